@@ -24,7 +24,7 @@ def loss_transform(
 ) -> tuple[Callable[[Callable], Callable], np.dtype | None, bool]:
     """Returns the transformation of the loss function, the parameters' dtype, and if it is float16.
 
-    What the transformation returns takes the step first if ``policy`` is a Schedule.
+    With a Schedule the transformed function takes the step first.
     """
     if policy is None:
         return lambda f: f, None, False

@@ -24,16 +24,16 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ..._extras import require
 from ..._output import check_source
 from ..._types import Json, PyTree
 from ..._user_file import InputError
-from ._digest import digests, is_key, is_whole, without_keys
 from ._identity import Settings, check_settings
 from ._processes import all_gather_json, call_on_first, is_first
-from ._sharding import placed_like
+from ._sharding import is_whole, placed_like
 
 if TYPE_CHECKING:
     from orbax.checkpoint import CheckpointManager
@@ -65,7 +65,7 @@ class Restored:
 class Checkpoints:
     """The checkpoints in one folder, of which the newest few are kept."""
 
-    def __init__(self, folder: Path, *, keep: int = 3):
+    def __init__(self, folder: Path, keep: int):
         self._folder = folder.absolute()
         self._keep = keep
 
@@ -307,3 +307,44 @@ def _sentence(error: BaseException) -> str:
     if len(text) > 300:  # the subject comes first, the cause last
         text = f"{text[:100]} ... {text[-150:]}"
     return f"{type(error).__name__}: {text}"
+
+
+def is_key(x: jax.Array | np.ndarray) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def without_keys(leaves: list[PyTree]) -> list[PyTree]:
+    """Returns the arrays with typed random keys replaced by the integers that they consist of."""
+    return [jax.random.key_data(x) if is_key(x) else x for x in leaves]
+
+
+def digests(arrays: Sequence[jax.Array | np.ndarray]) -> list[str]:
+    """Returns the SHA-256 of each array's bytes; of a split array, that of its parts' digests.
+
+    All processes have to call this function; all get the same digests.
+    """
+    parts = [_parts(x) if isinstance(x, jax.Array) and not is_whole(x) else [] for x in arrays]
+    everywhere = all_gather_json(parts) if any(parts) else [parts]
+    return [
+        _sha(np.ascontiguousarray(x).tobytes())
+        if is_whole(x)
+        else _sha("\n".join(sorted(line for process in everywhere for line in process[i])).encode())
+        for i, x in enumerate(arrays)
+    ]
+
+
+def state_digest(tree: PyTree) -> str:
+    """Returns the SHA-256 over the digests of every array in a pytree, in order."""
+    return _sha("\n".join(digests(without_keys(jax.tree.leaves(tree)))).encode())
+
+
+def _parts(x: jax.Array) -> list[str]:
+    return [
+        f"{[(s.start or 0, s.stop) for s in shard.index]} {_sha(np.asarray(shard.data).tobytes())}"
+        for shard in x.addressable_shards
+        if shard.replica_id == 0
+    ]
+
+
+def _sha(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

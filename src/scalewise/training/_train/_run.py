@@ -18,12 +18,12 @@ from ..._user_file import InputError
 from .._compare import Folder, Program, call_user, endless_batches, finite_or_none
 from .._interrupt import held_interrupts
 from .._progress import Progress
-from .._state import Metrics, TrainState
+from .._state import TrainState
 from .._step import Step
 from ._checkpoint import CheckpointError, Checkpoints
 from ._identity import FILE, Settings
 from ._metrics import Log
-from ._processes import all_gather_json, checked_everywhere, is_first
+from ._processes import call_on_first, checked_everywhere, is_first
 from ._sharding import Sharding
 
 Watch = Callable[[int, TrainState], Mapping[str, float | None]]
@@ -46,9 +46,9 @@ class Run:
     watch: Watch | None
     sharding: Sharding | None
     identity: str = ""
-    done: int = 0
+    done: int = 0  # the last step that was made
     saved: int = 0
-    left_out: int = 0
+    left_out: int = 0  # in a row, up to the last step
     losses: list[float] = dataclasses.field(default_factory=list)
 
     def trace(self, batch: PyTree) -> jax.stages.Traced:
@@ -85,7 +85,7 @@ class Run:
         interrupt: KeyboardInterrupt | None = None
         log = Log(folder, after=self.done) if folder is not None and is_first() else None
         if folder is not None:
-            self.losses = all_gather_json([] if log is None else log.losses)[0]
+            self.losses = call_on_first(lambda: [] if log is None else log.losses)
         with held_interrupts() as check_interrupt:
             try:
                 if self.done < steps:
@@ -153,7 +153,10 @@ class Run:
     ) -> dict[str, Json]:
         start = time.perf_counter()
         state, metrics = call_user(
-            _finished, f"{self.program.name}: step", compiled, self.state, self._placed(batch)
+            lambda *given: jax.block_until_ready(compiled(*given)),
+            f"{self.program.name}: step",
+            self.state,
+            self._placed(batch),
         )
         seconds = time.perf_counter() - start
         loss = float(metrics.loss)
@@ -165,7 +168,7 @@ class Run:
             "ms": round(seconds * 1e3, 3),
             **(self.watch(self.done + 1, state) if self.watch else {}),
         }
-        _write_row(log, row)
+        call_on_first(lambda: None if log is None else log.step(row), OSError)
         self.state, self.done = state, self.done + 1
         self.losses.append(loss)
         self._report_left_out(batch, row, bool(metrics.finite))
@@ -202,27 +205,6 @@ class Run:
         if self.checkpoints is None:
             return "there is no checkpoint, since the run has no folder"
         return f"the last checkpoint is of step {self.saved}"
-
-
-def _finished(
-    compiled: jax.stages.Compiled, state: TrainState, batch: PyTree
-) -> tuple[TrainState, Metrics]:
-    return jax.block_until_ready(compiled(state, batch))
-
-
-def _write_row(log: Log | None, row: Mapping[str, Json]) -> None:
-    """Writes a line of metrics in the first process."""
-    failed: OSError | None = None
-    try:
-        if log is not None:
-            log.step(row)
-    except OSError as error:
-        failed = error
-    why = all_gather_json(failed and sentence(failed))[0]
-    if failed is not None:
-        raise failed
-    if why is not None:
-        raise OSError(why)
 
 
 def non_finite(batch: PyTree) -> str | None:

@@ -14,7 +14,6 @@ from jax.typing import ArrayLike
 from ..._check import checked
 from ..._types import PyTree
 from ..._user_file import InputError
-from ._digest import is_whole
 
 
 @checked
@@ -108,6 +107,11 @@ def check_processes(sharding: Sharding | None) -> None:
             f"sharding: the mesh has no device of process {missing[0]} of {count}: make it of "
             "jax.devices(), which are those of all processes"
         )
+
+
+def is_whole(x: object) -> bool:
+    """Returns whether each device has all of an array."""
+    return not isinstance(x, jax.Array) or x.is_fully_replicated
 
 
 def placed_like(leaf: PyTree, array: PyTree) -> PyTree:
