@@ -13,6 +13,7 @@ from ._lock import lock as lock
 from ._page import framed as framed
 from ._page import visible as visible
 from ._stream import Printed as Printed
+from ._stream import print_rows as print_rows
 from ._stream import print_table as print_table
 from ._stream import tolerant as tolerant
 from ._words import counted as counted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import html
 import io
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +94,28 @@ def print_table(console: Console, table: Table) -> None:
         console.print(table)
     finally:
         console.width = before
+
+
+def print_rows(
+    console: Console,
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    title: str | None = None,
+    right: Container[str] = (),
+) -> None:
+    """Prints rows below headings; the columns whose headings are in ``right`` end at one edge."""
+    from rich.table import Table
+
+    from ._text import Text
+
+    table = Table(title=title, box=None, pad_edge=False, title_justify="left")
+    for heading in headings:
+        justify = "right" if heading in right else "left"
+        table.add_column(heading, justify=justify, no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    print_table(console, table)
 
 
 class Printed:

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from ._faults import Fault
+from ._faults import Fault, Finding, merged
 from ._files import UnreadableError
 from ._find import family_of, find
-from ._findings import CheckReport, Finding, merged
 from ._layouts import fused_key
 from ._packed import E8M0, Packed
 from ._repairs import MATRICES, Repair, Sample, sample_of, tries
-from ._single import of_codes, of_scales
+from ._report import CheckReport
+from ._single import of_codes, of_scales, structure
 from ._source import open_source
 from ._statistics import (
     code_levels,
@@ -31,7 +31,6 @@ from ._statistics import (
     spread,
     wrong_blocks,
 )
-from ._structure import structure
 from ._weights import Weight
 
 # Relative errors beyond which numbers aren't the original's: MXFP4's is at most 0.16 for normal
@@ -78,8 +77,7 @@ def check(
     if against is not None:
         original = open_source(against)
         other = find(original, family_of(original)[0])
-    findings = [Finding(p.fault, p.tensors, p.what) for p in source.problems]
-    findings += structure(source, weights, other)
+    findings = [*source.problems, *structure(source, weights, other)]
     audit = _Audit(weights, other, told)
     findings += audit.run()
     quantised = sum(w.layout is not None for w in weights.values())

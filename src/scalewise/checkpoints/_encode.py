@@ -20,11 +20,12 @@ from ._packed import (
     CHUNK,
     Packed,
     Rows,
-    _scales,
     elements,
     largest_of_blocks,
     pack_nibbles,
+    scales,
     slabs,
+    times_whole,
 )  # fmt: skip
 
 Choice = Literal["amax", "four_over_six", "least_squares", "mse"]
@@ -219,7 +220,7 @@ def _divided(blocks: np.ndarray, scale: np.ndarray, out: Packed, writer: Writer)
             return blocks * ((np.float32(1) / out.whole) / scale)[..., None]
         if out.whole is None:
             return blocks / scale[..., None]
-        factor = scale / out.whole if out.divides else scale * out.whole
+        factor = times_whole(scale, out)
         return blocks / np.where(factor > 0, factor, np.float32(1))[..., None]
 
 
@@ -251,8 +252,6 @@ def _exponents(top: np.ndarray, out: Packed, writer: Writer) -> np.ndarray:
         exponent = (bits >> 23).astype(np.int32) + ((bits & 0x7FFFFF) != 0)
         return np.clip(exponent, 0, 254).astype(np.uint8)
     exponent = (bits >> 23).astype(np.int32) - out.element.max_exponent
-    if writer.exponent == "ceil":
-        exponent += (bits & 0x7FFFFF) != 0
     return np.clip(exponent, 0, 254).astype(np.uint8)
 
 
@@ -261,7 +260,7 @@ def _searched(
     of_scale: Callable[[np.ndarray, Packed, Writer], np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Returns the scales' bytes and numbers with the smallest squared error of the candidates."""
-    numbers = _scales(out.kind)
+    numbers = scales(out.kind)
     candidates = SEARCH.get(choice, GRID)
     if out.kind == "e8m0" and choice != "amax":
         candidates = (1.0, 0.5, 2.0)
@@ -283,15 +282,9 @@ def _searched(
     return scale, numbers[scale]
 
 
-def _factor(scale: np.ndarray, out: Packed) -> np.ndarray:
-    if out.whole is None:
-        return scale
-    return scale / out.whole if out.divides else scale * out.whole
-
-
 def _error(blocks: np.ndarray, scale: np.ndarray, out: Packed, writer: Writer) -> np.ndarray:
     codes = encoded(_divided(blocks, scale, out, writer), out.element)
-    wrong = elements(out.element)[codes] * _factor(scale, out)[..., None] - blocks
+    wrong = elements(out.element)[codes] * times_whole(scale, out)[..., None] - blocks
     return np.einsum("...i,...i->...", wrong, wrong)
 
 

@@ -37,7 +37,7 @@ def intact(path: str | os.PathLike[str]) -> tuple[Source, str | None, dict[str, 
     source = open_source(path)
     lost = [p for p in source.problems if p.fault in (Fault.SHARD_MISSING, Fault.TENSOR_MISSING)]
     if lost:
-        raise UnreadableError(f"{path}: {lost[0].what}")
+        raise UnreadableError(f"{path}: {lost[0].evidence}")
     family, _ = family_of(source)
     return source, family, find(source, family)
 

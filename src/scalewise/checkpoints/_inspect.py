@@ -117,7 +117,7 @@ def inspect(
     family, evidence = family_of(source)
     weights = find(source, family)
     groups: dict[tuple[str, str], Group] = {}
-    suspicious = [p.what for p in source.problems]
+    suspicious = [p.evidence for p in source.problems]
     side, wide, ranges = [], [], defaultdict(list)
     for weight in weights.values():
         if is_side(weight.name):

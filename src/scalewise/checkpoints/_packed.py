@@ -82,10 +82,10 @@ class Packed:
 
     def factors(self) -> np.ndarray:
         """Returns float32 factors of the blocks of a matrix, as the packages compute them."""
-        return _times(_scales(self.kind)[self.scale] if self.kind != WIDE else self.scale, self)
+        return times_whole(scales(self.kind)[self.scale] if self.kind != WIDE else self.scale, self)
 
 
-def _times(scale: np.ndarray, packed: Packed) -> np.ndarray:
+def times_whole(scale: np.ndarray, packed: Packed) -> np.ndarray:
     if packed.whole is None:
         return scale
     with np.errstate(all="ignore"):
@@ -93,7 +93,7 @@ def _times(scale: np.ndarray, packed: Packed) -> np.ndarray:
 
 
 @functools.cache
-def _scales(kind: str) -> np.ndarray:
+def scales(kind: str) -> np.ndarray:
     """Returns the number of each of the 256 bytes of a scale."""
     codes = np.arange(256, dtype=np.uint8)
     if kind == E8M0:  # 255 is 2^128 to NumPy: infinity, where E8M0 has NaN
@@ -120,7 +120,7 @@ def _pairs(table: np.ndarray) -> np.ndarray:
 def _table(packed: Packed, dtype: np.dtype) -> np.ndarray:
     """Returns the values of each (scale byte, code byte) as one integer for each index."""
     with np.errstate(all="ignore"):
-        factors = _times(_scales(packed.kind), packed)[:, None]
+        factors = times_whole(scales(packed.kind), packed)[:, None]
         table = elements(packed.element) * factors
     if packed.element == E2M1FN:
         table = _pairs(table)
@@ -256,6 +256,11 @@ def nibbles(codes: np.ndarray) -> np.ndarray:
     out = np.empty((*codes.shape[:-1], 2 * codes.shape[-1]), np.uint8)
     out[..., 0::2], out[..., 1::2] = codes & 15, codes >> 4
     return out
+
+
+def one_each(codes: np.ndarray, element: Format) -> np.ndarray:
+    """Returns codes of an element's format, one in each byte."""
+    return nibbles(codes) if element == E2M1FN else codes
 
 
 def pack_nibbles(codes: np.ndarray) -> np.ndarray:

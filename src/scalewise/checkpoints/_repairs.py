@@ -10,7 +10,17 @@ import numpy as np
 from ..formats import E2M1FN
 from ._faults import Fault
 from ._files import UnreadableError
-from ._packed import E8M0, WIDE, Packed, elements, from_halves, nibbles, pack_nibbles, values
+from ._packed import (
+    E8M0,
+    WIDE,
+    Packed,
+    elements,
+    from_halves,
+    nibbles,
+    one_each,
+    pack_nibbles,
+    values,
+)
 from ._statistics import spread
 from ._weights import swizzled, unswizzled
 
@@ -188,7 +198,7 @@ def tries(p: Packed, shift: float | None) -> Iterator[Repair]:
 def negative_zeros(p: Packed) -> tuple[int, int]:
     """Returns the number of zeros and of those coded as -0, in blocks that have a scale."""
     table = elements(p.element)
-    codes = nibbles(p.codes) if p.element == E2M1FN else p.codes
+    codes = one_each(p.codes, p.element)
     counts = np.bincount(codes.reshape(-1), minlength=len(table))
     zero = table == 0
     negative = zero & np.signbit(table)

@@ -16,12 +16,13 @@ from .._output import (
     Rows,
     check_writable,
     counted,
-    print_table,
+    print_rows,
     replacing,
     tables_page,
     visible,
 )
 from .._types import Json
+from ._faults import Finding
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,8 +53,6 @@ class Report(Printed):
     def show(self, console: Console | None = None, *, everything: bool = False) -> None:
         """Prints the report; of long tables the first rows, unless ``everything``."""
         from rich.console import Console as Terminal
-        from rich.markup import escape
-        from rich.table import Table
 
         console = console or Terminal()
         for line in self.lines():
@@ -61,13 +60,8 @@ class Report(Printed):
         for found in self.tables():
             if not found.rows:
                 continue
-            shown = Table(title=found.title, box=None, pad_edge=False, title_justify="left")
-            for heading in found.headings:
-                shown.add_column(heading)
             rows = found.rows if everything else found.rows[:WORST]
-            for row in rows:
-                shown.add_row(*(escape(visible(cell)) for cell in row))
-            print_table(console, shown)
+            print_rows(console, found.headings, rows, title=found.title)
             if len(rows) < len(found.rows):
                 console.print(f"and {len(found.rows) - len(rows)} more (--all)", highlight=False)
 
@@ -85,13 +79,12 @@ class Report(Printed):
         if path.suffix not in (".html", ".json"):
             raise ValueError(f"save({str(path)!r}): expected a name that ends with .html or .json")
         check_writable(path)
-        text = self.json() if path.suffix == ".json" else self._page()
+        shown = [t for t in self.tables() if t.rows]
+        page = path.suffix == ".html"
+        text = tables_page(self.title, self.lines(), shown) if page else self.json()
         with replacing(path) as file:
             file.write(text.encode())
         return path
-
-    def _page(self) -> str:
-        return tables_page(self.title, self.lines(), [t for t in self.tables() if t.rows])
 
 
 @dataclasses.dataclass(eq=False)
@@ -154,6 +147,43 @@ class CastReport(Report):
                  "worst block")  # fmt: skip
         kept = [(r["name"], r["to"], r["what"]) for r in self.records if "loss" not in r]
         return [Rows("worst first", heads, rows), Rows("others", ("tensor", "dtype", "what"), kept)]
+
+
+@dataclasses.dataclass(eq=False)
+class CheckReport(Report):
+    """What :func:`scalewise.checkpoints.check` found.
+
+    Attributes:
+        path, against: of the checkpoints.
+        layout: family of the layouts.
+        findings: the faults.
+        weights: how many quantised tensors were read.
+    """
+
+    path: str
+    against: str | None
+    layout: str | None
+    findings: list[Finding]
+    weights: int
+    title = "check"
+
+    def __bool__(self) -> bool:
+        """True if nothing was found."""
+        return not self.findings
+
+    def lines(self) -> list[str]:
+        beside = f" against {self.against}" if self.against else ""
+        found = counted(len(self.findings), "fault") if self.findings else "no fault found"
+        lines = [f"{self.path}: {found} in {counted(self.weights, 'quantised tensor')}{beside}"]
+        for f in self.findings[:20]:
+            repair = f"; repair: {f.repair} ({f.tried})" if f.repair else ""
+            lines.append(f"{f.fault}: {first_of(f.tensors, 1)}: {f.evidence}{repair}")
+        return lines
+
+    def tables(self) -> list[Rows]:
+        rows = [(f.fault, ", ".join(f.tensors), f.evidence, f.repair or "", f.tried or "")
+                for f in self.findings[20:]]  # fmt: skip
+        return [Rows("more", ("fault", "tensors", "evidence", "repair", "tried"), rows)]
 
 
 def first_of(names: Sequence[str], most: int = 5) -> str:

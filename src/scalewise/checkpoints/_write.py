@@ -22,7 +22,7 @@ import numpy as np
 from .._output import TargetError, lock
 from .._output._write import PREFIX
 from .._types import Json
-from ..scaled._safetensors import DTYPES, MOST_HEADER
+from ..scaled._safetensors import DTYPES, MOST_HEADER, NAMES
 from ._files import BITS, UnreadableError
 from ._packed import Streamed
 
@@ -219,7 +219,6 @@ def publish(folder: Path, target: Path, one: str | None) -> None:
 
 def entry_of(name: str, x: np.ndarray) -> Entry:
     """Returns the entry of an array."""
-    for key, dtype in DTYPES.items():
-        if dtype == x.dtype:
-            return Entry(name, key, x.shape)
-    raise UnreadableError(f"{name!r} is {x.dtype}; safetensors has {', '.join(DTYPES)}")
+    if x.dtype not in NAMES:
+        raise UnreadableError(f"{name!r} is {x.dtype}; safetensors has {', '.join(DTYPES)}")
+    return Entry(name, NAMES[x.dtype], x.shape)

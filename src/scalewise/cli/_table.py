@@ -9,9 +9,8 @@ from typing import Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from .._output import check_target, print_table, replacing
+from .._output import check_target, print_rows, replacing
 from ._options import add
 from ._refusal import refusal
 
@@ -78,15 +77,10 @@ def _check(to: Path | None) -> None:
 
 def _show(title: str, kind: Any, records: Iterable[Any], to: Path | None) -> None:
     columns = [f.name for f in dataclasses.fields(kind)]
-    shown = Table(title=title, box=None, pad_edge=False, title_justify="left")
-    for column in columns:
-        text = column in ("name", "arithmetic", "domain")
-        heading = column.replace("_", " ")
-        shown.add_column(heading, justify="left" if text else "right", no_wrap=True)
     rows = [dataclasses.astuple(record) for record in records]
-    for row in rows:
-        shown.add_row(*(_cell(value) for value in row))
-    print_table(Console(), shown)
+    heads = [column.replace("_", " ") for column in columns]
+    right = set(heads) - {"name", "arithmetic", "domain"}
+    print_rows(Console(), heads, [list(map(_cell, row)) for row in rows], title=title, right=right)
     if to is not None:
         text = io.StringIO(newline="")
         csv.writer(text, lineterminator="\n").writerows([columns, *rows])
