@@ -10,8 +10,8 @@ from typing import Any
 import typer
 
 from .._output import TargetError, rescue_folder, sentence
-from .._output import check_target as check_file
-from ._refusal import UNUSABLE, check_target, refusal, tell
+from ._refusal import UNUSABLE, refusal, tell
+from ._results import check
 
 
 def audit(
@@ -60,10 +60,7 @@ def audit(
     Example:
         scalewise audit model.py:train_step --args example --out report.html
     """
-    with refusal(ValueError):
-        check_target(target)
-        for path in out or ():
-            check_file(path)
+    check(target, out)
     from scalewise.auditing import writable  # JAX takes a second to import: not for --help
     from scalewise.autoscaling.recipes import recipe as named
 

@@ -6,8 +6,9 @@ from typing import Any
 import typer
 
 from .._output import TargetError, check_source, replacing
-from ._checkpoints import progress, shown
+from ._checkpoints import progress
 from ._refusal import refusal
+from ._results import shown
 
 
 def cast(
@@ -89,7 +90,7 @@ def cast(
                 powers_of_two=powers_of_two, requantise=requantise, unscaled_fp8=unscaled,
                 rounding=rounding, told=told, **options,
             )  # fmt: skip
-        shown(found, reports, json, everything)
+        shown(found, reports, json, everything=everything)
 
 
 def _rule(text: str) -> tuple[str, str]:

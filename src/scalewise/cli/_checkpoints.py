@@ -10,6 +10,7 @@ import typer
 from .._output import check_source
 from ._formats import show_numbers
 from ._refusal import refusal
+from ._results import shown
 
 FILES = (".safetensors", ".gguf")
 
@@ -34,18 +35,6 @@ def progress(*paths: Path) -> Iterator[Callable[[Any, int], None]]:
             bar.update(task, advance=size)
 
         yield told
-
-
-def shown(report: Any, saved: list[Path] | None, json: bool, everything: bool = False) -> None:
-    """Prints a report, after it is written to files."""
-    for path in saved or ():
-        report.save(path)
-    if json:
-        typer.echo(report.json())
-    else:
-        report.show(everything=everything)
-        for path in saved or ():
-            typer.echo(f"wrote {path}")
 
 
 def _is_checkpoint(path: Path) -> bool:
@@ -79,7 +68,7 @@ def inspect(
 
         with progress(path) as told:
             report = checkpoints.inspect(path, told)
-        shown(report, out, json, everything)
+        shown(report, out, json, everything=everything)
 
 
 def diff(
@@ -113,7 +102,7 @@ def diff(
 
         with progress(before, after) as told:
             report = checkpoints.diff(before, after, tolerance=tolerance, told=told)
-        shown(report, out, json, everything)
+        shown(report, out, json, everything=everything)
     if not report:
         raise typer.Exit(1)
 
@@ -142,10 +131,7 @@ def _diff_results(
         return
     paths = [writable(path) for path in out or ()]
     comparison = compare(before, after)
-    saved = [comparison.save(path) for path in paths]
-    comparison.show(everything=everything)
-    for path in saved:
-        typer.echo(f"wrote {path}")
+    shown(comparison, paths, everything=everything)
 
 
 def check(
@@ -173,7 +159,7 @@ def check(
 
         with progress(path) as told:
             report = checkpoints.check(*paths, told=told)
-        shown(report, out, json, everything)
+        shown(report, out, json, everything=everything)
     if not report:
         raise typer.Exit(1)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import typer
 
 from ._refusal import refusal
-from ._searching import check, searched
+from ._results import check, computed
 
 EXPORTS = ("python", "compressed-tensors", "modelopt", "torchao")
 
@@ -51,6 +51,7 @@ def plan(
         if export not in (None, *EXPORTS):
             raise ValueError(f"--export is {export!r}; expected one of {', '.join(EXPORTS)}")
     # JAX takes a second to import: not for --help
+    from scalewise.auditing import writable
     from scalewise.planning import Budget
     from scalewise.planning import plan as planned
 
@@ -58,9 +59,9 @@ def plan(
     others = "weights" if activation == ["weights"] else tuple(activation or (None,))
     with refusal(ValueError, TypeError):
         budget = Budget(bits=bits, bytes=size, seconds=seconds, error=error, device=device)
-    found = searched(
+    found = computed(
         lambda f: planned(f, budget, objective=objective, formats=formats, activations=others),  # pyright: ignore[reportArgumentType]
-        target, args, seed, out,
+        target, args, seed, out, writable,
     )  # fmt: skip
     with refusal(ValueError):
         match export:

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import typer
 
-from .._output import check_target as check_file
-from ._refusal import check_target, refusal
+from ._results import check, computed
 
 
 def record(
@@ -28,24 +27,15 @@ def record(
     Example:
         scalewise record model.py:train_step --out here.safetensors
     """
-    with refusal(ValueError):
-        check_target(target)
-        if out is not None:
-            check_file(out)
+    files = None if out is None else [out]
+    check(target, files)
     # JAX takes a second to import: not for --help
-    from scalewise.auditing import arguments, load_function, recordable, user_errors
-    from scalewise.auditing import record as run_recorded
+    from scalewise.auditing import record as recorded
+    from scalewise.auditing import recordable
 
-    with refusal(ValueError, TypeError):
-        path = None if out is None else recordable(out)
-        function, module = load_function(target)
-        positional, keywords = arguments(function, module, args, seed)
-        with user_errors(module):
-            recording = run_recorded(function, fused=fused)(*positional, **keywords)
-        if path is not None:
-            recording.save(path)
-        recording.show(everything=everything)
-        if path is not None:
-            typer.echo(f"wrote {path}")
+    recording = computed(
+        lambda f: recorded(f, fused=fused),
+        target, args, seed, files, recordable, everything=everything,
+    )  # fmt: skip
     if recording.first_non_finite is not None:
         raise typer.Exit(1)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ._searching import check, searched
+from ._results import check, computed
 
 
 def tune(
@@ -26,5 +26,7 @@ def tune(
     check(target, out)
     # JAX takes a second to import: not for --help
     from scalewise.auditing import tune as tuned
+    from scalewise.auditing import writable
 
-    searched(lambda f: tuned(f, tol=tol, formats=tuple(fmt or ("bf16",))), target, args, seed, out)
+    formats = tuple(fmt or ("bf16",))
+    computed(lambda f: tuned(f, tol=tol, formats=formats), target, args, seed, out, writable)
