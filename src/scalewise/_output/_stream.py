@@ -136,3 +136,9 @@ class Printed:
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def counted(n: int, what: str) -> str:
+    """``1 trial``, ``1,024 trials``, ``2 fixes``."""
+    plural = "es" if what.endswith("x") else "s"
+    return f"{n:,} {what}" + (plural if n != 1 else "")

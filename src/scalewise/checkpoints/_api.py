@@ -19,7 +19,6 @@ from ._loss import loss
 from ._open import load
 from ._packed import Rows
 from ._report import CastReport
-from ._source import Source
 from ._write import Shard, digest, publish, staging, write_shards
 
 FOREIGN = (".gguf", ".bin", ".pt", ".pth", ".npy", ".npz", ".json", ".h5", ".msgpack")
@@ -95,7 +94,9 @@ def cast(
     if single and len(shards) > 1:
         raise UnreadableError(f"{path} has {len(shards)} shards; give a folder as --out")
     _check_space(shards, target)
-    identity = digest(str(Path(path).resolve()), _stamps(source), dataclasses.asdict(options))
+    status = [(f.path.name, f.path.stat()) for f in source.files]
+    stamps = [(name, found.st_size, found.st_mtime_ns) for name, found in status]
+    identity = digest(str(Path(path).resolve()), stamps, dataclasses.asdict(options))
     records: list[Json] = []
 
     def record(found: Json, size: int) -> None:
@@ -112,10 +113,6 @@ def cast(
     publish(folder, target, shards[0].name if single else None)
     return CastReport(str(path), str(target), options.to, options.layout or "", records,
                       plan.dropped, kept)  # fmt: skip
-
-
-def _stamps(source: Source) -> list[tuple[str, int, int]]:
-    return [(f.path.name, f.path.stat().st_size, f.path.stat().st_mtime_ns) for f in source.files]
 
 
 def _check_space(shards: Sequence[Shard], target: Path) -> None:

@@ -33,7 +33,7 @@ from ._lay import (
 from ._layouts import Layout, fused_key, writable
 from ._loss import loss
 from ._own import own_job
-from ._packed import Packed, Rows, Streamed, values
+from ._packed import Packed, Rows, values
 from ._source import Source
 from ._weights import Weight
 from ._write import Entry, Job, Shard, entry_of
@@ -250,10 +250,10 @@ def _copied(weight: Weight) -> tuple[Sequence[np.ndarray], Json]:
     return [x.bytes], weight.record_of("copied", x.dtype, size)
 
 
-def _decoded(weight: Weight, entry: Entry) -> tuple[Sequence[np.ndarray | Streamed], Json]:
+def _decoded(weight: Weight, entry: Entry) -> tuple[Sequence[np.ndarray | Rows], Json]:
     dtype = DTYPES[entry.dtype]
     if weight.layout is not None and not weight.packed.transposed:
-        y = Streamed(weight.packed, dtype)
+        y = Rows(weight.packed, dtype)
     else:
         y = weight.value(dtype)
     narrow = weight.layout is not None or weight.record

@@ -77,11 +77,11 @@ class File:
         return np.memmap(self.path, np.uint8, "r")
 
 
-def read_json(path: Path, most: int = MOST_JSON) -> dict[str, Json]:
+def read_json(path: Path) -> dict[str, Json]:
     """Returns the object in a JSON file."""
     size = check_source(path)
-    if size > most:
-        raise UnreadableError(f"{path} has {size:,} bytes; expected at most {most:,}")
+    if size > MOST_JSON:
+        raise UnreadableError(f"{path} has {size:,} bytes; expected at most {MOST_JSON:,}")
     return _object(path.read_bytes(), str(path))
 
 

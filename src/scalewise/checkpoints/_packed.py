@@ -139,51 +139,42 @@ def values(packed: Packed, dtype: np.dtype | type = np.float32) -> np.ndarray:
     return np.swapaxes(out, -1, -2) if packed.transposed else out
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Streamed:
-    """The values of a packed tensor that isn't transposed, some rows at a time, in one buffer."""
-
-    packed: Packed
-    dtype: np.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return self.packed.size * self.dtype.itemsize
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        rows, columns = self.packed.stored_shape[-2:]
-        step = max(1, BUFFER // max(1, columns))
-        buffer = np.empty((min(step, rows), columns), self.dtype)
-        for matrix in self.packed.matrices():
-            decoder = Decoder(matrix, self.dtype)
-            for i in range(0, rows, step):
-                part = buffer[: min(step, rows - i)]
-                decoder.rows(i, part)
-                yield part
-
-
 class Rows:
-    """The values of a packed tensor as an array whose rows are decoded when they are sliced."""
+    """The values of a packed tensor that isn't transposed, decoded when rows are sliced."""
 
-    def __init__(self, packed: Packed):
-        self._packed = packed
+    def __init__(self, packed: Packed, dtype: np.dtype | type = np.float32):
+        self._packed, self._dtype = packed, np.dtype(dtype)
         self.shape = packed.stored_shape
+        self.nbytes = packed.size * self._dtype.itemsize
 
     @functools.cached_property
     def _decoder(self) -> Decoder:
-        return Decoder(self._packed, np.dtype(np.float32))
+        return Decoder(self._packed, self._dtype)
 
     def __getitem__(self, key: tuple[int, ...] | slice) -> Rows | np.ndarray:
-        """Returns a matrix of leading axes' indices, or float32 rows of a matrix."""
+        """Returns a matrix of leading axes' indices, or rows of a matrix."""
         p = self._packed
         if isinstance(key, tuple):
             if not key:
                 return self
-            return Rows(next(p.matrices_at([int(np.ravel_multi_index(key, p.codes.shape[:-2]))])))
+            at = int(np.ravel_multi_index(key, p.codes.shape[:-2]))
+            return Rows(next(p.matrices_at([at])), self._dtype)
         start, stop, _ = key.indices(self.shape[0])
-        out = np.empty((stop - start, self.shape[1]), np.float32)
+        out = np.empty((stop - start, self.shape[1]), self._dtype)
         self._decoder.rows(start, out)
         return out
+
+    def streamed(self) -> Iterator[np.ndarray]:
+        """Yields some rows at a time, in one buffer."""
+        rows, columns = self.shape[-2:]
+        step = max(1, BUFFER // max(1, columns))
+        buffer = np.empty((min(step, rows), columns), self._dtype)
+        for matrix in self._packed.matrices():
+            decoder = Decoder(matrix, self._dtype)
+            for i in range(0, rows, step):
+                part = buffer[: min(step, rows - i)]
+                decoder.rows(i, part)
+                yield part
 
 
 def slabs(x: np.ndarray | Rows) -> Iterator[tuple[tuple[int, ...], int, np.ndarray]]:

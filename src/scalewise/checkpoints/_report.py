@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,10 +12,9 @@ from typing import TYPE_CHECKING, ClassVar
 from .._output import (
     Printed,
     Rows,
-    check_writable,
+    Saved,
     counted,
     print_rows,
-    replacing,
     tables_page,
     visible,
 )
@@ -30,10 +27,11 @@ if TYPE_CHECKING:
 WORST = 10  # rows of a table in a terminal
 
 
-class Report(Printed):
+class Report(Saved):
     """The result of a command, with sentences and tables."""
 
     title = "checkpoint"
+    endings = (".html", ".json")
     derived: ClassVar[tuple[str, ...]] = ()  # properties in the JSON file
 
     def lines(self) -> list[str]:
@@ -46,9 +44,6 @@ class Report(Printed):
         """Returns what the JSON file holds; non-finite numbers are "inf", "-inf", "nan"."""
         fields: Json = dataclasses.asdict(self)  # pyright: ignore[reportArgumentType]
         return fields | {name: getattr(self, name) for name in self.derived}
-
-    def json(self) -> str:
-        return json.dumps(plain(self.as_dict()), indent=1)
 
     def show(self, console: Console | None = None, *, everything: bool = False) -> None:
         """Prints the report; of long tables the first rows, unless ``everything``."""
@@ -65,26 +60,10 @@ class Report(Printed):
             if len(rows) < len(found.rows):
                 console.print(f"and {len(found.rows) - len(rows)} more (--all)", highlight=False)
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the report; on failure, a file that was there stays unchanged.
+    def _page(self) -> str:
+        return tables_page(self.title, self.lines(), [t for t in self.tables() if t.rows])
 
-        Args:
-            path: ends with ``.html`` or ``.json``.
-
-        Raises:
-            ValueError: another ending, no such folder, or not a regular file.
-            OSError: the file can't be written.
-        """
-        path = Path(path)
-        if path.suffix not in (".html", ".json"):
-            raise ValueError(f"save({str(path)!r}): expected a name that ends with .html or .json")
-        check_writable(path)
-        shown = [t for t in self.tables() if t.rows]
-        page = path.suffix == ".html"
-        text = tables_page(self.title, self.lines(), shown) if page else self.json()
-        with replacing(path) as file:
-            file.write(text.encode())
-        return path
+    _repr_html_ = Printed._repr_html_
 
 
 @dataclasses.dataclass(eq=False)
@@ -193,11 +172,3 @@ def first_of(names: Sequence[str], most: int = 5) -> str:
 
 def _db(x: float) -> str:
     return "exact" if x == math.inf else f"{x:.1f} dB"
-
-
-def plain(x: Json) -> Json:
-    if isinstance(x, dict):
-        return {str(k): plain(v) for k, v in x.items()}
-    if isinstance(x, list | tuple):
-        return [plain(v) for v in x]
-    return str(x) if isinstance(x, float) and not math.isfinite(x) else x

@@ -48,8 +48,9 @@ def relative(x: np.ndarray, truth: np.ndarray) -> float:
     )
 
 
-def wrong_blocks(x: np.ndarray, truth: np.ndarray, size: int = 16) -> float:
+def wrong_blocks(x: np.ndarray, truth: np.ndarray) -> float:
     """Returns the share of blocks that aren't small and whose error is above half their norm."""
+    size = 16
     width = truth.shape[-1] // size * size
     if not width:
         return 0.0

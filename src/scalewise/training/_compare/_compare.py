@@ -26,7 +26,6 @@ from ._corpus import corpus
 from ._diagnose import finite_leaves
 from ._files import Folder
 from ._methods import DEMO, METHODS, Method, method
-from ._page import page
 from ._program import (
     Program,
     call_user,
@@ -37,7 +36,7 @@ from ._program import (
 )
 from ._results import Comparison
 from ._run import Run
-from ._terminal import announce, show
+from ._show import announce, page, show
 
 
 @checked

@@ -218,7 +218,14 @@ def _read_state(folder: Path, meta: Mapping[str, Json], template: PyTree) -> PyT
         )
     leaves, treedef = jax.tree.flatten(template)
     data = without_keys(leaves)
-    names, arrays, failed = _named(list(map(_expected, data))), [], None
+    # arrays that aren't split are restored on the host
+    into = [
+        np.empty(x.shape, x.dtype)
+        if is_whole(x)
+        else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+        for x in data
+    ]
+    names, arrays, failed = _named(into), [], None
     try:
         with _closed_loops_ignored(), ocp.StandardCheckpointer() as checkpointer:
             found = checkpointer.restore(folder / "state", names)
@@ -232,13 +239,6 @@ def _read_state(folder: Path, meta: Mapping[str, Json], template: PyTree) -> PyT
         if found != digest:
             raise DamagedError(f"{entry[0]} has other bytes than were written")
     return jax.tree.unflatten(treedef, map(_typed, leaves, map(placed_like, data, arrays)))
-
-
-def _expected(x: PyTree) -> PyTree:
-    """Returns the array that Orbax restores into: on the host, or with the sharding of ``x``."""
-    if is_whole(x):
-        return np.empty(x.shape, x.dtype)
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
 
 
 @contextmanager
