@@ -13,7 +13,7 @@ from .._types import Json
 from ._cast import KEEP, Options, Plan, checked_options, rows_of, shards_of, write_configs
 from ._encode import CHOICES, Choice, quantised, writer_of
 from ._files import UnreadableError
-from ._find import intact, refuse_unscaled
+from ._find import family_of, intact, refuse_unscaled
 from ._layouts import writable
 from ._loss import loss
 from ._open import load
@@ -83,12 +83,12 @@ def cast(
         Options(to, layout, keep, tuple((rules or {}).items()), writer, scales, strategy, fuse,
                 powers_of_two, requantise, unscaled_fp8, rounding)
     )  # fmt: skip
-    (source, family, weights), target = intact(path), Path(out)
+    (source, weights), target = intact(path), Path(out)
     if not options.unscaled:
         refuse_unscaled(path, weights)
     if target.suffix in FOREIGN:
         raise TargetError(f"cannot write {str(target)!r}: expected a folder or a .safetensors file")
-    plan = Plan(options, weights, family)
+    plan = Plan(options, weights, family_of(source)[0])
     shards = shards_of(source, plan)
     single = target.suffix == ".safetensors"
     if single and len(shards) > 1:

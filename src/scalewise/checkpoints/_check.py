@@ -71,18 +71,14 @@ def check(
         OSError: a file can't be read.
     """
     source = open_source(path)
-    family, _ = family_of(source)
-    weights = find(source, family)
-    other = None
-    if against is not None:
-        original = open_source(against)
-        other = find(original, family_of(original)[0])
+    weights = find(source)
+    other = None if against is None else find(open_source(against))
     findings = [*source.problems, *structure(source, weights, other)]
     audit = _Audit(weights, other, told)
     findings += audit.run()
     quantised = sum(w.layout is not None for w in weights.values())
     beside = None if against is None else str(against)
-    return CheckReport(str(path), beside, family, merged(findings), quantised)
+    return CheckReport(str(path), beside, family_of(source)[0], merged(findings), quantised)
 
 
 @dataclasses.dataclass

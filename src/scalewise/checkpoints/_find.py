@@ -32,14 +32,13 @@ def family_of(source: Source) -> tuple[str | None, str]:
         f"quant_method is {method!r}, which is not known")  # fmt: skip
 
 
-def intact(path: str | os.PathLike[str]) -> tuple[Source, str | None, dict[str, Weight]]:
-    """Returns a checkpoint without missing tensors, the family of its layouts, and its arrays."""
+def intact(path: str | os.PathLike[str]) -> tuple[Source, dict[str, Weight]]:
+    """Returns a checkpoint without missing tensors, and its arrays."""
     source = open_source(path)
     lost = [p for p in source.problems if p.fault in (Fault.SHARD_MISSING, Fault.TENSOR_MISSING)]
     if lost:
         raise UnreadableError(f"{path}: {lost[0].evidence}")
-    family, _ = family_of(source)
-    return source, family, find(source, family)
+    return source, find(source)
 
 
 def refuse_unscaled(path: str | os.PathLike[str], weights: Mapping[str, Weight]) -> None:
@@ -51,8 +50,9 @@ def refuse_unscaled(path: str | os.PathLike[str], weights: Mapping[str, Weight])
         )
 
 
-def find(source: Source, family: str | None) -> dict[str, Weight]:
+def find(source: Source) -> dict[str, Weight]:
     """Returns the arrays of a checkpoint by name, in the order of its files."""
+    family, _ = family_of(source)
     ordered = sorted(LAYOUTS, key=lambda x: x.family != family)
     taken: dict[str, Weight] = {}
     found: dict[str, Weight] = {}

@@ -115,7 +115,7 @@ def inspect(
     """
     source = open_source(path)
     family, evidence = family_of(source)
-    weights = find(source, family)
+    weights = find(source)
     groups: dict[tuple[str, str], Group] = {}
     suspicious = [p.evidence for p in source.problems]
     side, wide, ranges = [], [], defaultdict(list)

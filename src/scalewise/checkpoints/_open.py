@@ -128,7 +128,7 @@ def load(
     path = Path(path)
     if (path / ORBAX).is_file():
         return _load_orbax(path, select, sharding)
-    source, _, weights = intact(path)
+    source, weights = intact(path)
     tree = Tree(source, weights, sharding)
     tree = tree.select(select) if select else tree
     if not unscaled_fp8:

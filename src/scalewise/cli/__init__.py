@@ -26,17 +26,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # its boxes show the types of Python beside each option
 )
-add(app, audit)
-add(app, tune)
-add(app, plan)
-add(app, record)
-add(app, diff)
-add(app, compare)
-add(app, train)
-add(app, cast)
-add(app, check)
-add(app, formats)
-add(app, recipes)
+for command in (
+    audit, tune, plan, record, diff, compare, train, cast, check, formats, recipes,
+):  # fmt: skip
+    add(app, command)
 app.add_typer(
     table, name="table", epilog="\b\nExample:\n  scalewise table functions exp --format bf16"
 )
