@@ -49,7 +49,10 @@ def run_folder(out: str | Path | Folder | None, resume: bool, settings: Settings
 
 
 def read_identity(folder: Folder, settings: Settings) -> str | None:
-    """Returns the identity of the run in a folder: a new one for an empty folder."""
+    """Returns the identity of the run in a folder: a new one for an empty folder.
+
+    None if ``run.json`` is damaged, so that the checkpoints have to tell it.
+    """
     file = folder.path / FILE
     if not file.exists():
         if folder.entries():
