@@ -7,7 +7,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from scalewise.cli import EXAMPLES, app
+from scalewise.cli import app
 
 GROUP = get_command(app)
 
@@ -21,6 +21,11 @@ def commands(group=GROUP, path=()):
 
 
 COMMANDS = dict(commands())
+EXAMPLES = {
+    name: (command.epilog or "").rpartition("\n  ")[2]
+    for name, command in COMMANDS.items()
+    if name in GROUP.commands  # of `table`, the group has an example
+}
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
@@ -44,17 +49,13 @@ def test_each_option_is_described_by_a_sentence_and_shows_no_type_of_python(name
     assert max(map(len, shown.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
 def test_each_help_ends_with_an_example_that_parses(name):
     program, command, *arguments = shlex.split(EXAMPLES[name])
     assert (program, command) == ("scalewise", name)
     shown = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "80"}).output
     assert shown.rstrip().endswith(f"Example:\n    {EXAMPLES[name]}")
     assert GROUP.commands[name].make_context(name, arguments).params
-
-
-def test_every_subcommand_has_an_example():
-    assert set(EXAMPLES) | {"table"} == set(GROUP.commands)
 
 
 def test_recipes_fit_into_80_columns():

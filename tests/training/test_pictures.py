@@ -8,7 +8,7 @@ import pytest
 from scalewise.training import Comparison, Divergence, Record
 from scalewise.training._compare._braille import plot
 from scalewise.training._compare._curves import curves_svg, ticks
-from scalewise.training._compare._page import page
+from scalewise.training._compare._show import page
 
 
 def record(name, losses, divergence=None):

@@ -12,10 +12,14 @@ from ._lock import FolderInUseError as FolderInUseError
 from ._lock import lock as lock
 from ._page import framed as framed
 from ._page import visible as visible
+from ._saved import Saved as Saved
+from ._saved import plain as plain
+from ._saved import writable as writable
 from ._stream import Printed as Printed
+from ._stream import counted as counted
+from ._stream import print_rows as print_rows
 from ._stream import print_table as print_table
 from ._stream import tolerant as tolerant
-from ._words import counted as counted
 from ._write import TargetError as TargetError
 from ._write import append as append
 from ._write import check_source as check_source
@@ -42,8 +46,6 @@ def page_environment(package: str) -> Pages:
 
 
 class Rows(NamedTuple):
-    """A table of a printed or written report."""
-
     title: str
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]

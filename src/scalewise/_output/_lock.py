@@ -49,7 +49,6 @@ def lock(folder: Path) -> Iterator[None]:
 
 
 def _acquired(path: Path) -> int:
-    """Returns a locked handle of the file at the path, which is created if needed."""
     while True:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
         handle = os.open(path, flags, 0o666)

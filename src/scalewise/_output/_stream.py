@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import html
 import io
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +96,28 @@ def print_table(console: Console, table: Table) -> None:
         console.width = before
 
 
+def print_rows(
+    console: Console,
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    title: str | None = None,
+    right: Container[str] = (),
+) -> None:
+    """Prints rows below headings; the columns whose headings are in ``right`` end at one edge."""
+    from rich.table import Table
+
+    from ._text import Text
+
+    table = Table(title=title, box=None, pad_edge=False, title_justify="left")
+    for heading in headings:
+        justify = "right" if heading in right else "left"
+        table.add_column(heading, justify=justify, no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    print_table(console, table)
+
+
 class Printed:
     """A result with a ``show`` that prints it; as a string, it is what ``show`` prints.
 
@@ -106,7 +128,6 @@ class Printed:
         raise NotImplementedError
 
     def __str__(self) -> str:
-        """Returns what :meth:`show` prints, without colours."""
         from rich.console import Console
 
         text = io.StringIO()
@@ -115,3 +136,9 @@ class Printed:
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def counted(n: int, what: str) -> str:
+    """``1 trial``, ``1,024 trials``, ``2 fixes``."""
+    plural = "es" if what.endswith("x") else "s"
+    return f"{n:,} {what}" + (plural if n != 1 else "")

@@ -60,24 +60,14 @@ def check_target(path: str | os.PathLike[str]) -> Path:
 
 
 def check_writable(path: str | os.PathLike[str]) -> Path:
-    """Returns what :func:`check_target` does, after creating a temporary file in the folder.
-
-    Raises:
-        TargetError: see :func:`check_target`.
-        OSError: no file can be created in the folder (a read-only file system, say).
-    """
+    """Returns what :func:`check_target` does, after creating a temporary file in the folder."""
     target = check_target(path)
     with _named(path), tempfile.TemporaryFile(dir=target.parent, prefix=PREFIX, suffix=SUFFIX):
         return target
 
 
 def check_source(path: str | os.PathLike[str]) -> int:
-    """Returns the size in bytes of a file that is to be read.
-
-    Raises:
-        TargetError: the path is not a regular file; a device or a pipe may never end.
-        OSError: there is nothing at the path.
-    """
+    """Returns the size in bytes of a file that is to be read."""
     status = os.stat(path)
     _check_regular(status, f"cannot read {str(path)!r}", "a regular file")
     return status.st_size
@@ -126,12 +116,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 
 def append(path: str | os.PathLike[str], content: bytes) -> None:
-    """Appends bytes to a file, all of them or none; a file that is not there yet is created.
-
-    Raises:
-        TargetError: see :func:`check_target`.
-        OSError: the bytes cannot be written; what was written of them is cut off again.
-    """
+    """Appends bytes to a file, all of them or none; a file that is not there yet is created."""
     target = check_target(path)
     with _named(path), target.open("ab", buffering=0) as file:
         before = file.seek(0, os.SEEK_END)

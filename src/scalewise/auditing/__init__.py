@@ -1,5 +1,6 @@
 """Audits a function: which operation on which line loses accuracy, why, and a tried fix."""
 
+from .._output import writable as writable
 from ._audit import audit as audit
 from ._exponents import Exponents as Exponents
 from ._file import arguments as arguments
@@ -25,7 +26,6 @@ from ._reduce._reduction import Reduction as Reduction
 from ._report._diff import Difference as Difference
 from ._report._diff import diff as diff
 from ._report._report import Report as Report
-from ._report._save import writable as writable
 from ._run._equation_statistics import EquationStatistics as EquationStatistics
 from ._run._session import OutputError as OutputError
 from ._search._findings import Finding as Finding

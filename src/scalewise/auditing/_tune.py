@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .._check import Positive, checked
-from .._output import Rows, counted, tables_page
+from .._output import Rows, counted, plain, tables_page
 from .._resolve import as_format
 from .._types import Json, PyTree
 from ..autocasting import Autocast, Policy, Rule
@@ -18,7 +18,7 @@ from ..formats import BF16, FP16, FP32, Format, FormatLike
 from ..interpret import trace
 from ._bisect import fewest
 from ._file import name_of
-from ._report._save import Listed, plain
+from ._report._save import Listed
 from ._run._equation_statistics import EquationStatistics
 from ._run._interpretations import Reference, TableEmulation
 from ._run._rounding import format_params

@@ -7,11 +7,10 @@ describes it, :func:`diff` compares two in value, :func:`check` looks for faults
 
 from ._api import cast as cast
 from ._api import compare_scales as compare_scales
-from ._check import CheckReport as CheckReport
-from ._check import Finding as Finding
 from ._check import check as check
 from ._diff import DiffReport as DiffReport
 from ._diff import diff as diff
+from ._faults import Finding as Finding
 from ._files import UnreadableError as UnreadableError
 from ._inspect import InspectReport as InspectReport
 from ._inspect import inspect as inspect
@@ -19,3 +18,4 @@ from ._open import Tree as Tree
 from ._open import load as load
 from ._open import save as save
 from ._report import CastReport as CastReport
+from ._report import CheckReport as CheckReport

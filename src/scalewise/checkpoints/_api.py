@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
+from .._output import TargetError, check_target
 from .._types import Json
-from ._cast import cast as cast_checkpoint
-from ._cast import rows_of
+from ._cast import KEEP, Options, Plan, checked_options, rows_of, shards_of, write_configs
 from ._encode import CHOICES, Choice, quantised, writer_of
+from ._files import UnreadableError
+from ._find import family_of, intact, refuse_unscaled
 from ._layouts import writable
 from ._loss import loss
 from ._open import load
-from ._options import KEEP, Options
 from ._packed import Rows
 from ._report import CastReport
+from ._write import Shard, digest, publish, staging, write_shards
+
+FOREIGN = (".gguf", ".bin", ".pt", ".pth", ".npy", ".npz", ".json", ".h5", ".msgpack")
 
 
 def cast(
@@ -72,11 +79,50 @@ def cast(
         TargetError: the output exists, or the disk is full.
         OSError: a file can't be read or written; nothing that existed is changed.
     """
-    options = Options(
-        to, layout, keep, tuple((rules or {}).items()), writer, scales, strategy, fuse,
-        powers_of_two, requantise, unscaled_fp8, rounding,
+    options = checked_options(
+        Options(to, layout, keep, tuple((rules or {}).items()), writer, scales, strategy, fuse,
+                powers_of_two, requantise, unscaled_fp8, rounding)
     )  # fmt: skip
-    return cast_checkpoint(path, options, out, told)
+    (source, weights), target = intact(path), Path(out)
+    if not options.unscaled:
+        refuse_unscaled(path, weights)
+    if target.suffix in FOREIGN:
+        raise TargetError(f"cannot write {str(target)!r}: expected a folder or a .safetensors file")
+    plan = Plan(options, weights, family_of(source)[0])
+    shards = shards_of(source, plan)
+    single = target.suffix == ".safetensors"
+    if single and len(shards) > 1:
+        raise UnreadableError(f"{path} has {len(shards)} shards; give a folder as --out")
+    _check_space(shards, target)
+    status = [(f.path.name, f.path.stat()) for f in source.files]
+    stamps = [(name, found.st_size, found.st_mtime_ns) for name, found in status]
+    identity = digest(str(Path(path).resolve()), stamps, dataclasses.asdict(options))
+    records: list[Json] = []
+
+    def record(found: Json, size: int) -> None:
+        records.append(found)
+        if told is not None:
+            told(found, size)
+
+    if single:
+        check_target(target)
+    with staging(target) as folder:
+        kept = write_shards(folder, shards, identity, record)
+        if not single:
+            write_configs(folder, source, plan, shards)
+    publish(folder, target, shards[0].name if single else None)
+    return CastReport(str(path), str(target), options.to, options.layout or "", records,
+                      plan.dropped, kept)  # fmt: skip
+
+
+def _check_space(shards: Sequence[Shard], target: Path) -> None:
+    need = sum(e.nbytes for s in shards for job in s.jobs for e in job.entries)
+    parent = Path(os.path.abspath(target)).parent
+    if parent.is_dir() and need > shutil.disk_usage(parent).free:
+        raise TargetError(
+            f"cannot write {str(target)!r}: it takes {need:,} bytes, "
+            f"{shutil.disk_usage(parent).free:,} are free"
+        )
 
 
 def compare_scales(

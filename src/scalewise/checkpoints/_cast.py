@@ -1,37 +1,104 @@
-"""Casts a checkpoint to a format and a layout, tensor by tensor, and reports what was lost."""
+"""The jobs of a cast of a checkpoint, by its options: which tensors become what, and how."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+import shutil
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
 
-from .._output import TargetError, check_target, replacing
+from .._output import replacing
+from .._resolve import as_format
 from .._types import Json
+from ..formats import ROUNDINGS
+from ..formats import format as format_
 from ._configs import Strategy, hf_quant_config, quantization_config, strategy_of
-from ._encode import amax, quantised, shaped, writer_of
+from ._encode import CHOICES, Choice, amax, encoded, quantised, shaped, writer_of
 from ._files import DTYPES, UnreadableError
-from ._find import intact, is_side, refuse_unscaled
-from ._lay import base_of, laid_out, torchao_metadata, torchao_record
+from ._find import is_side
+from ._lay import (
+    base_of,
+    laid_out,
+    repacked,
+    repacked_exactly,
+    torchao_metadata,
+    torchao_record,
+)
 from ._layouts import Layout, fused_key, writable
-from ._loss import Loss, loss
-from ._options import WIDE, Options, checked_options
+from ._loss import loss
 from ._own import own_job
-from ._packed import Packed, Rows, Streamed, values
-from ._repack import repacked, repacked_exactly
-from ._report import CastReport
+from ._packed import Packed, Rows, values
 from ._source import Source
 from ._weights import Weight
-from ._write import Entry, Job, Shard, digest, entry_of, publish, staging, write_shards
+from ._write import Entry, Job, Shard, entry_of
 
 PLAIN = ("F32", "F16", "BF16")
-FOREIGN = (".gguf", ".bin", ".pt", ".pth", ".npy", ".npz", ".json", ".h5", ".msgpack")
+WIDE = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
+KEEP = "lm_head|norm|embed|router|gate\\.weight|shared_expert_gate"
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    to: str
+    layout: str | None = None
+    keep: str = KEEP
+    rules: tuple[tuple[str, str], ...] = ()
+    writer: str | None = None
+    scales: Choice = "amax"
+    strategy: str = "channel"
+    fuse: bool = True
+    powers: bool = False
+    requantise: bool = False
+    unscaled: bool = False
+    rounding: str = "nearest_even"
+
+    def format_of(self, name: str) -> str | None:
+        """Returns the format of a weight, None if it stays as it is."""
+        for pattern, fmt in self.rules:
+            if re.search(pattern, name):
+                return None if fmt == "keep" else fmt
+        return None if self.keep and re.search(self.keep, name) else self.to
+
+
+def checked_options(options: Options) -> Options:
+    """Returns the options with their formats' own names."""
+    for what, given, expected in (
+        ("scales", options.scales, CHOICES),
+        ("strategy", options.strategy, ("tensor", "channel", "block")),
+    ):
+        if given not in expected:
+            raise ValueError(f"{what} is {given!r}; expected one of {', '.join(expected)}")
+    for pattern in (options.keep, *(p for p, _ in options.rules)):
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"{pattern!r} is no regular expression ({error})") from None
+    names = [(p, f if f == "keep" else as_format(f, "--tensors", blocks=True).name)
+             for p, f in options.rules]  # fmt: skip
+    to = as_format(options.to, "--to", blocks=True).name
+    layout = options.layout
+    if layout is None:
+        layout = "plain" if to in WIDE else "scalewise"
+    for fmt in (to, *(f for _, f in names if f != "keep")):
+        if layout not in ("plain", "scalewise") and fmt not in WIDE:
+            writer_of(writable(layout, fmt).family, options.writer)
+        elif layout == "plain" and fmt not in WIDE and fmt not in ("e4m3fn", "e5m2"):
+            raise ValueError(f"the layout plain has no {fmt}: it holds no scales")
+    if options.strategy == "block" and layout != "compressed-tensors":
+        raise ValueError(f"strategy is 'block'; the layout {layout} has tensor and channel")
+    if options.rounding not in ROUNDINGS:
+        raise ValueError(
+            f"rounding is {options.rounding!r}; expected one of {', '.join(ROUNDINGS)}"
+        )
+    if layout != "scalewise" and options.rounding != "nearest_even":
+        raise ValueError(f"rounding is {options.rounding!r}; the layout {layout} has nearest_even")
+    return dataclasses.replace(options, to=to, rules=tuple(names), layout=layout)
 
 
 @dataclasses.dataclass
@@ -49,7 +116,6 @@ class Plan:
     largest: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def job(self, weight: Weight) -> Job | None:
-        """Returns the job that writes a weight, None if it is left out."""
         options, fmt = self.options, self.options.format_of(weight.name)
         quantised_already = weight.layout is not None or weight.record
         if not quantised_already:
@@ -125,10 +191,9 @@ class Plan:
     def _make(
         self, weight: Weight, layout: Layout, base: str, note: str | None
     ) -> tuple[Sequence[np.ndarray], Json]:
-        """Returns the tensors of a weight in a layout, and the record of what was lost."""
         if note is not None:
             packed = repacked(weight.packed, layout)
-            record = _record(weight, note, layout.format, packed.size)
+            record = weight.record_of(note, layout.format, packed.size)
             return list(laid_out(packed, layout, base).values()), record
         x = rows_of(weight)
         writer = writer_of(layout.family, self.options.writer)
@@ -140,7 +205,7 @@ class Plan:
             x = np.swapaxes(x, -1, -2)
         lost = loss(x, Rows(packed), packed)
         what = "requantised" if weight.layout else "quantised"
-        record = _record(weight, what, layout.format, packed.size, lost)
+        record = weight.record_of(what, layout.format, packed.size, lost)
         return list(laid_out(packed, layout, base).values()), record
 
     @cached_property
@@ -179,40 +244,31 @@ def rows_of(weight: Weight) -> np.ndarray | Rows:
     return values(packed) if packed.transposed else Rows(packed)
 
 
-def _record(weight: Weight, what: str, fmt: str, size: int, lost: Loss | None = None) -> Json:
-    found = {"name": weight.name, "what": what, "from": weight.kind, "to": fmt, "size": size,
-             "bytes": weight.nbytes}  # fmt: skip
-    return found | ({"loss": lost.record()} if lost else {})
-
-
 def _copied(weight: Weight) -> tuple[Sequence[np.ndarray], Json]:
     x = weight.parts["codes"]
     size = int(np.prod(x.shape, dtype=object))
-    return [x.bytes], _record(weight, "copied", x.dtype, size)
+    return [x.bytes], weight.record_of("copied", x.dtype, size)
 
 
-def _decoded(weight: Weight, entry: Entry) -> tuple[Sequence[np.ndarray | Streamed], Json]:
+def _decoded(weight: Weight, entry: Entry) -> tuple[Sequence[np.ndarray | Rows], Json]:
     dtype = DTYPES[entry.dtype]
     if weight.layout is not None and not weight.packed.transposed:
-        y = Streamed(weight.packed, dtype)
+        y = Rows(weight.packed, dtype)
     else:
         y = weight.value(dtype)
     narrow = weight.layout is not None or weight.record
     what = "decoded" if narrow else "copied" if weight.parts["codes"].dtype == entry.dtype else (
         "cast")  # fmt: skip
-    return [y], _record(weight, what, entry.dtype, math.prod(entry.shape))
+    return [y], weight.record_of(what, entry.dtype, math.prod(entry.shape))
 
 
 def _cast_alone(weight: Weight, fmt: str) -> tuple[Sequence[np.ndarray], Json]:
-    from ..formats import format as format_
-    from ._encode import encoded
-
     x = np.ascontiguousarray(weight.value())
     wide = x.reshape(-1, x.shape[-1]) if x.ndim > 1 else x.reshape(1, -1)
     codes = encoded(wide, format_(fmt))
     packed = Packed(codes, format_(fmt), np.ones((1, 1), np.float32), "fp32", wide.shape)
     lost = loss(wide, Rows(packed), packed)
-    return [codes.reshape(x.shape)], _record(weight, "cast", fmt, x.size, lost)
+    return [codes.reshape(x.shape)], weight.record_of("cast", fmt, x.size, lost)
 
 
 def _template(weight: Weight, layout: Layout, options: Options, note: str | None) -> Packed:
@@ -224,61 +280,7 @@ def _template(weight: Weight, layout: Layout, options: Options, note: str | None
     return shaped(shape, layout, options.strategy)
 
 
-def cast(
-    path: str | os.PathLike[str],
-    options: Options,
-    out: str | os.PathLike[str],
-    told: Callable[[Json, int], None] | None = None,
-) -> CastReport:
-    """Casts a checkpoint: see :func:`scalewise.checkpoints.cast`."""
-    options = checked_options(options)
-    (source, family, weights), target = intact(path), Path(out)
-    if not options.unscaled:
-        refuse_unscaled(path, weights)
-    if target.suffix in FOREIGN:
-        raise TargetError(f"cannot write {str(target)!r}: expected a folder or a .safetensors file")
-    plan = Plan(options, weights, family)
-    shards = _shards(source, plan)
-    single = target.suffix == ".safetensors"
-    if single and len(shards) > 1:
-        raise UnreadableError(f"{path} has {len(shards)} shards; give a folder as --out")
-    _check_space(shards, target)
-    identity = digest(str(Path(path).resolve()), _stamps(source), dataclasses.asdict(options))
-    records: list[Json] = []
-
-    def record(found: Json, size: int) -> None:
-        records.append(found)
-        if told is not None:
-            told(found, size)
-
-    if single:
-        check_target(target)
-    with staging(target) as folder:
-        kept = write_shards(folder, shards, identity, record)
-        if not single:
-            _write_configs(folder, source, plan, shards)
-    publish(folder, target, shards[0].name if single else None)
-    return CastReport(str(path), str(target), options.to, options.layout or "", records,
-                      plan.dropped, kept)  # fmt: skip
-
-
-def _stamps(source: Source) -> list[tuple[str, int, int]]:
-    return [(f.path.name, f.path.stat().st_size, f.path.stat().st_mtime_ns) for f in source.files]
-
-
-def _check_space(shards: Sequence[Shard], target: Path) -> None:
-    import shutil
-
-    need = sum(e.nbytes for s in shards for job in s.jobs for e in job.entries)
-    parent = Path(os.path.abspath(target)).parent
-    if parent.is_dir() and need > shutil.disk_usage(parent).free:
-        raise TargetError(
-            f"cannot write {str(target)!r}: it takes {need:,} bytes, "
-            f"{shutil.disk_usage(parent).free:,} are free"
-        )
-
-
-def _shards(source: Source, plan: Plan) -> list[Shard]:
+def shards_of(source: Source, plan: Plan) -> list[Shard]:
     jobs: dict[str, list[Job]] = {f.path.name: [] for f in source.files}
     for weight in plan.weights.values():
         job = plan.job(weight)
@@ -298,10 +300,7 @@ def _shards(source: Source, plan: Plan) -> list[Shard]:
     return shards
 
 
-def _write_configs(folder: Path, source: Source, plan: Plan, shards: Sequence[Shard]) -> None:
-    """Writes the index and the configs, and copies what else stands in the source's folder."""
-    import shutil
-
+def write_configs(folder: Path, source: Source, plan: Plan, shards: Sequence[Shard]) -> None:
     base = source.path if source.path.is_dir() else source.path.parent
     written = {s.name for s in shards} | {f.path.name for f in source.files}
     if source.path.is_dir():

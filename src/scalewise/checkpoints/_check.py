@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from ._faults import Fault
+from ._faults import Fault, Finding, merged
 from ._files import UnreadableError
 from ._find import family_of, find
-from ._findings import CheckReport, Finding, merged
 from ._layouts import fused_key
 from ._packed import E8M0, Packed
 from ._repairs import MATRICES, Repair, Sample, sample_of, tries
-from ._single import of_codes, of_scales
+from ._report import CheckReport
+from ._single import of_codes, of_scales, structure
 from ._source import open_source
 from ._statistics import (
     code_levels,
@@ -31,7 +31,6 @@ from ._statistics import (
     spread,
     wrong_blocks,
 )
-from ._structure import structure
 from ._weights import Weight
 
 # Relative errors beyond which numbers aren't the original's: MXFP4's is at most 0.16 for normal
@@ -72,25 +71,18 @@ def check(
         OSError: a file can't be read.
     """
     source = open_source(path)
-    family, _ = family_of(source)
-    weights = find(source, family)
-    other = None
-    if against is not None:
-        original = open_source(against)
-        other = find(original, family_of(original)[0])
-    findings = [Finding(p.fault, p.tensors, p.what) for p in source.problems]
-    findings += structure(source, weights, other)
+    weights = find(source)
+    other = None if against is None else find(open_source(against))
+    findings = [*source.problems, *structure(source, weights, other)]
     audit = _Audit(weights, other, told)
     findings += audit.run()
     quantised = sum(w.layout is not None for w in weights.values())
     beside = None if against is None else str(against)
-    return CheckReport(str(path), beside, family, merged(findings), quantised)
+    return CheckReport(str(path), beside, family_of(source)[0], merged(findings), quantised)
 
 
 @dataclasses.dataclass
 class _Read:
-    """A sampled tensor."""
-
     weight: Weight
     sample: Sample
     values: np.ndarray
@@ -161,7 +153,6 @@ class _Audit:
         yield from of_codes(weight, packed)
 
     def _fused(self) -> Iterator[Finding]:
-        """Yields layers whose q, k and v, or gate and up, have unequal global scales."""
         groups: dict[tuple, dict[str, float]] = defaultdict(dict)
         for name, r in self.read.items():
             key, layout = fused_key(name), r.weight.layout
@@ -204,7 +195,6 @@ class _Audit:
                 yield finding
 
     def _magnitude(self, r: _Read, levels: Sequence[float]) -> Finding | None:
-        """Returns a finding if the values are far larger or smaller than weights are."""
         assert r.packed is not None
         if not np.any(r.packed.codes[:1]) and not math.isfinite(r.level):
             return None
@@ -236,7 +226,6 @@ class _Audit:
 
 
 def _misshapen(weight: Weight, error: UnreadableError) -> Finding:
-    """Returns the finding of a scale that doesn't fit; transposed if that fits."""
     assert weight.layout is not None
     scale, (rows, columns) = weight.parts["scale"].shape, weight.parts["codes"].shape[-2:]
     block = weight.block or weight.layout.block
@@ -250,7 +239,6 @@ def _misshapen(weight: Weight, error: UnreadableError) -> Finding:
 
 
 def _differing(r: _Read, original: Weight) -> Finding | None:
-    """Returns a finding if the numbers aren't the original's, with the best repair."""
     truth = _sampled_original(original, r)
     if truth is None:
         evidence = f"its shape is {r.weight.shape}, the original's {original.shape}"
@@ -301,7 +289,6 @@ def _mispaired(r: _Read) -> Finding | None:
 
 
 def _columns(r: _Read, others: Sequence[_Read]) -> Finding | None:
-    """Returns a finding if other nibbles make the columns' magnitudes like those of others."""
     beside = [o for o in others if o is not r]
     wide = [o for o in beside if o.packed is None]
     if r.values.shape[-1] < FEWEST or not (wide or len(beside) > 1):

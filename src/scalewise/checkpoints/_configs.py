@@ -27,13 +27,7 @@ def strategy_of(packed: Packed) -> Strategy:
 
 
 def quantization_config(written: Written, kept: Sequence[str], powers: bool) -> dict[str, Json]:
-    """Returns the value of ``quantization_config`` for a written checkpoint, {} for none.
-
-    Args:
-        written: the layouts of quantised weights and what shares a scale, by name.
-        kept: names of weights of two axes that stayed wide.
-        powers: whether DeepSeek's scales are powers of two.
-    """
+    """Returns the value of ``quantization_config`` for a written checkpoint, {} for none."""
     if not written:
         return {}
     ignored = sorted(_module(name) for name in kept if name.endswith(".weight"))
@@ -121,7 +115,6 @@ def _modelopt(written: Written, ignored: Sequence[str]) -> dict[str, Json]:
 
 
 def hf_quant_config(quantization: Mapping[str, Json]) -> dict[str, Json] | None:
-    """Returns the contents of ``hf_quant_config.json``, None for other layouts than modelopt."""
     if quantization.get("quant_method") != "modelopt":
         return None
     own = {key: value for key, value in quantization.items() if key != "quant_method"}

@@ -119,7 +119,7 @@ def diff(
         raise ValueError(f"tolerance is {tolerance!r}; expected 0 or more")
     sides = []
     for path in (before, after):
-        _, _, found = intact(path)
+        _, found = intact(path)
         sides.append({n: w for n, w in found.items() if not is_side(n)})
     a, b = sides
     differences = []

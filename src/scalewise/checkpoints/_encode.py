@@ -20,11 +20,12 @@ from ._packed import (
     CHUNK,
     Packed,
     Rows,
-    _scales,
     elements,
     largest_of_blocks,
     pack_nibbles,
+    scales,
     slabs,
+    times_whole,
 )  # fmt: skip
 
 Choice = Literal["amax", "four_over_six", "least_squares", "mse"]
@@ -74,11 +75,7 @@ OF_FAMILY = {"deepseek": "transformers", "gpt-oss": "triton-kernels"}
 
 
 def writer_of(family: str, name: str | None) -> Writer:
-    """Returns a writer by name, by default the one of a family of layouts.
-
-    Raises:
-        ValueError: no writer is called so.
-    """
+    """Returns a writer by name, by default the one of a family of layouts."""
     name = name or OF_FAMILY.get(family, family)
     if name not in WRITERS:
         raise ValueError(f"writer is {name!r}; expected one of {', '.join(WRITERS)}")
@@ -104,7 +101,6 @@ def encoded(x: np.ndarray, fmt: Format) -> np.ndarray:
 
 
 def amax(x: np.ndarray | Rows) -> float:
-    """Returns the largest magnitude, read in chunks; NaN or infinity if there is one."""
     top = 0.0
     for _, _, rows in slabs(x):
         largest = float(np.max(np.abs(rows), initial=0.0))
@@ -157,11 +153,7 @@ def quantised(
 
 
 def shaped(shape: tuple[int, ...], layout: Layout, strategy: str | tuple[int, int]) -> Packed:
-    """Returns a packed tensor in a layout for an array of a shape, as stored; bytes are arbitrary.
-
-    Raises:
-        ValueError: columns that are no multiple of the block's size.
-    """
+    """Returns a packed tensor of arbitrary bytes in a layout, for an array of a stored shape."""
     fmt = BLOCK_FORMATS.get(layout.format)
     *lead, rows, columns = shape
     if fmt is not None and columns % fmt.size:
@@ -228,12 +220,11 @@ def _divided(blocks: np.ndarray, scale: np.ndarray, out: Packed, writer: Writer)
             return blocks * ((np.float32(1) / out.whole) / scale)[..., None]
         if out.whole is None:
             return blocks / scale[..., None]
-        factor = scale / out.whole if out.divides else scale * out.whole
+        factor = times_whole(scale, out)
         return blocks / np.where(factor > 0, factor, np.float32(1))[..., None]
 
 
 def _two_levels(top: np.ndarray, out: Packed, writer: Writer) -> np.ndarray:
-    """Returns the bytes of NVFP4's block scales."""
     with np.errstate(all="ignore"):
         if out.whole is None:
             scale = top / np.float32(6)
@@ -252,7 +243,6 @@ def _two_levels(top: np.ndarray, out: Packed, writer: Writer) -> np.ndarray:
 
 
 def _exponents(top: np.ndarray, out: Packed, writer: Writer) -> np.ndarray:
-    """Returns the bytes of MX scales."""
     largest = TOP[out.element]
     bits = top.astype(np.float32).view(np.uint32)
     if writer.exponent == "even":  # from mantissa 1.75, whatever the element
@@ -262,8 +252,6 @@ def _exponents(top: np.ndarray, out: Packed, writer: Writer) -> np.ndarray:
         exponent = (bits >> 23).astype(np.int32) + ((bits & 0x7FFFFF) != 0)
         return np.clip(exponent, 0, 254).astype(np.uint8)
     exponent = (bits >> 23).astype(np.int32) - out.element.max_exponent
-    if writer.exponent == "ceil":
-        exponent += (bits & 0x7FFFFF) != 0
     return np.clip(exponent, 0, 254).astype(np.uint8)
 
 
@@ -272,7 +260,7 @@ def _searched(
     of_scale: Callable[[np.ndarray, Packed, Writer], np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Returns the scales' bytes and numbers with the smallest squared error of the candidates."""
-    numbers = _scales(out.kind)
+    numbers = scales(out.kind)
     candidates = SEARCH.get(choice, GRID)
     if out.kind == "e8m0" and choice != "amax":
         candidates = (1.0, 0.5, 2.0)
@@ -294,15 +282,9 @@ def _searched(
     return scale, numbers[scale]
 
 
-def _factor(scale: np.ndarray, out: Packed) -> np.ndarray:
-    if out.whole is None:
-        return scale
-    return scale / out.whole if out.divides else scale * out.whole
-
-
 def _error(blocks: np.ndarray, scale: np.ndarray, out: Packed, writer: Writer) -> np.ndarray:
     codes = encoded(_divided(blocks, scale, out, writer), out.element)
-    wrong = elements(out.element)[codes] * _factor(scale, out)[..., None] - blocks
+    wrong = elements(out.element)[codes] * times_whole(scale, out)[..., None] - blocks
     return np.einsum("...i,...i->...", wrong, wrong)
 
 

@@ -1,8 +1,10 @@
-"""The faults that an audit of a checkpoint names."""
+"""The faults of checkpoints, and findings of them."""
 
 from __future__ import annotations
 
+import dataclasses
 import enum
+from collections.abc import Sequence
 
 
 class Fault(enum.StrEnum):
@@ -28,3 +30,34 @@ class Fault(enum.StrEnum):
     RANDOM = "weights near random"
     MISSHAPEN = "scale of a wrong shape"
     DIFFERENT = "other numbers than the original"
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """A fault.
+
+    Attributes:
+        fault: its kind.
+        tensors: its names.
+        evidence: what shows it.
+        repair: what would undo it, None if nothing that was tried does.
+        tried: what the repair gave on the file itself.
+    """
+
+    fault: Fault
+    tensors: tuple[str, ...]
+    evidence: str
+    repair: str | None = None
+    tried: str | None = None
+
+
+def merged(findings: Sequence[Finding]) -> list[Finding]:
+    groups: dict[tuple, list[Finding]] = {}
+    for f in findings:
+        key = (f.fault, f.repair) if f.repair else (f.fault, f.evidence)
+        groups.setdefault(key, []).append(f)
+    merged = []
+    for same in groups.values():
+        names = tuple(dict.fromkeys(n for f in same for n in f.tensors))
+        merged.append(dataclasses.replace(same[0], tensors=names))
+    return merged

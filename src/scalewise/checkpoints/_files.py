@@ -1,7 +1,8 @@
 """Tensors of a file or folder on disk, memory-mapped: headers, shards, indices and configs.
 
 A safetensors file is eight bytes of length, a JSON header, and the tensors' bytes
-(https://github.com/huggingface/safetensors#format). Nothing is read but headers and JSON files.
+(https://github.com/huggingface/safetensors#format). Nothing is read but headers and JSON
+files; the `gguf` package reads the header of a GGUF file.
 """
 
 from __future__ import annotations
@@ -15,27 +16,19 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
+from .._extras import require
 from .._output import check_source
 from .._types import Json
 from ..scaled._safetensors import DTYPES, MOST_HEADER
-from ._faults import Fault
 
 BITS = {name: 8 * dtype.itemsize for name, dtype in DTYPES.items()} | {"F4": 4}
+GGUF_PLAIN = ("F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64")
 MOST_JSON = 64_000_000  # bytes of an index or a config
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
 class UnreadableError(ValueError):
     """A checkpoint can't be read, or doesn't hold what was asked for; the message says why."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Problem:
-    """Something wrong with the files of a checkpoint, before any tensor is decoded."""
-
-    fault: Fault
-    tensors: tuple[str, ...]
-    what: str
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,7 +53,6 @@ class Tensor:
 
     @property
     def bytes(self) -> np.ndarray:
-        """The bytes, uint8, mapped."""
         return self.file.mapped[self.start : self.start + self.nbytes]
 
     def array(self) -> np.ndarray:
@@ -85,15 +77,11 @@ class File:
         return np.memmap(self.path, np.uint8, "r")
 
 
-def read_json(path: Path, most: int = MOST_JSON) -> dict[str, Json]:
-    """Returns the object in a JSON file.
-
-    Raises:
-        UnreadableError: the file is larger than ``most`` bytes, or holds no JSON object.
-    """
+def read_json(path: Path) -> dict[str, Json]:
+    """Returns the object in a JSON file."""
     size = check_source(path)
-    if size > most:
-        raise UnreadableError(f"{path} has {size:,} bytes; expected at most {most:,}")
+    if size > MOST_JSON:
+        raise UnreadableError(f"{path} has {size:,} bytes; expected at most {MOST_JSON:,}")
     return _object(path.read_bytes(), str(path))
 
 
@@ -114,12 +102,7 @@ def _object(text: bytes, what: str) -> dict[str, Json]:
 
 
 def open_file(path: Path) -> File:
-    """Returns a safetensors file, of which only the header is read.
-
-    Raises:
-        UnreadableError: the header or the offsets are invalid, or a dtype is unknown.
-        OSError: the file can't be read.
-    """
+    """Returns a safetensors file, of which only the header is read."""
     size = check_source(path)
     with path.open("rb") as raw:
         length = int.from_bytes(raw.read(8), "little")
@@ -168,3 +151,30 @@ def _entry(path: Path, name: str, fields: Json) -> tuple[str, str, tuple[int, ..
     if dtype not in BITS:
         raise UnreadableError(f"{path}: {name!r} is {str(dtype)[:40]}; known: {', '.join(BITS)}")
     return name, dtype, tuple(shape), start, stop
+
+
+def open_gguf(path: Path) -> File:
+    """Returns a GGUF file; tensors of types other than floats have the dtype ``GGUF_<type>``."""
+    gguf = require("gguf", "gguf", "reading .gguf files")
+    size = check_source(path)
+    with path.open("rb") as raw:
+        if raw.read(4) != b"GGUF":
+            raise UnreadableError(f"{path} is no GGUF file")
+    try:
+        reader = gguf.GGUFReader(path)
+    except OSError:
+        raise
+    except Exception as error:  # the package checks little before it reads
+        raise UnreadableError(f"{path} is no complete GGUF file ({error!r})") from None
+    metadata = {key: field.types[0].name if field.types else "" for key, field in
+                reader.fields.items()}  # fmt: skip
+    file = File(path, {"gguf": str(len(metadata))})
+    for t in reader.tensors:
+        kind = t.tensor_type.name
+        dtype = kind if kind in GGUF_PLAIN else f"GGUF_{kind}"
+        shape = tuple(int(n) for n in reversed(t.shape))
+        start, nbytes = int(t.data_offset), int(t.n_bytes)
+        if start + nbytes > size:
+            raise UnreadableError(f"{path}: {t.name!r} ends after the file")
+        file.tensors.append(Tensor(t.name, dtype, shape, file, start, nbytes))
+    return file

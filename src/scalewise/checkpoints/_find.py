@@ -17,7 +17,6 @@ from ._weights import Weight
 
 
 def family_of(source: Source) -> tuple[str | None, str]:
-    """Returns the family of layouts that the files name, or None, and the evidence."""
     metadata, method = source.metadata, source.quantization.get("quant_method")
     if "gguf" in metadata and source.files[0].path.suffix == ".gguf":
         return "gguf", "the file is GGUF"
@@ -33,22 +32,16 @@ def family_of(source: Source) -> tuple[str | None, str]:
         f"quant_method is {method!r}, which is not known")  # fmt: skip
 
 
-def intact(path: str | os.PathLike[str]) -> tuple[Source, str | None, dict[str, Weight]]:
-    """Returns a checkpoint whose tensors are all there, the family of its layouts, and its arrays.
-
-    Raises:
-        UnreadableError: a shard or a tensor is missing.
-    """
+def intact(path: str | os.PathLike[str]) -> tuple[Source, dict[str, Weight]]:
+    """Returns a checkpoint without missing tensors, and its arrays."""
     source = open_source(path)
     lost = [p for p in source.problems if p.fault in (Fault.SHARD_MISSING, Fault.TENSOR_MISSING)]
     if lost:
-        raise UnreadableError(f"{path}: {lost[0].what}")
-    family, _ = family_of(source)
-    return source, family, find(source, family)
+        raise UnreadableError(f"{path}: {lost[0].evidence}")
+    return source, find(source)
 
 
 def refuse_unscaled(path: str | os.PathLike[str], weights: Mapping[str, Weight]) -> None:
-    """Raises UnreadableError if an FP8 tensor has no scale."""
     alone = unscaled(weights)
     if alone:
         raise UnreadableError(
@@ -57,13 +50,9 @@ def refuse_unscaled(path: str | os.PathLike[str], weights: Mapping[str, Weight])
         )
 
 
-def find(source: Source, family: str | None) -> dict[str, Weight]:
-    """Returns the arrays of a checkpoint by name, in the order of its files.
-
-    Args:
-        source: the files.
-        family: whose layouts are tried first.
-    """
+def find(source: Source) -> dict[str, Weight]:
+    """Returns the arrays of a checkpoint by name, in the order of its files."""
+    family, _ = family_of(source)
     ordered = sorted(LAYOUTS, key=lambda x: x.family != family)
     taken: dict[str, Weight] = {}
     found: dict[str, Weight] = {}
@@ -161,7 +150,6 @@ def _own(source: Source, records: Mapping[str, Json]) -> dict[str, Weight]:
 
 
 def unscaled(weights: Mapping[str, Weight]) -> list[str]:
-    """Returns the names of FP8 tensors that have no scale."""
     return [
         w.name
         for w in weights.values()
@@ -170,5 +158,4 @@ def unscaled(weights: Mapping[str, Weight]) -> list[str]:
 
 
 def is_side(name: str) -> bool:
-    """Returns whether a tensor is a scale of activations or of a KV cache."""
     return name.endswith(SIDE)

@@ -115,9 +115,9 @@ def inspect(
     """
     source = open_source(path)
     family, evidence = family_of(source)
-    weights = find(source, family)
+    weights = find(source)
     groups: dict[tuple[str, str], Group] = {}
-    suspicious = [p.what for p in source.problems]
+    suspicious = [p.evidence for p in source.problems]
     side, wide, ranges = [], [], defaultdict(list)
     for weight in weights.values():
         if is_side(weight.name):

@@ -71,11 +71,9 @@ class Layout:
 
     @property
     def exponents(self) -> bool:
-        """Whether the scales are E8M0 bytes alone."""
         return set(self.scale_dtypes) <= set(E8M0)
 
     def names(self, base: str) -> dict[Role, str]:
-        """Returns the names of the parts of a weight."""
         templates: dict[Role, str | None] = {
             "codes": self.codes, "scale": self.scale, "whole": self.whole, "pre": self.pre
         }  # fmt: skip
@@ -161,11 +159,7 @@ def fused_key(name: str) -> tuple[str, bool, bool] | None:
 
 
 def writable(family: str, fmt: str) -> Layout:
-    """Returns the layout of a family that is written for a format.
-
-    Raises:
-        ValueError: the family has none; the message lists what there is.
-    """
+    """Returns the layout of a family that is written for a format."""
     able = {(x.family, x.format): x for x in LAYOUTS if x.writes}
     able |= {("deepseek", "e4m3fn"): BY_NAME["deepseek/v3"]}
     if family in ("compressed-tensors", "modelopt", "torchao", "deepseek", "gpt-oss"):

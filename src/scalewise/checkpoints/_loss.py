@@ -39,7 +39,6 @@ class Loss:
 
     @property
     def sqnr(self) -> float:
-        """The ratio of signal and noise in dB; infinite where nothing differs."""
         return decibel(self.signal, self.noise)
 
     def record(self) -> dict:
@@ -53,13 +52,7 @@ def decibel(signal: float, noise: float) -> float:
 
 
 def loss(x: np.ndarray | Rows, y: np.ndarray | Rows, packed: Packed | None = None) -> Loss:
-    """Returns the difference of two arrays.
-
-    Args:
-        x: the original.
-        y: the other one.
-        packed: of ``y``, for the count of saturated numbers and the size of blocks.
-    """
+    """Returns the difference of two arrays."""
     if len(x.shape) < 2:
         x, y = np.reshape(x, (1, -1)), np.reshape(y, (1, -1))  # pyright: ignore
     found = Loss()
@@ -110,7 +103,6 @@ def _worst(found: Loss, noise: np.ndarray, signal: np.ndarray, start: tuple, siz
 
 
 def _saturated(x: np.ndarray | Rows, packed: Packed) -> int:
-    """Counts numbers above the largest that their block's scale allows."""
     top, count = np.float32(float(packed.element.max)), 0
     r, c = packed.block
     limits = [m.factors() * top * np.float32(1 + 2.0**-22) for m in packed.matrices()]

@@ -84,7 +84,7 @@ class Tree(Mapping[str, Array]):
 
 def _placed(leaf: Json, name: str, place: Json, shape: tuple[int, ...]) -> jax.Array:
     """Places an array or a part of a ScaledArray; an axis that a mesh can't split is replicated."""
-    sharding = place(name, shape) if not isinstance(place, jax.sharding.Sharding) else place
+    sharding = _sharding(place, name, shape)
     if isinstance(sharding, jax.sharding.NamedSharding):
         spec = [*sharding.spec, *(None,) * (leaf.ndim - len(sharding.spec))][: leaf.ndim]
         mesh = sharding.mesh.shape
@@ -92,6 +92,10 @@ def _placed(leaf: Json, name: str, place: Json, shape: tuple[int, ...]) -> jax.A
         spec = [axis if ok else None for axis, ok in zip(spec, fits, strict=True)]
         sharding = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*spec))
     return jax.device_put(leaf, sharding)
+
+
+def _sharding(place: Json, name: str, shape: tuple[int, ...]) -> jax.sharding.Sharding:
+    return place if isinstance(place, jax.sharding.Sharding) else place(name, shape)
 
 
 def _splits(n: int, axis: Json, mesh: Mapping[str, int]) -> bool:
@@ -124,7 +128,7 @@ def load(
     path = Path(path)
     if (path / ORBAX).is_file():
         return _load_orbax(path, select, sharding)
-    source, _, weights = intact(path)
+    source, weights = intact(path)
     tree = Tree(source, weights, sharding)
     tree = tree.select(select) if select else tree
     if not unscaled_fp8:
@@ -162,7 +166,7 @@ def save(
         arrays |= parts
     dtypes = {name: str(np.dtype(x.dtype)) for name, x in arrays.items()}
     bits = {name: _as_bits(x) for name, x in arrays.items()}
-    with _orbax().StandardCheckpointer() as writer:
+    with require("orbax.checkpoint", "train", "the layout orbax").StandardCheckpointer() as writer:
         writer.save(path / "arrays", bits)
     if jax.process_index() == 0:
         text = json.dumps({"records": records, "dtypes": dtypes})
@@ -178,10 +182,6 @@ def _flat(tree: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Jso
             yield f"{prefix}{name}", x
 
 
-def _orbax():
-    return require("orbax.checkpoint", "train", "the layout orbax")
-
-
 def _as_bits(x: Json) -> jax.Array:
     """Returns narrow floats as integers of their bits, which every storage format has."""
     x = jax.numpy.asarray(x)
@@ -189,7 +189,6 @@ def _as_bits(x: Json) -> jax.Array:
 
 
 def _load_orbax(path: Path, select: str | None, sharding: Place | None) -> Tree:
-
     found = read_json(path / ORBAX)
     try:
         records, dtypes = dict(found["records"]), dict(found["dtypes"])
@@ -214,8 +213,9 @@ class OrbaxTree(Tree):
         record = self.weights[name]
         names = [n for n in self._dtypes if n == name or n.removeprefix(f"{name}.") in (
             "scale", "exponent", "scale.scale", "scale.exponent")]  # fmt: skip
-        ocp = _orbax()
-        arguments = {n: ocp.ArrayRestoreArgs(sharding=self._sharding(name)) for n in names}
+        ocp = require("orbax.checkpoint", "train", "the layout orbax")
+        place = self._place or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        arguments = {n: ocp.ArrayRestoreArgs(sharding=_sharding(place, name, ())) for n in names}
         with ocp.PyTreeCheckpointer() as reader:
             meta = reader.metadata(self.source.path / "arrays")
             tree = getattr(meta, "item_metadata", meta)
@@ -227,12 +227,6 @@ class OrbaxTree(Tree):
             )  # fmt: skip
         arrays = {n: found[n].view(jax.numpy.dtype(self._dtypes[n])) for n in names}
         return _joined(name, record, arrays) if record else arrays[name]
-
-    def _sharding(self, name: str) -> jax.sharding.Sharding:
-        if self._place is None:
-            return jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        place = self._place
-        return place if isinstance(place, jax.sharding.Sharding) else place(name, ())
 
     def value(self, name: str, dtype: np.dtype | type = np.float32) -> np.ndarray:
         return np.asarray(self[name]).astype(dtype)

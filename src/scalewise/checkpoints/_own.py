@@ -22,7 +22,6 @@ from ._write import Entry, Job
 
 
 def own_job(weight: Weight, fmt: str, rounding: Json, choice: Choice) -> tuple[Job, Json]:
-    """Returns the job that quantises a weight, and its record for the header."""
     found = as_format(fmt, "--to", blocks=True)
     scaling = _scaling(choice, found)
     run = partial(quantize, fmt=found, rounding=rounding, scaling=scaling)
@@ -34,12 +33,10 @@ def own_job(weight: Weight, fmt: str, rounding: Json, choice: Choice) -> tuple[J
 
 
 def _scaling(choice: Choice, fmt: Format | BlockFormat) -> Scaling | None:
-    block = isinstance(fmt, BlockFormat)
     if choice == "four_over_six":
         return FourOverSix()
-    if choice in ("least_squares", "mse"):
-        whole = not block or fmt.tensor_scale is None
-        return LeastSquares(power_of_two=not block) if whole and not block else None
+    if choice in ("least_squares", "mse") and isinstance(fmt, Format):
+        return LeastSquares(power_of_two=True)
     return None
 
 
@@ -55,6 +52,6 @@ def _make(
     ones = scaled.ScaledArray(jnp.ones(stored.shape, jnp.float32), stored.scale, stored.block)
     top = np.asarray(ones.value()).astype(np.float64) * float(element.max)
     lost.saturated = int(np.sum(np.isfinite(x) & (np.abs(x.astype(np.float64)) > top)))
-    record = {"name": weight.name, "what": "quantised", "from": weight.kind, "to": fmt.name,
-              "size": x.size, "bytes": weight.nbytes, "loss": lost.record()}  # fmt: skip
-    return [np.asarray(p) for p in parts.values()], record
+    return [np.asarray(p) for p in parts.values()], weight.record_of(
+        "quantised", fmt.name, x.size, lost
+    )

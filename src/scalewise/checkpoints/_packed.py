@@ -68,7 +68,6 @@ class Packed:
         return self.matrices_at(range(math.prod(self.codes.shape[:-2])))
 
     def matrices_at(self, indices: Iterable[int]) -> Iterator[Packed]:
-        """Yields those of :meth:`matrices` with the given indices."""
         lead = self.codes.shape[:-2]
         whole = self.whole
         if whole is not None and whole.size > 1:
@@ -83,10 +82,10 @@ class Packed:
 
     def factors(self) -> np.ndarray:
         """Returns float32 factors of the blocks of a matrix, as the packages compute them."""
-        return _times(_scales(self.kind)[self.scale] if self.kind != WIDE else self.scale, self)
+        return times_whole(scales(self.kind)[self.scale] if self.kind != WIDE else self.scale, self)
 
 
-def _times(scale: np.ndarray, packed: Packed) -> np.ndarray:
+def times_whole(scale: np.ndarray, packed: Packed) -> np.ndarray:
     if packed.whole is None:
         return scale
     with np.errstate(all="ignore"):
@@ -94,7 +93,7 @@ def _times(scale: np.ndarray, packed: Packed) -> np.ndarray:
 
 
 @functools.cache
-def _scales(kind: str) -> np.ndarray:
+def scales(kind: str) -> np.ndarray:
     """Returns the number of each of the 256 bytes of a scale."""
     codes = np.arange(256, dtype=np.uint8)
     if kind == E8M0:  # 255 is 2^128 to NumPy: infinity, where E8M0 has NaN
@@ -121,7 +120,7 @@ def _pairs(table: np.ndarray) -> np.ndarray:
 def _table(packed: Packed, dtype: np.dtype) -> np.ndarray:
     """Returns the values of each (scale byte, code byte) as one integer for each index."""
     with np.errstate(all="ignore"):
-        factors = _times(_scales(packed.kind), packed)[:, None]
+        factors = times_whole(scales(packed.kind), packed)[:, None]
         table = elements(packed.element) * factors
     if packed.element == E2M1FN:
         table = _pairs(table)
@@ -130,12 +129,7 @@ def _table(packed: Packed, dtype: np.dtype) -> np.ndarray:
 
 
 def values(packed: Packed, dtype: np.dtype | type = np.float32) -> np.ndarray:
-    """Returns the values, float32, or rounded once to a narrower dtype.
-
-    Args:
-        packed: the tensor.
-        dtype: of the result: float32, bfloat16 or float16.
-    """
+    """Returns the values, float32, or rounded once to a narrower dtype."""
     dtype = np.dtype(dtype)
     out = np.empty(packed.stored_shape, dtype)
     lead = out.shape[:-2]
@@ -145,51 +139,42 @@ def values(packed: Packed, dtype: np.dtype | type = np.float32) -> np.ndarray:
     return np.swapaxes(out, -1, -2) if packed.transposed else out
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Streamed:
-    """The values of a packed tensor that isn't transposed, some rows at a time, in one buffer."""
-
-    packed: Packed
-    dtype: np.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return self.packed.size * self.dtype.itemsize
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        rows, columns = self.packed.stored_shape[-2:]
-        step = max(1, BUFFER // max(1, columns))
-        buffer = np.empty((min(step, rows), columns), self.dtype)
-        for matrix in self.packed.matrices():
-            decoder = Decoder(matrix, self.dtype)
-            for i in range(0, rows, step):
-                part = buffer[: min(step, rows - i)]
-                decoder.rows(i, part)
-                yield part
-
-
 class Rows:
-    """The values of a packed tensor as an array whose rows are decoded when they are sliced."""
+    """The values of a packed tensor that isn't transposed, decoded when rows are sliced."""
 
-    def __init__(self, packed: Packed):
-        self._packed = packed
+    def __init__(self, packed: Packed, dtype: np.dtype | type = np.float32):
+        self._packed, self._dtype = packed, np.dtype(dtype)
         self.shape = packed.stored_shape
+        self.nbytes = packed.size * self._dtype.itemsize
 
     @functools.cached_property
     def _decoder(self) -> Decoder:
-        return Decoder(self._packed, np.dtype(np.float32))
+        return Decoder(self._packed, self._dtype)
 
     def __getitem__(self, key: tuple[int, ...] | slice) -> Rows | np.ndarray:
-        """Returns a matrix of leading axes' indices, or float32 rows of a matrix."""
+        """Returns a matrix of leading axes' indices, or rows of a matrix."""
         p = self._packed
         if isinstance(key, tuple):
             if not key:
                 return self
-            return Rows(next(p.matrices_at([int(np.ravel_multi_index(key, p.codes.shape[:-2]))])))
+            at = int(np.ravel_multi_index(key, p.codes.shape[:-2]))
+            return Rows(next(p.matrices_at([at])), self._dtype)
         start, stop, _ = key.indices(self.shape[0])
-        out = np.empty((stop - start, self.shape[1]), np.float32)
+        out = np.empty((stop - start, self.shape[1]), self._dtype)
         self._decoder.rows(start, out)
         return out
+
+    def streamed(self) -> Iterator[np.ndarray]:
+        """Yields some rows at a time, in one buffer."""
+        rows, columns = self.shape[-2:]
+        step = max(1, BUFFER // max(1, columns))
+        buffer = np.empty((min(step, rows), columns), self._dtype)
+        for matrix in self._packed.matrices():
+            decoder = Decoder(matrix, self._dtype)
+            for i in range(0, rows, step):
+                part = buffer[: min(step, rows - i)]
+                decoder.rows(i, part)
+                yield part
 
 
 def slabs(x: np.ndarray | Rows) -> Iterator[tuple[tuple[int, ...], int, np.ndarray]]:
@@ -218,7 +203,6 @@ class Decoder:
             self._factors = np.asarray(packed.factors())
 
     def rows(self, first: int, out: np.ndarray) -> None:
-        """Writes the values of the rows from a first one."""
         step = max(1, CHUNK // max(1, out.shape[1]))
         decode = self._by_bytes if self._of_bytes else self._by_factors
         for i in range(0, len(out), step):
@@ -260,10 +244,14 @@ def largest_of_blocks(blocks: np.ndarray) -> np.ndarray:
 
 
 def nibbles(codes: np.ndarray) -> np.ndarray:
-    """Returns the codes of E2M1, one in each byte, from bytes of two."""
     out = np.empty((*codes.shape[:-1], 2 * codes.shape[-1]), np.uint8)
     out[..., 0::2], out[..., 1::2] = codes & 15, codes >> 4
     return out
+
+
+def one_each(codes: np.ndarray, element: Format) -> np.ndarray:
+    """Returns codes of an element's format, one in each byte."""
+    return nibbles(codes) if element == E2M1FN else codes
 
 
 def pack_nibbles(codes: np.ndarray) -> np.ndarray:

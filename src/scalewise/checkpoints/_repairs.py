@@ -4,75 +4,83 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from ..formats import E2M1FN
 from ._faults import Fault
 from ._files import UnreadableError
-from ._packed import E8M0, WIDE, Packed, elements, from_halves, nibbles, pack_nibbles, values
+from ._packed import (
+    E8M0,
+    WIDE,
+    Packed,
+    elements,
+    from_halves,
+    nibbles,
+    one_each,
+    pack_nibbles,
+    values,
+)
 from ._statistics import spread
 from ._weights import swizzled, unswizzled
 
 ROWS, MATRICES = 64, 4  # a sample of a tensor
+Fields: TypeAlias = dict[str, Any] | None  # of Packed, that a repair changes
 
 
 @dataclasses.dataclass(frozen=True)
 class Repair:
-    """A repair: the fault, what is done, and a function of the packed tensor, None if unfit."""
+    """A repair: the fault, what is done, and the fields that change, None if it doesn't fit."""
 
     fault: Fault
     what: str
-    apply: Callable[[Packed], Packed | None]
+    change: Callable[[Packed], Fields]
     of_codes: bool = False
 
+    def apply(self, p: Packed) -> Packed | None:
+        changed = self.change(p)
+        return None if changed is None else dataclasses.replace(p, **changed)
 
-def _whole(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Packed], Packed | None]:
-    def apply(p: Packed) -> Packed | None:
+
+def _whole(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Packed], Fields]:
+    def changed(p: Packed) -> Fields:
         if p.whole is None or not np.all(p.whole > 0):
             return None
         with np.errstate(all="ignore"):
-            return dataclasses.replace(p, whole=np.asarray(change(p.whole), np.float32))
+            return {"whole": np.asarray(change(p.whole), np.float32)}
 
-    return apply
-
-
-def _scale(change: Callable[[Packed], np.ndarray | None]) -> Callable[[Packed], Packed | None]:
-    def apply(p: Packed) -> Packed | None:
-        scale = change(p)
-        return None if scale is None else dataclasses.replace(p, scale=scale)
-
-    return apply
+    return changed
 
 
-def _transposed(p: Packed) -> np.ndarray | None:
+def _transposed(p: Packed) -> Fields:
     *lead, rows, columns = p.scale.shape
     if 1 in (rows, columns):
         return None
-    return np.swapaxes(p.scale.reshape(*lead, columns, rows), -1, -2)
+    return {"scale": np.swapaxes(p.scale.reshape(*lead, columns, rows), -1, -2)}
 
 
-def _unswizzled(p: Packed) -> np.ndarray | None:
+def _unswizzled(p: Packed) -> Fields:
     rows, columns = p.scale.shape[-2:]
     if p.scale.ndim != 2 or rows % 128 or columns % 4 or p.block[0] != 1:
         return None
-    return unswizzled(p.scale, p.scale.shape)
+    return {"scale": unswizzled(p.scale, p.scale.shape)}
 
 
-def _swizzled(p: Packed) -> np.ndarray | None:
+def _swizzled(p: Packed) -> Fields:
     if _unswizzled(p) is None:
         return None
-    return swizzled(p.scale).reshape(p.scale.shape)
+    return {"scale": swizzled(p.scale).reshape(p.scale.shape)}
 
 
-def _rolled(by: int, axis: int) -> Callable[[Packed], np.ndarray | None]:
-    return lambda p: np.roll(p.scale, by, axis) if p.scale.shape[axis] > 1 else None
+def _rolled(by: int, axis: int) -> Callable[[Packed], Fields]:
+    return lambda p: {"scale": np.roll(p.scale, by, axis)} if p.scale.shape[axis] > 1 else None
 
 
-def _as_bytes(p: Packed) -> Packed | None:
+def _as_bytes(p: Packed) -> Fields:
     if p.kind != WIDE or not is_bytes(p.scale):
         return None
-    return dataclasses.replace(p, scale=p.scale.astype(np.uint8), kind=E8M0)
+    return {"scale": p.scale.astype(np.uint8), "kind": E8M0}
 
 
 def is_bytes(scale: np.ndarray) -> bool:
@@ -82,50 +90,43 @@ def is_bytes(scale: np.ndarray) -> bool:
 
 
 def biased(by: int) -> Repair:
-    """Returns the repair of scales whose exponent is off by a number."""
-
-    def apply(p: Packed) -> Packed | None:
+    def moved(p: Packed) -> Fields:
         if p.kind != E8M0 or not by:
             return None
-        moved = np.clip(p.scale.astype(np.int32) + by, 0, 254).astype(np.uint8)
-        return dataclasses.replace(p, scale=moved)
+        return {"scale": np.clip(p.scale.astype(np.int32) + by, 0, 254).astype(np.uint8)}
 
-    return Repair(Fault.BIAS, f"add {by} to the scales' bytes", apply)
+    return Repair(Fault.BIAS, f"add {by} to the scales' bytes", moved)
 
 
-def _flipped(p: Packed) -> Packed | None:
+def _flipped(p: Packed) -> Fields:
     if p.element != E2M1FN:
         return None
-    return dataclasses.replace(p, codes=(p.codes >> 4) | (p.codes << 4))
+    return {"codes": (p.codes >> 4) | (p.codes << 4)}
 
 
-def _from_halves(p: Packed) -> Packed | None:
+def _from_halves(p: Packed) -> Fields:
     if p.element != E2M1FN or p.stored_shape[-1] % p.block[1]:
         return None
-    return dataclasses.replace(p, codes=from_halves(p.codes, p.block[1]))
+    return {"codes": from_halves(p.codes, p.block[1])}
 
 
-def _to_halves(p: Packed) -> Packed | None:
+def _to_halves(p: Packed) -> Fields:
     if p.element != E2M1FN or p.stored_shape[-1] % p.block[1]:
         return None
     both = nibbles(p.codes)
     both = both.reshape(*both.shape[:-1], -1, 2, p.block[1] // 2).swapaxes(-1, -2)
-    return dataclasses.replace(p, codes=pack_nibbles(both.reshape(*p.codes.shape[:-1], -1)))
+    return {"codes": pack_nibbles(both.reshape(*p.codes.shape[:-1], -1))}
 
 
 REPAIRS = (
     Repair(Fault.INVERTED, "invert the global scale", _whole(lambda w: 1 / w)),
     Repair(Fault.TWICE, "take the root of the global scale", _whole(np.sqrt)),
     Repair(Fault.TWICE, "take 1 as the global scale", _whole(np.ones_like)),
-    Repair(Fault.TRANSPOSED, "transpose the scale", _scale(_transposed)),
-    Repair(Fault.SWIZZLED, "bring the scale from tiles into rows", _scale(_unswizzled)),
-    Repair(Fault.SWIZZLED, "bring the scale from rows into tiles", _scale(_swizzled)),
+    Repair(Fault.TRANSPOSED, "transpose the scale", _transposed),
+    Repair(Fault.SWIZZLED, "bring the scale from tiles into rows", _unswizzled),
+    Repair(Fault.SWIZZLED, "bring the scale from rows into tiles", _swizzled),
     *(
-        Repair(
-            Fault.WRONG_BLOCK,
-            f"move the scale by {by} along axis {axis}",
-            _scale(_rolled(by, axis)),
-        )
+        Repair(Fault.WRONG_BLOCK, f"move the scale by {by} along axis {axis}", _rolled(by, axis))
         for axis in (-1, -2)
         for by in (-1, 1, -2, 2)
     ),
@@ -164,7 +165,6 @@ class Sample:
         return np.stack([np.asarray(x[m][self.rows]) for m in self.matrices]).astype(np.float32)
 
     def repaired(self, p: Packed, repair: Repair) -> np.ndarray | None:
-        """Returns the values of the rows after a repair, None if it doesn't fit."""
         try:
             first = self.packed(p) if repair.of_codes else p
             found = repair.apply(first)
@@ -176,7 +176,6 @@ class Sample:
 
 
 def sample_of(shape: tuple[int, ...]) -> Sample:
-    """Returns a sample of a tensor as stored."""
     lead, rows = shape[:-2], shape[-2]
     every = list(np.ndindex(*lead))
     return Sample(tuple(every[i] for i in spread(len(every), MATRICES)), spread(rows, ROWS))
@@ -192,7 +191,7 @@ def tries(p: Packed, shift: float | None) -> Iterator[Repair]:
 def negative_zeros(p: Packed) -> tuple[int, int]:
     """Returns the number of zeros and of those coded as -0, in blocks that have a scale."""
     table = elements(p.element)
-    codes = nibbles(p.codes) if p.element == E2M1FN else p.codes
+    codes = one_each(p.codes, p.element)
     counts = np.bincount(codes.reshape(-1), minlength=len(table))
     zero = table == 0
     negative = zero & np.signbit(table)

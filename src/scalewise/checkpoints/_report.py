@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,14 +12,14 @@ from typing import TYPE_CHECKING, ClassVar
 from .._output import (
     Printed,
     Rows,
-    check_writable,
+    Saved,
     counted,
-    print_table,
-    replacing,
+    print_rows,
     tables_page,
     visible,
 )
 from .._types import Json
+from ._faults import Finding
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,14 +27,14 @@ if TYPE_CHECKING:
 WORST = 10  # rows of a table in a terminal
 
 
-class Report(Printed):
+class Report(Saved):
     """The result of a command, with sentences and tables."""
 
     title = "checkpoint"
+    endings = (".html", ".json")
     derived: ClassVar[tuple[str, ...]] = ()  # properties in the JSON file
 
     def lines(self) -> list[str]:
-        """Returns sentences, the verdict first."""
         raise NotImplementedError
 
     def tables(self) -> list[Rows]:
@@ -47,14 +45,9 @@ class Report(Printed):
         fields: Json = dataclasses.asdict(self)  # pyright: ignore[reportArgumentType]
         return fields | {name: getattr(self, name) for name in self.derived}
 
-    def json(self) -> str:
-        return json.dumps(plain(self.as_dict()), indent=1)
-
     def show(self, console: Console | None = None, *, everything: bool = False) -> None:
         """Prints the report; of long tables the first rows, unless ``everything``."""
         from rich.console import Console as Terminal
-        from rich.markup import escape
-        from rich.table import Table
 
         console = console or Terminal()
         for line in self.lines():
@@ -62,37 +55,15 @@ class Report(Printed):
         for found in self.tables():
             if not found.rows:
                 continue
-            shown = Table(title=found.title, box=None, pad_edge=False, title_justify="left")
-            for heading in found.headings:
-                shown.add_column(heading)
             rows = found.rows if everything else found.rows[:WORST]
-            for row in rows:
-                shown.add_row(*(escape(visible(cell)) for cell in row))
-            print_table(console, shown)
+            print_rows(console, found.headings, rows, title=found.title)
             if len(rows) < len(found.rows):
                 console.print(f"and {len(found.rows) - len(rows)} more (--all)", highlight=False)
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the report; on failure, a file that was there stays unchanged.
-
-        Args:
-            path: ends with ``.html`` or ``.json``.
-
-        Raises:
-            ValueError: another ending, no such folder, or not a regular file.
-            OSError: the file can't be written.
-        """
-        path = Path(path)
-        if path.suffix not in (".html", ".json"):
-            raise ValueError(f"save({str(path)!r}): expected a name that ends with .html or .json")
-        check_writable(path)
-        text = self.json() if path.suffix == ".json" else self._page()
-        with replacing(path) as file:
-            file.write(text.encode())
-        return path
-
     def _page(self) -> str:
         return tables_page(self.title, self.lines(), [t for t in self.tables() if t.rows])
+
+    _repr_html_ = Printed._repr_html_
 
 
 @dataclasses.dataclass(eq=False)
@@ -157,20 +128,47 @@ class CastReport(Report):
         return [Rows("worst first", heads, rows), Rows("others", ("tensor", "dtype", "what"), kept)]
 
 
+@dataclasses.dataclass(eq=False)
+class CheckReport(Report):
+    """What :func:`scalewise.checkpoints.check` found.
+
+    Attributes:
+        path, against: of the checkpoints.
+        layout: family of the layouts.
+        findings: the faults.
+        weights: how many quantised tensors were read.
+    """
+
+    path: str
+    against: str | None
+    layout: str | None
+    findings: list[Finding]
+    weights: int
+    title = "check"
+
+    def __bool__(self) -> bool:
+        """True if nothing was found."""
+        return not self.findings
+
+    def lines(self) -> list[str]:
+        beside = f" against {self.against}" if self.against else ""
+        found = counted(len(self.findings), "fault") if self.findings else "no fault found"
+        lines = [f"{self.path}: {found} in {counted(self.weights, 'quantised tensor')}{beside}"]
+        for f in self.findings[:20]:
+            repair = f"; repair: {f.repair} ({f.tried})" if f.repair else ""
+            lines.append(f"{f.fault}: {first_of(f.tensors, 1)}: {f.evidence}{repair}")
+        return lines
+
+    def tables(self) -> list[Rows]:
+        rows = [(f.fault, ", ".join(f.tensors), f.evidence, f.repair or "", f.tried or "")
+                for f in self.findings[20:]]  # fmt: skip
+        return [Rows("more", ("fault", "tensors", "evidence", "repair", "tried"), rows)]
+
+
 def first_of(names: Sequence[str], most: int = 5) -> str:
-    """Returns some names, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def _db(x: float) -> str:
     return "exact" if x == math.inf else f"{x:.1f} dB"
-
-
-def plain(x: Json) -> Json:
-    """Returns what JSON can hold."""
-    if isinstance(x, dict):
-        return {str(k): plain(v) for k, v in x.items()}
-    if isinstance(x, list | tuple):
-        return [plain(v) for v in x]
-    return str(x) if isinstance(x, float) and not math.isfinite(x) else x

@@ -11,9 +11,8 @@ import numpy as np
 
 from .._output import counted
 from .._types import Json
-from ._faults import Fault
-from ._files import File, Problem, Tensor, UnreadableError, open_file, read_json
-from ._gguf import open_gguf
+from ._faults import Fault, Finding
+from ._files import File, Tensor, UnreadableError, open_file, open_gguf, read_json
 
 
 @dataclasses.dataclass(eq=False)
@@ -25,7 +24,7 @@ class Source:
     tensors: dict[str, Tensor]
     config: dict[str, Json]
     quantization: dict[str, Json]
-    problems: list[Problem]
+    problems: list[Finding]
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -56,7 +55,7 @@ def open_source(path: str | os.PathLike[str]) -> Source:
 
 
 def _open_folder(folder: Path, index: Path | None = None) -> Source:
-    problems: list[Problem] = []
+    problems: list[Finding] = []
     index = index or next(iter(sorted(folder.glob("*.safetensors.index.json"))), None)
     if index is None:
         names = sorted(p.name for p in folder.glob("*.safetensors"))
@@ -79,31 +78,30 @@ def _open_folder(folder: Path, index: Path | None = None) -> Source:
             what = (
                 f"the shard {name} isn't there; the index puts {counted(len(lost), 'tensor')} there"
             )
-            problems.append(Problem(Fault.SHARD_MISSING, lost, what))
+            problems.append(Finding(Fault.SHARD_MISSING, lost, what))
     source = _source(folder, files, problems, folder)
     _compare_with_index(source, weights)
     return source
 
 
 def _compare_with_index(source: Source, weights: Mapping[str, str]) -> None:
-    """Records tensors that the index and the shards don't agree about."""
     there = {(t.name, file.path.name) for file in source.files for t in file.tensors}
     opened = {file.path.name for file in source.files}
     for name, shard in weights.items():
         if shard in opened and (name, shard) not in there:
             what = f"{name!r} isn't in {shard}, where the index puts it"
-            source.problems.append(Problem(Fault.TENSOR_MISSING, (name,), what))
+            source.problems.append(Finding(Fault.TENSOR_MISSING, (name,), what))
     for name, shard in sorted(there):
         if name not in weights:
             what = f"{name!r} is in {shard}, but not in the index: loaders that use it skip it"
-            source.problems.append(Problem(Fault.TENSOR_STALE, (name,), what))
+            source.problems.append(Finding(Fault.TENSOR_STALE, (name,), what))
     for file in source.files:  # of a duplicate, the index says which one counts
         for t in file.tensors:
             if weights.get(t.name) == file.path.name:
                 source.tensors[t.name] = t
 
 
-def _source(path: Path, files: list[File], problems: list[Problem], folder: Path | None) -> Source:
+def _source(path: Path, files: list[File], problems: list[Finding], folder: Path | None) -> Source:
     tensors: dict[str, Tensor] = {}
     for file in files:
         for t in file.tensors:
@@ -111,7 +109,7 @@ def _source(path: Path, files: list[File], problems: list[Problem], folder: Path
                 where = f"{tensors[t.name].file.path.name} and {file.path.name}"
                 same = np.array_equal(tensors[t.name].bytes, t.bytes)
                 what = f"{t.name!r} is in {where}, with {'equal' if same else 'different'} bytes"
-                problems.append(Problem(Fault.TENSOR_DUPLICATED, (t.name,), what))
+                problems.append(Finding(Fault.TENSOR_DUPLICATED, (t.name,), what))
             tensors.setdefault(t.name, t)
     config: dict[str, Json] = {}
     quantization: dict[str, Json] = {}

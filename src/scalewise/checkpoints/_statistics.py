@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 
-from ..formats import E2M1FN
-from ._packed import Packed, elements, nibbles
+from ._packed import Packed, elements, one_each
 
 BLOCK_ROWS, ROWS_OF_BLOCK = 64, 16  # a sample of a matrix of blocks
 
@@ -49,8 +48,9 @@ def relative(x: np.ndarray, truth: np.ndarray) -> float:
     )
 
 
-def wrong_blocks(x: np.ndarray, truth: np.ndarray, size: int = 16) -> float:
+def wrong_blocks(x: np.ndarray, truth: np.ndarray) -> float:
     """Returns the share of blocks that aren't small and whose error is above half their norm."""
+    size = 16
     width = truth.shape[-1] // size * size
     if not width:
         return 0.0
@@ -63,7 +63,6 @@ def wrong_blocks(x: np.ndarray, truth: np.ndarray, size: int = 16) -> float:
 
 
 def powers(scale: np.ndarray) -> bool:
-    """Returns whether all scales are powers of two."""
     return bool(np.all(np.frexp(scale)[0] == 0.5))
 
 
@@ -75,7 +74,7 @@ def code_levels(p: Packed) -> tuple[np.ndarray, np.ndarray]:
     found = []
     for i in chosen:
         codes = p.codes[i * r + spread(min(r, rows - i * r), ROWS_OF_BLOCK)]
-        x = squares[nibbles(codes) if p.element == E2M1FN else codes].mean(axis=0)
+        x = squares[one_each(codes, p.element)].mean(axis=0)
         found.append(np.add.reduceat(x, np.arange(0, columns, c)))
     with np.errstate(divide="ignore"):
         return chosen, 0.5 * np.log2(np.array(found))
@@ -106,7 +105,7 @@ def residue(p: Packed, levels: tuple[np.ndarray, np.ndarray]) -> tuple[float, in
 
 def is_uniform(codes: np.ndarray, p: Packed) -> bool:
     """Returns whether all codes are equally frequent, within the spread of a random draw."""
-    part = nibbles(codes) if p.element == E2M1FN else codes
+    part = one_each(codes, p.element)
     kinds = 1 << p.element.bits
     counts = np.bincount(part.reshape(-1), minlength=kinds)
     expected = part.size / kinds

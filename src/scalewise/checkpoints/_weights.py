@@ -9,6 +9,7 @@ from functools import cached_property
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 
 from .._types import Json
@@ -18,6 +19,7 @@ from ..scaled import ScaledArray
 from ..scaled._safetensors import _joined
 from ._files import Tensor, UnreadableError
 from ._layouts import Layout, Role
+from ._loss import Loss
 from ._packed import ELEMENTS, Packed, from_halves, nibbles, pack_nibbles, values
 
 BLOCK_SIZES = (128, 64, 32, 16)
@@ -32,7 +34,7 @@ class Weight:
         layout: None for a tensor that is stored as it is.
         parts: the tensors of the file by their roles: codes, scale, whole, pre.
         record: what the file says about it: torchao's or scalewise's metadata.
-        fixes: fields of :class:`Packed` that replace what the file says, for tried repairs.
+        block: rows and columns that share a scale, if the config says it.
     """
 
     name: str
@@ -43,7 +45,6 @@ class Weight:
 
     @property
     def kind(self) -> str:
-        """The layout's name, or ``plain``."""
         if self.layout is None:
             return "scalewise" if self.record else "plain"
         return self.layout.name
@@ -60,7 +61,6 @@ class Weight:
 
     @property
     def format(self) -> str:
-        """The name of the format of the numbers."""
         if self.layout is None:
             return "scalewise" if self.record else self.parts["codes"].dtype.lower()
         if self.layout.format == "deepseek":
@@ -68,13 +68,15 @@ class Weight:
         return self.packed.element.name if self.layout.scale_dtypes[0] == "F32" else (
             self.layout.format)  # fmt: skip
 
+    def record_of(self, what: str, fmt: str, size: int, lost: Loss | None = None) -> Json:
+        """Returns what a report of a cast says about the weight."""
+        found = {"name": self.name, "what": what, "from": self.kind, "to": fmt, "size": size,
+                 "bytes": self.nbytes}  # fmt: skip
+        return found | ({"loss": lost.record()} if lost else {})
+
     @cached_property
     def packed(self) -> Packed:
-        """The bytes in normal form.
-
-        Raises:
-            UnreadableError: the parts' shapes or dtypes don't fit.
-        """
+        """The bytes in normal form."""
         assert self.layout is not None
         return _packed(self)
 
@@ -123,7 +125,7 @@ def _packed(weight: Weight) -> Packed:
         raw = raw.reshape(*raw.shape[:-2], -1)
     if raw.ndim < 2:
         raise UnreadableError(f"{weight.name!r} has {raw.ndim} axes; {layout.name} has two or more")
-    packed = Packed(raw, element, scale, _kind(layout, parts["scale"]), (1, 1), _whole(weight),
+    packed = Packed(raw, element, scale, _kind(parts["scale"]), (1, 1), _whole(weight),
                     layout.divides, layout.transposed)  # fmt: skip
     swizzled = bool(weight.record and weight.record.get("is_swizzled_scales"))
     block, scale = _blocks(weight, packed, swizzled)
@@ -135,7 +137,6 @@ def _packed(weight: Weight) -> Packed:
 
 
 def _whole(weight: Weight) -> np.ndarray | None:
-    """Returns the scale of the tensor, or of each of its experts."""
     if "whole" not in weight.parts:
         return None
     whole = weight.parts["whole"].array().astype(np.float32)
@@ -145,7 +146,7 @@ def _whole(weight: Weight) -> np.ndarray | None:
     return whole.reshape(()) if whole.size == 1 else whole.reshape(lead)
 
 
-def _kind(layout: Layout, scale: Tensor) -> str:
+def _kind(scale: Tensor) -> str:
     if scale.dtype in ("U8", "F8_E8M0"):
         return "e8m0"
     return "e4m3fn" if scale.dtype == "F8_E4M3" else "fp32"
@@ -278,8 +279,6 @@ def _scaled(packed: Packed) -> ScaledArray:
 
 
 def _dtyped(scale: np.ndarray, kind: str) -> np.ndarray:
-    import ml_dtypes
-
     dtypes = {"e8m0": ml_dtypes.float8_e8m0fnu, "e4m3fn": ml_dtypes.float8_e4m3fn}
     dtypes["ue4m3"] = dtypes["e4m3fn"]
     return np.ascontiguousarray(scale).view(dtypes[kind]) if kind in dtypes else scale

@@ -22,9 +22,9 @@ import numpy as np
 from .._output import TargetError, lock
 from .._output._write import PREFIX
 from .._types import Json
-from ..scaled._safetensors import DTYPES, MOST_HEADER
+from ..scaled._safetensors import DTYPES, MOST_HEADER, NAMES
 from ._files import BITS, UnreadableError
-from ._packed import Streamed
+from ._packed import Rows
 
 SYNC = 64 << 20  # bytes between two synchronisations with the disk
 JOURNAL = "journal.jsonl"
@@ -48,13 +48,11 @@ class Job:
     """Tensors that are made together, and the function that makes their bytes and a record."""
 
     entries: tuple[Entry, ...]
-    make: Callable[[], tuple[Sequence[np.ndarray | Streamed], Json]]
+    make: Callable[[], tuple[Sequence[np.ndarray | Rows], Json]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """A file to write."""
-
     name: str
     metadata: Mapping[str, str]
     jobs: Sequence[Job]
@@ -79,13 +77,7 @@ class Shard:
 
 @contextmanager
 def staging(target: Path) -> Iterator[Path]:
-    """Yields a locked folder for temporary files beside a target; it stays if the block raises.
-
-    Raises:
-        TargetError: the target exists already, or its folder doesn't.
-        FolderInUseError: another process writes the same target.
-        OSError: no folder can be made there.
-    """
+    """Yields a locked folder for temporary files beside a target; it stays if the block raises."""
     target = Path(os.path.abspath(target))
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise TargetError(f"cannot write {str(target)!r}: it exists; give another --out")
@@ -162,7 +154,6 @@ def _journal(path: Path, identity: str) -> list[Json] | None:
 def _write_shard(
     path: Path, shard: Shard, done: list[Json], log: IO[str], told: Callable[[Json, int], None]
 ) -> list[Json]:
-    """Writes one file; returns the records of the journal that belong to later ones."""
     header = shard.header()
     kept, rest = done[: len(shard.jobs)], done[len(shard.jobs) :]
     size = len(header) + sum(e.nbytes for job in shard.jobs[: len(kept)] for e in job.entries)
@@ -184,7 +175,7 @@ def _write_shard(
             arrays, record = job.make()
             for entry, x in zip(job.entries, arrays, strict=True):
                 _check(entry, x)
-                for part in x if isinstance(x, Streamed) else (x,):
+                for part in x.streamed() if isinstance(x, Rows) else (x,):
                     file.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
             count = sum(e.nbytes for e in job.entries)
             waiting, unsynced = [*waiting, record], unsynced + count
@@ -196,7 +187,7 @@ def _write_shard(
     return []
 
 
-def _check(entry: Entry, x: np.ndarray | Streamed) -> None:
+def _check(entry: Entry, x: np.ndarray | Rows) -> None:
     if x.nbytes != entry.nbytes:
         raise AssertionError(f"{entry} got {x.nbytes} bytes")
 
@@ -227,12 +218,7 @@ def publish(folder: Path, target: Path, one: str | None) -> None:
 
 
 def entry_of(name: str, x: np.ndarray) -> Entry:
-    """Returns the entry of an array.
-
-    Raises:
-        UnreadableError: safetensors has no such dtype.
-    """
-    for key, dtype in DTYPES.items():
-        if dtype == x.dtype:
-            return Entry(name, key, x.shape)
-    raise UnreadableError(f"{name!r} is {x.dtype}; safetensors has {', '.join(DTYPES)}")
+    """Returns the entry of an array."""
+    if x.dtype not in NAMES:
+        raise UnreadableError(f"{name!r} is {x.dtype}; safetensors has {', '.join(DTYPES)}")
+    return Entry(name, NAMES[x.dtype], x.shape)

@@ -5,99 +5,62 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from .._output import TargetError, rescue_folder, sentence
-from .._output import check_target as check_file
-from ._options import Args, Everything, Reports, Seed
-from ._refusal import UNUSABLE, check_target, refusal, tell
+from ._refusal import UNUSABLE, refusal, tell
+from ._results import check
 
 
 def audit(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE:FUNCTION",
-            help="A function of a Python file, model.py:train_step; or hf:CONFIG.json or "
-            "hf:FOLDER, a model of transformers.",
-        ),
-    ],
-    fmt: Annotated[
-        str,
-        typer.Option(
-            "--format", metavar="NAME", help="The format to audit, or an autocast policy."
-        ),
-    ] = "fp16",
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="A recipe of autoscale to audit instead of a format: fp8, ..."
-        ),
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="With a recipe: whose matrix units add up products."),
-    ] = None,
-    args: Args = None,
-    reference: Annotated[
-        str | None,
-        typer.Option(
-            "--reference",
-            "--shadow",
-            metavar="DTYPE",
-            help="The precision to compare with: float32 or float64.",
-        ),
-    ] = None,
-    trials: Annotated[int, typer.Option(min=0, help="The number of runs to try fixes with.")] = 40,
-    steps: Annotated[
-        int, typer.Option(min=1, help="The number of calls, each with the last result.")
-    ] = 1,
-    batches: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FUNCTION",
-            help="A function of that file that returns the second argument of a step's number.",
-        ),
-    ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FUNCTION",
-            help="Instead of --args and --batches, a function that returns both as a pair.",
-        ),
-    ] = None,
-    seed: Seed = 0,
-    out: Reports = None,
-    everything: Everything = False,
-    framework: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="jax, or torch: the function returns a module, or a pair of it and its inputs. "
-            "Default: found from the file.",
-        ),
-    ] = None,
-    grad: Annotated[
-        bool, typer.Option("--grad", help="Audit a torch model's gradients, too.")
-    ] = False,
-    autocast: Annotated[
-        bool,
-        typer.Option("--autocast", help="Audit a torch model as under torch.autocast('cuda')."),
-    ] = False,
-    loss_scale: Annotated[
-        float | None, typer.Option(help="The factor of a torch model's loss, as of GradScaler.")
-    ] = None,
+    target: str,
+    *,
+    fmt: str = "fp16",
+    recipe: str | None = None,
+    device: str | None = None,
+    args: str | None = None,
+    reference: str | None = None,
+    trials: int = 40,
+    steps: int = 1,
+    batches: str | None = None,
+    data: str | None = None,
+    seed: int = 0,
+    out: list[Path] | None = None,
+    everything: bool = False,
+    framework: str | None = None,
+    grad: bool = False,
+    autocast: bool = False,
+    loss_scale: float | None = None,
 ) -> None:
     """Report which lines lose accuracy in low precision, and changes that were tried.
 
     Exits with 1 if outputs aren't finite, with 2 if the audit or writing a file fails.
+
+    Args:
+        target (FILE:FUNCTION): A function of a Python file, model.py:train_step; or
+            hf:CONFIG.json or hf:FOLDER, a model of transformers.
+        fmt (--format NAME): The format to audit, or an autocast policy.
+        recipe (NAME): A recipe of autoscale to audit instead of a format: fp8, ...
+        device (NAME): With a recipe: whose matrix units add up products.
+        reference (--reference --shadow DTYPE): The precision to compare with: float32 or float64.
+        trials (>= 0): The number of runs to try fixes with.
+        steps (>= 1): The number of calls, each with the last result.
+        batches (FUNCTION): A function of that file that returns the second argument of a step's
+            number.
+        data (FUNCTION): Instead of --args and --batches, a function that returns both as a
+            pair.
+        framework (NAME): jax, or torch: the function returns a module, or a pair of it and its
+            inputs. Default: found from the file.
+        grad: Audit a torch model's gradients, too.
+        autocast: Audit a torch model as under torch.autocast('cuda').
+        loss_scale: The factor of a torch model's loss, as of GradScaler.
+
+    Example:
+        scalewise audit model.py:train_step --args example --out report.html
     """
-    with refusal(ValueError):
-        check_target(target)
-        for path in out or ():
-            check_file(path)
+    check(target, out)
     from scalewise.auditing import writable  # JAX takes a second to import: not for --help
     from scalewise.autoscaling.recipes import recipe as named
 
@@ -159,7 +122,6 @@ def _imports_torch(file: Path) -> bool:
 
 
 def _unused(options: Mapping[str, Any], whose: str) -> None:
-    """Raises if an option is given that is for others."""
     given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
     if given:
         raise ValueError(f"{', '.join(given)}: for {whose} only")
@@ -168,7 +130,6 @@ def _unused(options: Mapping[str, Any], whose: str) -> None:
 def _of_function(
     target: str, low: Any, args: str | None, seed: int, options: Any, calls: Mapping[str, Any]
 ) -> Any:
-    """Returns the report of a JAX function."""
     from scalewise import audit as run_audit
     from scalewise.auditing import load_function, user_errors
     from scalewise.auditing._file import inputs
@@ -184,7 +145,6 @@ def _of_function(
 
 
 def _of_torch(target: str, low: Any, args: str | None, seed: int, options: Any) -> Any:
-    """Returns the report of a torch model."""
     import scalewise.torch as st
     from scalewise.torch._load import load
 

@@ -1,116 +1,66 @@
 """`scalewise cast`: casts arrays and checkpoints to a format and reports the error."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from .._output import TargetError, check_source, replacing
-from ._checkpoints import progress, shown
-from ._options import AsJson, Everything
+from ._checkpoints import progress
 from ._refusal import refusal
+from ._results import shown
 
 
 def cast(
-    data: Annotated[
-        Path,
-        typer.Argument(
-            metavar="PATH", help="A checkpoint (file or folder), or a .npy file of real numbers."
-        ),
-    ],
-    fmt: Annotated[
-        str, typer.Option("--to", "--format", metavar="NAME", help="The format to cast to.")
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH", help="A new file or folder. Default: the input's name and the format's."
-        ),
-    ] = None,
-    layout: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="The package's layout to write: compressed-tensors, modelopt, torchao, deepseek, "
-            "gpt-oss, plain or scalewise. Default: scalewise.",
-        ),
-    ] = None,
-    keep: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATTERN", help="A regular expression of wide tensors that stay wide."
-        ),
-    ] = None,
-    tensors: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="RULE",
-            help="PATTERN=FORMAT or PATTERN=keep, tried before --keep; may be given again.",
-        ),
-    ] = None,
-    writer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="The package whose bytes are written, where packages differ."
-        ),
-    ] = None,
-    scales: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="The choice of scales: amax, least_squares, four_over_six or mse.",
-        ),
-    ] = "amax",
-    strategy: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME", help="What shares an FP8 scale: channel, tensor or block (128 x 128)."
-        ),
-    ] = "channel",
-    no_fuse: Annotated[
-        bool,
-        typer.Option("--no-fuse", help="Give each of q, k and v its own NVFP4 tensor scale."),
-    ] = False,
-    powers_of_two: Annotated[
-        bool, typer.Option("--powers-of-two", help="Round DeepSeek's scales up to powers of two.")
-    ] = False,
-    requantise: Annotated[
-        bool, typer.Option("--requantise", help="Round again what is quantised already.")
-    ] = False,
-    unscaled: Annotated[
-        bool, typer.Option("--unscaled", help="Take FP8 without scales as the numbers themselves.")
-    ] = False,
-    reports: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--report",
-            metavar="FILE",
-            help="A file to write the report to, .html or .json; may be given again.",
-        ),
-    ] = None,
-    json: AsJson = False,
-    everything: Everything = False,
-    rounding: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME", help="The rounding mode: nearest_even, toward_zero, to_odd, ..."
-        ),
-    ] = "nearest_even",
-    saturate: Annotated[
-        bool, typer.Option("--saturate", help="Round a .npy file's overflow to the largest number.")
-    ] = False,
-    rule: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="A published rule of saturation for a .npy file: onnx, onnx-19."
-        ),
-    ] = None,
+    data: Path,
+    *,
+    fmt: str,
+    out: Path | None = None,
+    layout: str | None = None,
+    keep: str | None = None,
+    tensors: list[str] | None = None,
+    writer: str | None = None,
+    scales: str = "amax",
+    strategy: str = "channel",
+    no_fuse: bool = False,
+    powers_of_two: bool = False,
+    requantise: bool = False,
+    unscaled: bool = False,
+    reports: list[Path] | None = None,
+    json: bool = False,
+    everything: bool = False,
+    rounding: str = "nearest_even",
+    saturate: bool = False,
+    rule: str | None = None,
 ) -> None:
     """Cast a checkpoint or an array to a format, and report the error.
 
     A checkpoint is cast tensor by tensor to a layout; a run that was killed continues when it is
     called again. A .npy file is cast to codes without scales; in a block format it becomes a
     .safetensors file, which holds the scales.
+
+    Args:
+        data (PATH): A checkpoint (file or folder), or a .npy file of real numbers.
+        fmt (--to --format NAME): The format to cast to.
+        out (PATH): A new file or folder. Default: the input's name and the format's.
+        layout (NAME): The package's layout to write: compressed-tensors, modelopt, torchao,
+            deepseek, gpt-oss, plain or scalewise. Default: scalewise.
+        keep (PATTERN): A regular expression of wide tensors that stay wide.
+        tensors (RULE): PATTERN=FORMAT or PATTERN=keep, tried before --keep; may be given again.
+        writer (NAME): The package whose bytes are written, where packages differ.
+        scales (NAME): The choice of scales: amax, least_squares, four_over_six or mse.
+        strategy (NAME): What shares an FP8 scale: channel, tensor or block (128 x 128).
+        no_fuse: Give each of q, k and v its own NVFP4 tensor scale.
+        powers_of_two: Round DeepSeek's scales up to powers of two.
+        requantise: Round again what is quantised already.
+        unscaled: Take FP8 without scales as the numbers themselves.
+        reports (--report FILE): A file to write the report to, .html or .json; may be given again.
+        rounding (NAME): The rounding mode: nearest_even, toward_zero, to_odd, ...
+        saturate: Round a .npy file's overflow to the largest number.
+        rule (NAME): A published rule of saturation for a .npy file: onnx, onnx-19.
+
+    Example:
+        scalewise cast model --to nvfp4 --layout modelopt --out model-nvfp4
     """
     if data.suffix == ".npy":
         with refusal():
@@ -140,7 +90,7 @@ def cast(
                 powers_of_two=powers_of_two, requantise=requantise, unscaled_fp8=unscaled,
                 rounding=rounding, told=told, **options,
             )  # fmt: skip
-        shown(found, reports, json, everything)
+        shown(found, reports, json, everything=everything)
 
 
 def _rule(text: str) -> tuple[str, str]:

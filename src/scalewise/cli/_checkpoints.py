@@ -3,14 +3,14 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from .._output import check_source
 from ._formats import show_numbers
-from ._options import AsJson, Everything, Reports
 from ._refusal import refusal
+from ._results import shown
 
 FILES = (".safetensors", ".gguf")
 
@@ -37,38 +37,27 @@ def progress(*paths: Path) -> Iterator[Callable[[Any, int], None]]:
         yield told
 
 
-def shown(report: Any, saved: list[Path] | None, json: bool, everything: bool = False) -> None:
-    """Prints a report, after it is written to files."""
-    for path in saved or ():
-        report.save(path)
-    if json:
-        typer.echo(report.json())
-    else:
-        report.show(everything=everything)
-        for path in saved or ():
-            typer.echo(f"wrote {path}")
-
-
 def _is_checkpoint(path: Path) -> bool:
     return path.is_dir() or path.name.endswith((*FILES, ".index.json"))
 
 
 def inspect(
-    what: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="WHAT",
-            help="A checkpoint; or numbers, or codes such as 0x3c00 or 0b1010.",
-        ),
-    ],
-    fmt: Annotated[
-        str, typer.Option("--format", metavar="NAME", help="The format to show numbers in.")
-    ] = "fp32",
-    out: Reports = None,
-    json: AsJson = False,
-    everything: Everything = False,
+    what: list[str],
+    *,
+    fmt: str = "fp32",
+    out: list[Path] | None = None,
+    json: bool = False,
+    everything: bool = False,
 ) -> None:
-    """Describe a checkpoint: layout, formats, bytes, scales; or show numbers in a format."""
+    """Describe a checkpoint: layout, formats, bytes, scales; or show numbers in a format.
+
+    Args:
+        what (WHAT): A checkpoint; or numbers, or codes such as 0x3c00 or 0b1010.
+        fmt (--format NAME): The format to show numbers in.
+
+    Example:
+        scalewise inspect 0.1 0x3c00 --format fp16
+    """
     path = Path(what[0])
     if len(what) > 1 or not (_is_checkpoint(path) or path.exists()):
         return show_numbers(what, fmt)
@@ -79,31 +68,29 @@ def inspect(
 
         with progress(path) as told:
             report = checkpoints.inspect(path, told)
-        shown(report, out, json, everything)
+        shown(report, out, json, everything=everything)
 
 
 def diff(
-    before: Annotated[
-        Path,
-        typer.Argument(
-            metavar="BEFORE",
-            help="A checkpoint; a recording (.safetensors); a report of an audit (.json).",
-        ),
-    ],
-    after: Annotated[Path, typer.Argument(metavar="AFTER", help="Another one of the same kind.")],
-    out: Reports = None,
-    tolerance: Annotated[
-        float,
-        typer.Option(
-            min=0.0, metavar="ERROR", help="The relative error of an array that counts as equal."
-        ),
-    ] = 0.0,
-    json: AsJson = False,
-    everything: Everything = False,
+    before: Path,
+    after: Path,
+    *,
+    out: list[Path] | None = None,
+    tolerance: float = 0.0,
+    json: bool = False,
+    everything: bool = False,
 ) -> None:
     """Compare two checkpoints in value, two recordings line by line, or two audits' reports.
 
     Of checkpoints, exits with 1 if an array differs by more than the tolerance, or isn't in both.
+
+    Args:
+        before (BEFORE): A checkpoint; a recording (.safetensors); a report of an audit (.json).
+        after (AFTER): Another one of the same kind.
+        tolerance (ERROR >= 0.0): The relative error of an array that counts as equal.
+
+    Example:
+        scalewise diff before.json after.json
     """
     with refusal(ValueError):
         for path in (before, after):
@@ -115,13 +102,12 @@ def diff(
 
         with progress(before, after) as told:
             report = checkpoints.diff(before, after, tolerance=tolerance, told=told)
-        shown(report, out, json, everything)
+        shown(report, out, json, everything=everything)
     if not report:
         raise typer.Exit(1)
 
 
 def _kind(path: Path) -> str:
-    """Returns what a path holds: a checkpoint, a recording or a report."""
     if not _is_checkpoint(path):
         return "report"
     if path.suffix != ".safetensors" or path.is_dir():
@@ -145,25 +131,27 @@ def _diff_results(
         return
     paths = [writable(path) for path in out or ()]
     comparison = compare(before, after)
-    saved = [comparison.save(path) for path in paths]
-    comparison.show(everything=everything)
-    for path in saved:
-        typer.echo(f"wrote {path}")
+    shown(comparison, paths, everything=everything)
 
 
 def check(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A checkpoint.")],
-    against: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="The checkpoint that it was made from."),
-    ] = None,
-    out: Reports = None,
-    json: AsJson = False,
-    everything: Everything = False,
+    path: Path,
+    *,
+    against: Path | None = None,
+    out: list[Path] | None = None,
+    json: bool = False,
+    everything: bool = False,
 ) -> None:
     """Look for faults in a checkpoint that loaders don't notice, and try a repair of each.
 
     Exits with 1 if it finds one.
+
+    Args:
+        path (PATH): A checkpoint.
+        against (PATH): The checkpoint that it was made from.
+
+    Example:
+        scalewise check model-nvfp4 --against model
     """
     with refusal(ValueError):
         paths = [_there(p) for p in (path, against) if p is not None]
@@ -171,7 +159,7 @@ def check(
 
         with progress(path) as told:
             report = checkpoints.check(*paths, told=told)
-        shown(report, out, json, everything)
+        shown(report, out, json, everything=everything)
     if not report:
         raise typer.Exit(1)
 

@@ -2,38 +2,35 @@
 
 import signal
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from ._options import Data, Program
 from ._refusal import FAILED, check_program, refusal, tell
 
 
 def compare(
-    program: Program,
-    method: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="A recipe or another method; may be given again. Default: float32, fp16-plain, "
-            "fp16, fp8 and fp8-narrow-state.",
-        ),
-    ] = None,
-    data: Data = None,
-    steps: Annotated[int, typer.Option(min=1, help="The number of steps of each method.")] = 300,
-    seed: Annotated[int, typer.Option(help="The seed of parameters and batches.")] = 0,
-    seeds: Annotated[
-        int, typer.Option(min=1, help="The number of seeds, counted up from --seed.")
-    ] = 1,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="A new or empty folder for the files. Default: runs/<time>."
-        ),
-    ] = None,
+    program: str,
+    *,
+    method: list[str] | None = None,
+    data: Path | None = None,
+    steps: int = 300,
+    seed: int = 0,
+    seeds: int = 1,
+    out: Path | None = None,
 ) -> None:
-    """Train a program by several methods; show losses, times and memory side by side."""
+    """Train a program by several methods; show losses, times and memory side by side.
+
+    Args:
+        method (NAME): A recipe or another method; may be given again. Default: float32,
+            fp16-plain, fp16, fp8 and fp8-narrow-state.
+        steps (>= 1): The number of steps of each method.
+        seed: The seed of parameters and batches.
+        seeds (>= 1): The number of seeds, counted up from --seed.
+        out (FOLDER): A new or empty folder for the files. Default: runs/<time>.
+
+    Example:
+        scalewise compare gpt --method float32 --method fp8 --steps 100
+    """
     with refusal(ValueError):
         check_program(program, data)
     from scalewise import training  # JAX takes a second to import: not for --help

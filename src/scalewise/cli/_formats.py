@@ -4,40 +4,35 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from .._output import print_table
+from .._output import print_rows
 from ._refusal import refusal
 
 if TYPE_CHECKING:
     from ..formats import Format
 
 
-def formats(
-    device: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Show formats that a device's matrix units multiply: h100, b200, v5e, ...",
-        ),
-    ] = None,
-) -> None:
-    """List the catalogue: widths, range, spacing, infinities and NaNs."""
+def formats(*, device: str | None = None) -> None:
+    """List the catalogue: widths, range, spacing, infinities and NaNs.
+
+    Args:
+        device (NAME): Show formats that a device's matrix units multiply: h100, b200, v5e, ...
+
+    Example:
+        scalewise formats --device h100
+    """
     if device is not None:
         _show_device(device)
         return
     from ..formats import CATALOGUE  # numpy takes 0.2 s to import: not for --help
 
-    table = Table(box=None, pad_edge=False)
-    for name in ("format", "bits", "s-e-m", "bias", "max", "smallest", "eps", "inf", "NaN"):
-        table.add_column(name, justify="left" if name in ("format", "NaN") else "right")
-    for fmt in CATALOGUE.values():
-        table.add_row(
+    heads = ("format", "bits", "s-e-m", "bias", "max", "smallest", "eps", "inf", "NaN")
+    rows = [
+        (
             fmt.name,
             str(fmt.bits),
             f"{int(fmt.signed)}-{fmt.exponent_bits}-{fmt.mantissa_bits}",
@@ -48,34 +43,33 @@ def formats(
             "yes" if fmt.infinities else "no",
             fmt.nan.replace("negative_zero", "-0's code").replace("_", " "),
         )
-    print_table(Console(), table)
+        for fmt in CATALOGUE.values()
+    ]
+    print_rows(Console(), heads, rows, right=heads[1:-1])
 
 
 def _show_device(name: str) -> None:
-    """Prints for each format whether a device multiplies it, stores it, or emulates it."""
     from ..devices import best_units, partners_of
     from ..devices import device as device_
     from ..formats import BLOCK_FORMATS, CATALOGUE, BlockFormat
 
     with refusal(ValueError):
         device = device_(name)
-    table = Table(box=None, pad_edge=False)
-    for name in ("format", "products", "rate", "with"):
-        table.add_column(name, justify="right" if name == "rate" else "left")
+    rows = []
     for fmt in (*CATALOGUE.values(), *BLOCK_FORMATS.values()):
         units = best_units(fmt, device)
         if units is not None:
             taken = units.formats[0].name
             how = "native" if taken == fmt.name else f"native, as {taken}"
             partners = ", ".join(partners_of(fmt, device))
-            table.add_row(fmt.name, how, f"{units.rate:.3g}", partners)
+            rows.append((fmt.name, how, f"{units.rate:.3g}", partners))
         else:
             element = fmt.element if isinstance(fmt, BlockFormat) else fmt
             stored = element.dtype is not None and element.bits >= 8
-            table.add_row(fmt.name, "storage only" if stored else "emulated")
+            rows.append((fmt.name, "storage only" if stored else "emulated"))
     console = Console()
     console.print(f"{device.name}: {device.title} ({device.source})")
-    print_table(console, table)
+    print_rows(console, ("format", "products", "rate", "with"), rows, right=("rate",))
     console.print(
         "native: operands of a matrix unit, rate relative to 16 bits; storage only: stored in whole"
         " bytes, computed wide; emulated: stored as integer codes, computed wide",
@@ -85,7 +79,6 @@ def _show_device(name: str) -> None:
 
 
 def _show_units(console: Console, device: str) -> None:
-    """Prints how each matrix unit of a device adds, if somebody has published it."""
     from ..devices import UNITS, architecture_of
 
     try:
@@ -93,18 +86,17 @@ def _show_units(console: Console, device: str) -> None:
     except ValueError as error:
         console.print(str(error).partition(";")[0], soft_wrap=True)
         return
-    table = Table(box=None, pad_edge=False)
-    for name in ("operands", "instruction", "terms", "kept bits", "result", "adds", "source"):
-        table.add_column(name, justify="right" if name in ("terms", "kept bits") else "left")
+    rows = []
     for unit in UNITS:
         if unit.architecture == architecture:
             kept = "-" if unit.fraction_bits is None else str(unit.fraction_bits)
             operands = " x ".join(dict.fromkeys((unit.left.name, unit.right.name)))
             row = (operands, unit.instruction, str(unit.terms), kept, unit.result.name)
-            table.add_row(*row, unit.method.replace("_", " "), unit.source)
+            rows.append((*row, unit.method.replace("_", " "), unit.source))
+    heads = ("operands", "instruction", "terms", "kept bits", "result", "adds", "source")
     console.print("\nHow the matrix units add products (terms: added by one step; kept bits: of a")
     console.print("term, below the largest exponent; docs/concepts/matrix-units.md):")
-    print_table(console, table)
+    print_rows(console, heads, rows, right=("terms", "kept bits"))
 
 
 def _smallest(fmt: Format) -> str:
@@ -181,7 +173,6 @@ def _show(console: Console, fmt: Format, text: str, code: int, given: Fraction |
 
 
 def _decimal(x: float) -> str:
-    """Returns all digits of a finite float."""
     from decimal import Decimal
 
     exact = f"{Decimal(x):f}"

@@ -26,10 +26,6 @@ def read(path: Path) -> np.ndarray:
     """Reads the floats of a .npy file.
 
     The size in the header is checked against the file's before any memory is allocated.
-
-    Raises:
-        ValueError: the file is no .npy file, is truncated, or holds other numbers than floats.
-        OSError: the file can't be read.
     """
     size = check_source(path)
     with path.open("rb") as file:
@@ -48,7 +44,6 @@ def read(path: Path) -> np.ndarray:
 
 
 def _npy_header(path: Path, file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Returns shape, whether the array is in Fortran order, and dtype."""
     readers = {
         (1, 0): np.lib.format.read_array_header_1_0,
         (2, 0): np.lib.format.read_array_header_2_0,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -11,13 +9,15 @@ from rich.table import Table
 from ._refusal import refusal
 
 
-def recipes(
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="NAME", help="A recipe to show as Python code that makes it."),
-    ] = None,
-) -> None:
-    """List the recipes of autoscale and the optimizer states; docs/recipes.md has the sources."""
+def recipes(name: str | None = None) -> None:
+    """List the recipes of autoscale and the optimizer states; docs/recipes.md has the sources.
+
+    Args:
+        name (NAME): A recipe to show as Python code that makes it.
+
+    Example:
+        scalewise recipes fp8
+    """
     from .. import training
     from ..autoscaling.recipes import CATALOGUE, recipe
 

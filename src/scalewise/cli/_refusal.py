@@ -13,7 +13,6 @@ import typer
 
 from .._extras import MissingPackageError
 from .._output import TargetError, sentence
-from .._user_file import function_file
 
 UNUSABLE, FAILED = 2, 1  # exit codes: bad input; good input, but the command failed
 
@@ -34,16 +33,6 @@ def refusal(*kinds: type[Exception]) -> Iterator[None]:
     except (TargetError, *kinds) as error:
         tell(str(error))
         raise typer.Exit(UNUSABLE) from None
-
-
-def check_target(target: str) -> None:
-    """Raises ValueError if the file of a function or model is missing, before JAX is imported."""
-    if not target.startswith("hf:"):
-        function_file(target)
-    elif not Path(target.removeprefix("hf:")).exists():
-        raise ValueError(
-            f"no file at {target.removeprefix('hf:')!r}: expected a config of transformers (.json)"
-        )
 
 
 def check_program(program: str, data: Path | None) -> None:

@@ -5,41 +5,32 @@ import dataclasses
 import io
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from .._output import check_target, print_table, replacing
+from .._output import check_target, print_rows, replacing
+from ._options import add
 from ._refusal import refusal
 
 table = typer.Typer(
     help="Compute exact errors, over every input of a format.", no_args_is_help=True
 )
 
-FormatName = Annotated[str, typer.Option("--format", metavar="NAME", help="The name of a format.")]
-Csv = Annotated[
-    Path | None, typer.Option("--csv", metavar="FILE", help="A file to write the table to, too.")
-]
 
-
-@table.command("functions")
 def functions(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="FUNCTION", help="Functions, exp for example. Default: all."),
-    ] = None,
-    fmt: FormatName = "fp16",
-    domain: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME", help="all: every finite input; normal: no zeros, no subnormals."
-        ),
-    ] = "all",
-    to: Csv = None,
+    names: list[str] | None = None,
+    *,
+    fmt: str = "fp16",
+    domain: str = "all",
+    to: Path | None = None,
 ) -> None:
-    """Show errors of elementary functions: native arithmetic against float32 with one rounding."""
+    """Show errors of elementary functions: native arithmetic against float32 with one rounding.
+
+    Args:
+        domain (NAME): all: every finite input; normal: no zeros, no subnormals.
+    """
     from ..ops import FunctionErrors, function_table
 
     with refusal(ValueError):
@@ -48,15 +39,7 @@ def functions(
         _show(title, FunctionErrors, function_table(fmt, names, domain), to)  # pyright: ignore[reportArgumentType]
 
 
-@table.command("ranges")
-def ranges(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="FUNCTION", help="Functions, exp for example. Default: all."),
-    ] = None,
-    fmt: FormatName = "fp16",
-    to: Csv = None,
-) -> None:
+def ranges(names: list[str] | None = None, *, fmt: str = "fp16", to: Path | None = None) -> None:
     """Show inputs of a format at which functions overflow, or become zero."""
     from ..ops import FunctionRange, function_ranges
 
@@ -66,18 +49,12 @@ def ranges(
         _show(title, FunctionRange, function_ranges(fmt, names), to)
 
 
-@table.command("cast")
-def cast(
-    fmt: FormatName = "fp16",
-    distribution: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME", help="float32: every number; log_uniform: expected errors of samples."
-        ),
-    ] = "float32",
-    to: Csv = None,
-) -> None:
-    """Show errors of the cast from float32, over every float32 number in the format's range."""
+def cast(*, fmt: str = "fp16", distribution: str = "float32", to: Path | None = None) -> None:
+    """Show errors of the cast from float32, over every float32 number in the format's range.
+
+    Args:
+        distribution (NAME): float32: every number; log_uniform: expected errors of samples.
+    """
     from ..ops import CastErrors, cast_table
 
     with refusal(ValueError):
@@ -88,6 +65,10 @@ def cast(
         _show(title, CastErrors, cast_table(fmt, distribution), to)  # pyright: ignore[reportArgumentType]
 
 
+for command in (functions, ranges, cast):
+    add(table, command)
+
+
 def _check(to: Path | None) -> None:
     """Checks that the file can be written, before the table takes minutes to compute."""
     if to is not None:
@@ -95,17 +76,11 @@ def _check(to: Path | None) -> None:
 
 
 def _show(title: str, kind: Any, records: Iterable[Any], to: Path | None) -> None:
-    """Prints a table with one row for each record, and writes it to a file."""
     columns = [f.name for f in dataclasses.fields(kind)]
-    shown = Table(title=title, box=None, pad_edge=False, title_justify="left")
-    for column in columns:
-        text = column in ("name", "arithmetic", "domain")
-        heading = column.replace("_", " ")
-        shown.add_column(heading, justify="left" if text else "right", no_wrap=True)
     rows = [dataclasses.astuple(record) for record in records]
-    for row in rows:
-        shown.add_row(*(_cell(value) for value in row))
-    print_table(Console(), shown)
+    heads = [column.replace("_", " ") for column in columns]
+    right = set(heads) - {"name", "arithmetic", "domain"}
+    print_rows(Console(), heads, [list(map(_cell, row)) for row in rows], title=title, right=right)
     if to is not None:
         text = io.StringIO(newline="")
         csv.writer(text, lineterminator="\n").writerows([columns, *rows])

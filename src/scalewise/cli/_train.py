@@ -1,62 +1,49 @@
 """`scalewise train`: trains one program by one method; a killed run can be resumed."""
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from ._options import Data, Program
 from ._refusal import FAILED, check_program, refusal, tell
 
 STATE = {"weights": r"^\.params", "optimizer": r"^\.optimizer.*\.(mu|nu|trace|m|v)\b"}
 
 
 def train(
-    program: Program,
-    method: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME", help="A recipe, another method, or a policy such as p=f32,c=bf16,o=f32."
-        ),
-    ] = "float32",
-    data: Data = None,
-    steps: Annotated[int, typer.Option(min=1, help="The number of steps in all.")] = 300,
-    seed: Annotated[int, typer.Option(help="The seed of parameters and batches.")] = 0,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="A folder for metrics and checkpoints. Default: runs/<time>."
-        ),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run in --out, or begin it.")
-    ] = False,
-    every: Annotated[
-        int, typer.Option(min=1, help="The number of steps between two checkpoints.")
-    ] = 100,
-    clip: Annotated[float | None, typer.Option(help="Clip gradients to this global norm.")] = None,
-    accumulate: Annotated[
-        int | None, typer.Option(help="The number of microbatches in a step.")
-    ] = None,
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="How narrow weights are updated: master, stochastic, compensated or plain.",
-        ),
-    ] = None,
-    allow_changes: Annotated[
-        bool,
-        typer.Option("--allow-changes", help="Resume with an edited program or other settings."),
-    ] = False,
-    monitor: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FORMAT", help="Measure weights and moments in this format every 10 steps."
-        ),
-    ] = None,
+    program: str,
+    *,
+    method: str = "float32",
+    data: Path | None = None,
+    steps: int = 300,
+    seed: int = 0,
+    out: Path | None = None,
+    resume: bool = False,
+    every: int = 100,
+    clip: float | None = None,
+    accumulate: int | None = None,
+    weights: str | None = None,
+    allow_changes: bool = False,
+    monitor: str | None = None,
 ) -> None:
-    """Train a program by a method or policy; a killed run resumes to the same bits."""
+    """Train a program by a method or policy; a killed run resumes to the same bits.
+
+    Args:
+        method (NAME): A recipe, another method, or a policy such as p=f32,c=bf16,o=f32.
+        steps (>= 1): The number of steps in all.
+        seed: The seed of parameters and batches.
+        out (FOLDER): A folder for metrics and checkpoints. Default: runs/<time>.
+        resume: Continue the run in --out, or begin it.
+        every (>= 1): The number of steps between two checkpoints.
+        clip: Clip gradients to this global norm.
+        accumulate: The number of microbatches in a step.
+        weights (NAME): How narrow weights are updated: master, stochastic, compensated or
+            plain.
+        allow_changes: Resume with an edited program or other settings.
+        monitor (FORMAT): Measure weights and moments in this format every 10 steps.
+
+    Example:
+        scalewise train gpt --method fp8 --steps 300 --out runs/fp8 --resume
+    """
     with refusal(ValueError):
         check_program(program, data)
     from scalewise import training  # JAX takes a second to import: not for --help

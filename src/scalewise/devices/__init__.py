@@ -1,7 +1,5 @@
 """Devices: which operands their matrix units multiply, and which of them computes a program."""
 
-from ._find import device_for as device_for
-from ._find import present as present
 from ._matrix_units import UNITS as UNITS
 from ._matrix_units import MatrixUnit as MatrixUnit
 from ._matrix_units import MatrixUnits as MatrixUnits
@@ -13,6 +11,8 @@ from ._matrix_units import matrix_units as matrix_units
 from ._table import DEVICES as DEVICES
 from ._table import Device as Device
 from ._table import device as device
+from ._table import device_for as device_for
+from ._table import present as present
 from ._units import Units as Units
 from ._units import best_units as best_units
 from ._units import partners_of as partners_of

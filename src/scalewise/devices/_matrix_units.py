@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from numpy.typing import DTypeLike
 
@@ -113,33 +113,15 @@ def element_of(fmt: Format | BlockFormat) -> Format:
 
 
 def _units(
-    architecture: str,
-    instruction: str,
-    names: tuple[str, ...],
-    terms: int,
-    fraction_bits: int | None = None,
-    result: Format = FP32,
-    method: Method = "fused",
-    flush: bool = False,
-) -> list[MatrixUnit]:
+    architecture: str, instruction: str, names: tuple[str, ...], terms: int,
+    fraction_bits: int | None = None, result: Format = FP32, **fields: Any,
+) -> list[MatrixUnit]:  # fmt: skip
     """Returns units for all pairs of formats of one width, which an instruction may mix."""
     known = CATALOGUE | BLOCK_FORMATS
     mixed = element_of(known[names[0]]).bits <= 8
-    pairs = [(a, b) for a in names for b in names if mixed or a == b]
-    return [
-        MatrixUnit(
-            architecture,
-            instruction,
-            known[a],
-            known[b],
-            terms,
-            fraction_bits,
-            result,
-            method,
-            flush,
-        )
-        for a, b in pairs
-    ]
+    pairs = [(known[a], known[b]) for a in names for b in names if mixed or a == b]
+    rest = (terms, fraction_bits, result)
+    return [MatrixUnit(architecture, instruction, *pair, *rest, **fields) for pair in pairs]
 
 
 _SIXTEEN = ("fp16", "bf16")
@@ -214,7 +196,6 @@ def architecture_of(device: str) -> str:
 
 
 def _name(fmt: Format | BlockFormat | str | DTypeLike) -> str:
-    """Returns the name of a format or block format."""
     if isinstance(fmt, BlockFormat):
         return fmt.name
     name = str(fmt).lower().replace("-", "_")

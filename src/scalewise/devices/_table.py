@@ -1,9 +1,15 @@
-"""The table of devices: operands that their matrix units multiply, as XLA can ask for them."""
+"""The table of devices: operands that their matrix units multiply, as XLA can ask for them.
+
+Also, which of them a program is compiled for.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
+
+import jax
 
 from .._check import checked
 from ..formats import BlockFormat, Format
@@ -63,25 +69,11 @@ class Device:
 
 
 def _device(
-    name: str, title: str, platform: str, kinds: tuple[str, ...], source: str, *rates: dict
-) -> Device:
+    name: str, title: str, platform: str, kinds: tuple[str, ...], source: str, *rates: dict,
+    **speed: float,
+) -> Device:  # fmt: skip
     products = tuple(item for table in rates for item in table.items())
-    return Device(name, title, platform, kinds, products, source, *_SPEEDS.get(name, ()))
-
-
-# Dense operations of 16-bit products a second, and bytes a second: the vendors' data sheets and, of
-# TPUs, Google Cloud's pages on each version.
-_SPEEDS = {
-    "a100": (312e12, 2.039e12),
-    "h100": (989e12, 3.35e12),
-    "h200": (989e12, 4.8e12),
-    "b200": (2250e12, 7.7e12),
-    "mi300x": (1307e12, 5.3e12),
-    "v5e": (197e12, 0.819e12),
-    "v5p": (459e12, 2.765e12),
-    "v6e": (918e12, 1.64e12),
-    "tpu7x": (1153e12, 3.69e12),  # of one of a chip's two devices, as JAX lists them
-}
+    return Device(name, title, platform, kinds, products, source, **speed)
 
 
 # cuBLASLt multiplies E4M3 by E4M3 and by E5M2, not E5M2 by E5M2 (cuBLAS documentation, table of
@@ -96,6 +88,7 @@ _TPU = _rates(1.0, "bf16")
 # others of 8 bits, take fewer cycles than bfloat16's.
 _PAIRS = ("e5m2", "e4m3b11fnuz")
 
+# Speeds are those of the vendors' data sheets; of TPUs, of Google Cloud's pages on each version.
 DEVICES: dict[str, Device] = {
     d.name: d
     for d in (
@@ -107,40 +100,49 @@ DEVICES: dict[str, Device] = {
         _device(
             "a100", "NVIDIA A100", "cuda", ("nvidia a100",),
             "NVIDIA A100 Tensor Core GPU data sheet", _AMPERE, _rates(1 / 16, "fp64"),
+            flops=312e12, bandwidth=2.039e12,
         ),
         _device(
             "h100", "NVIDIA H100", "cuda", ("nvidia h100", "nvidia gh200"),
             "NVIDIA H100 Tensor Core GPU data sheet (SXM)", _HOPPER, _rates(67 / 989, "fp64"),
+            flops=989e12, bandwidth=3.35e12,
         ),
         _device(
             "h200", "NVIDIA H200", "cuda", ("nvidia h200",),
             "NVIDIA H200 Tensor Core GPU data sheet (SXM)", _HOPPER, _rates(67 / 989, "fp64"),
+            flops=989e12, bandwidth=4.8e12,
         ),
         _device(
             "b200", "NVIDIA B200", "cuda", ("nvidia b200", "nvidia gb200"),
             "NVIDIA DGX B200 data sheet", _BLACKWELL, _rates(37 / 2250, "fp64"),
+            flops=2250e12, bandwidth=7.7e12,
         ),
         _device(
             "mi300x", "AMD Instinct MI300X", "rocm", ("amd instinct mi300x",),
             "AMD Instinct MI300X data sheet; AMD CDNA 3 instruction set architecture",
             _rates(1.0, "fp16", "bf16"), _rates(0.5, "tf32"), _rates(1 / 8, "fp32", "fp64"),
             _rates(2.0, "e4m3fnuz", "e4m3fnuz x e5m2fnuz", "e5m2fnuz"),
+            flops=1307e12, bandwidth=5.3e12,
         ),
         _device(
             "v5e", "TPU v5e", "tpu", ("tpu v5 lite", "tpu v5e"),
             "XLA's cost model for TPU v5e", _TPU, _rates(2.0, *_PAIRS),
+            flops=197e12, bandwidth=0.819e12,
         ),
         _device(
             "v5p", "TPU v5p", "tpu", ("tpu v5", "tpu v5p"),
             "XLA's cost model for TPU v5p", _TPU, _rates(2.0, *_PAIRS),
+            flops=459e12, bandwidth=2.765e12,
         ),
         _device(
             "v6e", "TPU v6e", "tpu", ("tpu v6 lite", "tpu v6e"),
             "XLA's cost model for TPU v6e", _TPU, _rates(1.28, *_PAIRS),
+            flops=918e12, bandwidth=1.64e12,
         ),
         _device(
             "tpu7x", "TPU7x", "tpu", ("tpu7x", "tpu v7"),
             "XLA's cost model for TPU7x", _TPU, _rates(2.0, "e4m3fn", "e4m3fn x e5m2", "e5m2"),
+            flops=1153e12, bandwidth=3.69e12,  # of one of a chip's two devices, as JAX lists them
         ),
     )
 }  # fmt: skip
@@ -160,3 +162,25 @@ def device(name: str | Device) -> Device:
     near = difflib.get_close_matches(str(name).lower(), list(DEVICES), n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     raise ValueError(f"no device is called {name!r}{hint}; known are {', '.join(DEVICES)}")
+
+
+def device_for(name: str | Device | None) -> Device | None:
+    """Returns the device of a name; for None that of JAX's default backend, if the table has it.
+
+    A program is traced before it is lowered for a platform, so a device that isn't named can only
+    be the one that JAX runs on. To compile ahead of time for another device, name it.
+    """
+    return present() if name is None else device(name)
+
+
+@functools.cache
+def present() -> Device | None:
+    """Returns the row for the first device of JAX's default backend; None if it has no row."""
+    return by_kind(jax.devices()[0].device_kind)
+
+
+def by_kind(kind: str) -> Device | None:
+    """Returns the row whose ``kinds`` has the longest prefix of a ``jax.Device.device_kind``."""
+    kind = kind.lower()
+    found = [(len(k), d) for d in DEVICES.values() for k in d.kinds if kind.startswith(k)]
+    return max(found, key=lambda pair: pair[0])[1] if found else None

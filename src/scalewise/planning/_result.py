@@ -10,9 +10,9 @@ from typing import ClassVar
 from markupsafe import Markup
 from rich.console import Console
 
-from .._output import counted, page_environment, print_table
+from .._output import counted, page_environment, plain, print_rows
 from .._types import Json
-from ..auditing._report._save import Listed, listing, plain
+from ..auditing._report._save import Listed
 from ..autoscaling import Operand, Products, Recipe
 from ..autoscaling._operand_settings import Role
 from . import _exports
@@ -189,7 +189,8 @@ class Plan(Listed):
         console = console or Console()
         super().show(console)
         console.print()
-        print_table(console, listing((self.unit, "predicted", "measured"), self._front(), 0))
+        heads = (self.unit, "predicted", "measured")
+        print_rows(console, heads, self._front(), right=heads)
 
     def __repr__(self) -> str:
         return f"<Plan of {self.verdict} show(), save('plan.html'), .recipe, python()>"

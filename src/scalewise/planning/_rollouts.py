@@ -12,11 +12,10 @@ import numpy as np
 from rich.console import Console
 
 from .._check import Natural, checked
-from .._output import Printed, Rows, framed, print_table, tables_page
+from .._output import Printed, Rows, framed, print_rows, tables_page
 from .._output._text import Text
 from .._types import PyTree
 from ..auditing._file import name_of
-from ..auditing._report._save import listing
 from ..autoscaling import RecipeLike, autoscale
 from ..interpret import check_callable
 from ._objective import kl
@@ -75,7 +74,7 @@ class Rollouts(Printed):
         console = console or Console()
         for title, rows in self._tables():
             console.print(Text(title, style="bold"))
-            print_table(console, listing(("trainer", *self._rollouts), rows, 1))
+            print_rows(console, ("trainer", *self._rollouts), rows, right=self._rollouts)
             console.print()
 
     def _repr_html_(self) -> str:

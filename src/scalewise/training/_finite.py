@@ -39,8 +39,6 @@ def all_finite(tree: PyTree, *, axis_name: AxisName = None) -> jax.Array:
 
 
 def tree_where(predicate: jax.Array, on_true: PyTree, on_false: PyTree) -> PyTree:
-    """Returns ``on_true`` where the predicate holds, else ``on_false``; leaf by leaf."""
-
     def leaf(a: PyTree, b: PyTree) -> PyTree:
         return jnp.where(predicate, a, b) if is_array(a) or is_array(b) else a
 
@@ -58,7 +56,6 @@ def is_float_array(x: PyTree) -> bool:
 
 
 def floats_as(dtype: DTypeLike, tree: PyTree) -> PyTree:
-    """Returns a pytree with its float arrays in another dtype."""
     return jax.tree.map(lambda x: x.astype(dtype) if is_float_array(x) else x, tree)
 
 

@@ -14,11 +14,7 @@ SIGNALS = tuple(
 
 
 class Interrupted(KeyboardInterrupt):
-    """Raised after a signal that asks the process to end.
-
-    Attributes:
-        signal: the signal's number; a shell expects 128 plus this number as the exit code.
-    """
+    """Raised after a signal that asks the process to end."""
 
     def __init__(self, number: int):
         super().__init__(signal.Signals(number).name)

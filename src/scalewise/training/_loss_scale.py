@@ -148,7 +148,6 @@ def _times(gradients: PyTree, factor: jax.Array) -> PyTree:
 
 
 def _norm(tree: PyTree) -> jax.Array:
-    """Returns the global norm in float32; 0 for an empty tree."""
     floats = [at_least_float32(x) for x in jax.tree.leaves(tree) if is_float_array(x)]
     sums = (jnp.sum(jnp.square(x)).astype(jnp.float32) for x in floats)
     return jnp.sqrt(sum(sums, jnp.float32(0)))
@@ -276,7 +275,6 @@ def loss_scale_of(tree: PyTree) -> LossScaleState:
 
 
 def has_loss_scale(tree: PyTree) -> bool:
-    """Returns whether a pytree has exactly one :class:`LossScaleState`."""
     return len(_scales(tree)) == 1
 
 

@@ -39,11 +39,7 @@ class Structure:
 
 @dataclasses.dataclass(frozen=True)
 class FlaxStructure(Structure):
-    """Rebuilds a Flax NNX module.
-
-    Attributes:
-        graph: the module's ``nnx.GraphDef``.
-    """
+    """Rebuilds a Flax NNX module."""
 
     graph: Hashable
 
@@ -58,11 +54,7 @@ class FlaxStructure(Structure):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EquinoxStructure(Structure):
-    """Rebuilds an Equinox module.
-
-    Attributes:
-        static: the module without its arrays.
-    """
+    """Rebuilds an Equinox module."""
 
     static: PyTree
 
@@ -87,15 +79,7 @@ class EquinoxStructure(Structure):
 
 
 def split(model: Model) -> tuple[PyTree, PyTree, Structure]:
-    """Returns a model's trained arrays, its other arrays, and its structure.
-
-    Args:
-        model: a ``flax.nnx.Module`` (``nnx.Param`` is trained), an ``equinox.Module`` (inexact
-            arrays are trained), or any other pytree, all of whose leaves are trained.
-
-    Raises:
-        TypeError: an array to be trained isn't a real float array; the message names its path.
-    """
+    """Returns a model's trained arrays, its other arrays, and its structure."""
     nnx, eqx = sys.modules.get("flax.nnx"), sys.modules.get("equinox")
     if nnx is not None and isinstance(model, nnx.Module):
         graph, params, rest = nnx.split(model, nnx.Param, ...)
@@ -111,7 +95,6 @@ def split(model: Model) -> tuple[PyTree, PyTree, Structure]:
 
 
 def check_floats(params: PyTree) -> None:
-    """Raises TypeError unless all parameters are real float arrays."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     if not leaves:
         raise TypeError("training.step: there is nothing to train: the params hold no array")

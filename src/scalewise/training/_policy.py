@@ -16,19 +16,15 @@ from ..autoscaling import Recipe, Schedule, autoscale
 
 
 def named_policy(policy: str) -> Policy | Recipe:
-    """Returns the policy or recipe that a string names."""
     return resolve(policy, "policy", "recipe", where="step")
 
 
 def loss_transform(
     policy: Policy | Recipe | Schedule | DTypeLike | None,
 ) -> tuple[Callable[[Callable], Callable], np.dtype | None, bool]:
-    """Returns the transformation that a policy, recipe or None makes of the loss function.
+    """Returns the transformation of the loss function, the parameters' dtype, and if it is float16.
 
-    Returns:
-        The transformation, whose result takes the step before the other arguments if ``policy`` is
-        a Schedule; the dtype of the parameters, None for their own; and whether the loss is
-        computed in float16, so that it needs a loss scale.
+    With a Schedule the transformed function takes the step first.
     """
     if policy is None:
         return lambda f: f, None, False
@@ -49,7 +45,6 @@ def loss_transform(
 
 
 def _refuse_state(recipe: Recipe) -> None:
-    """Raises ValueError for a recipe that says how parts of a training state are stored."""
     if recipe.state:
         raise ValueError(
             f"step: the recipe's state says how parts of a training state are stored, first "

@@ -185,8 +185,6 @@ class Step:
     def _differentiate(
         self, structure: Structure, members: PyTree, step: ArrayLike = 0
     ) -> Callable:
-        """Returns ``(params, rest, batch, scale) -> (gradients, (loss, rest, aux))``."""
-
         def scaled(params: PyTree, rest: PyTree, batch: PyTree, scaling: LossScaleState):
             loss, rest, aux = self._apply(structure, step, params, rest, batch)
             # a device's share of the mean over the batch: gradients are summed over devices
@@ -353,12 +351,7 @@ def step(
 def _warn_of_skipped(
     limit: int, state: LossScaleState, finite_batch: jax.Array, floor: float, narrow: bool
 ) -> None:
-    """Makes the host warn when ``limit`` steps in a row were left out.
-
-    Args:
-        floor: the smallest loss scale.
-        narrow: whether the loss is computed in float16.
-    """
+    """Makes the host warn when ``limit`` steps in a row were left out."""
     beyond = ", or numbers beyond float16's 65504" if narrow else ""
 
     def warn(scale: jax.Array, finite_batch: jax.Array) -> None:

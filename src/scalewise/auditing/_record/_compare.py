@@ -16,10 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from ..._check import checked
-from ..._output import Rows, counted, print_table, tables_page
+from ..._output import Rows, Saved, counted, plain, print_table, tables_page
 from ..._output._text import Text
 from ..._types import Json
-from .._report._save import Saved, plain
 from ._difference import relative_difference
 from ._match import ENDS, matched
 from ._recording import RecordedArray, Recording, load_recording

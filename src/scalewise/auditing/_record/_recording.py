@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..._check import AnyFloat, Natural, Range, checked
-from ..._output import Printed, check_writable, counted, print_table
+from ..._output import Printed, counted, print_table, writable
 from ..._output._text import Text
 from ..._types import Json
 from ...interpret import Equation
@@ -191,11 +191,7 @@ def recordable(path: str | os.PathLike[str]) -> Path:
         ValueError: another ending than .safetensors, no such folder, or not a regular file.
         OSError: the file can't be written, or none can be created in its folder.
     """
-    path = Path(path)
-    if path.suffix != ENDING:
-        raise ValueError(f"save({str(path)!r}): expected a name that ends with {ENDING}")
-    check_writable(path)
-    return path
+    return writable(path, (ENDING,))
 
 
 @checked

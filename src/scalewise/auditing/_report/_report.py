@@ -8,12 +8,12 @@ from typing import Any
 
 from rich.console import Console
 
+from ..._output import Saved, plain
 from ..._types import Json
 from .._reduce._reduction import Reduction
 from .._search._apply import Origin
 from .._search._findings import Finding
 from ._page import page
-from ._save import Saved, plain
 from ._summary import Summary
 from ._table import as_csv
 from ._terminal import show

@@ -26,7 +26,6 @@ from ._corpus import corpus
 from ._diagnose import finite_leaves
 from ._files import Folder
 from ._methods import DEMO, METHODS, Method, method
-from ._page import page
 from ._program import (
     Program,
     call_user,
@@ -37,7 +36,7 @@ from ._program import (
 )
 from ._results import Comparison
 from ._run import Run
-from ._terminal import announce, show
+from ._show import announce, page, show
 
 
 @checked
@@ -138,8 +137,6 @@ def _checked_methods(given: Sequence[str | Method]) -> list[Method]:
 
 @dataclasses.dataclass(frozen=True)
 class _Ended:
-    """How many steps were made, and the exception that ended them early."""
-
     steps: int
     cause: KeyboardInterrupt | Exception | None = None
 
@@ -163,7 +160,6 @@ def _train(
     console: Console,
     check_interrupt: Callable[[], None],
 ) -> _Ended:
-    """Makes the steps of each method from each seed, until an interrupt or an error."""
     made = 0
     try:
         names = [by_seed[0].method.name for by_seed in runs]
@@ -225,7 +221,6 @@ def warm_up() -> None:
 
 
 def environment() -> tuple[tuple[str, str], ...]:
-    """Returns date, device and versions for the report."""
     device = jax.devices()[0]
     return (
         ("date", time.strftime("%Y-%m-%d %H:%M")),

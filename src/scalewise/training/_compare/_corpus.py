@@ -35,7 +35,9 @@ def corpus(path: str | Path | None = None, limit: Count = LIMIT) -> bytes:
         if root.is_file():
             files = [root]
         elif root.is_dir():
-            files = sorted(p for p in root.rglob("*") if p.is_file() and not _hidden(p, root))
+            found = (p.relative_to(root) for p in root.rglob("*") if p.is_file())
+            shown = (p for p in found if not any(part.startswith(".") for part in p.parts))
+            files = sorted(root / p for p in shown)
         else:
             raise InputError(f"no data at {str(root)!r}; expected a text file or a folder")
     pieces, size = [], 0
@@ -51,7 +53,3 @@ def corpus(path: str | Path | None = None, limit: Count = LIMIT) -> bytes:
     if not size:
         raise InputError(f"no data in {str(root)!r}: it is empty, some text is needed")
     return b"".join(pieces)
-
-
-def _hidden(path: Path, root: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(root).parts)

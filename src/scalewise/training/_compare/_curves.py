@@ -29,8 +29,6 @@ COLOURS = 6
 
 @dataclass(frozen=True)
 class Frame:
-    """Position and ranges of a panel: x in steps, y in the units of the curves."""
-
     top: int
     steps: int
     low: float
@@ -67,7 +65,6 @@ def scales_svg(records: Sequence[Record]) -> str:
 
 
 def _figure(title: str, panels: Sequence[str], records: Sequence[Record]) -> str:
-    """Draws panels one above the other, and the legend below."""
     top = HEIGHT * len(panels)
     head = (
         f'<svg class="curves" xmlns="http://www.w3.org/2000/svg" role="img" '

@@ -64,12 +64,7 @@ def _sentence(equation: Equation, inputs: Sequence[Value], out: np.ndarray) -> s
 
 
 def first_non_finite(step: Step, state: PyTree, batch: PyTree) -> str | None:
-    """Describes the first equation of a step that has finite inputs and a non-finite output.
-
-    Returns:
-        Primitive, user's line, direction and input numbers in one sentence; None if there is no
-        such equation, or if the step can't run equation by equation.
-    """
+    """Describes the first equation of a step that has finite inputs and a non-finite output."""
     try:
         with jax.disable_jit():
             transform(step, _Watch(), name="compare")(state, batch)
@@ -103,14 +98,7 @@ def lost_second_moments(state: PyTree) -> str | None:
 
 
 def diagnose(step: Step, before: PyTree, batch: PyTree, after: PyTree, loss: float) -> str:
-    """Describes in one sentence why the step from `before` to `after` isn't finite.
-
-    Args:
-        step: the method's step, not compiled.
-        before, after: the states around the step; `before` is finite.
-        batch: the step's batch.
-        loss: the step's loss.
-    """
+    """Describes in one sentence why the step from `before` to `after` isn't finite."""
     paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(after)]
     bad = [p for p, good in zip(paths, finite_leaves(after), strict=True) if not good]
     found = [

@@ -103,8 +103,6 @@ def with_history(
 
 
 def cast_floats(tree: PyTree, dtype: DTypeLike) -> PyTree:
-    """Casts every float leaf to `dtype`."""
-
     def leaf(x):
         is_float = jnp.issubdtype(jnp.result_type(x), jnp.floating)
         return jnp.asarray(x).astype(dtype) if is_float else x
@@ -113,8 +111,6 @@ def cast_floats(tree: PyTree, dtype: DTypeLike) -> PyTree:
 
 
 def plain(name: str, dtype: DTypeLike, what: str) -> Method:
-    """Returns the method that casts state and batch to one dtype."""
-
     def transform(step: Step) -> Step:
         return lambda state, batch: step(state, cast_floats(batch, dtype))
 
@@ -134,7 +130,6 @@ def scaled(name: str, recipe: Recipe, what: str) -> Method:
 
 
 def stepped(name: str, what: str, **options: Any) -> Method:
-    """Returns the method that is ``training.step`` with these arguments."""
     return Method(name, what=what, options=options)
 
 
@@ -166,6 +161,24 @@ WHAT = {
     "fp16_every_op": "each result in FP16, scales found anew by the maximum",
     "scalify": "each result in FP16, scales propagated",
 }
+STEPPED: dict[str, tuple[str, dict[str, Any]]] = {
+    "static-scale": ("autocast FP16, a constant loss scale of 32768",
+                     {"policy": "c=f16", "scaling": StaticLossScale(2.0**15)}),
+    "dynamic-scale": ("autocast FP16, automatic loss scaling, doubled after 100 steps",
+                      {"policy": "c=f16", "scaling": DynamicLossScale(interval=100)}),
+    "autocast-fp16": ("autocast FP16, automatic loss scaling", {"policy": "c=f16"}),
+    "autocast-bf16": ("autocast BF16", {"policy": "c=bf16"}),
+    "master-fp16": ("FP16 weights beside a float32 copy, automatic loss scaling",
+                    {"policy": "p=f16,c=f16", "weights": "master"}),
+    "master-bf16": ("BF16 weights beside a float32 copy",
+                    {"policy": "p=bf16,c=bf16", "weights": "master"}),
+    "stochastic-bf16": ("BF16 weights rounded stochastically",
+                        {"policy": "p=bf16,c=bf16", "weights": "stochastic"}),
+    "compensated-bf16": ("BF16 weights with the rounding error of each update carried on",
+                         {"policy": "p=bf16,c=bf16", "weights": "compensated"}),
+    "five-bytes": ("FP16 weights rounded stochastically, narrow moments, automatic loss scaling",
+                   {"policy": "p=f16,c=f16", "weights": "stochastic", "moments": NARROW_ADAM}),
+}  # fmt: skip
 METHODS: dict[str, Method] = {
     m.name: m
     for m in (
@@ -190,51 +203,7 @@ METHODS: dict[str, Method] = {
             dataclasses.replace(recipes.fp8, state=NARROW_STATE),
             "fp8; FP16 weights, E4M3 first and FP16 root of second moment",
         ),
-        stepped(
-            "static-scale",
-            "autocast FP16, a constant loss scale of 32768",
-            policy="c=f16",
-            scaling=StaticLossScale(2.0**15),
-        ),
-        stepped(
-            "dynamic-scale",
-            "autocast FP16, automatic loss scaling, doubled after 100 steps",
-            policy="c=f16",
-            scaling=DynamicLossScale(interval=100),
-        ),
-        stepped("autocast-fp16", "autocast FP16, automatic loss scaling", policy="c=f16"),
-        stepped("autocast-bf16", "autocast BF16", policy="c=bf16"),
-        stepped(
-            "master-fp16",
-            "FP16 weights beside a float32 copy, automatic loss scaling",
-            policy="p=f16,c=f16",
-            weights="master",
-        ),
-        stepped(
-            "master-bf16",
-            "BF16 weights beside a float32 copy",
-            policy="p=bf16,c=bf16",
-            weights="master",
-        ),
-        stepped(
-            "stochastic-bf16",
-            "BF16 weights rounded stochastically",
-            policy="p=bf16,c=bf16",
-            weights="stochastic",
-        ),
-        stepped(
-            "compensated-bf16",
-            "BF16 weights with the rounding error of each update carried on",
-            policy="p=bf16,c=bf16",
-            weights="compensated",
-        ),
-        stepped(
-            "five-bytes",
-            "FP16 weights rounded stochastically, narrow moments, automatic loss scaling",
-            policy="p=f16,c=f16",
-            weights="stochastic",
-            moments=NARROW_ADAM,
-        ),
+        *(stepped(name, what, **options) for name, (what, options) in STEPPED.items()),
         *(
             stepped(f"state-{name}", f"float32, the optimizer's state as {name}", moments=name)
             for name in STATES

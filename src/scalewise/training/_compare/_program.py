@@ -79,7 +79,6 @@ def load_program(program: str | Path | Program) -> Program:
 
 
 def _program_file(program: str | Path) -> Path:
-    """Returns the file at a path, or the file of an example."""
     file = Path(program)
     if file.is_file():
         return file
@@ -124,11 +123,7 @@ def call_user(call: Callable[..., PyTree], what: str, *args: PyTree) -> PyTree:
 
 
 def endless_batches(program: Program, data: bytes, seed: int) -> Iterator[PyTree]:
-    """Yields the program's batches; when they end, they start again under the next seed.
-
-    Raises:
-        InputError: the data is too short for one batch.
-    """
+    """Yields the program's batches; when they end, they start again under the next seed."""
     what = f"{program.name}.batches"
     while True:
         epoch = call_user(lambda d, s: iter(program.batches(d, s)), what, data, seed)
@@ -142,16 +137,11 @@ def endless_batches(program: Program, data: bytes, seed: int) -> Iterator[PyTree
 
 
 def params_of(state: PyTree) -> PyTree:
-    """Returns the parameters of a program's state; None if it has none."""
     return state.get("params") if isinstance(state, dict) else getattr(state, "params", None)
 
 
 def parameter_count(state: PyTree, program: Program) -> int:
-    """Returns how many numbers the parameters of a program's state hold.
-
-    Raises:
-        InputError: the state has no parameters, or they hold no number.
-    """
+    """Returns how many numbers the parameters of a program's state hold."""
     params = params_of(state)
     if params is None:
         raise InputError(
@@ -165,11 +155,7 @@ def parameter_count(state: PyTree, program: Program) -> int:
 
 
 def check_step(program: Program, state: PyTree, batch: PyTree) -> None:
-    """Checks that ``train_step`` returns a state like the one it gets, and a scalar float loss.
-
-    Raises:
-        InputError: it returns anything else.
-    """
+    """Checks that ``train_step`` returns a state like the one it gets, and a scalar float loss."""
     what = f"{program.name}.train_step"
     out = call_user(lambda s, b: jax.eval_shape(program.train_step, s, b), what, state, batch)
     if not (isinstance(out, tuple) and len(out) == 2):
@@ -182,11 +168,7 @@ def check_step(program: Program, state: PyTree, batch: PyTree) -> None:
 
 
 def check_same_types(before: PyTree, after: PyTree, what: str) -> None:
-    """Checks that a step keeps the structure of its state and each leaf's shape and dtype.
-
-    Raises:
-        InputError: it changes one of them.
-    """
+    """Checks that a step keeps the structure of its state and each leaf's shape and dtype."""
     if jax.tree.structure(before) != jax.tree.structure(after):
         raise InputError(f"{what} returned a state of another structure than it got")
     pairs = zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True)

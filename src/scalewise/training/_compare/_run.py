@@ -96,11 +96,9 @@ class Run:
 
     @property
     def skipped(self) -> int:
-        """How many steps the loss scaling left out."""
         return int(loss_scale_of(self.state).skipped) if self.scaled else 0
 
     def metrics(self, step: int, seed_index: int) -> dict[str, Json]:
-        """Returns the line of ``metrics.jsonl`` for the latest step."""
         line = {
             "step": step,
             "method": self.method.name,
@@ -116,12 +114,7 @@ class Run:
         return line
 
     def record(self, steps: int, by_seed: Sequence[Run]) -> Record:
-        """Returns what was measured in the first ``steps`` steps.
-
-        Args:
-            steps: made by all methods.
-            by_seed: this run, and the method's runs from the other seeds.
-        """
+        """Returns what was measured in the first ``steps`` steps."""
         leaves = jax.tree.leaves(self.state)
         memory = self.compiled.memory_analysis()
         first = self.divergence

@@ -24,16 +24,16 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ..._extras import require
 from ..._output import check_source
 from ..._types import Json, PyTree
 from ..._user_file import InputError
-from ._digest import digests, is_key, is_whole, without_keys
 from ._identity import Settings, check_settings
 from ._processes import all_gather_json, call_on_first, is_first
-from ._sharding import placed_like
+from ._sharding import is_whole, placed_like
 
 if TYPE_CHECKING:
     from orbax.checkpoint import CheckpointManager
@@ -43,7 +43,6 @@ KIND = FAMILY + "4"
 
 
 def _orbax() -> ModuleType:
-    """Returns ``orbax.checkpoint``, which takes seconds to import."""
     return require("orbax.checkpoint", "train", "a checkpoint")
 
 
@@ -57,8 +56,6 @@ class DamagedError(Exception):
 
 @dataclass(frozen=True)
 class Restored:
-    """A good checkpoint's step, state and run, and a sentence for each damaged one."""
-
     step: int
     state: PyTree
     run: str
@@ -68,7 +65,7 @@ class Restored:
 class Checkpoints:
     """The checkpoints in one folder, of which the newest few are kept."""
 
-    def __init__(self, folder: Path, *, keep: int = 3):
+    def __init__(self, folder: Path, keep: int):
         self._folder = folder.absolute()
         self._keep = keep
 
@@ -88,11 +85,7 @@ class Checkpoints:
             ) from error
 
     def save(self, step: int, state: PyTree, about: Settings, run: str) -> None:
-        """Writes the checkpoint of a step of a run with these settings, atomically.
-
-        Raises:
-            CheckpointError: it can't be written (a full disk, say); earlier ones are unchanged.
-        """
+        """Writes the checkpoint of a step of a run with these settings, atomically."""
         ocp, manager = _orbax(), self._manager
         arrays = [np.asarray(x) if is_whole(x) else x for x in without_keys(jax.tree.leaves(state))]
         meta = {"kind": KIND, "run": run, "step": step, "about": about,
@@ -170,7 +163,6 @@ class Checkpoints:
         return Restored(*found, run, sentences)
 
     def close(self) -> None:
-        """Closes Orbax's manager."""
         if "_manager" in self.__dict__:
             self._manager.close()
 
@@ -187,12 +179,7 @@ def _seal(meta: Mapping[str, Json]) -> str:
 
 
 def _read_meta(folder: Path) -> dict[str, Json]:
-    """Reads a checkpoint's description and verifies its digest; the folder's name is the step.
-
-    Raises:
-        DamagedError: the description is missing, was changed, or is of another step.
-        InputError: another program, or another version of this one, wrote the checkpoint.
-    """
+    """Reads a checkpoint's description and verifies its digest; the folder's name is the step."""
     if folder.is_symlink() or not folder.is_dir():
         raise DamagedError("it is a symbolic link or no folder, and was not written so")
     file, names = folder / "meta" / "metadata", set[str]()
@@ -231,7 +218,14 @@ def _read_state(folder: Path, meta: Mapping[str, Json], template: PyTree) -> PyT
         )
     leaves, treedef = jax.tree.flatten(template)
     data = without_keys(leaves)
-    names, arrays, failed = _named(list(map(_expected, data))), [], None
+    # arrays that aren't split are restored on the host
+    into = [
+        np.empty(x.shape, x.dtype)
+        if is_whole(x)
+        else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+        for x in data
+    ]
+    names, arrays, failed = _named(into), [], None
     try:
         with _closed_loops_ignored(), ocp.StandardCheckpointer() as checkpointer:
             found = checkpointer.restore(folder / "state", names)
@@ -245,13 +239,6 @@ def _read_state(folder: Path, meta: Mapping[str, Json], template: PyTree) -> PyT
         if found != digest:
             raise DamagedError(f"{entry[0]} has other bytes than were written")
     return jax.tree.unflatten(treedef, map(_typed, leaves, map(placed_like, data, arrays)))
-
-
-def _expected(x: PyTree) -> PyTree:
-    """Returns the array that Orbax restores into: on the host, or with the sharding of ``x``."""
-    if is_whole(x):
-        return np.empty(x.shape, x.dtype)
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
 
 
 @contextmanager
@@ -320,3 +307,44 @@ def _sentence(error: BaseException) -> str:
     if len(text) > 300:  # the subject comes first, the cause last
         text = f"{text[:100]} ... {text[-150:]}"
     return f"{type(error).__name__}: {text}"
+
+
+def is_key(x: jax.Array | np.ndarray) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def without_keys(leaves: list[PyTree]) -> list[PyTree]:
+    """Returns the arrays with typed random keys replaced by the integers that they consist of."""
+    return [jax.random.key_data(x) if is_key(x) else x for x in leaves]
+
+
+def digests(arrays: Sequence[jax.Array | np.ndarray]) -> list[str]:
+    """Returns the SHA-256 of each array's bytes; of a split array, that of its parts' digests.
+
+    All processes have to call this function; all get the same digests.
+    """
+    parts = [_parts(x) if isinstance(x, jax.Array) and not is_whole(x) else [] for x in arrays]
+    everywhere = all_gather_json(parts) if any(parts) else [parts]
+    return [
+        _sha(np.ascontiguousarray(x).tobytes())
+        if is_whole(x)
+        else _sha("\n".join(sorted(line for process in everywhere for line in process[i])).encode())
+        for i, x in enumerate(arrays)
+    ]
+
+
+def state_digest(tree: PyTree) -> str:
+    """Returns the SHA-256 over the digests of every array in a pytree, in order."""
+    return _sha("\n".join(digests(without_keys(jax.tree.leaves(tree)))).encode())
+
+
+def _parts(x: jax.Array) -> list[str]:
+    return [
+        f"{[(s.start or 0, s.stop) for s in shard.index]} {_sha(np.asarray(shard.data).tobytes())}"
+        for shard in x.addressable_shards
+        if shard.replica_id == 0
+    ]
+
+
+def _sha(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

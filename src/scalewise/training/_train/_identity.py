@@ -36,11 +36,7 @@ def program_text(jaxpr: Any) -> str:
 
 
 def run_folder(out: str | Path | Folder | None, resume: bool, settings: Settings) -> Folder | None:
-    """Returns the folder of a run, None if it has none; creates and writes nothing.
-
-    Raises:
-        InputError: a new run's folder isn't empty, or the folder to resume holds another run.
-    """
+    """Returns the folder of a run, None if it has none; creates and writes nothing."""
     if not resume:
         return None if out is None else Folder.at(out)
     if out is None:
@@ -55,15 +51,7 @@ def run_folder(out: str | Path | Folder | None, resume: bool, settings: Settings
 def read_identity(folder: Folder, settings: Settings) -> str | None:
     """Returns the identity of the run in a folder: a new one for an empty folder.
 
-    Args:
-        folder: of the run.
-        settings: those that have to be the same.
-
-    Returns:
-        The identity; None if ``run.json`` is damaged, so that the checkpoints have to tell it.
-
-    Raises:
-        InputError: the folder holds another run.
+    None if ``run.json`` is damaged, so that the checkpoints have to tell it.
     """
     file = folder.path / FILE
     if not file.exists():
@@ -82,7 +70,6 @@ def read_identity(folder: Folder, settings: Settings) -> str | None:
 
 
 def write_identity(folder: Folder, settings: Settings, program: str, identity: str) -> None:
-    """Writes ``run.json``, and the step's program if it isn't there already."""
     folder.write_json(FILE, settings | {"run": identity})  # first: a folder without it is foreign
     file = folder.path / PROGRAM
     if not file.exists() or file.read_bytes() != program.encode():
@@ -90,7 +77,6 @@ def write_identity(folder: Folder, settings: Settings, program: str, identity: s
 
 
 def check_program(folder: Folder, program: str) -> None:
-    """Raises InputError, with the first line that differs, if a run had another step."""
     file = folder.path / PROGRAM
     if not file.exists():
         return
@@ -106,7 +92,6 @@ def check_program(folder: Folder, program: str) -> None:
 
 
 def check_settings(written: Mapping[str, Json], given: Mapping[str, Json], folder: Path) -> None:
-    """Raises InputError if a run's settings aren't those that its folder was written with."""
     for name in given:
         if written.get(name) != given[name]:
             raise InputError(

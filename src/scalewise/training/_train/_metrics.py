@@ -34,12 +34,6 @@ class Log:
     """
 
     def __init__(self, folder: Folder, *, after: int):
-        """Opens the files.
-
-        Raises:
-            TargetError: ``metrics.jsonl`` is something else than a regular file.
-            OSError: the metrics can't be read or written.
-        """
         self._folder = folder
         self.losses: list[float] = []
         file = folder.path / NAME
@@ -50,7 +44,9 @@ class Log:
             kept = [rows[n] for n in sorted(rows) if n <= after]
             folder.write(NAME, "".join(json.dumps(row) + "\n" for row in kept))
             self.losses = [_loss(row) for row in kept[-50:]]
-        self._events = _events(folder.path / "tensorboard", after)
+        self._events: _Events | None = None
+        with suppress(ImportError, OSError):  # no tensorboardX, or its file can't be written
+            self._events = _Events(folder.path / "tensorboard", after)
 
     def step(
         self, row: Mapping[str, Json], histograms: Mapping[str, Mapping[int, int]] | None = None
@@ -125,12 +121,12 @@ class _Events:
         self,
         step: int,
         numbers: Mapping[str, float],
-        histograms: Mapping[str, Mapping[int, int]] | None = None,
+        histograms: Mapping[str, Mapping[int, int]],
     ) -> None:
         value = [self._summary.Summary.Value(tag=tag, simple_value=x) for tag, x in numbers.items()]
         value += [
             self._summary.Summary.Value(tag=tag, histo=self._histogram(bins))
-            for tag, bins in (histograms or {}).items()
+            for tag, bins in histograms.items()
             if bins
         ]
         self._write(step, summary=self._summary.Summary(value=value))
@@ -139,7 +135,6 @@ class _Events:
             self._flushed = time.monotonic()
 
     def _histogram(self, bins: Mapping[int, int]) -> object:
-        """Returns counts by exponent as TensorBoard's histogram of log2."""
         low, high = min(bins), max(bins)
         counts = [float(bins.get(e, 0)) for e in range(low, high + 1)]
         middles = [(e + 0.5, n) for e, n in bins.items()]
@@ -158,11 +153,3 @@ class _Events:
 
     def close(self) -> None:
         self._writer.close()
-
-
-def _events(path: Path, after: int) -> _Events | None:
-    """Returns a writer; None if tensorboardX is missing or its file can't be written."""
-    try:
-        return _Events(path, after)
-    except (ImportError, OSError):
-        return None

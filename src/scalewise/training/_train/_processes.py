@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from ..._jax import process_allgather
+from ..._output import sentence
 from ..._types import Json
 from ..._user_file import InputError
 from .._compare import Folder
@@ -18,7 +19,6 @@ from .._interrupt import Interrupted, signal_of
 
 
 def is_first() -> bool:
-    """Returns whether this process is the one that writes metrics and ``run.json``."""
     return jax.process_index() == 0
 
 
@@ -32,24 +32,22 @@ def all_gather_json(value: Json) -> list[Json]:
     return [json.loads(row[:n].tobytes()) for row, n in zip(rows, sizes, strict=True)]
 
 
-def call_on_first(call: Callable[[], Json]) -> Json:
+def call_on_first(call: Callable[[], Json], kind: type[Exception] = InputError) -> Json:
     """Calls ``call`` in the first process only, and returns its result in every process.
 
-    Raises:
-        InputError: in all other processes, if ``call`` raised an exception in the first one, which
-            raises that exception itself.
+    Its exception is raised in the first process as it is, in all others as one of this kind.
     """
-    value, failed = None, None
+    value, failed, told = None, None, None
     if is_first():
         try:
             value = call()
         except Exception as error:
-            failed = error
-    found, sentence = all_gather_json([value, None if failed is None else str(failed)])[0]
+            failed, told = error, sentence(error) if isinstance(error, OSError) else str(error)
+    found, told = all_gather_json([value, told])[0]
     if failed is not None:
         raise failed
-    if sentence is not None:
-        raise InputError(sentence)
+    if told is not None:
+        raise kind(told)
     return found
 
 

@@ -18,12 +18,12 @@ from ..._user_file import InputError
 from .._compare import Folder, Program, call_user, endless_batches, finite_or_none
 from .._interrupt import held_interrupts
 from .._progress import Progress
-from .._state import Metrics, TrainState
+from .._state import TrainState
 from .._step import Step
 from ._checkpoint import CheckpointError, Checkpoints
 from ._identity import FILE, Settings
 from ._metrics import Log
-from ._processes import all_gather_json, checked_everywhere, is_first
+from ._processes import call_on_first, checked_everywhere, is_first
 from ._sharding import Sharding
 
 Watch = Callable[[int, TrainState], Mapping[str, float | None]]
@@ -36,18 +36,6 @@ class TrainingError(RuntimeError):
 
 @dataclasses.dataclass
 class Run:
-    """A training run in progress.
-
-    Attributes:
-        program, method, step, state, console, watch, sharding: as :func:`train` has them.
-        checkpoints: where the state is saved; None if the run has no folder.
-        settings: what has to be the same when the run is resumed.
-        identity: of the run, written to its checkpoints.
-        done, saved: the last step that was made, and the last one that was saved.
-        left_out: steps left out in a row, up to the last one.
-        losses: of the steps that were made; of those before a resumption, the last 50.
-    """
-
     program: Program
     method: str
     step: Step
@@ -58,24 +46,17 @@ class Run:
     watch: Watch | None
     sharding: Sharding | None
     identity: str = ""
-    done: int = 0
+    done: int = 0  # the last step that was made
     saved: int = 0
-    left_out: int = 0
+    left_out: int = 0  # in a row, up to the last step
     losses: list[float] = dataclasses.field(default_factory=list)
 
     def trace(self, batch: PyTree) -> jax.stages.Traced:
-        """Returns the traced step."""
         what = f"{self.program.name}.loss_of"
         return call_user(self._jitted().trace, what, self.state, self._placed(batch))
 
     def restore(self, checkpoints: Checkpoints, identity: str | None, about: Settings) -> None:
-        """Continues from the newest good checkpoint of the run, if there is any.
-
-        Args:
-            checkpoints: of the run's folder.
-            identity: of the run; None to take over the identity that most checkpoints have.
-            about: the settings that its checkpoints have to have.
-        """
+        """Continues from the newest good checkpoint of the run, if there is any."""
         found = checkpoints.restore(self.state, about, identity)
         self.identity = identity or ""
         if found is None:
@@ -100,16 +81,11 @@ class Run:
         steps: int,
         every: int,
     ) -> KeyboardInterrupt | None:
-        """Makes the steps that are left, and saves the state.
-
-        Returns:
-            The interrupt that ended the run early, if one did.
-        """
         batches = itertools.islice(endless_batches(self.program, text, seed), self.done, None)
         interrupt: KeyboardInterrupt | None = None
         log = Log(folder, after=self.done) if folder is not None and is_first() else None
         if folder is not None:
-            self.losses = all_gather_json([] if log is None else log.losses)[0]
+            self.losses = call_on_first(lambda: [] if log is None else log.losses)
         with held_interrupts() as check_interrupt:
             try:
                 if self.done < steps:
@@ -164,7 +140,6 @@ class Run:
                 batch = next(batches)
 
     def _jitted(self) -> jax.stages.Wrapped:
-        """Returns the jitted step, whose state keeps its sharding."""
         if self.sharding is None:
             return jax.jit(self.step)
         same = jax.tree.map(lambda x: x.sharding, self.state)
@@ -176,10 +151,12 @@ class Run:
     def _advance(
         self, compiled: jax.stages.Compiled, batch: PyTree, log: Log | None
     ) -> dict[str, Json]:
-        """Makes a step and returns its metrics; the state changes once these are written."""
         start = time.perf_counter()
         state, metrics = call_user(
-            _finished, f"{self.program.name}: step", compiled, self.state, self._placed(batch)
+            lambda *given: jax.block_until_ready(compiled(*given)),
+            f"{self.program.name}: step",
+            self.state,
+            self._placed(batch),
         )
         seconds = time.perf_counter() - start
         loss = float(metrics.loss)
@@ -191,18 +168,14 @@ class Run:
             "ms": round(seconds * 1e3, 3),
             **(self.watch(self.done + 1, state) if self.watch else {}),
         }
-        _write_row(log, row)
+        call_on_first(lambda: None if log is None else log.step(row), OSError)
         self.state, self.done = state, self.done + 1
         self.losses.append(loss)
         self._report_left_out(batch, row, bool(metrics.finite))
         return row
 
     def _report_left_out(self, batch: PyTree, row: dict[str, Json], finite: bool) -> None:
-        """Prints why a step was left out.
-
-        Raises:
-            TrainingError: PATIENCE steps in a row were left out.
-        """
+        """Prints why a step was left out."""
         if finite:
             self.left_out = 0
             return
@@ -232,31 +205,6 @@ class Run:
         if self.checkpoints is None:
             return "there is no checkpoint, since the run has no folder"
         return f"the last checkpoint is of step {self.saved}"
-
-
-def _finished(
-    compiled: jax.stages.Compiled, state: TrainState, batch: PyTree
-) -> tuple[TrainState, Metrics]:
-    return jax.block_until_ready(compiled(state, batch))
-
-
-def _write_row(log: Log | None, row: Mapping[str, Json]) -> None:
-    """Writes a line of metrics in the first process.
-
-    Raises:
-        OSError: the first process can't write it; raised in all processes.
-    """
-    failed: OSError | None = None
-    try:
-        if log is not None:
-            log.step(row)
-    except OSError as error:
-        failed = error
-    why = all_gather_json(failed and sentence(failed))[0]
-    if failed is not None:
-        raise failed
-    if why is not None:
-        raise OSError(why)
 
 
 def non_finite(batch: PyTree) -> str | None:

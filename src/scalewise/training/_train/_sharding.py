@@ -14,7 +14,6 @@ from jax.typing import ArrayLike
 from ..._check import checked
 from ..._types import PyTree
 from ..._user_file import InputError
-from ._digest import is_whole
 
 
 @checked
@@ -93,11 +92,7 @@ class Sharding:
 
 
 def check_processes(sharding: Sharding | None) -> None:
-    """Checks that a run of several processes uses all of them.
-
-    Raises:
-        InputError: there are several processes and no sharding, or a mesh without devices of one.
-    """
+    """Checks that a run of several processes uses all of them."""
     count = jax.process_count()
     if sharding is None:
         if count > 1:
@@ -112,6 +107,11 @@ def check_processes(sharding: Sharding | None) -> None:
             f"sharding: the mesh has no device of process {missing[0]} of {count}: make it of "
             "jax.devices(), which are those of all processes"
         )
+
+
+def is_whole(x: object) -> bool:
+    """Returns whether each device has all of an array."""
+    return not isinstance(x, jax.Array) or x.is_fully_replicated
 
 
 def placed_like(leaf: PyTree, array: PyTree) -> PyTree:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import math
 import statistics
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ from rich.console import Console
 from ..._check import Count, checked
 from ..._output import tolerant
 from ..._types import PyTree
-from ..._user_file import InputError
 from .._compare import (
+    METHODS,
     Folder,
+    InputError,
     Program,
     call_user,
     corpus,
@@ -28,14 +30,13 @@ from .._compare import (
     parameter_count,
     params_of,
 )
+from .._compare import method as named_method
 from .._interrupt import signal_of
 from .._loss_scale import loss_scale_of
 from .._state import TrainState
-from .._step import Step
-from ._checkpoint import Checkpoints
-from ._digest import state_digest
+from .._step import Step, step
+from ._checkpoint import Checkpoints, state_digest
 from ._identity import check_program, program_text, read_identity, run_folder, write_identity
-from ._methods import step_for
 from ._processes import call_on_first, claimed_by_first, is_first
 from ._run import Run, Watch
 from ._sharding import Sharding, check_processes
@@ -155,11 +156,13 @@ def train(
     call_on_first(lambda: folders.append(run_folder(out, resume, expected)))
     batch = next(endless_batches(program, text, seed))
     state = _initial(program, train_step, batch, seed, sharding)
-    with (
-        tolerant(console),
-        claimed_by_first(folders[0] if folders else None) as folder,
-        _checkpoints(folder, keep) as checkpoints,
-    ):
+    with ExitStack() as stack:
+        stack.enter_context(tolerant(console))
+        folder = stack.enter_context(claimed_by_first(folders[0] if folders else None))
+        checkpoints = None
+        if folder is not None:
+            kept = Checkpoints(folder.path / "checkpoints", keep)
+            checkpoints = stack.enter_context(closing(kept))
         run = Run(
             program, method, train_step, state, checkpoints, console, settings, watch, sharding
         )
@@ -175,24 +178,39 @@ def train(
         return _result(run, interrupt, folder)
 
 
-@contextmanager
-def _checkpoints(folder: Folder | None, keep: int) -> Iterator[Checkpoints | None]:
-    """Yields the checkpoints in a run's folder, and closes them; None without a folder."""
-    if folder is None:
-        yield None
-        return
-    checkpoints = Checkpoints(folder.path / "checkpoints", keep=keep)
+def step_for(program: Program, name: str, **options: Any) -> Step:
+    """Returns the training step of a program by a method."""
+    known = list(inspect.signature(step).parameters)[2:]  # behind the loss and the optimizer
+    for unknown in sorted(options.keys() - known):
+        raise InputError(
+            f"train() has no argument {unknown!r}; a recipe is a method, method='fp8', and "
+            f"training.step has the options {', '.join(known)}"
+        )
+    if program.loss_of is None or program.optimizer is None:
+        raise InputError(
+            f"{program.name} defines no loss_of(params, batch) or no OPTIMIZER: training under a "
+            "loss scale needs both (scalewise compare does without)"
+        )
+    chosen: Mapping[str, Any] | None = {"policy": name}
+    if "=" not in name:
+        chosen = named_method(name).step_options
+    if chosen is None:
+        usable = (known for known, each in METHODS.items() if each.step_options is not None)
+        raise InputError(
+            f"{name} changes the whole program and its state: run it with scalewise compare; "
+            f"scalewise train expects one of {', '.join(usable)}, or a policy such as "
+            "'p=f32,c=bf16,o=f32'"
+        )
+    given = {key: value for key, value in options.items() if value is not None}
     try:
-        yield checkpoints
-    finally:
-        checkpoints.close()
+        return step(program.loss_of, program.optimizer, **{**chosen, **given})
+    except (ValueError, TypeError) as error:
+        raise InputError(str(error)) from error
 
 
 def _initial(
     program: Program, train_step: Step, batch: PyTree, seed: int, sharding: Sharding | None
 ) -> TrainState:
-    """Returns the training state before the first step."""
-
     def params() -> PyTree:
         initial = call_user(program.init, f"{program.name}.init", seed)
         parameter_count(initial, program)  # fails if there are no parameters

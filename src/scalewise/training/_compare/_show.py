@@ -1,33 +1,58 @@
-"""Shows a comparison in a terminal: progress bars, then a table and the curves."""
+"""Shows a comparison: the table of figures and the curves, in a terminal and on a page."""
 
 import itertools
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
+from markupsafe import Markup
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..._output import print_table
+from ..._output import page_environment, print_table
 from ..._output._text import Text
 from ._braille import plot
-from ._results import Comparison, Record, smoothed
+from ._curves import STYLE, curves_svg, scales_svg
+from ._results import WINDOW, Comparison, Record, smoothed
 
 COLOURS = ("blue", "red", "green", "dark_orange", "magenta", "cyan")
-HEADINGS = (  # narrow: the table fits into 80 columns
-    "final\nloss",
-    "\nratio",
-    "non-\nfinite",
-    "bytes/\nparam",
-    "step\nms",
-    "\nratio",
-    "build\ns",
-    "\nratio",
+
+
+class Column(NamedTuple):
+    """A figure of each method, below a heading in the terminal, and on the page."""
+
+    narrow: str  # the table fits into 80 columns
+    heading: str
+    cell: Callable[[Comparison, Record], str]
+
+
+def _final(comparison: Comparison, record: Record) -> str:
+    spread = f"±{record.spread:.3f}" if math.isfinite(record.spread) else ""
+    return number(record.final_loss, 3) + spread
+
+
+def _ratio(figure: str, digits: int) -> Column:
+    cell = lambda c, r: number(c.ratio(r, figure), digits)  # noqa: E731
+    return Column("\nratio", "to float32", cell)
+
+
+COLUMNS = (
+    Column("final\nloss", f"final loss (mean of last {WINDOW})", _final),
+    _ratio("final_loss", 4),
+    Column("non-\nfinite", "non-finite steps", lambda _, r: str(r.non_finite)),
+    Column(
+        "bytes/\nparam", "state bytes / parameter", lambda _, r: number(r.bytes_per_parameter, 2)
+    ),
+    Column("step\nms", "step, ms", lambda _, r: number(r.median_seconds * 1e3, 1)),
+    _ratio("median_seconds", 2),
+    Column("build\ns", "trace + compile, s", lambda _, r: number(r.build_seconds, 2)),
+    _ratio("build_seconds", 2),
 )
 
 
 def announce(console: Console, program: str, parameters: int, size: int, steps: int) -> None:
-    """Prints one line with the sizes of model and data and the number of steps."""
     console.print(
         f"{program}: {parameters:,} parameters, {size:,} bytes of text, {steps} steps of each",
         highlight=False,
@@ -35,7 +60,6 @@ def announce(console: Console, program: str, parameters: int, size: int, steps: 
 
 
 def show(comparison: Comparison, console: Console) -> None:
-    """Prints the table, the curves, why methods diverged, and where the files are."""
     print_table(console, table(comparison))
     for record in comparison.records:
         if record.divergence:
@@ -59,7 +83,6 @@ def show(comparison: Comparison, console: Console) -> None:
 
 
 def table(comparison: Comparison) -> Table:
-    """Returns the table of figures, one row for each method."""
     title = f"{comparison.program}: {comparison.steps_made} steps, ratios to "
     result = Table(
         title=title + comparison.reference.name,
@@ -68,30 +91,33 @@ def table(comparison: Comparison) -> Table:
         padding=(0, 1, 0, 0),
     )
     result.add_column("\nmethod", no_wrap=True)
-    for heading in HEADINGS:
-        result.add_column(heading, justify="right", no_wrap=True)
+    for column in COLUMNS:
+        result.add_column(column.narrow, justify="right", no_wrap=True)
     for record, colour in zip(comparison.records, itertools.cycle(COLOURS), strict=False):
         result.add_row(Text(record.name, style=colour), *cells(comparison, record))
     return result
 
 
-def cells(comparison: Comparison, record: Record) -> tuple[str, ...]:
-    """Returns a method's figures as text for the table and the page."""
-    final = number(record.final_loss, 3)
-    if math.isfinite(record.spread):
-        final += f"±{record.spread:.3f}"
-    return (
-        final,
-        number(comparison.ratio(record, "final_loss"), 4),
-        str(record.non_finite),
-        number(record.bytes_per_parameter, 2),
-        number(record.median_seconds * 1e3, 1),
-        number(comparison.ratio(record, "median_seconds"), 2),
-        number(record.build_seconds, 2),
-        number(comparison.ratio(record, "build_seconds"), 2),
-    )
+def cells(comparison: Comparison, record: Record) -> list[str]:
+    return [column.cell(comparison, record) for column in COLUMNS]
 
 
 def number(x: float, digits: int) -> str:
     """Formats x with this many digits; a dash if it isn't finite."""
     return f"{x:.{digits}f}" if math.isfinite(x) else "–"
+
+
+def page(comparison: Comparison) -> tuple[str, str]:
+    svg = curves_svg(comparison)
+    scaled = [record for record in comparison.records if record.scales]
+    html = page_environment("scalewise.training._compare").rendered(
+        "report.html.j2",
+        styles=f"<style>{STYLE}</style>",
+        comparison=comparison,
+        headings=[c.heading.replace("float32", comparison.reference.name) for c in COLUMNS],
+        rows=[(record, cells(comparison, record)) for record in comparison.records],
+        scaled=scaled,
+        scales_svg=Markup(scales_svg(scaled)) if scaled else "",
+        svg=Markup(svg),  # made by curves_svg, which escapes names
+    )
+    return html, svg
