@@ -156,7 +156,6 @@ def audit(
 
 
 def _with_batch(f: Any, batch: Any, args: Sequence[PyTree], kwargs: dict[str, PyTree]) -> tuple:
-    """Returns the arguments with ``batch`` inserted as the second one."""
     args = (*args[:1], batch, *args[1:])
     try:
         inspect.signature(f).bind(*args, **kwargs)
@@ -169,7 +168,6 @@ def _with_batch(f: Any, batch: Any, args: Sequence[PyTree], kwargs: dict[str, Py
 
 
 def _batches(batches: Any, steps: int) -> list[Any]:
-    """Returns the batch of each step; [] if the batch is an ordinary argument."""
     if batches is None:
         return []
     if callable(batches):
@@ -181,7 +179,6 @@ def _batches(batches: Any, steps: int) -> list[Any]:
 
 
 def _batch_arrays(per_step: Sequence[Any]) -> list[list[Any]]:
-    """Returns the arrays of each batch, after a check that all have the same shapes and dtypes."""
     found = [jax.tree.leaves(batch) for batch in per_step]
     types = [[(np.shape(x), jnp.result_type(x)) for x in leaves] for leaves in found]
     structures = [jax.tree.structure(batch) for batch in per_step]
@@ -193,7 +190,6 @@ def _batch_arrays(per_step: Sequence[Any]) -> list[list[Any]]:
 
 
 def low_interpretation(low: Any, saturate: Saturation = False) -> Interpretation:
-    """Returns the interpretation that the ``low`` argument of :func:`audit` stands for."""
     if isinstance(low, str):
         low = resolve(low, "policy", "format", "recipe", where="audit")
     if isinstance(low, Policy):
@@ -276,7 +272,6 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
 
 
 def _spoils_fewer(what: Finding) -> int:
-    """Returns a key by which findings about non-finite outputs come first, the order else kept."""
     if not what.non_finite_before:
         return 0
     made = what.non_finite_before - what.non_finite_after
@@ -289,7 +284,6 @@ def _latent(session: Session, outcome: Outcome, fmt: Format) -> tuple[str, ...]:
 
 
 def _reducer(session: Session, outcome: Outcome) -> Callable[[Finding], Reduction] | None:
-    """Returns a function that reduces findings; it keeps the program, but no compiled code."""
     own = arithmetic(session.low, session.reference.dtype)
     if own is None:
         return None
@@ -303,7 +297,6 @@ def _reducer(session: Session, outcome: Outcome) -> Callable[[Finding], Reductio
 
 
 def _untried(search: Search) -> int:
-    """Returns for how many groups of operations no trials were left to try a fix."""
     if search.trials > 0 or near(search.outcome.error, search.float32_error):
         return 0
     tried = {x.equations for x in (*search.found, *search.unfixed) if x.tried}
@@ -311,7 +304,6 @@ def _untried(search: Search) -> int:
 
 
 def _arguments(program: Program, fmt: Format) -> tuple[str, ...]:
-    """Returns a sentence for each argument with numbers that the format can't hold."""
     lines = []
     for path, size in float_arguments(program):
         over = int(((size > float(fmt.max)) & np.isfinite(size)).sum())
@@ -323,7 +315,6 @@ def _arguments(program: Program, fmt: Format) -> tuple[str, ...]:
 
 
 def _ranges(program: Program) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Returns exponent histograms of the arguments, by the first two keys of their paths."""
     found: dict[str, np.ndarray] = {}
     for path, size in float_arguments(program):
         keys = re.match(r"(\[[^]]*\](?:\[[^]]*\]|\.\w+)?)", path)
@@ -350,8 +341,6 @@ def _low_name(low: Interpretation) -> str:
 
 
 def _benign(session: Session, outcome: Outcome, changed) -> tuple[str, ...]:
-    """Returns a sentence for each output with a floor, for each mask, and for each operation
-    non-finite in the reference run."""
     floors = session.floors or (0.0,) * len(outcome.outputs)
     lines = [
         f"output{path}: 0 but for rounding errors, in the reference run too; its error is relative "

@@ -88,7 +88,6 @@ def check_repeatable(session: Session, outcome: Outcome, f: Callable) -> None:
 
 
 def float_arguments(program: Program) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields the path and the float64 magnitudes of each float argument."""
     for path, x, aval in zip(program.arguments, program.arrays, program.in_avals, strict=True):
         if is_float(aval):
             yield path, np.abs(np.asarray(x).astype(np.float64))

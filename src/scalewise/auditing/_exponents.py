@@ -61,7 +61,6 @@ class Exponents:
 
 
 def exponents_of(arrays: Sequence[jax.Array]) -> Exponents:
-    """Returns the histogram of all numbers of some float arrays; works under ``jit``."""
     parts = [_of_array(jnp.asarray(x)) for x in arrays]
     counts, zeros = (functools.reduce(jnp.add, list(part)) for part in zip(*parts, strict=True))
     return Exponents(counts, zeros)

@@ -124,7 +124,6 @@ def exponents(tree: PyTree, groups: Groups = 1) -> dict[str, Exponents]:
 
 
 def _grouped(tree: PyTree, groups: Groups, where: str) -> dict[str, list[jax.Array]]:
-    """Returns the float arrays of each group."""
     named = groups if isinstance(groups, Mapping) else {}
     found: dict[str, list[jax.Array]] = {name: [] for name in named}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
@@ -160,7 +159,6 @@ def _group(path: Sequence[Any], groups: Groups) -> str | None:
 
 
 def _names_moment(key: Any) -> bool:
-    """Returns True for a named tuple's field in MOMENTS, and for the keys ``mu`` and ``nu``."""
     if isinstance(key, jax.tree_util.GetAttrKey):
         return key.name in MOMENTS
     return getattr(key, "key", None) in ("mu", "nu")
@@ -315,7 +313,6 @@ class Monitor:
         self._log.step({"step": step, **numbers}, bins)
 
     def _noted(self, step: int, found: Mapping[str, Reading]) -> dict[str, float | None]:
-        """Returns a reading as numbers, and notes the largest value of each group."""
         for group, reading in found.items():
             self._largest[group] = max(
                 self._largest.get(group, (0.0, step)), (float(reading.amax), step)

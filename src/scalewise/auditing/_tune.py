@@ -182,7 +182,6 @@ class _Search:
         self.chosen |= {part: fmt for part in parts if part not in wide}
 
     def summary(self) -> tuple[TunedPart, ...]:
-        """Returns all parts, float32 first, then by the numbers of their results."""
         found = [
             TunedPart(
                 format=self.chosen.get(part, FP32).name,
@@ -196,7 +195,6 @@ class _Search:
         return tuple(sorted(found, key=lambda x: (x.format != FP32.name, -x.numbers)))
 
     def cost(self) -> float:
-        """Returns the bits of all results as a share of float32's."""
         sizes = {p: sum(e["elements"] for e in found) for p, found in self.parts.items()}
         bits = sum(n * self.chosen.get(p, FP32).bits for p, n in sizes.items())
         return bits / max(32 * sum(sizes.values()), 1)
@@ -215,7 +213,6 @@ def _policy(chosen: dict[Part, Format], parts: Sequence[Part]) -> Policy | None:
 
 
 def _checked(policy: Policy | None, session: Session, tolerance: float) -> Policy | None:
-    """Returns the policy if autocast under it keeps the tolerance, else None."""
     if policy is None:
         return None
     error = Session(session.program, Autocast(policy), session.reference).run().error
@@ -223,7 +220,6 @@ def _checked(policy: Policy | None, session: Session, tolerance: float) -> Polic
 
 
 def verdict(tuning: Tuning) -> str:
-    """Returns in one sentence which share of the bits is needed for which error."""
     low = sum(part.format != "fp32" for part in tuning.parts)
     if not low:
         return (
@@ -239,14 +235,12 @@ def verdict(tuning: Tuning) -> str:
 
 
 def page(tuning: Tuning) -> str:
-    """Returns the HTML; every name in it is escaped."""
     said = f"{counted(tuning.runs, 'run')}; results of these operations are rounded to the formats."
     parts = Rows("Parts", tuning.columns, tuning._rows())
     return tables_page(f"Formats for {tuning.function}", [verdict(tuning), said], [parts])
 
 
 def as_dict(tuning: Tuning) -> dict[str, Json]:
-    """Returns the content of the JSON file."""
     return {
         "verdict": verdict(tuning),
         "function": tuning.function,

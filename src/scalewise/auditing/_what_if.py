@@ -76,7 +76,6 @@ def candidate(spec: WhatIfLike, where: str) -> Candidate:
 
 
 def what_if(arrays: Sequence[jax.Array], tried: Candidate, amax: jax.Array) -> WhatIf:
-    """Returns what a candidate would do to a group of arrays, given its largest magnitude."""
     unit = jnp.where(amax > 0, amax, 1)  # squares of numbers below 2^-75 would be zero
     sums = sum(_sums(jnp.asarray(x), tried, unit) for x in arrays)
     nonzero, flushed, saturated, noise, signal = jnp.asarray(sums)

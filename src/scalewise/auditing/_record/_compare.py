@@ -258,7 +258,6 @@ def _line(pairs: Sequence[ArrayDifference]) -> LineDifference:
 
 
 def verdict(comparison: Comparison) -> str:
-    """Returns in one sentence where the recordings differ first, and most."""
     pairs = counted(len(comparison.pairs), "matched array")
     parts = []
     largest = comparison.largest
@@ -305,7 +304,6 @@ def title(comparison: Comparison) -> str:
 
 
 def show(comparison: Comparison, console: Console, *, everything: bool = False) -> None:
-    """Prints a sentence, and a table of the lines that differ in program order."""
     console.print(Text(f"compare  {title(comparison)}"))
     console.print(Text(verdict(comparison), style="bold"))
     for which, x in (("first", comparison.a), ("second", comparison.b)):
@@ -345,7 +343,6 @@ def _change(pair: tuple[int, int], usual: str) -> str:
 
 
 def page(comparison: Comparison) -> str:
-    """Returns the HTML; every name in it is escaped."""
     said = (
         "Lines on which the recordings differ, in program order. A difference is that of the "
         "sampled numbers, relative to the larger of their norms."
@@ -355,7 +352,6 @@ def page(comparison: Comparison) -> str:
 
 
 def as_csv(comparison: Comparison) -> str:
-    """Returns CSV with a header and one line for each line that differs."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(COLUMNS)

@@ -49,7 +49,6 @@ def _by_name(x: RecordedArray) -> tuple[Hashable, ...]:
 def _aligned(
     a: Arrays, b: Arrays, own: Sequence[int], other: Sequence[int], key: Callable
 ) -> Iterator[tuple[list[tuple[int, int]], Sequence[int], Sequence[int]]]:
-    """Yields runs of matches, each with the indices on both sides that are left before it."""
     keys = [key(a[i]) for i in own], [key(b[j]) for j in other]
     i = j = 0
     for block in SequenceMatcher(None, *keys, autojunk=False).get_matching_blocks():

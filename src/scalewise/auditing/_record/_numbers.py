@@ -55,13 +55,11 @@ class Measured(NamedTuple):
 
 
 def wide_dtype() -> Any:
-    """Returns the dtype in which numbers are recorded: the widest that JAX has enabled."""
     wide: bool = jax.config.jax_enable_x64  # type: ignore[attr-defined]
     return jnp.dtype(jnp.float64 if wide else jnp.float32)
 
 
 def empty(n: int) -> Numbers:
-    """Returns the numbers of ``n`` arrays that weren't computed yet."""
     words = np.zeros((n, len(WORDS)), np.uint32)
     words[:, [FIRST, CLOCK]] = NEVER
     numbers = np.zeros((n, len(NUMBERS)), wide_dtype())
@@ -78,17 +76,7 @@ def empty(n: int) -> Numbers:
 def observe(
     state: Numbers, index: Any, x: jax.Array, finite: Sequence[Any]
 ) -> tuple[Numbers, jax.Array]:
-    """Adds one visit of array ``index``.
-
-    Args:
-        state: the numbers so far.
-        index: which array it is.
-        x: the array, of any shape and dtype.
-        finite: for each operand that it was computed from, whether all its numbers are finite.
-
-    Returns:
-        The new numbers, and whether all numbers of ``x`` are finite.
-    """
+    """Adds one visit of array ``index``."""
     parts = 2 if jnp.issubdtype(x.dtype, jnp.complexfloating) else 1
     size = x.size * parts
     if not isinstance(x, Tracer):  # padded, so that few sizes are compiled
@@ -101,7 +89,6 @@ def observe(
 
 @partial(jax.jit, static_argnums=1)
 def _flat(x: jax.Array, length: int | None) -> jax.Array:
-    """Returns an array (of a complex one, real and imaginary parts) in one dimension, padded."""
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         x = jnp.stack([x.real, x.imag])
     x = x.reshape(-1)

@@ -89,7 +89,6 @@ class Recorder(Interpretation):
         return state, outs
 
     def argument(self, x: Any, aval: ShapedArray) -> Any:
-        """Returns the array that stands for an argument."""
         return x
 
     def lifts(self, aval: ShapedArray) -> bool:
@@ -158,12 +157,10 @@ class Recorder(Interpretation):
 
 
 def plain(value: Any) -> Any:
-    """Returns the array that a value stands for."""
     return value.array if isinstance(value, Watched) else value
 
 
 def _has_numbers(aval: ShapedArray) -> bool:
-    """Returns whether the elements of an array of this type are numbers, and not random keys."""
     return not jnp.issubdtype(aval.dtype, jax.dtypes.extended)
 
 

@@ -234,7 +234,6 @@ def load_recording(path: str | os.PathLike[str]) -> Recording:
 
 
 def recorded_arrays(sites: Sequence[Site], state: Numbers) -> tuple[RecordedArray, ...]:
-    """Returns the arrays that were computed at least once: arguments, equations, outputs."""
     words, counts, numbers, samples = (
         np.asarray(x) for x in (state.words, state.counts, state.numbers, state.samples)
     )
@@ -269,7 +268,6 @@ def recorded_arrays(sites: Sequence[Site], state: Numbers) -> tuple[RecordedArra
 
 
 def _place(equation: Equation | None, trained: bool) -> dict[str, Json]:
-    """Returns where the user wrote an equation."""
     if equation is None:
         return {"file": None, "line": 0, "function": "", "caller": "", "scope": "",
                 "direction": "forward"}  # fmt: skip
@@ -285,7 +283,6 @@ def _place(equation: Equation | None, trained: bool) -> dict[str, Json]:
 
 
 def show(recording: Recording, console: Console, *, everything: bool = False) -> None:
-    """Prints a sentence, and a table of the arrays in program order."""
     versions = ", ".join(f"{name} {version}" for name, version in recording.versions)
     how = "one compiled program" if recording.fused else "each equation compiled alone"
     head = Text(f"record  {recording.function} on {recording.device}")
@@ -305,7 +302,6 @@ def show(recording: Recording, console: Console, *, everything: bool = False) ->
 
 
 def verdict(recording: Recording) -> str:
-    """Returns in one sentence where the first non-finite number was made."""
     first = recording.first_non_finite
     if first is None:
         held = sum(x.non_finite > 0 for x in recording.arrays)
@@ -326,7 +322,6 @@ def verdict(recording: Recording) -> str:
 
 
 def _jit_note(difference: float | None) -> str:
-    """Returns a sentence on how far the outputs are from those of the compiled function."""
     if difference is None:
         return ""
     if difference == 0:

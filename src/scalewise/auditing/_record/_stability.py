@@ -222,8 +222,6 @@ def _stabilities(
     runs: Sequence[Sequence[RecordedArray]],
     fmt: Format,
 ) -> tuple[tuple[LineStability, ...], tuple[LineStability, ...]]:
-    """Returns the lines and the outputs, from what all runs computed."""
-
     def by_key(arrays: Sequence[RecordedArray]) -> dict[Any, RecordedArray]:
         found: dict[Any, RecordedArray] = {}
         before: collections.Counter[Any] = collections.Counter()
@@ -252,7 +250,6 @@ def _stabilities(
 
 
 def _spread(samples: Sequence[np.ndarray]) -> float:
-    """Returns the standard deviation over runs relative to the mean, over the sampled numbers."""
     table = np.stack(samples)
     finite = np.isfinite(table)
     if (finite.any(axis=0) != finite.all(axis=0)).any():
@@ -264,7 +261,6 @@ def _spread(samples: Sequence[np.ndarray]) -> float:
 
 
 def show(stability: Stability, console: Console, *, everything: bool = False) -> None:
-    """Prints a table of the outputs, and one of the lines about which the runs agree least."""
     text = f"stability  {stability.function} in {stability.low}, {stability.runs} runs"
     console.print(Text(f"{text} that round at random"))
     worst = sorted(stability.lines, key=lambda x: (x.digits, -x.spread))

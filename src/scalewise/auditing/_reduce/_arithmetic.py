@@ -46,12 +46,10 @@ class Arithmetic:
 
     @property
     def wide(self) -> str:
-        """The reference dtype's name."""
         return np.dtype(self.dtype).name
 
     @property
     def name(self) -> str:
-        """The name that the file has for it."""
         raise NotImplementedError
 
     @property
@@ -60,23 +58,18 @@ class Arithmetic:
         raise NotImplementedError
 
     def apply(self, equation: Equation, arrays: Sequence[ArrayLike]) -> list[Any]:
-        """Returns one equation's results."""
         raise NotImplementedError
 
     def results(self, piece: Slice, arrays: Mapping[str, ArrayLike]) -> tuple[PyTree, PyTree]:
-        """Returns the results of a slice in this arithmetic, and in ``dtype``."""
         raise NotImplementedError
 
     def explained(self) -> list[str]:
-        """Returns the part of the file's docstring about the arithmetic."""
         raise NotImplementedError
 
     def imports(self, piece: Slice) -> list[str]:
-        """Returns the file's lines that import names of scalewise."""
         return []
 
     def definitions(self, piece: Slice) -> list[str]:
-        """Returns the file's definition of the program, and of ``results``."""
         raise NotImplementedError
 
 
@@ -158,12 +151,10 @@ class Rounded(Arithmetic):
 
     @property
     def _native(self) -> str | None:
-        """The dtype that casts to the format and back round to it; None if there is none."""
         return None if self.saturate else CASTS.get(self.fmt)
 
     @property
     def _source(self) -> str:
-        """The text of ``low``."""
         x = f"jnp.asarray(x, jnp.{self.wide})"
         if self._native:
             return f"{x}.astype(jnp.{self._native}).astype(jnp.{self.wide})"
@@ -261,7 +252,6 @@ class Interpreted(Arithmetic):
         ]  # fmt: skip
 
     def _program(self, piece: Slice) -> list[str]:
-        """Returns the program's text, with the scopes that a recipe reads."""
         lines: list[tuple[str, str]] = []
         for name, origin in piece.inputs.items():
             if self.name == "recipe" and is_float(origin.aval) and _is_computed(origin):
@@ -294,9 +284,6 @@ class Interpreted(Arithmetic):
         """Returns a policy that runs a slice's operations as the audited one does.
 
         Its rules name primitives, since the functions and scopes aren't in the file.
-
-        Raises:
-            ValueError: the policy runs operations of one primitive in different ways.
         """
         own: Policy = self.low.policy
         plain, rules = Policy(compute=own.compute), {}
@@ -319,8 +306,6 @@ class Interpreted(Arithmetic):
 
 
 def arithmetic(low: Any, dtype: Any) -> Arithmetic | None:
-    """Returns the arithmetic of an audit's low-precision run; None for an interpretation that no
-    file can name."""
     match low:
         case Emulation():
             return Rounded(dtype, low.fmt, low.saturate)
@@ -330,11 +315,6 @@ def arithmetic(low: Any, dtype: Any) -> Arithmetic | None:
 
 
 def recipe_text(recipe: Recipe) -> tuple[str, list[str]]:
-    """Returns the Python that makes a recipe, and the lines that import its names.
-
-    Raises:
-        ValueError: it has a part that can't be written.
-    """
     known = next((name for name, one in CATALOGUE.items() if one == recipe), None)
     if known is not None:
         return f"scalewise.recipes.{known}", []
@@ -361,7 +341,6 @@ def _policy_text(policy: Policy) -> str:
 
 
 def _is_computed(origin: Origin) -> bool:
-    """Returns False for an argument, also one that was moved (transposed, sliced)."""
     if origin.equation is None:
         return False
     if origin.equation.name not in MOVES:
@@ -371,5 +350,4 @@ def _is_computed(origin: Origin) -> bool:
 
 
 def _typed(lines: Sequence[str], dtype: str) -> list[str]:
-    """Returns lines with the name of the dtype of floats."""
     return [line.replace("FLOAT", f"jnp.{dtype}") for line in lines]

@@ -87,7 +87,6 @@ class Graph(Interpretation):
     inline = True
 
     def trace(self, program: Program) -> None:
-        """Runs the program, or as much of it as the arrays to keep need."""
         with self.context():
             values = [
                 self._traced(jnp.asarray(x).astype(self.dtype) if is_float(a) else x, a)
@@ -143,8 +142,6 @@ class Graph(Interpretation):
     stack = unstack
 
     def control(self, equation: Equation, run: Callable) -> Callable:
-        """Forgets origins at the border of a loop that is compiled as a whole."""
-
         def forgetting(state: Any, inputs: Sequence[Value]) -> Any:
             state, outs = run(state, [Traced(x.array) for x in inputs])
             return state, [Traced(y.array) for y in outs]
@@ -170,7 +167,6 @@ class Graph(Interpretation):
 
 
 def before(end: Origin, depth: int) -> list[Origin]:
-    """Returns an array and those up to ``depth`` operations before it, the first ones first."""
     found, level = {end.serial: end}, [end]
     for _ in range(depth):
         level = [o for x in level for o in x.operands if o.serial not in found]
@@ -179,7 +175,6 @@ def before(end: Origin, depth: int) -> list[Origin]:
 
 
 def after(start: Origin, origins: Sequence[Origin], depth: int) -> list[Origin]:
-    """Returns the arrays up to ``depth`` operations after one, in the order of the run."""
     distance = {start.serial: 0}
     found = []
     for origin in origins[start.serial + 1 :]:

@@ -86,7 +86,6 @@ class Event:
 
 
 def reduce(audited: Audited, finding: Finding, equations: Equations) -> Reduction:
-    """Returns the smallest program found that shows a finding (see :meth:`Report.reduce`)."""
     text = f"{finding.kind} in {finding.primitive} at {finding.where}: {finding.evidence}"
     if audited.steps > 1:
         raise ValueError(f"reduce: {text}: expected an audit of one step, not of {audited.steps}")
@@ -108,7 +107,6 @@ def reduce(audited: Audited, finding: Finding, equations: Equations) -> Reductio
 
 
 def _traced(audited: Audited, finding: Finding) -> tuple[Graph, list[Origin]]:
-    """Returns the run's origins, and those of the finding's equations, the clearest visit first."""
     paths = {audited.paths[i] for i in finding.equations if i in audited.paths}
     event = Event(finding.kind, finding.introduced, largest=not finding.equations)
     found: list[tuple[float, Origin]] = []
@@ -132,7 +130,6 @@ def _traced(audited: Audited, finding: Finding) -> tuple[Graph, list[Origin]]:
 
 
 def _is_at(equation: Equation, finding: Finding) -> bool:
-    """Returns whether an equation uses the constant that a finding is about."""
     where = equation.source or (None, 0, "")
     return (*where[:2], equation.name) == (finding.file, finding.line, finding.primitive)
 
@@ -174,7 +171,6 @@ def _slice(
     event: Event,
     text: str,
 ) -> Reduction | None:
-    """Returns the shortest slice from one operation to another that shows the event, or None."""
     (start, end), arithmetic = ends, audited.arithmetic
     pieces = []
     for depth in range(DEPTH + 1):
@@ -203,7 +199,6 @@ def _slice(
 
 
 def _agrees(found: Any, expected: Any) -> bool:
-    """Returns whether a slice computes the recorded result."""
     if found.shape != expected.shape:
         return False
     if not jnp.issubdtype(expected.dtype, jnp.floating):

@@ -81,7 +81,6 @@ class Reduction(Printed):
 
 
 def run_code(reduction: Reduction) -> tuple[np.ndarray, np.ndarray]:
-    """Runs the program as a file would be; returns its results in the format and in float32."""
     names: dict[str, Any] = {"__name__": "reduced", "LOADED": reduction.inputs}
     code = _code(reduction, embed=reduction.is_small)
     code = code.replace(_loading(), "inputs = LOADED")
@@ -137,7 +136,6 @@ def _uses(lines: Sequence[str], text: str) -> bool:
 
 
 def _sentence(text: str) -> str:
-    """Returns a text that may stand in a docstring."""
     return text.replace("\\", "/").replace('"""', "'''") + "."
 
 

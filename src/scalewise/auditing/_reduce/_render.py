@@ -150,7 +150,6 @@ def rendered(origins: Sequence[Origin], holds: Callable[[float], bool] | None) -
 
 
 def _without_unused(piece: Slice) -> Slice:
-    """Leaves out lines, and inputs, that the result doesn't need."""
     needed, kept = {piece.result}, []
     for i, line in reversed(list(enumerate(piece.lines))):
         if f"v{i}" in needed:
@@ -166,7 +165,6 @@ def _without_unused(piece: Slice) -> Slice:
 
 
 def _depending_on_floats(origins: Sequence[Origin]) -> set[int]:
-    """Returns the serial numbers of results that are floats or are computed from floats."""
     found: set[int] = set()
     for o in origins:
         if is_float(o.aval) or any(x.serial in found or is_float(x.aval) for x in o.operands):
@@ -175,7 +173,6 @@ def _depending_on_floats(origins: Sequence[Origin]) -> set[int]:
 
 
 def _scalar(origin: Origin) -> Origin | None:
-    """Returns the literal that an array consists of; None if it isn't one."""
     equation = origin.equation
     if equation is not None and equation.name in ("broadcast_in_dim", "convert_element_type"):
         operand = _scalar(origin.operands[0])
@@ -206,7 +203,6 @@ def _comment(equation: Equation) -> str:
 
 
 def evaluate(piece: Slice, arrays: Mapping[str, Any], cast: Any, dtype: Any) -> Any:
-    """Returns the result of the lines, with ``cast`` applied to each."""
     names: dict[str, Any] = {"jnp": jnp, "lax": lax, "cast": cast, "FLOAT": dtype}
     for name, x in arrays.items():
         names[name] = cast(x) if jnp.issubdtype(x.dtype, jnp.floating) else jnp.asarray(x)

@@ -20,14 +20,7 @@ Arrays = dict[str, np.ndarray]
 def shrunk(
     piece: Slice, arrays: Arrays, low: Any, wide: Any, shows: Callable[[Arrays], bool]
 ) -> Arrays:
-    """Returns the inputs of the worst elements, or rows and columns; then as few as show it.
-
-    Args:
-        piece: the operations.
-        arrays: its inputs.
-        low, wide: its results.
-        shows: returns whether other inputs show the event.
-    """
+    """Returns the inputs of the worst elements, or rows and columns; then as few as show it."""
     *first, last = piece.operations
     equation = last.equation
     assert equation is not None
@@ -45,7 +38,6 @@ def shrunk(
 
 
 def _worst(low: Any, wide: Any) -> np.ndarray:
-    """Returns the flat indices of a result, the largest error first."""
     low, wide = (np.asarray(x).astype(np.float64).reshape(-1) for x in (low, wide))
     with np.errstate(all="ignore"):
         error = np.abs(low - wide) / np.where(wide == 0, 1, np.abs(wide))
@@ -63,7 +55,6 @@ def _of_shape(
 
 
 def _reduced(equation: Any, arrays: Arrays, low: Any, wide: Any, shows: Any) -> Arrays:
-    """Returns the inputs of the worst element of a sum or maximum, as few as show the event."""
     shape = equation.in_avals[0].shape
     axes = params.reduced_axes(equation)
     free = [axis for axis in range(len(shape)) if axis not in axes]
@@ -80,7 +71,6 @@ def _reduced(equation: Any, arrays: Arrays, low: Any, wide: Any, shows: Any) -> 
 
 
 def _product(piece: Slice, arrays: Arrays, low: Any, wide: Any, shows: Any) -> Arrays:
-    """Returns the row and the column of the worst element of a product, as short as shows it."""
     equation, names = piece.operations[-1].equation, list(piece.inputs)
     if equation is None or len(names) != 2:
         return arrays
@@ -104,7 +94,6 @@ def _product(piece: Slice, arrays: Arrays, low: Any, wide: Any, shows: Any) -> A
 
 
 def _halved(arrays: Arrays, axes: dict[str, int], shows: Callable[[Arrays], bool]) -> Arrays:
-    """Returns the inputs with as few positions of an axis of each as still show the event."""
     size = max((x.shape[axes[n]] for n, x in arrays.items() if x.ndim), default=1)
     calls = iter(range(SHRINKING))
 

@@ -20,7 +20,6 @@ from ._verdict import cause, no_fix, tried, verdict
 
 
 def page(report: Summary) -> str:
-    """Returns the HTML; every name in it is escaped."""
     environment = page_environment("scalewise.auditing._report")
     environment.filters["error"] = _error
     environment.filters["colour"] = _colour
@@ -60,7 +59,6 @@ def _colour(what: Any) -> str:
 
 
 def _anchors(files: Sequence[SourceFile]) -> dict[tuple[str, int], str]:
-    """Returns the HTML id of each line of source that is shown, by file and line number."""
     return {
         (source.file, line.number): f"line-{i}-{line.number}"
         for i, source in enumerate(files, 1)

@@ -35,7 +35,6 @@ def panels(report: Summary) -> list[tuple[str, Markup]]:
 
 
 def legend(report: Summary) -> list[tuple[str, str]]:
-    """Returns the class of each colour and what it stands for."""
     beyond = "saturation" if report.low.endswith("saturating") else "overflow"
     smallest, normal = _power(report.smallest / 2), _power(report.smallest_normal)
     return [
@@ -62,7 +61,6 @@ def _by_direction(equations: Equations) -> list[tuple[str, list[EquationStatisti
 
 
 def axis_of(histograms: Sequence[Sequence[int]]) -> Axis:
-    """Returns the exponents between which there are numbers, and one more on either side."""
     used = [i for counts in histograms for i, n in enumerate(counts) if n] or [-LOWEST]
     low, high = min(used) + LOWEST - 1, max(used) + LOWEST + 2
     missing = max(NARROWEST - (high - low), 0)

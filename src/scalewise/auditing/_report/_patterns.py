@@ -58,13 +58,6 @@ Found = dict[str, ast.expr]  # what names stand for; of `...` a call with these 
 
 
 def replacement(node: ast.expr, text: str, scope: ast.AST) -> str | None:
-    """Returns what replaces an expression; None if none of a fix's patterns matches it.
-
-    Args:
-        node: an expression.
-        text: the fix's, up to "in place of".
-        scope: the function around the expression, whose assignments define the names in it.
-    """
     for pattern, template in PATTERNS.get(text, ()):
         found: Found = {}
         expected = ast.parse(pattern, mode="eval").body
@@ -86,7 +79,6 @@ def scaled_gradient(node: ast.expr, scale: str, source: str) -> str | None:
 
 
 def uncast(node: ast.expr, dtype: str, source: str) -> str | None:
-    """Returns the operand of a cast to a dtype; None for another expression."""
     match node:
         case ast.Call(ast.Attribute(value, "astype"), [to]) if dtype in ast.unparse(to):
             return _text(value, source)
@@ -98,7 +90,6 @@ def _text(node: ast.expr, source: str) -> str:
 
 
 def _name(node: ast.expr) -> str:
-    """Returns the last part of a dotted name."""
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
@@ -119,7 +110,6 @@ def _is_module(node: ast.expr) -> bool:
 
 
 def _definitions(scope: ast.AST) -> dict[str, ast.expr]:
-    """Returns the values of the names that a function assigns once."""
     found: dict[str, list[ast.expr | None]] = {}
     for node in ast.walk(scope):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -202,5 +192,4 @@ class _Fill(ast.NodeTransformer):
 
 
 def expressions(node: ast.AST) -> Iterator[ast.expr]:
-    """Yields the expressions within a node, the outer ones first."""
     return (x for x in ast.walk(node) if isinstance(x, ast.expr))

@@ -151,5 +151,4 @@ class Report(Summary, Saved):
 
 
 def _texts(findings: Sequence[Finding]) -> tuple[Any, ...]:
-    """Returns findings whose fixes are sentences."""
     return tuple(dataclasses.replace(x, fix=x.fix and str(x.fix)) for x in findings)

@@ -42,15 +42,12 @@ class Saved(Printed):
         raise NotImplementedError
 
     def _page(self) -> str:
-        """Returns the HTML; every name in it is escaped."""
         raise NotImplementedError
 
     def _csv(self) -> str:
-        """Returns CSV with a header."""
         raise NotImplementedError
 
     def _repr_html_(self) -> str:
-        """Returns the page in a frame of its own, as a notebook shows it."""
         return framed(self._page())
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -96,7 +93,6 @@ class Listed(Saved):
         raise NotImplementedError
 
     def _rows(self) -> list[list[str]]:
-        """Returns the cells of the table."""
         raise NotImplementedError
 
     def show(self, console: Console | None = None) -> None:
@@ -113,7 +109,6 @@ class Listed(Saved):
 
 
 def listing(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> Table:
-    """Returns a table whose first columns, and notes, are flush left."""
     table = Table(box=None, pad_edge=False)
     for i, name in enumerate(columns):
         side = "left" if i < left or name == "note" else "right"

@@ -19,7 +19,6 @@ COLUMNS = (
 
 
 def by_scope(equations: Equations) -> list[tuple[str, list[EquationStatistics]]]:
-    """Returns equations grouped by their named scope, or else by their function."""
     found: dict[str, list[EquationStatistics]] = {}
     for e in equations:
         found.setdefault(module(e), []).append(e)
@@ -27,7 +26,6 @@ def by_scope(equations: Equations) -> list[tuple[str, list[EquationStatistics]]]
 
 
 def as_csv(equations: Equations) -> str:
-    """Returns CSV with a header and one line for each operation."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(COLUMNS)

@@ -24,7 +24,6 @@ LATENT_SHOWN = 3
 
 
 def show(report: Summary, console: Console, *, everything: bool = False) -> None:
-    """Prints the verdict, findings with their fixes, and constants."""
     head = Text(f"audit  {report.function}  {report.low} against the {report.reference} reference")
     count = counted(len(report.equations), "rounded operation")
     head.append(f"   {count}, {counted(report.trials, 'trial')}", style="dim")
@@ -107,7 +106,6 @@ def _findings(report: Summary, console: Console) -> None:
 
 
 def _trace(report: Summary, console: Console) -> None:
-    """Prints the modules that ran before the first number that overflows or is NaN."""
     rows = before_first_event(report.equations)
     if not rows:
         return

@@ -55,7 +55,6 @@ def trace(equations: Equations) -> tuple[TraceRow, ...]:
 
 
 def before_first_event(equations: Equations) -> tuple[TraceRow, ...]:
-    """Returns the last rows of the trace; () if no number overflows or is NaN."""
     rows = trace(equations)
     return rows[-SHOWN:] if rows and (rows[-1].overflowed or rows[-1].nan) else ()
 

@@ -47,7 +47,6 @@ def cause(report: Summary) -> str:
 
 
 def no_fix(report: Summary) -> str:
-    """Returns the sentence that takes the place of findings."""
     if any(x.tried for x in (*report.findings, *report.unfixed)):
         return f"None of the fixes tried helps the outputs ({counted(report.trials, 'trial')})."
     if not report.trials:
@@ -171,7 +170,6 @@ def _lost(report: Summary) -> Finding | None:
 
 
 def _rest(report: Summary) -> str:
-    """Returns what remains with all fixes, and the worst of what causes it."""
     fixed = [x for x in report.findings if x.fix is not None]
     if not fixed:
         return ""
@@ -193,5 +191,4 @@ def named(finding: Finding) -> str:
 
 
 def tried(finding: Finding) -> str:
-    """Returns what came of the fixes of a finding that has none."""
     return "none of the fixes tried helps" if finding.tried else "no fix was tried"

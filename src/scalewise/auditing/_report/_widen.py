@@ -28,13 +28,6 @@ class _NotKnownError(Exception):
 
 
 def in_float32(source: str, node: ast.stmt, names: Mapping[str, Any]) -> str:
-    """Returns the source of a statement whose expression is on operands in float32.
-
-    Args:
-        source: of the whole lines.
-        node: the statement, parsed from the file.
-        names: the modules and functions that the file imports.
-    """
     value = getattr(node, "value", None)
     assigns = isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Return)
     if not assigns or not isinstance(value, ast.expr) or _is_leaf(value):
@@ -61,7 +54,6 @@ def _is_leaf(node: ast.expr) -> bool:
 
 
 def _operands(node: ast.expr, names: Mapping[str, Any], top: bool = False) -> Iterator[ast.expr]:
-    """Yields the parts of an expression that are converted."""
     match node:
         case ast.Constant():
             return

@@ -56,7 +56,6 @@ class Accumulator:
         self._events: list[tuple[int, jax.Array, bool]] = []
 
     def op_params(self, index: int, rest: np.ndarray) -> jax.Array:
-        """Returns the format of equation ``index`` and ``rest`` as one array on the device."""
         return _on_device(self.formats[index].tobytes() + rest.tobytes())
 
     def add(self, index: int, record: jax.Array, numbers: int) -> Accumulator:
@@ -81,16 +80,13 @@ class Accumulator:
         return self
 
     def muted(self) -> Muted:
-        """Returns an accumulator with the same formats that keeps no records."""
         return Muted(self)
 
     def prepare(self) -> None:
-        """Compiles, in any thread, the update of the statistics."""
         with jax.enable_x64(True):
             _compiled_update(len(self._statistics.formats))
 
     def flush(self) -> Statistics:
-        """Adds the pending records and events and returns the statistics."""
         self._flush_records()
         self._send_formats()
         if self._events:
@@ -127,7 +123,6 @@ class Accumulator:
             self._pending = []
 
     def replace(self, statistics: Statistics) -> None:
-        """Sets the statistics to those that a compiled loop returned, given the flushed ones."""
         assert not self._pending
         self._statistics = statistics
 
@@ -172,11 +167,9 @@ class Visits:
 
     @property
     def formats(self) -> jax.Array:
-        """The format of each equation's results."""
         return self.statistics.formats
 
     def op_params(self, index: int, rest: np.ndarray) -> jax.Array:
-        """Returns the format of equation ``index`` and ``rest`` as one array."""
         return jnp.concatenate([self.statistics.formats[index], jnp.asarray(rest)])
 
     def add(self, index: int, record: jax.Array | Uncounted, numbers: int) -> Visits:
@@ -188,7 +181,6 @@ class Visits:
         return dataclasses.replace(self, events={**self.events, index: events})
 
     def settled(self) -> Visits:
-        """Returns the state with all visits among the statistics."""
         if not self.records and not self.events:
             return self
         order = sorted(self.records, key=self._length)

@@ -12,11 +12,6 @@ from ._specialize import of_recipe
 
 
 def on_device(low: Interpretation, device: MatrixUnitsLike) -> Interpretation:
-    """Returns a recipe's interpretation whose products a device's matrix units compute.
-
-    Raises:
-        ValueError: ``low`` isn't a recipe's, or the device isn't known.
-    """
     if not isinstance(low, Boundaries):
         raise ValueError(
             f"audit: device={device!r}; expected low to be a recipe then, such as 'fp8' or "
@@ -26,8 +21,6 @@ def on_device(low: Interpretation, device: MatrixUnitsLike) -> Interpretation:
 
 
 def with_exact_sums(session: Session, outcome: Outcome) -> Outcome:
-    """Returns an outcome that knows what of each product's error isn't the matrix units', from a
-    run without them; the outcome itself if the low-precision run has none."""
     low = session.low
     if not isinstance(low, Boundaries) or low.recipe.emulate is None:
         return outcome

@@ -34,16 +34,6 @@ def traced_as_written(
     program has it then, and computed in float32 elsewhere: in what the program converts to float32
     itself, as ``model.half()`` leaves it in torch. Arguments of a program that converts to a 16-bit
     dtype itself keep their own.
-
-    Args:
-        f, args, kwargs: the function and its arguments.
-        low: an interpretation.
-        program: traced without casts.
-        dtypes: None for "as_written" if the program mixes dtypes, else "all".
-
-    Raises:
-        ValueError: "as_written" under another interpretation than a format's, or a format without a
-            dtype of its own.
     """
     if dtypes not in (None, "as_written", "all"):
         raise ValueError(f"audit: dtypes={dtypes!r}; expected 'as_written', 'all' or None")
@@ -69,7 +59,6 @@ def traced_as_written(
 
 
 def as_cast(low: Interpretation, arguments: PyTree) -> PyTree:
-    """Returns arguments in the dtype that the audited program has them in."""
     if not isinstance(low, TableEmulation) or not low.casts:
         return arguments
 
@@ -81,7 +70,6 @@ def as_cast(low: Interpretation, arguments: PyTree) -> PyTree:
 
 
 def _narrow(program: Program) -> bool:
-    """Returns whether a program has 16-bit floats of its own."""
     equations = all_equations(program.jaxpr)
     return any(bits == 16 for e in equations for bits in _float_bits([*e.invars, *e.outvars]))
 

@@ -55,7 +55,6 @@ class Plan:
 
     @property
     def size(self) -> int:
-        """The number of elements of the first float result; 0 if there is none."""
         return math.prod(self.equation.out_avals[self.at].shape) if self.at >= 0 else 0
 
     @functools.cached_property
@@ -69,7 +68,6 @@ class Plan:
 
     @property
     def counts(self) -> bool:
-        """Whether the equation has a row of statistics."""
         return self.recorded or self.decides
 
     @functools.cached_property
@@ -84,18 +82,15 @@ class Plan:
 
     @functools.cached_property
     def op_params(self) -> np.ndarray:
-        """The equation's ``OP_PARAMS`` without its format."""
         sign = SIGNS.get(operation(self.equation), int(self.accumulates))
         return np.array([self.size, sign, self.operation, *self.is_array], np.float64)
 
     @property
     def accumulates(self) -> bool:
-        """Whether it adds to some elements of its first operand, as a scatter does."""
         return self.equation.name in ACCUMULATES
 
 
 def is_discrete(aval: ShapedArray) -> bool:
-    """Returns whether an array of this type holds predicates, indices or counts."""
     return jnp.issubdtype(aval.dtype, jnp.integer) or aval.dtype == jnp.bool_
 
 
@@ -144,8 +139,6 @@ def only_reshapes(equation: Equation) -> bool:
 
 
 def compiled(step: Callable, runs: Runs, plan: Plan) -> Callable:
-    """Returns ``step`` under ``jit``, with ``runs`` and ``plan`` bound."""
-
     def run(*arguments):
         return step(runs, plan, *arguments)
 
@@ -154,18 +147,15 @@ def compiled(step: Callable, runs: Runs, plan: Plan) -> Callable:
 
 
 def taints_of(inputs: Sequence[Value]) -> list[Flag]:
-    """Returns the ``tainted`` flag of each pair."""
     return [x.tainted for x in inputs if isinstance(x, Pair)]
 
 
 def any_tainted(taints: Sequence[Flag]) -> jax.Array:
-    """Returns whether any of these flags is set."""
     flags = (jnp.asarray(t).astype(bool) for t in taints)
     return functools.reduce(jnp.logical_or, flags, jnp.zeros((), bool))
 
 
 def split(plan: Plan, inputs: Sequence[Value]) -> tuple[list[Value], list[Value]]:
-    """Returns the inputs of the low-precision run and those of the reference run."""
     avals = plan.equation.in_avals
     if plan.flat:
         shape = plan.equation.out_avals[0].shape
@@ -238,26 +228,22 @@ def operand_samples(
 
 
 def with_taint(outs: Sequence[Value], tainted: Flag) -> list[Value]:
-    """Returns an equation's results with a flag that its record tells."""
     return [dataclasses.replace(x, tainted=tainted) if isinstance(x, Pair) else x for x in outs]
 
 
 def uncounted_of(
     op_params: jax.Array, low, exact, reference, fmt: jax.Array, samples: jax.Array, tainted: Flag
 ) -> Uncounted:
-    """Returns a result of :func:`run_both` as one whose events aren't counted."""
     op_params = jnp.concatenate([fmt, op_params[FORMAT_PARAMS:]])
     return Uncounted(op_params, low, exact, reference, samples, tainted)
 
 
 def count_result(op_params: jax.Array, *uncounted) -> tuple[jax.Array, jax.Array]:
-    """Returns whether a result of :func:`run_both` is tainted, and its packed record."""
     tainted, record = uncounted_of(op_params, *uncounted).counted()
     return tainted, record.packed()
 
 
 def leave_result(op_params: jax.Array, *uncounted) -> tuple[jax.Array, Uncounted]:
-    """Returns whether a result of :func:`run_both` is tainted, and what it is counted of."""
     found = uncounted_of(op_params, *uncounted)
     return is_tainted(found.low, found.reference), found
 
@@ -347,7 +333,6 @@ def _events(
 
 
 def run_draw(runs: Runs, plan: Plan, inputs: Sequence[Value]) -> list[Value]:
-    """Runs one equation on random draws and constants, without rounding."""
     equation = plan.equation
     inputs = [shaped(x, a) for x, a in zip(inputs, equation.in_avals, strict=True)]
     references = [x.reference if isinstance(x, Draw) else reference_of(x) for x in inputs]
@@ -366,7 +351,6 @@ def run_draw(runs: Runs, plan: Plan, inputs: Sequence[Value]) -> list[Value]:
 
 @functools.partial(jax.jit, static_argnums=0)
 def round_draw(runs: Runs, draw: Draw, params: jax.Array) -> Pair:
-    """Returns a draw as an operand, rounded to the format."""
     low = round_by(draw.exact, params).astype(runs.low.carrier)
     tainted = (~jnp.isfinite(low) & jnp.isfinite(draw.reference)).any()
     length = padded_size(low.size)
@@ -374,7 +358,6 @@ def round_draw(runs: Runs, draw: Draw, params: jax.Array) -> Pair:
 
 
 def _plain(low, value, aval):
-    """Returns the low-precision run's numbers in float64; a value that isn't float unchanged."""
     if not is_float(aval) or isinstance(low, TableEmulation):
         return value
     return to_float64(low.lower(value, aval))
@@ -382,7 +365,6 @@ def _plain(low, value, aval):
 
 @functools.partial(jax.jit, static_argnums=0)
 def lift_from_table(runs: Runs, x: jax.Array, params: jax.Array):
-    """Lifts a flat argument into both runs; also returns whether it is tainted."""
     low, reference = runs
     value, wide = round_by(to_float64(x), params).astype(low.carrier), reference.lift(x, x)
     return value, wide, (~jnp.isfinite(value) & jnp.isfinite(wide)).any()

@@ -162,14 +162,6 @@ def equation_statistics(
     dataflow: Dataflow,
     exact_sums: Mapping[int, float] = MappingProxyType({}),
 ) -> list[EquationStatistics]:
-    """Returns the statistics of every equation that ran.
-
-    Args:
-        equations: the recorded equations.
-        statistics: a row for each.
-        dataflow: between them.
-        exact_sums: ``EquationStatistics.exact_sum`` by index.
-    """
     arrays = statistics.counts, statistics.sums, statistics.maxima
     counts, sums, maxima = (np.asarray(x).tolist() for x in arrays)
     histogram = np.asarray(statistics.histogram).astype(int).tolist()

@@ -61,7 +61,6 @@ class Evaluator(Paired):
         return outlined(_call, (f, tuple(is_static), static), *arrays)
 
     def planned(self, equation: Equation, inputs: Sequence[Value]) -> tuple[Plan, Callable]:
-        """Returns the cached plan and compiled code of an equation outside of loops."""
         if equation.path not in self.plans:
             plan = make_plan(self.low, equation, inputs)
             apart = self._rounds_apart(plan)
@@ -72,7 +71,6 @@ class Evaluator(Paired):
         return self.plans[equation.path]
 
     def compiled(self, step: Callable, runs: Runs, plan: Plan) -> Callable:
-        """Returns compiled code, the same for equal plans."""
         key = step, runs, plan
         if key not in self.code:
             self.code[key] = compiled(step, runs, plan)
@@ -108,7 +106,6 @@ class Evaluator(Paired):
         return [out], record, None
 
     def drawn(self, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-        """Runs an equation on random draws, without rounding."""
         key = (*equation.path, -1)  # the same equation may be called with other operands
         if key not in self.plans:
             plan = make_plan(self.low, equation, inputs)
@@ -146,7 +143,6 @@ class Evaluator(Paired):
 
     @functools.cached_property
     def _zeros(self) -> Pair:
-        """The placeholder of a scalar operand."""
         low, reference = (np.zeros(padded_size(1), t) for t in (self.carrier, self.reference.dtype))
         with jax.ensure_compile_time_eval():  # a loop may be the first to ask
             return Pair(*jax.device_put((low, reference, np.False_)))
@@ -163,7 +159,6 @@ class Evaluator(Paired):
 
 
 def _is_static(argument: PyTree) -> bool:
-    """Returns whether an argument of a jitted function is part of its code, and no array."""
     leaves = jax.tree.leaves(argument)
     if isinstance(argument, tuple) and not argument:  # a shape
         return True

@@ -60,12 +60,10 @@ def uncommitted(x: Any) -> Any:
 
 
 def is_flat(x: jax.Array, shape: Sequence[int]) -> bool:
-    """Returns True if ``x`` is the flat, padded form of an array of ``shape``."""
     return isinstance(x, jax.Array) and x.shape == (padded_size(math.prod(shape)),)
 
 
 def unflat(x: jax.Array, shape: Sequence[int]) -> jax.Array:
-    """Returns the array of ``shape`` that ``x`` holds flat and padded."""
     if x.shape == tuple(shape):
         return x
     return x[: math.prod(shape)].reshape(shape)

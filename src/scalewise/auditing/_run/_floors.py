@@ -89,7 +89,6 @@ def _norm(x: ArrayLike) -> float:
 
 
 def _changed(session: Session, seed: int) -> Sequence[Argument]:
-    """Returns the arguments, each number moved up or down by one rounding of the reference run."""
     random = np.random.default_rng(seed)
     eps = float(np.finfo(session.reference.dtype).eps)
     found: list[Argument] = []
@@ -104,7 +103,6 @@ def _changed(session: Session, seed: int) -> Sequence[Argument]:
 
 
 def _beside(path: str, known: dict[str, float]) -> float:
-    """Returns the root mean square of the outputs with digits that are nearest in the tree."""
     keys = path
     while keys:
         keys = keys[: max(keys.rfind("["), keys.rfind("."), 0)]

@@ -20,11 +20,6 @@ def gradients(equations: Sequence[Equation], operands: Operands) -> dict[int, st
     line, and gives the gradient of the other one. That is a weight if it is an argument of the
     program or a part of one, and an input if an equation has computed it. Products for which this
     doesn't tell are left out: those of loops that are compiled as a whole, for example.
-
-    Args:
-        equations: the recorded equations.
-        operands: for each recorded equation, by operand, the recorded equations that it comes from;
-            none for an argument.
     """
     forward: dict[tuple[str, int, str] | None, list[int]] = {}
     backward = []
@@ -56,7 +51,6 @@ Operand: TypeAlias = tuple[tuple[int, ...], list[int]]  # its origin, its axes' 
 def _both_ways(
     equation: Equation, operands: Sequence[Sequence[int]]
 ) -> Iterator[tuple[Operand, Operand]]:
-    """Yields the two operands of a product, in both orders."""
     a, b = (_operand(equation, operands, at) for at in range(2))
     yield a, b
     yield b, a

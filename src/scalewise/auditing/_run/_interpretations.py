@@ -51,11 +51,9 @@ class TableEmulation(Emulation):
     casts: bool = False
 
     def is_low(self, aval: ShapedArray) -> bool:
-        """Returns whether arrays of this type are rounded to the format."""
         return self.low_dtype is None or bits_of(aval.dtype) <= bits_of(self.low_dtype)
 
     def params_of(self, aval: ShapedArray) -> np.ndarray:
-        """Returns the parameters of the format that arrays of this type are rounded to."""
         return format_params(self.fmt, self.saturate) if self.is_low(aval) else FP32_PARAMS
 
     def own_params(self, equation: Equation) -> np.ndarray | None:
@@ -118,12 +116,10 @@ class TableEmulation(Emulation):
 
 
 def bits_of(dtype: DTypeLike) -> int:
-    """Returns the size of a float dtype's numbers."""
     return jnp.finfo(dtype).bits
 
 
 def exact(equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-    """Returns an equation's results in float64, from floats of any width."""
     wide = [
         x.astype(jnp.float64) if is_float(a) else x
         for x, a in zip(inputs, equation.in_avals, strict=True)

@@ -204,7 +204,6 @@ class Lockstep(Evaluator):
         return self.computed(state, equation, self.operands_of(equation, inputs))
 
     def computed(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
-        """Computes an equation in both runs, and records its statistics."""
         plan, step = self.planned(equation, inputs)
         index = self._index(plan, equation)
         if plan.recorded:
@@ -223,7 +222,6 @@ class Lockstep(Evaluator):
         return state, self.with_constancy(plan, inputs, outs)
 
     def past(self, equation: Equation) -> tuple[np.ndarray, ...]:
-        """Returns with delayed scaling the past magnitudes of a contraction's operands."""
         contracts = RULES[equation.name].family is Family.CONTRACTION
         if not self.magnitudes.length or self.compiling or not contracts:
             return ()
@@ -252,7 +250,6 @@ class Lockstep(Evaluator):
         return [unrounded(x) for x in inputs]
 
     def with_constancy(self, plan: Plan, inputs: Sequence[Value], outs: Sequence[Value]):
-        """Returns results that know whether they depend on an argument."""
         pairs = [x for x in inputs if isinstance(x, Pair)]
         decided = any(isinstance(x, Decision) for x in inputs)
         constant = not decided and all(x.constant for x in pairs)
@@ -260,7 +257,6 @@ class Lockstep(Evaluator):
         return [with_constancy(y, constant, literal) for y in outs]
 
     def draws(self, equation: Equation, inputs: Sequence[Value]) -> bool:
-        """Returns whether an equation is a step from random bits to a random draw."""
         if not isinstance(self.low, TableEmulation) or equation.name in CALLBACKS:
             return False
         if not any(isinstance(x, Draw) for x in inputs):
@@ -316,7 +312,6 @@ class Lockstep(Evaluator):
 
 
 def _scalars(program: Program) -> list[tuple[float, np.dtype]]:
-    """Returns the float literals of a program that are numbers, with their dtypes."""
     atoms = (atom for e in all_equations(program.jaxpr) for atom in e.invars)
     scalars = [x.val for x in atoms if isinstance(x, jex.Literal) and np.ndim(x.val) == 0]
     keys = [(float(x), jnp.result_type(x)) for x in scalars if is_float(jax.typeof(x))]
@@ -324,7 +319,6 @@ def _scalars(program: Program) -> list[tuple[float, np.dtype]]:
 
 
 def _overflows(x: np.ndarray, low: jax.Array) -> jax.Array | np.bool_:
-    """Returns whether a finite literal isn't finite in the low-precision run."""
     if isinstance(low, Tracer):
         return (np.isfinite(x) & ~jnp.isfinite(low)).any()
     return np.bool_((np.isfinite(x) & ~np.isfinite(np.asarray(low).astype(np.float64))).any())

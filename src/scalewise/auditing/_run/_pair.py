@@ -86,24 +86,20 @@ class Draw:
 
 
 def low_of(x: Value) -> Value:
-    """Returns the low-precision run's array."""
     return x.low if isinstance(x, Pair | Decision) else x
 
 
 def reference_of(x: Value) -> Value:
-    """Returns the reference run's array."""
     return x.reference if isinstance(x, Pair | Decision) else x
 
 
 def with_constancy(value: Value, constant: bool, literal: bool) -> Value:
-    """Returns a value that is known to be constant or not."""
     if not isinstance(value, Pair):
         return value
     return Pair(value.low, value.reference, value.tainted, constant, literal)  # replace is slow
 
 
 def shaped(value: Value, aval: ShapedArray) -> Value:
-    """Returns a pair with both arrays in the shape of ``aval``; anything else unchanged."""
     if not isinstance(value, Pair) or value.reference.shape == aval.shape:
         return value
 

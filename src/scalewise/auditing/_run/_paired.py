@@ -108,7 +108,6 @@ class Paired(Interpretation):
     def unfinished(
         self, equation: Equation, going: Sequence[jax.Array], value: Value, aval: ShapedArray
     ) -> Value:
-        """Returns a carry that is NaN in a run whose loop didn't end."""
         if not isinstance(value, Pair) or len(going) < 2:
             return value
         own, other = (jnp.broadcast_to(jnp.any(way), aval.shape) for way in going)
@@ -152,7 +151,6 @@ class Paired(Interpretation):
         )
 
     def rounded(self, value: Value) -> Value:
-        """Returns a random draw as an operand, rounded; other values unchanged."""
         if not isinstance(value, Draw):
             return value
         assert isinstance(self.low, TableEmulation)

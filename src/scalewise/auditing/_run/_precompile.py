@@ -77,11 +77,6 @@ def compile_ahead(program: Program, lockstep: Lockstep, accumulator: Accumulator
     """Compiles, on all cores, what ``program`` needs outside of its loops.
 
     JAX caches compiled code by what was lowered, so that the run finds it.
-
-    Args:
-        program: traced, with its arguments.
-        lockstep: the one that will interpret the program.
-        accumulator: of the run.
     """
 
     def interpret(arrays):

@@ -71,7 +71,6 @@ FP32_PARAMS, FP64_PARAMS = format_params(FP32), format_params(FP64)
 
 
 def is_wide(params: Any) -> Any:
-    """Returns whether a format, given by its parameters, has float32's digits at least."""
     return params[0] >= FP32.mantissa_bits
 
 

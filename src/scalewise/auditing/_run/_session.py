@@ -135,13 +135,11 @@ class Session:
 
     @property
     def state_size(self) -> int:
-        """How many arrays the first argument has."""
         return sum(path.startswith("[0]") for path in self.program.arguments)
 
     def _inputs(
         self, step: int, state: list[Value], arguments: list[Value], lockstep: Lockstep
     ) -> list[Value]:
-        """Returns the arguments of a step as pairs."""
         n = len(state)
         if step and self.batches:
             avals, batch = self.program.in_avals[n:], self.batches[step]
@@ -154,13 +152,11 @@ class Session:
         return [*state, *arguments[n:]]
 
     def _arguments(self) -> list[Value]:
-        """Returns the program's arguments as pairs."""
         if self.arguments is None:
             self.arguments = lifted(self.program, self.lockstep, self.program.arrays)
         return self.arguments
 
     def with_low(self, low: Interpretation) -> Session:
-        """Returns the same program with another low interpretation; its run is counted here."""
         self.runs += 1
         return Session(
             self.program, low, self.reference, self.steps, self.batches,
@@ -169,7 +165,6 @@ class Session:
 
     @property
     def dataflow(self) -> Dataflow:
-        """The dataflow between the equations that were recorded so far."""
         count = len(self.lockstep.recorded)
         if self.known is None or self.known[0] != count:
             state = self.state_size if self.steps > 1 else 0
@@ -178,7 +173,6 @@ class Session:
 
     @property
     def adjustable(self) -> bool:
-        """Whether a run may choose the format of each equation."""
         return isinstance(self.low, TableEmulation)
 
     @functools.cached_property
@@ -190,8 +184,6 @@ class Session:
         return frozenset(indices[p] for p in loss_scaled_paths(self.program) if p in indices)
 
     def formats(self) -> np.ndarray:
-        """Returns a table with ``low``'s format for each equation (see ``format_params``); for a
-        policy or recipe its narrow format, in whose units errors are measured."""
         own = format_params(nominal_format(self.low), getattr(self.low, "saturate", False))
         table = np.tile(own, (max(self.program.equations, 1), 1))
         for index, equation in enumerate(self.lockstep.recorded):
@@ -206,13 +198,6 @@ class Session:
         constants: Mapping[float, float] | None = None,
         arrays: Sequence[Argument] | None = None,
     ) -> Outcome:
-        """Runs the program in both interpretations.
-
-        Args:
-            formats: the format of each equation's results; None for :meth:`formats`.
-            constants: literals replaced in the low-precision run (see :class:`Lockstep`).
-            arrays: other arguments than the program's.
-        """
         self.runs += 1
         lockstep = self.lockstep
         if arrays is not None:
@@ -257,7 +242,6 @@ class Session:
         return self.with_errors(outcome)
 
     def _both(self, values: Sequence[Value], avals: Sequence[ShapedArray]):
-        """Returns the float arrays of the low-precision run, and those of the reference run."""
         as_arrays = is_elementwise(self.low)
         pairs = [
             (shaped(jax.tree.map(np.asarray, v) if as_arrays else v, a), a)
@@ -267,11 +251,9 @@ class Session:
         return tuple(lows), tuple(v.reference for v, _ in pairs)
 
     def state_arrays(self) -> tuple[tuple[ArrayLike, ...], tuple[ArrayLike, ...]]:
-        """Returns the float arguments in both runs."""
         return self._both(self._arguments(), self.program.in_avals)
 
     def with_errors(self, outcome: Outcome) -> Outcome:
-        """Returns an outcome with the errors of its outputs, relative to at least the floors."""
         table = list(map(_distance, outcome.low, outcome.reference))
         floors = self.floors or (0.0,) * len(table)
         errors = [

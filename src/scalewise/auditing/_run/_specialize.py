@@ -36,9 +36,6 @@ def specialize(low: Interpretation, equation: Equation) -> tuple[Interpretation,
     equations as possible.
 
     Equations with equal interpretations share compiled code, and so do runs under other policies.
-
-    Returns:
-        The interpretation; what else of the equation's place its code depends on.
     """
     match low:
         case Autocast():
@@ -58,14 +55,12 @@ def is_elementwise(low: Interpretation) -> bool:
 
 
 def _policy_of(policy: Policy, equation: Equation) -> Autocast:
-    """Returns the policy reduced to its decision on one equation."""
     run, only = policy.run(equation), frozenset({equation.name})
     low, full = (only if run == name else frozenset() for name in ("low", "full"))
     return Autocast(Policy(compute=policy.compute, low=low, full=full))
 
 
 def _of_products(recipe: Recipe, equation: Equation) -> Recipe:
-    """Returns a recipe without the matrix units if the equation is no product."""
     if recipe.emulate is None or RULES[equation.name].family is Family.CONTRACTION:
         return recipe
     return dataclasses.replace(recipe, emulate=None)
@@ -109,7 +104,6 @@ def _copy_scope(equation: Equation) -> str:
 
 
 def nominal_format(low: Interpretation) -> Format:
-    """Returns the narrow format whose range and units a report uses."""
     match low:
         case TableEmulation():
             return low.fmt

@@ -118,14 +118,12 @@ class Record(NamedTuple):
 
     @classmethod
     def unpacked(cls, packed: jax.Array) -> Record:
-        """Returns the record that was packed."""
         counts, samples, op_params = jnp.split(packed, [COUNTED, COUNTED + 5 * SAMPLE])
         counts = lax.bitcast_convert_type(counts, jnp.int64).reshape(-1, PARTS)
         return cls(Tally(*counts), samples.reshape(5, SAMPLE), op_params)
 
 
 def empty_statistics(formats: np.ndarray) -> Statistics:
-    """Returns statistics of a program that hasn't run, for equations with these formats."""
     n = len(formats)
     assert formats.shape == (n, FORMAT_PARAMS)
 
@@ -193,7 +191,6 @@ def count(
 
 
 def is_tainted(low: jax.Array, reference: jax.Array) -> jax.Array:
-    """Returns whether a number is non-finite in the low-precision run alone."""
     return jnp.any(~jnp.isfinite(low) & jnp.isfinite(reference))
 
 
@@ -214,7 +211,6 @@ def _count_parts(flags: Sequence[jax.Array], size: jax.Array) -> Sequence[jax.Ar
 
 
 def _float(bits: jax.Array) -> jax.Array:
-    """Returns the float with these bits, as float64."""
     dtype = jnp.float32 if bits.dtype == jnp.int32 else jnp.float64
     return lax.bitcast_convert_type(bits, dtype).astype(jnp.float64)
 
@@ -232,8 +228,6 @@ def _flags(low, exact, reference, fmt, clean) -> Sequence[jax.Array]:
 
 
 def summaries(state: Statistics, indices: jax.Array, records: Sequence[jax.Array]):
-    """Returns the summary (see :func:`summarize`) of each packed record, of these equations."""
-
     return jax.vmap(lambda x, fmt: summarize(Record.unpacked(x), fmt))(
         jnp.stack(records), state.formats[indices]
     )
@@ -242,7 +236,6 @@ def summaries(state: Statistics, indices: jax.Array, records: Sequence[jax.Array
 def add_visits(
     state: Statistics, indices: jax.Array, counts, peaks, sums, maxima, histogram
 ) -> Statistics:
-    """Returns the statistics with one visit more, by its summary, of each of several equations."""
     before = state.counts[indices]
     event = (counts[:, OVERFLOWED] > 0) | (counts[:, NAN] > 0)
     first = jnp.where(event & (before[:, FIRST] < 0), before[:, VISITS], before[:, FIRST])
@@ -309,7 +302,6 @@ def summarize(record: Record, fmt: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def _histogram(reference: jax.Array, mask: jax.Array) -> jax.Array:
-    """Returns how many numbers have each exponent, counted in integers (XLA's fastest scatter)."""
     bins = jnp.clip(_exponent(reference) - LOWEST, 0, BINS - 1).astype(jnp.int32)
     in_a_bin = mask & (reference != 0) & jnp.isfinite(reference)
     bins = jnp.where(in_a_bin, bins, BINS)  # the surplus bin is dropped below

@@ -137,7 +137,6 @@ class FixedFunction:
 
 
 def apply_fix(fix: Any, target: Any) -> Any:
-    """Returns a policy, recipe or function with a fix (see :meth:`Fix.apply`)."""
     origin: Origin | None = fix.origin
     if origin is None:
         raise TypeError(f"fix.apply: {str(fix)!r} wasn't accepted by an audit")

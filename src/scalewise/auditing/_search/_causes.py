@@ -27,17 +27,14 @@ class Causes:
         self.equations = {e.index: e for e in equations}
 
     def producers(self, index: int) -> list[EquationStatistics]:
-        """Returns the equations that the operands of an equation come from."""
         found = dict.fromkeys(i for operand in self.operands.get(index, ()) for i in operand)
         return [self.equations[i] for i in found if i in self.equations and i != index]
 
     def amplification(self, equation: EquationStatistics) -> float:
-        """Returns a result's error relative to the largest error among its operands."""
         carried = max((e.inherited for e in self.producers(equation.index)), default=0.0)
         return equation.inherited / carried if 0 < carried < math.inf else 0.0
 
     def before(self, index: int) -> list[EquationStatistics]:
-        """Returns the equations that made an error on the way to an equation, the nearest first."""
         found: dict[int, EquationStatistics] = {}
         level = [index]
         for _ in range(DEPTH):
@@ -104,7 +101,6 @@ class Causes:
         return found
 
     def flushed_before(self, index: int) -> EquationStatistics | None:
-        """Returns the nearest equation that flushed numbers to zero on the way to an equation."""
         level, seen = [index], {index}
         for _ in range(DEPTH):
             before = {e.index: e for i in level for e in self.producers(i) if e.index not in seen}

@@ -83,7 +83,6 @@ class Finding:
 
 
 def finding(group: Group, fmt: Format, saturate: Saturation) -> Finding:
-    """Returns a group's finding, without a fix."""
     first = group.first
     kind = kind_of(group, saturate)
     iterations = [e["first"] for e in group.equations if e.looped and e["first"] >= 0]
@@ -103,7 +102,6 @@ def finding(group: Group, fmt: Format, saturate: Saturation) -> Finding:
 
 
 def place_of(equation: EquationStatistics) -> dict[str, Any]:
-    """Returns the fields of a finding that say where an equation is."""
     return {
         "file": equation.file,
         "line": equation.line,
@@ -114,7 +112,6 @@ def place_of(equation: EquationStatistics) -> dict[str, Any]:
 
 
 def constant_finding(literal: Literal) -> Finding:
-    """Returns the finding about a constant that the format can't hold, without a fix."""
     return Finding(
         kind=literal.kind,
         file=literal.file,

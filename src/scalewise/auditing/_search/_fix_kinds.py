@@ -33,8 +33,6 @@ WIDER = {FP16: BF16, E4M3FN: E5M2, E4M3: E5M2, E4M3FNUZ: E5M2FNUZ}  # same width
 
 @register("constant", "constant")
 def _constant(context: Context) -> Iterator[Fix]:
-    """Yields another number, the number in float32, and in float32 its line, all lines that it is
-    on, and its function."""
     literal, fmt = context.literal, context.fmt
     assert literal is not None
     number, written = literal.number, literal.written
@@ -59,7 +57,6 @@ def _constant(context: Context) -> Iterator[Fix]:
 
 
 def _smaller_masks(number: float, fmt: Format) -> Iterator[Fix]:
-    """Yields constants of the same sign whose sums with another mask, or a few, are finite."""
     for part in (2, 8):
         new = math.copysign(float(fmt.max) / part, number)
         change = partial(Setting.with_constant, old=number, new=new)
@@ -71,7 +68,6 @@ def _smaller_masks(number: float, fmt: Format) -> Iterator[Fix]:
 
 @register("masks", "format")
 def _masks(context: Context) -> Iterator[Fix]:
-    """Yields smaller constants for masks, of which a few may have been added."""
     largest = max((e["amax"] for e in context.group.equations), default=0.0)
     is_sum = context.kind.name == "overflow" and largest <= FEW_MASKS * float(context.fmt.max)
     for number in context.masks if is_sum else ():
@@ -116,7 +112,6 @@ def _with_loss_scale(low: Autocast | LossScaled, power: int) -> LossScaled:
 
 @register("norm", "format")
 def _norm(context: Context) -> Iterator[Fix]:
-    """Yields a norm that avoids overflow."""
     here = [n for n in context.norms if set(n) & set(context.group.indices)]
     if not context.kind.out_of_range or not here:
         return
@@ -130,7 +125,6 @@ def _norm(context: Context) -> Iterator[Fix]:
 
 @register("logarithm", "format")
 def _logarithm(context: Context) -> Iterator[Fix]:
-    """Yields a sum of logarithms in place of a product that the format can't hold."""
     group = context.group
     product = group.first.primitive in PRODUCTS or (
         group.first.primitive == "mul" and _accumulates(context, {"mul"})
@@ -142,7 +136,6 @@ def _logarithm(context: Context) -> Iterator[Fix]:
 
 @register("rewrite", "format")
 def _rewrite(context: Context) -> Iterator[Fix]:
-    """Yields a function of JAX in place of an expression that loses digits or overflows."""
     near = own = set(context.group.indices)
     if context.causes is not None and _is_carried_in(context):
         near = own | context.causes.back(own, REWRITTEN_BEFORE)
@@ -167,7 +160,6 @@ def _rewrite(context: Context) -> Iterator[Fix]:
 
 
 def _is_carried_in(context: Context) -> bool:
-    """Returns True if what went wrong may have been made by an operation before."""
     if context.kind.name == "overflow" and context.group.equations:
         return context.group.is_singular(context.fmt)
     return context.kind.name == "nan" or context.kind.carried_in
@@ -183,7 +175,6 @@ def _accumulates(context: Context, primitives: Collection[str] = ADDITIONS) -> b
 
 
 def scale_power(equations: Equations, fmt: Format) -> int:
-    """Returns the exponent of the scale that puts the largest number a binade below overflow."""
     top = max((max(e["amax"], e["reference_max"]) for e in equations), default=0.0)
     return math.floor(math.log2(float(fmt.max) / top)) - 1 if top > 0 else 0
 
@@ -214,7 +205,6 @@ def _beyond_range(context: Context) -> Iterator[Fix]:
 
 @register("upstream", "format")
 def _upstream(context: Context) -> Iterator[Fix]:
-    """Yields float32 for the operation that made the error carried in, then for those up to it."""
     path = error_path(context)
     if context.causes is None or not path:
         return
@@ -247,7 +237,6 @@ def error_path(context: Context) -> list[EquationStatistics]:
 
 @register("float32", "format")
 def _float32(context: Context) -> Iterator[Fix]:
-    """Yields float32 for the operation, its line, its function and the optimizer."""
     here, equations = context.group.first, context.equations
     yielded: set[tuple[int, ...]] = set()
     optimizer = here.direction == "optimizer"
@@ -268,7 +257,6 @@ def _float32(context: Context) -> Iterator[Fix]:
 
 @register("float32_addition", "lost_updates")
 def _float32_addition(context: Context) -> Iterator[Fix]:
-    """Yields float32 for an addition whose result is a weight, a moment or an average."""
     here, found = context.group.first, context.group.equations
     text = f"this {here.primitive}, its result kept in {context.word}"
     yield widened(context.word, text, found)
@@ -280,7 +268,6 @@ def _float32_addition(context: Context) -> Iterator[Fix]:
 
 
 def like(here: EquationStatistics, equations: Equations, *names: str) -> list[EquationStatistics]:
-    """Returns the equations of which the attributes ``names`` are those of ``here``."""
     return [e for e in equations if all(getattr(e, n) == getattr(here, n) for n in names)]
 
 

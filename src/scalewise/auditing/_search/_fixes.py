@@ -150,7 +150,6 @@ class Context:
 
     @property
     def word(self) -> str:
-        """The format that operations are widened to."""
         return getattr(self.now, "word", "float32")
 
     @property
@@ -174,7 +173,6 @@ def register(name: str, *runs: str, combined_first: bool = False) -> Callable[[A
 
 
 def proposals(run: str, context: Context) -> Iterator[Fix]:
-    """Yields the fixes of all kinds for a run, the smallest change of each kind first."""
     for name, kind in FIXES.items():
         if run in kind.runs and name not in getattr(context.low, "unwanted_fixes", ()):
             for fix in kind.propose(context):

@@ -60,17 +60,14 @@ class Group:
         return self.total("overflowed") > 0 and amax <= float(self.own_format(fmt).max)
 
     def own_format(self, fmt: Format) -> Format:
-        """Returns the format of the program's own cast to 8 bits; ``fmt`` of other operations."""
         return format(self.first.dtype) if self.first.quantizes else fmt
 
     @property
     def cancels(self) -> bool:
-        """Whether additions here cancelled, so that most of a result is error carried in."""
         return any(e["cancelled"] > 0 and self._carries(e) for e in self.equations)
 
     @property
     def amplifies(self) -> bool:
-        """Whether the operations here make most of a result of a small error carried in."""
         return self.factor >= AMPLIFIED and any(map(self._carries, self.equations))
 
     def _carries(self, equation: EquationStatistics) -> bool:
@@ -80,8 +77,7 @@ class Group:
 
     def weight(self, fmt: Format) -> float:
         """Returns a guess of how much this group harms the outputs; the search starts at the
-        largest.
-        """
+        largest."""
         worst = self.worst_equation(fmt)
         equations = (worst,) if _is_out_of_range(worst) else self.equations
         return sum(self.harm(e, fmt) for e in equations)

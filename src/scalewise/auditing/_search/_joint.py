@@ -29,7 +29,6 @@ class JointFixes(Trials):
     """Tries fixes of several findings, or of several lines, together."""
 
     def _try_pairs(self) -> bool:
-        """Accepts the first pair of fixes that helps enough; returns False if none does."""
         before = self.outcome.error
         for a, b in pairs(self.failed):
             fix = both(a.best, b.best)
@@ -46,7 +45,6 @@ class JointFixes(Trials):
         return False
 
     def _narrowed(self, failed: Sequence[Failed], parts: tuple[Fix, Fix], after: Outcome):
-        """Replaces each fix of a pair by the narrowest one with which the pair helps as much."""
         before = self.outcome.error
         for i, one in enumerate(failed):
             for fix in one.narrower(parts[i]):
@@ -62,7 +60,6 @@ class JointFixes(Trials):
         return parts, after
 
     def _pair_findings(self, failed: Sequence[Failed], parts: tuple[Fix, Fix]) -> list[Finding]:
-        """Returns a pair's findings, each with its own fix first and the error with that alone."""
         alone = []
         for own, fix in zip(failed, parts, strict=True):
             error = own.error_alone(fix) if own.base is self.current else None
@@ -198,7 +195,6 @@ class JointFixes(Trials):
 
 
 def _on_line_of(group: Group, equations: Sequence[EquationStatistics]) -> list[EquationStatistics]:
-    """Returns the equations of a group's source line, or the group's if that isn't known."""
     here = group.first
     if here.file is None:
         return list(group.equations)

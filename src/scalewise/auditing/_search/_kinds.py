@@ -54,8 +54,6 @@ KINDS: dict[str, FindingKind] = {}  # by name; a finding is of the first kind wi
 def register(
     name: str, found: Callable[[Group, Saturation], bool], **fields: bool | str
 ) -> Callable[[Callable[[Group, Format], str]], Callable[[Group, Format], str]]:
-    """Returns a decorator that registers a kind, of which the function gives the evidence."""
-
     def add(evidence: Callable[[Group, Format], str]) -> Callable[[Group, Format], str]:
         KINDS[name] = FindingKind(name, found, evidence, **fields)  # pyright: ignore[reportArgumentType]
         return evidence
@@ -64,7 +62,6 @@ def register(
 
 
 def kind_of(group: Group, saturate: Saturation) -> FindingKind:
-    """Returns the first kind for which there is evidence."""
     return next(kind for kind in KINDS.values() if kind.found(group, saturate))
 
 
@@ -204,7 +201,6 @@ def _precision(group: Group, fmt: Format) -> str:
 
 
 def made_here(equation: EquationStatistics) -> str:
-    """Returns how much of a result's error its own rounding makes."""
     if equation.introduced > 0:
         return f"error made here {equation.introduced:.2g}"
     return f"no error made here, {equation.inherited:.2g} carried in"

@@ -96,7 +96,6 @@ def _lost(search: Trials) -> Iterator[_Lost]:
 
 
 def _group_of(groups: list[Group], outcome: Outcome, indices: tuple[int, ...]) -> Group:
-    """Returns the group of equations of one line that has some; else these alone."""
     alone = Group(tuple(e for e in outcome.equations if e.index in indices))
     return next((g for g in groups if set(indices) & set(g.indices)), alone)
 

@@ -30,19 +30,16 @@ def lost_updates(equations: Equations) -> float:
 
 
 def same(a: Finding, b: Finding) -> bool:
-    """Returns True if two findings concern the same operations, or the same constant."""
     if a.equations or b.equations:
         return a.equations == b.equations
     return (a.file, a.line, a.evidence) == (b.file, b.line, b.evidence)
 
 
 def enough(after: OutputError, before: OutputError) -> bool:
-    """Returns True if hardly any of the error is left: no need to try more."""
     return better(after, before, MUCH) and after.relative <= MUCH
 
 
 def key_of(setting: Any) -> Hashable:
-    """Returns a key that is equal for equal settings, or equal interpretations."""
     if isinstance(setting, Setting):
         return setting.formats.tobytes(), setting.constants
     return setting.recipe if isinstance(setting, Boundaries) else setting
@@ -71,7 +68,6 @@ def better(after: OutputError, before: OutputError, share: float) -> bool:
 
 
 def fixed(what: Finding, order: int, before: OutputError, after: OutputError) -> Finding:
-    """Returns a finding with the errors that its fix changed, and the fix's position."""
     return dataclasses.replace(
         what,
         order=order,

@@ -13,12 +13,7 @@ BETWEEN = having("in_norms")
 
 def norms(equations: Sequence[Equation], operands: Operands) -> list[tuple[int, ...]]:
     """Returns the indices of each written-out norm's equations: the squares, the sums, what is
-    added or divided by; the root last.
-
-    Args:
-        equations: the recorded equations by index.
-        operands: by equation and operand, the equations that the operand comes from.
-    """
+    added or divided by; the root last."""
     found = [_norm(i, equations, operands) for i, e in enumerate(equations) if e.name == "sqrt"]
     return [indices for indices in found if indices]
 
@@ -42,7 +37,6 @@ def _norm(root: int, equations: Sequence[Equation], operands: Operands) -> tuple
 
 
 def is_square(equation: Equation) -> bool:
-    """Returns whether an equation multiplies a value by itself."""
     atoms = equation.eqn.invars
     match equation.name:
         case "square":

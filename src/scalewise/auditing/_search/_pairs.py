@@ -44,16 +44,13 @@ class Failed:
         return (scales or harmless or [fix for fix, _ in tried])[-1]
 
     def narrower(self, fix: Fix) -> list[Fix]:
-        """Returns fixes that make fewer operations float32."""
         return [x for x in self.options if 0 < x.size < fix.size][:NARROWER]
 
     def error_alone(self, fix: Fix) -> OutputError | None:
-        """Returns the error with one of the fixes alone, if it was tried."""
         return next((error for other, error in self.tried if other is fix), None)
 
 
 def pairs(failed: Sequence[Failed]) -> Iterator[tuple[Failed, Failed]]:
-    """Yields pairs of the first FINDINGS with different fixes, the most promising pair first."""
     different = {key_of(x.best.change(x.base)): x for x in reversed(failed)}
     few = list(different.values())[::-1][:FINDINGS]
     places = [(i, j) for j in range(len(few)) for i in range(j)]
@@ -64,14 +61,6 @@ def pairs(failed: Sequence[Failed]) -> Iterator[tuple[Failed, Failed]]:
 def joint_findings(
     whats: Sequence[Finding], parts: Sequence[Fix], alone: Sequence[OutputError], whole: Fix
 ) -> list[Finding]:
-    """Returns findings with the fix of all, each described by its own part first.
-
-    Args:
-        whats: the findings.
-        parts: the part of each in the fix.
-        alone: the error with that part alone.
-        whole: the fix of all.
-    """
     found = []
     for what, own, error in zip(whats, parts, alone, strict=True):
         others = [f"{x} ({y.where})" for x, y in zip(parts, whats, strict=True) if x is not own]
@@ -85,5 +74,4 @@ def joint_findings(
 
 
 def both(a: Fix, b: Fix) -> Fix:
-    """Returns the fix that applies ``a``, then ``b``."""
     return Fix(f"{a}; {b}", lambda now: b.change(a.change(now)))

@@ -55,14 +55,11 @@ def _places(context: Context) -> list[tuple[EquationStatistics, EquationStatisti
 
 
 def _undoes_everything(context: Context, affected: Equations) -> bool:
-    """Returns True if float32 for some operations leaves nothing of a policy or recipe: that
-    removes any error, and says nothing about its cause."""
     rounded = {e.index for e in context.equations if e.introduced > FLOAT32_ERROR}
     return rounded <= {e.index for e in affected}
 
 
 def _is_worth_it(context: Context, undoes: bool) -> bool:
-    """Returns False for a fix that undoes a policy or recipe whose error is slight."""
     return not undoes or not context.slight or context.kind.out_of_range
 
 
@@ -71,7 +68,6 @@ def _is_worth_it(context: Context, undoes: bool) -> bool:
 
 @register("rule", "policy")
 def _rule(context: Context) -> Iterator[Fix]:
-    """Yields rules: float32 for a primitive of a function, then for the function."""
     for here, cause in _places(context):
         bare = here.function.rpartition(".")[2]
         function = here.function if is_ambiguous(bare) else bare or None
@@ -110,7 +106,6 @@ def _with_policy(low: Autocast | LossScaled, **fields: Any) -> Autocast | LossSc
 
 @register("matrix_units", "recipe")
 def _matrix_units(context: Context) -> Iterator[Fix]:
-    """Yields sums in float32 after 128 terms, BF16 operands, and a device that keeps more bits."""
     units = context.now.recipe.emulate
     overflows = context.kind.name == "overflow" and units and units.result == "fp16"
     if units is None or not (overflows or context.kind.name == "accumulation"):
@@ -140,7 +135,6 @@ def _scaling(context: Context) -> Iterator[Fix]:
 
 @register("rounding_of_scales", "recipe")
 def _rounding_of_scales(context: Context) -> Iterator[Fix]:
-    """Yields block scales that are rounded up, so that no number saturates."""
     recipe, own = context.now.recipe, context.now.recipe.scaling.of_blocks() or Mx()
     powers = isinstance(recipe.forward, BlockFormat) and recipe.forward.scale == E8M0
     if (
@@ -154,8 +148,6 @@ def _rounding_of_scales(context: Context) -> Iterator[Fix]:
 
 @register("keep", "recipe", "every_op")
 def _keep(context: Context) -> Iterator[Fix]:
-    """Yields float32 for the primitive, for the innermost scope around it and for the outermost,
-    of which the one with the fewest operations comes first."""
     for here, cause in _places(context):
         parts = scope_parts(here.scope)
         fixes = []
@@ -207,7 +199,6 @@ def _residuals(context: Context) -> Iterator[Fix]:
 
 @register("rounds", "every_op")
 def _rounds(context: Context) -> Iterator[Fix]:
-    """Yields float32 for values in flight."""
     if not context.now.recipe.keep:  # an exception for one `rounds` may not apply under another
         plain = {"rounds": "boundaries", "rescale": None, "arithmetic": "float32"}
         yield _recipe(context, "rounds='boundaries'", **plain)

@@ -35,12 +35,6 @@ class Rewrite:
 
 
 def rewrites(equations: Sequence[Equation], operands: Operands) -> list[Rewrite]:
-    """Returns the expressions of a program that a function of JAX computes better.
-
-    Args:
-        equations: the recorded equations by index.
-        operands: by equation and operand, the equations that the operand comes from.
-    """
     finder = _Finder(equations, operands)
     return [found for root in range(len(equations)) for found in finder.at(root)]
 
@@ -54,17 +48,14 @@ class _Finder:
         return self.equations[index].name
 
     def sources(self, index: int) -> list[int]:
-        """Returns the equations that an equation's operands come from."""
         return [i for operand in self.operands.get(index, ()) for i in operand]
 
     def constant(self, index: int) -> float | None:
-        """Returns the literal among an equation's operands; None if there is none."""
         atoms = self.equations[index].eqn.invars
         literals = [x.val for x in atoms if isinstance(x, jex.Literal) and np.size(x.val) == 1]
         return float(literals[0]) if literals else None
 
     def at(self, root: int) -> Iterator[Rewrite]:
-        """Yields the expressions that end at an equation."""
         sources = self.sources(root)
         match self.name(root):
             case "log":
@@ -119,7 +110,6 @@ class _Finder:
     def _sum_of_exponentials(
         self, root: int, total: int, mean: tuple[int, ...] = ()
     ) -> Iterator[Rewrite]:
-        """Yields the logarithm of a sum or mean of exponentials, or of their multiples."""
         what, less = ("mean", " - log(n)") if mean else ("sum", "")
         parts = self.sources(total)
         exponentials = [j for j in parts if self.name(j) == "exp"]
@@ -146,7 +136,6 @@ class _Finder:
             yield Rewrite(text, (exponential, total), root)
 
     def _variance(self, root: int) -> Iterator[Rewrite]:
-        """Yields the mean of the squares minus the square of the mean."""
         parts = self.operands.get(root, ())
         if len(parts) != 2 or not all(parts):
             return

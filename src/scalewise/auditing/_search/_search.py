@@ -72,7 +72,6 @@ class Search(JointFixes):
         return self.outcome.error
 
     def _beyond(self, wide: Outcome) -> set[int]:
-        """Returns the narrow operations whose float32 results the format rounds to infinity."""
         half = 2.0 ** (self.fmt.max_exponent - self.fmt.mantissa_bits - 1)
         stays_wide = self.session.lockstep.stays_wide
         return {
@@ -85,7 +84,6 @@ class Search(JointFixes):
         return sorted(self.session.lockstep.limits)
 
     def _is_worth_trying(self, group: Group, what: Finding) -> bool:
-        """Returns False for a finding whose error is that of any program in the format."""
         error = self.outcome.error
         if what.kind == "accumulation" and self.session.exact_sums is not None:
             least = max(ACCUMULATED * self.session.exact_sums.error, EXACT * self._rounding)
@@ -122,7 +120,6 @@ class Search(JointFixes):
                 self._search_constants()
 
     def _search_constants(self) -> None:
-        """Tries fixes for the constants that the format changes and that have none yet."""
         done = {(x.file, x.line, x.evidence) for x in self.found}
         for literal in self.literals if self.session.adjustable else ():
             what = constant_finding(literal)
@@ -177,7 +174,6 @@ class Search(JointFixes):
         return Context(group, kind, self.current, low, equations, final=self.final, causes=causes)
 
     def _list_unfixed(self) -> None:
-        """Appends events without a fix to the findings: the error that is left has a cause too."""
         left: list[Finding] = []
         for group in self._groups(self.outcome)[:UNFIXED_SHOWN]:
             what = self._finding(group)
@@ -284,7 +280,6 @@ class Search(JointFixes):
         )
 
     def _undoes(self, fix: Fix) -> bool:
-        """Returns True if a fix leaves nothing of the format, policy or recipe."""
         return fix.undoes or {e.index for e in self.outcome.equations} <= {*fix.indices}
 
     def _best(self, helped: Sequence[tuple[Fix, Outcome]]) -> tuple[Fix, Outcome] | None:
@@ -348,7 +343,6 @@ class Search(JointFixes):
     def _carried_to(
         self, what: Finding, moved: Finding, cause: EquationStatistics, fix: Fix
     ) -> Finding:
-        """Returns the finding at a cause, with what came of it elsewhere."""
         if KINDS[what.kind].out_of_range:
             moved = self._amplified_after(moved, fix)
             evidence = f"{moved.evidence}; at {what.where} {what.evidence}"
@@ -369,7 +363,6 @@ class Search(JointFixes):
         return dataclasses.replace(moved, kind=kind, evidence=evidence)
 
     def _amplified_after(self, what: Finding, fix: Fix) -> Finding:
-        """Returns a finding about rounding with the operation that amplifies its error."""
         swamps = what.kind == "swamping" and not any(
             self._causes.equations[i].looped for i in what.equations
         )
@@ -426,7 +419,6 @@ class Search(JointFixes):
 
 
 def _is_part_of(fix: Fix, other: Fix) -> bool:
-    """Returns whether another fix makes the same change, and more."""
     return {*fix.indices} <= {*other.indices} and {*fix.limits} <= {*other.limits}
 
 

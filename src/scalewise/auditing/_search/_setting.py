@@ -29,7 +29,6 @@ class Setting:
 
     @property
     def word(self) -> str:
-        """The format that operations are widened to."""
         return "float64" if self.double else "float32"
 
     def run(self, session: Session) -> Outcome:
@@ -50,7 +49,6 @@ class Setting:
         return dataclasses.replace(self, formats=formats)
 
     def without_limits(self, limits: Sequence[float]) -> Setting:
-        """Returns the setting with float32's largest number for literals that are a limit."""
         setting = self
         for number in limits:
             setting = setting.with_constant(number, math.copysign(FP32_MAX, number))

@@ -41,6 +41,5 @@ UNUSABLE, ROUNDINGS, HALF_DIGITS = 0.1, 4.0, 1.6
 
 
 def unusable(precision: int) -> float:
-    """Returns the error from which outputs in a format of this precision aren't usable."""
     half = min(UNUSABLE, HALF_DIGITS * 2.0 ** (-precision / 2))
     return min(max(half, ROUNDINGS * 2.0**-precision), 1.0)

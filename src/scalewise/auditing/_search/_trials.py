@@ -78,7 +78,6 @@ class Trials:
     results: dict[Hashable, Outcome] = dataclasses.field(default_factory=dict)
 
     def _start(self) -> Setting:
-        """Returns the setting without fixes."""
         return Setting(self.session.formats(), double=self.fmt.mantissa_bits >= FP32.mantissa_bits)
 
     @property
@@ -86,7 +85,6 @@ class Trials:
         return self._is_least(self.outcome.error)
 
     def _is_least(self, error: OutputError) -> bool:
-        """Returns True if an error is that of float32 operations, or of one rounding."""
         return near(error, self.float32_error) or error <= OutputError(0, self._rounding)
 
     @property
@@ -97,12 +95,10 @@ class Trials:
 
     @property
     def _is_harmless(self) -> bool:
-        """Whether the error is within one rounding of the outputs."""
         return self.outcome.error <= OutputError(0, float(self.fmt.eps) / 2)
 
     @property
     def _is_small(self) -> bool:
-        """Whether the error may be the sum of many roundings, as in any program."""
         return self._may_be_roundings(self.outcome.error)
 
     def _may_be_roundings(self, error: OutputError) -> bool:
@@ -137,7 +133,6 @@ class Trials:
         return groups(outcome.equations, self.fmt, causes)
 
     def _finding(self, group: Group) -> Finding:
-        """Returns a group's finding, a decision at the line where floats became whole numbers."""
         found = finding(group, self.fmt, self.saturate)
         before = self._causes.producers(group.first.index) if found.kind == "decision" else []
         if len(before) == 1 and before[0].primitive in WHOLE_NUMBERS and before[0].file:
@@ -154,7 +149,6 @@ class Trials:
         return outcome
 
     def _untried(self, fix: Fix) -> Any:
-        """Returns the setting with a fix; None if its parts conflict, or it was tried."""
         try:
             setting = fix.change(self.current)
         except ValueError:
@@ -162,7 +156,6 @@ class Trials:
         return None if key_of(setting) in self.tried else setting
 
     def _accept(self, fix: Fix, after: Outcome, findings: Sequence[Finding]) -> None:
-        """Continues with a fix that helped."""
         order = max((x.order for x in self.found), default=0) + 1
         self.unfixed = [x for x in self.unfixed if not any(same(x, y) for y in findings)]
         self.found += [fixed(x, order, self.outcome.error, after.error) for x in findings]
@@ -170,12 +163,10 @@ class Trials:
         self.current, self.outcome = fix.change(self.current), after
 
     def _accepted(self, fix: Fix) -> Fix:
-        """Returns the fix as users can apply it."""
         return dataclasses.replace(fix, origin=self.origin)
 
     @property
     def origin(self) -> Origin:
-        """The arithmetic of the audit."""
         session = self.session
         recorded = {path: (i, session.lockstep.recorded[i].name)
                     for path, i in session.lockstep.indices.items()}  # fmt: skip
@@ -186,7 +177,6 @@ class Trials:
         return [dataclasses.replace(x, fix=self._accepted(x.fix)) for x in found if x.fix]
 
     def _by_line(self, fix: Fix) -> dict[tuple[str | None, int], list[EquationStatistics]]:
-        """Returns the operations that a fix widens, by file and line."""
         found: dict[tuple[str | None, int], list[EquationStatistics]] = {}
         for e in self.outcome.equations:
             if e.index in set(fix.indices):
@@ -194,7 +184,6 @@ class Trials:
         return found
 
     def _fewer_lines(self, fix: Fix, after: Outcome) -> tuple[Fix, Outcome]:
-        """Narrows float32 for several lines to the lines that matter, by bisection."""
         limit = OutputError(after.error.non_finite, 2 * after.error.relative)
         found, end = (fix, after), max(self.reserve, self.trials - NARROWING)
 

@@ -105,7 +105,6 @@ def carried(program: Program) -> list[Carried]:
 
 
 def updates(session: Session, outcome: Outcome) -> list[Update]:
-    """Returns the outputs that are carried to the next call, and change in the reference run."""
     pairs = carried(session.program)
     if not pairs:
         return []
@@ -214,7 +213,6 @@ def _scales_argument(causes: Causes, index: int) -> bool:
 
 
 def _adds_to_argument(causes: Causes, index: int) -> bool:
-    """Returns True if an equation adds something to an argument."""
     if causes.equations[index].primitive not in ADDITIONS:
         return False
     return any(
@@ -229,6 +227,5 @@ def _converts_argument(causes: Causes, index: int) -> bool:
 
 
 def _factor(equation: Equation) -> float:
-    """Returns the constant of a product; 0 without one."""
     found = [x.val for x in equation.eqn.invars if _is_number(x)]
     return float(found[0]) if equation.name == "mul" and found else 0.0

@@ -18,15 +18,6 @@ def widened(
     cause: EquationStatistics | None = None,
     limits: Sequence[float] = (),
 ) -> Fix:
-    """Returns the fix that widens operations.
-
-    Args:
-        word: the format, "float32" or "float64".
-        what: describes the operations.
-        equations: the operations.
-        cause: see :class:`Fix`.
-        limits: literals that are a limit of the program's dtype, which are then float32's.
-    """
     indices, limits = tuple(e.index for e in equations), tuple(limits)
     text = f"{word} for {what}"
     if limits:
