@@ -17,12 +17,11 @@ from scalewise.auditing._run._rounding import format_params
 from scalewise.auditing._search import _search
 from scalewise.auditing._search._apply import Origin
 from scalewise.auditing._search._causes import Causes
-from scalewise.auditing._search._fixes import FIXES, Context, proposals
+from scalewise.auditing._search._fixes import FIXES, Context, described, proposals
 from scalewise.auditing._search._groups import Group
 from scalewise.auditing._search._kinds import KINDS
 from scalewise.auditing._search._rewrites import Rewrite
 from scalewise.auditing._search._setting import Setting
-from scalewise.auditing._search._widening import described
 from scalewise.autocasting import Policy, Rule
 from scalewise.formats import E4M3FN, FP16, FP32
 
@@ -214,10 +213,10 @@ def test_an_exception_to_a_policy():
 @pytest.fixture
 def any_error(monkeypatch):
     """Lets a search look for fixes of errors as small as those of some roundings."""
-    monkeypatch.setattr(_search.Search, "_is_small", False)
-    monkeypatch.setattr(_search.Search, "_is_harmless", False)
-    monkeypatch.setattr(_search.Search, "_is_slight", False)
-    monkeypatch.setattr(_search.Search, "_rounding", 0.0)
+    monkeypatch.setattr(_search.Search, "is_small", False)
+    monkeypatch.setattr(_search.Search, "is_harmless", False)
+    monkeypatch.setattr(_search.Search, "is_slight", False)
+    monkeypatch.setattr(_search.Search, "rounding", 0.0)
 
 
 @pytest.mark.thorough

@@ -41,13 +41,12 @@ from ._reduce._reduce import Audited, reduce
 from ._reduce._reduction import Reduction
 from ._report._report import AS_WRITTEN, FIRST_STEP, ON_DEVICE, SEMANTICS, WITH_HISTORY, Report
 from ._report._trace import latent
-from ._run._devices import on_device, with_exact_sums
 from ._run._dtypes import Dtypes, as_cast, traced_as_written
 from ._run._evaluate import release
 from ._run._floors import with_floors
 from ._run._interpretations import Reference, TableEmulation
 from ._run._rounding import format_params
-from ._run._session import Outcome, Session
+from ._run._session import ExactSums, Outcome, Session
 from ._run._specialize import history_of, nominal_format, of_recipe
 from ._run._statistics import BINS, LOWEST
 from ._search._findings import Finding
@@ -55,7 +54,8 @@ from ._search._groups import groups
 from ._search._kinds import KINDS
 from ._search._literals import changed_and_masks
 from ._search._measure import near
-from ._search._search import Search
+from ._search._search import find_fixes
+from ._search._trials import Search
 
 # Errors up to so many eps need no runs that tell whether an output's true value is 0.
 FLOORS_FROM = 8.0
@@ -237,7 +237,7 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
     if session.exact_sums is not None:
         semantics += ON_DEVICE
     search = Search(session, fmt, changed, trials, saturate, masks)
-    error_fixed = search.run(outcome)
+    error_fixed = find_fixes(search, outcome)
     return Report(
         function=name_of(f),
         low=_low_name(session.low),
@@ -363,3 +363,22 @@ def _environment() -> tuple[tuple[str, str], ...]:
         ("Python", platform.python_version()),
         ("JAX", version("jax")),
     )
+
+
+def on_device(low: Interpretation, device: MatrixUnitsLike) -> Interpretation:
+    if not isinstance(low, Boundaries):
+        raise ValueError(
+            f"audit: device={device!r}; expected low to be a recipe then, such as 'fp8' or "
+            "recipes.bf16"
+        )
+    return of_recipe(dataclasses.replace(low.recipe, emulate=device))
+
+
+def with_exact_sums(session: Session, outcome: Outcome) -> Outcome:
+    low = session.low
+    if not isinstance(low, Boundaries) or low.recipe.emulate is None:
+        return outcome
+    plain = session.with_low(of_recipe(dataclasses.replace(low.recipe, emulate=None))).run()
+    made = {e.index: e.introduced for e in plain.equations if e["operands"]}
+    session.exact_sums = ExactSums(plain.error.relative, made)
+    return dataclasses.replace(outcome, exact_sums=session.exact_sums)

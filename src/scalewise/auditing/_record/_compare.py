@@ -7,8 +7,10 @@ import dataclasses
 import io
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from difflib import SequenceMatcher
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,9 +22,85 @@ from ..._output import Rows, counted, print_table, tables_page
 from ..._output._text import Text
 from ..._types import Json
 from .._report._save import Saved, plain
-from ._difference import relative_difference
-from ._match import ENDS, matched
 from ._recording import RecordedArray, Recording, load_recording
+
+
+def relative_difference(a: Any, b: Any) -> float:
+    """Returns ``||a - b|| / max(||a||, ||b||)``, between 0 and 2.
+
+    Over all numbers; inf if one is finite where the other is not, or both are infinite with
+    opposite signs.
+
+    Example:
+        >>> relative_difference([3.0, 4.0], [3.0, 4.5]), relative_difference([1.0], [math.inf])
+        (0.0924..., inf)
+    """
+    parts = [np.asarray(x) for x in (a, b)]
+    if any(np.iscomplexobj(x) for x in parts):
+        parts = [np.stack([np.real(x), np.imag(x)]) for x in parts]
+    x, y = (np.ravel(part).astype(np.float64) for part in parts)
+    finite = np.isfinite(x) & np.isfinite(y)
+    rest = np.stack([x[~finite], y[~finite]])
+    if not np.array_equal(rest[0], rest[1], equal_nan=True):
+        return math.inf
+    x, y = x[finite], y[finite]
+    unit = max(np.abs(x).max(initial=0), np.abs(y).max(initial=0))
+    if unit == 0:
+        return 0.0
+    x, y = x / unit, y / unit
+    return float(np.linalg.norm(x - y) / max(np.linalg.norm(x), np.linalg.norm(y)))
+
+
+Arrays = Sequence[RecordedArray]
+ENDS = ("argument", "output")
+
+
+def matched(a: Arrays, b: Arrays) -> list[tuple[int, int]]:
+    """Returns the indices of arrays that belong together, in program order.
+
+    Arguments and outputs belong together by their paths. Results of equations are aligned as the
+    lines of two texts are (``difflib``): first by file, line, shape, function, primitive and pass;
+    what is left between two matches by the last three, since other versions of a program have other
+    lines, files and shapes.
+    """
+    ends = {(x.primitive, x.path): j for j, x in enumerate(b) if x.primitive in ENDS}
+    found = [
+        (i, ends[x.primitive, x.path])
+        for i, x in enumerate(a)
+        if x.primitive in ENDS and (x.primitive, x.path) in ends
+    ]
+    own = [i for i, x in enumerate(a) if x.primitive not in ENDS]
+    other = [j for j, x in enumerate(b) if x.primitive not in ENDS]
+    for same, before, after in _aligned(a, b, own, other, _by_line):
+        found += same
+        found += [pair for pairs, _, _ in _aligned(a, b, before, after, _by_name) for pair in pairs]
+    return sorted(found)
+
+
+def _by_line(x: RecordedArray) -> Hashable:
+    file = Path(x.file).name if x.file else None
+    return file, x.line, x.shape, *_by_name(x)
+
+
+def _by_name(x: RecordedArray) -> tuple[Hashable, ...]:
+    # a program in another dtype has other conversions beside those that it shares
+    shape = x.shape if x.primitive == "convert_element_type" else None
+    kind = x.dtype.rstrip("0123456789") if x.dtype.startswith("complex") else ""
+    return x.function, x.primitive, x.result, x.direction, kind, shape
+
+
+def _aligned(
+    a: Arrays, b: Arrays, own: Sequence[int], other: Sequence[int], key: Callable
+) -> Iterator[tuple[list[tuple[int, int]], Sequence[int], Sequence[int]]]:
+    keys = [key(a[i]) for i in own], [key(b[j]) for j in other]
+    i = j = 0
+    for block in SequenceMatcher(None, *keys, autojunk=False).get_matching_blocks():
+        same = zip(
+            own[block.a : block.a + block.size], other[block.b : block.b + block.size], strict=True
+        )
+        yield list(same), own[i : block.a], other[j : block.b]
+        i, j = block.a + block.size, block.b + block.size
+
 
 # Means and root mean squares are sums in float32, on each device in another order: differences up
 # to this don't count.

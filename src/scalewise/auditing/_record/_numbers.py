@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from ..._jax import Tracer
-from .._run._flat import padded_size
+from .._run._pair import padded_size
 
 SAMPLE = 32  # numbers of an array that are kept, of its first and of its last visit
 COUNTS = ("nan", "infinite", "zeros", "subnormal", "created")  # 64 bits, in two words each

@@ -16,7 +16,7 @@ from ..._jax import Tracer, jex
 from ..._types import PyTree
 from ...interpret import Program, State, Value, trace
 from .._file import name_of
-from ._difference import relative_difference
+from ._compare import relative_difference
 from ._recorder import Recorder
 from ._recording import Recording, recorded_arrays
 

@@ -27,8 +27,7 @@ from ...formats import FP64, Format, FormatLike
 from ...interpret import Applied, Argument, Equation, State, Value, is_float, rebind, trace
 from ...rounding import round_to, to_float64
 from .._file import name_of
-from ._difference import relative_difference
-from ._match import ENDS
+from ._compare import ENDS, relative_difference
 from ._record import refuse_tracers
 from ._recorder import Recorder, Site, Watched
 from ._recording import RecordedArray, recorded_arrays

@@ -21,9 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._search._findings import Finding
-from ._patterns import expressions, replacement, scaled_gradient, uncast
+from ._patterns import expressions, in_float32, replacement, scaled_gradient, uncast
 from ._summary import Summary
-from ._widen import in_float32
 
 # Arguments of libraries that keep numbers in float32, and what to pass; the first that the called
 # function has is taken.

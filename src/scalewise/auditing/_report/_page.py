@@ -13,9 +13,8 @@ from ._edits import edits
 from ._panels import legend, panels
 from ._source import SourceFile, sources
 from ._summary import Summary
-from ._table import by_scope
 from ._terminal import alone, error, errors, fixed_with, function, scales
-from ._trace import before_first_event
+from ._trace import before_first_event, by_scope
 from ._verdict import cause, no_fix, tried, verdict
 
 

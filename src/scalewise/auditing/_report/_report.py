@@ -15,9 +15,8 @@ from .._search._findings import Finding
 from ._page import page
 from ._save import Saved, plain
 from ._summary import Summary
-from ._table import as_csv
 from ._terminal import show
-from ._trace import TraceRow, trace
+from ._trace import TraceRow, as_csv, trace
 from ._verdict import verdict
 
 SEMANTICS = (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 import math
 
 from ...autoscaling import scope_parts
@@ -128,3 +130,33 @@ def near_maximum(amax: float, fmt: Format) -> str:
     """``largest value 2^14.5, within a factor of 4 of FP16's maximum``."""
     size = f"largest value 2^{math.log2(amax):.1f}"
     return f"{size}, within a factor of {LATENT} of {fmt.name.upper()}'s maximum"
+
+
+COUNTS = (
+    "elements", "overflowed", "flushed", "subnormal", "nan", "swamped", "added", "cancelled",
+    "operands", "operands_saturated", "operands_flushed",
+)  # fmt: skip
+COLUMNS = (
+    "index", "primitive", "shape", "file", "line", "function", "caller", "scope", "direction",
+    *COUNTS, "amax", "introduced", "inherited", "sqnr", "ulps",
+)  # fmt: skip
+
+
+def by_scope(equations: Equations) -> list[tuple[str, list[EquationStatistics]]]:
+    found: dict[str, list[EquationStatistics]] = {}
+    for e in equations:
+        found.setdefault(module(e), []).append(e)
+    return list(found.items())
+
+
+def as_csv(equations: Equations) -> str:
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for e in equations:
+        shape = "x".join(map(str, e.shape))
+        place = (e.file or "", e.line, e.function, e.caller, e.scope, e.part)
+        counts = [int(e[name]) for name in COUNTS]
+        errors = (e["amax"], e.introduced, e.inherited, e.sqnr, e["ulps"])
+        writer.writerow((e.index, e.primitive, shape, *place, *counts, *errors))
+    return stream.getvalue()

@@ -18,9 +18,21 @@ from ...interpret import Argument, Equation, Interpretation, RoundedOperand, Val
 from ...primitives import having
 from ...rounding import to_float64
 from ._elementary import ADD, OTHER, SUB, Uncounted, operation
-from ._flat import ELEMENTWISE, RESHAPES, flat, padded_size, unflat
 from ._interpretations import Runs, TableEmulation, exact
-from ._pair import Decision, Draw, Flag, Pair, low_of, reference_of, shaped
+from ._pair import (
+    ELEMENTWISE,
+    RESHAPES,
+    Decision,
+    Draw,
+    Flag,
+    Pair,
+    flat,
+    low_of,
+    padded_size,
+    reference_of,
+    shaped,
+    unflat,
+)
 from ._rounding import FORMAT_PARAMS, narrowed, round_by
 from ._specialize import is_elementwise, result_format_params, specialize
 from ._statistics import COUNT, LATENT, SAMPLE, is_tainted, sample_positions

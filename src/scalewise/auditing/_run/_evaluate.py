@@ -29,9 +29,8 @@ from ._equation import (
     unrounded,
     with_taint,
 )
-from ._flat import SMALL, padded_size
 from ._interpretations import Runs, TableEmulation
-from ._pair import Pair
+from ._pair import SMALL, Pair, padded_size
 from ._paired import Paired
 from ._specialize import specialize
 

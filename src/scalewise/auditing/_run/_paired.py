@@ -16,9 +16,18 @@ from ..._jax import ShapedArray, Tracer
 from ..._types import PyTree
 from ...interpret import Argument, Boundary, Equation, Interpretation, Value, is_float
 from ._equation import lift_any, lift_from_table, round_draw
-from ._flat import flat, padded_size, uncommitted
 from ._interpretations import Reference, Runs, TableEmulation
-from ._pair import Decision, Draw, Pair, low_of, reference_of, shaped
+from ._pair import (
+    Decision,
+    Draw,
+    Pair,
+    flat,
+    low_of,
+    padded_size,
+    reference_of,
+    shaped,
+    uncommitted,
+)
 from ._rounding import format_params
 from ._specialize import is_elementwise
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from .._run._equation_statistics import EquationStatistics
-from .._run._gradients import Operands
+from .._run._equation_statistics import EquationStatistics, Operands
 
 DEPTH = 12  # operations that a search goes back
 AMPLIFIED = 8.0  # from this factor an operation is ill-conditioned on its operands

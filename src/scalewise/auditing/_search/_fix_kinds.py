@@ -15,11 +15,10 @@ from .._run._equation_statistics import ADDITIONS, Equations, EquationStatistics
 from .._run._loss_scale import LossScaled, autocast_of, best_power
 from .._run._rounding import FP64_PARAMS, format_params
 from .._run._specialize import nominal_format
-from ._fixes import Context, Fix, register
+from ._fixes import Context, Fix, described, register, widened, with_exact
 from ._literals import written
 from ._rewrites import Rewrite
 from ._setting import Setting
-from ._widening import described, widened, with_exact
 
 REWRITTEN_BEFORE = 3  # operations before a finding of which rewrites are tried
 PRODUCTS = ("reduce_prod", "cumprod")

@@ -14,7 +14,7 @@ from ._literals import Literal
 from ._measure import key_of, lost_updates
 from ._setting import Setting
 from ._thresholds import CHANGE_LOST, CHANGE_REGAINED, NOT_WORSE, UPDATES_LOST
-from ._trials import Trials
+from ._trials import Search
 from ._updates import Update, counters, decays, lost_contributions, updates
 
 Measure = Callable[[Outcome], float]
@@ -33,7 +33,7 @@ class _Lost:
     literal: Literal | None = None
 
 
-def search_lost_updates(search: Trials) -> None:
+def search_lost_updates(search: Search) -> None:
     """Tries wider formats for what changes carried state, where its change is lost.
 
     A fix is accepted for the change that it regains. Changes that no trial is left for are findings
@@ -61,10 +61,10 @@ def _key(what: Finding) -> object:
     return what.equations or (what.file, what.line, what.evidence.partition(";")[0])
 
 
-def _lost(search: Trials) -> Iterator[_Lost]:
+def _lost(search: Search) -> Iterator[_Lost]:
     """Yields what is lost in the run so far: constants first, since they hide the rest."""
     outcome, session = search.outcome, search.session
-    groups = search._groups(outcome)
+    groups = search.groups_in(outcome)
     kept = {old for old, _ in search.current.constants} if session.adjustable else set()
     for literal, indices in decays(session, outcome, search.literals):
         if literal.number not in kept:
@@ -83,7 +83,7 @@ def _lost(search: Trials) -> Iterator[_Lost]:
             yield _Lost(_finding(search, group, update), group, measure, str(update))
     for index, text in counters(session, outcome, search.fmt):
         group = _group_of(groups, outcome, (index,))
-        what = dataclasses.replace(search._finding(group), kind="swamping", evidence=text)
+        what = dataclasses.replace(search.finding_of(group), kind="swamping", evidence=text)
         yield _Lost(what, group, _swamped(group), text)
     for index in lost_contributions(outcome):
         group = _group_of(groups, outcome, (index,))
@@ -100,7 +100,7 @@ def _group_of(groups: list[Group], outcome: Outcome, indices: tuple[int, ...]) -
     return next((g for g in groups if set(indices) & set(g.indices)), alone)
 
 
-def _of(search: Trials, indices: tuple[int, ...]) -> Measure:
+def _of(search: Search, indices: tuple[int, ...]) -> Measure:
     """Returns a function that measures the largest error among changes that equations make now;
     with a fix others may make them."""
     now = updates(search.session, search.outcome)
@@ -121,14 +121,14 @@ def _swamped(group: Group) -> Measure:
     return measure
 
 
-def _finding(search: Trials, group: Group, update: Update | None = None) -> Finding:
-    what = search._finding(group)
+def _finding(search: Search, group: Group, update: Update | None = None) -> Finding:
+    what = search.finding_of(group)
     parts = [KINDS["swamping"].evidence(group, search.fmt)] if group.swamped else []
     parts += [str(update)] if update else []
     return dataclasses.replace(what, kind="swamping", evidence="; ".join(parts) or what.evidence)
 
 
-def _fixed(search: Trials, lost: _Lost) -> bool:
+def _fixed(search: Search, lost: _Lost) -> bool:
     """Accepts the smallest fix that regains the change, and at most twice as much of its error is
     left as with another one; returns False if none does."""
     before, error = lost.measure(search.outcome), search.outcome.error
@@ -136,7 +136,7 @@ def _fixed(search: Trials, lost: _Lost) -> bool:
         return False
     context = Context(
         lost.group, KINDS[lost.what.kind], search.current, search.session.low,
-        search.outcome.equations, literal=lost.literal, causes=search._causes,
+        search.outcome.equations, literal=lost.literal, causes=search.causes,
     )  # fmt: skip
     kind = "constant" if lost.literal else "lost_updates"
     tried: list[tuple[Fix, Outcome, float]] = []
@@ -145,7 +145,7 @@ def _fixed(search: Trials, lost: _Lost) -> bool:
         after = search.results.get(key_of(setting))
         if after is None and search.trials <= 0:
             break
-        after = after or search._try(setting)
+        after = after or search.run(setting)
         limit = NOT_WORSE * error.relative + float(search.fmt.eps)
         if after.error.non_finite <= error.non_finite and after.error.relative <= limit:
             tried.append((fix, after, lost.measure(after)))
@@ -158,6 +158,6 @@ def _fixed(search: Trials, lost: _Lost) -> bool:
     if chosen is None:
         return False
     fix, after, _ = chosen
-    found = dataclasses.replace(lost.what, fix=search._accepted(fix))
-    search._accept(fix, after, [found])
+    found = dataclasses.replace(lost.what, fix=search.accepted(fix))
+    search.accept(fix, after, [found])
     return True
