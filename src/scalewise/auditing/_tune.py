@@ -79,7 +79,18 @@ class Tuning(Listed):
     @property
     def verdict(self) -> str:
         """One sentence: the error, and which share of float32's bits it takes."""
-        return verdict(self)
+        low = sum(part.format != "fp32" for part in self.parts)
+        if not low:
+            return (
+                f"{self.function} needs float32 for all operations: with any of them in "
+                f"{' or '.join(self.tried)} the error exceeds {self.tol:.2g}."
+            )
+        autocast = "autocast with .policy keeps it too" if self.policy else "no policy for autocast"
+        return (
+            f"{self.function} keeps an error of {self.error} (tolerance {self.tol:.2g}) with "
+            f"{self.cost:.0%} of float32's bits: {low} of {counted(len(self.parts), 'part')} in "
+            f"{' and '.join(dict.fromkeys(self.formats.values()))}; {autocast}."
+        )
 
     @property
     def heading(self) -> str:
@@ -89,10 +100,19 @@ class Tuning(Listed):
         return f"<Tuning of {self.function}: {self.verdict} show(), save('tuning.html')>"
 
     def as_dict(self) -> dict[str, Json]:
-        return plain(as_dict(self))
+        policy = None if self.policy is None else str(self.policy)
+        same = ("verdict", "function", "tol", "cost", "runs")
+        return plain(
+            {name: getattr(self, name) for name in same}
+            | {"error": dataclasses.asdict(self.error), "policy": policy}
+            | {"parts": [dataclasses.asdict(part) for part in self.parts]}
+        )
 
     def _page(self) -> str:
-        return page(self)
+        runs = counted(self.runs, "run")
+        said = f"{runs}; results of these operations are rounded to the formats."
+        parts = Rows("Parts", self.columns, self._rows())
+        return tables_page(f"Formats for {self.function}", [self.verdict, said], [parts])
 
     def _rows(self) -> list[list[str]]:
         return [[str(getattr(part, name)) for name in self.columns] for part in self.parts]
@@ -217,37 +237,3 @@ def _checked(policy: Policy | None, session: Session, tolerance: float) -> Polic
         return None
     error = Session(session.program, Autocast(policy), session.reference).run().error
     return policy if float(error) <= tolerance else None
-
-
-def verdict(tuning: Tuning) -> str:
-    low = sum(part.format != "fp32" for part in tuning.parts)
-    if not low:
-        return (
-            f"{tuning.function} needs float32 for all operations: with any of them in "
-            f"{' or '.join(tuning.tried)} the error exceeds {tuning.tol:.2g}."
-        )
-    autocast = "autocast with .policy keeps it too" if tuning.policy else "no policy for autocast"
-    return (
-        f"{tuning.function} keeps an error of {tuning.error} (tolerance {tuning.tol:.2g}) with "
-        f"{tuning.cost:.0%} of float32's bits: {low} of {counted(len(tuning.parts), 'part')} in "
-        f"{' and '.join(dict.fromkeys(tuning.formats.values()))}; {autocast}."
-    )
-
-
-def page(tuning: Tuning) -> str:
-    said = f"{counted(tuning.runs, 'run')}; results of these operations are rounded to the formats."
-    parts = Rows("Parts", tuning.columns, tuning._rows())
-    return tables_page(f"Formats for {tuning.function}", [verdict(tuning), said], [parts])
-
-
-def as_dict(tuning: Tuning) -> dict[str, Json]:
-    return {
-        "verdict": verdict(tuning),
-        "function": tuning.function,
-        "tol": tuning.tol,
-        "error": dataclasses.asdict(tuning.error),
-        "cost": tuning.cost,
-        "runs": tuning.runs,
-        "policy": None if tuning.policy is None else str(tuning.policy),
-        "parts": [dataclasses.asdict(part) for part in tuning.parts],
-    }

@@ -38,17 +38,11 @@ class WhatIf:
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A format or recipe to be tried.
+    """A format or recipe to be tried."""
 
-    Attributes:
-        name: for the keys of its numbers.
-        fmt: a format, or a block format.
-        scaling: how the scale of each array is chosen; None for no scale, or the block format's
-            own.
-    """
-
-    name: str
-    fmt: Format | BlockFormat
+    name: str  # for the keys of its numbers
+    fmt: Format | BlockFormat  # a format, or a block format
+    # how the scale of each array is chosen; None for no scale, or the block format's own
     scaling: Scaling | None = None
 
 

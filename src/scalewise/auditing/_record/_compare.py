@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import math
 import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -15,13 +13,12 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from ..._check import checked
 from ..._output import Rows, counted, print_table, tables_page
 from ..._output._text import Text
 from ..._types import Json
-from .._report._save import Saved, plain
+from .._report._save import Saved, as_csv, listing, plain
 from ._recording import RecordedArray, Recording, load_recording
 
 
@@ -246,18 +243,68 @@ class Comparison(Saved):
         order = [c if c >= 0 else math.inf for c in clocks]
         return found[order.index(min(order))] if found else None
 
+    @property
+    def verdict(self) -> str:
+        """Where the recordings differ first, and most, in one sentence."""
+        pairs = counted(len(self.pairs), "matched array")
+        parts = []
+        largest = self.largest
+        if not self.differ:
+            parts.append(f"None of the {pairs} differs")
+        else:
+            first = next(x for x in self.pairs if x.differs)
+            parts.append(f"{self.differ:,} of the {pairs} differ, first {_place(first.a)}")
+            if largest is not None and largest is not first:
+                size = difference(largest.difference)
+                parts.append(f"the largest relative difference is {size}, of {_place(largest.a)}")
+            parts.append(f"the outputs differ by {difference(self.output_difference)}")
+        alone = self.first_in_one
+        if alone is not None:
+            which = "first" if alone.a.non_finite else "second"
+            place = _place(alone.a)
+            parts.append(f"numbers that aren't finite are first in the {which} alone: {place}")
+        if any(self.unmatched):
+            a, b = self.unmatched
+            parts.append(f"{a:,} and {counted(b, 'array')} have no counterpart")
+        return "; ".join(parts) + "."
+
     def show(self, console: Console | None = None, *, everything: bool = False) -> None:
         """Prints a sentence, and a table of the lines that differ in program order."""
-        show(self, console or Console(), everything=everything)
+        console = console or Console()
+        console.print(Text(f"compare  {title(self)}"))
+        console.print(Text(self.verdict, style="bold"))
+        for which, x in (("first", self.a), ("second", self.b)):
+            made = x.first_non_finite
+            if made is not None:
+                console.print(Text(f"The {which}'s first non-finite number: {_place(made)}."))
+        lines = self.lines if everything else self.lines[:SHOWN]
+        if not lines:
+            return
+        in_one = [bool(line.non_finite[0]) != bool(line.non_finite[1]) for line in lines]
+        styles = ["red" if x else None for x in in_one]
+        print_table(console, listing(HEADINGS, list(map(cells, lines)), 5, styles=styles))
+        rest = len(self.lines) - len(lines)
+        if rest:
+            text = f"and {counted(rest, 'more line')}: show(everything=True)"
+            console.print(Text(text, style="dim"))
 
     def __repr__(self) -> str:
         return f"<Comparison: {self.differ} of {len(self.pairs)} pairs of arrays differ; show()>"
 
     def _page(self) -> str:
-        return page(self)
+        said = (
+            "Lines on which the recordings differ, in program order. A difference is that of the "
+            "sampled numbers, relative to the larger of their norms."
+        )
+        lines = Rows("Lines", HEADINGS, [cells(line) for line in self.lines])
+        return tables_page(title(self), [self.verdict, said], [lines])
 
     def _csv(self) -> str:
-        return as_csv(self)
+        rows = (
+            [*(getattr(x, name) for name in COLUMNS[:8]), *x.non_finite, *x.visits]
+            for x in self.lines
+        )
+        return as_csv(COLUMNS, rows)
 
     def as_dict(self) -> dict[str, Json]:
         def sides(of: Recording) -> dict[str, Json]:
@@ -266,7 +313,7 @@ class Comparison(Saved):
 
         return plain(
             {
-                "verdict": verdict(self),
+                "verdict": self.verdict,
                 "a": sides(self.a),
                 "b": sides(self.b),
                 "matched": len(self.pairs),
@@ -335,30 +382,6 @@ def _line(pairs: Sequence[ArrayDifference]) -> LineDifference:
     )
 
 
-def verdict(comparison: Comparison) -> str:
-    pairs = counted(len(comparison.pairs), "matched array")
-    parts = []
-    largest = comparison.largest
-    if not comparison.differ:
-        parts.append(f"None of the {pairs} differs")
-    else:
-        first = next(x for x in comparison.pairs if x.differs)
-        parts.append(f"{comparison.differ:,} of the {pairs} differ, first {_place(first.a)}")
-        if largest is not None and largest is not first:
-            size = difference(largest.difference)
-            parts.append(f"the largest relative difference is {size}, of {_place(largest.a)}")
-        parts.append(f"the outputs differ by {difference(comparison.output_difference)}")
-    alone = comparison.first_in_one
-    if alone is not None:
-        which = "first" if alone.a.non_finite else "second"
-        place = _place(alone.a)
-        parts.append(f"numbers that aren't finite are first in the {which} alone: {place}")
-    unmatched = comparison.unmatched
-    if any(unmatched):
-        parts.append(f"{unmatched[0]:,} and {counted(unmatched[1], 'array')} have no counterpart")
-    return "; ".join(parts) + "."
-
-
 def difference(x: float) -> str:
     """``0.0012``, ``0 in the sample`` for other bits elsewhere, or ``not finite in one``."""
     if math.isinf(x):
@@ -381,28 +404,6 @@ def title(comparison: Comparison) -> str:
     return f"{side(comparison.a)} -> {side(comparison.b)}"
 
 
-def show(comparison: Comparison, console: Console, *, everything: bool = False) -> None:
-    console.print(Text(f"compare  {title(comparison)}"))
-    console.print(Text(verdict(comparison), style="bold"))
-    for which, x in (("first", comparison.a), ("second", comparison.b)):
-        made = x.first_non_finite
-        if made is not None:
-            console.print(Text(f"The {which}'s first non-finite number: {_place(made)}."))
-    lines = comparison.lines if everything else comparison.lines[:SHOWN]
-    if not lines:
-        return
-    table = Table(box=None, pad_edge=False)
-    for i, name in enumerate(HEADINGS):
-        table.add_column(name, justify="right" if i > 4 else "left", no_wrap=True)
-    for line in lines:
-        style = "red" if bool(line.non_finite[0]) != bool(line.non_finite[1]) else None
-        table.add_row(*map(Text, cells(line)), style=style)
-    print_table(console, table)
-    rest = len(comparison.lines) - len(lines)
-    if rest:
-        console.print(Text(f"and {counted(rest, 'more line')}: show(everything=True)", style="dim"))
-
-
 def cells(line: LineDifference) -> tuple[str, ...]:
     """Returns the texts of a line's row, in the order of ``HEADINGS``."""
     visits = line.visits
@@ -418,22 +419,3 @@ def _change(pair: tuple[int, int], usual: str) -> str:
     if pair[0] != pair[1]:
         return f"{pair[0]:,} -> {pair[1]:,}"
     return "" if str(pair[0]) in (usual, "0") else f"{pair[0]:,}"
-
-
-def page(comparison: Comparison) -> str:
-    said = (
-        "Lines on which the recordings differ, in program order. A difference is that of the "
-        "sampled numbers, relative to the larger of their norms."
-    )
-    lines = Rows("Lines", HEADINGS, [cells(line) for line in comparison.lines])
-    return tables_page(title(comparison), [verdict(comparison), said], [lines])
-
-
-def as_csv(comparison: Comparison) -> str:
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for line in comparison.lines:
-        plain = [getattr(line, name) for name in COLUMNS[:8]]
-        writer.writerow([*plain, *line.non_finite, *line.visits])
-    return stream.getvalue()

@@ -26,23 +26,16 @@ NEVER = np.uint32(2**32 - 1)
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Numbers:
-    """The statistics of n arrays up to now.
+    """The statistics of n arrays up to now."""
 
-    Attributes:
-        words: uint32[n, 4], see ``WORDS``: how often each was computed; the visit, and the clock,
-            at which the first non-finite number was made of finite operands (or NEVER); the
-            checksum of all bits of all visits.
-        counts: uint32[n, 5, 2], see ``COUNTS``: the low and the high word.
-        numbers: float[n, 5], see ``NUMBERS``; the mean and the RMS are summed over visits.
-        samples: float[n, 2, SAMPLE], of the first and of the last visit.
-        clock: uint32[], how many arrays were recorded.
-    """
-
+    # uint32[n, 4], see ``WORDS``: how often each was computed; the visit, and the clock, at which
+    # the first non-finite number was made of finite operands (or NEVER); the checksum of all bits
+    # of all visits
     words: jax.Array
-    counts: jax.Array
-    numbers: jax.Array
-    samples: jax.Array
-    clock: jax.Array
+    counts: jax.Array  # uint32[n, 5, 2], see ``COUNTS``: the low and the high word
+    numbers: jax.Array  # float[n, 5], see ``NUMBERS``; the mean and the RMS are summed over visits
+    samples: jax.Array  # float[n, 2, SAMPLE], of the first and of the last visit
+    clock: jax.Array  # uint32[], how many arrays were recorded
 
 
 class Measured(NamedTuple):

@@ -32,21 +32,13 @@ class Watched:
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """One array that is recorded.
+    """One array that is recorded."""
 
-    Attributes:
-        name: the primitive, or ``"argument"`` or ``"output"``.
-        aval: its type.
-        equation: whose result it is.
-        position: of it among the equation's results.
-        path: of an argument or output.
-    """
-
-    name: str
-    aval: ShapedArray
-    equation: Equation | None = None
-    position: int = 0
-    path: str = ""
+    name: str  # the primitive, or ``"argument"`` or ``"output"``
+    aval: ShapedArray  # its type
+    equation: Equation | None = None  # whose result it is
+    position: int = 0  # of it among the equation's results
+    path: str = ""  # of an argument or output
 
 
 @dataclasses.dataclass(eq=False)

@@ -14,7 +14,6 @@ from typing import Annotated, Any
 import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from ..._check import AnyFloat, Natural, Range, checked
 from ..._output import Printed, check_writable, counted, print_table
@@ -22,6 +21,7 @@ from ..._output._text import Text
 from ..._types import Json
 from ...interpret import Equation
 from ...scaled import load_safetensors, save_safetensors
+from .._report._save import listing
 from .._run._equation_statistics import direction_of, display_name
 from ._numbers import COUNTS, NEVER, NUMBERS, Numbers
 from ._recorder import Site
@@ -155,9 +155,42 @@ class Recording(Printed):
         created = [x for x in self.arrays if x.created]
         return min(created, key=lambda x: x.clock, default=None)
 
+    @property
+    def verdict(self) -> str:
+        """Where the first non-finite number was made, in one sentence."""
+        first = self.first_non_finite
+        if first is None:
+            held = sum(x.non_finite > 0 for x in self.arrays)
+            if not held:
+                return f"All numbers that {self.function} computed are finite."
+            text = "Non-finite numbers come from non-finite operands alone"
+            return f"{text}; {counted(held, 'array')} hold some."
+        kind = "NaN" if first.nan and not first.infinite else "infinite or NaN"
+        kind = "infinite" if first.infinite and not first.nan else kind
+        if first.primitive == "argument":
+            return f"The first numbers that aren't finite are those of {first.where}."
+        visit = f" in visit {first.first}" if first.visits > 1 else ""
+        return (
+            f"The first number that isn't finite comes from {first.primitive} at {first.where} "
+            f"({first.name or 'unknown function'}){visit}: {first.created:,} of {first.size:,} "
+            f"numbers are {kind}, though those of its operands are finite."
+        )
+
     def show(self, console: Console | None = None, *, everything: bool = False) -> None:
         """Prints the first non-finite number, and the arrays before it; or all arrays."""
-        show(self, console or Console(), everything=everything)
+        console = console or Console()
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions)
+        how = "one compiled program" if self.fused else "each equation compiled alone"
+        head = Text(f"record  {self.function} on {self.device}")
+        head.append(f"   {versions}; {how}; {counted(len(self.arrays), 'array')}", style="dim")
+        console.print(head)
+        console.print(Text(self.verdict, style="bold"))
+        note = _jit_note(self.jit_difference)
+        if note:
+            console.print(Text(note, style="dim"))
+        shown, title = _shown(self, everything)
+        styles = ["red" if x.created else None for x in shown]
+        print_table(console, listing(COLUMNS, list(map(_cells, shown)), 4, title, styles))
 
     def __repr__(self) -> str:
         return f"<Recording of {self.function} on {self.device}: {len(self.arrays)} arrays>"
@@ -280,45 +313,6 @@ def _place(equation: Equation | None, trained: bool) -> dict[str, Json]:
         "scope": equation.scope,
         "direction": direction_of(equation, trained),
     }
-
-
-def show(recording: Recording, console: Console, *, everything: bool = False) -> None:
-    versions = ", ".join(f"{name} {version}" for name, version in recording.versions)
-    how = "one compiled program" if recording.fused else "each equation compiled alone"
-    head = Text(f"record  {recording.function} on {recording.device}")
-    head.append(f"   {versions}; {how}; {counted(len(recording.arrays), 'array')}", style="dim")
-    console.print(head)
-    console.print(Text(verdict(recording), style="bold"))
-    note = _jit_note(recording.jit_difference)
-    if note:
-        console.print(Text(note, style="dim"))
-    shown, title = _shown(recording, everything)
-    table = Table(box=None, pad_edge=False, title_justify="left", title_style="", title=title)
-    for i, name in enumerate(COLUMNS):
-        table.add_column(name, justify="right" if i > 3 else "left", no_wrap=True)
-    for x in shown:
-        table.add_row(*map(Text, _cells(x)), style="red" if x.created else None)
-    print_table(console, table)
-
-
-def verdict(recording: Recording) -> str:
-    first = recording.first_non_finite
-    if first is None:
-        held = sum(x.non_finite > 0 for x in recording.arrays)
-        if not held:
-            return f"All numbers that {recording.function} computed are finite."
-        text = "Non-finite numbers come from non-finite operands alone"
-        return f"{text}; {counted(held, 'array')} hold some."
-    kind = "NaN" if first.nan and not first.infinite else "infinite or NaN"
-    kind = "infinite" if first.infinite and not first.nan else kind
-    if first.primitive == "argument":
-        return f"The first numbers that aren't finite are those of {first.where}."
-    visit = f" in visit {first.first}" if first.visits > 1 else ""
-    return (
-        f"The first number that isn't finite comes from {first.primitive} at {first.where} "
-        f"({first.name or 'unknown function'}){visit}: {first.created:,} of {first.size:,} numbers "
-        f"are {kind}, though those of its operands are finite."
-    )
 
 
 def _jit_note(difference: float | None) -> str:

@@ -36,13 +36,9 @@ IMPORTED = (autoscaling_, scaled_, formats_, devices_)  # modules with the names
 
 @dataclasses.dataclass(frozen=True)
 class Arithmetic:
-    """The arithmetic of a reduced program's low-precision run.
+    """The arithmetic of a reduced program's low-precision run."""
 
-    Attributes:
-        dtype: float32 or float64, of the reference run.
-    """
-
-    dtype: Any
+    dtype: Any  # float32 or float64, of the reference run
 
     @property
     def wide(self) -> str:
@@ -75,13 +71,9 @@ class Arithmetic:
 
 @dataclasses.dataclass(frozen=True)
 class Rounded(Arithmetic):
-    """Each result rounded to one format.
+    """Each result rounded to one format."""
 
-    Attributes:
-        fmt, saturate: as in the audit.
-    """
-
-    fmt: Format
+    fmt: Format  # fmt, saturate: as in the audit
     saturate: Saturation
 
     @property
@@ -164,13 +156,9 @@ class Rounded(Arithmetic):
 
 @dataclasses.dataclass(frozen=True)
 class Interpreted(Arithmetic):
-    """A program under a policy or recipe.
+    """A program under a policy or recipe."""
 
-    Attributes:
-        low: the policy's or the recipe's interpretation.
-    """
-
-    low: Any
+    low: Any  # the policy's or the recipe's interpretation
 
     @property
     def name(self) -> str:

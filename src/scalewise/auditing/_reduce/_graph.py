@@ -32,23 +32,15 @@ EAGER = 20_000  # results of a loop up to which its iterations run, and are know
 
 @dataclasses.dataclass(eq=False)
 class Origin:
-    """Where an array comes from.
+    """Where an array comes from."""
 
-    Attributes:
-        serial: its number, the same in each run.
-        equation: whose result it is; None for an argument, and for what a scan slices or stacks.
-        position: of it among the equation's results.
-        operands: of the equation.
-        constant: the number, of a literal.
-        aval: its type.
-    """
-
-    serial: int
-    aval: ShapedArray
+    serial: int  # its number, the same in each run
+    aval: ShapedArray  # its type
+    # whose result it is; None for an argument, and for what a scan slices or stacks
     equation: Equation | None = None
-    position: int = 0
-    operands: tuple[Origin, ...] = ()
-    constant: np.ndarray | None = None
+    position: int = 0  # of it among the equation's results
+    operands: tuple[Origin, ...] = ()  # of the equation
+    constant: np.ndarray | None = None  # the number, of a literal
 
 
 @functools.partial(

@@ -126,34 +126,21 @@ COUNTED = ("nan", "overflow", "underflow")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Audited:
-    """The parts of an audit that reduce its findings.
+    """The parts of an audit that reduce its findings."""
 
-    Attributes:
-        program: with its arguments.
-        arithmetic: of the low-precision run.
-        paths: of the equations, by their index in the report.
-        steps: how often the program was called.
-    """
-
-    program: Program
-    arithmetic: Arithmetic
-    paths: Mapping[int, tuple[int, ...]]
-    steps: int = 1
+    program: Program  # with its arguments
+    arithmetic: Arithmetic  # of the low-precision run
+    paths: Mapping[int, tuple[int, ...]]  # of the equations, by their index in the report
+    steps: int = 1  # how often the program was called
 
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """The event that a slice has to show.
+    """The event that a slice has to show."""
 
-    Attributes:
-        kind: of the finding.
-        error: the relative error of which it has to show half.
-        largest: whether that is an element's, not that of the whole result.
-    """
-
-    kind: str
-    error: float
-    largest: bool = False
+    kind: str  # of the finding
+    error: float  # the relative error of which it has to show half
+    largest: bool = False  # whether that is an element's, not that of the whole result
 
     def strength(self, low: Any, wide: Any) -> float:
         """Returns how many numbers aren't finite, are zero, or differ; or the relative error."""

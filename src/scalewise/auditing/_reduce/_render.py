@@ -96,19 +96,12 @@ def _is_plain(x: object) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """Operations that lead from some arrays to a result, as Python.
+    """Operations that lead from some arrays to a result, as Python."""
 
-    Attributes:
-        inputs: the arrays that they begin with, by name.
-        lines: one for each operation.
-        result: the name of the result.
-        operations: the origins of the lines, in their order.
-    """
-
-    inputs: dict[str, Origin]
-    lines: tuple[str, ...]
-    result: str
-    operations: tuple[Origin, ...]
+    inputs: dict[str, Origin]  # the arrays that they begin with, by name
+    lines: tuple[str, ...]  # one for each operation
+    result: str  # the name of the result
+    operations: tuple[Origin, ...]  # the origins of the lines, in their order
 
 
 def rendered(origins: Sequence[Origin], holds: Callable[[float], bool] | None) -> Slice | None:

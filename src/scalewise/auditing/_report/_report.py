@@ -13,10 +13,10 @@ from .._reduce._reduction import Reduction
 from .._search._apply import Origin
 from .._search._findings import Finding
 from ._page import page
-from ._save import Saved, plain
+from ._save import Saved, as_csv, plain
 from ._summary import Summary
 from ._terminal import show
-from ._trace import TraceRow, as_csv, trace
+from ._trace import TraceRow, trace
 from ._verdict import verdict
 
 SEMANTICS = (
@@ -34,6 +34,16 @@ FIRST_STEP = (
 )
 ON_DEVICE = "; products of rounded operands are added up as the device's matrix units do"
 WITH_HISTORY = "; delayed scaling with the magnitudes of the steps before"
+
+
+COUNTS = (
+    "elements", "overflowed", "flushed", "subnormal", "nan", "swamped", "added", "cancelled",
+    "operands", "operands_saturated", "operands_flushed",
+)  # fmt: skip
+COLUMNS = (
+    "index", "primitive", "shape", "file", "line", "function", "caller", "scope", "direction",
+    *COUNTS, "amax", "introduced", "inherited", "sqnr", "ulps",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +82,15 @@ class Report(Summary, Saved):
         return page(self)
 
     def _csv(self) -> str:
-        return as_csv(self.equations)
+        rows = (
+            (
+                e.index, e.primitive, "x".join(map(str, e.shape)), e.file or "", e.line,
+                e.function, e.caller, e.scope, e.part, *(int(e[name]) for name in COUNTS),
+                e["amax"], e.introduced, e.inherited, e.sqnr, e["ulps"],
+            )
+            for e in self.equations
+        )  # fmt: skip
+        return as_csv(COLUMNS, rows)
 
     def as_dict(self) -> dict[str, Json]:
         derived = {

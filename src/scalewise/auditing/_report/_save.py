@@ -7,7 +7,8 @@ import io
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -103,18 +104,28 @@ class Listed(Saved):
         print_table(console, listing(self.columns, self._rows(), self.left))
 
     def _csv(self) -> str:
-        stream = io.StringIO()
-        csv.writer(stream, lineterminator="\n").writerows([self.columns, *self._rows()])
-        return stream.getvalue()
+        return as_csv(self.columns, self._rows())
 
 
-def listing(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> Table:
-    table = Table(box=None, pad_edge=False)
+def as_csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\n").writerows([columns, *rows])
+    return stream.getvalue()
+
+
+def listing(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    left: int,
+    title: str | None = None,
+    styles: Sequence[str | None] = (),
+) -> Table:
+    table = Table(box=None, pad_edge=False, title_justify="left", title_style="", title=title)
     for i, name in enumerate(columns):
         side = "left" if i < left or name == "note" else "right"
         table.add_column(name, justify=side, no_wrap=True)
-    for row in rows:
-        table.add_row(*map(Text, row))
+    for row, style in zip_longest(rows, styles):
+        table.add_row(*map(Text, row), style=style)
     return table
 
 

@@ -16,39 +16,27 @@ MOST = 600  # lines shown of a file
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A line of source.
+    """A line of source."""
 
-    Attributes:
-        number, text: its line number and its text.
-        forward, backward: the lowest SQNR in dB of what it computes in each pass (the optimizer
-            counts as forward); None if it computes nothing there.
-        marks: what happened, a word each, the kinds of findings first.
-        finding: the number of its first finding, from 1; 0 without one.
-        gap: whether lines before it are left out.
-    """
-
-    number: int
+    number: int  # number, text: its line number and its text
     text: str
+    # forward, backward: the lowest SQNR in dB of what it computes in each pass (the optimizer
+    # counts as forward); None if it computes nothing there
     forward: float | None
     backward: float | None
-    marks: tuple[str, ...]
-    finding: int
-    gap: bool
+    marks: tuple[str, ...]  # what happened, a word each, the kinds of findings first
+    finding: int  # the number of its first finding, from 1; 0 without one
+    gap: bool  # whether lines before it are left out
 
 
 @dataclasses.dataclass(frozen=True)
 class SourceFile:
-    """Some lines of a file.
+    """Some lines of a file."""
 
-    Attributes:
-        file: its path.
-        lines: those that compute something, call a library that does, or are near one of them.
-        library: whether it belongs to an installed package.
-    """
-
-    file: str
+    file: str  # its path
+    # those that compute something, call a library that does, or are near one of them
     lines: list[Line]
-    library: bool
+    library: bool  # whether it belongs to an installed package
 
 
 def sources(equations: Equations, findings: Sequence[Finding]) -> list[SourceFile]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from rich.console import Console
-from rich.table import Table
 
 from ..._output import counted, print_table
 from ..._output._text import Text
@@ -15,12 +14,14 @@ from .._search._findings import Finding
 from .._search._kinds import KINDS
 from .._search._literals import called_at
 from ._edits import edits
+from ._save import listing
 from ._summary import Summary
 from ._trace import before_first_event
 from ._verdict import no_fix, tried, verdict
 
 SHOWN = 12
 LATENT_SHOWN = 3
+TRACE = ("module", "direction", "last operation", "smallest", "largest", "overflowed", "NaN")
 
 
 def show(report: Summary, console: Console, *, everything: bool = False) -> None:
@@ -109,17 +110,15 @@ def _trace(report: Summary, console: Console) -> None:
     rows = before_first_event(report.equations)
     if not rows:
         return
-    table = Table(box=None, pad_edge=False, title_justify="left", title_style="")
-    table.title = "The last modules before the first number that overflows or is NaN"
-    for name in ("module", "direction", "last operation"):
-        table.add_column(name, no_wrap=True)
-    for name in ("smallest", "largest", "overflowed", "NaN"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        sizes = f"{row.smallest:.2e}", f"{row.largest:.2e}", f"{row.overflowed:,}", f"{row.nan:,}"
-        cells = row.scope, row.direction, f"{row.primitive}, {row.place}", *sizes
-        table.add_row(*map(Text, cells))
-    print_table(console, table)
+    title = "The last modules before the first number that overflows or is NaN"
+    cells = [
+        (
+            row.scope, row.direction, f"{row.primitive}, {row.place}", f"{row.smallest:.2e}",
+            f"{row.largest:.2e}", f"{row.overflowed:,}", f"{row.nan:,}",
+        )
+        for row in rows
+    ]  # fmt: skip
+    print_table(console, listing(TRACE, cells, 3, title))
 
 
 def function(report: Summary, finding: Finding) -> str:

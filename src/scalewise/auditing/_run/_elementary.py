@@ -90,22 +90,16 @@ def elementary(
 
 
 class Uncounted(NamedTuple):
-    """A result whose events aren't counted yet.
+    """A result whose events aren't counted yet."""
 
-    Attributes:
-        op_params: float64[OP_PARAMS], with the format that the result has.
-        low, exact, reference: the result in both runs, and the exact result of the low inputs, flat
-            and padded.
-        samples: float64[3, SAMPLE], of the exact result and of both addends.
-        tainted: whether an input was.
-    """
-
-    op_params: jax.Array
+    op_params: jax.Array  # float64[OP_PARAMS], with the format that the result has
+    # low, exact, reference: the result in both runs, and the exact result of the low inputs, flat
+    # and padded
     low: jax.Array
     exact: jax.Array
     reference: jax.Array
-    samples: jax.Array
-    tainted: Flag
+    samples: jax.Array  # float64[3, SAMPLE], of the exact result and of both addends
+    tainted: Flag  # whether an input was
 
     def counted(self) -> tuple[jax.Array, Record]:
         exact, op_params = self.exact.astype, self.op_params

@@ -57,16 +57,11 @@ class Tagged:
 
 @dataclasses.dataclass(frozen=True)
 class LossScaled(Interpretation):
-    """An autocast run whose backward pass carries ``2**power``.
+    """An autocast run whose backward pass carries ``2**power``."""
 
-    Attributes:
-        low: the run without the scale.
-        power: exponent of the scale.
-        on_scaled: called with each equation whose result carries the scale.
-    """
-
-    low: Autocast
-    power: int
+    low: Autocast  # the run without the scale
+    power: int  # exponent of the scale
+    # called with each equation whose result carries the scale
     on_scaled: Callable[[Equation], None] | None = None
 
     def lift(self, x: Argument, aval: ShapedArray) -> Tagged:

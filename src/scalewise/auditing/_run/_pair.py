@@ -111,12 +111,9 @@ class Decision:
     """An array of another type (a predicate, an index, a count) that depends on floats.
 
     An array without this wrapper is the same in both runs.
-
-    Attributes:
-        low, reference: the array in each run, in its own shape.
     """
 
-    low: jax.Array
+    low: jax.Array  # low, reference: the array in each run, in its own shape
     reference: jax.Array
 
     @property
@@ -132,14 +129,10 @@ class Decision:
 class Draw:
     """A random draw in the run of a format: computed without rounding from random bits and
     constants alone, and rounded where an argument meets it (see :class:`EmulationWithDraws`).
-
-    Attributes:
-        exact: float64, in its own shape.
-        reference: the value in the reference run.
     """
 
-    exact: jax.Array
-    reference: jax.Array
+    exact: jax.Array  # float64, in its own shape
+    reference: jax.Array  # the value in the reference run
 
 
 def low_of(x: Value) -> Value:

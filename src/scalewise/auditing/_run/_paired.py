@@ -34,18 +34,12 @@ from ._specialize import is_elementwise
 
 @dataclasses.dataclass(eq=False)
 class Paired(Interpretation):
-    """The values of two runs, lifted, joined where control flow joins, and lowered together.
+    """The values of two runs, lifted, joined where control flow joins, and lowered together."""
 
-    Attributes:
-        low: any interpretation; :class:`TableEmulation` takes each equation's format from the
-            state.
-        reference: in float32 or float64.
-        compiling: whether a loop is being compiled as a whole.
-    """
-
+    # any interpretation; :class:`TableEmulation` takes each equation's format from the state
     low: Interpretation
-    reference: Reference
-    compiling: bool = False
+    reference: Reference  # in float32 or float64
+    compiling: bool = False  # whether a loop is being compiled as a whole
 
     decides = True
 

@@ -49,41 +49,27 @@ class OutputError:
 
 @dataclasses.dataclass(frozen=True)
 class ExactSums:
-    """A run whose products are added exactly, beside one of a device's matrix units.
+    """A run whose products are added exactly, beside one of a device's matrix units."""
 
-    Attributes:
-        error: of the outputs, relative.
-        made: the error that each equation makes, by index.
-    """
-
-    error: float
-    made: Mapping[int, float]
+    error: float  # of the outputs, relative
+    made: Mapping[int, float]  # the error that each equation makes, by index
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The result of one run.
+    """The result of one run."""
 
-    Attributes:
-        recorded, statistics: the equations, and the statistics of each.
-        dataflow: the equations that operands and outputs come from.
-        origins: the equations that each float output comes from.
-        error, outputs: of all outputs, and of each by its path.
-        reference_nans: the paths of outputs with NaN in the reference run.
-        low, reference: the float outputs of both runs.
-        exact_sums: see :class:`Session`.
-    """
-
+    # recorded, statistics: the equations, and the statistics of each
     recorded: tuple[Equation, ...]
     statistics: Statistics
-    dataflow: Dataflow
-    origins: tuple[tuple[int, ...], ...]
-    error: OutputError
+    dataflow: Dataflow  # the equations that operands and outputs come from
+    origins: tuple[tuple[int, ...], ...]  # the equations that each float output comes from
+    error: OutputError  # error, outputs: of all outputs, and of each by its path
     outputs: tuple[tuple[str, OutputError], ...]
-    reference_nans: tuple[str, ...]
-    low: tuple[jax.Array, ...]
+    reference_nans: tuple[str, ...]  # the paths of outputs with NaN in the reference run
+    low: tuple[jax.Array, ...]  # low, reference: the float outputs of both runs
     reference: tuple[jax.Array, ...]
-    exact_sums: ExactSums | None = None
+    exact_sums: ExactSums | None = None  # see :class:`Session`
 
     @functools.cached_property
     def equations(self) -> list[EquationStatistics]:

@@ -97,18 +97,12 @@ RECORD = COUNTED + 5 * SAMPLE + OP_PARAMS  # numbers of a packed record
 
 
 class Record(NamedTuple):
-    """The statistics of one result, in shapes that don't depend on the result's shape.
+    """The statistics of one result, in shapes that don't depend on the result's shape."""
 
-    Attributes:
-        tally: counts over all its numbers.
-        samples: float64[5, SAMPLE]: low, exact and reference values; both low operands of an
-            addition.
-        op_params: float64[OP_PARAMS], with the format that the result has.
-    """
-
-    tally: Tally
+    tally: Tally  # counts over all its numbers
+    # float64[5, SAMPLE]: low, exact and reference values; both low operands of an addition
     samples: jax.Array
-    op_params: jax.Array
+    op_params: jax.Array  # float64[OP_PARAMS], with the format that the result has
 
     def packed(self) -> jax.Array:
         """Returns all of it as float64[RECORD]: each array of a program costs compile time."""

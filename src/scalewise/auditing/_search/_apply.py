@@ -32,16 +32,11 @@ OTHER_PROGRAM = (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Origin:
-    """The arithmetic of the audit that tried a fix.
+    """The arithmetic of the audit that tried a fix."""
 
-    Attributes:
-        low: the interpretation of the low-precision run.
-        start: the setting without fixes; None under a policy or recipe.
-        indices: by an equation's path, its index in the setting's table, and its primitive.
-    """
-
-    low: Interpretation
-    start: Setting | None = None
+    low: Interpretation  # the interpretation of the low-precision run
+    start: Setting | None = None  # the setting without fixes; None under a policy or recipe
+    # by an equation's path, its index in the setting's table, and its primitive
     indices: Indices = dataclasses.field(default_factory=dict)
 
     def function(self, f: Callable) -> FixedFunction:

@@ -14,17 +14,11 @@ OUT_OF_RANGE = 1e6  # the harm of an overflow or a NaN at the first equation
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """The equations of one source line, primitive and part of a step (see ``EquationStatistics``).
-
-    Attributes:
-        equations: their statistics.
-        factor: by how much they amplify the error of their operands, at most.
-        noticeable: the relative error from which error carried in may be a finding.
-    """
+    """The equations of one source line, primitive and part of a step (see ``EquationStatistics``)."""
 
     equations: tuple[EquationStatistics, ...]
-    factor: float = 0.0
-    noticeable: float = 0.01
+    factor: float = 0.0  # by how much they amplify the error of their operands, at most
+    noticeable: float = 0.01  # the relative error from which error carried in may be a finding
 
     @property
     def first(self) -> EquationStatistics:

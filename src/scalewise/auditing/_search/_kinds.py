@@ -24,27 +24,19 @@ OUTGROWN = 0.25
 
 @dataclasses.dataclass(frozen=True)
 class FindingKind:
-    """One way in which an operation goes wrong.
+    """One way in which an operation goes wrong."""
 
-    Attributes:
-        name: ``Finding.kind``.
-        found: returns True if there is evidence, given a group and the ``saturate`` argument.
-        evidence: returns what happened, in one phrase with numbers.
-        out_of_range: whether numbers leave the format's range: formats with more range are tried.
-        event: whether the finding is listed, without a fix too, if much of the error is left.
-        carried_in: whether the error is made by operations before.
-        style: how a terminal shows the name, in rich's notation.
-        severe: whether the HTML page marks it as severe.
-    """
-
-    name: str
+    name: str  # ``Finding.kind``
+    # returns True if there is evidence, given a group and the ``saturate`` argument
     found: Callable[[Group, Saturation], bool]
-    evidence: Callable[[Group, Format], str]
+    evidence: Callable[[Group, Format], str]  # returns what happened, in one phrase with numbers
+    # whether numbers leave the format's range: formats with more range are tried
     out_of_range: bool = False
+    # whether the finding is listed, without a fix too, if much of the error is left
     event: bool = False
-    carried_in: bool = False
-    style: str = "bold"
-    severe: bool = False
+    carried_in: bool = False  # whether the error is made by operations before
+    style: str = "bold"  # how a terminal shows the name, in rich's notation
+    severe: bool = False  # whether the HTML page marks it as severe
 
 
 INDICES = having("indexes")

@@ -61,16 +61,11 @@ class Rewrite:
 
     Its inner operations are then computed without rounding, and the last one rounds: that is the
     function's result within half a unit in the last place.
-
-    Attributes:
-        text: ``log1p(x) in place of log(1 + x)``.
-        inner: the indices of the operations before the last.
-        root: the index of the last.
     """
 
-    text: str
-    inner: tuple[int, ...]
-    root: int
+    text: str  # ``log1p(x) in place of log(1 + x)``
+    inner: tuple[int, ...]  # the indices of the operations before the last
+    root: int  # the index of the last
 
 
 def rewrites(equations: Sequence[Equation], operands: Operands) -> list[Rewrite]:

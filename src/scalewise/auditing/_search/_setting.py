@@ -15,17 +15,11 @@ from .._run._session import Outcome, Session
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What a run in one format may choose: the format of each equation, and literals replaced.
+    """What a run in one format may choose: the format of each equation, and literals replaced."""
 
-    Attributes:
-        formats: a table with a format's parameters for each equation.
-        constants: pairs (old, new).
-        double: whether an operation is widened to float64 rather than float32.
-    """
-
-    formats: np.ndarray
-    constants: tuple[tuple[float, float], ...] = ()
-    double: bool = False
+    formats: np.ndarray  # a table with a format's parameters for each equation
+    constants: tuple[tuple[float, float], ...] = ()  # pairs (old, new)
+    double: bool = False  # whether an operation is widened to float64 rather than float32
 
     @property
     def word(self) -> str:

@@ -35,21 +35,13 @@ NARROWING = 8  # trials that may be spent on finding the lines of a fix that mat
 
 @dataclasses.dataclass(frozen=True)
 class Failed:
-    """A finding that no single fix helped, and what was tried for it.
+    """A finding that no single fix helped, and what was tried for it."""
 
-    Attributes:
-        what: the finding.
-        options: its fixes, the smallest first.
-        tried: those that were tried, and the error with each.
-        base: the setting that they were tried on.
-        before: the error with that setting.
-    """
-
-    what: Finding
-    options: tuple[Fix, ...]
-    tried: tuple[tuple[Fix, OutputError], ...]
-    base: Any
-    before: OutputError
+    what: Finding  # the finding
+    options: tuple[Fix, ...]  # its fixes, the smallest first
+    tried: tuple[tuple[Fix, OutputError], ...]  # those that were tried, and the error with each
+    base: Any  # the setting that they were tried on
+    before: OutputError  # the error with that setting
 
     @property
     def best(self) -> Fix:

@@ -46,25 +46,16 @@ class Carried(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """One output that is the next call's argument.
+    """One output that is the next call's argument."""
 
-    Attributes:
-        path: of the output.
-        indices: the equations that round it.
-        size: of the reference run's change, relative to the array.
-        error: of the change in the low-precision run, relative to the reference run's.
-        made: the part of it that the rounding of those equations makes.
-        whole: see :class:`Carried`.
-        adds: whether the output is the argument itself plus something, and there are others: a
-            function of one argument may be a layer.
-    """
-
-    path: str
-    indices: tuple[int, ...]
-    size: float
-    error: float
-    made: float
-    whole: bool
+    path: str  # of the output
+    indices: tuple[int, ...]  # the equations that round it
+    size: float  # of the reference run's change, relative to the array
+    error: float  # of the change in the low-precision run, relative to the reference run's
+    made: float  # the part of it that the rounding of those equations makes
+    whole: bool  # see :class:`Carried`
+    # whether the output is the argument itself plus something, and there are others: a function of
+    # one argument may be a layer
     adds: bool
 
     @property
