@@ -15,13 +15,12 @@ from scalewise.auditing._audit import low_interpretation
 from scalewise.auditing._run._loss_scale import LossScaled
 from scalewise.auditing._run._rounding import format_params
 from scalewise.auditing._search import _search
-from scalewise.auditing._search._apply import Origin
+from scalewise.auditing._search._apply import Origin, Setting
 from scalewise.auditing._search._causes import Causes
 from scalewise.auditing._search._fixes import FIXES, Context, described, proposals
 from scalewise.auditing._search._groups import Group
 from scalewise.auditing._search._kinds import KINDS
 from scalewise.auditing._search._rewrites import Rewrite
-from scalewise.auditing._search._setting import Setting
 from scalewise.autocasting import Policy, Rule
 from scalewise.formats import E4M3FN, FP16, FP32
 

@@ -41,10 +41,9 @@ from ._reduce._reduce import Audited, reduce
 from ._reduce._reduction import Reduction
 from ._report._report import AS_WRITTEN, FIRST_STEP, ON_DEVICE, SEMANTICS, WITH_HISTORY, Report
 from ._report._trace import latent
-from ._run._dtypes import Dtypes, as_cast, traced_as_written
 from ._run._evaluate import release
 from ._run._floors import with_floors
-from ._run._interpretations import Reference, TableEmulation
+from ._run._interpretations import Dtypes, Reference, TableEmulation, as_cast, traced_as_written
 from ._run._rounding import format_params
 from ._run._session import ExactSums, Outcome, Session
 from ._run._specialize import history_of, nominal_format, of_recipe

@@ -13,8 +13,8 @@ import numpy as np
 
 from ..auditing._run._interpretations import FP32_MAX, TableEmulation
 from ..auditing._run._rounding import is_wide
+from ..auditing._search._apply import Setting
 from ..auditing._search._fixes import Fix
-from ..auditing._search._setting import Setting
 from ..interpret import trace
 from ._arguments import as_module
 from ._convert import to_torch

@@ -53,13 +53,10 @@ ENDS = ("argument", "output")
 
 
 def matched(a: Arrays, b: Arrays) -> list[tuple[int, int]]:
-    """Returns the indices of arrays that belong together, in program order.
-
-    Arguments and outputs belong together by their paths. Results of equations are aligned as the
+    """Arguments and outputs belong together by their paths. Results of equations are aligned as the
     lines of two texts are (``difflib``): first by file, line, shape, function, primitive and pass;
     what is left between two matches by the last three, since other versions of a program have other
-    lines, files and shapes.
-    """
+    lines, files and shapes."""
     ends = {(x.primitive, x.path): j for j, x in enumerate(b) if x.primitive in ENDS}
     found = [
         (i, ends[x.primitive, x.path])

@@ -59,10 +59,6 @@ class Recorder(Interpretation):
     inline = True
 
     def record(self, program: Program, arrays: Sequence[ArrayLike]) -> tuple[Numbers, list[Any]]:
-        """Runs a program; returns the numbers of each site, and the outputs.
-
-        Arguments and outputs are recorded, too.
-        """
         avals = program.in_avals
         state = empty(len(avals) + program.results + len(program.out_avals))
         values: list[Any] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -35,8 +35,8 @@ IMPORTED = (autoscaling_, scaled_, formats_, devices_)  # modules with the names
 
 
 @dataclasses.dataclass(frozen=True)
-class Arithmetic:
-    """The arithmetic of a reduced program's low-precision run."""
+class _Reduced:
+    """What both arithmetics of a reduced program have."""
 
     dtype: Any  # float32 or float64, of the reference run
 
@@ -44,33 +44,9 @@ class Arithmetic:
     def wide(self) -> str:
         return np.dtype(self.dtype).name
 
-    @property
-    def name(self) -> str:
-        raise NotImplementedError
-
-    @property
-    def holds(self) -> Callable[[float], bool] | None:
-        """Tells which numbers needn't be rounded; None if lines don't round."""
-        raise NotImplementedError
-
-    def apply(self, equation: Equation, arrays: Sequence[ArrayLike]) -> list[Any]:
-        raise NotImplementedError
-
-    def results(self, piece: Slice, arrays: Mapping[str, ArrayLike]) -> tuple[PyTree, PyTree]:
-        raise NotImplementedError
-
-    def explained(self) -> list[str]:
-        raise NotImplementedError
-
-    def imports(self, piece: Slice) -> list[str]:
-        return []
-
-    def definitions(self, piece: Slice) -> list[str]:
-        raise NotImplementedError
-
 
 @dataclasses.dataclass(frozen=True)
-class Rounded(Arithmetic):
+class Rounded(_Reduced):
     """Each result rounded to one format."""
 
     fmt: Format  # fmt, saturate: as in the audit
@@ -105,6 +81,9 @@ class Rounded(Arithmetic):
             f"The inputs are what the {self.wide} run had there. {self.name} is emulated: each",
             f"operation is computed in {self.wide}, and its result rounded by `low`.",
         ]
+
+    def imports(self, piece: Slice) -> list[str]:
+        return []
 
     def definitions(self, piece: Slice) -> list[str]:
         floats = {n for n, o in piece.inputs.items() if is_float(o.aval)}
@@ -155,7 +134,7 @@ class Rounded(Arithmetic):
 
 
 @dataclasses.dataclass(frozen=True)
-class Interpreted(Arithmetic):
+class Interpreted(_Reduced):
     """A program under a policy or recipe."""
 
     low: Any  # the policy's or the recipe's interpretation
@@ -291,6 +270,9 @@ class Interpreted(Arithmetic):
         return dataclasses.replace(
             plain, rules=tuple(Rule(run, primitive=name) for name, run in kept.items())
         )
+
+
+Arithmetic: TypeAlias = Rounded | Interpreted
 
 
 def arithmetic(low: Any, dtype: Any) -> Arithmetic | None:

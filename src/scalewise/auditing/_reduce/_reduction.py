@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +95,7 @@ def _loading() -> str:
 def _code(reduction: Reduction, *, embed: bool) -> str:
     own, arithmetic = reduction.piece, reduction.arithmetic
     defined = arithmetic.definitions(own)
-    uses: Callable[[str], bool] = partial(_uses, defined)
+    text = "\n".join(defined)
     both = arithmetic.wide == "float64"
     lines = [
         f'"""{_sentence(reduction.finding)}',
@@ -108,11 +106,11 @@ def _code(reduction: Reduction, *, embed: bool) -> str:
         '"""',
         "",
         *(["from pathlib import Path", ""] if not embed else []),
-        *(["import jax"] if both or uses("jax.named_scope") else []),
+        *(["import jax"] if both or "jax.named_scope" in text else []),
         "import jax.numpy as jnp",
         "import numpy as np",
-        *(["import scalewise"] if uses("scalewise.") else []),
-        *(["from jax import lax"] if uses("lax.") else []),
+        *(["import scalewise"] if "scalewise." in text else []),
+        *(["from jax import lax"] if "lax." in text else []),
         *arithmetic.imports(own),
         "",
         *(_embedded(reduction.inputs) if embed else [_loading()]),
@@ -129,10 +127,6 @@ def _code(reduction: Reduction, *, embed: bool) -> str:
         "",
     ]
     return "\n".join(lines)
-
-
-def _uses(lines: Sequence[str], text: str) -> bool:
-    return any(text in line for line in lines)
 
 
 def _sentence(text: str) -> str:

@@ -48,11 +48,8 @@ class Edit:
 
 
 def edits(report: Summary, finding: Finding) -> list[Edit]:
-    """Returns the edits that make a finding's fix; [] if it isn't known how to write it.
-
-    A constant is replaced where it is written, a library's by the argument that changes it. Lines
-    that are computed in float32 get their operands converted.
-    """
+    """A constant is replaced where it is written, a library's by the argument that changes it.
+    Lines that are computed in float32 get their operands converted."""
     fix = finding.fix
     if fix is None or (finding.file is None and not finding.callers):
         return []

@@ -99,10 +99,7 @@ def histogram(counts: Sequence[int], report: Summary, axis: Axis) -> Markup:
 
 
 def growth(equations: Equations, unit: float) -> Markup:
-    """Returns the error against the reference run, operation by operation, on a logarithmic scale.
-
-    A dashed line is one rounding; red lines are operations whose results overflow or are NaN.
-    """
+    """A dashed line is one rounding; red lines are operations whose results overflow or are NaN."""
     errors = [e.inherited if e.sqnr > -math.inf else math.inf for e in equations]
     drawn = [x for x in errors if 0 < x < math.inf]
     exponents = [max(math.log10(x), LOWEST_ERROR) for x in (*drawn, unit)]

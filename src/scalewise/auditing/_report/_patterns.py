@@ -71,8 +71,6 @@ def replacement(node: ast.expr, text: str, scope: ast.AST) -> str | None:
 
 
 def scaled_gradient(node: ast.expr, scale: str, source: str) -> str | None:
-    """Returns the call of a gradient function with a loss scale; None for another expression, or a
-    loss with further results, which no scale may change."""
     if not isinstance(node, ast.Call) or _name(node.func) not in GRADIENTS or len(node.args) != 1:
         return None
     if any(x.arg in (None, "has_aux") for x in node.keywords):

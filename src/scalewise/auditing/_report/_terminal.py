@@ -153,8 +153,6 @@ def _style(error: OutputError, finite: str = "bold") -> str:
 
 
 def scales(report: Summary) -> str:
-    """Returns a sentence about loss scales; "" if no gradient needs one, and under a recipe, which
-    scales each tensor."""
     table = {} if report.scaled else report.loss_scales()
     lost, over = table.get(0, (0.0, 0.0))
     if max(lost, over) < 1e-3:
@@ -178,10 +176,7 @@ def error(relative: float, non_finite: int) -> str:
 
 
 def fixed_with(report: Summary, finding: Finding) -> int | None:
-    """Returns the number of the earlier finding whose change is also this one's, if there is one.
-
-    Findings that only one change helps together have the same place in the order of fixes.
-    """
+    """Findings that only one change helps together have the same place in the order of fixes."""
     if finding.fix is None:
         return None
     first = next(i for i, x in enumerate(report.findings, 1) if x.order == finding.order)

@@ -40,10 +40,7 @@ class TraceRow:
 
 
 def trace(equations: Equations) -> tuple[TraceRow, ...]:
-    """Returns the modules in program order, up to the first number that overflows or is NaN.
-
-    Numbers are over all iterations of loops.
-    """
+    """Numbers are over all iterations of loops."""
     runs: list[list[EquationStatistics]] = []
     for e in equations:
         if not runs or _key(runs[-1][-1]) != _key(e):
@@ -60,8 +57,6 @@ def before_first_event(equations: Equations) -> tuple[TraceRow, ...]:
 
 
 def module(equation: EquationStatistics) -> str:
-    """Returns the scope of an equation, or else its function, with the line that called it if the
-    function's name is ambiguous."""
     scope = "/".join(scope_parts(equation.scope))
     if scope or not equation.function:
         return scope or "elsewhere"

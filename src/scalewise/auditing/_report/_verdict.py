@@ -90,7 +90,8 @@ def _answer(report: Summary) -> str:
         return f"No: {report.function} does not {no} in {low} ({size})"
     refused = f"No: {report.function} loses accuracy in {low}"
     if error.relative >= unusable(report.precision):
-        return f"{refused} ({size}: {_share(error.relative)} the outputs)"
+        share = "at least as large as" if error.relative >= 1 else f"{error.relative:.0%} of"
+        return f"{refused} ({size}: {share} the outputs)"
     if report.updates_lost >= UPDATES_LOST:
         lost = f"{report.updates_lost:.0%} of the optimizer's additions change nothing"
         return f"No: {report.function} hardly {yes} in {low} ({lost}; {size})"
@@ -120,10 +121,6 @@ def _trains(report: Summary) -> bool:
     if any("optax" in Path(x).parts for x in files) or TRAINING.search(report.function):
         return True
     return bool(STEP.search(report.function)) and any(x.gradient for x in report.equations)
-
-
-def _share(relative: float) -> str:
-    return "at least as large as" if relative >= 1 else f"{relative:.0%} of"
 
 
 def _cause(report: Summary) -> str:
@@ -158,8 +155,6 @@ def _remedy(report: Summary) -> str:
 
 
 def _lost(report: Summary) -> Finding | None:
-    """Returns the finding about a change of carried state that is lost, if its error is harmless
-    beside that."""
     if report.error.non_finite or report.error.relative >= unusable(report.precision):
         return None
     found = [*report.findings, *report.unfixed]

@@ -59,10 +59,8 @@ class Accumulator:
         return _on_device(self.formats[index].tobytes() + rest.tobytes())
 
     def add(self, index: int, record: jax.Array, numbers: int) -> Accumulator:
-        """Adds a visit of equation ``index`` whose result has ``numbers`` numbers.
-
-        Waits while more than IN_FLIGHT numbers are being computed, so that freed memory is reused.
-        """
+        """Waits while more than IN_FLIGHT numbers are being computed, so that freed memory is
+        reused."""
         self._pending.append((index, record))
         self._in_flight.append((numbers, record))
         self._in_flight_numbers += numbers
@@ -218,10 +216,7 @@ def _update(state: Statistics, indices: jax.Array, records: Sequence[jax.Array])
 
 @functools.lru_cache(maxsize=64)
 def _compiled_update(rows: int) -> Callable:
-    """Compiles ``_update`` for statistics with this many rows.
-
-    Ahead of time: under ``jit`` it would compile again for each tracing context.
-    """
+    """Ahead of time: under ``jit`` it would compile again for each tracing context."""
     empty = empty_statistics(np.zeros((rows, FORMAT_PARAMS)))
     example = empty, np.zeros(BATCH, np.int64), (np.zeros(RECORD),) * BATCH
     return jax.jit(_update, donate_argnums=0).lower(*example).compile()

@@ -230,13 +230,10 @@ PRODUCTS = names(lambda row: row.family is Family.CONTRACTION)
 
 
 def gradients(equations: Sequence[Equation], operands: Operands) -> dict[int, str]:
-    """Returns ``"weight"`` or ``"input"`` for each product of a backward pass, by its index.
-
-    A backward product multiplies a gradient by one operand of a forward product of the same source
-    line, and gives the gradient of the other one. That is a weight if it is an argument of the
-    program or a part of one, and an input if an equation has computed it. Products for which this
-    doesn't tell are left out: those of loops that are compiled as a whole, for example.
-    """
+    """A backward product multiplies a gradient by one operand of a forward product of the same
+    source line, and gives the gradient of the other one. That is a weight if it is an argument of
+    the program or a part of one, and an input if an equation has computed it. Products for which
+    this doesn't tell are left out: those of loops that are compiled as a whole, for example."""
     forward: dict[tuple[str, int, str] | None, list[int]] = {}
     backward = []
     for i, equation in enumerate(equations):

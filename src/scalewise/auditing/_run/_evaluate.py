@@ -171,10 +171,7 @@ def _call(options: tuple[Callable, Sequence[bool], Sequence[PyTree]], *arrays: P
 
 
 def release() -> None:
-    """Releases the code that was compiled for particular shapes and interpretations.
-
-    Programs that were compiled for padded sizes alone stay, for later audits.
-    """
+    """Programs that were compiled for padded sizes alone stay, for later audits."""
     for function in (_broadcast_flat, lift_any, lift_from_table, round_draw, _any_tainted):
         function.clear_cache()  # pyright: ignore[reportAttributeAccessIssue]
 

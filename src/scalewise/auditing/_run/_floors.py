@@ -26,12 +26,9 @@ RUNS = 2  # changed arguments: a single number may come out nearly the same by c
 
 
 def with_floors(session: Session, outcome: Outcome, limit: float) -> Outcome:
-    """Returns an outcome whose errors have floors, if an output's relative error exceeds a limit.
-
-    The error of an output without digits is measured against what its numbers were made of: the
+    """The error of an output without digits is measured against what its numbers were made of: the
     size at which the reference run's roundings would be as large as its change, or the size of the
-    outputs next to it, whichever is larger. The session keeps the floors for later runs.
-    """
+    outputs next to it, whichever is larger. The session keeps the floors for later runs."""
     if not any(error.relative > limit for _, error in outcome.outputs):
         return outcome
     norms = [_norm(x) for x in outcome.reference]

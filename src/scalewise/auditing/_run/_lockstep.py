@@ -183,8 +183,6 @@ class Lockstep(Evaluator):
         return Pair(low, reference, tainted, constant=True, literal=True)
 
     def _numbers(self, value: float, x: np.ndarray, aval: ShapedArray):
-        """Returns a literal in the run of a format and in the reference run, and whether it is
-        tainted."""
         assert isinstance(self.low, TableEmulation)
         wide = self.low.in_float32(x)
         if value in self.constants:

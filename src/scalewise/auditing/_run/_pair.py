@@ -25,10 +25,7 @@ RESHAPES = having("same_order")
 
 
 def padded_size(size: int) -> int:
-    """Returns the padded length of an array of ``size`` numbers.
-
-    At most a quarter is padding, except below 65,536 numbers, where two sizes serve all.
-    """
+    """At most a quarter is padding, except below 65,536 numbers, where two sizes serve all."""
     for small in SMALL:
         if size <= small:
             return small
@@ -37,10 +34,7 @@ def padded_size(size: int) -> int:
 
 
 def flat(x: jax.Array, length: int) -> jax.Array:
-    """Returns ``x`` in one dimension, padded with zeros to ``length``.
-
-    A concrete array is padded by NumPy on the host, so that nothing is compiled.
-    """
+    """A concrete array is padded by NumPy on the host, so that nothing is compiled."""
     if x.shape == (length,):
         return uncommitted(x)
     if isinstance(x, Tracer):
@@ -51,11 +45,8 @@ def flat(x: jax.Array, length: int) -> jax.Array:
 
 
 def uncommitted(x: Any) -> Any:
-    """Returns an array without the device that it is bound to, if that is one.
-
-    An array made by DLPack or ``jax.device_put`` is bound to its device. JAX compiles a program
-    for it apart from one for arrays that aren't, which :mod:`._precompile` has compiled.
-    """
+    """An array made by DLPack or ``jax.device_put`` is bound to its device. JAX compiles a program
+    for it apart from one for arrays that aren't, which :mod:`._precompile` has compiled."""
     bound = isinstance(x, jax.Array) and not isinstance(x, Tracer) and x.committed
     if not bound or len(x.devices()) > 1 or jnp.issubdtype(x.dtype, jax.dtypes.extended):
         return x

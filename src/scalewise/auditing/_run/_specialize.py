@@ -32,11 +32,8 @@ Overrides = tuple[tuple[Scope, Format | BlockFormat | None], ...]
 
 
 def specialize(low: Interpretation, equation: Equation) -> tuple[Interpretation, Hashable]:
-    """Returns an interpretation that acts on ``equation`` as ``low`` does, equal for as many
-    equations as possible.
-
-    Equations with equal interpretations share compiled code, and so do runs under other policies.
-    """
+    """Equations with equal interpretations share compiled code, and so do runs under other
+    policies."""
     match low:
         case Autocast():
             return _policy_of(low.policy, equation), equation.direction

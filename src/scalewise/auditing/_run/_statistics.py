@@ -189,10 +189,7 @@ def is_tainted(low: jax.Array, reference: jax.Array) -> jax.Array:
 
 
 def _count_parts(flags: Sequence[jax.Array], size: jax.Array) -> Sequence[jax.Array]:
-    """Returns for each part how often each flag is set, and the bits of the largest size.
-
-    One pass over integers, which XLA vectorises; nonnegative floats are ordered as their bits.
-    """
+    """One pass over integers, which XLA vectorises; nonnegative floats sort as their bits do."""
     integer = jnp.int32 if size.dtype == jnp.float32 else jnp.int64
     columns = [f.astype(integer) for f in flags] + [lax.bitcast_convert_type(size, integer)]
     joins = [lax.add] * len(flags) + [lax.max]

@@ -82,11 +82,8 @@ class Causes:
         return made, by
 
     def path(self, index: int) -> list[EquationStatistics]:
-        """Returns how the largest error reached an equation, the equation itself first.
-
-        Each equation's error is compared with the reference run's; the last one of the path made
-        most of its own error.
-        """
+        """Each equation's error is compared with the reference run's; the last one of the path made
+        most of its own error."""
         at, found, seen = self.equations.get(index), [], {index}
         while at is not None and len(found) < DEPTH:
             found.append(at)

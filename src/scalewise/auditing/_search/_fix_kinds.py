@@ -15,10 +15,10 @@ from .._run._equation_statistics import ADDITIONS, Equations, EquationStatistics
 from .._run._loss_scale import LossScaled, autocast_of, best_power
 from .._run._rounding import FP64_PARAMS, format_params
 from .._run._specialize import nominal_format
+from ._apply import Setting
 from ._fixes import Context, Fix, described, register, widened, with_exact
 from ._literals import written
 from ._rewrites import Rewrite
-from ._setting import Setting
 
 REWRITTEN_BEFORE = 3  # operations before a finding of which rewrites are tried
 PRODUCTS = ("reduce_prod", "cumprod")
@@ -92,10 +92,7 @@ def _loss_scale(context: Context) -> Iterator[Fix]:
 
 
 def _seed_exponent(context: Context, fmt: Format) -> float:
-    """Returns the exponent of the largest loss scale with which a backward pass can begin.
-
-    The loss's own gradient is the scale. Under a policy, losses are computed in float32.
-    """
+    """The loss's own gradient is the scale. Under a policy, losses are computed in float32."""
     if not isinstance(context.now, Setting):
         return math.inf
     first = min(context.gradients, key=lambda e: e.index, default=None)
@@ -189,10 +186,7 @@ def _wider_result(context: Context) -> Iterator[Fix]:
 
 @register("beyond_range", "format")
 def _beyond_range(context: Context) -> Iterator[Fix]:
-    """Yields float32 for every operation whose result the format can't hold.
-
-    An overflow is carried on: by a residual connection, for example, to all layers behind it.
-    """
+    """An overflow is carried on: by a residual connection, for example, to all layers behind it."""
     own, beyond = set(context.group.indices), context.beyond
     indices = {e.index for e in beyond}
     if context.kind.name == "overflow" and own & indices and not indices <= own:
@@ -226,8 +220,6 @@ def _upstream(context: Context) -> Iterator[Fix]:
 
 
 def error_path(context: Context) -> list[EquationStatistics]:
-    """Returns how an error carried in reached the finding (see :meth:`Causes.path`); none if the
-    error is made there."""
     if context.causes is None or not context.kind.carried_in:
         return []
     worst = max(context.group.equations, key=lambda e: max(e.inherited, e.share("differ")))

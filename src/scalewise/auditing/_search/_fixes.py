@@ -10,13 +10,12 @@ from typing import Any
 from ...formats import Format
 from .._run._equation_statistics import Equations, EquationStatistics
 from .._run._interpretations import TableEmulation
-from ._apply import Origin, apply_fix
+from ._apply import Origin, Setting, apply_fix
 from ._causes import Causes
 from ._groups import Group
 from ._kinds import FindingKind
 from ._literals import Literal
 from ._rewrites import Rewrite
-from ._setting import Setting
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 
 from .._run._equation_statistics import EquationStatistics
 from .._run._session import Outcome, OutputError
+from ._apply import Setting
 from ._findings import Finding, constant_finding
 from ._fixes import Fix, described, joined, widened
 from ._groups import Group
 from ._measure import ENOUGH, GAIN, better, key_of
-from ._setting import Setting
 from ._trials import Failed, Search
 
 FINDINGS = 4  # of which pairs are made: at most six
@@ -98,13 +98,10 @@ def _pair_findings(
 
 
 def try_lines(search: Search) -> bool:
-    """Accepts float32 for a few lines that only help together; returns False if none do.
-
-    Nothing is counted behind the first infinity: faults show one by one. So the heaviest line
-    of a run is added, and the program run again, which shows the next one, until the error is
-    small. Then lines that aren't needed are left out, as by delta debugging (Zeller and
-    Hildebrandt, 2002).
-    """
+    """Nothing is counted behind the first infinity: faults show one by one. So the heaviest line of
+    a run is added, and the program run again, which shows the next one, until the error is small.
+    Then lines that aren't needed are left out, as by delta debugging (Zeller and Hildebrandt,
+    2002)."""
     before, outcome = search.outcome.error, search.outcome
     if not isinstance(search.current, Setting) or not better(search.float32_error, before, ENOUGH):
         return False
@@ -139,8 +136,6 @@ def try_lines(search: Search) -> bool:
 def _enough_lines(
     search: Search, before: OutputError, outcome: Outcome
 ) -> tuple[list[Group], Fix, Outcome] | None:
-    """Returns the lines that were added until they helped, float32 for those of them that are
-    needed, and the outcome with it; None if too few trials are left, or no line is."""
     search.reserve, added = WHOLE, []
     chosen: dict[int, EquationStatistics] = {}
     while search.trials > search.reserve and len(added) < LINES:
@@ -199,8 +194,6 @@ def faults(search: Search, what: Finding, fix: Fix) -> list[Finding]:
 def _one_after_another(
     search: Search, by_line: dict[Place, list[EquationStatistics]]
 ) -> dict[Place, Finding]:
-    """Returns what happens at each line of a fix once the lines before are float32, if that are
-    numbers out of range at each: one fault then hides the next. Else an empty dict."""
     found: dict[Place, Finding] = {}
     setting, outcome = search.current, search.outcome
     while len(found) < len(by_line):

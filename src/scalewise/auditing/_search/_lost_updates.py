@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Callable, Iterator
 
 from .._run._session import Outcome
+from ._apply import Setting
 from ._findings import Finding, constant_finding
 from ._fixes import Context, Fix, proposals
 from ._groups import Group
 from ._kinds import KINDS
 from ._literals import Literal
 from ._measure import key_of, lost_updates
-from ._setting import Setting
 from ._thresholds import CHANGE_LOST, CHANGE_REGAINED, NOT_WORSE, UPDATES_LOST
 from ._trials import Search
 from ._updates import Update, counters, decays, lost_contributions, updates
@@ -34,11 +34,8 @@ class _Lost:
 
 
 def search_lost_updates(search: Search) -> None:
-    """Tries wider formats for what changes carried state, where its change is lost.
-
-    A fix is accepted for the change that it regains. Changes that no trial is left for are findings
-    without a fix.
-    """
+    """A fix is accepted for the change that it regains. Changes that no trial is left for are
+    findings without a fix."""
     seen: set[object] = {_key(x) for x in search.found}
     for _ in range(MOST):
         lost = next((x for x in _lost(search) if _key(x.what) not in seen), None)
@@ -101,8 +98,6 @@ def _group_of(groups: list[Group], outcome: Outcome, indices: tuple[int, ...]) -
 
 
 def _of(search: Search, indices: tuple[int, ...]) -> Measure:
-    """Returns a function that measures the largest error among changes that equations make now;
-    with a fix others may make them."""
     now = updates(search.session, search.outcome)
     paths = {x.path for x in now if set(x.indices) & set(indices)}
 

@@ -9,8 +9,8 @@ from typing import Any
 from ...autoscaling import Boundaries
 from .._run._equation_statistics import Equations
 from .._run._session import OutputError
+from ._apply import Setting
 from ._findings import Finding
-from ._setting import Setting
 
 ENOUGH = 0.5  # a fix that halves the error is accepted before wider ones are tried
 SLIGHT = 16.0  # up to so many eps, no fix may undo a whole policy or recipe

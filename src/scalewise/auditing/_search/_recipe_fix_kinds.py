@@ -48,8 +48,6 @@ def run_of(low: Interpretation) -> str | None:
 
 
 def _places(context: Context) -> list[tuple[EquationStatistics, EquationStatistics | None]]:
-    """Returns operations for which an exception may help, each with its ``Fix.cause``: the one that
-    made an error carried in, and the finding's."""
     causes = error_path(context)[1:][-1:]
     return [*((cause, cause) for cause in causes), (context.group.first, None)]
 

@@ -257,11 +257,8 @@ def _try_fixes(search: Search, what: Finding, changes: Iterator[Fix], clear: flo
 
 
 def _is_enough(search: Search, helped: Sequence[tuple[Fix, Outcome]], before: OutputError) -> bool:
-    """Returns True if no other fix can leave much less error than the last one.
-
-    A format with more range and fewer digits makes numbers finite too, but leaves an error of
-    more than a rounding. It is the last to be tried only if another fix leaves as much.
-    """
+    """A format with more range and fewer digits makes numbers finite too, but leaves an error of
+    more than a rounding. It is the last to be tried only if another fix leaves as much."""
     *others, last = (after.error for _, after in helped)
     if search.is_least(last):
         return True
@@ -403,8 +400,6 @@ def _amplified_after(search: Search, what: Finding, fix: Fix) -> Finding:
 
 
 def _decided_after(search: Search, what: Finding, fix: Fix, after: Outcome) -> Finding | None:
-    """Returns a finding about rounding as one about the decisions that its fix undoes, if it
-    does that."""
     if what.kind != "precision" or not what.equations:
         return None
     left = {e.index: e["differ"] for e in after.equations}
@@ -421,8 +416,6 @@ def _decided_after(search: Search, what: Finding, fix: Fix, after: Outcome) -> F
 
 
 def _smallest_gradients(search: Search, what: Finding) -> Finding:
-    """Returns the finding about the gradients that a loss scale makes larger, if this one only
-    says what came of them."""
     if KINDS[what.kind].out_of_range:
         return what
     gradients = [e for e in search.outcome.equations if e.index in search.session.loss_scaled]
@@ -440,20 +433,14 @@ def _is_part_of(fix: Fix, other: Fix) -> bool:
 
 
 def _order(what: Finding) -> tuple[int, bool, float]:
-    """Returns a key that sorts findings: numbers made finite, then changes of carried state that a
-    fix regains, then the error that a fix removes."""
     made_finite, removed = gain(what)
     regains = what.kind == "swamping" and what.fix is not None and removed <= 0
     return made_finite, regains, removed
 
 
 def _amplification(made: EquationStatistics, by: EquationStatistics) -> str:
-    """Returns by how much an operation's error exceeds the one that it is made of; "" if it
-    doesn't.
-
-    In a loop the numbers may shrink from one iteration to the next, and the errors of all of them
-    together don't compare.
-    """
+    """In a loop the numbers may shrink from one iteration to the next, and the errors of all of
+    them together don't compare."""
     where = f"by {by.primitive} at {by.short}"
     factor = by.inherited / made.inherited if made.inherited else 0.0
     if factor == math.inf:

@@ -12,7 +12,7 @@ from ...primitives import having
 from .._bisect import fewest
 from .._run._equation_statistics import EquationStatistics, Operands
 from .._run._session import Outcome, OutputError, Session
-from ._apply import Origin
+from ._apply import Origin, Setting
 from ._causes import Causes
 from ._findings import Finding, finding, place_of
 from ._fixes import Fix, described, widened
@@ -21,7 +21,6 @@ from ._literals import Literal
 from ._measure import fixed, is_slight, key_of, near, same
 from ._recipe_fix_kinds import run_of
 from ._rewrites import Rewrite, rewrites
-from ._setting import Setting
 
 # The root mean square error of one rounding, as a share of the format's eps: for numbers spread
 # evenly over a binade, errors evenly over half a unit in the last place.

@@ -142,10 +142,7 @@ def _rounds(origins: Sequence[int], causes: Causes) -> tuple[int, ...]:
 def decays(
     session: Session, outcome: Outcome, literals: Sequence[Literal]
 ) -> list[tuple[Literal, tuple[int, ...]]]:
-    """Returns constants that become 1 where they scale state, and the equations of that state.
-
-    An average with such a decay forgets nothing, whatever its change in one call.
-    """
+    """An average with such a decay forgets nothing, whatever its change in one call."""
     ones = [x for x in literals if abs(x.rounded) == 1 and x.primitive == "mul"]
     causes = Causes(outcome.dataflow.flow, outcome.equations)
     found = []
@@ -161,8 +158,6 @@ def decays(
 
 
 def lost_contributions(outcome: Outcome) -> list[int]:
-    """Returns additions of the optimizer to which a small multiple of an argument contributes
-    nothing: a weight decay, for example."""
     causes = Causes(outcome.dataflow.flow, outcome.equations)
     found = []
     for e in outcome.equations:
@@ -177,8 +172,6 @@ def lost_contributions(outcome: Outcome) -> list[int]:
 
 
 def counters(session: Session, outcome: Outcome, fmt: Format) -> list[tuple[int, str]]:
-    """Returns additions of a constant to carried multiples of it that soon change nothing, and a
-    sentence about each: a number of steps, for example."""
     causes, arguments = Causes(outcome.dataflow.flow, outcome.equations), session.state_arrays()[1]
     found = []
     for output, argument, _ in carried(session.program):
