@@ -55,9 +55,7 @@ from ._search._literals import changed_and_masks
 from ._search._measure import near
 from ._search._search import find_fixes
 from ._search._trials import Search
-
-# Errors up to so many eps need no runs that tell whether an output's true value is 0.
-FLOORS_FROM = 8.0
+from ._thresholds import FLOORS_FROM
 
 
 @checked

@@ -8,8 +8,8 @@ import math
 from ...autoscaling import scope_parts
 from ...formats import BF16, FP16, FP32, FP64, Format
 from .._run._equation_statistics import Equations, EquationStatistics
-from .._run._statistics import LATENT
 from .._search._literals import called_at
+from .._thresholds import LATENT
 
 SHOWN = 20  # modules listed before the first non-finite number
 

@@ -10,7 +10,7 @@ from ..._output import counted
 from .._run._session import OutputError
 from .._search._findings import Finding
 from .._search._measure import is_slight, near
-from .._search._thresholds import UPDATES_LOST, unusable
+from .._thresholds import UPDATES_LOST, unusable
 from ._summary import Summary
 
 TRAINING = re.compile("train|optimi|learn|fit", re.IGNORECASE)

@@ -17,6 +17,7 @@ from ...emulating import is_exact
 from ...interpret import Argument, Equation, Interpretation, RoundedOperand, Value, is_float
 from ...primitives import having
 from ...rounding import to_float64
+from .._thresholds import LATENT
 from ._elementary import ADD, OTHER, SUB, Uncounted, operation
 from ._interpretations import Runs, TableEmulation, exact
 from ._pair import (
@@ -35,7 +36,7 @@ from ._pair import (
 )
 from ._rounding import FORMAT_PARAMS, narrowed, round_by
 from ._specialize import is_elementwise, result_format_params, specialize
-from ._statistics import COUNT, LATENT, SAMPLE, is_tainted, sample_positions
+from ._statistics import COUNT, SAMPLE, is_tainted, sample_positions
 
 DROPS, ACCUMULATES = having("drops"), having("accumulates")
 IMPOSED = np.inf  # in place of a format's first number: the low run decides as the reference run

@@ -15,6 +15,7 @@ import numpy as np
 from ..._jax import jex
 from ...interpret import Equation, is_float
 from ...primitives import Family, having, names
+from .._thresholds import ACCUMULATED, EPSILON
 from ._dataflow import Dataflow
 from ._statistics import COUNTS, FIRST, MAXIMA, PEAKS, SUMS, Statistics
 
@@ -24,8 +25,6 @@ TOTALS = {  # of what it is a share
     "operands_latent": "operands",
 }  # fmt: skip
 ADDITIONS = having("adds") | having("accumulates")
-ACCUMULATED = 2.0  # as many times the error of exact sums is the accumulator's
-EPSILON = 1e-3  # constants up to this size are there for numbers that are smaller still
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,14 +15,9 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ...interpret import Argument, is_float, lifted, run
+from .._thresholds import NOISE, RUNS
 from ._interpretations import Reference
 from ._session import Outcome, Session
-
-# An output of which a quarter changes with the arguments' last bits has no digit in the reference
-# run: two draws of rounding errors differ by 1.4 times their size. An output of which the reference
-# run has one decimal digit changes by a tenth.
-NOISE = 0.25
-RUNS = 2  # changed arguments: a single number may come out nearly the same by chance once
 
 
 def with_floors(session: Session, outcome: Outcome, limit: float) -> Outcome:

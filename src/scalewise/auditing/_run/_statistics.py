@@ -17,7 +17,6 @@ from ._pair import Flag
 from ._rounding import FORMAT_PARAMS, power_of_two
 
 SAMPLE = 1024  # numbers of each result, evenly spaced, over which errors are measured
-LATENT = 4  # numbers are close to overflowing if they would with values as many times as large
 BINS = 128  # of a histogram: exponents from LOWEST up; exponents outside go to the end bins
 LOWEST = -96
 PARTS = 32  # of a result, counted separately: this uses several cores and needs no tree of sums

@@ -6,10 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from .._run._equation_statistics import EquationStatistics, Operands
-
-DEPTH = 12  # operations that a search goes back
-AMPLIFIED = 8.0  # from this factor an operation is ill-conditioned on its operands
-CARRIED = 3.0  # a result's error is carried in, rather than made, from this multiple of its own
+from .._thresholds import AMPLIFIED, CARRIED, DEPTH
 
 
 class Causes:

@@ -15,15 +15,13 @@ from .._run._equation_statistics import ADDITIONS, Equations, EquationStatistics
 from .._run._loss_scale import LossScaled, autocast_of, best_power
 from .._run._rounding import FP64_PARAMS, format_params
 from .._run._specialize import nominal_format
+from .._thresholds import FEW_MASKS, REWRITTEN_BEFORE, SUBNORMAL
 from ._apply import Setting
 from ._fixes import Context, Fix, described, register, widened, with_exact
 from ._literals import written
 from ._rewrites import Rewrite
 
-REWRITTEN_BEFORE = 3  # operations before a finding of which rewrites are tried
 PRODUCTS = ("reduce_prod", "cumprod")
-FEW_MASKS = 8  # a larger number isn't the sum of a few masks
-SUBNORMAL = 0.01  # share of subnormal numbers from which a loss scale is tried
 WIDER = {FP16: BF16, E4M3FN: E5M2, E4M3: E5M2, E4M3FNUZ: E5M2FNUZ}  # same width, more range
 
 

@@ -7,9 +7,8 @@ import math
 
 from ...formats import Format, format
 from .._run._equation_statistics import TOTALS, Equations, EquationStatistics
-from ._causes import AMPLIFIED, Causes
-
-OUT_OF_RANGE = 1e6  # the harm of an overflow or a NaN at the first equation
+from .._thresholds import AMPLIFIED, OUT_OF_RANGE
+from ._causes import Causes
 
 
 @dataclasses.dataclass(frozen=True)

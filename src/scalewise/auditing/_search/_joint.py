@@ -9,18 +9,14 @@ from collections.abc import Iterator, Sequence
 
 from .._run._equation_statistics import EquationStatistics
 from .._run._session import Outcome, OutputError
+from .._thresholds import ENOUGH, FAULTS, FINDINGS, GAIN, LINES, WHOLE
 from ._apply import Setting
 from ._findings import Finding, constant_finding
 from ._fixes import Fix, described, joined, widened
 from ._groups import Group
-from ._measure import ENOUGH, GAIN, better, key_of
+from ._measure import better, key_of
 from ._trials import Failed, Search
 
-FINDINGS = 4  # of which pairs are made: at most six
-RESERVE = 6  # trials reserved for pairs, or a third of all if that is less
-LINES = 8  # lines whose faults may show one by one
-WHOLE = 2  # trials left for another format for the whole program, while lines are tried
-FAULTS = 3  # lines of a fix that may each be at fault
 Place = tuple[str | None, int]  # file and line
 
 

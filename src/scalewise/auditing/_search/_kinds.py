@@ -9,17 +9,8 @@ from collections.abc import Callable
 from ...formats import Format, Saturation
 from ...primitives import PRIMITIVES, having
 from .._run._equation_statistics import EquationStatistics
+from .._thresholds import EXACT, FLUSHED, OPERANDS_FLUSHED, OPERANDS_SATURATED, OUTGROWN, SWAMPED
 from ._groups import Group
-from ._thresholds import EXACT
-
-FLUSHED, SWAMPED = 1e-3, 1e-2  # shares from which a finding is an underflow, or a swamping
-# The same for the operands that a recipe rounds: in any program a few of them saturate, and small
-# ones are flushed.
-OPERANDS_SATURATED, OPERANDS_FLUSHED = 0.05, 0.2
-# A block's scale that is rounded down cuts at most a quarter of a number. A larger error is that of
-# numbers which outgrow a scale from earlier steps, or from shapes: then a few of them matter (if
-# not many others are flushed, which is as large an error).
-OUTGROWN = 0.25
 
 
 @dataclasses.dataclass(frozen=True)

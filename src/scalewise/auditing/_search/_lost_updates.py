@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 
 from .._run._session import Outcome
+from .._thresholds import CHANGE_LOST, CHANGE_REGAINED, MOST, NOT_WORSE, UPDATES_LOST
 from ._apply import Setting
 from ._findings import Finding, constant_finding
 from ._fixes import Context, Fix, proposals
@@ -13,12 +14,10 @@ from ._groups import Group
 from ._kinds import KINDS
 from ._literals import Literal
 from ._measure import key_of, lost_updates
-from ._thresholds import CHANGE_LOST, CHANGE_REGAINED, NOT_WORSE, UPDATES_LOST
 from ._trials import Search
 from ._updates import Update, counters, decays, lost_contributions, updates
 
 Measure = Callable[[Outcome], float]
-MOST = 12  # findings about lost changes: each takes up to four trials
 
 
 @dataclasses.dataclass(frozen=True)

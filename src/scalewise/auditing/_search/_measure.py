@@ -9,14 +9,9 @@ from typing import Any
 from ...autoscaling import Boundaries
 from .._run._equation_statistics import Equations
 from .._run._session import OutputError
+from .._thresholds import MUCH, SLIGHT
 from ._apply import Setting
 from ._findings import Finding
-
-ENOUGH = 0.5  # a fix that halves the error is accepted before wider ones are tried
-SLIGHT = 16.0  # up to so many eps, no fix may undo a whole policy or recipe
-CLEAR = 0.2  # where all operations round, a fix of one is accepted if it leaves a fifth
-MUCH = 0.05  # a fix that leaves a twentieth of the error is accepted before others are tried
-GAIN = 0.95  # a fix must cut the error by at least 5 %
 
 
 def lost_updates(equations: Equations) -> float:

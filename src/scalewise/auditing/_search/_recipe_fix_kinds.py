@@ -19,10 +19,10 @@ from .._run._equation_statistics import Equations, EquationStatistics, is_ambigu
 from .._run._interpretations import TableEmulation
 from .._run._loss_scale import LossScaled, autocast_of
 from .._run._specialize import nominal_format, of_recipe
+from .._thresholds import FLOAT32_ERROR
 from ._fix_kinds import error_path, like
 from ._fixes import Context, Fix, register
 
-FLOAT32_ERROR = 2.0**-20  # relative errors up to this are those of operations in float32
 OPERANDS = {E4M3FN: (E5M2, FP16), E5M2: (FP16,), FP16: (BF16,)}  # more range, or more bits
 OTHER = {FP16: BF16, BF16: FP16}
 # Sums in float32 after so many terms are those of DeepSeek-V3 (section 3.3).

@@ -7,30 +7,37 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
-from .._run._equation_statistics import ACCUMULATED, EquationStatistics
+from .._run._equation_statistics import EquationStatistics
 from .._run._session import Outcome, OutputError
-from ._causes import DEPTH
+from .._thresholds import (
+    ACCUMULATED,
+    AMPLIFIED_SHOWN,
+    BEFORE_WIDEST,
+    CLEAR,
+    DEPTH,
+    ENOUGH,
+    EVENT,
+    EXACT,
+    FEW_OPERATIONS,
+    FEW_ROUNDINGS,
+    GAIN,
+    MANY_ROUNDINGS,
+    MANY_SWAMPED,
+    RESERVE,
+    unusable,
+)
 from ._findings import Finding, constant_finding
 from ._fixes import Context, Fix, proposals
 from ._groups import Group
-from ._joint import RESERVE, faults, try_lines, try_pairs
+from ._joint import faults, try_lines, try_pairs
 from ._kinds import KINDS, made_here
 from ._literals import Literal
 from ._lost_updates import search_lost_updates
-from ._measure import CLEAR, ENOUGH, GAIN, better, enough, gain, key_of, near, same
+from ._measure import better, enough, gain, key_of, near, same
 from ._recipe_fix_kinds import run_of
 from ._rewrites import norms
-from ._thresholds import AMPLIFIED_SHOWN, EXACT, unusable
 from ._trials import Failed, Search
 
-# The errors of many operations add up to some roundings of the output. Below these multiples of one
-# an operation's own rounding isn't a finding: without others, and beside others.
-FEW_ROUNDINGS, MANY_ROUNDINGS = 2.0, 8.0
-BEFORE_WIDEST = 2  # fixes of a finding that may fail before the widest is tried
-# Of an error that many roundings may add up to, fewer additions that change nothing aren't a cause.
-MANY_SWAMPED = 0.5
-FEW_OPERATIONS = 4  # that a fix of a short program may widen, though they are most of it
-EVENT = 1e5  # the weight from which numbers overflow, or become NaN
 UNTRIED_SHOWN = 12  # findings listed if no fix may be tried
 UNFIXED_SHOWN = 6  # findings listed if none of the fixes tried helped
 

@@ -12,6 +12,7 @@ from ...primitives import having
 from .._bisect import fewest
 from .._run._equation_statistics import EquationStatistics, Operands
 from .._run._session import Outcome, OutputError, Session
+from .._thresholds import NARROWER, NARROWING, ROUNDING, SMALL
 from ._apply import Origin, Setting
 from ._causes import Causes
 from ._findings import Finding, finding, place_of
@@ -22,14 +23,8 @@ from ._measure import fixed, is_slight, key_of, near, same
 from ._recipe_fix_kinds import run_of
 from ._rewrites import Rewrite, rewrites
 
-# The root mean square error of one rounding, as a share of the format's eps: for numbers spread
-# evenly over a binade, errors evenly over half a unit in the last place.
-ROUNDING = 0.2
 ROUNDED = ("format", "policy")
 WHOLE_NUMBERS = having("whole")
-SMALL = 3.0  # up to so many eps an error is taken for that of many roundings, unless a fix is CLEAR
-NARROWER = 3  # trials that may be spent on narrowing each fix of a pair
-NARROWING = 8  # trials that may be spent on finding the lines of a fix that matter
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,17 +19,16 @@ from ...formats import Format
 from ...interpret import Equation, Program, is_float
 from .._run._equation_statistics import ADDITIONS
 from .._run._session import Outcome, Session
-from ._causes import Causes
-from ._literals import Literal
-from ._thresholds import (
+from .._thresholds import (
+    BACK,
     CHANGE_LOST,
     CONTRIBUTION_LOST,
     NEAR_ITS_END,
     ROUNDED_AWAY,
     SMALL_FACTOR,
 )
-
-BACK = 3  # operations between a constant that scales the state and the output that it makes
+from ._causes import Causes
+from ._literals import Literal
 
 
 class Carried(NamedTuple):
