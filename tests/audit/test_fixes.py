@@ -12,11 +12,11 @@ import scalewise as sw
 from arrays import normal
 from scalewise import ops
 from scalewise.auditing._audit import low_interpretation
+from scalewise.auditing._run._causes import Causes
 from scalewise.auditing._run._loss_scale import LossScaled
 from scalewise.auditing._run._rounding import format_params
 from scalewise.auditing._search import _search
 from scalewise.auditing._search._apply import Origin, Setting
-from scalewise.auditing._search._causes import Causes
 from scalewise.auditing._search._fixes import FIXES, Context, described, proposals
 from scalewise.auditing._search._groups import Group
 from scalewise.auditing._search._kinds import KINDS

@@ -235,6 +235,8 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         semantics += ON_DEVICE
     search = Search(session, fmt, changed, trials, saturate, masks)
     error_fixed = find_fixes(search, outcome)
+    after, wide = search.outcome, session.lockstep.stays_wide
+    narrow = [e for e in after.equations if not wide(after.recorded[e.index])]
     return Report(
         function=name_of(f),
         low=_low_name(session.low),
@@ -260,7 +262,7 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         scaled=isinstance(session.low, Boundaries | EveryOp),
         trials=trials - search.trials,
         untried=_untried(search),
-        latent=_latent(session, search.outcome, fmt),
+        latent=latent(narrow, fmt),
         lost_changes=tuple(search.lost_changes),
         infinite=sum(int(np.isinf(np.asarray(x)).sum()) for x in outcome.reference),
         reducer=_reducer(session, outcome),
@@ -273,11 +275,6 @@ def _spoils_fewer(what: Finding) -> int:
         return 0
     made = what.non_finite_before - what.non_finite_after
     return -made if what.fix else -what.non_finite_before * KINDS[what.kind].out_of_range
-
-
-def _latent(session: Session, outcome: Outcome, fmt: Format) -> tuple[str, ...]:
-    wide = session.lockstep.stays_wide
-    return latent([e for e in outcome.equations if not wide(outcome.recorded[e.index])], fmt)
 
 
 def _reducer(session: Session, outcome: Outcome) -> Callable[[Finding], Reduction] | None:

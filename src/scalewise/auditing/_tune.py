@@ -159,12 +159,15 @@ def tune(
         for fmt in narrow:
             free = [part for part in search.parts if part not in search.chosen]
             search.lower(free, fmt)
+        policy = _policy(search.chosen, list(search.parts))
+        run = policy and Session(program, Autocast(policy), session.reference).run()
+        error = float(run.error) if run else math.inf
         return Tuning(
             formats={part: fmt.name for part, fmt in search.chosen.items()},
             error=search.error,
             cost=search.cost(),
             runs=session.runs,
-            policy=_checked(_policy(search.chosen, list(search.parts)), session, tol),
+            policy=policy if policy and error <= tol else None,
             function=name_of(f),
             tol=tol,
             tried=tuple(fmt.name for fmt in narrow),
@@ -230,10 +233,3 @@ def _policy(chosen: dict[Part, Format], parts: Sequence[Part]) -> Policy | None:
         for part in parts
     ]
     return Policy(compute=formats.pop().dtype, rules=tuple(rules))
-
-
-def _checked(policy: Policy | None, session: Session, tolerance: float) -> Policy | None:
-    if policy is None:
-        return None
-    error = Session(session.program, Autocast(policy), session.reference).run().error
-    return policy if float(error) <= tolerance else None

@@ -16,6 +16,7 @@ from ..._output._text import Text
 from ._arithmetic import Arithmetic
 from ._render import Slice
 
+LOADING = 'inputs = dict(np.load(Path(__file__).with_suffix(".npz")))'
 EMBEDDED = 256  # numbers up to which inputs are written into the file
 
 
@@ -81,15 +82,11 @@ class Reduction(Printed):
 def run_code(reduction: Reduction) -> tuple[np.ndarray, np.ndarray]:
     names: dict[str, Any] = {"__name__": "reduced", "LOADED": reduction.inputs}
     code = _code(reduction, embed=reduction.is_small)
-    code = code.replace(_loading(), "inputs = LOADED")
+    code = code.replace(LOADING, "inputs = LOADED")
     with jax.enable_x64(reduction.arithmetic.dtype == np.float64):
         exec(compile(code, "reduced.py", "exec"), names)
         low, wide = names["results"]()
         return np.asarray(low), np.asarray(wide)
-
-
-def _loading() -> str:
-    return 'inputs = dict(np.load(Path(__file__).with_suffix(".npz")))'
 
 
 def _code(reduction: Reduction, *, embed: bool) -> str:
@@ -113,7 +110,7 @@ def _code(reduction: Reduction, *, embed: bool) -> str:
         *(["from jax import lax"] if "lax." in text else []),
         *arithmetic.imports(own),
         "",
-        *(_embedded(reduction.inputs) if embed else [_loading()]),
+        *(_embedded(reduction.inputs) if embed else [LOADING]),
         "",
         "",
         *defined,

@@ -149,7 +149,11 @@ def page(report: Summary) -> str:
         scales=scales(report),
         no_fix=no_fix(report),
         sources=shown,
-        anchors=_anchors(shown),
+        anchors={
+            (source.file, line.number): f"line-{i}-{line.number}"
+            for i, source in enumerate(shown, 1)
+            for line in source.lines
+        },
     )
 
 
@@ -157,11 +161,3 @@ def _colour(what: Any) -> str:
     """Returns the class of an error, or of a finding's error with its fix: green if finite."""
     count = what.non_finite if isinstance(what, OutputError) else what.non_finite_after
     return "bad" if count else "fix"
-
-
-def _anchors(files: Sequence[SourceFile]) -> dict[tuple[str, int], str]:
-    return {
-        (source.file, line.number): f"line-{i}-{line.number}"
-        for i, source in enumerate(files, 1)
-        for line in source.lines
-    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -249,7 +249,8 @@ def gradients(equations: Sequence[Equation], operands: Operands) -> dict[int, st
         kinds = {
             "input" if other[0] else "weight"
             for j in forward.get(equation.source, ())
-            for residual, other in _both_ways(equations[j], operands.get(j, ()))
+            for ends in [[_operand(equations[j], operands.get(j, ()), at) for at in range(2)]]
+            for residual, other in (ends, ends[::-1])
             if residual in own and other[1] == result
         }
         if len(kinds) == 1:
@@ -258,14 +259,6 @@ def gradients(equations: Sequence[Equation], operands: Operands) -> dict[int, st
 
 
 Operand: TypeAlias = tuple[tuple[int, ...], list[int]]  # its origin, its axes' lengths
-
-
-def _both_ways(
-    equation: Equation, operands: Sequence[Sequence[int]]
-) -> Iterator[tuple[Operand, Operand]]:
-    a, b = (_operand(equation, operands, at) for at in range(2))
-    yield a, b
-    yield b, a
 
 
 def _operand(equation: Equation, operands: Sequence[Sequence[int]], at: int) -> Operand:

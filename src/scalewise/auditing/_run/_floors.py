@@ -26,12 +26,12 @@ def with_floors(session: Session, outcome: Outcome, limit: float) -> Outcome:
     outputs next to it, whichever is larger. The session keeps the floors for later runs."""
     if not any(error.relative > limit for _, error in outcome.outputs):
         return outcome
-    norms = [_norm(x) for x in outcome.reference]
+    norms = [norm(x) for x in outcome.reference]
     changes = [0.0] * len(norms)
     for seed in range(RUNS):
         again = session.run(arrays=_changed(session, seed)).reference
         pairs = zip(again, outcome.reference, strict=True)
-        changes = [max(c, _norm(y - x)) for c, (y, x) in zip(changes, pairs, strict=True)]
+        changes = [max(c, norm(y - x)) for c, (y, x) in zip(changes, pairs, strict=True)]
     if not any(c >= NOISE * n for c, n in zip(changes, norms, strict=True)):
         return outcome
     changes = _of_rounding(session, outcome, changes)
@@ -69,13 +69,13 @@ def _of_rounding(session: Session, outcome: Outcome, changes: list[float]) -> li
             outs = call([*outs[:n], *new, *values[n + len(batch) :]])
     floats = [y for y, a in zip(outs, program.out_avals, strict=True) if is_float(a)]
     exact = [
-        _norm(np.asarray(x, np.float64) - np.asarray(y))
+        norm(np.asarray(x, np.float64) - np.asarray(y))
         for x, y in zip(outcome.reference, floats, strict=True)
     ]
     return [min(pair) for pair in zip(changes, exact, strict=True)]
 
 
-def _norm(x: ArrayLike) -> float:
+def norm(x: ArrayLike) -> float:
     with np.errstate(all="ignore"):
         return float(np.sqrt(np.square(np.asarray(x, np.float64)).sum()))
 

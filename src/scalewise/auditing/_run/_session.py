@@ -29,6 +29,7 @@ from ...interpret import (
     lifted,
 )
 from ._accumulator import Accumulator
+from ._causes import Causes
 from ._dataflow import Dataflow, dataflow
 from ._equation import Plan
 from ._equation_statistics import EquationStatistics, equation_statistics
@@ -166,6 +167,10 @@ class Outcome:
         """The statistics by equation; computed on demand, since few trials need them."""
         made = self.exact_sums.made if self.exact_sums else {}
         return equation_statistics(self.recorded, self.statistics, self.dataflow, made)
+
+    @functools.cached_property
+    def causes(self) -> Causes:
+        return Causes(self.dataflow.flow, self.equations)
 
 
 def new_code() -> dict[tuple[Callable, Runs, Plan], Callable]:

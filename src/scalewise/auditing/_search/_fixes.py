@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ...formats import Format
+from .._run._causes import Causes
 from .._run._equation_statistics import Equations, EquationStatistics
 from .._run._interpretations import TableEmulation
 from ._apply import Origin, Setting, apply_fix
-from ._causes import Causes
 from ._groups import Group
 from ._kinds import FindingKind
 from ._literals import Literal

@@ -6,9 +6,9 @@ import dataclasses
 import math
 
 from ...formats import Format, format
+from .._run._causes import Causes
 from .._run._equation_statistics import TOTALS, Equations, EquationStatistics
 from .._thresholds import AMPLIFIED, OUT_OF_RANGE
-from ._causes import Causes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -57,7 +57,7 @@ def find_fixes(search: Search, start: Outcome) -> OutputError:
         float32 = search.current.widened(range(len(search.current.formats)))
         for literal in search.literals:
             float32 = float32.with_constant(literal.number, literal.number)
-        float32 = float32.without_limits(_limits(search))
+        float32 = float32.without_limits(search.limits)
         search.results[key_of(float32)] = outcome = search.run(float32)
         search.float32_error = outcome.error
         search.beyond = _beyond(search, outcome)
@@ -82,10 +82,6 @@ def _beyond(search: Search, wide: Outcome) -> set[int]:
         e.index for e in wide.equations
         if e["amax"] > float(search.fmt.max) + half and not stays_wide(wide.recorded[e.index])
     }  # fmt: skip
-
-
-def _limits(search: Search) -> list[float]:
-    return sorted(search.session.lockstep.limits)
 
 
 def _is_worth_trying(search: Search, group: Group, what: Finding) -> bool:
@@ -175,7 +171,7 @@ def _fixes(search: Search, group: Group, what: Finding) -> Iterator[Fix]:
     context = dataclasses.replace(
         context, gradients=gradients, norms=written, rewrites=search.rewrites, masks=masks,
         beyond=[e for e in search.outcome.equations if e.index in search.beyond],
-        limits=_limits(search),
+        limits=search.limits,
         slight=search.is_slight,
     )  # fmt: skip
     return proposals(run_of(search.session.low) or "", context)
@@ -294,10 +290,6 @@ def _is_like_any_rounding(search: Search, what: Finding, fix: Fix) -> bool:
     )
 
 
-def _undoes(search: Search, fix: Fix) -> bool:
-    return fix.undoes or {e.index for e in search.outcome.equations} <= {*fix.indices}
-
-
 def _best(search: Search, helped: Sequence[tuple[Fix, Outcome]]) -> tuple[Fix, Outcome] | None:
     """Returns the cheapest of the fixes that help almost as much as the best one; of those that
     make numbers finite, all that leave an error of a rounding or less do.
@@ -309,11 +301,11 @@ def _best(search: Search, helped: Sequence[tuple[Fix, Outcome]]) -> tuple[Fix, O
     if not helped:
         return None
     before = search.outcome.error
-    limit = unusable(search.fmt.precision)
+    limit, every = unusable(search.fmt.precision), {e.index for e in search.outcome.equations}
     parts = [
         (fix, after)
         for fix, after in helped
-        if not _undoes(search, fix) and better(after.error, before, ENOUGH)
+        if not (fix.undoes or every <= {*fix.indices}) and better(after.error, before, ENOUGH)
         if float(after.error) < limit
     ]
     helped = parts or helped

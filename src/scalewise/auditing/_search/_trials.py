@@ -10,11 +10,11 @@ from typing import Any
 from ...formats import FP32, Format, Saturation
 from ...primitives import having
 from .._bisect import fewest
+from .._run._causes import Causes
 from .._run._equation_statistics import EquationStatistics, Operands
 from .._run._session import Outcome, OutputError, Session
 from .._thresholds import NARROWER, NARROWING, ROUNDING, SMALL
 from ._apply import Origin, Setting
-from ._causes import Causes
 from ._findings import Finding, finding, place_of
 from ._fixes import Fix, described, widened
 from ._groups import Group, groups
@@ -142,12 +142,15 @@ class Search:
         return rewrites(self.session.lockstep.recorded, operands)
 
     @property
+    def limits(self) -> list[float]:
+        return sorted(self.session.lockstep.limits)
+
+    @property
     def causes(self) -> Causes:
-        return Causes(self.outcome.dataflow.flow, self.outcome.equations)
+        return self.outcome.causes
 
     def groups_in(self, outcome: Outcome) -> list[Group]:
-        causes = Causes(outcome.dataflow.flow, outcome.equations)
-        return groups(outcome.equations, self.fmt, causes)
+        return groups(outcome.equations, self.fmt, outcome.causes)
 
     def finding_of(self, group: Group) -> Finding:
         found = finding(group, self.fmt, self.saturate)

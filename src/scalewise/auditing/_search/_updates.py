@@ -17,7 +17,9 @@ import numpy as np
 from ..._jax import jex
 from ...formats import Format
 from ...interpret import Equation, Program, is_float
+from .._run._causes import Causes
 from .._run._equation_statistics import ADDITIONS
+from .._run._floors import norm
 from .._run._session import Outcome, Session
 from .._thresholds import (
     BACK,
@@ -27,7 +29,6 @@ from .._thresholds import (
     ROUNDED_AWAY,
     SMALL_FACTOR,
 )
-from ._causes import Causes
 from ._literals import Literal
 
 
@@ -100,13 +101,13 @@ def updates(session: Session, outcome: Outcome) -> list[Update]:
         return []
     lows, references = session.state_arrays()
     eps = float(np.finfo(session.reference.dtype).eps)
-    causes = Causes(outcome.dataflow.flow, outcome.equations)
+    causes = outcome.causes
     found = []
     for output, argument, whole in pairs:
         new, old = _wide(outcome.reference[output]), _wide(references[argument])
         low = _wide(outcome.low[output]) - _wide(lows[argument])
         with np.errstate(all="ignore"):
-            size, change, error = map(_norm, (new, new - old, new - old - low))
+            size, change, error = map(norm, (new, new - old, new - old - low))
         if 0 < 4 * eps * size < change < math.inf:
             indices = _rounds(outcome.origins[output], causes)
             made = max((causes.equations[i].introduced for i in indices), default=0.0)
@@ -119,10 +120,6 @@ def updates(session: Session, outcome: Outcome) -> list[Update]:
 
 def _wide(x) -> np.ndarray:
     return np.asarray(x).astype(np.float64)
-
-
-def _norm(x: np.ndarray) -> float:
-    return float(np.sqrt(np.square(x).sum()))
 
 
 def _rounds(origins: Sequence[int], causes: Causes) -> tuple[int, ...]:
@@ -143,7 +140,7 @@ def decays(
 ) -> list[tuple[Literal, tuple[int, ...]]]:
     """An average with such a decay forgets nothing, whatever its change in one call."""
     ones = [x for x in literals if abs(x.rounded) == 1 and x.primitive == "mul"]
-    causes = Causes(outcome.dataflow.flow, outcome.equations)
+    causes = outcome.causes
     found = []
     for output in (x.output for x in carried(session.program)) if ones else ():
         indices = _rounds(outcome.origins[output], causes)
@@ -157,7 +154,7 @@ def decays(
 
 
 def lost_contributions(outcome: Outcome) -> list[int]:
-    causes = Causes(outcome.dataflow.flow, outcome.equations)
+    causes = outcome.causes
     found = []
     for e in outcome.equations:
         lost = e["added"] and e.share("swamped") >= CONTRIBUTION_LOST and not e.adds_constant
@@ -171,7 +168,7 @@ def lost_contributions(outcome: Outcome) -> list[int]:
 
 
 def counters(session: Session, outcome: Outcome, fmt: Format) -> list[tuple[int, str]]:
-    causes, arguments = Causes(outcome.dataflow.flow, outcome.equations), session.state_arrays()[1]
+    causes, arguments = outcome.causes, session.state_arrays()[1]
     found = []
     for output, argument, _ in carried(session.program):
         old, new = _wide(arguments[argument]), _wide(outcome.reference[output])
@@ -199,14 +196,12 @@ def _adds_to_argument(causes: Causes, index: int) -> bool:
     if causes.equations[index].primitive not in ADDITIONS:
         return False
     return any(
-        all(_converts_argument(causes, i) for i in operand)
+        all(
+            causes.equations[i].primitive == "convert_element_type" and _scales_argument(causes, i)
+            for i in operand
+        )
         for operand in causes.operands.get(index, ())
     )
-
-
-def _converts_argument(causes: Causes, index: int) -> bool:
-    converts = causes.equations[index].primitive == "convert_element_type"
-    return converts and _scales_argument(causes, index)
 
 
 def _factor(equation: Equation) -> float:

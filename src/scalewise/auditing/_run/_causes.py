@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from .._run._equation_statistics import EquationStatistics, Operands
 from .._thresholds import AMPLIFIED, CARRIED, DEPTH
+from ._equation_statistics import EquationStatistics, Operands
 
 
 class Causes:
