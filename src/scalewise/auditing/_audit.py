@@ -20,8 +20,7 @@ from .._check import Count, Natural, checked
 from .._resolve import as_format, resolve
 from .._types import PyTree
 from ..autocasting import Autocast, Policy, PolicyLike
-from ..autoscaling import Boundaries, EveryOp, Recipe, RecipeLike
-from ..autoscaling.recipes import CATALOGUE
+from ..autoscaling import Boundaries, Recipe, RecipeLike
 from ..devices import MatrixUnitsLike
 from ..emulating import Emulation
 from ..formats import FP32, FP64, Format, FormatLike, Saturation
@@ -221,7 +220,7 @@ def _reference_format(reference: FormatLike) -> Format:
 
 
 def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) -> Report:
-    fmt = nominal_format(session.low)
+    kind, fmt = session.kind, nominal_format(session.low)
     saturate = getattr(session.low, "saturate", False)
     changed, masks = (), ()
     semantics = SEMANTICS
@@ -239,7 +238,7 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
     narrow = [e for e in after.equations if not wide(after.recorded[e.index])]
     return Report(
         function=name_of(f),
-        low=_low_name(session.low),
+        low=kind.name(session.low),
         reference=str(session.reference.dtype),
         semantics=semantics,
         findings=tuple(sorted(search.found, key=_spoils_fewer)),
@@ -259,7 +258,7 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         precision=fmt.precision,
         runs=session.runs,
         environment=_environment(),
-        scaled=isinstance(session.low, Boundaries | EveryOp),
+        scaled=kind.run in ("recipe", "every_op"),
         trials=trials - search.trials,
         untried=_untried(search),
         latent=latent(narrow, fmt),
@@ -317,21 +316,6 @@ def _ranges(program: Program) -> tuple[tuple[str, tuple[int, ...]], ...]:
         name = keys[1] if keys else path
         found[name] = found.get(name, 0) + np.bincount(bins, minlength=BINS)
     return tuple((name, tuple(counts.tolist())) for name, counts in found.items())
-
-
-def _low_name(low: Interpretation) -> str:
-    match low:
-        case TableEmulation():
-            return low.fmt.name + ("" if low.saturate is False else ", saturating")
-        case Autocast():
-            return f"autocast {low.policy}"
-        case Boundaries() | EveryOp():
-            plain = low.recipe.emulate and dataclasses.replace(low.recipe, emulate=None)
-            own = plain or low.recipe
-            names = [name for name, recipe in CATALOGUE.items() if recipe == own]
-            device = f" on {low.recipe.emulate.device}" if low.recipe.emulate else ""
-            return f"autoscale {names[0] if names else '(own recipe)'}{device}"
-    return type(low).__name__
 
 
 def _benign(session: Session, outcome: Outcome, changed) -> tuple[str, ...]:

@@ -34,8 +34,8 @@ from ._pair import (
     shaped,
     unflat,
 )
-from ._rounding import FORMAT_PARAMS, narrowed, round_by
-from ._specialize import is_elementwise, result_format_params, specialize
+from ._rounding import FORMAT_PARAMS, format_params, narrowed, round_by
+from ._specialize import kind_of_run
 from ._statistics import COUNT, SAMPLE, is_tainted, sample_positions
 
 DROPS, ACCUMULATES = having("drops"), having("accumulates")
@@ -113,7 +113,9 @@ def make_plan(low: Interpretation, equation: Equation, inputs: Sequence[Value]) 
     length = padded_size(math.prod(equation.out_avals[at].shape)) if at >= 0 else 0
     from_table, is_array = isinstance(low, TableEmulation), array_operands(equation)
     types: Hashable = tuple((a.shape, a.dtype) for a in equation.in_avals + equation.out_avals)
-    is_flat = bool(is_array) and is_elementwise(low) and all(isinstance(x, Pair) for x in inputs)
+    is_flat = (
+        bool(is_array) and kind_of_run(low).elementwise and all(isinstance(x, Pair) for x in inputs)
+    )
     if is_flat and not from_table:  # here no separate program broadcasts the operands
         is_flat = all(a.shape in (equation.out_avals[0].shape, ()) for a in equation.in_avals)
     if is_flat:
@@ -123,7 +125,7 @@ def make_plan(low: Interpretation, equation: Equation, inputs: Sequence[Value]) 
         hash(key)
     except TypeError:
         key = id(equation.eqn)
-    key = key if from_table else (key, specialize(low, equation)[1])
+    key = key if from_table else (key, kind_of_run(low).specialize(low, equation)[1])
     return Plan(key, equation, at, length, is_flat)
 
 
@@ -295,7 +297,11 @@ def run_both(
         result = flat(_plain(low, low_outs[plan.at], aval), plan.length)
         right = flat(exact(equation, plain)[plan.at], plan.length).astype(jnp.float64)
         wide = flat(reference_outs[plan.at], plan.length).astype(reference.dtype)
-        fmt = fmt if from_table else jnp.asarray(result_format_params(low, low_outs[plan.at]))
+        fmt = (
+            fmt
+            if from_table
+            else jnp.asarray(format_params(kind_of_run(low).result(low_outs[plan.at])))
+        )
         samples = operand_samples(plan, right, plain, op_params)
         uncounted = result, narrowed(right, fmt, result.dtype), wide, fmt, samples, tainted
     elif equation.name in DROPS and is_float(equation.out_avals[0]):
@@ -303,7 +309,7 @@ def run_both(
         tainted = tainted & (~jnp.isfinite(result) & jnp.isfinite(reference_outs[0])).any()
 
     def laid_out(x, aval):
-        if not is_elementwise(low):
+        if not kind_of_run(low).elementwise:
             return x
         length = plan.length if plan.flat else padded_size(math.prod(aval.shape))
         return jax.tree.map(lambda leaf: flat(leaf, length), x)
@@ -385,7 +391,7 @@ def lift_from_table(runs: Runs, x: jax.Array, params: jax.Array):
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def lift_any(runs: Runs, aval: ShapedArray, x: Argument):
-    """The same for any low interpretation; ``x`` is flat if :func:`is_elementwise`."""
+    """The same for any low interpretation; ``x`` is flat if it is elementwise."""
     low, reference = runs
     value = low.lift(x, aval)
     wide = reference.lift(x.value() if low.is_argument(x) else x, aval)

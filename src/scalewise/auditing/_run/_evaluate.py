@@ -32,7 +32,7 @@ from ._equation import (
 from ._interpretations import Runs, TableEmulation
 from ._pair import SMALL, Pair, padded_size
 from ._paired import Paired
-from ._specialize import specialize
+from ._specialize import kind_of_run
 
 ARRAYS = jax.Array | np.ndarray | np.generic
 
@@ -63,7 +63,7 @@ class Evaluator(Paired):
         if equation.path not in self.plans:
             plan = make_plan(self.low, equation, inputs)
             apart = self._rounds_apart(plan)
-            low = self.low if apart else specialize(self.low, equation)[0]
+            low = self.low if apart else kind_of_run(self.low).specialize(self.low, equation)[0]
             runs = Runs(low, self.reference)
             step = self.compiled(unrounded if apart else run_both, runs, plan)
             self.plans[equation.path] = plan, step

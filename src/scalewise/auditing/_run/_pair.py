@@ -78,7 +78,7 @@ class Pair:
 
     Attributes:
         low: the value in the low-precision run, in its own shape, or flat and padded where
-            :func:`is_elementwise` allows that.
+            the kind of run allows that.
         reference: the value in the reference run, laid out in the same way.
         tainted: bool scalar, true if ``low`` is non-finite somewhere where ``reference`` is finite.
         constant: whether it depends on no argument and no random bits; not part of the pytree.

@@ -29,7 +29,7 @@ from ._pair import (
     uncommitted,
 )
 from ._rounding import format_params
-from ._specialize import is_elementwise
+from ._specialize import kind_of_run
 
 
 @dataclasses.dataclass(eq=False)
@@ -72,7 +72,7 @@ class Paired(Interpretation):
             x = flat(x, padded_size(math.prod(aval.shape)))
             return Pair(*self.call(lift_from_table, self.runs, x, self.low.params_of(aval)))
         shape = aval.shape
-        if is_elementwise(self.low):
+        if kind_of_run(self.low).elementwise:
             x = flat(x, padded_size(math.prod(shape)))
             shape = x.shape
         laid_out = jax.ShapeDtypeStruct(shape, aval.dtype)

@@ -33,12 +33,12 @@ from ._causes import Causes
 from ._dataflow import Dataflow, dataflow
 from ._equation import Plan
 from ._equation_statistics import EquationStatistics, equation_statistics
-from ._interpretations import Reference, Runs, TableEmulation
+from ._interpretations import Reference, Runs
 from ._lockstep import Lockstep
 from ._loss_scale import loss_scaled_paths
 from ._pair import Pair, low_of, shaped
 from ._rounding import format_params
-from ._specialize import is_elementwise, nominal_format
+from ._specialize import Low, kind_of_run
 from ._statistics import OP_PARAMS, Statistics
 
 
@@ -253,8 +253,13 @@ class Session:
         return self.known[1]
 
     @property
+    def kind(self) -> Low:
+        return kind_of_run(self.low)
+
+    @property
     def adjustable(self) -> bool:
-        return isinstance(self.low, TableEmulation)
+        """Whether a run may choose the format of each equation."""
+        return self.kind.run == "format"
 
     @functools.cached_property
     def loss_scaled(self) -> frozenset[int]:
@@ -265,7 +270,7 @@ class Session:
         return frozenset(indices[p] for p in loss_scaled_paths(self.program) if p in indices)
 
     def formats(self) -> np.ndarray:
-        own = format_params(nominal_format(self.low), getattr(self.low, "saturate", False))
+        own = format_params(self.kind.fmt(self.low), getattr(self.low, "saturate", False))
         table = np.tile(own, (max(self.program.equations, 1), 1))
         for index, equation in enumerate(self.lockstep.recorded):
             own = self.lockstep.own_params(equation)
@@ -323,7 +328,7 @@ class Session:
         return self.with_errors(outcome)
 
     def _both(self, values: Sequence[Value], avals: Sequence[ShapedArray]):
-        as_arrays = is_elementwise(self.low)
+        as_arrays = self.kind.elementwise
         pairs = [
             (shaped(jax.tree.map(np.asarray, v) if as_arrays else v, a), a)
             for v, a in zip(values, avals, strict=True) if is_float(a)

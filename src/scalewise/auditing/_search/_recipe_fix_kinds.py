@@ -16,7 +16,6 @@ from ...formats import BF16, E4M3FN, E5M2, E8M0, FP16, FP32, BlockFormat, Format
 from ...interpret import Interpretation
 from ...scaled import Amax, Mx
 from .._run._equation_statistics import Equations, EquationStatistics, is_ambiguous
-from .._run._interpretations import TableEmulation
 from .._run._loss_scale import LossScaled, autocast_of
 from .._run._specialize import nominal_format, of_recipe
 from .._thresholds import FLOAT32_ERROR
@@ -31,20 +30,6 @@ ACCUMULATORS = (
     ("promotion to float32 after 128 terms", "promote", 128),
 )
 EXACT_DEVICE = "b200"  # whose FP8 units keep 25 fractional bits
-
-
-def run_of(low: Interpretation) -> str | None:
-    """Returns which of the runs in ``FixKind.runs`` this is; None for one without fixes."""
-    match low:
-        case TableEmulation():
-            return "format"
-        case Autocast() | LossScaled():
-            return "policy"
-        case EveryOp():
-            return "every_op"
-        case Boundaries():
-            return "recipe"
-    return None
 
 
 def _places(context: Context) -> list[tuple[EquationStatistics, EquationStatistics | None]]:

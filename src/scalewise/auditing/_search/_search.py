@@ -26,6 +26,7 @@ from .._thresholds import (
     RESERVE,
     unusable,
 )
+from . import _fix_kinds, _recipe_fix_kinds  # noqa: F401  # they register fixes, in this order
 from ._findings import Finding, constant_finding
 from ._fixes import Context, Fix, proposals
 from ._groups import Group
@@ -34,7 +35,6 @@ from ._kinds import KINDS, made_here
 from ._literals import Literal
 from ._lost_updates import search_lost_updates
 from ._measure import better, enough, gain, key_of, near, same
-from ._recipe_fix_kinds import run_of
 from ._rewrites import norms
 from ._trials import Failed, Search
 
@@ -48,7 +48,7 @@ def find_fixes(search: Search, start: Outcome) -> OutputError:
     by_table, low = search.session.adjustable, search.session.low
     search.current = search.start() if by_table else low
     search.tried[key_of(search.current)] = start.error
-    if search.trials <= 0 or run_of(low) is None:
+    if search.trials <= 0 or search.session.kind.run is None:
         shown = search.groups_in(start)[:UNTRIED_SHOWN]
         search.unfixed += [search.finding_of(g) for g in shown]
         return start.error
@@ -89,7 +89,7 @@ def _is_worth_trying(search: Search, group: Group, what: Finding) -> bool:
     if what.kind == "accumulation" and search.session.exact_sums is not None:
         least = max(ACCUMULATED * search.session.exact_sums.error, EXACT * search.rounding)
         return float(error) > least
-    if search.is_small and run_of(search.session.low) != "format":
+    if search.is_small and search.session.kind.run != "format":
         return group.weight(search.fmt) >= EVENT
     if what.kind == "swamping" and search.is_small and group.swamped < MANY_SWAMPED:
         return False
@@ -174,7 +174,7 @@ def _fixes(search: Search, group: Group, what: Finding) -> Iterator[Fix]:
         limits=search.limits,
         slight=search.is_slight,
     )  # fmt: skip
-    return proposals(run_of(search.session.low) or "", context)
+    return proposals(search.session.kind.run or "", context)
 
 
 def _context(search: Search, group: Group, what: Finding) -> Context:

@@ -20,10 +20,8 @@ from ._fixes import Fix, described, widened
 from ._groups import Group, groups
 from ._literals import Literal
 from ._measure import fixed, is_slight, key_of, near, same
-from ._recipe_fix_kinds import run_of
 from ._rewrites import Rewrite, rewrites
 
-ROUNDED = ("format", "policy")
 WHOLE_NUMBERS = having("whole")
 
 
@@ -108,7 +106,7 @@ class Search:
     def rounding(self) -> float:
         """The error of outputs that are rounded once, root mean square; under a recipe, of outputs
         of products with rounded operands."""
-        return (ROUNDING if run_of(self.session.low) in ROUNDED else 1.0) * float(self.fmt.eps)
+        return (ROUNDING if self.session.kind.elementwise else 1.0) * float(self.fmt.eps)
 
     @property
     def is_harmless(self) -> bool:
@@ -119,7 +117,7 @@ class Search:
         return self.may_be_roundings(self.outcome.error)
 
     def may_be_roundings(self, error: OutputError) -> bool:
-        several = SMALL if run_of(self.session.low) in ROUNDED else 1.0
+        several = SMALL if self.session.kind.elementwise else 1.0
         return not error.non_finite and error.relative <= several * float(self.fmt.eps)
 
     @property
