@@ -11,8 +11,8 @@ from ._readings import WhatIf as WhatIf
 from ._readings import exponents as exponents
 from ._readings import readings as readings
 from ._record._compare import ArrayDifference as ArrayDifference
-from ._record._compare import Comparison as Comparison
 from ._record._compare import LineDifference as LineDifference
+from ._record._compare import RecordingComparison as RecordingComparison
 from ._record._compare import compare as compare
 from ._record._record import record as record
 from ._record._recording import RecordedArray as RecordedArray

@@ -49,7 +49,7 @@ from ._run._specialize import history_of, nominal_format, of_recipe
 from ._run._statistics import BINS, LOWEST
 from ._search._findings import Finding
 from ._search._groups import groups
-from ._search._kinds import KINDS
+from ._search._kinds import FINDING_KINDS
 from ._search._literals import changed_and_masks
 from ._search._measure import near
 from ._search._search import find_fixes
@@ -273,7 +273,7 @@ def _spoils_fewer(what: Finding) -> int:
     if not what.non_finite_before:
         return 0
     made = what.non_finite_before - what.non_finite_after
-    return -made if what.fix else -what.non_finite_before * KINDS[what.kind].out_of_range
+    return -made if what.fix else -what.non_finite_before * FINDING_KINDS[what.kind].out_of_range
 
 
 def _reducer(session: Session, outcome: Outcome) -> Callable[[Finding], Reduction] | None:

@@ -192,7 +192,7 @@ class LineDifference:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Comparison(Saved):
+class RecordingComparison(Saved):
     """Where two recordings differ.
 
     Attributes:
@@ -286,7 +286,8 @@ class Comparison(Saved):
             console.print(Text(text, style="dim"))
 
     def __repr__(self) -> str:
-        return f"<Comparison: {self.differ} of {len(self.pairs)} pairs of arrays differ; show()>"
+        found = f"{self.differ} of {len(self.pairs)} pairs of arrays differ"
+        return f"<RecordingComparison: {found}; show()>"
 
     def _page(self) -> str:
         said = (
@@ -325,7 +326,7 @@ class Comparison(Saved):
 @checked
 def compare(
     a: Recording | str | os.PathLike[str], b: Recording | str | os.PathLike[str]
-) -> Comparison:
+) -> RecordingComparison:
     """Compares two recordings, made by :func:`record`: of two dtypes, devices, releases of JAX, or
     versions of a program.
 
@@ -355,7 +356,7 @@ def compare(
     indices = matched(a.arrays, b.arrays)
     pairs = tuple(ArrayDifference(a.arrays[i], b.arrays[j]) for i, j in indices)
     unmatched = len(a.arrays) - len(pairs), len(b.arrays) - len(pairs)
-    return Comparison(a, b, pairs, unmatched)
+    return RecordingComparison(a, b, pairs, unmatched)
 
 
 def _line(pairs: Sequence[ArrayDifference]) -> LineDifference:
@@ -390,7 +391,7 @@ def _place(x: RecordedArray) -> str:
     return x.where if x.path else f"{x.primitive} at {x.where}"
 
 
-def title(comparison: Comparison) -> str:
+def title(comparison: RecordingComparison) -> str:
     """``step on cpu (cpu), jax 0.10.2 -> step on ...``."""
 
     def side(x: Recording) -> str:

@@ -272,10 +272,10 @@ class Interpreted(_Reduced):
         )
 
 
-Arithmetic: TypeAlias = Rounded | Interpreted
+ReducedArithmetic: TypeAlias = Rounded | Interpreted
 
 
-def arithmetic(low: Any, dtype: Any) -> Arithmetic | None:
+def arithmetic(low: Any, dtype: Any) -> ReducedArithmetic | None:
     match low:
         case Emulation():
             return Rounded(dtype, low.fmt, low.saturate)

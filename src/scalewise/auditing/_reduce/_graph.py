@@ -59,7 +59,7 @@ class Done(Exception):
 
 
 @dataclasses.dataclass(eq=False)
-class Graph(Interpretation):
+class LinkedRun(Interpretation):
     """Runs a program in ``dtype``, eagerly, and links each array to those it is computed from.
 
     Attributes:

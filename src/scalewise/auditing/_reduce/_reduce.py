@@ -17,9 +17,9 @@ from ...primitives import having, params
 from .._bisect import fewest
 from .._run._equation_statistics import Equations, EquationStatistics
 from .._search._findings import Finding
-from .._search._kinds import KINDS
-from ._arithmetic import Arithmetic
-from ._graph import Graph, Origin, after, before
+from .._search._kinds import FINDING_KINDS
+from ._arithmetic import ReducedArithmetic
+from ._graph import LinkedRun, Origin, after, before
 from ._reduction import Reduction, run_code
 from ._render import Slice, rendered
 
@@ -129,7 +129,7 @@ class Audited:
     """The parts of an audit that reduce its findings."""
 
     program: Program  # with its arguments
-    arithmetic: Arithmetic  # of the low-precision run
+    arithmetic: ReducedArithmetic  # of the low-precision run
     paths: Mapping[int, tuple[int, ...]]  # of the equations, by their index in the report
     steps: int = 1  # how often the program was called
 
@@ -189,7 +189,7 @@ def reduce(audited: Audited, finding: Finding, equations: Equations) -> Reductio
     raise ValueError(f"reduce: {text}: {why}")
 
 
-def _traced(audited: Audited, finding: Finding) -> tuple[Graph, list[Origin]]:
+def _traced(audited: Audited, finding: Finding) -> tuple[LinkedRun, list[Origin]]:
     paths = {audited.paths[i] for i in finding.equations if i in audited.paths}
     event = Event(finding.kind, finding.introduced, largest=not finding.equations)
     found: list[tuple[float, Origin]] = []
@@ -206,7 +206,7 @@ def _traced(audited: Audited, finding: Finding) -> tuple[Graph, list[Origin]]:
         strengths = [event.strength(y, s) for y, s in zip(results, outs, strict=True)]
         found.append((strengths[0], origins[0]))
 
-    graph = Graph(audited.arithmetic.dtype, visit=visit)
+    graph = LinkedRun(audited.arithmetic.dtype, visit=visit)
     graph.trace(audited.program)
     found.sort(key=lambda x: -x[0])
     return graph, [origin for _, origin in found[:2]]
@@ -224,7 +224,7 @@ def _ends(
     statistics: Mapping[tuple[int, ...], EquationStatistics],
 ) -> Iterator[tuple[Origin, Event]]:
     """Yields results that may show a finding: its own, and those computed from it."""
-    carried = KINDS[finding.kind].carried_in
+    carried = FINDING_KINDS[finding.kind].carried_in
     known = statistics.get(start.equation.path) if start.equation else None
     of_operands = known is not None and known["operands"] and not known["flushed"]
     own = Event(
@@ -249,7 +249,7 @@ def _ends(
 
 def _slice(
     audited: Audited,
-    graph: Graph,
+    graph: LinkedRun,
     ends: tuple[Origin, Origin],
     event: Event,
     text: str,
@@ -266,7 +266,7 @@ def _slice(
     if not pieces:
         return None
     wanted = {o.serial for piece in pieces for o in piece.inputs.values()} | {end.serial}
-    kept = Graph(arithmetic.dtype, keep=frozenset(wanted))
+    kept = LinkedRun(arithmetic.dtype, keep=frozenset(wanted))
     kept.trace(audited.program)
     if not wanted <= kept.kept.keys():
         return None
@@ -290,7 +290,12 @@ def _agrees(found: Any, expected: Any) -> bool:
 
 
 def _verified(
-    piece: Slice, arrays: Any, arithmetic: Arithmetic, event: Event, text: str, operations: int
+    piece: Slice,
+    arrays: Any,
+    arithmetic: ReducedArithmetic,
+    event: Event,
+    text: str,
+    operations: int,
 ) -> Reduction | None:
     """Returns the program with small inputs, after running it; with all of them if need be."""
 

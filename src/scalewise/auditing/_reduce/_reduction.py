@@ -13,7 +13,7 @@ from rich.console import Console
 
 from ..._output import Printed, check_writable, replacing
 from ..._output._text import Text
-from ._arithmetic import Arithmetic
+from ._arithmetic import ReducedArithmetic
 from ._render import Slice
 
 LOADING = 'inputs = dict(np.load(Path(__file__).with_suffix(".npz")))'
@@ -34,7 +34,7 @@ class Reduction(Printed):
     """
 
     finding: str
-    arithmetic: Arithmetic
+    arithmetic: ReducedArithmetic
     piece: Slice
     inputs: dict[str, np.ndarray]
     operations: int

@@ -12,7 +12,7 @@ from ..._output import page_environment
 from .._run._equation_statistics import Equations, EquationStatistics
 from .._run._session import OutputError
 from .._search._findings import Finding
-from .._search._kinds import KINDS
+from .._search._kinds import FINDING_KINDS
 from ._edits import edits
 from ._panels import legend, panels
 from ._summary import Summary
@@ -132,7 +132,7 @@ def page(report: Summary) -> str:
         "function": lambda f: function(report, f),
         "fixed_with": lambda f: fixed_with(report, f),
         "errors": lambda f: errors(report, f),
-        "severe": lambda f: "severe" if KINDS[f.kind].severe else "",
+        "severe": lambda f: "severe" if FINDING_KINDS[f.kind].severe else "",
         "edits": lambda f: "\n\n".join(map(str, edits(report, f))),
     }
     shown = sources(report.equations, report.findings)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ..._types import Json
 from .._reduce._reduction import Reduction
-from .._search._apply import Origin
+from .._search._apply import AuditedArithmetic
 from .._search._findings import Finding
 from ._page import page
 from ._save import Saved, as_csv, plain
@@ -57,7 +57,7 @@ class Report(Summary, Saved):
     """
 
     reducer: Callable[[Finding], Any] | None = dataclasses.field(default=None, repr=False)
-    origin: Origin | None = dataclasses.field(default=None, repr=False)
+    origin: AuditedArithmetic | None = dataclasses.field(default=None, repr=False)
 
     @property
     def verdict(self) -> str:

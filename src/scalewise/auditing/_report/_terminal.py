@@ -11,7 +11,7 @@ from ..._output._text import Text
 from .._run._equation_statistics import EquationStatistics
 from .._run._session import OutputError
 from .._search._findings import Finding
-from .._search._kinds import KINDS
+from .._search._kinds import FINDING_KINDS
 from .._search._literals import called_at
 from ._edits import edits
 from ._save import listing
@@ -75,7 +75,7 @@ def show(report: Summary, console: Console, *, everything: bool = False) -> None
 def _findings(report: Summary, console: Console) -> None:
     for number, finding in enumerate(report.findings[:SHOWN], 1):
         head = Text(f"{number:2} ")
-        head.append(finding.kind, style=KINDS[finding.kind].style)
+        head.append(finding.kind, style=FINDING_KINDS[finding.kind].style)
         head.append(f"  {finding.where}", style="bold")
         head.append(function(report, finding))
         head.append(f"  {finding.primitive}, {finding.part}")
@@ -141,7 +141,7 @@ def errors(report: Summary, finding: Finding) -> str:
     here = _equations(report, finding)
     if here and all(e.sqnr == -math.inf for e in here):
         return "No number of it is finite in both runs."
-    if KINDS[finding.kind].out_of_range and not math.isnan(finding.error_before):
+    if FINDING_KINDS[finding.kind].out_of_range and not math.isnan(finding.error_before):
         cost = error(finding.error_before, finding.non_finite_before)
         return f"Outputs' error with it: {cost}; of its finite numbers: {finding.inherited:.2g}."
     made, total = f"{finding.introduced:.2g}", f"{finding.inherited:.2g}"

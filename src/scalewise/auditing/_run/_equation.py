@@ -44,7 +44,7 @@ SIGNS = {ADD: 1, SUB: -1}  # of the second operand, by an operation's code
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class EquationPlan:
     """How an equation is computed; equal plans share compiled code.
 
     Attributes:
@@ -107,7 +107,7 @@ def is_discrete(aval: ShapedArray) -> bool:
     return jnp.issubdtype(aval.dtype, jnp.integer) or aval.dtype == jnp.bool_
 
 
-def make_plan(low: Interpretation, equation: Equation, inputs: Sequence[Value]) -> Plan:
+def make_plan(low: Interpretation, equation: Equation, inputs: Sequence[Value]) -> EquationPlan:
     """Returns how ``equation`` is to be computed on these inputs."""
     at = next((i for i, a in enumerate(equation.out_avals) if is_float(a)), -1)
     length = padded_size(math.prod(equation.out_avals[at].shape)) if at >= 0 else 0
@@ -126,7 +126,7 @@ def make_plan(low: Interpretation, equation: Equation, inputs: Sequence[Value]) 
     except TypeError:
         key = id(equation.eqn)
     key = key if from_table else (key, kind_of_run(low).specialize(low, equation)[1])
-    return Plan(key, equation, at, length, is_flat)
+    return EquationPlan(key, equation, at, length, is_flat)
 
 
 def array_operands(equation: Equation) -> tuple[bool, ...]:
@@ -153,7 +153,7 @@ def only_reshapes(equation: Equation) -> bool:
     return equation.name in RESHAPES
 
 
-def compiled(step: Callable, runs: Runs, plan: Plan) -> Callable:
+def compiled(step: Callable, runs: Runs, plan: EquationPlan) -> Callable:
     def run(*arguments):
         return step(runs, plan, *arguments)
 
@@ -170,7 +170,7 @@ def any_tainted(taints: Sequence[Flag]) -> jax.Array:
     return functools.reduce(jnp.logical_or, flags, jnp.zeros((), bool))
 
 
-def split(plan: Plan, inputs: Sequence[Value]) -> tuple[list[Value], list[Value]]:
+def split(plan: EquationPlan, inputs: Sequence[Value]) -> tuple[list[Value], list[Value]]:
     avals = plan.equation.in_avals
     if plan.flat:
         shape = plan.equation.out_avals[0].shape
@@ -204,7 +204,7 @@ def broadcast_flat(x: Pair, shape: Sequence[int], target: Sequence[int], length:
 
 
 def unrounded(
-    runs: Runs, plan: Plan, op_params: jax.Array, inputs: Sequence[Value]
+    runs: Runs, plan: EquationPlan, op_params: jax.Array, inputs: Sequence[Value]
 ) -> tuple[jax.Array, ...]:
     """Computes one equation without its rounding, the only part that depends on the primitive.
 
@@ -222,14 +222,14 @@ def unrounded(
     return narrowed(result, op_params[:FORMAT_PARAMS], runs.low.carrier), wide, *before
 
 
-def added_to(result: jax.Array, operand: jax.Array, plan: Plan) -> jax.Array:
+def added_to(result: jax.Array, operand: jax.Array, plan: EquationPlan) -> jax.Array:
     """Returns an accumulating equation's first operand, flat, 0 where the exact result is equal."""
     before = flat(operand, plan.length)
     return jnp.where(result != before.astype(result.dtype), before, 0)
 
 
 def operand_samples(
-    plan: Plan, exact: jax.Array, lows: Sequence[jax.Array], op_params: jax.Array
+    plan: EquationPlan, exact: jax.Array, lows: Sequence[jax.Array], op_params: jax.Array
 ) -> jax.Array:
     """Returns samples of the exact result and of an addition's operands: float64[3, SAMPLE]."""
     length = plan.length
@@ -265,7 +265,7 @@ def leave_result(op_params: jax.Array, *uncounted) -> tuple[jax.Array, Uncounted
 
 def run_both(
     runs: Runs,
-    plan: Plan,
+    plan: EquationPlan,
     op_params: jax.Array,
     inputs: Sequence[Value],
     past: jax.Array | None = None,
@@ -332,7 +332,7 @@ def run_both(
 
 
 def _events(
-    plan: Plan,
+    plan: EquationPlan,
     both: Sequence[tuple[Value, jax.Array, ShapedArray]],
     operands: Sequence[RoundedOperand],
 ) -> jax.Array | None:
@@ -351,7 +351,7 @@ def _events(
     return jnp.stack([jnp.asarray(n, jnp.float64) for n in counts])
 
 
-def run_draw(runs: Runs, plan: Plan, inputs: Sequence[Value]) -> list[Value]:
+def run_draw(runs: Runs, plan: EquationPlan, inputs: Sequence[Value]) -> list[Value]:
     equation = plan.equation
     inputs = [shaped(x, a) for x, a in zip(inputs, equation.in_avals, strict=True)]
     references = [x.reference if isinstance(x, Draw) else reference_of(x) for x in inputs]

@@ -13,7 +13,7 @@ from ..._types import PyTree
 from ...interpret import Equation, Value, outlined
 from ._elementary import DIV, OTHER, SQRT, elementary, product, quotient
 from ._equation import (
-    Plan,
+    EquationPlan,
     any_tainted,
     broadcast_flat,
     compiled,
@@ -46,8 +46,12 @@ class Evaluator(Paired):
         code: compiled code of equations, by step, runs and plan, released with the audit.
     """
 
-    plans: dict[tuple[int, ...], tuple[Plan, Callable]] = dataclasses.field(default_factory=dict)
-    code: dict[tuple[Callable, Runs, Plan], Callable] = dataclasses.field(default_factory=dict)
+    plans: dict[tuple[int, ...], tuple[EquationPlan, Callable]] = dataclasses.field(
+        default_factory=dict
+    )
+    code: dict[tuple[Callable, Runs, EquationPlan], Callable] = dataclasses.field(
+        default_factory=dict
+    )
 
     def call(self, f: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
         """Calls a jitted function; in a loop that is compiled as a whole, as a function of its own
@@ -59,7 +63,7 @@ class Evaluator(Paired):
         arrays = [x for x, w in zip(arguments, is_static, strict=True) if not w]
         return outlined(_call, (f, tuple(is_static), static), *arrays)
 
-    def planned(self, equation: Equation, inputs: Sequence[Value]) -> tuple[Plan, Callable]:
+    def planned(self, equation: Equation, inputs: Sequence[Value]) -> tuple[EquationPlan, Callable]:
         if equation.path not in self.plans:
             plan = make_plan(self.low, equation, inputs)
             apart = self._rounds_apart(plan)
@@ -69,7 +73,7 @@ class Evaluator(Paired):
             self.plans[equation.path] = plan, step
         return self.plans[equation.path]
 
-    def compiled(self, step: Callable, runs: Runs, plan: Plan) -> Callable:
+    def compiled(self, step: Callable, runs: Runs, plan: EquationPlan) -> Callable:
         key = step, runs, plan
         if key not in self.code:
             self.code[key] = compiled(step, runs, plan)
@@ -77,7 +81,7 @@ class Evaluator(Paired):
 
     def evaluate(
         self,
-        planned: tuple[Plan, Callable],
+        planned: tuple[EquationPlan, Callable],
         inputs: Sequence[Value],
         op_params: jax.Array,
         *past: np.ndarray,
@@ -111,7 +115,9 @@ class Evaluator(Paired):
             self.plans[key] = plan, self.compiled(run_draw, self.runs, plan)
         return self.call(self.plans[key][1], list(inputs))
 
-    def _operands(self, plan: Plan, inputs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
+    def _operands(
+        self, plan: EquationPlan, inputs: Sequence[Pair]
+    ) -> tuple[list[Pair], list[Pair]]:
         """Returns two flat arrays and two scalars: the operands and, elsewhere, placeholders."""
         out_shape, is_array = plan.equation.out_avals[0].shape, plan.is_array
         pairs = []
@@ -146,12 +152,12 @@ class Evaluator(Paired):
         with jax.ensure_compile_time_eval():  # a loop may be the first to ask
             return Pair(*jax.device_put((low, reference, np.False_)))
 
-    def _counts(self, plan: Plan) -> bool:
+    def _counts(self, plan: EquationPlan) -> bool:
         """Returns False if the events are counted later: those of a loop's small results are
         counted together, since each piece of a compiled program costs time to compile."""
         return not self.compiling or plan.length > SMALL[-1]
 
-    def _rounds_apart(self, plan: Plan) -> bool:
+    def _rounds_apart(self, plan: EquationPlan) -> bool:
         """Returns True if the rounding is a program of its own: for one result, under emulation."""
         one_result = len(plan.equation.out_avals) == 1
         return plan.recorded and isinstance(self.low, TableEmulation) and one_result

@@ -26,7 +26,7 @@ from ...interpret import (
     run,
 )
 from ._accumulator import Accumulator, Muted, Visits
-from ._equation import Plan, only_reshapes
+from ._equation import EquationPlan, only_reshapes
 from ._evaluate import Evaluator
 from ._interpretations import FP32_MAX, TableEmulation
 from ._pair import (
@@ -300,7 +300,7 @@ class Lockstep(Evaluator):
 
         return [unrounded(x) for x in inputs]
 
-    def with_constancy(self, plan: Plan, inputs: Sequence[Value], outs: Sequence[Value]):
+    def with_constancy(self, plan: EquationPlan, inputs: Sequence[Value], outs: Sequence[Value]):
         pairs = [x for x in inputs if isinstance(x, Pair)]
         decided = any(isinstance(x, Decision) for x in inputs)
         constant = not decided and all(x.constant for x in pairs)
@@ -340,7 +340,7 @@ class Lockstep(Evaluator):
         shape = equation.in_avals[0].shape
         return only_reshapes(equation) and is_flat(inputs[0].low, shape)
 
-    def _index(self, plan: Plan, equation: Equation) -> int:
+    def _index(self, plan: EquationPlan, equation: Equation) -> int:
         """Returns the equation's index, a new one at its first visit; 0 if it has no statistics."""
         if not plan.counts:
             return 0

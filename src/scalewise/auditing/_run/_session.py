@@ -31,7 +31,7 @@ from ...interpret import (
 from ._accumulator import Accumulator
 from ._causes import Causes
 from ._dataflow import Dataflow, dataflow
-from ._equation import Plan
+from ._equation import EquationPlan
 from ._equation_statistics import EquationStatistics, equation_statistics
 from ._interpretations import Reference, Runs
 from ._lockstep import Lockstep
@@ -173,7 +173,7 @@ class Outcome:
         return Causes(self.dataflow.flow, self.equations)
 
 
-def new_code() -> dict[tuple[Callable, Runs, Plan], Callable]:
+def new_code() -> dict[tuple[Callable, Runs, EquationPlan], Callable]:
     """Returns where an audit keeps its compiled code; the tests' audits share one."""
     return {}
 
@@ -203,7 +203,7 @@ class Session:
     batches: Sequence[Sequence[ArrayLike]] = ()
     runs: int = 0
     arguments: list[Argument] | None = None
-    code: dict[tuple[Callable, Runs, Plan], Callable] = dataclasses.field(
+    code: dict[tuple[Callable, Runs, EquationPlan], Callable] = dataclasses.field(
         default_factory=lambda: new_code()
     )
     floors: tuple[float, ...] = ()

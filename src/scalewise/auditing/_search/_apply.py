@@ -25,7 +25,7 @@ from .._run._session import Outcome, Session
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
+class FormatChoice:
     """What a run in one format may choose: the format of each equation, and literals replaced."""
 
     formats: np.ndarray  # a table with a format's parameters for each equation
@@ -39,27 +39,27 @@ class Setting:
     def run(self, session: Session) -> Outcome:
         return session.run(self.formats, dict(self.constants))
 
-    def with_format(self, indices: Sequence[int], params: np.ndarray) -> Setting:
+    def with_format(self, indices: Sequence[int], params: np.ndarray) -> FormatChoice:
         formats = self.formats.copy()
         formats[list(indices)] = params
         return dataclasses.replace(self, formats=formats)
 
-    def widened(self, indices: Sequence[int]) -> Setting:
+    def widened(self, indices: Sequence[int]) -> FormatChoice:
         return self.with_format(indices, FP64_PARAMS if self.double else FP32_PARAMS)
 
-    def scaled(self, indices: Sequence[int], power: int) -> Setting:
+    def scaled(self, indices: Sequence[int], power: int) -> FormatChoice:
         formats = self.formats.copy()
         for index in indices:
             formats[index] = scale_params(formats[index], power)
         return dataclasses.replace(self, formats=formats)
 
-    def without_limits(self, limits: Sequence[float]) -> Setting:
+    def without_limits(self, limits: Sequence[float]) -> FormatChoice:
         setting = self
         for number in limits:
             setting = setting.with_constant(number, math.copysign(FP32_MAX, number))
         return setting
 
-    def with_constant(self, old: float, new: float) -> Setting:
+    def with_constant(self, old: float, new: float) -> FormatChoice:
         return dataclasses.replace(self, constants=(*self.constants, (old, new)))
 
 
@@ -71,11 +71,11 @@ OTHER_PROGRAM = (
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Origin:
+class AuditedArithmetic:
     """The arithmetic of the audit that tried a fix."""
 
     low: Interpretation  # the interpretation of the low-precision run
-    start: Setting | None = None  # the setting without fixes; None under a policy or recipe
+    start: FormatChoice | None = None  # the setting without fixes; None under a policy or recipe
     # by an equation's path, its index in the setting's table, and its primitive
     indices: Indices = dataclasses.field(default_factory=dict)
 
@@ -88,7 +88,7 @@ class Origin:
 class FixedEmulation(EmulationWithDraws, TableEmulation):
     """Emulation with a setting: each equation has the format that the setting gives it."""
 
-    setting: Setting | None = None
+    setting: FormatChoice | None = None
     indices: Indices = dataclasses.field(default_factory=dict)
     seen: set[tuple[int, ...]] = dataclasses.field(default_factory=set)  # paths interpreted so far
     limits: set[float] = dataclasses.field(default_factory=set)  # as in the lockstep
@@ -142,13 +142,13 @@ class FixedFunction:
         now: the setting, or the interpretation, with the fixes.
     """
 
-    def __init__(self, f: Callable, origin: Origin, now: Any):
+    def __init__(self, f: Callable, origin: AuditedArithmetic, now: Any):
         self.f, self.origin, self.now = f, origin, now
         functools.update_wrapper(self, f, updated=())
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
         f, low = self.f, self.now
-        if isinstance(low, Setting):
+        if isinstance(low, FormatChoice):
             emulated = self.origin.low
             assert isinstance(emulated, TableEmulation)
             indices = self.origin.indices
@@ -172,7 +172,7 @@ class FixedFunction:
 
 
 def apply_fix(fix: Any, target: Any) -> Any:
-    origin: Origin | None = fix.origin
+    origin: AuditedArithmetic | None = fix.origin
     if origin is None:
         raise TypeError(f"fix.apply: {str(fix)!r} wasn't accepted by an audit")
     if isinstance(target, FixedFunction):

@@ -20,7 +20,7 @@ class Finding:
     """One operation of one source line, what went wrong there, and a fix that was tried.
 
     Attributes:
-        kind: a name in ``KINDS``.
+        kind: a name in ``FINDING_KINDS``.
         file, line, function: where the user wrote it; None, 0, "" if unknown.
         source: the line itself.
         primitive: the operation.

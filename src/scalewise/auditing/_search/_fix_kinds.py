@@ -16,7 +16,7 @@ from .._run._loss_scale import LossScaled, autocast_of, best_power
 from .._run._rounding import FP64_PARAMS, format_params
 from .._run._specialize import nominal_format
 from .._thresholds import FEW_MASKS, REWRITTEN_BEFORE, SUBNORMAL
-from ._apply import Setting
+from ._apply import FormatChoice
 from ._fixes import Context, Fix, described, register, widened, with_exact
 from ._literals import written
 from ._rewrites import Rewrite
@@ -33,7 +33,7 @@ def _constant(context: Context) -> Iterator[Fix]:
     literal, fmt = context.literal, context.fmt
     assert literal is not None
     number, written = literal.number, literal.written
-    replace = partial(Setting.with_constant, old=number)
+    replace = partial(FormatChoice.with_constant, old=number)
     if literal.rounded == 0:
         new = math.copysign(float(fmt.smallest_normal), number)
         change = partial(replace, new=new)
@@ -56,7 +56,7 @@ def _constant(context: Context) -> Iterator[Fix]:
 def _smaller_masks(number: float, fmt: Format) -> Iterator[Fix]:
     for part in (2, 8):
         new = math.copysign(float(fmt.max) / part, number)
-        change = partial(Setting.with_constant, old=number, new=new)
+        change = partial(FormatChoice.with_constant, old=number, new=new)
         yield Fix(f"{new:.5g} in place of {written(number)}", change, replaces=(number, new))
 
 
@@ -78,11 +78,11 @@ def _loss_scale(context: Context) -> Iterator[Fix]:
     needed = context.kind.out_of_range or group.share("subnormal") >= SUBNORMAL
     if group.first.direction != "backward" or not needed or isinstance(now, LossScaled):
         return
-    fmt = nominal_format(context.low if isinstance(now, Setting) else now)
+    fmt = nominal_format(context.low if isinstance(now, FormatChoice) else now)
     power = best_power(context.gradients, fmt, _seed_exponent(context, fmt))
-    if isinstance(now, Setting):
+    if isinstance(now, FormatChoice):
         indices = [e.index for e in context.gradients]
-        change = partial(Setting.scaled, indices=indices, power=power)
+        change = partial(FormatChoice.scaled, indices=indices, power=power)
     else:
         change = partial(_with_loss_scale, power=power)
     if power:
@@ -91,7 +91,7 @@ def _loss_scale(context: Context) -> Iterator[Fix]:
 
 def _seed_exponent(context: Context, fmt: Format) -> float:
     """The loss's own gradient is the scale. Under a policy, losses are computed in float32."""
-    if not isinstance(context.now, Setting):
+    if not isinstance(context.now, FormatChoice):
         return math.inf
     first = min(context.gradients, key=lambda e: e.index, default=None)
     if first is None:
@@ -113,7 +113,7 @@ def _norm(context: Context) -> Iterator[Fix]:
         # ops.l2_norm is within 0.05 ulp of an exact sum that is rounded once, at the root
         if some is here or len(some) > len(here):
             inner = [index for indices in some for index in indices[:-1]]
-            change = partial(Setting.with_format, indices=inner, params=FP64_PARAMS)
+            change = partial(FormatChoice.with_format, indices=inner, params=FP64_PARAMS)
             yield Fix(f"ops.l2_norm in place of {text} of a sum of squares", change)
 
 
@@ -124,7 +124,7 @@ def _logarithm(context: Context) -> Iterator[Fix]:
         group.first.primitive == "mul" and _accumulates(context, {"mul"})
     )
     if context.kind.out_of_range and product:
-        change = partial(Setting.with_format, indices=group.indices, params=FP64_PARAMS)
+        change = partial(FormatChoice.with_format, indices=group.indices, params=FP64_PARAMS)
         yield Fix("sum(log(x)) in place of prod(x), kept as a logarithm", change)
 
 
@@ -147,7 +147,7 @@ def _rewrite(context: Context) -> Iterator[Fix]:
             if not written:
                 continue
             inner, roots = {i for x in some for i in x.inner}, {x.root for x in some}
-            change = partial(Setting.with_format, indices=sorted(inner), params=FP64_PARAMS)
+            change = partial(FormatChoice.with_format, indices=sorted(inner), params=FP64_PARAMS)
             made = [equations[i] for i in roots if not own & (inner | roots)]
             cause = max(made, key=lambda e: e.inherited, default=None)
             yield Fix(text if some is line else f"{text}, everywhere", change, cause=cause)
@@ -178,7 +178,7 @@ def _wider_result(context: Context) -> Iterator[Fix]:
     low, group = context.emulation, context.group
     if context.kind.out_of_range and low.fmt in WIDER and not _accumulates(context):
         other = format_params(WIDER[low.fmt], low.saturate)
-        change = partial(Setting.with_format, indices=group.indices, params=other)
+        change = partial(FormatChoice.with_format, indices=group.indices, params=other)
         yield Fix(f"{WIDER[low.fmt].name} for this {group.first.primitive}", change)
 
 
@@ -268,7 +268,7 @@ def _scaled_result(context: Context) -> Iterator[Fix]:
     limit = context.fmt.max_exponent - context.fmt.min_exponent  # larger ones leave no margin
     located = context.group.first.file is not None
     if context.kind.out_of_range and 0 < abs(power) <= limit and located:
-        change = partial(Setting.scaled, indices=context.group.indices, power=power)
+        change = partial(FormatChoice.scaled, indices=context.group.indices, power=power)
         yield Fix(f"scale its result by 2^{power}", change)
 
 
@@ -278,5 +278,5 @@ def _wider_format(context: Context) -> Iterator[Fix]:
     if context.final and context.kind.out_of_range and low.fmt in WIDER:
         other = format_params(WIDER[low.fmt], low.saturate)
         everywhere = [e.index for e in context.equations]
-        change = partial(Setting.with_format, indices=everywhere, params=other)
+        change = partial(FormatChoice.with_format, indices=everywhere, params=other)
         yield Fix(f"{WIDER[low.fmt].name} throughout", change)

@@ -11,7 +11,7 @@ from ...formats import Format
 from .._run._causes import Causes
 from .._run._equation_statistics import Equations, EquationStatistics
 from .._run._interpretations import TableEmulation
-from ._apply import Origin, Setting, apply_fix
+from ._apply import AuditedArithmetic, FormatChoice, apply_fix
 from ._groups import Group
 from ._kinds import FindingKind
 from ._literals import Literal
@@ -66,7 +66,7 @@ class Fix:
     undoes: bool = dataclasses.field(default=False, repr=False)
     cause: EquationStatistics | None = dataclasses.field(default=None, repr=False)
     kind: FixKind | None = dataclasses.field(default=None, repr=False)
-    origin: Origin | None = dataclasses.field(default=None, repr=False)
+    origin: AuditedArithmetic | None = dataclasses.field(default=None, repr=False)
 
     def apply(self, target: Any) -> Any:
         """Returns ``target`` with this fix.
@@ -193,7 +193,7 @@ def widened(
     if limits:
         text += f", with {word}'s limit in place of {max(map(abs, limits)):g}"
 
-    def change(now: Setting) -> Setting:
+    def change(now: FormatChoice) -> FormatChoice:
         return now.widened(indices).without_limits(limits)
 
     return Fix(text, change, len(indices), indices=indices, limits=limits, cause=cause)

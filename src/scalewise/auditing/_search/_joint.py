@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from .._run._equation_statistics import EquationStatistics
 from .._run._session import Outcome, OutputError
 from .._thresholds import ENOUGH, FAULTS, FINDINGS, GAIN, LINES, WHOLE
-from ._apply import Setting
+from ._apply import FormatChoice
 from ._findings import Finding, constant_finding
 from ._fixes import Fix, described, joined, widened
 from ._groups import Group
@@ -99,7 +99,9 @@ def try_lines(search: Search) -> bool:
     Then lines that aren't needed are left out, as by delta debugging (Zeller and Hildebrandt,
     2002)."""
     before, outcome = search.outcome.error, search.outcome
-    if not isinstance(search.current, Setting) or not better(search.float32_error, before, ENOUGH):
+    if not isinstance(search.current, FormatChoice) or not better(
+        search.float32_error, before, ENOUGH
+    ):
         return False
     base, constants = search.current, [x for x in search.failed if not x.what.equations]
     for constant in constants:

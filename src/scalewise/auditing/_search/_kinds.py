@@ -31,21 +31,21 @@ class FindingKind:
 
 
 INDICES = having("indexes")
-KINDS: dict[str, FindingKind] = {}  # by name; a finding is of the first kind with evidence
+FINDING_KINDS: dict[str, FindingKind] = {}  # by name; a finding is of the first kind with evidence
 
 
 def register(
     name: str, found: Callable[[Group, Saturation], bool], **fields: bool | str
 ) -> Callable[[Callable[[Group, Format], str]], Callable[[Group, Format], str]]:
     def add(evidence: Callable[[Group, Format], str]) -> Callable[[Group, Format], str]:
-        KINDS[name] = FindingKind(name, found, evidence, **fields)  # pyright: ignore[reportArgumentType]
+        FINDING_KINDS[name] = FindingKind(name, found, evidence, **fields)  # pyright: ignore[reportArgumentType]
         return evidence
 
     return add
 
 
 def kind_of(group: Group, saturate: Saturation) -> FindingKind:
-    return next(kind for kind in KINDS.values() if kind.found(group, saturate))
+    return next(kind for kind in FINDING_KINDS.values() if kind.found(group, saturate))
 
 
 def exceeds(amax: float, fmt: Format) -> str:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 
 from .._run._session import Outcome
 from .._thresholds import CHANGE_LOST, CHANGE_REGAINED, MOST, NOT_WORSE, UPDATES_LOST
-from ._apply import Setting
+from ._apply import FormatChoice
 from ._findings import Finding, constant_finding
 from ._fixes import Context, Fix, proposals
 from ._groups import Group
-from ._kinds import KINDS
+from ._kinds import FINDING_KINDS
 from ._literals import Literal
 from ._measure import key_of, lost_updates
 from ._trials import Search
@@ -44,7 +44,7 @@ def search_lost_updates(search: Search) -> None:
         search.lost_changes += [lost.change] if lost.change else []
         search.unfixed = [x for x in search.unfixed if x.equations != lost.what.equations]
         if not _fixed(search, lost):
-            tried = search.trials > 0 and isinstance(search.current, Setting)
+            tried = search.trials > 0 and isinstance(search.current, FormatChoice)
             error = search.outcome.error
             what = dataclasses.replace(
                 lost.what, tried=tried, error_before=float(error),
@@ -117,7 +117,7 @@ def _swamped(group: Group) -> Measure:
 
 def _finding(search: Search, group: Group, update: Update | None = None) -> Finding:
     what = search.finding_of(group)
-    parts = [KINDS["swamping"].evidence(group, search.fmt)] if group.swamped else []
+    parts = [FINDING_KINDS["swamping"].evidence(group, search.fmt)] if group.swamped else []
     parts += [str(update)] if update else []
     return dataclasses.replace(what, kind="swamping", evidence="; ".join(parts) or what.evidence)
 
@@ -126,10 +126,10 @@ def _fixed(search: Search, lost: _Lost) -> bool:
     """Accepts the smallest fix that regains the change, and at most twice as much of its error is
     left as with another one; returns False if none does."""
     before, error = lost.measure(search.outcome), search.outcome.error
-    if not isinstance(search.current, Setting):
+    if not isinstance(search.current, FormatChoice):
         return False
     context = Context(
-        lost.group, KINDS[lost.what.kind], search.current, search.session.low,
+        lost.group, FINDING_KINDS[lost.what.kind], search.current, search.session.low,
         search.outcome.equations, literal=lost.literal, causes=search.causes,
     )  # fmt: skip
     kind = "constant" if lost.literal else "lost_updates"

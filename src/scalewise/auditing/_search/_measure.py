@@ -10,7 +10,7 @@ from ...autoscaling import Boundaries
 from .._run._equation_statistics import Equations
 from .._run._session import OutputError
 from .._thresholds import MUCH, SLIGHT
-from ._apply import Setting
+from ._apply import FormatChoice
 from ._findings import Finding
 
 
@@ -35,7 +35,7 @@ def enough(after: OutputError, before: OutputError) -> bool:
 
 
 def key_of(setting: Any) -> Hashable:
-    if isinstance(setting, Setting):
+    if isinstance(setting, FormatChoice):
         return setting.formats.tobytes(), setting.constants
     return setting.recipe if isinstance(setting, Boundaries) else setting
 

@@ -31,7 +31,7 @@ from ._findings import Finding, constant_finding
 from ._fixes import Context, Fix, proposals
 from ._groups import Group
 from ._joint import faults, try_lines, try_pairs
-from ._kinds import KINDS, made_here
+from ._kinds import FINDING_KINDS, made_here
 from ._literals import Literal
 from ._lost_updates import search_lost_updates
 from ._measure import better, enough, gain, key_of, near, same
@@ -93,7 +93,7 @@ def _is_worth_trying(search: Search, group: Group, what: Finding) -> bool:
         return group.weight(search.fmt) >= EVENT
     if what.kind == "swamping" and search.is_small and group.swamped < MANY_SWAMPED:
         return False
-    if KINDS[what.kind].event or error.non_finite:
+    if FINDING_KINDS[what.kind].event or error.non_finite:
         return group.weight(search.fmt) >= EVENT or not search.is_least(error)
     few = MANY_ROUNDINGS if search.found else FEW_ROUNDINGS
     return error.relative > few * search.rounding
@@ -179,7 +179,7 @@ def _fixes(search: Search, group: Group, what: Finding) -> Iterator[Fix]:
 
 def _context(search: Search, group: Group, what: Finding) -> Context:
     low, equations = search.session.low, search.outcome.equations
-    kind, causes = KINDS[what.kind], search.causes
+    kind, causes = FINDING_KINDS[what.kind], search.causes
     return Context(group, kind, search.current, low, equations, final=search.final, causes=causes)
 
 
@@ -187,7 +187,9 @@ def _list_unfixed(search: Search) -> None:
     left: list[Finding] = []
     for group in search.groups_in(search.outcome)[:UNFIXED_SHOWN]:
         what = search.finding_of(group)
-        if KINDS[what.kind].event and (not search.is_slight or group.weight(search.fmt) >= EVENT):
+        if FINDING_KINDS[what.kind].event and (
+            not search.is_slight or group.weight(search.fmt) >= EVENT
+        ):
             error = search.outcome.error
             tried = any(x.equations == what.equations for x in search.unfixed)
             what = dataclasses.replace(
@@ -278,7 +280,7 @@ def _is_like_any_rounding(search: Search, what: Finding, fix: Fix) -> bool:
     needs several lines of whose errors none is amplified: wider formats for enough operations
     remove any error.
     """
-    if not fix.indices or not search.is_small or KINDS[what.kind].event:
+    if not fix.indices or not search.is_small or FINDING_KINDS[what.kind].event:
         return False
     slight = float(search.fmt.eps) * 2.0**-10
     rounded = {e.index for e in search.outcome.equations if e.introduced > slight}
@@ -353,15 +355,15 @@ def _at_cause(search: Search, what: Finding, fix: Fix) -> Finding:
 def _carried_to(
     search: Search, what: Finding, moved: Finding, cause: EquationStatistics, fix: Fix
 ) -> Finding:
-    if KINDS[what.kind].out_of_range:
+    if FINDING_KINDS[what.kind].out_of_range:
         moved = _amplified_after(search, moved, fix)
         evidence = f"{moved.evidence}; at {what.where} {what.evidence}"
         return dataclasses.replace(moved, evidence=evidence)
-    if not KINDS[what.kind].carried_in:
+    if not FINDING_KINDS[what.kind].carried_in:
         return _amplified_after(search, moved, fix)
     if moved.kind == "cancellation":  # exact itself: what it leaves is the error carried in
         return moved
-    event, evidence = KINDS[moved.kind].event, made_here(cause)
+    event, evidence = FINDING_KINDS[moved.kind].event, made_here(cause)
     if event:
         evidence = f"{moved.evidence}, {evidence}"
     if what.kind == "decision":
@@ -415,7 +417,7 @@ def _decided_after(search: Search, what: Finding, fix: Fix, after: Outcome) -> F
 
 
 def _smallest_gradients(search: Search, what: Finding) -> Finding:
-    if KINDS[what.kind].out_of_range:
+    if FINDING_KINDS[what.kind].out_of_range:
         return what
     gradients = [e for e in search.outcome.equations if e.index in search.session.loss_scaled]
     small = max(gradients, key=lambda e: (e.share("flushed"), e.share("subnormal")))

@@ -14,7 +14,7 @@ from .._run._causes import Causes
 from .._run._equation_statistics import EquationStatistics, Operands
 from .._run._session import Outcome, OutputError, Session
 from .._thresholds import NARROWER, NARROWING, ROUNDING, SMALL
-from ._apply import Origin, Setting
+from ._apply import AuditedArithmetic, FormatChoice
 from ._findings import Finding, finding, place_of
 from ._fixes import Fix, described, widened
 from ._groups import Group, groups
@@ -92,8 +92,10 @@ class Search:
     tried: dict[Hashable, OutputError] = dataclasses.field(default_factory=dict)
     results: dict[Hashable, Outcome] = dataclasses.field(default_factory=dict)
 
-    def start(self) -> Setting:
-        return Setting(self.session.formats(), double=self.fmt.mantissa_bits >= FP32.mantissa_bits)
+    def start(self) -> FormatChoice:
+        return FormatChoice(
+            self.session.formats(), double=self.fmt.mantissa_bits >= FP32.mantissa_bits
+        )
 
     @property
     def done(self) -> bool:
@@ -126,7 +128,7 @@ class Search:
 
     @property
     def word(self) -> str:
-        return self.current.word if isinstance(self.current, Setting) else "float32"
+        return self.current.word if isinstance(self.current, FormatChoice) else "float32"
 
     @functools.cached_property
     def operands(self) -> Operands:
@@ -159,7 +161,7 @@ class Search:
 
     def run(self, setting: Any) -> Outcome:
         self.trials -= 1
-        if isinstance(setting, Setting):
+        if isinstance(setting, FormatChoice):
             outcome = setting.run(self.session)
         else:
             outcome = self.session.with_low(setting).run()
@@ -184,12 +186,12 @@ class Search:
         return dataclasses.replace(fix, origin=self.origin)
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> AuditedArithmetic:
         session = self.session
         recorded = {path: (i, session.lockstep.recorded[i].name)
                     for path, i in session.lockstep.indices.items()}  # fmt: skip
         start = self.start() if session.adjustable else None
-        return Origin(session.low, start, recorded)
+        return AuditedArithmetic(session.low, start, recorded)
 
     def accepted_findings(self, found: Sequence[Finding]) -> list[Finding]:
         return [dataclasses.replace(x, fix=self.accepted(x.fix)) for x in found if x.fix]
