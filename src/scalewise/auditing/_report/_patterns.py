@@ -255,12 +255,12 @@ def _operands(node: ast.expr, names: Mapping[str, Any], top: bool = False) -> It
                 yield from _operands(x, names)
         case ast.Attribute(value, attribute) if attribute in ARRAYS | INTEGERS:
             yield from _operands(value, names) if attribute in ARRAYS else ()
-        case ast.Attribute(value) if _is_module(value, names):
+        case ast.Attribute(value) if _is_imported(value, names):
             return  # jnp.pi
         case ast.Subscript(value) if not _is_leaf(node):
             yield from _operands(value, names, top)
         case ast.Call(ast.Attribute(owner, name), arguments) if name in ARITHMETIC:
-            if not _is_module(owner, names):
+            if not _is_imported(owner, names):
                 yield from _operands(owner, names)
                 return
             for i, x in enumerate(arguments):
@@ -274,7 +274,7 @@ def _operands(node: ast.expr, names: Mapping[str, Any], top: bool = False) -> It
             raise _NotKnownError
 
 
-def _is_module(node: ast.expr, names: Mapping[str, Any]) -> bool:
+def _is_imported(node: ast.expr, names: Mapping[str, Any]) -> bool:
     while isinstance(node, ast.Attribute):
         node = node.value
     return isinstance(node, ast.Name) and isinstance(names.get(node.id), ModuleType)
