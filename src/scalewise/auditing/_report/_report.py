@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -99,12 +99,12 @@ class Report(Summary, Saved):
             "updates_lost": self.updates_lost,
             "loss_scales": self.loss_scales(),
         }
+        found, unfixed = (
+            [dataclasses.replace(x, fix=x.fix and str(x.fix)) for x in some]
+            for some in (self.findings, self.unfixed)
+        )
         report: Any = dataclasses.replace(
-            self,
-            findings=_texts(self.findings),
-            unfixed=_texts(self.unfixed),
-            reducer=None,
-            origin=None,
+            self, findings=tuple(found), unfixed=tuple(unfixed), reducer=None, origin=None
         )
         fields = dataclasses.asdict(report)
         del fields["reducer"], fields["origin"]
@@ -165,7 +165,3 @@ class Report(Summary, Saved):
         for order in sorted(fixes):
             target = fixes[order].apply(target)
         return target
-
-
-def _texts(findings: Sequence[Finding]) -> tuple[Any, ...]:
-    return tuple(dataclasses.replace(x, fix=x.fix and str(x.fix)) for x in findings)

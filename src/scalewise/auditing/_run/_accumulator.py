@@ -43,7 +43,8 @@ class Accumulator:
         formats: float64[n, 8], the format of each equation's results.
     """
 
-    def __init__(self, formats: np.ndarray):
+    def __init__(self, formats: np.ndarray, keeps: bool = True):
+        self.keeps = keeps
         rows = MIN_ROWS
         while rows <= len(formats):  # one row to spare, for the padding of a batch
             rows *= 4
@@ -61,6 +62,8 @@ class Accumulator:
     def add(self, index: int, record: jax.Array, numbers: int) -> Accumulator:
         """Waits while more than IN_FLIGHT numbers are being computed, so that freed memory is
         reused."""
+        if not self.keeps:
+            return self
         self._pending.append((index, record))
         self._in_flight.append((numbers, record))
         self._in_flight_numbers += numbers
@@ -74,17 +77,24 @@ class Accumulator:
 
     def add_events(self, index: int, events: jax.Array, visited: bool) -> Accumulator:
         """Adds a visit of an equation that decides or rounds operands (see :func:`add_events`)."""
-        self._events.append((index, events, visited))
+        if self.keeps:
+            self._events.append((index, events, visited))
         return self
 
-    def muted(self) -> Muted:
-        return Muted(self)
+    def muted(self) -> Accumulator:
+        """Returns an accumulator that keeps no records: of a run that goes on after the other's
+        end."""
+        other = Accumulator(self.formats, keeps=False)
+        other._statistics = self._statistics
+        return other
 
     def prepare(self) -> None:
         with jax.enable_x64(True):
             _compiled_update(len(self._statistics.formats))
 
     def flush(self) -> Statistics:
+        if not self.keeps:
+            return jax.tree.map(jnp.copy, self._statistics)  # a compiled loop may donate it
         self._flush_records()
         self._send_formats()
         if self._events:
@@ -122,30 +132,8 @@ class Accumulator:
 
     def replace(self, statistics: Statistics) -> None:
         assert not self._pending
-        self._statistics = statistics
-
-
-class Muted(Accumulator):
-    """An accumulator that keeps no records: of a run that goes on after the other's end."""
-
-    def __init__(self, other: Accumulator):
-        super().__init__(other.formats)
-        self._statistics = other._statistics
-
-    def add(self, index: int, record: jax.Array, numbers: int) -> Muted:
-        return self
-
-    def add_events(self, index: int, events: jax.Array, visited: bool) -> Muted:
-        return self
-
-    def flush(self) -> Statistics:
-        return jax.tree.map(jnp.copy, self._statistics)  # a compiled loop may donate it
-
-    def replace(self, statistics: Statistics) -> None:
-        pass
-
-    def muted(self) -> Muted:
-        return self
+        if self.keeps:
+            self._statistics = statistics
 
 
 @jax.tree_util.register_dataclass

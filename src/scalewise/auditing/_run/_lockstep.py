@@ -25,7 +25,7 @@ from ...interpret import (
     is_float,
     run,
 )
-from ._accumulator import Accumulator, Muted, Visits
+from ._accumulator import Accumulator, Visits
 from ._equation import EquationPlan, only_reshapes
 from ._evaluate import Evaluator
 from ._interpretations import FP32_MAX, TableEmulation
@@ -206,7 +206,8 @@ class Lockstep(Evaluator):
         return np.array(found, np.float64).reshape(-1, 3)
 
     def fork(self, state: State) -> State:
-        return state.muted() if isinstance(state, Accumulator) else state
+        keeps = isinstance(state, Accumulator) and state.keeps
+        return state.muted() if keeps else state
 
     def eager_iterations(self, state: State, equation: Equation) -> int:
         """Returns how many iterations of a loop run one by one: those up to MAX_EAGER results."""
@@ -264,7 +265,7 @@ class Lockstep(Evaluator):
         outs, record, events = self.evaluate((plan, step), inputs, op_params, *past)
         if past and events is not None:
             newest, events = np.asarray(events[-OPERANDS:]), events[:-OPERANDS]
-            if not isinstance(state, Muted):
+            if state.keeps:
                 self.magnitudes.add(equation.path, newest)
         if record is not None:
             state = state.add(index, record, plan.length)
