@@ -63,10 +63,8 @@ class LinkedRun(Interpretation):
     """Runs a program in ``dtype``, eagerly, and links each array to those it is computed from.
 
     Attributes:
-        dtype: of all floats.
         keep: the serial numbers of arrays to keep.
         visit: called with each equation, its operands, results and their origins.
-        origins: all origins, in the order of the run.
         kept: the arrays that are kept, by serial number.
     """
 

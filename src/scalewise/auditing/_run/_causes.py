@@ -15,7 +15,6 @@ class Causes:
     Attributes:
         operands: by an equation's index and operand, the equations that the operand comes from, in
             all iterations of loops.
-        equations: statistics by index.
     """
 
     def __init__(self, operands: Operands, equations: Sequence[EquationStatistics]):

@@ -56,7 +56,6 @@ class Magnitudes:
     once more.
 
     Attributes:
-        length: how many steps are remembered.
         past: by an equation's path, for each step float64[2], the newest first.
         newest: the same of this step, over all visits of the equation.
     """
@@ -102,8 +101,6 @@ class Lockstep(Evaluator):
 
     Attributes:
         indices: the index of each recorded equation, by its path.
-        recorded: the recorded equations by index.
-        loops: compiled loops by path.
         constants: literals replaced in the low-precision run: number to number. One that is mapped
             to itself is left unrounded.
         limits: literals that are the largest number of the program's own narrow dtype, or 1000 less
@@ -111,7 +108,6 @@ class Lockstep(Evaluator):
             float32's largest number, as if the program ran in float32.
         literals: scalars lifted so far.
         precomputed: by path, results that depend on no float and that weren't needed yet.
-        formats: the format of each equation's results in this run.
         rows: the program's literals, so that compiled loops take them as data.
         table: of each of them the numbers in both runs, while a loop is being compiled.
         magnitudes: of the steps so far, with delayed scaling.

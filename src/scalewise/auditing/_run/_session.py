@@ -183,13 +183,9 @@ class Session:
     """A traced program, and the interpretations of its two runs.
 
     Attributes:
-        program: with its arguments.
-        low, reference: interpretations.
         steps: how often the program is called, its first result as the next first argument; each
             run continues from its own.
         batches: for each step, the arrays of the second argument; () if it doesn't change.
-        runs: how many runs were made.
-        arguments: the lifted arguments, once they are needed.
         code: compiled code that runs with other interpretations share (see :class:`Lockstep`).
         floors: the least norm that each float output's error is relative to; () for 0.
         exact_sums: the run without the matrix units that the low-precision run computes with.

@@ -137,8 +137,6 @@ class FixedFunction:
     """A function in the audited arithmetic with fixes; further fixes can be applied to it.
 
     Attributes:
-        f: the plain function.
-        origin: the arithmetic of the audit.
         now: the setting, or the interpretation, with the fixes.
     """
 

@@ -23,7 +23,6 @@ class FixKind:
     """One kind of change that a search tries.
 
     Attributes:
-        name: in ``FIXES``.
         runs: the runs it is for: ``"format"``, ``"policy"``, ``"recipe"``, ``"every_op"``, or
             ``"constant"`` for the constants of a run in one format.
         propose: yields fixes for a finding, the smallest change first.
@@ -115,10 +114,8 @@ class Context:
         kind: of the finding.
         now: the setting, or the interpretation of the policy or recipe, with earlier fixes.
         low: the emulation of the format, or that interpretation.
-        equations: all of the program's.
         gradients: the equations that a loss scale multiplies.
         norms: the indices of each written-out norm's equations (see :func:`norms`).
-        rewrites: expressions that a function of JAX computes better.
         masks: constants for masks of which the format holds one, but not the sum of two.
         beyond: operations whose results exceed the format's maximum in float32 arithmetic.
         limits: literals that are the largest number of the program's own narrow dtype, or its
@@ -127,7 +124,6 @@ class Context:
             whole program may be.
         literal: the constant that the finding is about.
         places: files and lines of all constants of the same value.
-        causes: the dataflow between equations.
         slight: whether the error may be that of many roundings, none of them worse than others.
         fmt: the format.
     """

@@ -55,20 +55,14 @@ class Search:
     """The state of a search, which tries settings and accepts fixes on top of each other.
 
     Attributes:
-        session: the program.
-        literals: the constants that the format changes.
-        trials: how many runs may still be made.
         masks: constants for masks of which the format holds one, but not the sum of two.
         found: findings with a fix that helped, the largest effect on the outputs first. If much of
             the error is left, unfixed findings follow; untried ones come last.
-        unfixed: findings with evidence but without a fix that helped.
-        lost_changes: changes of carried state that are lost, a sentence each.
         float32_error: with float32 for every operation, if that was run.
         beyond: the operations whose results exceed the format's maximum in that run.
         current, outcome: the setting with the fixes accepted so far, and the outcome of its run.
         reserve: trials reserved for pairs: no finding is begun unless more are left.
         final: whether pairs were tried, so that the whole program may be changed.
-        failed: findings that no single fix helped.
         tried: the errors of settings that were tried, by key.
         results: outcomes by key, of runs that were made before the search needed them.
     """
