@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
@@ -16,19 +15,17 @@ from ... import autoscaling as autoscaling_
 from ... import devices as devices_
 from ... import formats as formats_
 from ... import scaled as scaled_
-from ..._types import PyTree
-from ...autocasting import Autocast, Policy, Rule, autocast
-from ...autoscaling import Boundaries, EveryOp, FormatOverrides, Recipe, autoscale
+from ...autocasting import Autocast, Policy, Rule
+from ...autoscaling import Boundaries, EveryOp, FormatOverrides, Recipe
 from ...autoscaling.recipes import CATALOGUE
 from ...emulating import Emulation
 from ...formats import BF16, FP16, FP32, Format, Saturation
 from ...interpret import Equation, is_float
 from ...primitives import Family, names
-from ...rounding import round_to
-from ...scaled import ScaledArray
 from ._graph import Origin
-from ._render import Slice, evaluate
+from ._render import Slice
 
+PRELUDE = ("import jax, scalewise", "import jax.numpy as jnp", "from jax import lax")
 CASTS = {FP16: "float16", BF16: "bfloat16", FP32: "float32"}
 MOVES = names(lambda row: row.family is Family.STRUCTURAL)
 IMPORTED = (autoscaling_, scaled_, formats_, devices_)  # modules with the names in a recipe's text
@@ -36,7 +33,7 @@ IMPORTED = (autoscaling_, scaled_, formats_, devices_)  # modules with the names
 
 @dataclasses.dataclass(frozen=True)
 class _Reduced:
-    """What both arithmetics of a reduced program have."""
+    """The dtype of the reference run, which both arithmetics of a reduced program have."""
 
     dtype: Any  # float32 or float64, of the reference run
 
@@ -71,10 +68,6 @@ class Rounded(_Reduced):
             for x, a in zip(arrays, equation.in_avals, strict=True)
         ]
         return list(emulation.apply((), equation, lows)[1])
-
-    def results(self, piece: Slice, arrays: Mapping[str, ArrayLike]) -> tuple[PyTree, PyTree]:
-        low = evaluate(piece, arrays, self._cast, self.dtype)
-        return low, evaluate(piece, arrays, lambda x: jnp.asarray(x, self.dtype), self.dtype)
 
     def explained(self) -> list[str]:
         return [
@@ -113,13 +106,6 @@ class Rounded(_Reduced):
             "    return a, b",
         ]
 
-    def _cast(self, x: Any) -> jax.Array:
-        """Rounds to the format; the same numbers as the file's ``low``."""
-        x = jnp.asarray(x, self.dtype)
-        if self._native:
-            return x.astype(self._native).astype(self.dtype)
-        return round_to(x, self.fmt, saturate=self.saturate).astype(self.dtype)
-
     @property
     def _native(self) -> str | None:
         return None if self.saturate else CASTS.get(self.fmt)
@@ -157,19 +143,6 @@ class Interpreted(_Reduced):
             self.low.lower(y, a) if is_float(a) else y
             for y, a in zip(outs, equation.out_avals, strict=True)
         ]
-
-    def results(self, piece: Slice, arrays: Mapping[str, ArrayLike]) -> tuple[PyTree, PyTree]:
-        own: dict[str, Any] = {}
-        exec("\n".join(["import jax", "import jax.numpy as jnp", "from jax import lax",
-                        *self._program(piece)]), own)  # fmt: skip
-        program, given = own["program"], [jnp.asarray(arrays[name]) for name in piece.inputs]
-        narrow = [x.astype(jnp.float32) if is_float(x) else x for x in given]
-        if isinstance(self.low, Autocast):
-            low = autocast(program, self._policy(piece))(*narrow)
-        else:
-            low = autoscale(program, self._recipe(piece))(*narrow)
-        low = low.value() if isinstance(low, ScaledArray) else low
-        return np.asarray(low), np.asarray(program(*given))
 
     def explained(self) -> list[str]:
         run = "autocast" if isinstance(self.low, Autocast) else "autoscale"
@@ -273,6 +246,16 @@ class Interpreted(_Reduced):
 
 
 ReducedArithmetic: TypeAlias = Rounded | Interpreted
+
+
+def results(
+    own: ReducedArithmetic, piece: Slice, arrays: Mapping[str, ArrayLike]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what a slice's file computes of some inputs: in the arithmetic, and in its dtype."""
+    names: dict[str, Any] = {"inputs": arrays}
+    exec("\n".join([*PRELUDE, *own.imports(piece), *own.definitions(piece)]), names)
+    low, wide = names["results"]()
+    return np.asarray(low), np.asarray(wide)
 
 
 def arithmetic(low: Any, dtype: Any) -> ReducedArithmetic | None:

@@ -18,7 +18,7 @@ from .._bisect import fewest
 from .._run._equation_statistics import Equations, EquationStatistics
 from .._search._findings import Finding
 from .._search._kinds import FINDING_KINDS
-from ._arithmetic import ReducedArithmetic
+from ._arithmetic import ReducedArithmetic, results
 from ._graph import LinkedRun, Origin, after, before
 from ._reduction import Reduction, run_code
 from ._render import Slice, rendered
@@ -202,8 +202,8 @@ def _traced(audited: Audited, finding: Finding) -> tuple[LinkedRun, list[Origin]
     ) -> None:
         if equation.path not in paths and not (not paths and _is_at(equation, finding)):
             return
-        results = audited.arithmetic.apply(equation, arrays)
-        strengths = [event.strength(y, s) for y, s in zip(results, outs, strict=True)]
+        lows = audited.arithmetic.apply(equation, arrays)
+        strengths = [event.strength(y, s) for y, s in zip(lows, outs, strict=True)]
         found.append((strengths[0], origins[0]))
 
     graph = LinkedRun(audited.arithmetic.dtype, visit=visit)
@@ -272,10 +272,10 @@ def _slice(
         return None
     for piece in pieces:
         arrays = {name: kept.kept[origin.serial] for name, origin in piece.inputs.items()}
-        results = arithmetic.results(piece, arrays)
-        if not _agrees(results[1], kept.kept[end.serial]):
+        found = results(arithmetic, piece, arrays)
+        if not _agrees(found[1], kept.kept[end.serial]):
             return None  # an expression doesn't compute what the equation does
-        if event.shows(*results):
+        if event.shows(*found):
             ran = sum(o.equation is not None for o in graph.origins[: end.serial + 1])
             return _verified(piece, arrays, arithmetic, event, text, ran)
     return None
@@ -300,13 +300,13 @@ def _verified(
     """Returns the program with small inputs, after running it; with all of them if need be."""
 
     def shows(smaller: Any) -> bool:
-        return event.shows(*arithmetic.results(piece, smaller))
+        return event.shows(*results(arithmetic, piece, smaller))
 
-    low, wide = arithmetic.results(piece, arrays)
+    low, wide = results(arithmetic, piece, arrays)
     for some in (shrunk(piece, arrays, low, wide, shows), arrays):
         few = Reduction(text, arithmetic, piece, some, operations, low, wide)
         with jax.enable_x64(False):
-            results = run_code(few)
-        if event.shows(*results):
-            return dataclasses.replace(few, low=results[0], wide=results[1])
+            ran = run_code(few)
+        if event.shows(*ran):
+            return dataclasses.replace(few, low=ran[0], wide=ran[1])
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -193,12 +193,3 @@ def _comment(equation: Equation) -> str:
     # a file's name may hold a line break, after which the rest would be code
     name = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in Path(own[0]).name)
     return f"  # {name}:{own[1]}"
-
-
-def evaluate(piece: Slice, arrays: Mapping[str, Any], cast: Any, dtype: Any) -> Any:
-    names: dict[str, Any] = {"jnp": jnp, "lax": lax, "cast": cast, "FLOAT": dtype}
-    for name, x in arrays.items():
-        names[name] = cast(x) if jnp.issubdtype(x.dtype, jnp.floating) else jnp.asarray(x)
-    for line in piece.lines:
-        exec(line, names)
-    return np.asarray(names[piece.result])

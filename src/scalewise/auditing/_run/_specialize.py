@@ -105,8 +105,7 @@ def _recipe_name(low: Boundaries | EveryOp) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Low:
-    """What an audit has to know of a kind of low-precision run; the defaults hold for any
-    interpretation.
+    """Describes a kind of low-precision run to the audit; the defaults hold for any interpretation.
 
     Attributes:
         run: one of ``FixKind.runs``; None if no fixes are known.
