@@ -18,11 +18,9 @@ from rich.console import Console
 from ..._check import AnyFloat, Natural, Range, checked
 from ..._output import Printed, check_writable, counted, print_table
 from ..._output._text import Text
-from ..._types import Json
-from ...interpret import Equation
 from ...scaled import load_safetensors, save_safetensors
 from .._report._save import listing
-from .._run._equation_statistics import direction_of, display_name
+from .._run._equation_statistics import display_name, written_at
 from ._numbers import COUNTS, NEVER, NUMBERS, Numbers
 from ._recorder import Site
 
@@ -38,6 +36,11 @@ COLUMNS = (
     "line", "function", "primitive", "type", "visits", "smallest", "largest", "not finite",
     "zeros", "subnormal",
 )  # fmt: skip
+
+
+NOWHERE = {
+    "file": None, "line": 0, "function": "", "caller": "", "scope": "", "direction": "forward",
+}  # fmt: skip
 
 
 def _is_dtype(name: str) -> bool:
@@ -287,7 +290,7 @@ def recorded_arrays(sites: Sequence[Site], state: Numbers) -> tuple[RecordedArra
                 path=site.path,
                 shape=tuple(site.aval.shape),
                 dtype=str(site.aval.dtype),
-                **_place(site.equation, trained),
+                **(written_at(site.equation, trained) if site.equation else NOWHERE),
                 visits=visits,
                 first=first if first != NEVER else -1,
                 clock=clock if first != NEVER else -1,
@@ -298,21 +301,6 @@ def recorded_arrays(sites: Sequence[Site], state: Numbers) -> tuple[RecordedArra
             )
         )
     return tuple(found)
-
-
-def _place(equation: Equation | None, trained: bool) -> dict[str, Json]:
-    if equation is None:
-        return {"file": None, "line": 0, "function": "", "caller": "", "scope": "",
-                "direction": "forward"}  # fmt: skip
-    file, line, function = equation.source or (None, 0, "")
-    return {
-        "file": file,
-        "line": line,
-        "function": function,
-        "caller": "{}:{}".format(*equation.caller) if equation.caller else "",
-        "scope": equation.scope,
-        "direction": direction_of(equation, trained),
-    }
 
 
 def _jit_note(difference: float | None) -> str:

@@ -188,21 +188,16 @@ def equation_statistics(
 def _of_equation(
     i: int, equation: Equation, trained: bool, numbers: dict, histogram: list[int]
 ) -> EquationStatistics:
-    file, line, function = equation.source or (None, 0, "")
+    place = written_at(equation, trained)
     floats = [a for a in equation.out_avals if is_float(a)]
     aval = (floats or list(equation.out_avals))[0]
-    site = equation.call_site if is_ambiguous(function) else None
+    site = equation.call_site if is_ambiguous(place["function"]) else None
     return EquationStatistics(
         index=i,
         primitive=equation.name,
         shape=tuple(aval.shape),
         dtype=str(aval.dtype),
-        file=file,
-        line=line,
-        function=function,
-        caller="{}:{}".format(*equation.caller) if equation.caller else "",
-        scope=equation.scope,
-        direction=direction_of(equation, trained),
+        **place,
         looped=numbers["visits"] > 1,
         numbers=numbers,
         histogram=tuple(histogram),
@@ -213,6 +208,19 @@ def _of_equation(
 
 def _is_small(atom: object) -> bool:
     return isinstance(atom, jex.Literal) and np.size(atom.val) == 1 and abs(atom.val) <= EPSILON
+
+
+def written_at(equation: Equation, trained: bool) -> dict[str, Any]:
+    """Returns where the user wrote an equation, as the fields that statistics have of it."""
+    file, line, function = equation.source or (None, 0, "")
+    return {
+        "file": file,
+        "line": line,
+        "function": function,
+        "caller": "{}:{}".format(*equation.caller) if equation.caller else "",
+        "scope": equation.scope,
+        "direction": direction_of(equation, trained),
+    }
 
 
 def direction_of(equation: Equation, trained: bool) -> str:
