@@ -189,7 +189,6 @@ class _Search:
             self.parts.setdefault((e.function, e.primitive), []).append(e)
 
     def lower(self, parts: Sequence[Part], fmt: Format) -> None:
-        """Gives ``fmt`` to those of these parts with which the tolerance is kept."""
         before = self.table
 
         def suffices(wide: list[Part]) -> bool:

@@ -403,7 +403,6 @@ def title(comparison: RecordingComparison) -> str:
 
 
 def cells(line: LineDifference) -> tuple[str, ...]:
-    """Returns the texts of a line's row, in the order of ``HEADINGS``."""
     visits = line.visits
     return (
         line.where, line.function, line.direction, line.primitive, line.dtype, f"{line.arrays:,}",

@@ -69,7 +69,6 @@ def empty(n: int) -> Numbers:
 def observe(
     state: Numbers, index: Any, x: jax.Array, finite: Sequence[Any]
 ) -> tuple[Numbers, jax.Array]:
-    """Adds one visit of array ``index``."""
     parts = 2 if jnp.issubdtype(x.dtype, jnp.complexfloating) else 1
     size = x.size * parts
     if not isinstance(x, Tracer):  # padded, so that few sizes are compiled

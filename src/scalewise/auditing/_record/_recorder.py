@@ -107,7 +107,6 @@ class Recorder(Interpretation):
     unlifted = apply
 
     def eager_iterations(self, state: Numbers, equation: Equation) -> int:
-        """Returns how many iterations of a loop run one by one: those up to MAX_EAGER results."""
         return 0 if isinstance(state.clock, Tracer) else MAX_EAGER // equation.inner
 
     def canonical(
@@ -129,7 +128,6 @@ class Recorder(Interpretation):
     def _observed(
         self, state: Numbers, key: Any, site: Site, x: Any, finite: Sequence[Any]
     ) -> tuple[Numbers, Any]:
-        """Observes an array; returns the state, and the value that stands for the array."""
         if not _has_numbers(site.aval):
             return state, x
         index = self.indices.setdefault(key, len(self.sites))

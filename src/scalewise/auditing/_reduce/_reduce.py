@@ -223,7 +223,6 @@ def _ends(
     finding: Finding,
     statistics: Mapping[tuple[int, ...], EquationStatistics],
 ) -> Iterator[tuple[Origin, Event]]:
-    """Yields results that may show a finding: its own, and those computed from it."""
     carried = FINDING_KINDS[finding.kind].carried_in
     known = statistics.get(start.equation.path) if start.equation else None
     of_operands = known is not None and known["operands"] and not known["flushed"]

@@ -60,7 +60,6 @@ PLAIN = (bool, int, float, str)
 
 
 def expression(equation: Equation, operands: Sequence[str]) -> str | None:
-    """Returns a Python expression for an equation's only result; None if there is none."""
     if len(equation.out_avals) != 1:
         return None
     name, aval = equation.name, equation.out_avals[0]

@@ -40,7 +40,6 @@ class TraceRow:
 
 
 def trace(equations: Equations) -> tuple[TraceRow, ...]:
-    """Numbers are over all iterations of loops."""
     runs: list[list[EquationStatistics]] = []
     for e in equations:
         if not runs or _key(runs[-1][-1]) != _key(e):

@@ -124,7 +124,6 @@ def _trains(report: Summary) -> bool:
 
 
 def _cause(report: Summary) -> str:
-    """Returns the worst finding: a cause if its fix helps, else only suspected."""
     wide = report.error_float32
     fixed = any(x.fix for x in report.findings)
     lost = _lost(report)

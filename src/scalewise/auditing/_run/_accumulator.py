@@ -76,7 +76,6 @@ class Accumulator:
         return self
 
     def add_events(self, index: int, events: jax.Array, visited: bool) -> Accumulator:
-        """Adds a visit of an equation that decides or rounds operands (see :func:`add_events`)."""
         if self.keeps:
             self._events.append((index, events, visited))
         return self
@@ -113,7 +112,6 @@ class Accumulator:
         return self._statistics
 
     def _send_formats(self) -> None:
-        """Brings formats that were set since the start of the run to the device."""
         if self.formats.tobytes() != self._sent:
             self._sent, n = self.formats.tobytes(), len(self.formats)
             padded = np.concatenate([self.formats, np.asarray(self._statistics.formats)[n:]])
@@ -163,7 +161,6 @@ class Visits:
         return dataclasses.replace(self, records={**self.records, index: record})
 
     def add_events(self, index: int, events: jax.Array, visited: bool) -> Visits:
-        """Returns the state with a visit of an equation that decides or rounds operands."""
         return dataclasses.replace(self, events={**self.events, index: events})
 
     def settled(self) -> Visits:
@@ -177,7 +174,6 @@ class Visits:
         return Visits(outlined(_settle, None, self.statistics, records, events))
 
     def _length(self, index: int) -> int:
-        """Returns the length of a result that isn't counted; 0 for another."""
         record = self.records[index]
         return record.low.size if isinstance(record, Uncounted) else 0
 

@@ -39,7 +39,6 @@ class Causes:
         return [e for e in found.values() if e.introduced and e.index != index]
 
     def back(self, indices: Iterable[int], depth: int) -> set[int]:
-        """Returns the equations that some equations' operands come from, ``depth`` steps back."""
         level, found = set(indices), set()
         for _ in range(depth):
             level = {e.index for i in level for e in self.producers(i)} - found

@@ -108,7 +108,6 @@ def is_discrete(aval: ShapedArray) -> bool:
 
 
 def make_plan(low: Interpretation, equation: Equation, inputs: Sequence[Value]) -> EquationPlan:
-    """Returns how ``equation`` is to be computed on these inputs."""
     at = next((i for i, a in enumerate(equation.out_avals) if is_float(a)), -1)
     length = padded_size(math.prod(equation.out_avals[at].shape)) if at >= 0 else 0
     from_table, is_array = isinstance(low, TableEmulation), array_operands(equation)
@@ -391,7 +390,6 @@ def lift_from_table(runs: Runs, x: jax.Array, params: jax.Array):
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def lift_any(runs: Runs, aval: ShapedArray, x: Argument):
-    """The same for any low interpretation; ``x`` is flat if it is elementwise."""
     low, reference = runs
     value = low.lift(x, aval)
     wide = reference.lift(x.value() if low.is_argument(x) else x, aval)

@@ -211,7 +211,6 @@ def _is_small(atom: object) -> bool:
 
 
 def written_at(equation: Equation, trained: bool) -> dict[str, Any]:
-    """Returns where the user wrote an equation, as the fields that statistics have of it."""
     file, line, function = equation.source or (None, 0, "")
     return {
         "file": file,

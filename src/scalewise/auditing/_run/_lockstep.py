@@ -70,11 +70,9 @@ class Magnitudes:
         self.past, self.newest = {}, {}
 
     def of(self, path: tuple[int, ...]) -> np.ndarray:
-        """Returns the largest magnitude of each operand in earlier steps; 0 without one."""
         return np.max(self.past[path], axis=0) if path in self.past else np.zeros(OPERANDS)
 
     def add(self, path: tuple[int, ...], found: Iterable[float]) -> None:
-        """Records a visit of an equation; magnitudes that aren't finite don't count."""
         sizes = np.nan_to_num(np.asarray(found, np.float64), nan=0.0, posinf=0.0)
         self.newest[path] = np.maximum(self.newest.get(path, 0.0), sizes)
 
@@ -136,7 +134,6 @@ class Lockstep(Evaluator):
     def interpret(
         self, program: Program, state: State, values: Sequence[Value]
     ) -> tuple[State, list[Value]]:
-        """Runs the program on pairs; precomputes float-independent values in one jitted call."""
         self.formats = state.formats
         if not self.rows and isinstance(self.low, TableEmulation):
             self.rows = {key: row for row, key in enumerate(_scalars(program))}
@@ -206,7 +203,6 @@ class Lockstep(Evaluator):
         return state.muted() if keeps else state
 
     def eager_iterations(self, state: State, equation: Equation) -> int:
-        """Returns how many iterations of a loop run one by one: those up to MAX_EAGER results."""
         if not isinstance(state, Accumulator):
             return 0
         # each contraction's magnitudes are read between iterations

@@ -53,7 +53,6 @@ def _recipe(recipe: Recipe, keep: Overrides) -> Interpretation:
 
 
 def of_recipe(recipe: Recipe) -> Boundaries | EveryOp:
-    """Returns the interpretation of a recipe; with delayed scaling it is given past magnitudes."""
     if recipe.scaling.source == "history":
         overrides = FormatOverrides(recipe.keep)
         return Boundaries(recipe, overrides=overrides, amaxes=OperandAmaxes())
@@ -61,7 +60,6 @@ def of_recipe(recipe: Recipe) -> Boundaries | EveryOp:
 
 
 def history_of(low: Interpretation) -> int:
-    """Returns how many steps' magnitudes scales depend on; 0 for none."""
     if not isinstance(low, Boundaries) or low.amaxes is None:
         return 0
     assert isinstance(low.recipe.scaling, Delayed)

@@ -206,7 +206,6 @@ def _float(bits: jax.Array) -> jax.Array:
 
 
 def _flags(low, exact, reference, fmt, clean) -> Sequence[jax.Array]:
-    """Returns for each number whether it overflowed, and whether it is a NaN created here."""
     size, finite = jnp.abs(low).astype(jnp.float64), jnp.isfinite(exact)
     non_finite = ~jnp.isfinite(low) & jnp.isfinite(reference)
     divided = clean & (size == jnp.inf) & ~finite  # infinite from finite inputs: usually x / 0

@@ -80,7 +80,6 @@ class AuditedArithmetic:
     indices: Indices = dataclasses.field(default_factory=dict)
 
     def function(self, f: Callable) -> FixedFunction:
-        """Returns ``f`` in this arithmetic, without fixes."""
         return FixedFunction(f, self, self.start or self.low)
 
 

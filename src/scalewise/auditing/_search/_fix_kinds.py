@@ -73,7 +73,6 @@ def _masks(context: Context) -> Iterator[Fix]:
 
 @register("loss_scale", "format", "policy", combined_first=True)
 def _loss_scale(context: Context) -> Iterator[Fix]:
-    """Yields a loss scale if gradients here leave the format's range or are partly subnormal."""
     group, now = context.group, context.now
     needed = context.kind.out_of_range or group.share("subnormal") >= SUBNORMAL
     if group.first.direction != "backward" or not needed or isinstance(now, LossScaled):

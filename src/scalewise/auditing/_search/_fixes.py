@@ -160,8 +160,6 @@ class Context:
 
 
 def register(name: str, *runs: str, combined_first: bool = False) -> Callable[[Any], Any]:
-    """Returns a decorator that registers a kind of fix; the function proposes the fixes."""
-
     def add(propose: Callable[[Context], Iterator[Fix]]) -> Callable[[Context], Iterator[Fix]]:
         FIXES[name] = FixKind(name, runs, propose, combined_first)
         return propose

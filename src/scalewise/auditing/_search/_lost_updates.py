@@ -58,7 +58,6 @@ def _key(what: Finding) -> object:
 
 
 def _lost(search: Search) -> Iterator[_Lost]:
-    """Yields what is lost in the run so far: constants first, since they hide the rest."""
     outcome, session = search.outcome, search.session
     groups = search.groups_in(outcome)
     kept = {old for old, _ in search.current.constants} if session.adjustable else set()

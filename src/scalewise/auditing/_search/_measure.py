@@ -41,7 +41,6 @@ def key_of(setting: Any) -> Hashable:
 
 
 def near(error: OutputError, floor: OutputError) -> bool:
-    """Returns True if the error is at most 1.5 times another, with no more non-finite numbers."""
     return error.non_finite <= floor.non_finite and error.relative <= 1.5 * floor.relative + 1e-7
 
 

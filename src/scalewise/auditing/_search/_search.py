@@ -152,7 +152,6 @@ def _is_unread(search: Search, literal: Literal) -> bool:
 
 
 def _explains_error(search: Search, literal: Literal) -> bool:
-    """Returns True if all of the error may be that of a constant."""
     error = search.outcome.error
     small = search.is_harmless or error.non_finite
     return not small and error.relative <= 2 * literal.error
