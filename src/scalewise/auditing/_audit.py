@@ -7,7 +7,7 @@ import inspect
 import itertools
 import platform
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._check import Count, Natural, checked
+from .._jax import Tracer
 from .._resolve import as_format, resolve
 from .._types import PyTree
 from ..autocasting import Autocast, Policy, PolicyLike
@@ -26,14 +27,8 @@ from ..emulating import Emulation
 from ..formats import FP32, FP64, Format, FormatLike, Saturation
 from ..formats import format as format_
 from ..interpret import Interpretation, Program, is_float, trace, with_state
+from ..primitives import PRIMITIVES
 from ..scaled import saturation
-from ._checks import (
-    check_program,
-    check_reference,
-    check_repeatable,
-    check_steps,
-    float_arguments,
-)
 from ._file import name_of
 from ._reduce._arithmetic import arithmetic
 from ._reduce._reduce import Audited, reduce
@@ -360,3 +355,82 @@ def with_exact_sums(session: Session, outcome: Outcome) -> Outcome:
     made = {e.index: e.introduced for e in plain.equations if e["operands"]}
     session.exact_sums = ExactSums(plain.error.relative, made)
     return dataclasses.replace(outcome, exact_sums=session.exact_sums)
+
+
+# Primitives that give other numbers at each call, and what to do instead.
+UNREPEATABLE = {"rng_uniform": "draws other numbers at each call: use jax.random with a key"}
+
+
+def check_program(program: Program, f: Callable) -> None:
+    """Raises if a program can't be audited: traced arguments, no float result, its own draws."""
+    name = name_of(f)
+    if any(isinstance(x, Tracer) for x in program.arrays):
+        raise TypeError(
+            f"audit({name}, ...) was called under jit, grad or vmap; call it with arrays, and put "
+            "the transformation inside: audit(jax.grad(f), ...)"
+        )
+    if not any(map(is_float, program.out_avals)):
+        raise ValueError(
+            f"audit: {name} returns no float, so that there is no error to measure; return a loss, "
+            "or what it is computed from"
+        )
+    for primitive, why in UNREPEATABLE.items():
+        if f" {primitive}" in str(program.jaxpr):
+            raise ValueError(f"audit: {name} calls {primitive}, which {why}")
+
+
+def check_steps(session: Session, f: Callable) -> None:
+    """Raises if a program whose state is carried over several steps returns another state."""
+    if session.steps < 1:
+        raise ValueError(f"audit: steps is {session.steps}; expected 1 or more")
+    if session.steps > 1:
+        n, program = session.state_size, session.program
+        before = [(a.shape, a.dtype) for a in program.in_avals[:n]]
+        after = [(a.shape, a.dtype) for a in program.out_avals[:n]]
+        if not n or before != after:
+            raise ValueError(
+                f"audit: steps={session.steps}, but the first result of {name_of(f)} has other "
+                "shapes or dtypes than its first argument; expected f(state, ...) -> state, or "
+                "(state, ...)"
+            )
+
+
+def check_reference(session: Session, outcome: Outcome, f: Callable) -> None:
+    """Raises if the reference run's outputs have NaN; says where the first one comes from."""
+    if not outcome.reference_nans:
+        return
+    sizes = float_arguments(session.program)
+    given = next((path for path, size in sizes if np.isnan(size).any()), None)
+    first = next((e for e in outcome.equations if e["reference_nan"]), None)
+    if given is not None or first is None:
+        where = f"argument {given or 'or constant'} has NaN"
+        advice = "replace it first"
+    else:
+        row = PRIMITIVES.get(first.primitive)
+        why = (row and row.nan) or "a number without a real result"
+        where = f"the first comes from {first.primitive} at {first.file}:{first.line} ({why})"
+        advice = "fix that first"
+        if session.reference.dtype == jnp.float32 and ("infinity" in why or "0 /" in why):
+            advice += ", or try reference='float64' if float32 overflows or underflows there"
+    raise ValueError(
+        f"audit: {name_of(f)} gives NaN in the reference run too "
+        f"(output{outcome.reference_nans[0]}); {where}; {advice}"
+    )
+
+
+def check_repeatable(session: Session, outcome: Outcome, f: Callable) -> None:
+    """Raises if a host callback, which each run calls anew, returns other numbers each time."""
+    if not session.program.calls_back:
+        return
+    again = session.run().reference
+    if not all(map(partial(np.array_equal, equal_nan=True), outcome.reference, again)):
+        raise ValueError(
+            f"audit: {name_of(f)} calls back to the host, and gets other numbers at each call: "
+            "draw them before, or with jax.random and a key"
+        )
+
+
+def float_arguments(program: Program) -> Iterator[tuple[str, np.ndarray]]:
+    for path, x, aval in zip(program.arguments, program.arrays, program.in_avals, strict=True):
+        if is_float(aval):
+            yield path, np.abs(np.asarray(x).astype(np.float64))
