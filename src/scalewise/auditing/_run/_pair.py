@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..._jax import ShapedArray, Tracer
+from ..._jax import ShapedArray, Tracer, has_explicit_mesh, split_as
 from ...interpret import Value
 from ...primitives import having
 
@@ -34,7 +34,9 @@ def padded_size(size: int) -> int:
 
 
 def flat(x: jax.Array, length: int) -> jax.Array:
-    """A concrete array is padded by NumPy on the host, so that nothing is compiled."""
+    """A concrete array is padded by NumPy on the host, so that nothing is compiled. One that a mesh
+    splits becomes whole on each device."""
+    x = split_as(x, None)
     if x.shape == (length,):
         return uncommitted(x)
     if isinstance(x, Tracer):
@@ -141,11 +143,15 @@ def with_constancy(value: Value, constant: bool, literal: bool) -> Value:
 
 
 def shaped(value: Value, aval: ShapedArray) -> Value:
-    if not isinstance(value, Pair) or value.reference.shape == aval.shape:
+    """Returns a pair with both arrays as ``aval`` says; anything else unchanged."""
+    if not isinstance(value, Pair):
         return value
 
     def reshape(x: Value) -> Value:
-        return unflat(x, aval.shape)
+        return split_as(unflat(x, aval.shape), aval)
+
+    if value.reference.shape == aval.shape and not has_explicit_mesh():
+        return value
 
     low, reference = jax.tree.map(reshape, value.low), reshape(value.reference)
     return Pair(low, reference, value.tainted)
