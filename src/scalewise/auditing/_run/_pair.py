@@ -48,7 +48,7 @@ def flat(x: jax.Array, length: int) -> jax.Array:
 
 def uncommitted(x: Any) -> Any:
     """An array made by DLPack or ``jax.device_put`` is bound to its device. JAX compiles a program
-    for it apart from one for arrays that aren't, which :mod:`._precompile` has compiled."""
+    for it apart from one for arrays that aren't, which ``compile_ahead`` has compiled."""
     bound = isinstance(x, jax.Array) and not isinstance(x, Tracer) and x.committed
     if not bound or len(x.devices()) > 1 or jnp.issubdtype(x.dtype, jax.dtypes.extended):
         return x
