@@ -67,7 +67,7 @@ test-torch-sample: .venv-torch/.ready  ## of the thorough tests of scalewise.tor
 # What the gate runs of the sample: errors beside torch's, custom backward passes, control flow, models, fixes.
 test-torch-gate:
 	$(MAKE) --no-print-directory test-torch-sample \
-		ARGS="$(addprefix tests/pytorch/test_,reference.py control.py architectures.py torch.py edits.py programs.py)"
+		ARGS="$(addprefix tests/pytorch/test_,reference.py control.py architectures.py torch.py edits.py programs.py recipes.py)"
 
 .venv-torch/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-torch
@@ -126,6 +126,8 @@ nightly: $(VENV)/.ready  ## every command of docs/results.md, recorded anew
 	run $(BIN)/python -m proofs.two_processes; \
 	run $(BIN)/python -m proofs.processes; \
 	run $(BIN)/python -m proofs.fuzz programs; \
+	run $(BIN)/python -m proofs.wheels --torch; \
+	run $(BIN)/python -m proofs.plan --models gpt moe resnet --out docs/plan.jsonl; \
 	run $(MAKE) gpu-hlo; \
 	run $(MAKE) bench; \
 	run $(BIN)/python -m benchmarks.training; \

@@ -164,7 +164,7 @@ def kinds() -> str:
     return f"JAX {json.loads((HERE / 'scaling_kinds.json').read_text())['JAX']}"
 
 
-ON_21, ON_22, ON_23 = (said(f"2026-11-{day}, JAX 0.10.2") for day in (21, 22, 23))
+ON_21, ON_22, ON_23, ON_24 = (said(f"2026-11-{day}, JAX 0.10.2") for day in range(21, 25))
 CLAIMS = (
     Claim(demo, "make demo", "index.md", ("demo/summary.json",),
           lambda: made([summary()["environment"]])),
@@ -210,6 +210,11 @@ CLAIMS = (
     Claim(said("Headroom removes the bias of operands drawn in NVFP4, up to 1.5 % of a gradient"),
           "python -m proofs.operand_bias", "recipe_results.md#bias-of-operands-that-are-drawn",
           ("operand_bias.json",), ON_23),
+    Claim(said("Plans of formats, predicted and measured, beside uniform formats and heuristics"),
+          "python -m proofs.plan --models gpt moe resnet --out docs/plan.jsonl", "plan_results.md",
+          ("plan.jsonl",), ON_24),
+    Claim(said("The wheel works on Python 3.11 to 3.13; a typed program passes pyright --strict"),
+          "python -m proofs.wheels --torch", "index.md", (), ON_24),
     Claim(said("Speed of casts beside other libraries"), "make bench", "benchmarks.md#casts", (),
           ON_21),
     Claim(said("Loss scaling costs at most 1.1 times a training step"),

@@ -239,12 +239,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", default=["predict", "loss", "choose", "cost"])
     parser.add_argument("--models", nargs="+", default=list(MODELS))
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="replaces the rows of these parts and models")
     parser.add_argument("--own", choices=("plan", "audit"))
     given = parser.parse_args()
     if given.own:
         print(json.dumps(own_cost(given.own, given.models[0])))
         return
+    if given.out and given.out.exists():
+        rows = [json.loads(line) for line in given.out.read_text().splitlines()]
+        kept = [r for r in rows if r["part"] not in given.parts or r["model"] not in given.models]
+        given.out.write_text("".join(json.dumps(r) + "\n" for r in kept))
     for part, name, trained in itertools.product(given.parts, given.models, (False, True)):
         own = part in ("cost", "loss") and name.startswith("torch ")
         if own or (part == "cost" and trained):

@@ -35,6 +35,8 @@ from typing import (
 import numpy as np
 
 T = TypeVar("T", bound=Callable)
+Result = TypeVar("Result")
+"""What a function that is transformed returns."""
 P = ParamSpec("P")
 
 
@@ -80,10 +82,14 @@ class Decorator(Protocol[P]):
     __name__: str
 
     @overload
-    def __call__(self, f: Callable, *args: P.args, **kwargs: P.kwargs) -> Callable: ...
+    def __call__(
+        self, f: Callable[..., Result], *args: P.args, **kwargs: P.kwargs
+    ) -> Callable[..., Result]: ...
 
     @overload
-    def __call__(self, **options: Any) -> Callable: ...
+    def __call__(
+        self, **options: Any
+    ) -> Callable[[Callable[..., Result]], Callable[..., Result]]: ...
 
 
 def as_decorator(transformation: Callable[Concatenate[Callable, P], Callable]) -> Decorator[P]:

@@ -29,7 +29,7 @@ from jax.experimental.layout import with_layout_constraint as with_layout_constr
 from jax.interpreters import ad as ad
 from jax.interpreters import batching as batching
 from jax.interpreters import mlir as mlir
-from jax.interpreters.partial_eval import JaxprTracer
+from jax.interpreters.partial_eval import JaxprTracer, dce_jaxpr
 from jax.sharding import AbstractMesh, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 
@@ -53,6 +53,15 @@ def open_jaxpr(jaxpr: Jaxpr) -> tuple[Jaxpr, Sequence[jax.Array]]:
 def avals_of(variables: Iterable[jex.Var | jex.Literal]) -> list[ShapedArray]:
     """Returns the types of an equation's operands or results, or of a jaxpr's variables."""
     return [cast(ShapedArray, v.aval) for v in variables]
+
+
+def anonymous(jaxpr: Jaxpr) -> Jaxpr:
+    """Returns a closed jaxpr whose equations name no source line or scope, without dead ones."""
+    body, consts = open_jaxpr(jaxpr)
+    body, _ = dce_jaxpr(body, [True] * len(body.outvars), instantiate=True)
+    info = source_info_util.new_source_info()
+    eqns = [e.replace(source_info=info) for e in body.eqns]
+    return jex.ClosedJaxpr(body.replace(eqns=eqns), consts)
 
 
 def without_references(jaxpr: Jaxpr) -> tuple[Jaxpr, list[core.Ref], list[int]]:
@@ -283,7 +292,8 @@ def split_as(x: Tree, aval: ShapedArray | None) -> Tree:
     if not isinstance(x, Tracer) or not has_explicit_mesh():
         return x
     spec = PartitionSpec() if aval is None or aval.sharding is None else aval.sharding.spec
-    return x if jax.typeof(x).sharding.spec == spec else jax.sharding.reshard(x, spec)
+    same = jax.typeof(x).sharding.spec == spec
+    return x if same else cast(Tree, jax.sharding.reshard(x, spec))
 
 
 def process_allgather(x: np.ndarray | np.generic) -> np.ndarray:

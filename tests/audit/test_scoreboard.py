@@ -9,11 +9,14 @@ from pages import DOCS, page_script
 NANS, INFS, CHECKIFY, *_, INFS_OP_BY_OP = scoreboard.TOOLS
 
 
-@pytest.mark.parametrize("name", ["gallery", "scoreboard"])
+PAGES = {"gallery": "gallery", "scoreboard": "scoreboard", "plan": "plan_results"}
+
+
+@pytest.mark.parametrize("name", PAGES)
 def test_the_page_agrees_with_the_records(name):
     text = page_script(f"{name}_page").page()
     command = f"run `PYTHONPATH=. python docs/{name}_page.py`"
-    assert (DOCS / f"{name}.md").read_text() == text, command
+    assert (DOCS / f"{PAGES[name]}.md").read_text() == text, command
 
 
 def test_every_program_is_recorded():

@@ -54,7 +54,7 @@ from ._thresholds import FLOORS_FROM
 
 @checked
 def audit(
-    f: Callable,
+    f: Callable[..., Any],
     low: FormatLike | PolicyLike | RecipeLike | Interpretation = "float16",
     *,
     reference: FormatLike | None = None,
@@ -64,7 +64,7 @@ def audit(
     batches: Iterable[PyTree] | Callable[[int], PyTree] | None = None,
     dtypes: Dtypes | None = None,
     device: MatrixUnitsLike | None = None,
-) -> Callable:
+) -> Callable[..., Report]:
     """Returns a function of ``f``'s arguments that returns a :class:`Report` of running ``f`` in
     low precision.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -120,7 +120,7 @@ class Tuning(Listed):
 
 @checked
 def tune(
-    f: Callable, *, tol: Positive, formats: Sequence[FormatLike] = (BF16,)
+    f: Callable[..., Any], *, tol: Positive, formats: Sequence[FormatLike] = (BF16,)
 ) -> Callable[..., Tuning]:
     """Returns a function of ``f``'s arguments that searches for the cheapest formats that keep the
     outputs of ``f`` within a tolerance.

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
-from .._check import as_decorator, checked
+from .._check import Result, as_decorator, checked
 from .._jax import ShapedArray
 from .._types import PyTree
 from ..interpret import (
@@ -79,6 +79,9 @@ class Autocast(Interpretation):
 
     policy: Policy
     record: Callable[[Equation, np.dtype], None] | None = None
+
+    def opens(self, equation: Equation) -> bool:
+        return True
 
     def lift(self, x: Argument, aval: ShapedArray) -> Value:
         return Value(jnp.asarray(x))
@@ -147,7 +150,7 @@ def widest(dtypes: set[np.dtype]) -> np.dtype:
 
 @as_decorator
 @checked
-def autocast(f: Callable, policy: PolicyLike = "float16") -> Callable:
+def autocast(f: Callable[..., Result], policy: PolicyLike = "float16") -> Callable[..., Result]:
     """Returns ``f`` in mixed precision: narrow products, float32 where range or long sums need it.
 
     Each operation runs in a dtype by its primitive: those in ``policy.low`` (contractions) in the

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._check import as_decorator, checked
+from .._check import Result, as_decorator, checked
 from ..devices import MatrixUnitsLike
 from ..interpret import check_callable, transform
 from ..scaled import ScaledArray
@@ -28,12 +28,12 @@ from .recipes import recipe as recipe_
 @as_decorator
 @checked
 def autoscale(
-    f: Callable,
+    f: Callable[..., Result],
     recipe: RecipeLike | Schedule = fp16,
     *,
     keyed: bool = False,
     emulate: MatrixUnitsLike | None = None,
-) -> Callable:
+) -> Callable[..., Result]:
     """Returns a function of the same signature that computes with narrow formats.
 
     Wrap the whole training step, with forward pass, backward pass and optimizer. Values in flight

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import html
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -103,7 +103,7 @@ def _cells(row: ExplanationRow) -> tuple[str, ...]:
 
 
 @checked
-def explain(f: Callable, recipe: RecipeLike = fp16) -> Callable[..., Explanation]:
+def explain(f: Callable[..., Any], recipe: RecipeLike = fp16) -> Callable[..., Explanation]:
     """Returns a function of ``f``'s arguments that lists what ``autoscale(f, recipe)`` stores.
 
     Rows are recorded where ``autoscale`` decides on a format while it traces the program, so that

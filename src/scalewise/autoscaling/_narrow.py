@@ -15,7 +15,7 @@ from .._check import checked
 from .._jax import type_like
 from .._types import PyTree
 from ..formats import BlockFormat, Format
-from ..interpret import Argument, Interpretation, outlined
+from ..interpret import Argument, Equation, Interpretation, outlined
 from ..rounding import EncodedArray, StoredArray, encode
 from ..scaled import ScaledArray, quantize
 from ._quantized import is_quantized
@@ -141,6 +141,9 @@ def is_stored(x: object) -> TypeGuard[ScaledArray | SqrtStored]:
 
 class TakesStored(Interpretation):
     """An interpretation of programs whose arguments may be stored arrays."""
+
+    def opens(self, equation: Equation) -> bool:
+        return True
 
     def is_argument(self, leaf: object) -> bool:
         return is_stored(leaf)

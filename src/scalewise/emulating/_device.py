@@ -17,6 +17,9 @@ class OnDevice(Interpretation):
 
     units: MatrixUnits
 
+    def opens(self, equation: Equation) -> bool:
+        return True
+
     def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         unit = unit_for(equation, self.units)
         if unit is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .._check import as_decorator, checked
+from .._check import Result, as_decorator, checked
 from .._resolve import as_format
 from ..devices import MatrixUnitsLike, matrix_units
 from ..formats import FP64, FormatLike, Saturation
@@ -17,12 +17,12 @@ from ._draws import EmulationWithDraws
 @as_decorator
 @checked
 def emulate(
-    f: Callable,
+    f: Callable[..., Result],
     fmt: FormatLike | None = None,
     *,
     saturate: Saturation = False,
     device: MatrixUnitsLike | None = None,
-) -> Callable:
+) -> Callable[..., Result]:
     """Returns ``f`` as a machine computes it whose only floating-point format is ``fmt``.
 
     Arguments, constants and the float result of each equation are rounded to the nearest number of

@@ -22,6 +22,7 @@ from ..interpret import (
     Interpretation,
     State,
     Value,
+    contracts,
     is_quantization,
     map_floats,
     rebind,
@@ -60,6 +61,9 @@ class Emulation(Interpretation):
     saturate: Saturation = False
     # which compute the products, if some of them are for `fmt`
     units: MatrixUnits | None = dataclasses.field(default=None, kw_only=True)
+
+    def opens(self, equation: Equation) -> bool:
+        return self.units is not None and contracts(equation.eqn)  # the units add up its products
 
     def context(self) -> contextlib.AbstractContextManager[object]:
         return jax.enable_x64(True)

@@ -11,6 +11,8 @@ from ._equation import CALLBACKS as CALLBACKS
 from ._equation import CONTRACTIONS as CONTRACTIONS
 from ._equation import Equation as Equation
 from ._equation import all_equations as all_equations
+from ._equation import contracts as contracts
+from ._equation import operation_body as operation_body
 from ._floats import HasDtype as HasDtype
 from ._floats import Value as Value
 from ._floats import is_float as is_float

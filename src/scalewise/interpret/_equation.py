@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import sysconfig
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import jax
 from jax.typing import ArrayLike
@@ -220,18 +221,54 @@ def nested_jaxprs(eqn: jex.JaxprEqn) -> list[Jaxpr]:
     return [x for value in values for x in value if hasattr(x, "eqns") or hasattr(x, "jaxpr")]
 
 
-def all_equations(jaxpr: Jaxpr) -> Iterator[jex.JaxprEqn]:
-    """Yields the equations of a jaxpr and of all bodies nested in it."""
+def all_equations(jaxpr: Jaxpr, *, operations: bool = False) -> Iterator[jex.JaxprEqn]:
+    """Yields the equations of a jaxpr and of all bodies nested in it.
+
+    Args:
+        jaxpr: open or closed.
+        operations: whether also those of :func:`operation_body`.
+    """
     for eqn in _jax.open_jaxpr(jaxpr)[0].eqns:
         yield eqn
-        for body in nested_jaxprs(eqn):
-            yield from all_equations(body)
+        for body in _bodies(eqn) if operations else nested_jaxprs(eqn):
+            yield from all_equations(body, operations=operations)
+
+
+def operation_body(equation: Equation | jex.JaxprEqn) -> Jaxpr | None:
+    """Returns the jaxpr of an operation that another library computes as one equation.
+
+    Its primitive has the attribute ``steps``: a function of the operands, and of the equation's
+    parameters by name, that returns the results.
+
+    Returns:
+        A closed jaxpr without source lines, the same for equal operations. None for JAX's own.
+    """
+    steps = getattr(equation.primitive, "steps", None)
+    if steps is None:
+        return None
+    eqn = equation if isinstance(equation, jex.JaxprEqn) else equation.eqn
+    types = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in _jax.avals_of(eqn.invars))
+    return _steps(steps, tuple(sorted(eqn.params.items())), types)
+
+
+@lru_cache(maxsize=4096)
+def _steps(
+    steps: Callable, params: tuple[tuple[str, Parameter], ...], types: tuple[Any, ...]
+) -> Jaxpr:
+    wide = any(t.dtype.itemsize == 8 for t in types)
+    with jax.enable_x64(True) if wide else nullcontext():
+        return _jax.anonymous(jax.make_jaxpr(partial(steps, **dict(params)))(*types))
 
 
 def contracts(eqn: jex.JaxprEqn) -> bool:
     """Returns whether an equation is a contraction, or has one in its body."""
-    inner = (e for body in nested_jaxprs(eqn) for e in all_equations(body))
+    inner = (e for body in _bodies(eqn) for e in all_equations(body, operations=True))
     return any(e.primitive.name in CONTRACTIONS for e in (eqn, *inner))
+
+
+def _bodies(eqn: jex.JaxprEqn) -> list[Jaxpr]:
+    steps = operation_body(eqn)
+    return nested_jaxprs(eqn) if steps is None else [steps]
 
 
 def count_work(jaxpr: Jaxpr) -> int:

@@ -10,7 +10,7 @@ from .. import _jax
 from .._jax import Jaxpr, jex
 from ..primitives import params
 from ._body import Atom, Body, Number, body_of
-from ._equation import Equation
+from ._equation import Equation, operation_body
 from ._floats import Value, map_floats
 from ._interpretation import Applied, Interpretation, State
 
@@ -77,6 +77,9 @@ def interpret_body(
 
 
 def _apply(interpretation, equation: Equation, state, inputs):
+    body = operation_body(equation)
+    if body is not None and interpretation.opens(equation):
+        return interpret_jaxpr(interpretation, body, state, inputs, equation)
     if equation.lifted:
         return interpretation.apply(state, equation, inputs)
     return interpretation.unlifted(state, equation, inputs)

@@ -65,6 +65,11 @@ class Interpretation:
     inline: ClassVar[bool] = False
     decides: ClassVar[bool] = False
 
+    def opens(self, equation: Equation) -> bool:
+        """Returns whether an operation of another library, such as ATen's, is interpreted step by
+        step (see :func:`operation_body`). Otherwise it is one equation, which rounds once."""
+        return False
+
     def context(self) -> AbstractContextManager[object]:
         """Returns the context (``jax.enable_x64``, say) in which the program is interpreted."""
         return nullcontext()

@@ -83,13 +83,13 @@ class Program:
 
     @cached_property
     def equations(self) -> int:
-        """The number of equations, those of nested bodies and calls included."""
-        return sum(1 for _ in all_equations(self.jaxpr))
+        """The number of equations, those of nested bodies, calls and operations included."""
+        return sum(1 for _ in all_equations(self.jaxpr, operations=True))
 
     @cached_property
     def results(self) -> int:
         """The number of results of all these equations."""
-        return sum(len(e.outvars) for e in all_equations(self.jaxpr))
+        return sum(len(e.outvars) for e in all_equations(self.jaxpr, operations=True))
 
     @property
     def calls_back(self) -> bool:

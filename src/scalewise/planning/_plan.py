@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ RETRIES = 6  # of a limit of the error that the prediction keeps and the run doe
 
 @checked
 def plan(
-    f: Callable,
+    f: Callable[..., Any],
     budget: Budget | float,
     *,
     objective: ObjectiveName = "auto",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import html
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -113,7 +114,7 @@ class Rollouts(Printed):
 
 @checked
 def rollouts(
-    f: Callable,
+    f: Callable[..., Any],
     trainers: Sequence[Policy] | Mapping[str, Policy] = (None, "bf16", "fp8"),
     rollouts: Sequence[Policy] | Mapping[str, Policy] = (None, "bf16", "fp8", "nvfp4"),
     *,

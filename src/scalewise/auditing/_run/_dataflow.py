@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from ..._jax import Jaxpr, jex, open_jaxpr
-from ...interpret import CONTROL, Equation, Program
+from ...interpret import CONTROL, Equation, Program, operation_body
 from ...interpret._body import Body, Number, body_of
 from ...primitives import params
 
@@ -100,6 +100,9 @@ class Walk:
         if called is not None:
             return self.inner(equation, called, inputs)
         index = self.indices.get(equation.path)
+        steps = operation_body(equation) if index is None else None
+        if steps is not None:
+            return self.inner(equation, steps, inputs)
         if index is None:
             return [_union(inputs)] * len(equation.out_avals)
         self.operands.setdefault(index, tuple(inputs))

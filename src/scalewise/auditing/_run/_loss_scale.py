@@ -64,6 +64,9 @@ class LossScaled(Interpretation):
     # called with each equation whose result carries the scale
     on_scaled: Callable[[Equation], None] | None = None
 
+    def opens(self, equation: Equation) -> bool:
+        return True
+
     def lift(self, x: Argument, aval: ShapedArray) -> Tagged:
         return Tagged(self.low.lift(x, aval), False)
 

@@ -43,6 +43,9 @@ class Paired(Interpretation):
 
     decides = True
 
+    def opens(self, equation: Equation) -> bool:
+        return self.low.opens(equation)
+
     def context(self) -> contextlib.AbstractContextManager[object]:
         return jax.enable_x64(True)
 
