@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 import scalewise.torch as st
 from proofs import torch_models
-from scalewise.auditing._search._thresholds import unusable
+from scalewise.auditing._thresholds import unusable
 from scalewise.formats import format as format_
 
 DOCS = Path(__file__).parents[1] / "docs" / "torch.md"

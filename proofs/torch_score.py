@@ -28,7 +28,7 @@ from transformers.debug_utils import DebugUnderflowOverflow
 
 import scalewise.torch as st
 from proofs.torch_reports import FIXED, REPORTS
-from scalewise.auditing._search._thresholds import unusable
+from scalewise.auditing._thresholds import unusable
 from scalewise.formats import format as format_
 
 DOCS = Path(__file__).parents[1] / "docs" / "torch.md"

@@ -12,7 +12,7 @@ import pytest
 import scalewise as sw
 from scalewise.auditing._report._edits import edits
 from scalewise.auditing._report._patterns import scaled_gradient
-from scalewise.auditing._report._verdict import unusable
+from scalewise.auditing._thresholds import unusable
 
 SOURCE = """import jax
 import jax.numpy as jnp

@@ -12,17 +12,15 @@ import scalewise as sw
 from arrays import normal
 from scalewise import ops
 from scalewise.auditing._audit import low_interpretation
+from scalewise.auditing._run._causes import Causes
 from scalewise.auditing._run._loss_scale import LossScaled
 from scalewise.auditing._run._rounding import format_params
 from scalewise.auditing._search import _search
-from scalewise.auditing._search._apply import Origin
-from scalewise.auditing._search._causes import Causes
-from scalewise.auditing._search._fixes import FIXES, Context, proposals
+from scalewise.auditing._search._apply import AuditedArithmetic, FormatChoice
+from scalewise.auditing._search._fixes import FIXES, Context, described, proposals
 from scalewise.auditing._search._groups import Group
-from scalewise.auditing._search._kinds import KINDS
+from scalewise.auditing._search._kinds import FINDING_KINDS
 from scalewise.auditing._search._rewrites import Rewrite
-from scalewise.auditing._search._setting import Setting
-from scalewise.auditing._search._widening import described
 from scalewise.autocasting import Policy, Rule
 from scalewise.formats import E4M3FN, FP16, FP32
 
@@ -214,10 +212,10 @@ def test_an_exception_to_a_policy():
 @pytest.fixture
 def any_error(monkeypatch):
     """Lets a search look for fixes of errors as small as those of some roundings."""
-    monkeypatch.setattr(_search.Search, "_is_small", False)
-    monkeypatch.setattr(_search.Search, "_is_harmless", False)
-    monkeypatch.setattr(_search.Search, "_is_slight", False)
-    monkeypatch.setattr(_search.Search, "_rounding", 0.0)
+    monkeypatch.setattr(_search.Search, "is_small", False)
+    monkeypatch.setattr(_search.Search, "is_harmless", False)
+    monkeypatch.setattr(_search.Search, "is_slight", False)
+    monkeypatch.setattr(_search.Search, "rounding", 0.0)
 
 
 @pytest.mark.thorough
@@ -289,8 +287,8 @@ def context():
     indices = tuple(e.index for e in equations)
     literal = sw.literals(lambda x: x * 1e-8, "fp16")(jnp.ones(1))[0]
     return Context(
-        group=Group((backward,)), kind=KINDS["overflow"], now=None, low=None, norms=[indices],
-        equations=equations, gradients=[backward], final=True, literal=literal,
+        group=Group((backward,)), kind=FINDING_KINDS["overflow"], now=None, low=None,
+        norms=[indices], equations=equations, gradients=[backward], final=True, literal=literal,
         causes=Causes({backward.index: [indices]}, equations), masks=[-65504.0],
         beyond=equations, rewrites=[Rewrite("another function", indices, backward.index)],
     )  # fmt: skip
@@ -301,14 +299,14 @@ def test_a_fix_can_be_applied(context, name, run):
     """Each kind proposes at least one, and each can be applied to what was audited."""
     target = AUDITED.get(name, AUDITED[run])
     low = low_interpretation("fp16" if target is None else target)
-    table = Setting(np.tile(format_params("fp16"), (len(context.equations), 1)))
-    origin = Origin(low, table if target is None else None)
+    table = FormatChoice(np.tile(format_params("fp16"), (len(context.equations), 1)))
+    origin = AuditedArithmetic(low, table if target is None else None)
     now = low if target is not None else table
     context = dataclasses.replace(context, low=low, now=now)
     if name == "logarithm":
         product = dataclasses.replace(context.group.first, primitive="reduce_prod")
         context = dataclasses.replace(context, group=Group((product,)))
-    kinds = [dataclasses.replace(context, kind=kind) for kind in KINDS.values()]
+    kinds = [dataclasses.replace(context, kind=kind) for kind in FINDING_KINDS.values()]
     fixes = [fix for each in kinds for fix in FIXES[name].propose(each)]
     assert fixes
     for fix in fixes:
@@ -322,10 +320,10 @@ def test_a_fix_can_be_applied(context, name, run):
             assert type(fix.apply(target)) is type(target)
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
+@pytest.mark.parametrize("kind", FINDING_KINDS.values(), ids=list(FINDING_KINDS))
 def test_a_kind_of_finding_is_told_in_words(context, kind):
     assert kind.evidence(context.group, FP16)
-    last = list(KINDS)[-1]
+    last = list(FINDING_KINDS)[-1]
     assert kind.found(Group(()), False) == (kind.name == last)  # the kind of what has no other
     assert Style.parse(kind.style)
     if kind.out_of_range:

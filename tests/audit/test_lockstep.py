@@ -12,12 +12,10 @@ from devices import run_on_devices
 from programs import scalar
 from scalewise.auditing._run._accumulator import Accumulator
 from scalewise.auditing._run._elementary import ADD, DIV, MUL, SQRT, SUB, product, quotient
-from scalewise.auditing._run._flat import flat, uncommitted
 from scalewise.auditing._run._interpretations import Reference, TableEmulation
-from scalewise.auditing._run._pair import Pair
-from scalewise.auditing._run._precompile import compile_ahead
+from scalewise.auditing._run._pair import Pair, flat, uncommitted
 from scalewise.auditing._run._rounding import format_params, narrowed, round_by, scale_params
-from scalewise.auditing._run._session import Session
+from scalewise.auditing._run._session import Session, compile_ahead
 from scalewise.auditing._run._statistics import BINS, LOWEST
 from scalewise.autocasting import Autocast, Policy
 from scalewise.formats import CATALOGUE, E4M3FN, FP16, Format

@@ -12,7 +12,7 @@ from rich.console import Console
 
 import scalewise as sw
 from scalewise.auditing import ArrayDifference, compare, load_recording, record
-from scalewise.auditing._record._match import matched
+from scalewise.auditing._record._compare import matched
 from scalewise.auditing._record._numbers import positions
 
 

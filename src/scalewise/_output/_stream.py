@@ -7,6 +7,7 @@ import html
 import io
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # imported where it is used: arrays and transformations run without rich
@@ -103,18 +104,22 @@ def print_rows(
     *,
     title: str | None = None,
     right: Container[str] = (),
+    styles: Iterable[str | None] = (),
 ) -> None:
-    """Prints rows below headings; the columns whose headings are in ``right`` end at one edge."""
+    """Prints rows below headings; the columns whose headings are in ``right`` end at one edge.
+
+    Rows may have a style each.
+    """
     from rich.table import Table
 
     from ._text import Text
 
-    table = Table(title=title, box=None, pad_edge=False, title_justify="left")
+    table = Table(title=title, box=None, pad_edge=False, title_justify="left", title_style="")
     for heading in headings:
         justify = "right" if heading in right else "left"
         table.add_column(heading, justify=justify, no_wrap=True)
-    for row in rows:
-        table.add_row(*map(Text, row))
+    for row, style in zip_longest(rows, styles):
+        table.add_row(*map(Text, row), style=style)
     print_table(console, table)
 
 

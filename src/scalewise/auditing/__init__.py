@@ -2,17 +2,18 @@
 
 from .._output import writable as writable
 from ._audit import audit as audit
-from ._exponents import Exponents as Exponents
 from ._file import arguments as arguments
 from ._file import load_function as load_function
 from ._file import user_errors as user_errors
 from ._monitor import Monitor as Monitor
-from ._monitor import Reading as Reading
-from ._monitor import exponents as exponents
-from ._monitor import readings as readings
+from ._readings import Exponents as Exponents
+from ._readings import Reading as Reading
+from ._readings import WhatIf as WhatIf
+from ._readings import exponents as exponents
+from ._readings import readings as readings
 from ._record._compare import ArrayDifference as ArrayDifference
-from ._record._compare import Comparison as Comparison
 from ._record._compare import LineDifference as LineDifference
+from ._record._compare import RecordingComparison as RecordingComparison
 from ._record._compare import compare as compare
 from ._record._record import record as record
 from ._record._recording import RecordedArray as RecordedArray
@@ -35,4 +36,3 @@ from ._search._literals import literals as literals
 from ._tune import TunedPart as TunedPart
 from ._tune import Tuning as Tuning
 from ._tune import tune as tune
-from ._what_if import WhatIf as WhatIf

@@ -7,7 +7,7 @@ import inspect
 import itertools
 import platform
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -17,48 +17,39 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._check import Count, Natural, checked
+from .._jax import Tracer
 from .._resolve import as_format, resolve
 from .._types import PyTree
 from ..autocasting import Autocast, Policy, PolicyLike
-from ..autoscaling import Boundaries, EveryOp, Recipe, RecipeLike
-from ..autoscaling.recipes import CATALOGUE
+from ..autoscaling import Boundaries, Recipe, RecipeLike
 from ..devices import MatrixUnitsLike
 from ..emulating import Emulation
 from ..formats import FP32, FP64, Format, FormatLike, Saturation
 from ..formats import format as format_
 from ..interpret import Interpretation, Program, is_float, trace, with_state
+from ..primitives import PRIMITIVES
 from ..scaled import saturation
-from ._checks import (
-    check_program,
-    check_reference,
-    check_repeatable,
-    check_steps,
-    float_arguments,
-)
 from ._file import name_of
 from ._reduce._arithmetic import arithmetic
 from ._reduce._reduce import Audited, reduce
 from ._reduce._reduction import Reduction
 from ._report._report import AS_WRITTEN, FIRST_STEP, ON_DEVICE, SEMANTICS, WITH_HISTORY, Report
 from ._report._trace import latent
-from ._run._devices import on_device, with_exact_sums
-from ._run._dtypes import Dtypes, as_cast, traced_as_written
 from ._run._evaluate import release
 from ._run._floors import with_floors
-from ._run._interpretations import Reference, TableEmulation
+from ._run._interpretations import Dtypes, Reference, TableEmulation, as_cast, traced_as_written
 from ._run._rounding import format_params
-from ._run._session import Outcome, Session
+from ._run._session import ExactSums, Outcome, Session
 from ._run._specialize import history_of, nominal_format, of_recipe
 from ._run._statistics import BINS, LOWEST
 from ._search._findings import Finding
 from ._search._groups import groups
-from ._search._kinds import KINDS
+from ._search._kinds import FINDING_KINDS
 from ._search._literals import changed_and_masks
 from ._search._measure import near
-from ._search._search import Search
-
-# Errors up to so many eps need no runs that tell whether an output's true value is 0.
-FLOORS_FROM = 8.0
+from ._search._search import find_fixes
+from ._search._trials import Search
+from ._thresholds import FLOORS_FROM
 
 
 @checked
@@ -156,7 +147,6 @@ def audit(
 
 
 def _with_batch(f: Any, batch: Any, args: Sequence[PyTree], kwargs: dict[str, PyTree]) -> tuple:
-    """Returns the arguments with ``batch`` inserted as the second one."""
     args = (*args[:1], batch, *args[1:])
     try:
         inspect.signature(f).bind(*args, **kwargs)
@@ -169,7 +159,6 @@ def _with_batch(f: Any, batch: Any, args: Sequence[PyTree], kwargs: dict[str, Py
 
 
 def _batches(batches: Any, steps: int) -> list[Any]:
-    """Returns the batch of each step; [] if the batch is an ordinary argument."""
     if batches is None:
         return []
     if callable(batches):
@@ -181,7 +170,6 @@ def _batches(batches: Any, steps: int) -> list[Any]:
 
 
 def _batch_arrays(per_step: Sequence[Any]) -> list[list[Any]]:
-    """Returns the arrays of each batch, after a check that all have the same shapes and dtypes."""
     found = [jax.tree.leaves(batch) for batch in per_step]
     types = [[(np.shape(x), jnp.result_type(x)) for x in leaves] for leaves in found]
     structures = [jax.tree.structure(batch) for batch in per_step]
@@ -193,7 +181,6 @@ def _batch_arrays(per_step: Sequence[Any]) -> list[list[Any]]:
 
 
 def low_interpretation(low: Any, saturate: Saturation = False) -> Interpretation:
-    """Returns the interpretation that the ``low`` argument of :func:`audit` stands for."""
     if isinstance(low, str):
         low = resolve(low, "policy", "format", "recipe", where="audit")
     if isinstance(low, Policy):
@@ -228,7 +215,7 @@ def _reference_format(reference: FormatLike) -> Format:
 
 
 def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) -> Report:
-    fmt = nominal_format(session.low)
+    kind, fmt = session.kind, nominal_format(session.low)
     saturate = getattr(session.low, "saturate", False)
     changed, masks = (), ()
     semantics = SEMANTICS
@@ -241,10 +228,12 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
     if session.exact_sums is not None:
         semantics += ON_DEVICE
     search = Search(session, fmt, changed, trials, saturate, masks)
-    error_fixed = search.run(outcome)
+    error_fixed = find_fixes(search, outcome)
+    after, wide = search.outcome, session.lockstep.stays_wide
+    narrow = [e for e in after.equations if not wide(after.recorded[e.index])]
     return Report(
         function=name_of(f),
-        low=_low_name(session.low),
+        low=kind.name(session.low),
         reference=str(session.reference.dtype),
         semantics=semantics,
         findings=tuple(sorted(search.found, key=_spoils_fewer)),
@@ -264,10 +253,10 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         precision=fmt.precision,
         runs=session.runs,
         environment=_environment(),
-        scaled=isinstance(session.low, Boundaries | EveryOp),
+        scaled=kind.run in ("recipe", "every_op"),
         trials=trials - search.trials,
         untried=_untried(search),
-        latent=_latent(session, search.outcome, fmt),
+        latent=latent(narrow, fmt),
         lost_changes=tuple(search.lost_changes),
         infinite=sum(int(np.isinf(np.asarray(x)).sum()) for x in outcome.reference),
         reducer=_reducer(session, outcome),
@@ -276,20 +265,13 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
 
 
 def _spoils_fewer(what: Finding) -> int:
-    """Returns a key by which findings about non-finite outputs come first, the order else kept."""
     if not what.non_finite_before:
         return 0
     made = what.non_finite_before - what.non_finite_after
-    return -made if what.fix else -what.non_finite_before * KINDS[what.kind].out_of_range
-
-
-def _latent(session: Session, outcome: Outcome, fmt: Format) -> tuple[str, ...]:
-    wide = session.lockstep.stays_wide
-    return latent([e for e in outcome.equations if not wide(outcome.recorded[e.index])], fmt)
+    return -made if what.fix else -what.non_finite_before * FINDING_KINDS[what.kind].out_of_range
 
 
 def _reducer(session: Session, outcome: Outcome) -> Callable[[Finding], Reduction] | None:
-    """Returns a function that reduces findings; it keeps the program, but no compiled code."""
     own = arithmetic(session.low, session.reference.dtype)
     if own is None:
         return None
@@ -303,7 +285,6 @@ def _reducer(session: Session, outcome: Outcome) -> Callable[[Finding], Reductio
 
 
 def _untried(search: Search) -> int:
-    """Returns for how many groups of operations no trials were left to try a fix."""
     if search.trials > 0 or near(search.outcome.error, search.float32_error):
         return 0
     tried = {x.equations for x in (*search.found, *search.unfixed) if x.tried}
@@ -311,7 +292,6 @@ def _untried(search: Search) -> int:
 
 
 def _arguments(program: Program, fmt: Format) -> tuple[str, ...]:
-    """Returns a sentence for each argument with numbers that the format can't hold."""
     lines = []
     for path, size in float_arguments(program):
         over = int(((size > float(fmt.max)) & np.isfinite(size)).sum())
@@ -323,7 +303,6 @@ def _arguments(program: Program, fmt: Format) -> tuple[str, ...]:
 
 
 def _ranges(program: Program) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Returns exponent histograms of the arguments, by the first two keys of their paths."""
     found: dict[str, np.ndarray] = {}
     for path, size in float_arguments(program):
         keys = re.match(r"(\[[^]]*\](?:\[[^]]*\]|\.\w+)?)", path)
@@ -334,24 +313,7 @@ def _ranges(program: Program) -> tuple[tuple[str, tuple[int, ...]], ...]:
     return tuple((name, tuple(counts.tolist())) for name, counts in found.items())
 
 
-def _low_name(low: Interpretation) -> str:
-    match low:
-        case TableEmulation():
-            return low.fmt.name + ("" if low.saturate is False else ", saturating")
-        case Autocast():
-            return f"autocast {low.policy}"
-        case Boundaries() | EveryOp():
-            plain = low.recipe.emulate and dataclasses.replace(low.recipe, emulate=None)
-            own = plain or low.recipe
-            names = [name for name, recipe in CATALOGUE.items() if recipe == own]
-            device = f" on {low.recipe.emulate.device}" if low.recipe.emulate else ""
-            return f"autoscale {names[0] if names else '(own recipe)'}{device}"
-    return type(low).__name__
-
-
 def _benign(session: Session, outcome: Outcome, changed) -> tuple[str, ...]:
-    """Returns a sentence for each output with a floor, for each mask, and for each operation
-    non-finite in the reference run."""
     floors = session.floors or (0.0,) * len(outcome.outputs)
     lines = [
         f"output{path}: 0 but for rounding errors, in the reference run too; its error is relative "
@@ -374,3 +336,101 @@ def _environment() -> tuple[tuple[str, str], ...]:
         ("Python", platform.python_version()),
         ("JAX", version("jax")),
     )
+
+
+def on_device(low: Interpretation, device: MatrixUnitsLike) -> Interpretation:
+    if not isinstance(low, Boundaries):
+        raise ValueError(
+            f"audit: device={device!r}; expected low to be a recipe then, such as 'fp8' or "
+            "recipes.bf16"
+        )
+    return of_recipe(dataclasses.replace(low.recipe, emulate=device))
+
+
+def with_exact_sums(session: Session, outcome: Outcome) -> Outcome:
+    low = session.low
+    if not isinstance(low, Boundaries) or low.recipe.emulate is None:
+        return outcome
+    plain = session.with_low(of_recipe(dataclasses.replace(low.recipe, emulate=None))).run()
+    made = {e.index: e.introduced for e in plain.equations if e["operands"]}
+    session.exact_sums = ExactSums(plain.error.relative, made)
+    return dataclasses.replace(outcome, exact_sums=session.exact_sums)
+
+
+# Primitives that give other numbers at each call, and what to do instead.
+UNREPEATABLE = {"rng_uniform": "draws other numbers at each call: use jax.random with a key"}
+
+
+def check_program(program: Program, f: Callable) -> None:
+    """Raises if a program can't be audited: traced arguments, no float result, its own draws."""
+    name = name_of(f)
+    if any(isinstance(x, Tracer) for x in program.arrays):
+        raise TypeError(
+            f"audit({name}, ...) was called under jit, grad or vmap; call it with arrays, and put "
+            "the transformation inside: audit(jax.grad(f), ...)"
+        )
+    if not any(map(is_float, program.out_avals)):
+        raise ValueError(
+            f"audit: {name} returns no float, so that there is no error to measure; return a loss, "
+            "or what it is computed from"
+        )
+    for primitive, why in UNREPEATABLE.items():
+        if f" {primitive}" in str(program.jaxpr):
+            raise ValueError(f"audit: {name} calls {primitive}, which {why}")
+
+
+def check_steps(session: Session, f: Callable) -> None:
+    """Raises if a program whose state is carried over several steps returns another state."""
+    if session.steps < 1:
+        raise ValueError(f"audit: steps is {session.steps}; expected 1 or more")
+    if session.steps > 1:
+        n, program = session.state_size, session.program
+        before = [(a.shape, a.dtype) for a in program.in_avals[:n]]
+        after = [(a.shape, a.dtype) for a in program.out_avals[:n]]
+        if not n or before != after:
+            raise ValueError(
+                f"audit: steps={session.steps}, but the first result of {name_of(f)} has other "
+                "shapes or dtypes than its first argument; expected f(state, ...) -> state, or "
+                "(state, ...)"
+            )
+
+
+def check_reference(session: Session, outcome: Outcome, f: Callable) -> None:
+    """Raises if the reference run's outputs have NaN; says where the first one comes from."""
+    if not outcome.reference_nans:
+        return
+    sizes = float_arguments(session.program)
+    given = next((path for path, size in sizes if np.isnan(size).any()), None)
+    first = next((e for e in outcome.equations if e["reference_nan"]), None)
+    if given is not None or first is None:
+        where = f"argument {given or 'or constant'} has NaN"
+        advice = "replace it first"
+    else:
+        row = PRIMITIVES.get(first.primitive)
+        why = (row and row.nan) or "a number without a real result"
+        where = f"the first comes from {first.primitive} at {first.file}:{first.line} ({why})"
+        advice = "fix that first"
+        if session.reference.dtype == jnp.float32 and ("infinity" in why or "0 /" in why):
+            advice += ", or try reference='float64' if float32 overflows or underflows there"
+    raise ValueError(
+        f"audit: {name_of(f)} gives NaN in the reference run too "
+        f"(output{outcome.reference_nans[0]}); {where}; {advice}"
+    )
+
+
+def check_repeatable(session: Session, outcome: Outcome, f: Callable) -> None:
+    """Raises if a host callback, which each run calls anew, returns other numbers each time."""
+    if not session.program.calls_back:
+        return
+    again = session.run().reference
+    if not all(map(partial(np.array_equal, equal_nan=True), outcome.reference, again)):
+        raise ValueError(
+            f"audit: {name_of(f)} calls back to the host, and gets other numbers at each call: "
+            "draw them before, or with jax.random and a key"
+        )
+
+
+def float_arguments(program: Program) -> Iterator[tuple[str, np.ndarray]]:
+    for path, x, aval in zip(program.arguments, program.arrays, program.in_avals, strict=True):
+        if is_float(aval):
+            yield path, np.abs(np.asarray(x).astype(np.float64))

@@ -107,18 +107,7 @@ def inputs(
     data: str | None = None,
     seed: int = 0,
 ) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:
-    """Returns positional and keyword arguments, and what ``audit(batches=)`` takes.
-
-    Args:
-        function, module, args, seed: as for :func:`arguments`; ``args`` is its ``factory``.
-        batches: the name of a function of the module, from a step's number to its batch.
-        data: instead of both, the name of a function of the module, called without arguments, that
-            returns a pair: what ``args`` would return, and the batches (an iterable, or a function
-            of the step's number).
-
-    Raises:
-        InputError: see :func:`arguments`; ``data`` returns no pair, or is given with another name.
-    """
+    """Returns positional and keyword arguments, and what ``audit(batches=)`` takes."""
     if data is None:
         per_step = None if batches is None else _function_of(module, batches)
         return *arguments(function, module, args, seed), per_step
@@ -139,7 +128,6 @@ def _function_of(module: ModuleType, name: str) -> Callable:
 
 
 def made_by(module: ModuleType, factory: str) -> Any:
-    """Returns what a function of the user's file returns, called without arguments."""
     make = getattr(module, factory, None)
     if not callable(make):
         raise InputError(f"{module.__file__} defines no factory {factory!r} for the arguments")
@@ -152,7 +140,6 @@ def made_by(module: ModuleType, factory: str) -> Any:
 
 
 def as_arguments(made: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """Returns positional and keyword arguments."""
     if isinstance(made, dict):
         return (), made
     return (tuple(made) if isinstance(made, tuple | list) else (made,)), {}

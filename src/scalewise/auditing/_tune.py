@@ -100,16 +100,13 @@ class Tuning(Listed):
         return f"<Tuning of {self.function}: {self.verdict} show(), save('tuning.html')>"
 
     def as_dict(self) -> dict[str, Json]:
-        return plain({
-            "verdict": self.verdict,
-            "function": self.function,
-            "tol": self.tol,
-            "error": dataclasses.asdict(self.error),
-            "cost": self.cost,
-            "runs": self.runs,
-            "policy": None if self.policy is None else str(self.policy),
-            "parts": [dataclasses.asdict(part) for part in self.parts],
-        })  # fmt: skip
+        policy = None if self.policy is None else str(self.policy)
+        same = ("verdict", "function", "tol", "cost", "runs")
+        return plain(
+            {name: getattr(self, name) for name in same}
+            | {"error": dataclasses.asdict(self.error), "policy": policy}
+            | {"parts": [dataclasses.asdict(part) for part in self.parts]}
+        )
 
     def _page(self) -> str:
         runs = counted(self.runs, "run")
@@ -162,12 +159,15 @@ def tune(
         for fmt in narrow:
             free = [part for part in search.parts if part not in search.chosen]
             search.lower(free, fmt)
+        policy = _policy(search.chosen, list(search.parts))
+        run = policy and Session(program, Autocast(policy), session.reference).run()
+        error = float(run.error) if run else math.inf
         return Tuning(
             formats={part: fmt.name for part, fmt in search.chosen.items()},
             error=search.error,
             cost=search.cost(),
             runs=session.runs,
-            policy=_checked(_policy(search.chosen, list(search.parts)), session, tol),
+            policy=policy if policy and error <= tol else None,
             function=name_of(f),
             tol=tol,
             tried=tuple(fmt.name for fmt in narrow),
@@ -189,7 +189,6 @@ class _Search:
             self.parts.setdefault((e.function, e.primitive), []).append(e)
 
     def lower(self, parts: Sequence[Part], fmt: Format) -> None:
-        """Gives ``fmt`` to those of these parts with which the tolerance is kept."""
         before = self.table
 
         def suffices(wide: list[Part]) -> bool:
@@ -205,7 +204,6 @@ class _Search:
         self.chosen |= {part: fmt for part in parts if part not in wide}
 
     def summary(self) -> tuple[TunedPart, ...]:
-        """Returns all parts, float32 first, then by the numbers of their results."""
         found = [
             TunedPart(
                 format=self.chosen.get(part, FP32).name,
@@ -219,7 +217,6 @@ class _Search:
         return tuple(sorted(found, key=lambda x: (x.format != FP32.name, -x.numbers)))
 
     def cost(self) -> float:
-        """Returns the bits of all results as a share of float32's."""
         sizes = {p: sum(e["elements"] for e in found) for p, found in self.parts.items()}
         bits = sum(n * self.chosen.get(p, FP32).bits for p, n in sizes.items())
         return bits / max(32 * sum(sizes.values()), 1)
@@ -235,11 +232,3 @@ def _policy(chosen: dict[Part, Format], parts: Sequence[Part]) -> Policy | None:
         for part in parts
     ]
     return Policy(compute=formats.pop().dtype, rules=tuple(rules))
-
-
-def _checked(policy: Policy | None, session: Session, tolerance: float) -> Policy | None:
-    """Returns the policy if autocast under it keeps the tolerance, else None."""
-    if policy is None:
-        return None
-    error = Session(session.program, Autocast(policy), session.reference).run().error
-    return policy if float(error) <= tolerance else None

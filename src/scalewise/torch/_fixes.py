@@ -13,8 +13,8 @@ import numpy as np
 
 from ..auditing._run._interpretations import FP32_MAX, TableEmulation
 from ..auditing._run._rounding import is_wide
+from ..auditing._search._apply import FormatChoice
 from ..auditing._search._fixes import Fix
-from ..auditing._search._setting import Setting
 from ..interpret import trace
 from ._arguments import as_module
 from ._convert import to_torch
@@ -148,7 +148,7 @@ class TorchFix(Fix):
 class FixedModel(torch.nn.Module):
     """A model in a narrow dtype with some operations in float32, as torch computes it."""
 
-    def __init__(self, model: Module, audited: AuditedModel, indices: Any, now: Setting):
+    def __init__(self, model: Module, audited: AuditedModel, indices: Any, now: FormatChoice):
         super().__init__()
         self.model = [model]  # in a list, so that it isn't a submodule
         self.audited, self.indices, self.now = audited, indices, now

@@ -2,26 +2,99 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from difflib import SequenceMatcher
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from ..._check import checked
-from ..._output import Rows, Saved, counted, plain, print_table, tables_page
+from ..._output import Rows, Saved, counted, plain, print_rows, tables_page
 from ..._output._text import Text
 from ..._types import Json
-from ._difference import relative_difference
-from ._match import ENDS, matched
+from .._report._save import as_csv
 from ._recording import RecordedArray, Recording, load_recording
+
+
+def relative_difference(a: Any, b: Any) -> float:
+    """Returns ``||a - b|| / max(||a||, ||b||)``, between 0 and 2.
+
+    Over all numbers; inf if one is finite where the other is not, or both are infinite with
+    opposite signs.
+
+    Example:
+        >>> relative_difference([3.0, 4.0], [3.0, 4.5]), relative_difference([1.0], [math.inf])
+        (0.0924..., inf)
+    """
+    parts = [np.asarray(x) for x in (a, b)]
+    if any(np.iscomplexobj(x) for x in parts):
+        parts = [np.stack([np.real(x), np.imag(x)]) for x in parts]
+    x, y = (np.ravel(part).astype(np.float64) for part in parts)
+    finite = np.isfinite(x) & np.isfinite(y)
+    rest = np.stack([x[~finite], y[~finite]])
+    if not np.array_equal(rest[0], rest[1], equal_nan=True):
+        return math.inf
+    x, y = x[finite], y[finite]
+    unit = max(np.abs(x).max(initial=0), np.abs(y).max(initial=0))
+    if unit == 0:
+        return 0.0
+    x, y = x / unit, y / unit
+    return float(np.linalg.norm(x - y) / max(np.linalg.norm(x), np.linalg.norm(y)))
+
+
+Arrays = Sequence[RecordedArray]
+ENDS = ("argument", "output")
+
+
+def matched(a: Arrays, b: Arrays) -> list[tuple[int, int]]:
+    """Arguments and outputs belong together by their paths. Results of equations are aligned as the
+    lines of two texts are (``difflib``): first by file, line, shape, function, primitive and pass;
+    what is left between two matches by the last three, since other versions of a program have other
+    lines, files and shapes."""
+    ends = {(x.primitive, x.path): j for j, x in enumerate(b) if x.primitive in ENDS}
+    found = [
+        (i, ends[x.primitive, x.path])
+        for i, x in enumerate(a)
+        if x.primitive in ENDS and (x.primitive, x.path) in ends
+    ]
+    own = [i for i, x in enumerate(a) if x.primitive not in ENDS]
+    other = [j for j, x in enumerate(b) if x.primitive not in ENDS]
+    for same, before, after in _aligned(a, b, own, other, _by_line):
+        found += same
+        found += [pair for pairs, _, _ in _aligned(a, b, before, after, _by_name) for pair in pairs]
+    return sorted(found)
+
+
+def _by_line(x: RecordedArray) -> Hashable:
+    file = Path(x.file).name if x.file else None
+    return file, x.line, x.shape, *_by_name(x)
+
+
+def _by_name(x: RecordedArray) -> tuple[Hashable, ...]:
+    # a program in another dtype has other conversions beside those that it shares
+    shape = x.shape if x.primitive == "convert_element_type" else None
+    kind = x.dtype.rstrip("0123456789") if x.dtype.startswith("complex") else ""
+    return x.function, x.primitive, x.result, x.direction, kind, shape
+
+
+def _aligned(
+    a: Arrays, b: Arrays, own: Sequence[int], other: Sequence[int], key: Callable
+) -> Iterator[tuple[list[tuple[int, int]], Sequence[int], Sequence[int]]]:
+    keys = [key(a[i]) for i in own], [key(b[j]) for j in other]
+    i = j = 0
+    for block in SequenceMatcher(None, *keys, autojunk=False).get_matching_blocks():
+        same = zip(
+            own[block.a : block.a + block.size], other[block.b : block.b + block.size], strict=True
+        )
+        yield list(same), own[i : block.a], other[j : block.b]
+        i, j = block.a + block.size, block.b + block.size
+
 
 # Means and root mean squares are sums in float32, on each device in another order: differences up
 # to this don't count.
@@ -119,7 +192,7 @@ class LineDifference:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Comparison(Saved):
+class RecordingComparison(Saved):
     """Where two recordings differ.
 
     Attributes:
@@ -167,18 +240,69 @@ class Comparison(Saved):
         order = [c if c >= 0 else math.inf for c in clocks]
         return found[order.index(min(order))] if found else None
 
+    @property
+    def verdict(self) -> str:
+        """Where the recordings differ first, and most, in one sentence."""
+        pairs = counted(len(self.pairs), "matched array")
+        parts = []
+        largest = self.largest
+        if not self.differ:
+            parts.append(f"None of the {pairs} differs")
+        else:
+            first = next(x for x in self.pairs if x.differs)
+            parts.append(f"{self.differ:,} of the {pairs} differ, first {_place(first.a)}")
+            if largest is not None and largest is not first:
+                size = difference(largest.difference)
+                parts.append(f"the largest relative difference is {size}, of {_place(largest.a)}")
+            parts.append(f"the outputs differ by {difference(self.output_difference)}")
+        alone = self.first_in_one
+        if alone is not None:
+            which = "first" if alone.a.non_finite else "second"
+            place = _place(alone.a)
+            parts.append(f"numbers that aren't finite are first in the {which} alone: {place}")
+        if any(self.unmatched):
+            a, b = self.unmatched
+            parts.append(f"{a:,} and {counted(b, 'array')} have no counterpart")
+        return "; ".join(parts) + "."
+
     def show(self, console: Console | None = None, *, everything: bool = False) -> None:
         """Prints a sentence, and a table of the lines that differ in program order."""
-        show(self, console or Console(), everything=everything)
+        console = console or Console()
+        console.print(Text(f"compare  {title(self)}"))
+        console.print(Text(self.verdict, style="bold"))
+        for which, x in (("first", self.a), ("second", self.b)):
+            made = x.first_non_finite
+            if made is not None:
+                console.print(Text(f"The {which}'s first non-finite number: {_place(made)}."))
+        lines = self.lines if everything else self.lines[:SHOWN]
+        if not lines:
+            return
+        in_one = [bool(line.non_finite[0]) != bool(line.non_finite[1]) for line in lines]
+        styles = ["red" if x else None for x in in_one]
+        print_rows(console, HEADINGS, map(cells, lines), right=HEADINGS[5:], styles=styles)
+        rest = len(self.lines) - len(lines)
+        if rest:
+            text = f"and {counted(rest, 'more line')}: show(everything=True)"
+            console.print(Text(text, style="dim"))
 
     def __repr__(self) -> str:
-        return f"<Comparison: {self.differ} of {len(self.pairs)} pairs of arrays differ; show()>"
+        found = f"{self.differ} of {len(self.pairs)} pairs of arrays differ"
+        return f"<RecordingComparison: {found}; show()>"
 
     def _page(self) -> str:
-        return page(self)
+        said = (
+            "Lines on which the recordings differ, in program order. A difference is that of the "
+            "sampled numbers, relative to the larger of their norms."
+        )
+        lines = Rows("Lines", HEADINGS, [cells(line) for line in self.lines])
+        return tables_page(title(self), [self.verdict, said], [lines])
 
     def _csv(self) -> str:
-        return as_csv(self)
+        rows = (
+            [*(getattr(x, name) for name in COLUMNS[:8]), *x.non_finite, *x.visits]
+            for x in self.lines
+        )
+        return as_csv(COLUMNS, rows)
 
     def as_dict(self) -> dict[str, Json]:
         def sides(of: Recording) -> dict[str, Json]:
@@ -187,7 +311,7 @@ class Comparison(Saved):
 
         return plain(
             {
-                "verdict": verdict(self),
+                "verdict": self.verdict,
                 "a": sides(self.a),
                 "b": sides(self.b),
                 "matched": len(self.pairs),
@@ -202,7 +326,7 @@ class Comparison(Saved):
 @checked
 def compare(
     a: Recording | str | os.PathLike[str], b: Recording | str | os.PathLike[str]
-) -> Comparison:
+) -> RecordingComparison:
     """Compares two recordings, made by :func:`record`: of two dtypes, devices, releases of JAX, or
     versions of a program.
 
@@ -232,7 +356,7 @@ def compare(
     indices = matched(a.arrays, b.arrays)
     pairs = tuple(ArrayDifference(a.arrays[i], b.arrays[j]) for i, j in indices)
     unmatched = len(a.arrays) - len(pairs), len(b.arrays) - len(pairs)
-    return Comparison(a, b, pairs, unmatched)
+    return RecordingComparison(a, b, pairs, unmatched)
 
 
 def _line(pairs: Sequence[ArrayDifference]) -> LineDifference:
@@ -256,31 +380,6 @@ def _line(pairs: Sequence[ArrayDifference]) -> LineDifference:
     )
 
 
-def verdict(comparison: Comparison) -> str:
-    """Returns in one sentence where the recordings differ first, and most."""
-    pairs = counted(len(comparison.pairs), "matched array")
-    parts = []
-    largest = comparison.largest
-    if not comparison.differ:
-        parts.append(f"None of the {pairs} differs")
-    else:
-        first = next(x for x in comparison.pairs if x.differs)
-        parts.append(f"{comparison.differ:,} of the {pairs} differ, first {_place(first.a)}")
-        if largest is not None and largest is not first:
-            size = difference(largest.difference)
-            parts.append(f"the largest relative difference is {size}, of {_place(largest.a)}")
-        parts.append(f"the outputs differ by {difference(comparison.output_difference)}")
-    alone = comparison.first_in_one
-    if alone is not None:
-        which = "first" if alone.a.non_finite else "second"
-        place = _place(alone.a)
-        parts.append(f"numbers that aren't finite are first in the {which} alone: {place}")
-    unmatched = comparison.unmatched
-    if any(unmatched):
-        parts.append(f"{unmatched[0]:,} and {counted(unmatched[1], 'array')} have no counterpart")
-    return "; ".join(parts) + "."
-
-
 def difference(x: float) -> str:
     """``0.0012``, ``0 in the sample`` for other bits elsewhere, or ``not finite in one``."""
     if math.isinf(x):
@@ -292,7 +391,7 @@ def _place(x: RecordedArray) -> str:
     return x.where if x.path else f"{x.primitive} at {x.where}"
 
 
-def title(comparison: Comparison) -> str:
+def title(comparison: RecordingComparison) -> str:
     """``step on cpu (cpu), jax 0.10.2 -> step on ...``."""
 
     def side(x: Recording) -> str:
@@ -303,31 +402,7 @@ def title(comparison: Comparison) -> str:
     return f"{side(comparison.a)} -> {side(comparison.b)}"
 
 
-def show(comparison: Comparison, console: Console, *, everything: bool = False) -> None:
-    """Prints a sentence, and a table of the lines that differ in program order."""
-    console.print(Text(f"compare  {title(comparison)}"))
-    console.print(Text(verdict(comparison), style="bold"))
-    for which, x in (("first", comparison.a), ("second", comparison.b)):
-        made = x.first_non_finite
-        if made is not None:
-            console.print(Text(f"The {which}'s first non-finite number: {_place(made)}."))
-    lines = comparison.lines if everything else comparison.lines[:SHOWN]
-    if not lines:
-        return
-    table = Table(box=None, pad_edge=False)
-    for i, name in enumerate(HEADINGS):
-        table.add_column(name, justify="right" if i > 4 else "left", no_wrap=True)
-    for line in lines:
-        style = "red" if bool(line.non_finite[0]) != bool(line.non_finite[1]) else None
-        table.add_row(*map(Text, cells(line)), style=style)
-    print_table(console, table)
-    rest = len(comparison.lines) - len(lines)
-    if rest:
-        console.print(Text(f"and {counted(rest, 'more line')}: show(everything=True)", style="dim"))
-
-
 def cells(line: LineDifference) -> tuple[str, ...]:
-    """Returns the texts of a line's row, in the order of ``HEADINGS``."""
     visits = line.visits
     return (
         line.where, line.function, line.direction, line.primitive, line.dtype, f"{line.arrays:,}",
@@ -341,24 +416,3 @@ def _change(pair: tuple[int, int], usual: str) -> str:
     if pair[0] != pair[1]:
         return f"{pair[0]:,} -> {pair[1]:,}"
     return "" if str(pair[0]) in (usual, "0") else f"{pair[0]:,}"
-
-
-def page(comparison: Comparison) -> str:
-    """Returns the HTML; every name in it is escaped."""
-    said = (
-        "Lines on which the recordings differ, in program order. A difference is that of the "
-        "sampled numbers, relative to the larger of their norms."
-    )
-    lines = Rows("Lines", HEADINGS, [cells(line) for line in comparison.lines])
-    return tables_page(title(comparison), [verdict(comparison), said], [lines])
-
-
-def as_csv(comparison: Comparison) -> str:
-    """Returns CSV with a header and one line for each line that differs."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for line in comparison.lines:
-        plain = [getattr(line, name) for name in COLUMNS[:8]]
-        writer.writerow([*plain, *line.non_finite, *line.visits])
-    return stream.getvalue()

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from ..._jax import Tracer
-from .._run._flat import padded_size
+from .._run._pair import padded_size
 
 SAMPLE = 32  # numbers of an array that are kept, of its first and of its last visit
 COUNTS = ("nan", "infinite", "zeros", "subnormal", "created")  # 64 bits, in two words each
@@ -26,23 +26,16 @@ NEVER = np.uint32(2**32 - 1)
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Numbers:
-    """The statistics of n arrays up to now.
+    """The statistics of n arrays up to now."""
 
-    Attributes:
-        words: uint32[n, 4], see ``WORDS``: how often each was computed; the visit, and the clock,
-            at which the first non-finite number was made of finite operands (or NEVER); the
-            checksum of all bits of all visits.
-        counts: uint32[n, 5, 2], see ``COUNTS``: the low and the high word.
-        numbers: float[n, 5], see ``NUMBERS``; the mean and the RMS are summed over visits.
-        samples: float[n, 2, SAMPLE], of the first and of the last visit.
-        clock: uint32[], how many arrays were recorded.
-    """
-
+    # uint32[n, 4], see ``WORDS``: how often each was computed; the visit, and the clock, at which
+    # the first non-finite number was made of finite operands (or NEVER); the checksum of all bits
+    # of all visits
     words: jax.Array
-    counts: jax.Array
-    numbers: jax.Array
-    samples: jax.Array
-    clock: jax.Array
+    counts: jax.Array  # uint32[n, 5, 2], see ``COUNTS``: the low and the high word
+    numbers: jax.Array  # float[n, 5], see ``NUMBERS``; the mean and the RMS are summed over visits
+    samples: jax.Array  # float[n, 2, SAMPLE], of the first and of the last visit
+    clock: jax.Array  # uint32[], how many arrays were recorded
 
 
 class Measured(NamedTuple):
@@ -55,13 +48,11 @@ class Measured(NamedTuple):
 
 
 def wide_dtype() -> Any:
-    """Returns the dtype in which numbers are recorded: the widest that JAX has enabled."""
     wide: bool = jax.config.jax_enable_x64  # type: ignore[attr-defined]
     return jnp.dtype(jnp.float64 if wide else jnp.float32)
 
 
 def empty(n: int) -> Numbers:
-    """Returns the numbers of ``n`` arrays that weren't computed yet."""
     words = np.zeros((n, len(WORDS)), np.uint32)
     words[:, [FIRST, CLOCK]] = NEVER
     numbers = np.zeros((n, len(NUMBERS)), wide_dtype())
@@ -78,17 +69,6 @@ def empty(n: int) -> Numbers:
 def observe(
     state: Numbers, index: Any, x: jax.Array, finite: Sequence[Any]
 ) -> tuple[Numbers, jax.Array]:
-    """Adds one visit of array ``index``.
-
-    Args:
-        state: the numbers so far.
-        index: which array it is.
-        x: the array, of any shape and dtype.
-        finite: for each operand that it was computed from, whether all its numbers are finite.
-
-    Returns:
-        The new numbers, and whether all numbers of ``x`` are finite.
-    """
     parts = 2 if jnp.issubdtype(x.dtype, jnp.complexfloating) else 1
     size = x.size * parts
     if not isinstance(x, Tracer):  # padded, so that few sizes are compiled
@@ -101,7 +81,6 @@ def observe(
 
 @partial(jax.jit, static_argnums=1)
 def _flat(x: jax.Array, length: int | None) -> jax.Array:
-    """Returns an array (of a complex one, real and imaginary parts) in one dimension, padded."""
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         x = jnp.stack([x.real, x.imag])
     x = x.reshape(-1)

@@ -16,7 +16,7 @@ from ..._jax import Tracer, jex
 from ..._types import PyTree
 from ...interpret import Program, State, Value, trace
 from .._file import name_of
-from ._difference import relative_difference
+from ._compare import relative_difference
 from ._recorder import Recorder
 from ._recording import Recording, recorded_arrays
 
@@ -81,7 +81,6 @@ def record(f: Callable, *, fused: bool = False) -> Callable:
 
 
 def refuse_tracers(program: Program, name: str, f: Callable) -> None:
-    """Raises TypeError if a function that runs programs on arrays was called with tracers."""
     if any(isinstance(x, Tracer) for x in program.arrays):
         raise TypeError(
             f"{name}({name_of(f)}) was called under jit, grad or vmap; call it with arrays, and "
@@ -90,7 +89,6 @@ def refuse_tracers(program: Program, name: str, f: Callable) -> None:
 
 
 def _device(outs: Sequence[Value]) -> str:
-    """Returns kind and platform of the devices that hold the outputs."""
     devices = set().union(*(x.devices() for x in outs if isinstance(x, jax.Array)))
     found = devices or {jax.devices()[0]}
     names = sorted({f"{device.device_kind} ({device.platform})" for device in found})
@@ -98,7 +96,6 @@ def _device(outs: Sequence[Value]) -> str:
 
 
 def _jit_difference(program: Program, outs: Sequence[Value]) -> float | None:
-    """Returns the largest difference of an output from that of the compiled function."""
     if program.calls_back:  # not called twice
         return None
     compiled = jax.jit(jex.jaxpr_as_fun(program.jaxpr))(*program.arrays)

@@ -32,21 +32,13 @@ class Watched:
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """One array that is recorded.
+    """One array that is recorded."""
 
-    Attributes:
-        name: the primitive, or ``"argument"`` or ``"output"``.
-        aval: its type.
-        equation: whose result it is.
-        position: of it among the equation's results.
-        path: of an argument or output.
-    """
-
-    name: str
-    aval: ShapedArray
-    equation: Equation | None = None
-    position: int = 0
-    path: str = ""
+    name: str  # the primitive, or ``"argument"`` or ``"output"``
+    aval: ShapedArray  # its type
+    equation: Equation | None = None  # whose result it is
+    position: int = 0  # of it among the equation's results
+    path: str = ""  # of an argument or output
 
 
 @dataclasses.dataclass(eq=False)
@@ -67,10 +59,6 @@ class Recorder(Interpretation):
     inline = True
 
     def record(self, program: Program, arrays: Sequence[ArrayLike]) -> tuple[Numbers, list[Any]]:
-        """Runs a program; returns the numbers of each site, and the outputs.
-
-        Arguments and outputs are recorded, too.
-        """
         avals = program.in_avals
         state = empty(len(avals) + program.results + len(program.out_avals))
         values: list[Any] = []
@@ -89,7 +77,6 @@ class Recorder(Interpretation):
         return state, outs
 
     def argument(self, x: Any, aval: ShapedArray) -> Any:
-        """Returns the array that stands for an argument."""
         return x
 
     def lifts(self, aval: ShapedArray) -> bool:
@@ -120,7 +107,6 @@ class Recorder(Interpretation):
     unlifted = apply
 
     def eager_iterations(self, state: Numbers, equation: Equation) -> int:
-        """Returns how many iterations of a loop run one by one: those up to MAX_EAGER results."""
         return 0 if isinstance(state.clock, Tracer) else MAX_EAGER // equation.inner
 
     def canonical(
@@ -142,7 +128,6 @@ class Recorder(Interpretation):
     def _observed(
         self, state: Numbers, key: Any, site: Site, x: Any, finite: Sequence[Any]
     ) -> tuple[Numbers, Any]:
-        """Observes an array; returns the state, and the value that stands for the array."""
         if not _has_numbers(site.aval):
             return state, x
         index = self.indices.setdefault(key, len(self.sites))
@@ -158,12 +143,10 @@ class Recorder(Interpretation):
 
 
 def plain(value: Any) -> Any:
-    """Returns the array that a value stands for."""
     return value.array if isinstance(value, Watched) else value
 
 
 def _has_numbers(aval: ShapedArray) -> bool:
-    """Returns whether the elements of an array of this type are numbers, and not random keys."""
     return not jnp.issubdtype(aval.dtype, jax.dtypes.extended)
 
 

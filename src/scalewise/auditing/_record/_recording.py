@@ -14,15 +14,12 @@ from typing import Annotated, Any
 import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from ..._check import AnyFloat, Natural, Range, checked
-from ..._output import Printed, counted, print_table, writable
+from ..._output import Printed, counted, print_rows, writable
 from ..._output._text import Text
-from ..._types import Json
-from ...interpret import Equation
 from ...scaled import load_safetensors, save_safetensors
-from .._run._equation_statistics import direction_of, display_name
+from .._run._equation_statistics import display_name, written_at
 from ._numbers import COUNTS, NEVER, NUMBERS, Numbers
 from ._recorder import Site
 
@@ -38,6 +35,11 @@ COLUMNS = (
     "line", "function", "primitive", "type", "visits", "smallest", "largest", "not finite",
     "zeros", "subnormal",
 )  # fmt: skip
+
+
+NOWHERE = {
+    "file": None, "line": 0, "function": "", "caller": "", "scope": "", "direction": "forward",
+}  # fmt: skip
 
 
 def _is_dtype(name: str) -> bool:
@@ -155,9 +157,44 @@ class Recording(Printed):
         created = [x for x in self.arrays if x.created]
         return min(created, key=lambda x: x.clock, default=None)
 
+    @property
+    def verdict(self) -> str:
+        """Where the first non-finite number was made, in one sentence."""
+        first = self.first_non_finite
+        if first is None:
+            held = sum(x.non_finite > 0 for x in self.arrays)
+            if not held:
+                return f"All numbers that {self.function} computed are finite."
+            text = "Non-finite numbers come from non-finite operands alone"
+            return f"{text}; {counted(held, 'array')} hold some."
+        kind = "NaN" if first.nan and not first.infinite else "infinite or NaN"
+        kind = "infinite" if first.infinite and not first.nan else kind
+        if first.primitive == "argument":
+            return f"The first numbers that aren't finite are those of {first.where}."
+        visit = f" in visit {first.first}" if first.visits > 1 else ""
+        return (
+            f"The first number that isn't finite comes from {first.primitive} at {first.where} "
+            f"({first.name or 'unknown function'}){visit}: {first.created:,} of {first.size:,} "
+            f"numbers are {kind}, though those of its operands are finite."
+        )
+
     def show(self, console: Console | None = None, *, everything: bool = False) -> None:
         """Prints the first non-finite number, and the arrays before it; or all arrays."""
-        show(self, console or Console(), everything=everything)
+        console = console or Console()
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions)
+        how = "one compiled program" if self.fused else "each equation compiled alone"
+        head = Text(f"record  {self.function} on {self.device}")
+        head.append(f"   {versions}; {how}; {counted(len(self.arrays), 'array')}", style="dim")
+        console.print(head)
+        console.print(Text(self.verdict, style="bold"))
+        note = _jit_note(self.jit_difference)
+        if note:
+            console.print(Text(note, style="dim"))
+        shown, title = _shown(self, everything)
+        styles = ["red" if x.created else None for x in shown]
+        print_rows(
+            console, COLUMNS, map(_cells, shown), title=title, right=COLUMNS[4:], styles=styles
+        )
 
     def __repr__(self) -> str:
         return f"<Recording of {self.function} on {self.device}: {len(self.arrays)} arrays>"
@@ -230,7 +267,6 @@ def load_recording(path: str | os.PathLike[str]) -> Recording:
 
 
 def recorded_arrays(sites: Sequence[Site], state: Numbers) -> tuple[RecordedArray, ...]:
-    """Returns the arrays that were computed at least once: arguments, equations, outputs."""
     words, counts, numbers, samples = (
         np.asarray(x) for x in (state.words, state.counts, state.numbers, state.samples)
     )
@@ -251,7 +287,7 @@ def recorded_arrays(sites: Sequence[Site], state: Numbers) -> tuple[RecordedArra
                 path=site.path,
                 shape=tuple(site.aval.shape),
                 dtype=str(site.aval.dtype),
-                **_place(site.equation, trained),
+                **(written_at(site.equation, trained) if site.equation else NOWHERE),
                 visits=visits,
                 first=first if first != NEVER else -1,
                 clock=clock if first != NEVER else -1,
@@ -264,65 +300,7 @@ def recorded_arrays(sites: Sequence[Site], state: Numbers) -> tuple[RecordedArra
     return tuple(found)
 
 
-def _place(equation: Equation | None, trained: bool) -> dict[str, Json]:
-    """Returns where the user wrote an equation."""
-    if equation is None:
-        return {"file": None, "line": 0, "function": "", "caller": "", "scope": "",
-                "direction": "forward"}  # fmt: skip
-    file, line, function = equation.source or (None, 0, "")
-    return {
-        "file": file,
-        "line": line,
-        "function": function,
-        "caller": "{}:{}".format(*equation.caller) if equation.caller else "",
-        "scope": equation.scope,
-        "direction": direction_of(equation, trained),
-    }
-
-
-def show(recording: Recording, console: Console, *, everything: bool = False) -> None:
-    """Prints a sentence, and a table of the arrays in program order."""
-    versions = ", ".join(f"{name} {version}" for name, version in recording.versions)
-    how = "one compiled program" if recording.fused else "each equation compiled alone"
-    head = Text(f"record  {recording.function} on {recording.device}")
-    head.append(f"   {versions}; {how}; {counted(len(recording.arrays), 'array')}", style="dim")
-    console.print(head)
-    console.print(Text(verdict(recording), style="bold"))
-    note = _jit_note(recording.jit_difference)
-    if note:
-        console.print(Text(note, style="dim"))
-    shown, title = _shown(recording, everything)
-    table = Table(box=None, pad_edge=False, title_justify="left", title_style="", title=title)
-    for i, name in enumerate(COLUMNS):
-        table.add_column(name, justify="right" if i > 3 else "left", no_wrap=True)
-    for x in shown:
-        table.add_row(*map(Text, _cells(x)), style="red" if x.created else None)
-    print_table(console, table)
-
-
-def verdict(recording: Recording) -> str:
-    """Returns in one sentence where the first non-finite number was made."""
-    first = recording.first_non_finite
-    if first is None:
-        held = sum(x.non_finite > 0 for x in recording.arrays)
-        if not held:
-            return f"All numbers that {recording.function} computed are finite."
-        text = "Non-finite numbers come from non-finite operands alone"
-        return f"{text}; {counted(held, 'array')} hold some."
-    kind = "NaN" if first.nan and not first.infinite else "infinite or NaN"
-    kind = "infinite" if first.infinite and not first.nan else kind
-    if first.primitive == "argument":
-        return f"The first numbers that aren't finite are those of {first.where}."
-    visit = f" in visit {first.first}" if first.visits > 1 else ""
-    return (
-        f"The first number that isn't finite comes from {first.primitive} at {first.where} "
-        f"({first.name or 'unknown function'}){visit}: {first.created:,} of {first.size:,} numbers "
-        f"are {kind}, though those of its operands are finite."
-    )
-
-
 def _jit_note(difference: float | None) -> str:
-    """Returns a sentence on how far the outputs are from those of the compiled function."""
     if difference is None:
         return ""
     if difference == 0:

@@ -14,11 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from ..._check import Range, checked
 from ..._jax import ShapedArray
-from ..._output import Printed, print_table
+from ..._output import Printed, print_rows
 from ..._output._text import Text
 from ..._resolve import as_format
 from ..._types import PyTree
@@ -27,8 +26,7 @@ from ...formats import FP64, Format, FormatLike
 from ...interpret import Applied, Argument, Equation, State, Value, is_float, rebind, trace
 from ...rounding import round_to, to_float64
 from .._file import name_of
-from ._difference import relative_difference
-from ._match import ENDS
+from ._compare import ENDS, relative_difference
 from ._record import refuse_tracers
 from ._recorder import Recorder, Site, Watched
 from ._recording import RecordedArray, recorded_arrays
@@ -79,7 +77,15 @@ class Stability(Printed):
 
     def show(self, console: Console | None = None, *, everything: bool = False) -> None:
         """Prints the outputs, and the lines about which the runs agree least (or all)."""
-        show(self, console or Console(), everything=everything)
+        console = console or Console()
+        text = f"stability  {self.function} in {self.low}, {self.runs} runs"
+        console.print(Text(f"{text} that round at random"))
+        worst = sorted(self.lines, key=lambda x: (x.digits, -x.spread))
+        shown = set(worst if everything else worst[:SHOWN])
+        title = "in program order" if everything else "with the fewest digits that agree"
+        lines = [x for x in self.lines if x in shown]
+        for name, rows in (("Outputs", self.outputs), (f"Lines {title}", lines)):
+            print_rows(console, COLUMNS, map(_cells, rows), title=name, right=COLUMNS[3:])
 
 
 Several = Annotated[int, Range(lambda n: n >= 2, "an integer of at least 2")]
@@ -159,15 +165,10 @@ class Wide(Watched):
 
 @dataclasses.dataclass(eq=False)
 class Perturbed(Recorder):
-    """Records a run that rounds each result to a format.
+    """Records a run that rounds each result to a format."""
 
-    Attributes:
-        fmt: the format; FP64 for no rounding.
-        key: of random roundings; None to round to nearest.
-    """
-
-    fmt: Format = FP64
-    key: jax.Array | None = None
+    fmt: Format = FP64  # the format; FP64 for no rounding
+    key: jax.Array | None = None  # of random roundings; None to round to nearest
 
     def context(self) -> contextlib.AbstractContextManager[object]:
         return jax.enable_x64(True)
@@ -222,8 +223,6 @@ def _stabilities(
     runs: Sequence[Sequence[RecordedArray]],
     fmt: Format,
 ) -> tuple[tuple[LineStability, ...], tuple[LineStability, ...]]:
-    """Returns the lines and the outputs, from what all runs computed."""
-
     def by_key(arrays: Sequence[RecordedArray]) -> dict[Any, RecordedArray]:
         found: dict[Any, RecordedArray] = {}
         before: collections.Counter[Any] = collections.Counter()
@@ -252,7 +251,6 @@ def _stabilities(
 
 
 def _spread(samples: Sequence[np.ndarray]) -> float:
-    """Returns the standard deviation over runs relative to the mean, over the sampled numbers."""
     table = np.stack(samples)
     finite = np.isfinite(table)
     if (finite.any(axis=0) != finite.all(axis=0)).any():
@@ -263,24 +261,7 @@ def _spread(samples: Sequence[np.ndarray]) -> float:
     return float(np.linalg.norm(deviation)) / norm if norm else float(bool(deviation.any()))
 
 
-def show(stability: Stability, console: Console, *, everything: bool = False) -> None:
-    """Prints a table of the outputs, and one of the lines about which the runs agree least."""
-    text = f"stability  {stability.function} in {stability.low}, {stability.runs} runs"
-    console.print(Text(f"{text} that round at random"))
-    worst = sorted(stability.lines, key=lambda x: (x.digits, -x.spread))
-    shown = set(worst if everything else worst[:SHOWN])
-    _table(console, "Outputs", stability.outputs)
-    title = "Lines in program order" if everything else "Lines with the fewest digits that agree"
-    _table(console, title, [x for x in stability.lines if x in shown])
-
-
-def _table(console: Console, title: str, rows: Sequence[LineStability]) -> None:
-    table = Table(box=None, pad_edge=False, title_justify="left", title_style="", title=title)
-    for i, name in enumerate(COLUMNS):
-        table.add_column(name, justify="right" if i > 2 else "left", no_wrap=True)
-    for x in rows:
-        spread = f"{x.spread:.2g}" if math.isfinite(x.spread) else "not finite in some"
-        error = f"{x.error:.2g}" if math.isfinite(x.error) else "not finite in one"
-        table.add_row(*map(Text, (x.where, x.function, x.primitive, f"{x.digits:.1f}", spread,
-                                  error)))  # fmt: skip
-    print_table(console, table)
+def _cells(x: LineStability) -> tuple[str, ...]:
+    spread = f"{x.spread:.2g}" if math.isfinite(x.spread) else "not finite in some"
+    error = f"{x.error:.2g}" if math.isfinite(x.error) else "not finite in one"
+    return x.where, x.function, x.primitive, f"{x.digits:.1f}", spread, error

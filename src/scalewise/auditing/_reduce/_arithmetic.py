@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
@@ -16,79 +15,38 @@ from ... import autoscaling as autoscaling_
 from ... import devices as devices_
 from ... import formats as formats_
 from ... import scaled as scaled_
-from ..._types import PyTree
-from ...autocasting import Autocast, Policy, Rule, autocast
-from ...autoscaling import Boundaries, EveryOp, FormatOverrides, Recipe, autoscale
+from ...autocasting import Autocast, Policy, Rule
+from ...autoscaling import Boundaries, EveryOp, FormatOverrides, Recipe
 from ...autoscaling.recipes import CATALOGUE
 from ...emulating import Emulation
 from ...formats import BF16, FP16, FP32, Format, Saturation
 from ...interpret import Equation, is_float
 from ...primitives import Family, names
-from ...rounding import round_to
-from ...scaled import ScaledArray
 from ._graph import Origin
-from ._render import Slice, evaluate
+from ._render import Slice
 
+PRELUDE = ("import jax, scalewise", "import jax.numpy as jnp", "from jax import lax")
 CASTS = {FP16: "float16", BF16: "bfloat16", FP32: "float32"}
 MOVES = names(lambda row: row.family is Family.STRUCTURAL)
 IMPORTED = (autoscaling_, scaled_, formats_, devices_)  # modules with the names in a recipe's text
 
 
 @dataclasses.dataclass(frozen=True)
-class Arithmetic:
-    """The arithmetic of a reduced program's low-precision run.
+class _Reduced:
+    """The dtype of the reference run, which both arithmetics of a reduced program have."""
 
-    Attributes:
-        dtype: float32 or float64, of the reference run.
-    """
-
-    dtype: Any
+    dtype: Any  # float32 or float64, of the reference run
 
     @property
     def wide(self) -> str:
-        """The reference dtype's name."""
         return np.dtype(self.dtype).name
-
-    @property
-    def name(self) -> str:
-        """The name that the file has for it."""
-        raise NotImplementedError
-
-    @property
-    def holds(self) -> Callable[[float], bool] | None:
-        """Tells which numbers needn't be rounded; None if lines don't round."""
-        raise NotImplementedError
-
-    def apply(self, equation: Equation, arrays: Sequence[ArrayLike]) -> list[Any]:
-        """Returns one equation's results."""
-        raise NotImplementedError
-
-    def results(self, piece: Slice, arrays: Mapping[str, ArrayLike]) -> tuple[PyTree, PyTree]:
-        """Returns the results of a slice in this arithmetic, and in ``dtype``."""
-        raise NotImplementedError
-
-    def explained(self) -> list[str]:
-        """Returns the part of the file's docstring about the arithmetic."""
-        raise NotImplementedError
-
-    def imports(self, piece: Slice) -> list[str]:
-        """Returns the file's lines that import names of scalewise."""
-        return []
-
-    def definitions(self, piece: Slice) -> list[str]:
-        """Returns the file's definition of the program, and of ``results``."""
-        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
-class Rounded(Arithmetic):
-    """Each result rounded to one format.
+class Rounded(_Reduced):
+    """Each result rounded to one format."""
 
-    Attributes:
-        fmt, saturate: as in the audit.
-    """
-
-    fmt: Format
+    fmt: Format  # fmt, saturate: as in the audit
     saturate: Saturation
 
     @property
@@ -111,15 +69,14 @@ class Rounded(Arithmetic):
         ]
         return list(emulation.apply((), equation, lows)[1])
 
-    def results(self, piece: Slice, arrays: Mapping[str, ArrayLike]) -> tuple[PyTree, PyTree]:
-        low = evaluate(piece, arrays, self._cast, self.dtype)
-        return low, evaluate(piece, arrays, lambda x: jnp.asarray(x, self.dtype), self.dtype)
-
     def explained(self) -> list[str]:
         return [
             f"The inputs are what the {self.wide} run had there. {self.name} is emulated: each",
             f"operation is computed in {self.wide}, and its result rounded by `low`.",
         ]
+
+    def imports(self, piece: Slice) -> list[str]:
+        return []
 
     def definitions(self, piece: Slice) -> list[str]:
         floats = {n for n, o in piece.inputs.items() if is_float(o.aval)}
@@ -149,21 +106,12 @@ class Rounded(Arithmetic):
             "    return a, b",
         ]
 
-    def _cast(self, x: Any) -> jax.Array:
-        """Rounds to the format; the same numbers as the file's ``low``."""
-        x = jnp.asarray(x, self.dtype)
-        if self._native:
-            return x.astype(self._native).astype(self.dtype)
-        return round_to(x, self.fmt, saturate=self.saturate).astype(self.dtype)
-
     @property
     def _native(self) -> str | None:
-        """The dtype that casts to the format and back round to it; None if there is none."""
         return None if self.saturate else CASTS.get(self.fmt)
 
     @property
     def _source(self) -> str:
-        """The text of ``low``."""
         x = f"jnp.asarray(x, jnp.{self.wide})"
         if self._native:
             return f"{x}.astype(jnp.{self._native}).astype(jnp.{self.wide})"
@@ -172,14 +120,10 @@ class Rounded(Arithmetic):
 
 
 @dataclasses.dataclass(frozen=True)
-class Interpreted(Arithmetic):
-    """A program under a policy or recipe.
+class Interpreted(_Reduced):
+    """A program under a policy or recipe."""
 
-    Attributes:
-        low: the policy's or the recipe's interpretation.
-    """
-
-    low: Any
+    low: Any  # the policy's or the recipe's interpretation
 
     @property
     def name(self) -> str:
@@ -199,19 +143,6 @@ class Interpreted(Arithmetic):
             self.low.lower(y, a) if is_float(a) else y
             for y, a in zip(outs, equation.out_avals, strict=True)
         ]
-
-    def results(self, piece: Slice, arrays: Mapping[str, ArrayLike]) -> tuple[PyTree, PyTree]:
-        own: dict[str, Any] = {}
-        exec("\n".join(["import jax", "import jax.numpy as jnp", "from jax import lax",
-                        *self._program(piece)]), own)  # fmt: skip
-        program, given = own["program"], [jnp.asarray(arrays[name]) for name in piece.inputs]
-        narrow = [x.astype(jnp.float32) if is_float(x) else x for x in given]
-        if isinstance(self.low, Autocast):
-            low = autocast(program, self._policy(piece))(*narrow)
-        else:
-            low = autoscale(program, self._recipe(piece))(*narrow)
-        low = low.value() if isinstance(low, ScaledArray) else low
-        return np.asarray(low), np.asarray(program(*given))
 
     def explained(self) -> list[str]:
         run = "autocast" if isinstance(self.low, Autocast) else "autoscale"
@@ -261,7 +192,6 @@ class Interpreted(Arithmetic):
         ]  # fmt: skip
 
     def _program(self, piece: Slice) -> list[str]:
-        """Returns the program's text, with the scopes that a recipe reads."""
         lines: list[tuple[str, str]] = []
         for name, origin in piece.inputs.items():
             if self.name == "recipe" and is_float(origin.aval) and _is_computed(origin):
@@ -294,9 +224,6 @@ class Interpreted(Arithmetic):
         """Returns a policy that runs a slice's operations as the audited one does.
 
         Its rules name primitives, since the functions and scopes aren't in the file.
-
-        Raises:
-            ValueError: the policy runs operations of one primitive in different ways.
         """
         own: Policy = self.low.policy
         plain, rules = Policy(compute=own.compute), {}
@@ -318,9 +245,20 @@ class Interpreted(Arithmetic):
         )
 
 
-def arithmetic(low: Any, dtype: Any) -> Arithmetic | None:
-    """Returns the arithmetic of an audit's low-precision run; None for an interpretation that no
-    file can name."""
+ReducedArithmetic: TypeAlias = Rounded | Interpreted
+
+
+def results(
+    own: ReducedArithmetic, piece: Slice, arrays: Mapping[str, ArrayLike]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what a slice's file computes of some inputs: in the arithmetic, and in its dtype."""
+    names: dict[str, Any] = {"inputs": arrays}
+    exec("\n".join([*PRELUDE, *own.imports(piece), *own.definitions(piece)]), names)
+    low, wide = names["results"]()
+    return np.asarray(low), np.asarray(wide)
+
+
+def arithmetic(low: Any, dtype: Any) -> ReducedArithmetic | None:
     match low:
         case Emulation():
             return Rounded(dtype, low.fmt, low.saturate)
@@ -330,11 +268,6 @@ def arithmetic(low: Any, dtype: Any) -> Arithmetic | None:
 
 
 def recipe_text(recipe: Recipe) -> tuple[str, list[str]]:
-    """Returns the Python that makes a recipe, and the lines that import its names.
-
-    Raises:
-        ValueError: it has a part that can't be written.
-    """
     known = next((name for name, one in CATALOGUE.items() if one == recipe), None)
     if known is not None:
         return f"scalewise.recipes.{known}", []
@@ -361,7 +294,6 @@ def _policy_text(policy: Policy) -> str:
 
 
 def _is_computed(origin: Origin) -> bool:
-    """Returns False for an argument, also one that was moved (transposed, sliced)."""
     if origin.equation is None:
         return False
     if origin.equation.name not in MOVES:
@@ -371,5 +303,4 @@ def _is_computed(origin: Origin) -> bool:
 
 
 def _typed(lines: Sequence[str], dtype: str) -> list[str]:
-    """Returns lines with the name of the dtype of floats."""
     return [line.replace("FLOAT", f"jnp.{dtype}") for line in lines]

@@ -32,23 +32,15 @@ EAGER = 20_000  # results of a loop up to which its iterations run, and are know
 
 @dataclasses.dataclass(eq=False)
 class Origin:
-    """Where an array comes from.
+    """Where an array comes from."""
 
-    Attributes:
-        serial: its number, the same in each run.
-        equation: whose result it is; None for an argument, and for what a scan slices or stacks.
-        position: of it among the equation's results.
-        operands: of the equation.
-        constant: the number, of a literal.
-        aval: its type.
-    """
-
-    serial: int
-    aval: ShapedArray
+    serial: int  # its number, the same in each run
+    aval: ShapedArray  # its type
+    # whose result it is; None for an argument, and for what a scan slices or stacks
     equation: Equation | None = None
-    position: int = 0
-    operands: tuple[Origin, ...] = ()
-    constant: np.ndarray | None = None
+    position: int = 0  # of it among the equation's results
+    operands: tuple[Origin, ...] = ()  # of the equation
+    constant: np.ndarray | None = None  # the number, of a literal
 
 
 @functools.partial(
@@ -67,14 +59,12 @@ class Done(Exception):
 
 
 @dataclasses.dataclass(eq=False)
-class Graph(Interpretation):
+class LinkedRun(Interpretation):
     """Runs a program in ``dtype``, eagerly, and links each array to those it is computed from.
 
     Attributes:
-        dtype: of all floats.
         keep: the serial numbers of arrays to keep.
         visit: called with each equation, its operands, results and their origins.
-        origins: all origins, in the order of the run.
         kept: the arrays that are kept, by serial number.
     """
 
@@ -87,7 +77,6 @@ class Graph(Interpretation):
     inline = True
 
     def trace(self, program: Program) -> None:
-        """Runs the program, or as much of it as the arrays to keep need."""
         with self.context():
             values = [
                 self._traced(jnp.asarray(x).astype(self.dtype) if is_float(a) else x, a)
@@ -143,8 +132,6 @@ class Graph(Interpretation):
     stack = unstack
 
     def control(self, equation: Equation, run: Callable) -> Callable:
-        """Forgets origins at the border of a loop that is compiled as a whole."""
-
         def forgetting(state: Any, inputs: Sequence[Value]) -> Any:
             state, outs = run(state, [Traced(x.array) for x in inputs])
             return state, [Traced(y.array) for y in outs]
@@ -170,7 +157,6 @@ class Graph(Interpretation):
 
 
 def before(end: Origin, depth: int) -> list[Origin]:
-    """Returns an array and those up to ``depth`` operations before it, the first ones first."""
     found, level = {end.serial: end}, [end]
     for _ in range(depth):
         level = [o for x in level for o in x.operands if o.serial not in found]
@@ -179,7 +165,6 @@ def before(end: Origin, depth: int) -> list[Origin]:
 
 
 def after(start: Origin, origins: Sequence[Origin], depth: int) -> list[Origin]:
-    """Returns the arrays up to ``depth`` operations after one, in the order of the run."""
     distance = {start.serial: 0}
     found = []
     for origin in origins[start.serial + 1 :]:

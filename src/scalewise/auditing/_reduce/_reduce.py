@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,14 +13,110 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ...interpret import Equation, Program, Value
+from ...primitives import having, params
+from .._bisect import fewest
 from .._run._equation_statistics import Equations, EquationStatistics
 from .._search._findings import Finding
-from .._search._kinds import KINDS
-from ._arithmetic import Arithmetic
-from ._graph import Graph, Origin, after, before
+from .._search._kinds import FINDING_KINDS
+from ._arithmetic import ReducedArithmetic, results
+from ._graph import LinkedRun, Origin, after, before
 from ._reduction import Reduction, run_code
 from ._render import Slice, rendered
-from ._shrink import shrunk
+
+ELEMENTWISE = having("elementwise")
+ELEMENTS = 4  # kept of results that are computed one by one
+SHRINKING = 24  # smaller inputs that are tried: each has a shape of its own, which is compiled
+Arrays = dict[str, np.ndarray]
+
+
+def shrunk(
+    piece: Slice, arrays: Arrays, low: Any, wide: Any, shows: Callable[[Arrays], bool]
+) -> Arrays:
+    """Returns the inputs of the worst elements, or rows and columns; then as few as show it."""
+    *first, last = piece.operations
+    equation = last.equation
+    assert equation is not None
+    if not all(o.equation is not None and o.equation.name in ELEMENTWISE for o in first):
+        return arrays
+    if equation.name in ELEMENTWISE:
+        at = _worst(low, wide)[:ELEMENTS]
+        few = _of_shape(arrays, wide.shape, lambda x: x.reshape(-1)[at])
+        return few if few is not None and shows(few) else arrays
+    if equation.name == "dot_general" and not first:
+        return _product(piece, arrays, low, wide, shows)
+    if equation.name.startswith("reduce_") and len(equation.in_avals) == 1:
+        return _reduced(equation, arrays, low, wide, shows)
+    return arrays
+
+
+def _worst(low: Any, wide: Any) -> np.ndarray:
+    low, wide = (np.asarray(x).astype(np.float64).reshape(-1) for x in (low, wide))
+    with np.errstate(all="ignore"):
+        error = np.abs(low - wide) / np.where(wide == 0, 1, np.abs(wide))
+    lost = np.isfinite(wide) & ~np.isfinite(low)
+    return np.argsort(-np.where(lost, np.inf, np.nan_to_num(error, posinf=0)), kind="stable")
+
+
+def _of_shape(
+    arrays: Arrays, shape: tuple[int, ...], take: Callable[[np.ndarray], np.ndarray]
+) -> Arrays | None:
+    """Returns the inputs with those of one shape reduced; None if another isn't a scalar."""
+    if not all(x.shape in (shape, ()) for x in arrays.values()):
+        return None
+    return {name: take(x) if x.shape == shape and shape else x for name, x in arrays.items()}
+
+
+def _reduced(equation: Any, arrays: Arrays, low: Any, wide: Any, shows: Any) -> Arrays:
+    shape = equation.in_avals[0].shape
+    axes = params.reduced_axes(equation)
+    free = [axis for axis in range(len(shape)) if axis not in axes]
+    at = np.unravel_index(_worst(low, wide)[0], np.shape(wide)) if np.shape(wide) else ()
+    keys: list[Any] = [slice(None)] * len(shape)
+    for axis, i in zip(free, at, strict=True):
+        keys[axis] = slice(i, i + 1)
+    few = _of_shape(arrays, shape, lambda x: x[tuple(keys)])
+    if few is None or not shows(few):
+        return arrays
+    for axis in axes:
+        few = _halved(few, dict.fromkeys(few, axis), shows)
+    return few
+
+
+def _product(piece: Slice, arrays: Arrays, low: Any, wide: Any, shows: Any) -> Arrays:
+    equation, names = piece.operations[-1].equation, list(piece.inputs)
+    if equation is None or len(names) != 2:
+        return arrays
+    contracted, batch = params.dot_dimensions(equation)
+    at = list(np.unravel_index(_worst(low, wide)[0], wide.shape)) if wide.shape else []
+    few, position = {}, len(batch[0])
+    for side, name in enumerate(names):
+        keys: list[Any] = [slice(None)] * arrays[name].ndim
+        for i, axis in enumerate(batch[side]):
+            keys[axis] = slice(at[i], at[i] + 1)
+        for axis in range(arrays[name].ndim):
+            if axis not in (*batch[side], *contracted[side]):
+                keys[axis] = slice(at[position], at[position] + 1)
+                position += 1
+        few[name] = arrays[name][tuple(keys)]
+    if not shows(few):
+        return arrays
+    for left, right in zip(*contracted, strict=True):
+        few = _halved(few, dict(zip(names, (left, right), strict=True)), shows)
+    return few
+
+
+def _halved(arrays: Arrays, axes: dict[str, int], shows: Callable[[Arrays], bool]) -> Arrays:
+    size = max((x.shape[axes[n]] for n, x in arrays.items() if x.ndim), default=1)
+    calls = iter(range(SHRINKING))
+
+    def few(at: list[int]) -> Arrays:
+        return {n: np.take(x, at, axes[n]) if x.ndim else x for n, x in arrays.items()}
+
+    def still(at: list[int]) -> bool:
+        return bool(at) and next(calls, None) is not None and shows(few(at))
+
+    return few(fewest(range(size), still))
+
 
 DEPTH = 12  # operations before the finding that a slice goes back at most
 BEHIND = 4  # operations behind it whose result may show it
@@ -30,34 +126,21 @@ COUNTED = ("nan", "overflow", "underflow")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Audited:
-    """The parts of an audit that reduce its findings.
+    """The parts of an audit that reduce its findings."""
 
-    Attributes:
-        program: with its arguments.
-        arithmetic: of the low-precision run.
-        paths: of the equations, by their index in the report.
-        steps: how often the program was called.
-    """
-
-    program: Program
-    arithmetic: Arithmetic
-    paths: Mapping[int, tuple[int, ...]]
-    steps: int = 1
+    program: Program  # with its arguments
+    arithmetic: ReducedArithmetic  # of the low-precision run
+    paths: Mapping[int, tuple[int, ...]]  # of the equations, by their index in the report
+    steps: int = 1  # how often the program was called
 
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """The event that a slice has to show.
+    """The event that a slice has to show."""
 
-    Attributes:
-        kind: of the finding.
-        error: the relative error of which it has to show half.
-        largest: whether that is an element's, not that of the whole result.
-    """
-
-    kind: str
-    error: float
-    largest: bool = False
+    kind: str  # of the finding
+    error: float  # the relative error of which it has to show half
+    largest: bool = False  # whether that is an element's, not that of the whole result
 
     def strength(self, low: Any, wide: Any) -> float:
         """Returns how many numbers aren't finite, are zero, or differ; or the relative error."""
@@ -86,7 +169,6 @@ class Event:
 
 
 def reduce(audited: Audited, finding: Finding, equations: Equations) -> Reduction:
-    """Returns the smallest program found that shows a finding (see :meth:`Report.reduce`)."""
     text = f"{finding.kind} in {finding.primitive} at {finding.where}: {finding.evidence}"
     if audited.steps > 1:
         raise ValueError(f"reduce: {text}: expected an audit of one step, not of {audited.steps}")
@@ -107,8 +189,7 @@ def reduce(audited: Audited, finding: Finding, equations: Equations) -> Reductio
     raise ValueError(f"reduce: {text}: {why}")
 
 
-def _traced(audited: Audited, finding: Finding) -> tuple[Graph, list[Origin]]:
-    """Returns the run's origins, and those of the finding's equations, the clearest visit first."""
+def _traced(audited: Audited, finding: Finding) -> tuple[LinkedRun, list[Origin]]:
     paths = {audited.paths[i] for i in finding.equations if i in audited.paths}
     event = Event(finding.kind, finding.introduced, largest=not finding.equations)
     found: list[tuple[float, Origin]] = []
@@ -121,18 +202,17 @@ def _traced(audited: Audited, finding: Finding) -> tuple[Graph, list[Origin]]:
     ) -> None:
         if equation.path not in paths and not (not paths and _is_at(equation, finding)):
             return
-        results = audited.arithmetic.apply(equation, arrays)
-        strengths = [event.strength(y, s) for y, s in zip(results, outs, strict=True)]
+        lows = audited.arithmetic.apply(equation, arrays)
+        strengths = [event.strength(y, s) for y, s in zip(lows, outs, strict=True)]
         found.append((strengths[0], origins[0]))
 
-    graph = Graph(audited.arithmetic.dtype, visit=visit)
+    graph = LinkedRun(audited.arithmetic.dtype, visit=visit)
     graph.trace(audited.program)
     found.sort(key=lambda x: -x[0])
     return graph, [origin for _, origin in found[:2]]
 
 
 def _is_at(equation: Equation, finding: Finding) -> bool:
-    """Returns whether an equation uses the constant that a finding is about."""
     where = equation.source or (None, 0, "")
     return (*where[:2], equation.name) == (finding.file, finding.line, finding.primitive)
 
@@ -143,8 +223,7 @@ def _ends(
     finding: Finding,
     statistics: Mapping[tuple[int, ...], EquationStatistics],
 ) -> Iterator[tuple[Origin, Event]]:
-    """Yields results that may show a finding: its own, and those computed from it."""
-    carried = KINDS[finding.kind].carried_in
+    carried = FINDING_KINDS[finding.kind].carried_in
     known = statistics.get(start.equation.path) if start.equation else None
     of_operands = known is not None and known["operands"] and not known["flushed"]
     own = Event(
@@ -169,12 +248,11 @@ def _ends(
 
 def _slice(
     audited: Audited,
-    graph: Graph,
+    graph: LinkedRun,
     ends: tuple[Origin, Origin],
     event: Event,
     text: str,
 ) -> Reduction | None:
-    """Returns the shortest slice from one operation to another that shows the event, or None."""
     (start, end), arithmetic = ends, audited.arithmetic
     pieces = []
     for depth in range(DEPTH + 1):
@@ -187,23 +265,22 @@ def _slice(
     if not pieces:
         return None
     wanted = {o.serial for piece in pieces for o in piece.inputs.values()} | {end.serial}
-    kept = Graph(arithmetic.dtype, keep=frozenset(wanted))
+    kept = LinkedRun(arithmetic.dtype, keep=frozenset(wanted))
     kept.trace(audited.program)
     if not wanted <= kept.kept.keys():
         return None
     for piece in pieces:
         arrays = {name: kept.kept[origin.serial] for name, origin in piece.inputs.items()}
-        results = arithmetic.results(piece, arrays)
-        if not _agrees(results[1], kept.kept[end.serial]):
+        found = results(arithmetic, piece, arrays)
+        if not _agrees(found[1], kept.kept[end.serial]):
             return None  # an expression doesn't compute what the equation does
-        if event.shows(*results):
+        if event.shows(*found):
             ran = sum(o.equation is not None for o in graph.origins[: end.serial + 1])
             return _verified(piece, arrays, arithmetic, event, text, ran)
     return None
 
 
 def _agrees(found: Any, expected: Any) -> bool:
-    """Returns whether a slice computes the recorded result."""
     if found.shape != expected.shape:
         return False
     if not jnp.issubdtype(expected.dtype, jnp.floating):
@@ -212,18 +289,23 @@ def _agrees(found: Any, expected: Any) -> bool:
 
 
 def _verified(
-    piece: Slice, arrays: Any, arithmetic: Arithmetic, event: Event, text: str, operations: int
+    piece: Slice,
+    arrays: Any,
+    arithmetic: ReducedArithmetic,
+    event: Event,
+    text: str,
+    operations: int,
 ) -> Reduction | None:
     """Returns the program with small inputs, after running it; with all of them if need be."""
 
     def shows(smaller: Any) -> bool:
-        return event.shows(*arithmetic.results(piece, smaller))
+        return event.shows(*results(arithmetic, piece, smaller))
 
-    low, wide = arithmetic.results(piece, arrays)
+    low, wide = results(arithmetic, piece, arrays)
     for some in (shrunk(piece, arrays, low, wide, shows), arrays):
         few = Reduction(text, arithmetic, piece, some, operations, low, wide)
         with jax.enable_x64(False):
-            results = run_code(few)
-        if event.shows(*results):
-            return dataclasses.replace(few, low=results[0], wide=results[1])
+            ran = run_code(few)
+        if event.shows(*ran):
+            return dataclasses.replace(few, low=ran[0], wide=ran[1])
     return None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +13,10 @@ from rich.console import Console
 
 from ..._output import Printed, check_writable, replacing
 from ..._output._text import Text
-from ._arithmetic import Arithmetic
+from ._arithmetic import ReducedArithmetic
 from ._render import Slice
 
+LOADING = 'inputs = dict(np.load(Path(__file__).with_suffix(".npz")))'
 EMBEDDED = 256  # numbers up to which inputs are written into the file
 
 
@@ -35,7 +34,7 @@ class Reduction(Printed):
     """
 
     finding: str
-    arithmetic: Arithmetic
+    arithmetic: ReducedArithmetic
     piece: Slice
     inputs: dict[str, np.ndarray]
     operations: int
@@ -81,24 +80,19 @@ class Reduction(Printed):
 
 
 def run_code(reduction: Reduction) -> tuple[np.ndarray, np.ndarray]:
-    """Runs the program as a file would be; returns its results in the format and in float32."""
     names: dict[str, Any] = {"__name__": "reduced", "LOADED": reduction.inputs}
     code = _code(reduction, embed=reduction.is_small)
-    code = code.replace(_loading(), "inputs = LOADED")
+    code = code.replace(LOADING, "inputs = LOADED")
     with jax.enable_x64(reduction.arithmetic.dtype == np.float64):
         exec(compile(code, "reduced.py", "exec"), names)
         low, wide = names["results"]()
         return np.asarray(low), np.asarray(wide)
 
 
-def _loading() -> str:
-    return 'inputs = dict(np.load(Path(__file__).with_suffix(".npz")))'
-
-
 def _code(reduction: Reduction, *, embed: bool) -> str:
     own, arithmetic = reduction.piece, reduction.arithmetic
     defined = arithmetic.definitions(own)
-    uses: Callable[[str], bool] = partial(_uses, defined)
+    text = "\n".join(defined)
     both = arithmetic.wide == "float64"
     lines = [
         f'"""{_sentence(reduction.finding)}',
@@ -109,14 +103,14 @@ def _code(reduction: Reduction, *, embed: bool) -> str:
         '"""',
         "",
         *(["from pathlib import Path", ""] if not embed else []),
-        *(["import jax"] if both or uses("jax.named_scope") else []),
+        *(["import jax"] if both or "jax.named_scope" in text else []),
         "import jax.numpy as jnp",
         "import numpy as np",
-        *(["import scalewise"] if uses("scalewise.") else []),
-        *(["from jax import lax"] if uses("lax.") else []),
+        *(["import scalewise"] if "scalewise." in text else []),
+        *(["from jax import lax"] if "lax." in text else []),
         *arithmetic.imports(own),
         "",
-        *(_embedded(reduction.inputs) if embed else [_loading()]),
+        *(_embedded(reduction.inputs) if embed else [LOADING]),
         "",
         "",
         *defined,
@@ -132,12 +126,7 @@ def _code(reduction: Reduction, *, embed: bool) -> str:
     return "\n".join(lines)
 
 
-def _uses(lines: Sequence[str], text: str) -> bool:
-    return any(text in line for line in lines)
-
-
 def _sentence(text: str) -> str:
-    """Returns a text that may stand in a docstring."""
     return text.replace("\\", "/").replace('"""', "'''") + "."
 
 

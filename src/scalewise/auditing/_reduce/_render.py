@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,6 @@ PLAIN = (bool, int, float, str)
 
 
 def expression(equation: Equation, operands: Sequence[str]) -> str | None:
-    """Returns a Python expression for an equation's only result; None if there is none."""
     if len(equation.out_avals) != 1:
         return None
     name, aval = equation.name, equation.out_avals[0]
@@ -96,19 +95,12 @@ def _is_plain(x: object) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """Operations that lead from some arrays to a result, as Python.
+    """Operations that lead from some arrays to a result, as Python."""
 
-    Attributes:
-        inputs: the arrays that they begin with, by name.
-        lines: one for each operation.
-        result: the name of the result.
-        operations: the origins of the lines, in their order.
-    """
-
-    inputs: dict[str, Origin]
-    lines: tuple[str, ...]
-    result: str
-    operations: tuple[Origin, ...]
+    inputs: dict[str, Origin]  # the arrays that they begin with, by name
+    lines: tuple[str, ...]  # one for each operation
+    result: str  # the name of the result
+    operations: tuple[Origin, ...]  # the origins of the lines, in their order
 
 
 def rendered(origins: Sequence[Origin], holds: Callable[[float], bool] | None) -> Slice | None:
@@ -150,7 +142,6 @@ def rendered(origins: Sequence[Origin], holds: Callable[[float], bool] | None) -
 
 
 def _without_unused(piece: Slice) -> Slice:
-    """Leaves out lines, and inputs, that the result doesn't need."""
     needed, kept = {piece.result}, []
     for i, line in reversed(list(enumerate(piece.lines))):
         if f"v{i}" in needed:
@@ -166,7 +157,6 @@ def _without_unused(piece: Slice) -> Slice:
 
 
 def _depending_on_floats(origins: Sequence[Origin]) -> set[int]:
-    """Returns the serial numbers of results that are floats or are computed from floats."""
     found: set[int] = set()
     for o in origins:
         if is_float(o.aval) or any(x.serial in found or is_float(x.aval) for x in o.operands):
@@ -175,7 +165,6 @@ def _depending_on_floats(origins: Sequence[Origin]) -> set[int]:
 
 
 def _scalar(origin: Origin) -> Origin | None:
-    """Returns the literal that an array consists of; None if it isn't one."""
     equation = origin.equation
     if equation is not None and equation.name in ("broadcast_in_dim", "convert_element_type"):
         operand = _scalar(origin.operands[0])
@@ -203,13 +192,3 @@ def _comment(equation: Equation) -> str:
     # a file's name may hold a line break, after which the rest would be code
     name = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in Path(own[0]).name)
     return f"  # {name}:{own[1]}"
-
-
-def evaluate(piece: Slice, arrays: Mapping[str, Any], cast: Any, dtype: Any) -> Any:
-    """Returns the result of the lines, with ``cast`` applied to each."""
-    names: dict[str, Any] = {"jnp": jnp, "lax": lax, "cast": cast, "FLOAT": dtype}
-    for name, x in arrays.items():
-        names[name] = cast(x) if jnp.issubdtype(x.dtype, jnp.floating) else jnp.asarray(x)
-    for line in piece.lines:
-        exec(line, names)
-    return np.asarray(names[piece.result])

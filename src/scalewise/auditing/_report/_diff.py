@@ -65,11 +65,6 @@ class _Saved:
 
 
 def load_report(path: str | os.PathLike[str]) -> dict[str, Json]:
-    """Reads a report that was saved as JSON, also by the release before this one.
-
-    Raises:
-        InputError: there is no such file, or it is no report.
-    """
     path = Path(path)
     try:
         check_source(path)

@@ -21,9 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._search._findings import Finding
-from ._patterns import expressions, replacement, scaled_gradient, uncast
+from ._patterns import expressions, in_float32, replacement, scaled_gradient, uncast
 from ._summary import Summary
-from ._widen import in_float32
 
 # Arguments of libraries that keep numbers in float32, and what to pass; the first that the called
 # function has is taken.
@@ -49,11 +48,8 @@ class Edit:
 
 
 def edits(report: Summary, finding: Finding) -> list[Edit]:
-    """Returns the edits that make a finding's fix; [] if it isn't known how to write it.
-
-    A constant is replaced where it is written, a library's by the argument that changes it. Lines
-    that are computed in float32 get their operands converted.
-    """
+    """A constant is replaced where it is written, a library's by the argument that changes it.
+    Lines that are computed in float32 get their operands converted."""
     fix = finding.fix
     if fix is None or (finding.file is None and not finding.callers):
         return []
@@ -97,7 +93,6 @@ def _tree(file: str) -> ast.Module | None:
 
 
 def _statement(file: str, line: int) -> ast.stmt | None:
-    """Returns the innermost statement around a line."""
     tree = _tree(file)
     around = [
         node for node in ast.walk(tree) if isinstance(node, ast.stmt)
@@ -107,7 +102,6 @@ def _statement(file: str, line: int) -> ast.stmt | None:
 
 
 def _edited(file: str, first: int, last: int, change: Callable[[str], str]) -> Edit | None:
-    """Returns the edit of some lines; None if they stay what they are."""
     before = linecache.getlines(file)[first - 1 : last]
     after = change("".join(before)).splitlines()
     lines = [x.rstrip("\n") for x in before]
@@ -149,7 +143,6 @@ def _uncast(dtype: str, places: Collection[tuple[str, int]]) -> list[Edit]:
 
 
 def _function(tree: ast.Module, line: int) -> ast.AST:
-    """Returns the innermost function around a line; the module outside of all."""
     around = [
         node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.Lambda)
         and node.lineno <= line <= (node.end_lineno or 0)
@@ -181,7 +174,6 @@ def _changed(file: str, scope: ast.AST, change: Callable[[ast.expr], str | None]
 
 
 def _spliced(node: ast.expr, text: str, first: int, source: str) -> str:
-    """Returns the lines from number ``first`` on with an expression replaced."""
     lines = [x.encode() for x in source.splitlines(keepends=True)]
     start, end = node.lineno - first, (node.end_lineno or node.lineno) - first
     after = lines[end][node.end_col_offset :]
@@ -193,7 +185,6 @@ def _spliced(node: ast.expr, text: str, first: int, source: str) -> str:
 
 
 def _constant(file: str, line: int, old: float, new: float) -> Edit | None:
-    """Returns the edit of a constant in the statement of a line."""
     node = _statement(file, line)
     if node is None or hasattr(node, "body"):
         return _edited(file, line, line, lambda text: _replaced(text, old, new))
@@ -212,7 +203,6 @@ def _anywhere(file: str, old: float, new: float) -> Edit | None:
 
 
 def _replaced(text: str, old: float, new: float) -> str:
-    """Returns source with the last literal of a number replaced."""
     indent = len(text) - len(text.lstrip())
     found = []
     try:
@@ -294,7 +284,6 @@ def _with_argument(file: str, node: ast.Call, name: str, value: str) -> Edit | N
 def _new_argument(
     called: Any, node: ast.Call, finding: Finding, replaces: tuple[float, float] | None
 ) -> tuple[str, str] | None:
-    """Returns the name and the value of the argument that a call gets."""
     try:
         parameters = inspect.signature(called).parameters
     except (TypeError, ValueError):
@@ -319,7 +308,6 @@ def _new_argument(
 
 
 def _imports(tree: ast.Module) -> Mapping[str, Any]:
-    """Returns the modules and functions that a file imports, if they are loaded."""
     found: dict[str, Any] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -335,7 +323,6 @@ def _imports(tree: ast.Module) -> Mapping[str, Any]:
 
 
 def _resolved(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    """Returns what a dotted name stands for; None if that isn't known."""
     if isinstance(node, ast.Name):
         return names.get(node.id)
     if isinstance(node, ast.Attribute):
@@ -345,7 +332,6 @@ def _resolved(node: ast.expr, names: Mapping[str, Any]) -> Any:
 
 
 def _is_of(called: Any, finding: Finding) -> bool:
-    """Returns True if a function belongs to the package of a finding's file."""
     package = str(getattr(called, "__module__", None)).partition(".")[0]
     return package in Path(finding.file or "").parts
 
@@ -354,7 +340,6 @@ def _is_of(called: Any, finding: Finding) -> bool:
 
 
 def _widened(file: str, line: int) -> Edit | None:
-    """Returns the edit that converts the operands of a line to float32."""
     node, tree = _statement(file, line), _tree(file)
     if node is None or tree is None:
         return None

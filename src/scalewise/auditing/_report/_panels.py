@@ -35,7 +35,6 @@ def panels(report: Summary) -> list[tuple[str, Markup]]:
 
 
 def legend(report: Summary) -> list[tuple[str, str]]:
-    """Returns the class of each colour and what it stands for."""
     beyond = "saturation" if report.low.endswith("saturating") else "overflow"
     smallest, normal = _power(report.smallest / 2), _power(report.smallest_normal)
     return [
@@ -62,7 +61,6 @@ def _by_direction(equations: Equations) -> list[tuple[str, list[EquationStatisti
 
 
 def axis_of(histograms: Sequence[Sequence[int]]) -> Axis:
-    """Returns the exponents between which there are numbers, and one more on either side."""
     used = [i for counts in histograms for i, n in enumerate(counts) if n] or [-LOWEST]
     low, high = min(used) + LOWEST - 1, max(used) + LOWEST + 2
     missing = max(NARROWEST - (high - low), 0)
@@ -101,10 +99,7 @@ def histogram(counts: Sequence[int], report: Summary, axis: Axis) -> Markup:
 
 
 def growth(equations: Equations, unit: float) -> Markup:
-    """Returns the error against the reference run, operation by operation, on a logarithmic scale.
-
-    A dashed line is one rounding; red lines are operations whose results overflow or are NaN.
-    """
+    """A dashed line is one rounding; red lines are operations whose results overflow or are NaN."""
     errors = [e.inherited if e.sqnr > -math.inf else math.inf for e in equations]
     drawn = [x for x in errors if 0 < x < math.inf]
     exponents = [max(math.log10(x), LOWEST_ERROR) for x in (*drawn, unit)]

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import jax.numpy as jnp
 
 # By the text of a fix before "in place of": the expression that is replaced, and what replaces it.
 # Single capitals stand for any expression, the same one each time; `...` for a call's further
@@ -58,13 +62,6 @@ Found = dict[str, ast.expr]  # what names stand for; of `...` a call with these 
 
 
 def replacement(node: ast.expr, text: str, scope: ast.AST) -> str | None:
-    """Returns what replaces an expression; None if none of a fix's patterns matches it.
-
-    Args:
-        node: an expression.
-        text: the fix's, up to "in place of".
-        scope: the function around the expression, whose assignments define the names in it.
-    """
     for pattern, template in PATTERNS.get(text, ()):
         found: Found = {}
         expected = ast.parse(pattern, mode="eval").body
@@ -74,8 +71,6 @@ def replacement(node: ast.expr, text: str, scope: ast.AST) -> str | None:
 
 
 def scaled_gradient(node: ast.expr, scale: str, source: str) -> str | None:
-    """Returns the call of a gradient function with a loss scale; None for another expression, or a
-    loss with further results, which no scale may change."""
     if not isinstance(node, ast.Call) or _name(node.func) not in GRADIENTS or len(node.args) != 1:
         return None
     if any(x.arg in (None, "has_aux") for x in node.keywords):
@@ -86,7 +81,6 @@ def scaled_gradient(node: ast.expr, scale: str, source: str) -> str | None:
 
 
 def uncast(node: ast.expr, dtype: str, source: str) -> str | None:
-    """Returns the operand of a cast to a dtype; None for another expression."""
     match node:
         case ast.Call(ast.Attribute(value, "astype"), [to]) if dtype in ast.unparse(to):
             return _text(value, source)
@@ -98,7 +92,6 @@ def _text(node: ast.expr, source: str) -> str:
 
 
 def _name(node: ast.expr) -> str:
-    """Returns the last part of a dotted name."""
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
@@ -119,7 +112,6 @@ def _is_module(node: ast.expr) -> bool:
 
 
 def _definitions(scope: ast.AST) -> dict[str, ast.expr]:
-    """Returns the values of the names that a function assigns once."""
     found: dict[str, list[ast.expr | None]] = {}
     for node in ast.walk(scope):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -202,5 +194,87 @@ class _Fill(ast.NodeTransformer):
 
 
 def expressions(node: ast.AST) -> Iterator[ast.expr]:
-    """Yields the expressions within a node, the outer ones first."""
     return (x for x in ast.walk(node) if isinstance(x, ast.expr))
+
+
+# Functions whose positional arguments are numbers, so that each may be converted; the result of
+# another function is converted instead.
+ARITHMETIC = {
+    "abs", "absolute", "add", "cos", "cosh", "cumprod", "cumsum", "divide", "dot", "einsum",
+    "exp", "exp2", "expm1", "gelu", "hypot", "inner", "log", "log10", "log1p", "log2",
+    "log_sigmoid", "log_softmax", "logaddexp", "logsumexp", "matmul", "max", "maximum", "mean",
+    "min", "minimum", "multiply", "negative", "norm", "outer", "power", "prod", "reciprocal",
+    "relu", "rsqrt", "sigmoid", "sign", "silu", "sin", "sinh", "softmax", "softplus", "sqrt",
+    "square", "std", "subtract", "sum", "tan", "tanh", "var", "vdot",
+}  # fmt: skip
+ARRAYS = {"T", "mT", "real", "imag"}  # attributes of an array that are arrays
+INTEGERS = {"shape", "size", "ndim"}
+
+
+class _NotKnownError(Exception):
+    """The expression has a part of which it isn't known how it is converted."""
+
+
+def in_float32(source: str, node: ast.stmt, names: Mapping[str, Any]) -> str:
+    value = getattr(node, "value", None)
+    assigns = isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Return)
+    if not assigns or not isinstance(value, ast.expr) or _is_leaf(value):
+        return source
+    numpy = next((name for name, x in names.items() if x is jnp), "jnp")
+    try:
+        found = list(_operands(value, names, top=True))
+    except _NotKnownError:
+        return source
+    places = [(x.end_lineno or 0, x.end_col_offset or 0, ")") for x in found]
+    places += [(x.lineno, x.col_offset, f"{numpy}.float32(") for x in found]
+    lines = [x.encode() for x in source.splitlines(keepends=True)]
+    for line, column, text in sorted(places, reverse=True):
+        row = line - node.lineno
+        lines[row] = lines[row][:column] + text.encode() + lines[row][column:]
+    return b"".join(lines).decode()
+
+
+def _is_leaf(node: ast.expr) -> bool:
+    """Returns True for a name, ``p["w"]`` and ``self.w``."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return isinstance(node, ast.Name)
+
+
+def _operands(node: ast.expr, names: Mapping[str, Any], top: bool = False) -> Iterator[ast.expr]:
+    match node:
+        case ast.Constant():
+            return
+        case ast.BinOp(left, _, right):
+            yield from _operands(left, names)
+            yield from _operands(right, names)
+        case ast.UnaryOp(operand=operand):
+            yield from _operands(operand, names)
+        case ast.Tuple(elements):
+            for x in elements:
+                yield from _operands(x, names)
+        case ast.Attribute(value, attribute) if attribute in ARRAYS | INTEGERS:
+            yield from _operands(value, names) if attribute in ARRAYS else ()
+        case ast.Attribute(value) if _is_imported(value, names):
+            return  # jnp.pi
+        case ast.Subscript(value) if not _is_leaf(node):
+            yield from _operands(value, names, top)
+        case ast.Call(ast.Attribute(owner, name), arguments) if name in ARITHMETIC:
+            if not _is_imported(owner, names):
+                yield from _operands(owner, names)
+                return
+            for i, x in enumerate(arguments):
+                axis = i > 0 and len(arguments) == 2 and isinstance(x, ast.UnaryOp | ast.Tuple)
+                yield from _operands(x, names) if not axis else ()
+        case ast.Call(ast.Name() | ast.Attribute()) if not top:
+            yield node
+        case _ if _is_leaf(node):
+            yield node
+        case _:
+            raise _NotKnownError
+
+
+def _is_imported(node: ast.expr, names: Mapping[str, Any]) -> bool:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return isinstance(node, ast.Name) and isinstance(names.get(node.id), ModuleType)

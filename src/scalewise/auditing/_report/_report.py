@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -11,11 +11,11 @@ from rich.console import Console
 from ..._output import Saved, plain
 from ..._types import Json
 from .._reduce._reduction import Reduction
-from .._search._apply import Origin
+from .._search._apply import AuditedArithmetic
 from .._search._findings import Finding
 from ._page import page
+from ._save import as_csv
 from ._summary import Summary
-from ._table import as_csv
 from ._terminal import show
 from ._trace import TraceRow, trace
 from ._verdict import verdict
@@ -37,6 +37,16 @@ ON_DEVICE = "; products of rounded operands are added up as the device's matrix 
 WITH_HISTORY = "; delayed scaling with the magnitudes of the steps before"
 
 
+COUNTS = (
+    "elements", "overflowed", "flushed", "subnormal", "nan", "swamped", "added", "cancelled",
+    "operands", "operands_saturated", "operands_flushed",
+)  # fmt: skip
+COLUMNS = (
+    "index", "primitive", "shape", "file", "line", "function", "caller", "scope", "direction",
+    *COUNTS, "amax", "introduced", "inherited", "sqnr", "ulps",
+)  # fmt: skip
+
+
 @dataclasses.dataclass(frozen=True)
 class Report(Summary, Saved):
     """The result of an audit, with the fields of :class:`Summary`.
@@ -48,7 +58,7 @@ class Report(Summary, Saved):
     """
 
     reducer: Callable[[Finding], Any] | None = dataclasses.field(default=None, repr=False)
-    origin: Origin | None = dataclasses.field(default=None, repr=False)
+    origin: AuditedArithmetic | None = dataclasses.field(default=None, repr=False)
 
     @property
     def verdict(self) -> str:
@@ -73,7 +83,15 @@ class Report(Summary, Saved):
         return page(self)
 
     def _csv(self) -> str:
-        return as_csv(self.equations)
+        rows = (
+            (
+                e.index, e.primitive, "x".join(map(str, e.shape)), e.file or "", e.line,
+                e.function, e.caller, e.scope, e.part, *(int(e[name]) for name in COUNTS),
+                e["amax"], e.introduced, e.inherited, e.sqnr, e["ulps"],
+            )
+            for e in self.equations
+        )  # fmt: skip
+        return as_csv(COLUMNS, rows)
 
     def as_dict(self) -> dict[str, Json]:
         derived = {
@@ -82,12 +100,12 @@ class Report(Summary, Saved):
             "updates_lost": self.updates_lost,
             "loss_scales": self.loss_scales(),
         }
+        found, unfixed = (
+            [dataclasses.replace(x, fix=x.fix and str(x.fix)) for x in some]
+            for some in (self.findings, self.unfixed)
+        )
         report: Any = dataclasses.replace(
-            self,
-            findings=_texts(self.findings),
-            unfixed=_texts(self.unfixed),
-            reducer=None,
-            origin=None,
+            self, findings=tuple(found), unfixed=tuple(unfixed), reducer=None, origin=None
         )
         fields = dataclasses.asdict(report)
         del fields["reducer"], fields["origin"]
@@ -148,8 +166,3 @@ class Report(Summary, Saved):
         for order in sorted(fixes):
             target = fixes[order].apply(target)
         return target
-
-
-def _texts(findings: Sequence[Finding]) -> tuple[Any, ...]:
-    """Returns findings whose fixes are sentences."""
-    return tuple(dataclasses.replace(x, fix=x.fix and str(x.fix)) for x in findings)

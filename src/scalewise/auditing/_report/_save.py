@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from rich.console import Console
@@ -34,7 +35,6 @@ class Listed(Saved):
         raise NotImplementedError
 
     def _rows(self) -> list[list[str]]:
-        """Returns the cells of the table."""
         raise NotImplementedError
 
     def show(self, console: Console | None = None) -> None:
@@ -46,6 +46,10 @@ class Listed(Saved):
         print_rows(console, self.columns, self._rows(), right=right)
 
     def _csv(self) -> str:
-        stream = io.StringIO()
-        csv.writer(stream, lineterminator="\n").writerows([self.columns, *self._rows()])
-        return stream.getvalue()
+        return as_csv(self.columns, self._rows())
+
+
+def as_csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\n").writerows([columns, *rows])
+    return stream.getvalue()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 
 from rich.console import Console
-from rich.table import Table
 
-from ..._output import counted, print_table
+from ..._output import counted, print_rows
 from ..._output._text import Text
 from .._run._equation_statistics import EquationStatistics
 from .._run._session import OutputError
 from .._search._findings import Finding
-from .._search._kinds import KINDS
+from .._search._kinds import FINDING_KINDS
 from .._search._literals import called_at
 from ._edits import edits
 from ._summary import Summary
@@ -21,10 +20,10 @@ from ._verdict import no_fix, tried, verdict
 
 SHOWN = 12
 LATENT_SHOWN = 3
+TRACE = ("module", "direction", "last operation", "smallest", "largest", "overflowed", "NaN")
 
 
 def show(report: Summary, console: Console, *, everything: bool = False) -> None:
-    """Prints the verdict, findings with their fixes, and constants."""
     head = Text(f"audit  {report.function}  {report.low} against the {report.reference} reference")
     count = counted(len(report.equations), "rounded operation")
     head.append(f"   {count}, {counted(report.trials, 'trial')}", style="dim")
@@ -75,7 +74,7 @@ def show(report: Summary, console: Console, *, everything: bool = False) -> None
 def _findings(report: Summary, console: Console) -> None:
     for number, finding in enumerate(report.findings[:SHOWN], 1):
         head = Text(f"{number:2} ")
-        head.append(finding.kind, style=KINDS[finding.kind].style)
+        head.append(finding.kind, style=FINDING_KINDS[finding.kind].style)
         head.append(f"  {finding.where}", style="bold")
         head.append(function(report, finding))
         head.append(f"  {finding.primitive}, {finding.part}")
@@ -107,21 +106,18 @@ def _findings(report: Summary, console: Console) -> None:
 
 
 def _trace(report: Summary, console: Console) -> None:
-    """Prints the modules that ran before the first number that overflows or is NaN."""
     rows = before_first_event(report.equations)
     if not rows:
         return
-    table = Table(box=None, pad_edge=False, title_justify="left", title_style="")
-    table.title = "The last modules before the first number that overflows or is NaN"
-    for name in ("module", "direction", "last operation"):
-        table.add_column(name, no_wrap=True)
-    for name in ("smallest", "largest", "overflowed", "NaN"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        sizes = f"{row.smallest:.2e}", f"{row.largest:.2e}", f"{row.overflowed:,}", f"{row.nan:,}"
-        cells = row.scope, row.direction, f"{row.primitive}, {row.place}", *sizes
-        table.add_row(*map(Text, cells))
-    print_table(console, table)
+    title = "The last modules before the first number that overflows or is NaN"
+    cells = [
+        (
+            row.scope, row.direction, f"{row.primitive}, {row.place}", f"{row.smallest:.2e}",
+            f"{row.largest:.2e}", f"{row.overflowed:,}", f"{row.nan:,}",
+        )
+        for row in rows
+    ]  # fmt: skip
+    print_rows(console, TRACE, cells, title=title, right=TRACE[3:])
 
 
 def function(report: Summary, finding: Finding) -> str:
@@ -144,7 +140,7 @@ def errors(report: Summary, finding: Finding) -> str:
     here = _equations(report, finding)
     if here and all(e.sqnr == -math.inf for e in here):
         return "No number of it is finite in both runs."
-    if KINDS[finding.kind].out_of_range and not math.isnan(finding.error_before):
+    if FINDING_KINDS[finding.kind].out_of_range and not math.isnan(finding.error_before):
         cost = error(finding.error_before, finding.non_finite_before)
         return f"Outputs' error with it: {cost}; of its finite numbers: {finding.inherited:.2g}."
     made, total = f"{finding.introduced:.2g}", f"{finding.inherited:.2g}"
@@ -156,8 +152,6 @@ def _style(error: OutputError, finite: str = "bold") -> str:
 
 
 def scales(report: Summary) -> str:
-    """Returns a sentence about loss scales; "" if no gradient needs one, and under a recipe, which
-    scales each tensor."""
     table = {} if report.scaled else report.loss_scales()
     lost, over = table.get(0, (0.0, 0.0))
     if max(lost, over) < 1e-3:
@@ -181,10 +175,7 @@ def error(relative: float, non_finite: int) -> str:
 
 
 def fixed_with(report: Summary, finding: Finding) -> int | None:
-    """Returns the number of the earlier finding whose change is also this one's, if there is one.
-
-    Findings that only one change helps together have the same place in the order of fixes.
-    """
+    """Findings that only one change helps together have the same place in the order of fixes."""
     if finding.fix is None:
         return None
     first = next(i for i, x in enumerate(report.findings, 1) if x.order == finding.order)

@@ -8,8 +8,8 @@ import math
 from ...autoscaling import scope_parts
 from ...formats import BF16, FP16, FP32, FP64, Format
 from .._run._equation_statistics import Equations, EquationStatistics
-from .._run._statistics import LATENT
 from .._search._literals import called_at
+from .._thresholds import LATENT
 
 SHOWN = 20  # modules listed before the first non-finite number
 
@@ -40,10 +40,6 @@ class TraceRow:
 
 
 def trace(equations: Equations) -> tuple[TraceRow, ...]:
-    """Returns the modules in program order, up to the first number that overflows or is NaN.
-
-    Numbers are over all iterations of loops.
-    """
     runs: list[list[EquationStatistics]] = []
     for e in equations:
         if not runs or _key(runs[-1][-1]) != _key(e):
@@ -55,14 +51,11 @@ def trace(equations: Equations) -> tuple[TraceRow, ...]:
 
 
 def before_first_event(equations: Equations) -> tuple[TraceRow, ...]:
-    """Returns the last rows of the trace; () if no number overflows or is NaN."""
     rows = trace(equations)
     return rows[-SHOWN:] if rows and (rows[-1].overflowed or rows[-1].nan) else ()
 
 
 def module(equation: EquationStatistics) -> str:
-    """Returns the scope of an equation, or else its function, with the line that called it if the
-    function's name is ambiguous."""
     scope = "/".join(scope_parts(equation.scope))
     if scope or not equation.function:
         return scope or "elsewhere"
@@ -129,3 +122,10 @@ def near_maximum(amax: float, fmt: Format) -> str:
     """``largest value 2^14.5, within a factor of 4 of FP16's maximum``."""
     size = f"largest value 2^{math.log2(amax):.1f}"
     return f"{size}, within a factor of {LATENT} of {fmt.name.upper()}'s maximum"
+
+
+def by_scope(equations: Equations) -> list[tuple[str, list[EquationStatistics]]]:
+    found: dict[str, list[EquationStatistics]] = {}
+    for e in equations:
+        found.setdefault(module(e), []).append(e)
+    return list(found.items())

@@ -10,7 +10,7 @@ from ..._output import counted
 from .._run._session import OutputError
 from .._search._findings import Finding
 from .._search._measure import is_slight, near
-from .._search._thresholds import UPDATES_LOST, unusable
+from .._thresholds import UPDATES_LOST, unusable
 from ._summary import Summary
 
 TRAINING = re.compile("train|optimi|learn|fit", re.IGNORECASE)
@@ -47,7 +47,6 @@ def cause(report: Summary) -> str:
 
 
 def no_fix(report: Summary) -> str:
-    """Returns the sentence that takes the place of findings."""
     if any(x.tried for x in (*report.findings, *report.unfixed)):
         return f"None of the fixes tried helps the outputs ({counted(report.trials, 'trial')})."
     if not report.trials:
@@ -91,7 +90,8 @@ def _answer(report: Summary) -> str:
         return f"No: {report.function} does not {no} in {low} ({size})"
     refused = f"No: {report.function} loses accuracy in {low}"
     if error.relative >= unusable(report.precision):
-        return f"{refused} ({size}: {_share(error.relative)} the outputs)"
+        share = "at least as large as" if error.relative >= 1 else f"{error.relative:.0%} of"
+        return f"{refused} ({size}: {share} the outputs)"
     if report.updates_lost >= UPDATES_LOST:
         lost = f"{report.updates_lost:.0%} of the optimizer's additions change nothing"
         return f"No: {report.function} hardly {yes} in {low} ({lost}; {size})"
@@ -123,12 +123,7 @@ def _trains(report: Summary) -> bool:
     return bool(STEP.search(report.function)) and any(x.gradient for x in report.equations)
 
 
-def _share(relative: float) -> str:
-    return "at least as large as" if relative >= 1 else f"{relative:.0%} of"
-
-
 def _cause(report: Summary) -> str:
-    """Returns the worst finding: a cause if its fix helps, else only suspected."""
     wide = report.error_float32
     fixed = any(x.fix for x in report.findings)
     lost = _lost(report)
@@ -159,8 +154,6 @@ def _remedy(report: Summary) -> str:
 
 
 def _lost(report: Summary) -> Finding | None:
-    """Returns the finding about a change of carried state that is lost, if its error is harmless
-    beside that."""
     if report.error.non_finite or report.error.relative >= unusable(report.precision):
         return None
     found = [*report.findings, *report.unfixed]
@@ -171,7 +164,6 @@ def _lost(report: Summary) -> Finding | None:
 
 
 def _rest(report: Summary) -> str:
-    """Returns what remains with all fixes, and the worst of what causes it."""
     fixed = [x for x in report.findings if x.fix is not None]
     if not fixed:
         return ""
@@ -193,5 +185,4 @@ def named(finding: Finding) -> str:
 
 
 def tried(finding: Finding) -> str:
-    """Returns what came of the fixes of a finding that has none."""
     return "none of the fixes tried helps" if finding.tried else "no fix was tried"

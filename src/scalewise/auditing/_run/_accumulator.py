@@ -43,7 +43,8 @@ class Accumulator:
         formats: float64[n, 8], the format of each equation's results.
     """
 
-    def __init__(self, formats: np.ndarray):
+    def __init__(self, formats: np.ndarray, keeps: bool = True):
+        self.keeps = keeps
         rows = MIN_ROWS
         while rows <= len(formats):  # one row to spare, for the padding of a batch
             rows *= 4
@@ -56,14 +57,13 @@ class Accumulator:
         self._events: list[tuple[int, jax.Array, bool]] = []
 
     def op_params(self, index: int, rest: np.ndarray) -> jax.Array:
-        """Returns the format of equation ``index`` and ``rest`` as one array on the device."""
         return _on_device(self.formats[index].tobytes() + rest.tobytes())
 
     def add(self, index: int, record: jax.Array, numbers: int) -> Accumulator:
-        """Adds a visit of equation ``index`` whose result has ``numbers`` numbers.
-
-        Waits while more than IN_FLIGHT numbers are being computed, so that freed memory is reused.
-        """
+        """Waits while more than IN_FLIGHT numbers are being computed, so that freed memory is
+        reused."""
+        if not self.keeps:
+            return self
         self._pending.append((index, record))
         self._in_flight.append((numbers, record))
         self._in_flight_numbers += numbers
@@ -76,21 +76,24 @@ class Accumulator:
         return self
 
     def add_events(self, index: int, events: jax.Array, visited: bool) -> Accumulator:
-        """Adds a visit of an equation that decides or rounds operands (see :func:`add_events`)."""
-        self._events.append((index, events, visited))
+        if self.keeps:
+            self._events.append((index, events, visited))
         return self
 
-    def muted(self) -> Muted:
-        """Returns an accumulator with the same formats that keeps no records."""
-        return Muted(self)
+    def muted(self) -> Accumulator:
+        """Returns an accumulator that keeps no records: of a run that goes on after the other's
+        end."""
+        other = Accumulator(self.formats, keeps=False)
+        other._statistics = self._statistics
+        return other
 
     def prepare(self) -> None:
-        """Compiles, in any thread, the update of the statistics."""
         with jax.enable_x64(True):
             _compiled_update(len(self._statistics.formats))
 
     def flush(self) -> Statistics:
-        """Adds the pending records and events and returns the statistics."""
+        if not self.keeps:
+            return jax.tree.map(jnp.copy, self._statistics)  # a compiled loop may donate it
         self._flush_records()
         self._send_formats()
         if self._events:
@@ -109,7 +112,6 @@ class Accumulator:
         return self._statistics
 
     def _send_formats(self) -> None:
-        """Brings formats that were set since the start of the run to the device."""
         if self.formats.tobytes() != self._sent:
             self._sent, n = self.formats.tobytes(), len(self.formats)
             padded = np.concatenate([self.formats, np.asarray(self._statistics.formats)[n:]])
@@ -127,32 +129,9 @@ class Accumulator:
             self._pending = []
 
     def replace(self, statistics: Statistics) -> None:
-        """Sets the statistics to those that a compiled loop returned, given the flushed ones."""
         assert not self._pending
-        self._statistics = statistics
-
-
-class Muted(Accumulator):
-    """An accumulator that keeps no records: of a run that goes on after the other's end."""
-
-    def __init__(self, other: Accumulator):
-        super().__init__(other.formats)
-        self._statistics = other._statistics
-
-    def add(self, index: int, record: jax.Array, numbers: int) -> Muted:
-        return self
-
-    def add_events(self, index: int, events: jax.Array, visited: bool) -> Muted:
-        return self
-
-    def flush(self) -> Statistics:
-        return jax.tree.map(jnp.copy, self._statistics)  # a compiled loop may donate it
-
-    def replace(self, statistics: Statistics) -> None:
-        pass
-
-    def muted(self) -> Muted:
-        return self
+        if self.keeps:
+            self._statistics = statistics
 
 
 @jax.tree_util.register_dataclass
@@ -172,11 +151,9 @@ class Visits:
 
     @property
     def formats(self) -> jax.Array:
-        """The format of each equation's results."""
         return self.statistics.formats
 
     def op_params(self, index: int, rest: np.ndarray) -> jax.Array:
-        """Returns the format of equation ``index`` and ``rest`` as one array."""
         return jnp.concatenate([self.statistics.formats[index], jnp.asarray(rest)])
 
     def add(self, index: int, record: jax.Array | Uncounted, numbers: int) -> Visits:
@@ -184,11 +161,9 @@ class Visits:
         return dataclasses.replace(self, records={**self.records, index: record})
 
     def add_events(self, index: int, events: jax.Array, visited: bool) -> Visits:
-        """Returns the state with a visit of an equation that decides or rounds operands."""
         return dataclasses.replace(self, events={**self.events, index: events})
 
     def settled(self) -> Visits:
-        """Returns the state with all visits among the statistics."""
         if not self.records and not self.events:
             return self
         order = sorted(self.records, key=self._length)
@@ -199,7 +174,6 @@ class Visits:
         return Visits(outlined(_settle, None, self.statistics, records, events))
 
     def _length(self, index: int) -> int:
-        """Returns the length of a result that isn't counted; 0 for another."""
         record = self.records[index]
         return record.low.size if isinstance(record, Uncounted) else 0
 
@@ -226,10 +200,7 @@ def _update(state: Statistics, indices: jax.Array, records: Sequence[jax.Array])
 
 @functools.lru_cache(maxsize=64)
 def _compiled_update(rows: int) -> Callable:
-    """Compiles ``_update`` for statistics with this many rows.
-
-    Ahead of time: under ``jit`` it would compile again for each tracing context.
-    """
+    """Ahead of time: under ``jit`` it would compile again for each tracing context."""
     empty = empty_statistics(np.zeros((rows, FORMAT_PARAMS)))
     example = empty, np.zeros(BATCH, np.int64), (np.zeros(RECORD),) * BATCH
     return jax.jit(_update, donate_argnums=0).lower(*example).compile()

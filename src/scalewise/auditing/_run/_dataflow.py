@@ -36,7 +36,6 @@ class Dataflow:
 
     @property
     def within_loops(self) -> Mapping[int, tuple[Origins, ...]]:
-        """The operands without those that come from outside of the equation's loop."""
         return {
             i: tuple(tuple(j for j in x if self.loops[j] == self.loops[i]) for x in own)
             for i, own in self.operands.items()
@@ -44,13 +43,6 @@ class Dataflow:
 
 
 def dataflow(program: Program, indices: Mapping[tuple[int, ...], int], state: int = 0) -> Dataflow:
-    """Returns the dataflow of a program.
-
-    Args:
-        program: traced.
-        indices: of the recorded equations, by path.
-        state: how many outputs, the first ones, are the first inputs of a next step; 0 without one.
-    """
     walk, count = Walk(indices), len(program.in_avals)
     outs = walk.body(program.body, [()] * count)
     if state:

@@ -29,20 +29,17 @@ POWERS = {1: SAME, 2: MUL}
 
 
 def operation(equation: Equation) -> int:
-    """Returns the code of an elementary operation, or OTHER."""
     if equation.name == "integer_pow":
         return POWERS.get(int(params.degree(equation)), OTHER)
     return NAMES.get(equation.name, OTHER)
 
 
 def product(code: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
-    """Returns ``a + b``, ``a - b``, ``a * b`` or ``a``, as ``code`` says."""
     total = jnp.where(code == MUL, a * b, a + jnp.where(code == SUB, -b, b))
     return jnp.where(code < ADD, a, total)
 
 
 def quotient(code: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
-    """Returns ``a / b`` or ``sqrt(a)``, as ``code`` says."""
     return jnp.where(code == DIV, a / b, jnp.sqrt(a))
 
 
@@ -93,25 +90,18 @@ def elementary(
 
 
 class Uncounted(NamedTuple):
-    """A result whose events aren't counted yet.
+    """A result whose events aren't counted yet."""
 
-    Attributes:
-        op_params: float64[OP_PARAMS], with the format that the result has.
-        low, exact, reference: the result in both runs, and the exact result of the low inputs, flat
-            and padded.
-        samples: float64[3, SAMPLE], of the exact result and of both addends.
-        tainted: whether an input was.
-    """
-
-    op_params: jax.Array
+    op_params: jax.Array  # float64[OP_PARAMS], with the format that the result has
+    # low, exact, reference: the result in both runs, and the exact result of the low inputs, flat
+    # and padded
     low: jax.Array
     exact: jax.Array
     reference: jax.Array
-    samples: jax.Array
-    tainted: Flag
+    samples: jax.Array  # float64[3, SAMPLE], of the exact result and of both addends
+    tainted: Flag  # whether an input was
 
     def counted(self) -> tuple[jax.Array, Record]:
-        """Returns whether the result is tainted, and its record."""
         exact, op_params = self.exact.astype, self.op_params
         tally, tainted = count(self.low, exact, self.reference, op_params, [self.tainted])
         samples = stack_samples(self.low, self.reference, self.samples, op_params)
@@ -119,7 +109,6 @@ class Uncounted(NamedTuple):
 
 
 def stack_samples(low: jax.Array, reference: jax.Array, samples: PyTree, op_params: jax.Array):
-    """Returns the samples of a :class:`Record`: those of both runs joined to ``samples``."""
     at = sample_positions(op_params[COUNT], low.size)
     low, reference = (x[at].astype(jnp.float64) for x in (low, reference))
     return jnp.stack([low, samples[0], reference, *samples[1:]])

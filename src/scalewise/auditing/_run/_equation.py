@@ -17,13 +17,26 @@ from ...emulating import is_exact
 from ...interpret import Argument, Equation, Interpretation, RoundedOperand, Value, is_float
 from ...primitives import having
 from ...rounding import to_float64
+from .._thresholds import LATENT
 from ._elementary import ADD, OTHER, SUB, Uncounted, operation
-from ._flat import ELEMENTWISE, RESHAPES, flat, padded_size, unflat
 from ._interpretations import Runs, TableEmulation, exact
-from ._pair import Decision, Draw, Flag, Pair, low_of, reference_of, shaped
-from ._rounding import FORMAT_PARAMS, narrowed, round_by
-from ._specialize import is_elementwise, result_format_params, specialize
-from ._statistics import COUNT, LATENT, SAMPLE, is_tainted, sample_positions
+from ._pair import (
+    ELEMENTWISE,
+    RESHAPES,
+    Decision,
+    Draw,
+    Flag,
+    Pair,
+    flat,
+    low_of,
+    padded_size,
+    reference_of,
+    shaped,
+    unflat,
+)
+from ._rounding import FORMAT_PARAMS, format_params, narrowed, round_by
+from ._specialize import kind_of_run
+from ._statistics import COUNT, SAMPLE, is_tainted, sample_positions
 
 DROPS, ACCUMULATES = having("drops"), having("accumulates")
 IMPOSED = np.inf  # in place of a format's first number: the low run decides as the reference run
@@ -31,7 +44,7 @@ SIGNS = {ADD: 1, SUB: -1}  # of the second operand, by an operation's code
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class EquationPlan:
     """How an equation is computed; equal plans share compiled code.
 
     Attributes:
@@ -55,7 +68,6 @@ class Plan:
 
     @property
     def size(self) -> int:
-        """The number of elements of the first float result; 0 if there is none."""
         return math.prod(self.equation.out_avals[self.at].shape) if self.at >= 0 else 0
 
     @functools.cached_property
@@ -69,7 +81,6 @@ class Plan:
 
     @property
     def counts(self) -> bool:
-        """Whether the equation has a row of statistics."""
         return self.recorded or self.decides
 
     @functools.cached_property
@@ -84,28 +95,26 @@ class Plan:
 
     @functools.cached_property
     def op_params(self) -> np.ndarray:
-        """The equation's ``OP_PARAMS`` without its format."""
         sign = SIGNS.get(operation(self.equation), int(self.accumulates))
         return np.array([self.size, sign, self.operation, *self.is_array], np.float64)
 
     @property
     def accumulates(self) -> bool:
-        """Whether it adds to some elements of its first operand, as a scatter does."""
         return self.equation.name in ACCUMULATES
 
 
 def is_discrete(aval: ShapedArray) -> bool:
-    """Returns whether an array of this type holds predicates, indices or counts."""
     return jnp.issubdtype(aval.dtype, jnp.integer) or aval.dtype == jnp.bool_
 
 
-def make_plan(low: Interpretation, equation: Equation, inputs: Sequence[Value]) -> Plan:
-    """Returns how ``equation`` is to be computed on these inputs."""
+def make_plan(low: Interpretation, equation: Equation, inputs: Sequence[Value]) -> EquationPlan:
     at = next((i for i, a in enumerate(equation.out_avals) if is_float(a)), -1)
     length = padded_size(math.prod(equation.out_avals[at].shape)) if at >= 0 else 0
     from_table, is_array = isinstance(low, TableEmulation), array_operands(equation)
     types: Hashable = tuple((a.shape, a.dtype) for a in equation.in_avals + equation.out_avals)
-    is_flat = bool(is_array) and is_elementwise(low) and all(isinstance(x, Pair) for x in inputs)
+    is_flat = (
+        bool(is_array) and kind_of_run(low).elementwise and all(isinstance(x, Pair) for x in inputs)
+    )
     if is_flat and not from_table:  # here no separate program broadcasts the operands
         is_flat = all(a.shape in (equation.out_avals[0].shape, ()) for a in equation.in_avals)
     if is_flat:
@@ -115,8 +124,8 @@ def make_plan(low: Interpretation, equation: Equation, inputs: Sequence[Value]) 
         hash(key)
     except TypeError:
         key = id(equation.eqn)
-    key = key if from_table else (key, specialize(low, equation)[1])
-    return Plan(key, equation, at, length, is_flat)
+    key = key if from_table else (key, kind_of_run(low).specialize(low, equation)[1])
+    return EquationPlan(key, equation, at, length, is_flat)
 
 
 def array_operands(equation: Equation) -> tuple[bool, ...]:
@@ -143,9 +152,7 @@ def only_reshapes(equation: Equation) -> bool:
     return equation.name in RESHAPES
 
 
-def compiled(step: Callable, runs: Runs, plan: Plan) -> Callable:
-    """Returns ``step`` under ``jit``, with ``runs`` and ``plan`` bound."""
-
+def compiled(step: Callable, runs: Runs, plan: EquationPlan) -> Callable:
     def run(*arguments):
         return step(runs, plan, *arguments)
 
@@ -154,18 +161,15 @@ def compiled(step: Callable, runs: Runs, plan: Plan) -> Callable:
 
 
 def taints_of(inputs: Sequence[Value]) -> list[Flag]:
-    """Returns the ``tainted`` flag of each pair."""
     return [x.tainted for x in inputs if isinstance(x, Pair)]
 
 
 def any_tainted(taints: Sequence[Flag]) -> jax.Array:
-    """Returns whether any of these flags is set."""
     flags = (jnp.asarray(t).astype(bool) for t in taints)
     return functools.reduce(jnp.logical_or, flags, jnp.zeros((), bool))
 
 
-def split(plan: Plan, inputs: Sequence[Value]) -> tuple[list[Value], list[Value]]:
-    """Returns the inputs of the low-precision run and those of the reference run."""
+def split(plan: EquationPlan, inputs: Sequence[Value]) -> tuple[list[Value], list[Value]]:
     avals = plan.equation.in_avals
     if plan.flat:
         shape = plan.equation.out_avals[0].shape
@@ -199,7 +203,7 @@ def broadcast_flat(x: Pair, shape: Sequence[int], target: Sequence[int], length:
 
 
 def unrounded(
-    runs: Runs, plan: Plan, op_params: jax.Array, inputs: Sequence[Value]
+    runs: Runs, plan: EquationPlan, op_params: jax.Array, inputs: Sequence[Value]
 ) -> tuple[jax.Array, ...]:
     """Computes one equation without its rounding, the only part that depends on the primitive.
 
@@ -217,14 +221,14 @@ def unrounded(
     return narrowed(result, op_params[:FORMAT_PARAMS], runs.low.carrier), wide, *before
 
 
-def added_to(result: jax.Array, operand: jax.Array, plan: Plan) -> jax.Array:
+def added_to(result: jax.Array, operand: jax.Array, plan: EquationPlan) -> jax.Array:
     """Returns an accumulating equation's first operand, flat, 0 where the exact result is equal."""
     before = flat(operand, plan.length)
     return jnp.where(result != before.astype(result.dtype), before, 0)
 
 
 def operand_samples(
-    plan: Plan, exact: jax.Array, lows: Sequence[jax.Array], op_params: jax.Array
+    plan: EquationPlan, exact: jax.Array, lows: Sequence[jax.Array], op_params: jax.Array
 ) -> jax.Array:
     """Returns samples of the exact result and of an addition's operands: float64[3, SAMPLE]."""
     length = plan.length
@@ -238,33 +242,29 @@ def operand_samples(
 
 
 def with_taint(outs: Sequence[Value], tainted: Flag) -> list[Value]:
-    """Returns an equation's results with a flag that its record tells."""
     return [dataclasses.replace(x, tainted=tainted) if isinstance(x, Pair) else x for x in outs]
 
 
 def uncounted_of(
     op_params: jax.Array, low, exact, reference, fmt: jax.Array, samples: jax.Array, tainted: Flag
 ) -> Uncounted:
-    """Returns a result of :func:`run_both` as one whose events aren't counted."""
     op_params = jnp.concatenate([fmt, op_params[FORMAT_PARAMS:]])
     return Uncounted(op_params, low, exact, reference, samples, tainted)
 
 
 def count_result(op_params: jax.Array, *uncounted) -> tuple[jax.Array, jax.Array]:
-    """Returns whether a result of :func:`run_both` is tainted, and its packed record."""
     tainted, record = uncounted_of(op_params, *uncounted).counted()
     return tainted, record.packed()
 
 
 def leave_result(op_params: jax.Array, *uncounted) -> tuple[jax.Array, Uncounted]:
-    """Returns whether a result of :func:`run_both` is tainted, and what it is counted of."""
     found = uncounted_of(op_params, *uncounted)
     return is_tainted(found.low, found.reference), found
 
 
 def run_both(
     runs: Runs,
-    plan: Plan,
+    plan: EquationPlan,
     op_params: jax.Array,
     inputs: Sequence[Value],
     past: jax.Array | None = None,
@@ -296,7 +296,11 @@ def run_both(
         result = flat(_plain(low, low_outs[plan.at], aval), plan.length)
         right = flat(exact(equation, plain)[plan.at], plan.length).astype(jnp.float64)
         wide = flat(reference_outs[plan.at], plan.length).astype(reference.dtype)
-        fmt = fmt if from_table else jnp.asarray(result_format_params(low, low_outs[plan.at]))
+        fmt = (
+            fmt
+            if from_table
+            else jnp.asarray(format_params(kind_of_run(low).result(low_outs[plan.at])))
+        )
         samples = operand_samples(plan, right, plain, op_params)
         uncounted = result, narrowed(right, fmt, result.dtype), wide, fmt, samples, tainted
     elif equation.name in DROPS and is_float(equation.out_avals[0]):
@@ -304,7 +308,7 @@ def run_both(
         tainted = tainted & (~jnp.isfinite(result) & jnp.isfinite(reference_outs[0])).any()
 
     def laid_out(x, aval):
-        if not is_elementwise(low):
+        if not kind_of_run(low).elementwise:
             return x
         length = plan.length if plan.flat else padded_size(math.prod(aval.shape))
         return jax.tree.map(lambda leaf: flat(leaf, length), x)
@@ -327,7 +331,7 @@ def run_both(
 
 
 def _events(
-    plan: Plan,
+    plan: EquationPlan,
     both: Sequence[tuple[Value, jax.Array, ShapedArray]],
     operands: Sequence[RoundedOperand],
 ) -> jax.Array | None:
@@ -346,8 +350,7 @@ def _events(
     return jnp.stack([jnp.asarray(n, jnp.float64) for n in counts])
 
 
-def run_draw(runs: Runs, plan: Plan, inputs: Sequence[Value]) -> list[Value]:
-    """Runs one equation on random draws and constants, without rounding."""
+def run_draw(runs: Runs, plan: EquationPlan, inputs: Sequence[Value]) -> list[Value]:
     equation = plan.equation
     inputs = [shaped(x, a) for x, a in zip(inputs, equation.in_avals, strict=True)]
     references = [x.reference if isinstance(x, Draw) else reference_of(x) for x in inputs]
@@ -366,7 +369,6 @@ def run_draw(runs: Runs, plan: Plan, inputs: Sequence[Value]) -> list[Value]:
 
 @functools.partial(jax.jit, static_argnums=0)
 def round_draw(runs: Runs, draw: Draw, params: jax.Array) -> Pair:
-    """Returns a draw as an operand, rounded to the format."""
     low = round_by(draw.exact, params).astype(runs.low.carrier)
     tainted = (~jnp.isfinite(low) & jnp.isfinite(draw.reference)).any()
     length = padded_size(low.size)
@@ -374,7 +376,6 @@ def round_draw(runs: Runs, draw: Draw, params: jax.Array) -> Pair:
 
 
 def _plain(low, value, aval):
-    """Returns the low-precision run's numbers in float64; a value that isn't float unchanged."""
     if not is_float(aval) or isinstance(low, TableEmulation):
         return value
     return to_float64(low.lower(value, aval))
@@ -382,7 +383,6 @@ def _plain(low, value, aval):
 
 @functools.partial(jax.jit, static_argnums=0)
 def lift_from_table(runs: Runs, x: jax.Array, params: jax.Array):
-    """Lifts a flat argument into both runs; also returns whether it is tainted."""
     low, reference = runs
     value, wide = round_by(to_float64(x), params).astype(low.carrier), reference.lift(x, x)
     return value, wide, (~jnp.isfinite(value) & jnp.isfinite(wide)).any()
@@ -390,7 +390,6 @@ def lift_from_table(runs: Runs, x: jax.Array, params: jax.Array):
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def lift_any(runs: Runs, aval: ShapedArray, x: Argument):
-    """The same for any low interpretation; ``x`` is flat if :func:`is_elementwise`."""
     low, reference = runs
     value = low.lift(x, aval)
     wide = reference.lift(x.value() if low.is_argument(x) else x, aval)

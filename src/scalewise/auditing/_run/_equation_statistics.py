@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from ..._jax import jex
 from ...interpret import Equation, is_float
-from ...primitives import having
+from ...primitives import Family, having, names
+from .._thresholds import ACCUMULATED, EPSILON
 from ._dataflow import Dataflow
-from ._gradients import gradients
 from ._statistics import COUNTS, FIRST, MAXIMA, PEAKS, SUMS, Statistics
 
 TOTALS = {  # of what it is a share
@@ -25,8 +25,6 @@ TOTALS = {  # of what it is a share
     "operands_latent": "operands",
 }  # fmt: skip
 ADDITIONS = having("adds") | having("accumulates")
-ACCUMULATED = 2.0  # as many times the error of exact sums is the accumulator's
-EPSILON = 1e-3  # constants up to this size are there for numbers that are smaller still
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,14 +160,6 @@ def equation_statistics(
     dataflow: Dataflow,
     exact_sums: Mapping[int, float] = MappingProxyType({}),
 ) -> list[EquationStatistics]:
-    """Returns the statistics of every equation that ran.
-
-    Args:
-        equations: the recorded equations.
-        statistics: a row for each.
-        dataflow: between them.
-        exact_sums: ``EquationStatistics.exact_sum`` by index.
-    """
     arrays = statistics.counts, statistics.sums, statistics.maxima
     counts, sums, maxima = (np.asarray(x).tolist() for x in arrays)
     histogram = np.asarray(statistics.histogram).astype(int).tolist()
@@ -198,21 +188,16 @@ def equation_statistics(
 def _of_equation(
     i: int, equation: Equation, trained: bool, numbers: dict, histogram: list[int]
 ) -> EquationStatistics:
-    file, line, function = equation.source or (None, 0, "")
+    place = written_at(equation, trained)
     floats = [a for a in equation.out_avals if is_float(a)]
     aval = (floats or list(equation.out_avals))[0]
-    site = equation.call_site if is_ambiguous(function) else None
+    site = equation.call_site if is_ambiguous(place["function"]) else None
     return EquationStatistics(
         index=i,
         primitive=equation.name,
         shape=tuple(aval.shape),
         dtype=str(aval.dtype),
-        file=file,
-        line=line,
-        function=function,
-        caller="{}:{}".format(*equation.caller) if equation.caller else "",
-        scope=equation.scope,
-        direction=direction_of(equation, trained),
+        **place,
         looped=numbers["visits"] > 1,
         numbers=numbers,
         histogram=tuple(histogram),
@@ -225,9 +210,65 @@ def _is_small(atom: object) -> bool:
     return isinstance(atom, jex.Literal) and np.size(atom.val) == 1 and abs(atom.val) <= EPSILON
 
 
+def written_at(equation: Equation, trained: bool) -> dict[str, Any]:
+    file, line, function = equation.source or (None, 0, "")
+    return {
+        "file": file,
+        "line": line,
+        "function": function,
+        "caller": "{}:{}".format(*equation.caller) if equation.caller else "",
+        "scope": equation.scope,
+        "direction": direction_of(equation, trained),
+    }
+
+
 def direction_of(equation: Equation, trained: bool) -> str:
     """Returns "forward", "backward" or "optimizer": what is outside of the differentiated function
     is the optimizer, if the program has a backward pass."""
     if equation.direction == "update":
         return "optimizer" if trained else "forward"
     return equation.direction
+
+
+Operands = Mapping[int, Sequence[Sequence[int]]]  # by equation and operand: where it comes from
+
+PRODUCTS = names(lambda row: row.family is Family.CONTRACTION)
+
+
+def gradients(equations: Sequence[Equation], operands: Operands) -> dict[int, str]:
+    """A backward product multiplies a gradient by one operand of a forward product of the same
+    source line, and gives the gradient of the other one. That is a weight if it is an argument of
+    the program or a part of one, and an input if an equation has computed it. Products for which
+    this doesn't tell are left out: those of loops that are compiled as a whole, for example."""
+    forward: dict[tuple[str, int, str] | None, list[int]] = {}
+    backward = []
+    for i, equation in enumerate(equations):
+        if equation.name in PRODUCTS and equation.source is not None:
+            if equation.direction == "backward":
+                backward.append(i)
+            else:
+                forward.setdefault(equation.source, []).append(i)
+    found = {}
+    for i in backward:
+        equation = equations[i]
+        own = [_operand(equation, operands.get(i, ()), at) for at in range(2)]
+        result = sorted(equation.out_avals[0].shape)
+        kinds = {
+            "input" if other[0] else "weight"
+            for j in forward.get(equation.source, ())
+            for ends in [[_operand(equations[j], operands.get(j, ()), at) for at in range(2)]]
+            for residual, other in (ends, ends[::-1])
+            if residual in own and other[1] == result
+        }
+        if len(kinds) == 1:
+            found[i] = kinds.pop()
+    return found
+
+
+Operand: TypeAlias = tuple[tuple[int, ...], list[int]]  # its origin, its axes' lengths
+
+
+def _operand(equation: Equation, operands: Sequence[Sequence[int]], at: int) -> Operand:
+    """Returns where an operand comes from, and its axes' lengths: transposes don't matter."""
+    origin = tuple(operands[at]) if at < len(operands) else ()
+    return origin, sorted(equation.in_avals[at].shape)

@@ -13,7 +13,7 @@ from ..._types import PyTree
 from ...interpret import Equation, Value, outlined
 from ._elementary import DIV, OTHER, SQRT, elementary, product, quotient
 from ._equation import (
-    Plan,
+    EquationPlan,
     any_tainted,
     broadcast_flat,
     compiled,
@@ -29,11 +29,10 @@ from ._equation import (
     unrounded,
     with_taint,
 )
-from ._flat import SMALL, padded_size
 from ._interpretations import Runs, TableEmulation
-from ._pair import Pair
+from ._pair import SMALL, Pair, padded_size
 from ._paired import Paired
-from ._specialize import specialize
+from ._specialize import kind_of_run
 
 ARRAYS = jax.Array | np.ndarray | np.generic
 
@@ -47,8 +46,12 @@ class Evaluator(Paired):
         code: compiled code of equations, by step, runs and plan, released with the audit.
     """
 
-    plans: dict[tuple[int, ...], tuple[Plan, Callable]] = dataclasses.field(default_factory=dict)
-    code: dict[tuple[Callable, Runs, Plan], Callable] = dataclasses.field(default_factory=dict)
+    plans: dict[tuple[int, ...], tuple[EquationPlan, Callable]] = dataclasses.field(
+        default_factory=dict
+    )
+    code: dict[tuple[Callable, Runs, EquationPlan], Callable] = dataclasses.field(
+        default_factory=dict
+    )
 
     def call(self, f: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
         """Calls a jitted function; in a loop that is compiled as a whole, as a function of its own
@@ -60,19 +63,17 @@ class Evaluator(Paired):
         arrays = [x for x, w in zip(arguments, is_static, strict=True) if not w]
         return outlined(_call, (f, tuple(is_static), static), *arrays)
 
-    def planned(self, equation: Equation, inputs: Sequence[Value]) -> tuple[Plan, Callable]:
-        """Returns the cached plan and compiled code of an equation outside of loops."""
+    def planned(self, equation: Equation, inputs: Sequence[Value]) -> tuple[EquationPlan, Callable]:
         if equation.path not in self.plans:
             plan = make_plan(self.low, equation, inputs)
             apart = self._rounds_apart(plan)
-            low = self.low if apart else specialize(self.low, equation)[0]
+            low = self.low if apart else kind_of_run(self.low).specialize(self.low, equation)[0]
             runs = Runs(low, self.reference)
             step = self.compiled(unrounded if apart else run_both, runs, plan)
             self.plans[equation.path] = plan, step
         return self.plans[equation.path]
 
-    def compiled(self, step: Callable, runs: Runs, plan: Plan) -> Callable:
-        """Returns compiled code, the same for equal plans."""
+    def compiled(self, step: Callable, runs: Runs, plan: EquationPlan) -> Callable:
         key = step, runs, plan
         if key not in self.code:
             self.code[key] = compiled(step, runs, plan)
@@ -80,7 +81,7 @@ class Evaluator(Paired):
 
     def evaluate(
         self,
-        planned: tuple[Plan, Callable],
+        planned: tuple[EquationPlan, Callable],
         inputs: Sequence[Value],
         op_params: jax.Array,
         *past: np.ndarray,
@@ -108,14 +109,15 @@ class Evaluator(Paired):
         return [out], record, None
 
     def drawn(self, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-        """Runs an equation on random draws, without rounding."""
         key = (*equation.path, -1)  # the same equation may be called with other operands
         if key not in self.plans:
             plan = make_plan(self.low, equation, inputs)
             self.plans[key] = plan, self.compiled(run_draw, self.runs, plan)
         return self.call(self.plans[key][1], list(inputs))
 
-    def _operands(self, plan: Plan, inputs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
+    def _operands(
+        self, plan: EquationPlan, inputs: Sequence[Pair]
+    ) -> tuple[list[Pair], list[Pair]]:
         """Returns two flat arrays and two scalars: the operands and, elsewhere, placeholders."""
         out_shape, is_array = plan.equation.out_avals[0].shape, plan.is_array
         pairs = []
@@ -146,24 +148,22 @@ class Evaluator(Paired):
 
     @functools.cached_property
     def _zeros(self) -> Pair:
-        """The placeholder of a scalar operand."""
         low, reference = (np.zeros(padded_size(1), t) for t in (self.carrier, self.reference.dtype))
         with jax.ensure_compile_time_eval():  # a loop may be the first to ask
             return Pair(*jax.device_put((low, reference, np.False_)))
 
-    def _counts(self, plan: Plan) -> bool:
+    def _counts(self, plan: EquationPlan) -> bool:
         """Returns False if the events are counted later: those of a loop's small results are
         counted together, since each piece of a compiled program costs time to compile."""
         return not self.compiling or plan.length > SMALL[-1]
 
-    def _rounds_apart(self, plan: Plan) -> bool:
+    def _rounds_apart(self, plan: EquationPlan) -> bool:
         """Returns True if the rounding is a program of its own: for one result, under emulation."""
         one_result = len(plan.equation.out_avals) == 1
         return plan.recorded and isinstance(self.low, TableEmulation) and one_result
 
 
 def _is_static(argument: PyTree) -> bool:
-    """Returns whether an argument of a jitted function is part of its code, and no array."""
     leaves = jax.tree.leaves(argument)
     if isinstance(argument, tuple) and not argument:  # a shape
         return True
@@ -177,10 +177,7 @@ def _call(options: tuple[Callable, Sequence[bool], Sequence[PyTree]], *arrays: P
 
 
 def release() -> None:
-    """Releases the code that was compiled for particular shapes and interpretations.
-
-    Programs that were compiled for padded sizes alone stay, for later audits.
-    """
+    """Programs that were compiled for padded sizes alone stay, for later audits."""
     for function in (_broadcast_flat, lift_any, lift_from_table, round_draw, _any_tainted):
         function.clear_cache()  # pyright: ignore[reportAttributeAccessIssue]
 

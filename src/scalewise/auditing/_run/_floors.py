@@ -15,31 +15,23 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ...interpret import Argument, is_float, lifted, run
+from .._thresholds import NOISE, RUNS
 from ._interpretations import Reference
 from ._session import Outcome, Session
 
-# An output of which a quarter changes with the arguments' last bits has no digit in the reference
-# run: two draws of rounding errors differ by 1.4 times their size. An output of which the reference
-# run has one decimal digit changes by a tenth.
-NOISE = 0.25
-RUNS = 2  # changed arguments: a single number may come out nearly the same by chance once
-
 
 def with_floors(session: Session, outcome: Outcome, limit: float) -> Outcome:
-    """Returns an outcome whose errors have floors, if an output's relative error exceeds a limit.
-
-    The error of an output without digits is measured against what its numbers were made of: the
+    """The error of an output without digits is measured against what its numbers were made of: the
     size at which the reference run's roundings would be as large as its change, or the size of the
-    outputs next to it, whichever is larger. The session keeps the floors for later runs.
-    """
+    outputs next to it, whichever is larger. The session keeps the floors for later runs."""
     if not any(error.relative > limit for _, error in outcome.outputs):
         return outcome
-    norms = [_norm(x) for x in outcome.reference]
+    norms = [norm(x) for x in outcome.reference]
     changes = [0.0] * len(norms)
     for seed in range(RUNS):
         again = session.run(arrays=_changed(session, seed)).reference
         pairs = zip(again, outcome.reference, strict=True)
-        changes = [max(c, _norm(y - x)) for c, (y, x) in zip(changes, pairs, strict=True)]
+        changes = [max(c, norm(y - x)) for c, (y, x) in zip(changes, pairs, strict=True)]
     if not any(c >= NOISE * n for c, n in zip(changes, norms, strict=True)):
         return outcome
     changes = _of_rounding(session, outcome, changes)
@@ -77,19 +69,18 @@ def _of_rounding(session: Session, outcome: Outcome, changes: list[float]) -> li
             outs = call([*outs[:n], *new, *values[n + len(batch) :]])
     floats = [y for y, a in zip(outs, program.out_avals, strict=True) if is_float(a)]
     exact = [
-        _norm(np.asarray(x, np.float64) - np.asarray(y))
+        norm(np.asarray(x, np.float64) - np.asarray(y))
         for x, y in zip(outcome.reference, floats, strict=True)
     ]
     return [min(pair) for pair in zip(changes, exact, strict=True)]
 
 
-def _norm(x: ArrayLike) -> float:
+def norm(x: ArrayLike) -> float:
     with np.errstate(all="ignore"):
         return float(np.sqrt(np.square(np.asarray(x, np.float64)).sum()))
 
 
 def _changed(session: Session, seed: int) -> Sequence[Argument]:
-    """Returns the arguments, each number moved up or down by one rounding of the reference run."""
     random = np.random.default_rng(seed)
     eps = float(np.finfo(session.reference.dtype).eps)
     found: list[Argument] = []
@@ -104,7 +95,6 @@ def _changed(session: Session, seed: int) -> Sequence[Argument]:
 
 
 def _beside(path: str, known: dict[str, float]) -> float:
-    """Returns the root mean square of the outputs with digits that are nearest in the tree."""
     keys = path
     while keys:
         keys = keys[: max(keys.rfind("["), keys.rfind("."), 0)]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -24,15 +25,64 @@ from ...interpret import (
     is_float,
     run,
 )
-from ._accumulator import Accumulator, Muted, Visits
-from ._equation import Plan, only_reshapes
+from ._accumulator import Accumulator, Visits
+from ._equation import EquationPlan, only_reshapes
 from ._evaluate import Evaluator
-from ._flat import flat, is_flat, padded_size, uncommitted
 from ._interpretations import FP32_MAX, TableEmulation
-from ._magnitudes import OPERANDS, Magnitudes
-from ._pair import Decision, Draw, Pair, low_of, reference_of, shaped, with_constancy
+from ._pair import (
+    Decision,
+    Draw,
+    Pair,
+    flat,
+    is_flat,
+    low_of,
+    padded_size,
+    reference_of,
+    shaped,
+    uncommitted,
+    with_constancy,
+)
 from ._rounding import FORMAT_PARAMS, FP32_PARAMS, is_wide
 from ._specialize import history_of
+
+OPERANDS = 2  # of a contraction
+
+
+@dataclasses.dataclass(eq=False)
+class Magnitudes:
+    """The largest magnitudes of contractions' operands in the steps of one run.
+
+    As :class:`scalewise.autoscaling.AmaxHistory` keeps them, whose ``init`` records the first step
+    once more.
+
+    Attributes:
+        past: by an equation's path, for each step float64[2], the newest first.
+        newest: the same of this step, over all visits of the equation.
+    """
+
+    length: int
+    past: dict[tuple[int, ...], collections.deque[np.ndarray]] = dataclasses.field(
+        default_factory=dict
+    )
+    newest: dict[tuple[int, ...], np.ndarray] = dataclasses.field(default_factory=dict)
+
+    def restart(self) -> None:
+        self.past, self.newest = {}, {}
+
+    def of(self, path: tuple[int, ...]) -> np.ndarray:
+        return np.max(self.past[path], axis=0) if path in self.past else np.zeros(OPERANDS)
+
+    def add(self, path: tuple[int, ...], found: Iterable[float]) -> None:
+        sizes = np.nan_to_num(np.asarray(found, np.float64), nan=0.0, posinf=0.0)
+        self.newest[path] = np.maximum(self.newest.get(path, 0.0), sizes)
+
+    def next_step(self) -> None:
+        for path, found in self.newest.items():
+            if path not in self.past:
+                self.past[path] = collections.deque([found], maxlen=self.length)
+            self.past[path].appendleft(found)
+        self.newest = {}
+
 
 MAX_EAGER = 600  # results of a loop up to which its iterations run one by one, without compiling
 
@@ -49,8 +99,6 @@ class Lockstep(Evaluator):
 
     Attributes:
         indices: the index of each recorded equation, by its path.
-        recorded: the recorded equations by index.
-        loops: compiled loops by path.
         constants: literals replaced in the low-precision run: number to number. One that is mapped
             to itself is left unrounded.
         limits: literals that are the largest number of the program's own narrow dtype, or 1000 less
@@ -58,7 +106,6 @@ class Lockstep(Evaluator):
             float32's largest number, as if the program ran in float32.
         literals: scalars lifted so far.
         precomputed: by path, results that depend on no float and that weren't needed yet.
-        formats: the format of each equation's results in this run.
         rows: the program's literals, so that compiled loops take them as data.
         table: of each of them the numbers in both runs, while a loop is being compiled.
         magnitudes: of the steps so far, with delayed scaling.
@@ -87,7 +134,6 @@ class Lockstep(Evaluator):
     def interpret(
         self, program: Program, state: State, values: Sequence[Value]
     ) -> tuple[State, list[Value]]:
-        """Runs the program on pairs; precomputes float-independent values in one jitted call."""
         self.formats = state.formats
         if not self.rows and isinstance(self.low, TableEmulation):
             self.rows = {key: row for row, key in enumerate(_scalars(program))}
@@ -130,8 +176,6 @@ class Lockstep(Evaluator):
         return Pair(low, reference, tainted, constant=True, literal=True)
 
     def _numbers(self, value: float, x: np.ndarray, aval: ShapedArray):
-        """Returns a literal in the run of a format and in the reference run, and whether it is
-        tainted."""
         assert isinstance(self.low, TableEmulation)
         wide = self.low.in_float32(x)
         if value in self.constants:
@@ -155,10 +199,10 @@ class Lockstep(Evaluator):
         return np.array(found, np.float64).reshape(-1, 3)
 
     def fork(self, state: State) -> State:
-        return state.muted() if isinstance(state, Accumulator) else state
+        keeps = isinstance(state, Accumulator) and state.keeps
+        return state.muted() if keeps else state
 
     def eager_iterations(self, state: State, equation: Equation) -> int:
-        """Returns how many iterations of a loop run one by one: those up to MAX_EAGER results."""
         if not isinstance(state, Accumulator):
             return 0
         # each contraction's magnitudes are read between iterations
@@ -204,7 +248,6 @@ class Lockstep(Evaluator):
         return self.computed(state, equation, self.operands_of(equation, inputs))
 
     def computed(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
-        """Computes an equation in both runs, and records its statistics."""
         plan, step = self.planned(equation, inputs)
         index = self._index(plan, equation)
         if plan.recorded:
@@ -214,7 +257,7 @@ class Lockstep(Evaluator):
         outs, record, events = self.evaluate((plan, step), inputs, op_params, *past)
         if past and events is not None:
             newest, events = np.asarray(events[-OPERANDS:]), events[:-OPERANDS]
-            if not isinstance(state, Muted):
+            if state.keeps:
                 self.magnitudes.add(equation.path, newest)
         if record is not None:
             state = state.add(index, record, plan.length)
@@ -223,7 +266,6 @@ class Lockstep(Evaluator):
         return state, self.with_constancy(plan, inputs, outs)
 
     def past(self, equation: Equation) -> tuple[np.ndarray, ...]:
-        """Returns with delayed scaling the past magnitudes of a contraction's operands."""
         contracts = RULES[equation.name].family is Family.CONTRACTION
         if not self.magnitudes.length or self.compiling or not contracts:
             return ()
@@ -251,8 +293,7 @@ class Lockstep(Evaluator):
 
         return [unrounded(x) for x in inputs]
 
-    def with_constancy(self, plan: Plan, inputs: Sequence[Value], outs: Sequence[Value]):
-        """Returns results that know whether they depend on an argument."""
+    def with_constancy(self, plan: EquationPlan, inputs: Sequence[Value], outs: Sequence[Value]):
         pairs = [x for x in inputs if isinstance(x, Pair)]
         decided = any(isinstance(x, Decision) for x in inputs)
         constant = not decided and all(x.constant for x in pairs)
@@ -260,7 +301,6 @@ class Lockstep(Evaluator):
         return [with_constancy(y, constant, literal) for y in outs]
 
     def draws(self, equation: Equation, inputs: Sequence[Value]) -> bool:
-        """Returns whether an equation is a step from random bits to a random draw."""
         if not isinstance(self.low, TableEmulation) or equation.name in CALLBACKS:
             return False
         if not any(isinstance(x, Draw) for x in inputs):
@@ -293,7 +333,7 @@ class Lockstep(Evaluator):
         shape = equation.in_avals[0].shape
         return only_reshapes(equation) and is_flat(inputs[0].low, shape)
 
-    def _index(self, plan: Plan, equation: Equation) -> int:
+    def _index(self, plan: EquationPlan, equation: Equation) -> int:
         """Returns the equation's index, a new one at its first visit; 0 if it has no statistics."""
         if not plan.counts:
             return 0
@@ -316,7 +356,6 @@ class Lockstep(Evaluator):
 
 
 def _scalars(program: Program) -> list[tuple[float, np.dtype]]:
-    """Returns the float literals of a program that are numbers, with their dtypes."""
     atoms = (atom for e in all_equations(program.jaxpr) for atom in e.invars)
     scalars = [x.val for x in atoms if isinstance(x, jex.Literal) and np.ndim(x.val) == 0]
     keys = [(float(x), jnp.result_type(x)) for x in scalars if is_float(jax.typeof(x))]
@@ -324,7 +363,6 @@ def _scalars(program: Program) -> list[tuple[float, np.dtype]]:
 
 
 def _overflows(x: np.ndarray, low: jax.Array) -> jax.Array | np.bool_:
-    """Returns whether a finite literal isn't finite in the low-precision run."""
     if isinstance(low, Tracer):
         return (np.isfinite(x) & ~jnp.isfinite(low)).any()
     return np.bool_((np.isfinite(x) & ~np.isfinite(np.asarray(low).astype(np.float64))).any())

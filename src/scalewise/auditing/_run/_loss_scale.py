@@ -51,23 +51,17 @@ class Tagged:
 
     @property
     def scale_invariant(self) -> bool:
-        """Whether a scale changes nothing: every number is known to be zero, or infinite."""
         constant = self.value.constant_value
         return constant is not None and (constant == 0 or math.isinf(constant))
 
 
 @dataclasses.dataclass(frozen=True)
 class LossScaled(Interpretation):
-    """An autocast run whose backward pass carries ``2**power``.
+    """An autocast run whose backward pass carries ``2**power``."""
 
-    Attributes:
-        low: the run without the scale.
-        power: exponent of the scale.
-        on_scaled: called with each equation whose result carries the scale.
-    """
-
-    low: Autocast
-    power: int
+    low: Autocast  # the run without the scale
+    power: int  # exponent of the scale
+    # called with each equation whose result carries the scale
     on_scaled: Callable[[Equation], None] | None = None
 
     def opens(self, equation: Equation) -> bool:
@@ -128,7 +122,6 @@ class LossScaled(Interpretation):
         ]
 
     def _seeded(self, equation: Equation, inputs: Sequence[Value]) -> Sequence[Value]:
-        """Returns the inputs, with the scale on the literal 1 that a backward pass begins with."""
         floats = [i for i, x in enumerate(inputs) if isinstance(x, Tagged)]
         if equation.direction != "backward" or any(inputs[i].scaled for i in floats):
             return inputs
@@ -137,7 +130,6 @@ class LossScaled(Interpretation):
 
 
 def autocast_of(low: Autocast | LossScaled) -> Autocast:
-    """Returns the run without a loss scale."""
     return low.low if isinstance(low, LossScaled) else low
 
 
@@ -168,7 +160,6 @@ def propagate(equation: Equation, floats: Sequence[Tagged]) -> tuple[bool, list[
 
 
 def loss_scaled_paths(program: Program) -> frozenset[tuple[int, ...]]:
-    """Traces the program for the paths of equations whose results a loss scale would multiply."""
     paths: set[tuple[int, ...]] = set()
     low = LossScaled(Autocast(Policy(compute=jnp.float32)), 1, lambda e: paths.add(e.path))
 

@@ -16,27 +16,30 @@ from ..._jax import ShapedArray, Tracer
 from ..._types import PyTree
 from ...interpret import Argument, Boundary, Equation, Interpretation, Value, is_float
 from ._equation import lift_any, lift_from_table, round_draw
-from ._flat import flat, padded_size, uncommitted
 from ._interpretations import Reference, Runs, TableEmulation
-from ._pair import Decision, Draw, Pair, low_of, reference_of, shaped
+from ._pair import (
+    Decision,
+    Draw,
+    Pair,
+    flat,
+    low_of,
+    padded_size,
+    reference_of,
+    shaped,
+    uncommitted,
+)
 from ._rounding import format_params
-from ._specialize import is_elementwise
+from ._specialize import kind_of_run
 
 
 @dataclasses.dataclass(eq=False)
 class Paired(Interpretation):
-    """The values of two runs, lifted, joined where control flow joins, and lowered together.
+    """The values of two runs, lifted, joined where control flow joins, and lowered together."""
 
-    Attributes:
-        low: any interpretation; :class:`TableEmulation` takes each equation's format from the
-            state.
-        reference: in float32 or float64.
-        compiling: whether a loop is being compiled as a whole.
-    """
-
+    # any interpretation; :class:`TableEmulation` takes each equation's format from the state
     low: Interpretation
-    reference: Reference
-    compiling: bool = False
+    reference: Reference  # in float32 or float64
+    compiling: bool = False  # whether a loop is being compiled as a whole
 
     decides = True
 
@@ -72,7 +75,7 @@ class Paired(Interpretation):
             x = flat(x, padded_size(math.prod(aval.shape)))
             return Pair(*self.call(lift_from_table, self.runs, x, self.low.params_of(aval)))
         shape = aval.shape
-        if is_elementwise(self.low):
+        if kind_of_run(self.low).elementwise:
             x = flat(x, padded_size(math.prod(shape)))
             shape = x.shape
         laid_out = jax.ShapeDtypeStruct(shape, aval.dtype)
@@ -111,7 +114,6 @@ class Paired(Interpretation):
     def unfinished(
         self, equation: Equation, going: Sequence[jax.Array], value: Value, aval: ShapedArray
     ) -> Value:
-        """Returns a carry that is NaN in a run whose loop didn't end."""
         if not isinstance(value, Pair) or len(going) < 2:
             return value
         own, other = (jnp.broadcast_to(jnp.any(way), aval.shape) for way in going)
@@ -155,7 +157,6 @@ class Paired(Interpretation):
         )
 
     def rounded(self, value: Value) -> Value:
-        """Returns a random draw as an operand, rounded; other values unchanged."""
         if not isinstance(value, Draw):
             return value
         assert isinstance(self.low, TableEmulation)

@@ -56,11 +56,8 @@ def format_params(fmt: FormatLike, saturate: Saturation = False) -> np.ndarray:
 
 
 def scale_params(params: np.ndarray, power: int) -> np.ndarray:
-    """Returns the parameters of a format with every number divided by ``2**power``.
-
-    Rounding to that format equals multiplying by ``2**power``, rounding to the original format and
-    dividing again: it models a scale, or a loss scale, without a change to the program.
-    """
+    """Rounding to that format equals multiplying by ``2**power``, rounding to the original format
+    and dividing again: it models a scale, or a loss scale, without a change to the program."""
     params = params.copy()
     params[1] -= power
     params[[2, 3, 4, 5]] *= 2.0**-power
@@ -71,7 +68,6 @@ FP32_PARAMS, FP64_PARAMS = format_params(FP32), format_params(FP64)
 
 
 def is_wide(params: Any) -> Any:
-    """Returns whether a format, given by its parameters, has float32's digits at least."""
     return params[0] >= FP32.mantissa_bits
 
 

@@ -5,26 +5,117 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
 from ..._jax import ShapedArray
-from ...interpret import Argument, Equation, Interpretation, Program, Value, is_float, lifted
+from ..._types import PyTree
+from ...interpret import (
+    Applied,
+    Argument,
+    Equation,
+    Interpretation,
+    Program,
+    State,
+    Value,
+    is_float,
+    lifted,
+)
 from ._accumulator import Accumulator
+from ._causes import Causes
 from ._dataflow import Dataflow, dataflow
-from ._equation import Plan
+from ._equation import EquationPlan
 from ._equation_statistics import EquationStatistics, equation_statistics
-from ._interpretations import Reference, Runs, TableEmulation
+from ._interpretations import Reference, Runs
 from ._lockstep import Lockstep
 from ._loss_scale import loss_scaled_paths
-from ._pair import shaped
-from ._precompile import compile_ahead
+from ._pair import Pair, low_of, shaped
 from ._rounding import format_params
-from ._specialize import is_elementwise, nominal_format
-from ._statistics import Statistics
+from ._specialize import Low, kind_of_run
+from ._statistics import OP_PARAMS, Statistics
+
+
+@dataclasses.dataclass(eq=False)
+class CompilingLockstep(Lockstep):
+    """A lockstep that is traced: functions that it would call are compiled in a thread pool.
+
+    Loops and branches are skipped: only the types of their results matter here.
+    """
+
+    pool: ThreadPoolExecutor = dataclasses.field(default_factory=ThreadPoolExecutor)
+    submitted: dict[Hashable, Future] = dataclasses.field(default_factory=dict)
+
+    def constant(self, x: np.ndarray, aval: ShapedArray) -> Pair:
+        with jax.ensure_compile_time_eval():  # concrete, as it will be in the run
+            return super().constant(x, aval)
+
+    def eager_iterations(self, state: State, equation: Equation) -> int:
+        return 0
+
+    def control(self, equation: Equation, run: Callable) -> Callable:
+        def skip(state, inputs):
+            pairs = zip(inputs, equation.in_avals, strict=True)
+            plain = [jnp.zeros(a.shape, a.dtype) if is_float(a) else low_of(x) for x, a in pairs]
+            outs = zip(equation.bind(*plain), equation.out_avals, strict=True)
+            return state, [
+                self.canonical(self.lift(y, a), a, "carry", equation) if is_float(a) else y
+                for y, a in outs
+            ]
+
+        return skip
+
+    def computed(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
+        op_params = jnp.zeros(OP_PARAMS, jnp.float64)
+        planned = self.planned(equation, inputs)
+        outs, record, _ = self.evaluate(planned, inputs, op_params, *self.past(equation))
+        if record is not None and Accumulator not in self.submitted:
+            self.submitted[Accumulator] = self.pool.submit(state.prepare)
+        return state, self.with_constancy(planned[0], inputs, outs)
+
+    def call(self, f: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
+        leaves, tree = jax.tree.flatten(arguments)
+        types = [jax.typeof(x) if hasattr(x, "shape") else x for x in leaves]
+        key = (f, tree, tuple(map(str, types)))
+        if key not in self.submitted:
+            shapes = [
+                jax.ShapeDtypeStruct(t.shape, t.dtype, weak_type=t.weak_type)
+                if hasattr(t, "weak_type") else t
+                for t in types
+            ]  # fmt: skip
+            lowered = cast(jax.stages.Wrapped, f).lower(*jax.tree.unflatten(tree, shapes))
+            self.submitted[key] = self.pool.submit(lowered.compile)
+        return f(*arguments)
+
+
+def compile_ahead(program: Program, lockstep: Lockstep, accumulator: Accumulator) -> None:
+    """JAX caches compiled code by what was lowered, so that the run finds it."""
+
+    def interpret(arrays):
+        return tracer.interpret(program, accumulator, lifted(program, tracer, arrays))[1]
+
+    arrays = [
+        jax.ShapeDtypeStruct(a.shape, x.dtype) if is_float(a)
+        else jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type)
+        for x, a in zip(program.arrays, program.in_avals, strict=True)
+    ]  # fmt: skip
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        shared = {
+            "plans": lockstep.plans, "literals": lockstep.literals, "limits": lockstep.limits,
+            "code": lockstep.code,
+        }  # fmt: skip
+        runs = {"low": lockstep.low, "reference": lockstep.reference}
+        tracer = CompilingLockstep(**runs, **shared, pool=pool)
+        with lockstep.context():
+            jax.eval_shape(interpret, arrays)
+        for future in tracer.submitted.values():
+            future.result()
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -49,41 +140,27 @@ class OutputError:
 
 @dataclasses.dataclass(frozen=True)
 class ExactSums:
-    """A run whose products are added exactly, beside one of a device's matrix units.
+    """A run whose products are added exactly, beside one of a device's matrix units."""
 
-    Attributes:
-        error: of the outputs, relative.
-        made: the error that each equation makes, by index.
-    """
-
-    error: float
-    made: Mapping[int, float]
+    error: float  # of the outputs, relative
+    made: Mapping[int, float]  # the error that each equation makes, by index
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The result of one run.
+    """The result of one run."""
 
-    Attributes:
-        recorded, statistics: the equations, and the statistics of each.
-        dataflow: the equations that operands and outputs come from.
-        origins: the equations that each float output comes from.
-        error, outputs: of all outputs, and of each by its path.
-        reference_nans: the paths of outputs with NaN in the reference run.
-        low, reference: the float outputs of both runs.
-        exact_sums: see :class:`Session`.
-    """
-
+    # recorded, statistics: the equations, and the statistics of each
     recorded: tuple[Equation, ...]
     statistics: Statistics
-    dataflow: Dataflow
-    origins: tuple[tuple[int, ...], ...]
-    error: OutputError
+    dataflow: Dataflow  # the equations that operands and outputs come from
+    origins: tuple[tuple[int, ...], ...]  # the equations that each float output comes from
+    error: OutputError  # error, outputs: of all outputs, and of each by its path
     outputs: tuple[tuple[str, OutputError], ...]
-    reference_nans: tuple[str, ...]
-    low: tuple[jax.Array, ...]
+    reference_nans: tuple[str, ...]  # the paths of outputs with NaN in the reference run
+    low: tuple[jax.Array, ...]  # low, reference: the float outputs of both runs
     reference: tuple[jax.Array, ...]
-    exact_sums: ExactSums | None = None
+    exact_sums: ExactSums | None = None  # see :class:`Session`
 
     @functools.cached_property
     def equations(self) -> list[EquationStatistics]:
@@ -91,8 +168,12 @@ class Outcome:
         made = self.exact_sums.made if self.exact_sums else {}
         return equation_statistics(self.recorded, self.statistics, self.dataflow, made)
 
+    @functools.cached_property
+    def causes(self) -> Causes:
+        return Causes(self.dataflow.flow, self.equations)
 
-def new_code() -> dict[tuple[Callable, Runs, Plan], Callable]:
+
+def new_code() -> dict[tuple[Callable, Runs, EquationPlan], Callable]:
     """Returns where an audit keeps its compiled code; the tests' audits share one."""
     return {}
 
@@ -102,13 +183,9 @@ class Session:
     """A traced program, and the interpretations of its two runs.
 
     Attributes:
-        program: with its arguments.
-        low, reference: interpretations.
         steps: how often the program is called, its first result as the next first argument; each
             run continues from its own.
         batches: for each step, the arrays of the second argument; () if it doesn't change.
-        runs: how many runs were made.
-        arguments: the lifted arguments, once they are needed.
         code: compiled code that runs with other interpretations share (see :class:`Lockstep`).
         floors: the least norm that each float output's error is relative to; () for 0.
         exact_sums: the run without the matrix units that the low-precision run computes with.
@@ -122,7 +199,7 @@ class Session:
     batches: Sequence[Sequence[ArrayLike]] = ()
     runs: int = 0
     arguments: list[Argument] | None = None
-    code: dict[tuple[Callable, Runs, Plan], Callable] = dataclasses.field(
+    code: dict[tuple[Callable, Runs, EquationPlan], Callable] = dataclasses.field(
         default_factory=lambda: new_code()
     )
     floors: tuple[float, ...] = ()
@@ -135,13 +212,11 @@ class Session:
 
     @property
     def state_size(self) -> int:
-        """How many arrays the first argument has."""
         return sum(path.startswith("[0]") for path in self.program.arguments)
 
     def _inputs(
         self, step: int, state: list[Value], arguments: list[Value], lockstep: Lockstep
     ) -> list[Value]:
-        """Returns the arguments of a step as pairs."""
         n = len(state)
         if step and self.batches:
             avals, batch = self.program.in_avals[n:], self.batches[step]
@@ -154,13 +229,11 @@ class Session:
         return [*state, *arguments[n:]]
 
     def _arguments(self) -> list[Value]:
-        """Returns the program's arguments as pairs."""
         if self.arguments is None:
             self.arguments = lifted(self.program, self.lockstep, self.program.arrays)
         return self.arguments
 
     def with_low(self, low: Interpretation) -> Session:
-        """Returns the same program with another low interpretation; its run is counted here."""
         self.runs += 1
         return Session(
             self.program, low, self.reference, self.steps, self.batches,
@@ -169,7 +242,6 @@ class Session:
 
     @property
     def dataflow(self) -> Dataflow:
-        """The dataflow between the equations that were recorded so far."""
         count = len(self.lockstep.recorded)
         if self.known is None or self.known[0] != count:
             state = self.state_size if self.steps > 1 else 0
@@ -177,9 +249,13 @@ class Session:
         return self.known[1]
 
     @property
+    def kind(self) -> Low:
+        return kind_of_run(self.low)
+
+    @property
     def adjustable(self) -> bool:
         """Whether a run may choose the format of each equation."""
-        return isinstance(self.low, TableEmulation)
+        return self.kind.run == "format"
 
     @functools.cached_property
     def loss_scaled(self) -> frozenset[int]:
@@ -190,9 +266,7 @@ class Session:
         return frozenset(indices[p] for p in loss_scaled_paths(self.program) if p in indices)
 
     def formats(self) -> np.ndarray:
-        """Returns a table with ``low``'s format for each equation (see ``format_params``); for a
-        policy or recipe its narrow format, in whose units errors are measured."""
-        own = format_params(nominal_format(self.low), getattr(self.low, "saturate", False))
+        own = format_params(self.kind.fmt(self.low), getattr(self.low, "saturate", False))
         table = np.tile(own, (max(self.program.equations, 1), 1))
         for index, equation in enumerate(self.lockstep.recorded):
             own = self.lockstep.own_params(equation)
@@ -206,13 +280,6 @@ class Session:
         constants: Mapping[float, float] | None = None,
         arrays: Sequence[Argument] | None = None,
     ) -> Outcome:
-        """Runs the program in both interpretations.
-
-        Args:
-            formats: the format of each equation's results; None for :meth:`formats`.
-            constants: literals replaced in the low-precision run (see :class:`Lockstep`).
-            arrays: other arguments than the program's.
-        """
         self.runs += 1
         lockstep = self.lockstep
         if arrays is not None:
@@ -257,8 +324,7 @@ class Session:
         return self.with_errors(outcome)
 
     def _both(self, values: Sequence[Value], avals: Sequence[ShapedArray]):
-        """Returns the float arrays of the low-precision run, and those of the reference run."""
-        as_arrays = is_elementwise(self.low)
+        as_arrays = self.kind.elementwise
         pairs = [
             (shaped(jax.tree.map(np.asarray, v) if as_arrays else v, a), a)
             for v, a in zip(values, avals, strict=True) if is_float(a)
@@ -267,11 +333,9 @@ class Session:
         return tuple(lows), tuple(v.reference for v, _ in pairs)
 
     def state_arrays(self) -> tuple[tuple[ArrayLike, ...], tuple[ArrayLike, ...]]:
-        """Returns the float arguments in both runs."""
         return self._both(self._arguments(), self.program.in_avals)
 
     def with_errors(self, outcome: Outcome) -> Outcome:
-        """Returns an outcome with the errors of its outputs, relative to at least the floors."""
         table = list(map(_distance, outcome.low, outcome.reference))
         floors = self.floors or (0.0,) * len(table)
         errors = [

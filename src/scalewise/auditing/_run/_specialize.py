@@ -1,12 +1,11 @@
-"""A policy or recipe specialised to one equation, so that equations share compiled code."""
+"""The kinds of low-precision runs, and each specialised to one equation to share compiled code."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Hashable
-
-import numpy as np
+from collections.abc import Callable, Hashable
+from typing import Any
 
 from ...autocasting import Autocast, Policy
 from ...autoscaling import (
@@ -20,55 +19,21 @@ from ...autoscaling import (
     interpretation,
 )
 from ...autoscaling._overrides import Scope
+from ...autoscaling.recipes import CATALOGUE
 from ...formats import FP32, FP64, BlockFormat, Format
 from ...formats import format as format_
-from ...interpret import Equation, Interpretation, Value
+from ...interpret import Equation, Interpretation
 from ...scaled import Delayed
 from ._interpretations import TableEmulation
 from ._loss_scale import LossScaled
-from ._rounding import format_params
 
 Overrides = tuple[tuple[Scope, Format | BlockFormat | None], ...]
 
 
-def specialize(low: Interpretation, equation: Equation) -> tuple[Interpretation, Hashable]:
-    """Returns an interpretation that acts on ``equation`` as ``low`` does, equal for as many
-    equations as possible.
-
-    Equations with equal interpretations share compiled code, and so do runs under other policies.
-
-    Returns:
-        The interpretation; what else of the equation's place its code depends on.
-    """
-    match low:
-        case Autocast():
-            return _policy_of(low.policy, equation), equation.direction
-        case LossScaled():
-            inner = _policy_of(low.low.policy, equation)
-            return LossScaled(inner, low.power), equation.direction
-        case Boundaries(traced=False) | EveryOp():
-            own = _recipe(_of_products(low.recipe, equation), _exception(low.recipe, equation))
-            return own, (equation.direction, _copy_scope(equation))
-    return low, (equation.scope, equation.source)
-
-
-def is_elementwise(low: Interpretation) -> bool:
-    """Returns True if ``low`` has no scale per array: then arrays may be kept flat and padded."""
-    return isinstance(low, TableEmulation | Autocast | LossScaled)
-
-
 def _policy_of(policy: Policy, equation: Equation) -> Autocast:
-    """Returns the policy reduced to its decision on one equation."""
     run, only = policy.run(equation), frozenset({equation.name})
     low, full = (only if run == name else frozenset() for name in ("low", "full"))
     return Autocast(Policy(compute=policy.compute, low=low, full=full))
-
-
-def _of_products(recipe: Recipe, equation: Equation) -> Recipe:
-    """Returns a recipe without the matrix units if the equation is no product."""
-    if recipe.emulate is None or RULES[equation.name].family is Family.CONTRACTION:
-        return recipe
-    return dataclasses.replace(recipe, emulate=None)
 
 
 def _exception(recipe: Recipe, equation: Equation) -> Overrides:
@@ -88,7 +53,6 @@ def _recipe(recipe: Recipe, keep: Overrides) -> Interpretation:
 
 
 def of_recipe(recipe: Recipe) -> Boundaries | EveryOp:
-    """Returns the interpretation of a recipe; with delayed scaling it is given past magnitudes."""
     if recipe.scaling.source == "history":
         overrides = FormatOverrides(recipe.keep)
         return Boundaries(recipe, overrides=overrides, amaxes=OperandAmaxes())
@@ -96,37 +60,100 @@ def of_recipe(recipe: Recipe) -> Boundaries | EveryOp:
 
 
 def history_of(low: Interpretation) -> int:
-    """Returns how many steps' magnitudes scales depend on; 0 for none."""
     if not isinstance(low, Boundaries) or low.amaxes is None:
         return 0
     assert isinstance(low.recipe.scaling, Delayed)
     return len(low.recipe.scaling.amaxes)
 
 
-def _copy_scope(equation: Equation) -> str:
-    """Returns a copy's scope: in some scopes a copy requests another scale."""
-    return equation.scope if equation.name.startswith("copy") else ""
+def _of_policy(low: Autocast, equation: Equation) -> tuple[Interpretation, Hashable]:
+    return _policy_of(low.policy, equation), equation.direction
+
+
+def _of_loss_scale(low: LossScaled, equation: Equation) -> tuple[Interpretation, Hashable]:
+    return LossScaled(_policy_of(low.low.policy, equation), low.power), equation.direction
+
+
+def _of_recipe(low: Boundaries | EveryOp, equation: Equation) -> tuple[Interpretation, Hashable]:
+    if isinstance(low, Boundaries) and low.traced:
+        return _as_it_is(low, equation)
+    recipe = low.recipe
+    if recipe.emulate is not None and RULES[equation.name].family is not Family.CONTRACTION:
+        recipe = dataclasses.replace(recipe, emulate=None)
+    scope = equation.scope if equation.name.startswith("copy") else ""  # may ask for another scale
+    return _recipe(recipe, _exception(recipe, equation)), (equation.direction, scope)
+
+
+def _as_it_is(low: Interpretation, equation: Equation) -> tuple[Interpretation, Hashable]:
+    return low, (equation.scope, equation.source)
+
+
+def _forward_element(low: Boundaries) -> Format:
+    fmt = low.recipe.forward or FP32
+    return fmt if isinstance(fmt, Format) else fmt.element
+
+
+def _recipe_name(low: Boundaries | EveryOp) -> str:
+    units = low.recipe.emulate
+    own = dataclasses.replace(low.recipe, emulate=None) if units else low.recipe
+    names = [name for name, recipe in CATALOGUE.items() if recipe == own]
+    device = f" on {units.device}" if units else ""
+    return f"autoscale {names[0] if names else '(own recipe)'}{device}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Low:
+    """Describes a kind of low-precision run to the audit; the defaults hold for any interpretation.
+
+    Attributes:
+        run: one of ``FixKind.runs``; None if no fixes are known.
+        elementwise: whether no array has a scale: then arrays may be kept flat and padded.
+        fmt: returns the narrow format whose range and units a report uses.
+        name: returns what a report calls the run.
+        specialize: returns an interpretation that acts on an equation as the run does, equal for as
+            many equations as possible, which then share compiled code; and what else of the
+            equation's place its code depends on.
+        result: returns the format of a result: FP64 if it has a scale.
+    """
+
+    run: str | None = None
+    elementwise: bool = False
+    fmt: Callable[[Any], Format] = lambda low: FP32
+    name: Callable[[Any], str] = lambda low: type(low).__name__
+    specialize: Callable[[Any, Equation], tuple[Interpretation, Hashable]] = _as_it_is
+    result: Callable[[Any], Format] = lambda value: FP64
+
+
+LOWS = {
+    TableEmulation: Low(
+        "format",
+        elementwise=True,
+        fmt=lambda low: low.fmt,
+        name=lambda low: low.fmt.name + ("" if low.saturate is False else ", saturating"),
+    ),
+    Autocast: Low(
+        "policy",
+        elementwise=True,
+        fmt=lambda low: format_(low.policy.compute),
+        name=lambda low: f"autocast {low.policy}",
+        specialize=_of_policy,
+        result=lambda value: format_(value.data.dtype),
+    ),
+    LossScaled: Low(
+        "policy",
+        elementwise=True,
+        fmt=lambda low: format_(low.low.policy.compute),
+        specialize=_of_loss_scale,
+        result=lambda value: format_(value.value.data.dtype),
+    ),
+    EveryOp: Low("every_op", fmt=lambda low: low.fmt, name=_recipe_name, specialize=_of_recipe),
+    Boundaries: Low("recipe", fmt=_forward_element, name=_recipe_name, specialize=_of_recipe),
+}
+
+
+def kind_of_run(low: Interpretation) -> Low:
+    return next((LOWS[own] for own in type(low).__mro__ if own in LOWS), Low())
 
 
 def nominal_format(low: Interpretation) -> Format:
-    """Returns the narrow format whose range and units a report uses."""
-    match low:
-        case TableEmulation():
-            return low.fmt
-        case Autocast():
-            return format_(low.policy.compute)
-        case LossScaled():
-            return nominal_format(low.low)
-        case EveryOp():
-            return low.fmt
-        case Boundaries():
-            fmt = low.recipe.forward or FP32
-            return fmt if isinstance(fmt, Format) else fmt.element
-    return FP32
-
-
-def result_format_params(low: Interpretation, value: Value) -> np.ndarray:
-    """Returns a result's format: that of its dtype under a policy, FP64 if it has a scale."""
-    if isinstance(low, LossScaled):
-        return result_format_params(low.low, value.value)
-    return format_params(format_(value.data.dtype) if isinstance(low, Autocast) else FP64)
+    return kind_of_run(low).fmt(low)

@@ -17,7 +17,6 @@ from ._pair import Flag
 from ._rounding import FORMAT_PARAMS, power_of_two
 
 SAMPLE = 1024  # numbers of each result, evenly spaced, over which errors are measured
-LATENT = 4  # numbers are close to overflowing if they would with values as many times as large
 BINS = 128  # of a histogram: exponents from LOWEST up; exponents outside go to the end bins
 LOWEST = -96
 PARTS = 32  # of a result, counted separately: this uses several cores and needs no tree of sums
@@ -97,18 +96,12 @@ RECORD = COUNTED + 5 * SAMPLE + OP_PARAMS  # numbers of a packed record
 
 
 class Record(NamedTuple):
-    """The statistics of one result, in shapes that don't depend on the result's shape.
+    """The statistics of one result, in shapes that don't depend on the result's shape."""
 
-    Attributes:
-        tally: counts over all its numbers.
-        samples: float64[5, SAMPLE]: low, exact and reference values; both low operands of an
-            addition.
-        op_params: float64[OP_PARAMS], with the format that the result has.
-    """
-
-    tally: Tally
+    tally: Tally  # counts over all its numbers
+    # float64[5, SAMPLE]: low, exact and reference values; both low operands of an addition
     samples: jax.Array
-    op_params: jax.Array
+    op_params: jax.Array  # float64[OP_PARAMS], with the format that the result has
 
     def packed(self) -> jax.Array:
         """Returns all of it as float64[RECORD]: each array of a program costs compile time."""
@@ -118,14 +111,12 @@ class Record(NamedTuple):
 
     @classmethod
     def unpacked(cls, packed: jax.Array) -> Record:
-        """Returns the record that was packed."""
         counts, samples, op_params = jnp.split(packed, [COUNTED, COUNTED + 5 * SAMPLE])
         counts = lax.bitcast_convert_type(counts, jnp.int64).reshape(-1, PARTS)
         return cls(Tally(*counts), samples.reshape(5, SAMPLE), op_params)
 
 
 def empty_statistics(formats: np.ndarray) -> Statistics:
-    """Returns statistics of a program that hasn't run, for equations with these formats."""
     n = len(formats)
     assert formats.shape == (n, FORMAT_PARAMS)
 
@@ -193,15 +184,11 @@ def count(
 
 
 def is_tainted(low: jax.Array, reference: jax.Array) -> jax.Array:
-    """Returns whether a number is non-finite in the low-precision run alone."""
     return jnp.any(~jnp.isfinite(low) & jnp.isfinite(reference))
 
 
 def _count_parts(flags: Sequence[jax.Array], size: jax.Array) -> Sequence[jax.Array]:
-    """Returns for each part how often each flag is set, and the bits of the largest size.
-
-    One pass over integers, which XLA vectorises; nonnegative floats are ordered as their bits.
-    """
+    """One pass over integers, which XLA vectorises; nonnegative floats sort as their bits do."""
     integer = jnp.int32 if size.dtype == jnp.float32 else jnp.int64
     columns = [f.astype(integer) for f in flags] + [lax.bitcast_convert_type(size, integer)]
     joins = [lax.add] * len(flags) + [lax.max]
@@ -214,13 +201,11 @@ def _count_parts(flags: Sequence[jax.Array], size: jax.Array) -> Sequence[jax.Ar
 
 
 def _float(bits: jax.Array) -> jax.Array:
-    """Returns the float with these bits, as float64."""
     dtype = jnp.float32 if bits.dtype == jnp.int32 else jnp.float64
     return lax.bitcast_convert_type(bits, dtype).astype(jnp.float64)
 
 
 def _flags(low, exact, reference, fmt, clean) -> Sequence[jax.Array]:
-    """Returns for each number whether it overflowed, and whether it is a NaN created here."""
     size, finite = jnp.abs(low).astype(jnp.float64), jnp.isfinite(exact)
     non_finite = ~jnp.isfinite(low) & jnp.isfinite(reference)
     divided = clean & (size == jnp.inf) & ~finite  # infinite from finite inputs: usually x / 0
@@ -232,8 +217,6 @@ def _flags(low, exact, reference, fmt, clean) -> Sequence[jax.Array]:
 
 
 def summaries(state: Statistics, indices: jax.Array, records: Sequence[jax.Array]):
-    """Returns the summary (see :func:`summarize`) of each packed record, of these equations."""
-
     return jax.vmap(lambda x, fmt: summarize(Record.unpacked(x), fmt))(
         jnp.stack(records), state.formats[indices]
     )
@@ -242,7 +225,6 @@ def summaries(state: Statistics, indices: jax.Array, records: Sequence[jax.Array
 def add_visits(
     state: Statistics, indices: jax.Array, counts, peaks, sums, maxima, histogram
 ) -> Statistics:
-    """Returns the statistics with one visit more, by its summary, of each of several equations."""
     before = state.counts[indices]
     event = (counts[:, OVERFLOWED] > 0) | (counts[:, NAN] > 0)
     first = jnp.where(event & (before[:, FIRST] < 0), before[:, VISITS], before[:, FIRST])
@@ -309,7 +291,6 @@ def summarize(record: Record, fmt: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def _histogram(reference: jax.Array, mask: jax.Array) -> jax.Array:
-    """Returns how many numbers have each exponent, counted in integers (XLA's fastest scatter)."""
     bins = jnp.clip(_exponent(reference) - LOWEST, 0, BINS - 1).astype(jnp.int32)
     in_a_bin = mask & (reference != 0) & jnp.isfinite(reference)
     bins = jnp.where(in_a_bin, bins, BINS)  # the surplus bin is dropped below

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,11 +18,50 @@ from ...autoscaling import Boundaries, EveryOp, interpretation
 from ...autoscaling.recipes import recipe
 from ...emulating import Constant, EmulationWithDraws
 from ...interpret import Applied, Equation, Interpretation, State, Value, transform
-from .._run._dtypes import as_cast
-from .._run._interpretations import FP32_MAX, TableEmulation
+from .._run._interpretations import FP32_MAX, TableEmulation, as_cast
 from .._run._loss_scale import LossScaled
-from .._run._rounding import FP32_PARAMS, format_params, is_wide
-from ._setting import Setting
+from .._run._rounding import FP32_PARAMS, FP64_PARAMS, format_params, is_wide, scale_params
+from .._run._session import Outcome, Session
+
+
+@dataclasses.dataclass(frozen=True)
+class FormatChoice:
+    """What a run in one format may choose: the format of each equation, and literals replaced."""
+
+    formats: np.ndarray  # a table with a format's parameters for each equation
+    constants: tuple[tuple[float, float], ...] = ()  # pairs (old, new)
+    double: bool = False  # whether an operation is widened to float64 rather than float32
+
+    @property
+    def word(self) -> str:
+        return "float64" if self.double else "float32"
+
+    def run(self, session: Session) -> Outcome:
+        return session.run(self.formats, dict(self.constants))
+
+    def with_format(self, indices: Sequence[int], params: np.ndarray) -> FormatChoice:
+        formats = self.formats.copy()
+        formats[list(indices)] = params
+        return dataclasses.replace(self, formats=formats)
+
+    def widened(self, indices: Sequence[int]) -> FormatChoice:
+        return self.with_format(indices, FP64_PARAMS if self.double else FP32_PARAMS)
+
+    def scaled(self, indices: Sequence[int], power: int) -> FormatChoice:
+        formats = self.formats.copy()
+        for index in indices:
+            formats[index] = scale_params(formats[index], power)
+        return dataclasses.replace(self, formats=formats)
+
+    def without_limits(self, limits: Sequence[float]) -> FormatChoice:
+        setting = self
+        for number in limits:
+            setting = setting.with_constant(number, math.copysign(FP32_MAX, number))
+        return setting
+
+    def with_constant(self, old: float, new: float) -> FormatChoice:
+        return dataclasses.replace(self, constants=(*self.constants, (old, new)))
+
 
 Indices = Mapping[tuple[int, ...], tuple[int, str]]
 OTHER_PROGRAM = (
@@ -31,21 +71,15 @@ OTHER_PROGRAM = (
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Origin:
-    """The arithmetic of the audit that tried a fix.
+class AuditedArithmetic:
+    """The arithmetic of the audit that tried a fix."""
 
-    Attributes:
-        low: the interpretation of the low-precision run.
-        start: the setting without fixes; None under a policy or recipe.
-        indices: by an equation's path, its index in the setting's table, and its primitive.
-    """
-
-    low: Interpretation
-    start: Setting | None = None
+    low: Interpretation  # the interpretation of the low-precision run
+    start: FormatChoice | None = None  # the setting without fixes; None under a policy or recipe
+    # by an equation's path, its index in the setting's table, and its primitive
     indices: Indices = dataclasses.field(default_factory=dict)
 
     def function(self, f: Callable) -> FixedFunction:
-        """Returns ``f`` in this arithmetic, without fixes."""
         return FixedFunction(f, self, self.start or self.low)
 
 
@@ -53,7 +87,7 @@ class Origin:
 class FixedEmulation(EmulationWithDraws, TableEmulation):
     """Emulation with a setting: each equation has the format that the setting gives it."""
 
-    setting: Setting | None = None
+    setting: FormatChoice | None = None
     indices: Indices = dataclasses.field(default_factory=dict)
     seen: set[tuple[int, ...]] = dataclasses.field(default_factory=set)  # paths interpreted so far
     limits: set[float] = dataclasses.field(default_factory=set)  # as in the lockstep
@@ -102,18 +136,16 @@ class FixedFunction:
     """A function in the audited arithmetic with fixes; further fixes can be applied to it.
 
     Attributes:
-        f: the plain function.
-        origin: the arithmetic of the audit.
         now: the setting, or the interpretation, with the fixes.
     """
 
-    def __init__(self, f: Callable, origin: Origin, now: Any):
+    def __init__(self, f: Callable, origin: AuditedArithmetic, now: Any):
         self.f, self.origin, self.now = f, origin, now
         functools.update_wrapper(self, f, updated=())
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
         f, low = self.f, self.now
-        if isinstance(low, Setting):
+        if isinstance(low, FormatChoice):
             emulated = self.origin.low
             assert isinstance(emulated, TableEmulation)
             indices = self.origin.indices
@@ -137,8 +169,7 @@ class FixedFunction:
 
 
 def apply_fix(fix: Any, target: Any) -> Any:
-    """Returns a policy, recipe or function with a fix (see :meth:`Fix.apply`)."""
-    origin: Origin | None = fix.origin
+    origin: AuditedArithmetic | None = fix.origin
     if origin is None:
         raise TypeError(f"fix.apply: {str(fix)!r} wasn't accepted by an audit")
     if isinstance(target, FixedFunction):

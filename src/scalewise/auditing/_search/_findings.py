@@ -20,7 +20,7 @@ class Finding:
     """One operation of one source line, what went wrong there, and a fix that was tried.
 
     Attributes:
-        kind: a name in ``KINDS``.
+        kind: a name in ``FINDING_KINDS``.
         file, line, function: where the user wrote it; None, 0, "" if unknown.
         source: the line itself.
         primitive: the operation.
@@ -83,7 +83,6 @@ class Finding:
 
 
 def finding(group: Group, fmt: Format, saturate: Saturation) -> Finding:
-    """Returns a group's finding, without a fix."""
     first = group.first
     kind = kind_of(group, saturate)
     iterations = [e["first"] for e in group.equations if e.looped and e["first"] >= 0]
@@ -103,7 +102,6 @@ def finding(group: Group, fmt: Format, saturate: Saturation) -> Finding:
 
 
 def place_of(equation: EquationStatistics) -> dict[str, Any]:
-    """Returns the fields of a finding that say where an equation is."""
     return {
         "file": equation.file,
         "line": equation.line,
@@ -114,7 +112,6 @@ def place_of(equation: EquationStatistics) -> dict[str, Any]:
 
 
 def constant_finding(literal: Literal) -> Finding:
-    """Returns the finding about a constant that the format can't hold, without a fix."""
     return Finding(
         kind=literal.kind,
         file=literal.file,

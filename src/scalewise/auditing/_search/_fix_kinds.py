@@ -15,16 +15,13 @@ from .._run._equation_statistics import ADDITIONS, Equations, EquationStatistics
 from .._run._loss_scale import LossScaled, autocast_of, best_power
 from .._run._rounding import FP64_PARAMS, format_params
 from .._run._specialize import nominal_format
-from ._fixes import Context, Fix, register
+from .._thresholds import FEW_MASKS, REWRITTEN_BEFORE, SUBNORMAL
+from ._apply import FormatChoice
+from ._fixes import Context, Fix, described, register, widened, with_exact
 from ._literals import written
 from ._rewrites import Rewrite
-from ._setting import Setting
-from ._widening import described, widened, with_exact
 
-REWRITTEN_BEFORE = 3  # operations before a finding of which rewrites are tried
 PRODUCTS = ("reduce_prod", "cumprod")
-FEW_MASKS = 8  # a larger number isn't the sum of a few masks
-SUBNORMAL = 0.01  # share of subnormal numbers from which a loss scale is tried
 WIDER = {FP16: BF16, E4M3FN: E5M2, E4M3: E5M2, E4M3FNUZ: E5M2FNUZ}  # same width, more range
 
 
@@ -33,12 +30,10 @@ WIDER = {FP16: BF16, E4M3FN: E5M2, E4M3: E5M2, E4M3FNUZ: E5M2FNUZ}  # same width
 
 @register("constant", "constant")
 def _constant(context: Context) -> Iterator[Fix]:
-    """Yields another number, the number in float32, and in float32 its line, all lines that it is
-    on, and its function."""
     literal, fmt = context.literal, context.fmt
     assert literal is not None
     number, written = literal.number, literal.written
-    replace = partial(Setting.with_constant, old=number)
+    replace = partial(FormatChoice.with_constant, old=number)
     if literal.rounded == 0:
         new = math.copysign(float(fmt.smallest_normal), number)
         change = partial(replace, new=new)
@@ -59,10 +54,9 @@ def _constant(context: Context) -> Iterator[Fix]:
 
 
 def _smaller_masks(number: float, fmt: Format) -> Iterator[Fix]:
-    """Yields constants of the same sign whose sums with another mask, or a few, are finite."""
     for part in (2, 8):
         new = math.copysign(float(fmt.max) / part, number)
-        change = partial(Setting.with_constant, old=number, new=new)
+        change = partial(FormatChoice.with_constant, old=number, new=new)
         yield Fix(f"{new:.5g} in place of {written(number)}", change, replaces=(number, new))
 
 
@@ -71,7 +65,6 @@ def _smaller_masks(number: float, fmt: Format) -> Iterator[Fix]:
 
 @register("masks", "format")
 def _masks(context: Context) -> Iterator[Fix]:
-    """Yields smaller constants for masks, of which a few may have been added."""
     largest = max((e["amax"] for e in context.group.equations), default=0.0)
     is_sum = context.kind.name == "overflow" and largest <= FEW_MASKS * float(context.fmt.max)
     for number in context.masks if is_sum else ():
@@ -80,16 +73,15 @@ def _masks(context: Context) -> Iterator[Fix]:
 
 @register("loss_scale", "format", "policy", combined_first=True)
 def _loss_scale(context: Context) -> Iterator[Fix]:
-    """Yields a loss scale if gradients here leave the format's range or are partly subnormal."""
     group, now = context.group, context.now
     needed = context.kind.out_of_range or group.share("subnormal") >= SUBNORMAL
     if group.first.direction != "backward" or not needed or isinstance(now, LossScaled):
         return
-    fmt = nominal_format(context.low if isinstance(now, Setting) else now)
+    fmt = nominal_format(context.low if isinstance(now, FormatChoice) else now)
     power = best_power(context.gradients, fmt, _seed_exponent(context, fmt))
-    if isinstance(now, Setting):
+    if isinstance(now, FormatChoice):
         indices = [e.index for e in context.gradients]
-        change = partial(Setting.scaled, indices=indices, power=power)
+        change = partial(FormatChoice.scaled, indices=indices, power=power)
     else:
         change = partial(_with_loss_scale, power=power)
     if power:
@@ -97,11 +89,8 @@ def _loss_scale(context: Context) -> Iterator[Fix]:
 
 
 def _seed_exponent(context: Context, fmt: Format) -> float:
-    """Returns the exponent of the largest loss scale with which a backward pass can begin.
-
-    The loss's own gradient is the scale. Under a policy, losses are computed in float32.
-    """
-    if not isinstance(context.now, Setting):
+    """The loss's own gradient is the scale. Under a policy, losses are computed in float32."""
+    if not isinstance(context.now, FormatChoice):
         return math.inf
     first = min(context.gradients, key=lambda e: e.index, default=None)
     if first is None:
@@ -116,7 +105,6 @@ def _with_loss_scale(low: Autocast | LossScaled, power: int) -> LossScaled:
 
 @register("norm", "format")
 def _norm(context: Context) -> Iterator[Fix]:
-    """Yields a norm that avoids overflow."""
     here = [n for n in context.norms if set(n) & set(context.group.indices)]
     if not context.kind.out_of_range or not here:
         return
@@ -124,25 +112,23 @@ def _norm(context: Context) -> Iterator[Fix]:
         # ops.l2_norm is within 0.05 ulp of an exact sum that is rounded once, at the root
         if some is here or len(some) > len(here):
             inner = [index for indices in some for index in indices[:-1]]
-            change = partial(Setting.with_format, indices=inner, params=FP64_PARAMS)
+            change = partial(FormatChoice.with_format, indices=inner, params=FP64_PARAMS)
             yield Fix(f"ops.l2_norm in place of {text} of a sum of squares", change)
 
 
 @register("logarithm", "format")
 def _logarithm(context: Context) -> Iterator[Fix]:
-    """Yields a sum of logarithms in place of a product that the format can't hold."""
     group = context.group
     product = group.first.primitive in PRODUCTS or (
         group.first.primitive == "mul" and _accumulates(context, {"mul"})
     )
     if context.kind.out_of_range and product:
-        change = partial(Setting.with_format, indices=group.indices, params=FP64_PARAMS)
+        change = partial(FormatChoice.with_format, indices=group.indices, params=FP64_PARAMS)
         yield Fix("sum(log(x)) in place of prod(x), kept as a logarithm", change)
 
 
 @register("rewrite", "format")
 def _rewrite(context: Context) -> Iterator[Fix]:
-    """Yields a function of JAX in place of an expression that loses digits or overflows."""
     near = own = set(context.group.indices)
     if context.causes is not None and _is_carried_in(context):
         near = own | context.causes.back(own, REWRITTEN_BEFORE)
@@ -160,14 +146,13 @@ def _rewrite(context: Context) -> Iterator[Fix]:
             if not written:
                 continue
             inner, roots = {i for x in some for i in x.inner}, {x.root for x in some}
-            change = partial(Setting.with_format, indices=sorted(inner), params=FP64_PARAMS)
+            change = partial(FormatChoice.with_format, indices=sorted(inner), params=FP64_PARAMS)
             made = [equations[i] for i in roots if not own & (inner | roots)]
             cause = max(made, key=lambda e: e.inherited, default=None)
             yield Fix(text if some is line else f"{text}, everywhere", change, cause=cause)
 
 
 def _is_carried_in(context: Context) -> bool:
-    """Returns True if what went wrong may have been made by an operation before."""
     if context.kind.name == "overflow" and context.group.equations:
         return context.group.is_singular(context.fmt)
     return context.kind.name == "nan" or context.kind.carried_in
@@ -183,7 +168,6 @@ def _accumulates(context: Context, primitives: Collection[str] = ADDITIONS) -> b
 
 
 def scale_power(equations: Equations, fmt: Format) -> int:
-    """Returns the exponent of the scale that puts the largest number a binade below overflow."""
     top = max((max(e["amax"], e["reference_max"]) for e in equations), default=0.0)
     return math.floor(math.log2(float(fmt.max) / top)) - 1 if top > 0 else 0
 
@@ -193,16 +177,13 @@ def _wider_result(context: Context) -> Iterator[Fix]:
     low, group = context.emulation, context.group
     if context.kind.out_of_range and low.fmt in WIDER and not _accumulates(context):
         other = format_params(WIDER[low.fmt], low.saturate)
-        change = partial(Setting.with_format, indices=group.indices, params=other)
+        change = partial(FormatChoice.with_format, indices=group.indices, params=other)
         yield Fix(f"{WIDER[low.fmt].name} for this {group.first.primitive}", change)
 
 
 @register("beyond_range", "format")
 def _beyond_range(context: Context) -> Iterator[Fix]:
-    """Yields float32 for every operation whose result the format can't hold.
-
-    An overflow is carried on: by a residual connection, for example, to all layers behind it.
-    """
+    """An overflow is carried on: by a residual connection, for example, to all layers behind it."""
     own, beyond = set(context.group.indices), context.beyond
     indices = {e.index for e in beyond}
     if context.kind.name == "overflow" and own & indices and not indices <= own:
@@ -214,7 +195,6 @@ def _beyond_range(context: Context) -> Iterator[Fix]:
 
 @register("upstream", "format")
 def _upstream(context: Context) -> Iterator[Fix]:
-    """Yields float32 for the operation that made the error carried in, then for those up to it."""
     path = error_path(context)
     if context.causes is None or not path:
         return
@@ -237,8 +217,6 @@ def _upstream(context: Context) -> Iterator[Fix]:
 
 
 def error_path(context: Context) -> list[EquationStatistics]:
-    """Returns how an error carried in reached the finding (see :meth:`Causes.path`); none if the
-    error is made there."""
     if context.causes is None or not context.kind.carried_in:
         return []
     worst = max(context.group.equations, key=lambda e: max(e.inherited, e.share("differ")))
@@ -247,7 +225,6 @@ def error_path(context: Context) -> list[EquationStatistics]:
 
 @register("float32", "format")
 def _float32(context: Context) -> Iterator[Fix]:
-    """Yields float32 for the operation, its line, its function and the optimizer."""
     here, equations = context.group.first, context.equations
     yielded: set[tuple[int, ...]] = set()
     optimizer = here.direction == "optimizer"
@@ -268,7 +245,6 @@ def _float32(context: Context) -> Iterator[Fix]:
 
 @register("float32_addition", "lost_updates")
 def _float32_addition(context: Context) -> Iterator[Fix]:
-    """Yields float32 for an addition whose result is a weight, a moment or an average."""
     here, found = context.group.first, context.group.equations
     text = f"this {here.primitive}, its result kept in {context.word}"
     yield widened(context.word, text, found)
@@ -280,7 +256,6 @@ def _float32_addition(context: Context) -> Iterator[Fix]:
 
 
 def like(here: EquationStatistics, equations: Equations, *names: str) -> list[EquationStatistics]:
-    """Returns the equations of which the attributes ``names`` are those of ``here``."""
     return [e for e in equations if all(getattr(e, n) == getattr(here, n) for n in names)]
 
 
@@ -292,7 +267,7 @@ def _scaled_result(context: Context) -> Iterator[Fix]:
     limit = context.fmt.max_exponent - context.fmt.min_exponent  # larger ones leave no margin
     located = context.group.first.file is not None
     if context.kind.out_of_range and 0 < abs(power) <= limit and located:
-        change = partial(Setting.scaled, indices=context.group.indices, power=power)
+        change = partial(FormatChoice.scaled, indices=context.group.indices, power=power)
         yield Fix(f"scale its result by 2^{power}", change)
 
 
@@ -302,5 +277,5 @@ def _wider_format(context: Context) -> Iterator[Fix]:
     if context.final and context.kind.out_of_range and low.fmt in WIDER:
         other = format_params(WIDER[low.fmt], low.saturate)
         everywhere = [e.index for e in context.equations]
-        change = partial(Setting.with_format, indices=everywhere, params=other)
+        change = partial(FormatChoice.with_format, indices=everywhere, params=other)
         yield Fix(f"{WIDER[low.fmt].name} throughout", change)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from ...formats import Format
+from .._run._causes import Causes
 from .._run._equation_statistics import Equations, EquationStatistics
 from .._run._interpretations import TableEmulation
-from ._apply import Origin, apply_fix
-from ._causes import Causes
+from ._apply import AuditedArithmetic, FormatChoice, apply_fix
 from ._groups import Group
 from ._kinds import FindingKind
 from ._literals import Literal
@@ -22,7 +23,6 @@ class FixKind:
     """One kind of change that a search tries.
 
     Attributes:
-        name: in ``FIXES``.
         runs: the runs it is for: ``"format"``, ``"policy"``, ``"recipe"``, ``"every_op"``, or
             ``"constant"`` for the constants of a run in one format.
         propose: yields fixes for a finding, the smallest change first.
@@ -65,7 +65,7 @@ class Fix:
     undoes: bool = dataclasses.field(default=False, repr=False)
     cause: EquationStatistics | None = dataclasses.field(default=None, repr=False)
     kind: FixKind | None = dataclasses.field(default=None, repr=False)
-    origin: Origin | None = dataclasses.field(default=None, repr=False)
+    origin: AuditedArithmetic | None = dataclasses.field(default=None, repr=False)
 
     def apply(self, target: Any) -> Any:
         """Returns ``target`` with this fix.
@@ -114,10 +114,8 @@ class Context:
         kind: of the finding.
         now: the setting, or the interpretation of the policy or recipe, with earlier fixes.
         low: the emulation of the format, or that interpretation.
-        equations: all of the program's.
         gradients: the equations that a loss scale multiplies.
         norms: the indices of each written-out norm's equations (see :func:`norms`).
-        rewrites: expressions that a function of JAX computes better.
         masks: constants for masks of which the format holds one, but not the sum of two.
         beyond: operations whose results exceed the format's maximum in float32 arithmetic.
         limits: literals that are the largest number of the program's own narrow dtype, or its
@@ -126,7 +124,6 @@ class Context:
             whole program may be.
         literal: the constant that the finding is about.
         places: files and lines of all constants of the same value.
-        causes: the dataflow between equations.
         slight: whether the error may be that of many roundings, none of them worse than others.
         fmt: the format.
     """
@@ -150,7 +147,6 @@ class Context:
 
     @property
     def word(self) -> str:
-        """The format that operations are widened to."""
         return getattr(self.now, "word", "float32")
 
     @property
@@ -164,8 +160,6 @@ class Context:
 
 
 def register(name: str, *runs: str, combined_first: bool = False) -> Callable[[Any], Any]:
-    """Returns a decorator that registers a kind of fix; the function proposes the fixes."""
-
     def add(propose: Callable[[Context], Iterator[Fix]]) -> Callable[[Context], Iterator[Fix]]:
         FIXES[name] = FixKind(name, runs, propose, combined_first)
         return propose
@@ -174,8 +168,57 @@ def register(name: str, *runs: str, combined_first: bool = False) -> Callable[[A
 
 
 def proposals(run: str, context: Context) -> Iterator[Fix]:
-    """Yields the fixes of all kinds for a run, the smallest change of each kind first."""
     for name, kind in FIXES.items():
         if run in kind.runs and name not in getattr(context.low, "unwanted_fixes", ()):
             for fix in kind.propose(context):
                 yield dataclasses.replace(fix, kind=kind)
+
+
+def widened(
+    word: str,
+    what: str,
+    equations: Equations,
+    *,
+    cause: EquationStatistics | None = None,
+    limits: Sequence[float] = (),
+) -> Fix:
+    indices, limits = tuple(e.index for e in equations), tuple(limits)
+    text = f"{word} for {what}"
+    if limits:
+        text += f", with {word}'s limit in place of {max(map(abs, limits)):g}"
+
+    def change(now: FormatChoice) -> FormatChoice:
+        return now.widened(indices).without_limits(limits)
+
+    return Fix(text, change, len(indices), indices=indices, limits=limits, cause=cause)
+
+
+def with_exact(some: Equations, every: Equations) -> list[EquationStatistics]:
+    """Returns operations, and those of their lines that made no error: whole lines are widened."""
+    there, chosen = {_place(e) for e in some}, {e.index for e in some}
+    rest = [e for e in every if _place(e) in there and e.index not in chosen]
+    return [*some, *(e for e in rest if not (e.introduced or e["overflowed"] or e["nan"]))]
+
+
+def _place(equation: EquationStatistics) -> tuple[str | None, int, str]:
+    return equation.file, equation.line, equation.direction
+
+
+def described(some: Equations, every: Equations) -> str:
+    """Returns ``lines 3 and 7``, or ``the mul and sub at lines 3 and 7`` if they have others."""
+    there, chosen = {_place(e) for e in some}, {e.index for e in some}
+    rest = [e for e in every if _place(e) in there and e.index not in chosen]
+    places = sorted({(e.file, e.line) for e in some if e.file and e.line})
+    if not places:
+        return f"{len(some)} operations"
+    if len({file for file, _ in places}) > 1:
+        where = joined(f"{Path(file).name}:{line}" for file, line in places)
+    else:
+        where = f"line{'s' * (len(places) > 1)} {joined(str(line) for _, line in places)}"
+    return f"the {joined(dict.fromkeys(e.primitive for e in some))} at {where}" if rest else where
+
+
+def joined(words: Iterable[str]) -> str:
+    """Returns ``a``, ``a and b`` or ``a, b and c``."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last

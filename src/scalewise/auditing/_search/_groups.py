@@ -6,25 +6,18 @@ import dataclasses
 import math
 
 from ...formats import Format, format
+from .._run._causes import Causes
 from .._run._equation_statistics import TOTALS, Equations, EquationStatistics
-from ._causes import AMPLIFIED, Causes
-
-OUT_OF_RANGE = 1e6  # the harm of an overflow or a NaN at the first equation
+from .._thresholds import AMPLIFIED, OUT_OF_RANGE
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """The equations of one source line, primitive and part of a step (see ``EquationStatistics``).
-
-    Attributes:
-        equations: their statistics.
-        factor: by how much they amplify the error of their operands, at most.
-        noticeable: the relative error from which error carried in may be a finding.
-    """
+    """The equations of one source line, primitive and part of a step."""
 
     equations: tuple[EquationStatistics, ...]
-    factor: float = 0.0
-    noticeable: float = 0.01
+    factor: float = 0.0  # by how much they amplify the error of their operands, at most
+    noticeable: float = 0.01  # the relative error from which error carried in may be a finding
 
     @property
     def first(self) -> EquationStatistics:
@@ -43,10 +36,7 @@ class Group:
 
     @property
     def swamped(self) -> float:
-        """The share of additions that change nothing, without those of a small constant.
-
-        An epsilon is there for other numbers than those that it doesn't change.
-        """
+        """An epsilon is there for other numbers than those that it doesn't change."""
         counted = [e for e in self.equations if not e.adds_constant]
         size = sum(e["added"] for e in counted)
         return sum(e["swamped"] for e in counted) / size if size else 0.0
@@ -60,17 +50,14 @@ class Group:
         return self.total("overflowed") > 0 and amax <= float(self.own_format(fmt).max)
 
     def own_format(self, fmt: Format) -> Format:
-        """Returns the format of the program's own cast to 8 bits; ``fmt`` of other operations."""
         return format(self.first.dtype) if self.first.quantizes else fmt
 
     @property
     def cancels(self) -> bool:
-        """Whether additions here cancelled, so that most of a result is error carried in."""
         return any(e["cancelled"] > 0 and self._carries(e) for e in self.equations)
 
     @property
     def amplifies(self) -> bool:
-        """Whether the operations here make most of a result of a small error carried in."""
         return self.factor >= AMPLIFIED and any(map(self._carries, self.equations))
 
     def _carries(self, equation: EquationStatistics) -> bool:
@@ -79,9 +66,6 @@ class Group:
         return error > 30 * made and error > self.noticeable
 
     def weight(self, fmt: Format) -> float:
-        """Returns a guess of how much this group harms the outputs; the search starts at the
-        largest.
-        """
         worst = self.worst_equation(fmt)
         equations = (worst,) if _is_out_of_range(worst) else self.equations
         return sum(self.harm(e, fmt) for e in equations)
@@ -91,10 +75,8 @@ class Group:
         return max(self.equations, key=lambda e: self.harm(e, fmt))
 
     def harm(self, equation: EquationStatistics, fmt: Format) -> float:
-        """Returns an equation's part of the weight.
-
-        Additions that change nothing count by the error they make; inside a loop each counts fully.
-        """
+        """Additions that change nothing count by the error they make; inside a loop each counts
+        fully."""
         e = equation
         if _is_out_of_range(e):
             return OUT_OF_RANGE - e.index  # the earliest usually causes the others
@@ -117,11 +99,8 @@ def _zero_by_zero(group: Group, overflowed: float) -> bool:
 
 
 def groups(equations: Equations, fmt: Format, causes: Causes | None = None) -> list[Group]:
-    """Returns equations grouped by source line, primitive and part of a step, heaviest first.
-
-    A result that is infinite or NaN because a number was flushed to zero before (``log(p)``,
-    ``1 / v``, ``v / v``) isn't its own cause: its weight goes to the equation that flushed it.
-    """
+    """A result that is infinite or NaN because a number was flushed to zero before (``log(p)``, ``1
+    / v``, ``v / v``) isn't its own cause: its weight goes to the equation that flushed it."""
     found: dict[tuple, list[EquationStatistics]] = {}
     for e in equations:
         place = (e.file, e.line, e.primitive, e.part, e.quantizes)

@@ -9,63 +9,43 @@ from collections.abc import Callable
 from ...formats import Format, Saturation
 from ...primitives import PRIMITIVES, having
 from .._run._equation_statistics import EquationStatistics
+from .._thresholds import EXACT, FLUSHED, OPERANDS_FLUSHED, OPERANDS_SATURATED, OUTGROWN, SWAMPED
 from ._groups import Group
-from ._thresholds import EXACT
-
-FLUSHED, SWAMPED = 1e-3, 1e-2  # shares from which a finding is an underflow, or a swamping
-# The same for the operands that a recipe rounds: in any program a few of them saturate, and small
-# ones are flushed.
-OPERANDS_SATURATED, OPERANDS_FLUSHED = 0.05, 0.2
-# A block's scale that is rounded down cuts at most a quarter of a number. A larger error is that of
-# numbers which outgrow a scale from earlier steps, or from shapes: then a few of them matter (if
-# not many others are flushed, which is as large an error).
-OUTGROWN = 0.25
 
 
 @dataclasses.dataclass(frozen=True)
 class FindingKind:
-    """One way in which an operation goes wrong.
+    """One way in which an operation goes wrong."""
 
-    Attributes:
-        name: ``Finding.kind``.
-        found: returns True if there is evidence, given a group and the ``saturate`` argument.
-        evidence: returns what happened, in one phrase with numbers.
-        out_of_range: whether numbers leave the format's range: formats with more range are tried.
-        event: whether the finding is listed, without a fix too, if much of the error is left.
-        carried_in: whether the error is made by operations before.
-        style: how a terminal shows the name, in rich's notation.
-        severe: whether the HTML page marks it as severe.
-    """
-
-    name: str
+    name: str  # ``Finding.kind``
+    # returns True if there is evidence, given a group and the ``saturate`` argument
     found: Callable[[Group, Saturation], bool]
-    evidence: Callable[[Group, Format], str]
+    evidence: Callable[[Group, Format], str]  # returns what happened, in one phrase with numbers
+    # whether numbers leave the format's range: formats with more range are tried
     out_of_range: bool = False
+    # whether the finding is listed, without a fix too, if much of the error is left
     event: bool = False
-    carried_in: bool = False
-    style: str = "bold"
-    severe: bool = False
+    carried_in: bool = False  # whether the error is made by operations before
+    style: str = "bold"  # how a terminal shows the name, in rich's notation
+    severe: bool = False  # whether the HTML page marks it as severe
 
 
 INDICES = having("indexes")
-KINDS: dict[str, FindingKind] = {}  # by name; a finding is of the first kind with evidence
+FINDING_KINDS: dict[str, FindingKind] = {}  # by name; a finding is of the first kind with evidence
 
 
 def register(
     name: str, found: Callable[[Group, Saturation], bool], **fields: bool | str
 ) -> Callable[[Callable[[Group, Format], str]], Callable[[Group, Format], str]]:
-    """Returns a decorator that registers a kind, of which the function gives the evidence."""
-
     def add(evidence: Callable[[Group, Format], str]) -> Callable[[Group, Format], str]:
-        KINDS[name] = FindingKind(name, found, evidence, **fields)  # pyright: ignore[reportArgumentType]
+        FINDING_KINDS[name] = FindingKind(name, found, evidence, **fields)  # pyright: ignore[reportArgumentType]
         return evidence
 
     return add
 
 
 def kind_of(group: Group, saturate: Saturation) -> FindingKind:
-    """Returns the first kind for which there is evidence."""
-    return next(kind for kind in KINDS.values() if kind.found(group, saturate))
+    return next(kind for kind in FINDING_KINDS.values() if kind.found(group, saturate))
 
 
 def exceeds(amax: float, fmt: Format) -> str:
@@ -204,7 +184,6 @@ def _precision(group: Group, fmt: Format) -> str:
 
 
 def made_here(equation: EquationStatistics) -> str:
-    """Returns how much of a result's error its own rounding makes."""
     if equation.introduced > 0:
         return f"error made here {equation.introduced:.2g}"
     return f"no error made here, {equation.inherited:.2g} carried in"

@@ -275,8 +275,6 @@ def _literal(
 
 
 def _change(number: float, rounded: float, fmt: Format) -> tuple[str, str, bool] | None:
-    """Returns what happens to a constant, the kind of finding that it is, and whether it is slight;
-    None if only the last bits of a normal number change."""
     if math.isnan(rounded):
         return "becomes NaN", "overflow", False
     if math.isinf(number):

@@ -6,19 +6,18 @@ import dataclasses
 from collections.abc import Callable, Iterator
 
 from .._run._session import Outcome
+from .._thresholds import CHANGE_LOST, CHANGE_REGAINED, MOST, NOT_WORSE, UPDATES_LOST
+from ._apply import FormatChoice
 from ._findings import Finding, constant_finding
 from ._fixes import Context, Fix, proposals
 from ._groups import Group
-from ._kinds import KINDS
+from ._kinds import FINDING_KINDS
 from ._literals import Literal
 from ._measure import key_of, lost_updates
-from ._setting import Setting
-from ._thresholds import CHANGE_LOST, CHANGE_REGAINED, NOT_WORSE, UPDATES_LOST
-from ._trials import Trials
+from ._trials import Search
 from ._updates import Update, counters, decays, lost_contributions, updates
 
 Measure = Callable[[Outcome], float]
-MOST = 12  # findings about lost changes: each takes up to four trials
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,12 +32,9 @@ class _Lost:
     literal: Literal | None = None
 
 
-def search_lost_updates(search: Trials) -> None:
-    """Tries wider formats for what changes carried state, where its change is lost.
-
-    A fix is accepted for the change that it regains. Changes that no trial is left for are findings
-    without a fix.
-    """
+def search_lost_updates(search: Search) -> None:
+    """A fix is accepted for the change that it regains. Changes that no trial is left for are
+    findings without a fix."""
     seen: set[object] = {_key(x) for x in search.found}
     for _ in range(MOST):
         lost = next((x for x in _lost(search) if _key(x.what) not in seen), None)
@@ -48,7 +44,7 @@ def search_lost_updates(search: Trials) -> None:
         search.lost_changes += [lost.change] if lost.change else []
         search.unfixed = [x for x in search.unfixed if x.equations != lost.what.equations]
         if not _fixed(search, lost):
-            tried = search.trials > 0 and isinstance(search.current, Setting)
+            tried = search.trials > 0 and isinstance(search.current, FormatChoice)
             error = search.outcome.error
             what = dataclasses.replace(
                 lost.what, tried=tried, error_before=float(error),
@@ -61,10 +57,9 @@ def _key(what: Finding) -> object:
     return what.equations or (what.file, what.line, what.evidence.partition(";")[0])
 
 
-def _lost(search: Trials) -> Iterator[_Lost]:
-    """Yields what is lost in the run so far: constants first, since they hide the rest."""
+def _lost(search: Search) -> Iterator[_Lost]:
     outcome, session = search.outcome, search.session
-    groups = search._groups(outcome)
+    groups = search.groups_in(outcome)
     kept = {old for old, _ in search.current.constants} if session.adjustable else set()
     for literal, indices in decays(session, outcome, search.literals):
         if literal.number not in kept:
@@ -83,7 +78,7 @@ def _lost(search: Trials) -> Iterator[_Lost]:
             yield _Lost(_finding(search, group, update), group, measure, str(update))
     for index, text in counters(session, outcome, search.fmt):
         group = _group_of(groups, outcome, (index,))
-        what = dataclasses.replace(search._finding(group), kind="swamping", evidence=text)
+        what = dataclasses.replace(search.finding_of(group), kind="swamping", evidence=text)
         yield _Lost(what, group, _swamped(group), text)
     for index in lost_contributions(outcome):
         group = _group_of(groups, outcome, (index,))
@@ -96,14 +91,11 @@ def _lost(search: Trials) -> Iterator[_Lost]:
 
 
 def _group_of(groups: list[Group], outcome: Outcome, indices: tuple[int, ...]) -> Group:
-    """Returns the group of equations of one line that has some; else these alone."""
     alone = Group(tuple(e for e in outcome.equations if e.index in indices))
     return next((g for g in groups if set(indices) & set(g.indices)), alone)
 
 
-def _of(search: Trials, indices: tuple[int, ...]) -> Measure:
-    """Returns a function that measures the largest error among changes that equations make now;
-    with a fix others may make them."""
+def _of(search: Search, indices: tuple[int, ...]) -> Measure:
     now = updates(search.session, search.outcome)
     paths = {x.path for x in now if set(x.indices) & set(indices)}
 
@@ -122,22 +114,22 @@ def _swamped(group: Group) -> Measure:
     return measure
 
 
-def _finding(search: Trials, group: Group, update: Update | None = None) -> Finding:
-    what = search._finding(group)
-    parts = [KINDS["swamping"].evidence(group, search.fmt)] if group.swamped else []
+def _finding(search: Search, group: Group, update: Update | None = None) -> Finding:
+    what = search.finding_of(group)
+    parts = [FINDING_KINDS["swamping"].evidence(group, search.fmt)] if group.swamped else []
     parts += [str(update)] if update else []
     return dataclasses.replace(what, kind="swamping", evidence="; ".join(parts) or what.evidence)
 
 
-def _fixed(search: Trials, lost: _Lost) -> bool:
+def _fixed(search: Search, lost: _Lost) -> bool:
     """Accepts the smallest fix that regains the change, and at most twice as much of its error is
     left as with another one; returns False if none does."""
     before, error = lost.measure(search.outcome), search.outcome.error
-    if not isinstance(search.current, Setting):
+    if not isinstance(search.current, FormatChoice):
         return False
     context = Context(
-        lost.group, KINDS[lost.what.kind], search.current, search.session.low,
-        search.outcome.equations, literal=lost.literal, causes=search._causes,
+        lost.group, FINDING_KINDS[lost.what.kind], search.current, search.session.low,
+        search.outcome.equations, literal=lost.literal, causes=search.causes,
     )  # fmt: skip
     kind = "constant" if lost.literal else "lost_updates"
     tried: list[tuple[Fix, Outcome, float]] = []
@@ -146,7 +138,7 @@ def _fixed(search: Trials, lost: _Lost) -> bool:
         after = search.results.get(key_of(setting))
         if after is None and search.trials <= 0:
             break
-        after = after or search._try(setting)
+        after = after or search.run(setting)
         limit = NOT_WORSE * error.relative + float(search.fmt.eps)
         if after.error.non_finite <= error.non_finite and after.error.relative <= limit:
             tried.append((fix, after, lost.measure(after)))
@@ -159,6 +151,6 @@ def _fixed(search: Trials, lost: _Lost) -> bool:
     if chosen is None:
         return False
     fix, after, _ = chosen
-    found = dataclasses.replace(lost.what, fix=search._accepted(fix))
-    search._accept(fix, after, [found])
+    found = dataclasses.replace(lost.what, fix=search.accepted(fix))
+    search.accept(fix, after, [found])
     return True

@@ -9,14 +9,9 @@ from typing import Any
 from ...autoscaling import Boundaries
 from .._run._equation_statistics import Equations
 from .._run._session import OutputError
+from .._thresholds import MUCH, SLIGHT
+from ._apply import FormatChoice
 from ._findings import Finding
-from ._setting import Setting
-
-ENOUGH = 0.5  # a fix that halves the error is accepted before wider ones are tried
-SLIGHT = 16.0  # up to so many eps, no fix may undo a whole policy or recipe
-CLEAR = 0.2  # where all operations round, a fix of one is accepted if it leaves a fifth
-MUCH = 0.05  # a fix that leaves a twentieth of the error is accepted before others are tried
-GAIN = 0.95  # a fix must cut the error by at least 5 %
 
 
 def lost_updates(equations: Equations) -> float:
@@ -30,26 +25,22 @@ def lost_updates(equations: Equations) -> float:
 
 
 def same(a: Finding, b: Finding) -> bool:
-    """Returns True if two findings concern the same operations, or the same constant."""
     if a.equations or b.equations:
         return a.equations == b.equations
     return (a.file, a.line, a.evidence) == (b.file, b.line, b.evidence)
 
 
 def enough(after: OutputError, before: OutputError) -> bool:
-    """Returns True if hardly any of the error is left: no need to try more."""
     return better(after, before, MUCH) and after.relative <= MUCH
 
 
 def key_of(setting: Any) -> Hashable:
-    """Returns a key that is equal for equal settings, or equal interpretations."""
-    if isinstance(setting, Setting):
+    if isinstance(setting, FormatChoice):
         return setting.formats.tobytes(), setting.constants
     return setting.recipe if isinstance(setting, Boundaries) else setting
 
 
 def near(error: OutputError, floor: OutputError) -> bool:
-    """Returns True if the error is at most 1.5 times another, with no more non-finite numbers."""
     return error.non_finite <= floor.non_finite and error.relative <= 1.5 * floor.relative + 1e-7
 
 
@@ -71,7 +62,6 @@ def better(after: OutputError, before: OutputError, share: float) -> bool:
 
 
 def fixed(what: Finding, order: int, before: OutputError, after: OutputError) -> Finding:
-    """Returns a finding with the errors that its fix changed, and the fix's position."""
     return dataclasses.replace(
         what,
         order=order,

@@ -16,13 +16,12 @@ from ...formats import BF16, E4M3FN, E5M2, E8M0, FP16, FP32, BlockFormat, Format
 from ...interpret import Interpretation
 from ...scaled import Amax, Mx
 from .._run._equation_statistics import Equations, EquationStatistics, is_ambiguous
-from .._run._interpretations import TableEmulation
 from .._run._loss_scale import LossScaled, autocast_of
 from .._run._specialize import nominal_format, of_recipe
+from .._thresholds import FLOAT32_ERROR
 from ._fix_kinds import error_path, like
 from ._fixes import Context, Fix, register
 
-FLOAT32_ERROR = 2.0**-20  # relative errors up to this are those of operations in float32
 OPERANDS = {E4M3FN: (E5M2, FP16), E5M2: (FP16,), FP16: (BF16,)}  # more range, or more bits
 OTHER = {FP16: BF16, BF16: FP16}
 # Sums in float32 after so many terms are those of DeepSeek-V3 (section 3.3).
@@ -33,36 +32,17 @@ ACCUMULATORS = (
 EXACT_DEVICE = "b200"  # whose FP8 units keep 25 fractional bits
 
 
-def run_of(low: Interpretation) -> str | None:
-    """Returns which of the runs in ``FixKind.runs`` this is; None for one without fixes."""
-    match low:
-        case TableEmulation():
-            return "format"
-        case Autocast() | LossScaled():
-            return "policy"
-        case EveryOp():
-            return "every_op"
-        case Boundaries():
-            return "recipe"
-    return None
-
-
 def _places(context: Context) -> list[tuple[EquationStatistics, EquationStatistics | None]]:
-    """Returns operations for which an exception may help, each with its ``Fix.cause``: the one that
-    made an error carried in, and the finding's."""
     causes = error_path(context)[1:][-1:]
     return [*((cause, cause) for cause in causes), (context.group.first, None)]
 
 
 def _undoes_everything(context: Context, affected: Equations) -> bool:
-    """Returns True if float32 for some operations leaves nothing of a policy or recipe: that
-    removes any error, and says nothing about its cause."""
     rounded = {e.index for e in context.equations if e.introduced > FLOAT32_ERROR}
     return rounded <= {e.index for e in affected}
 
 
 def _is_worth_it(context: Context, undoes: bool) -> bool:
-    """Returns False for a fix that undoes a policy or recipe whose error is slight."""
     return not undoes or not context.slight or context.kind.out_of_range
 
 
@@ -71,7 +51,6 @@ def _is_worth_it(context: Context, undoes: bool) -> bool:
 
 @register("rule", "policy")
 def _rule(context: Context) -> Iterator[Fix]:
-    """Yields rules: float32 for a primitive of a function, then for the function."""
     for here, cause in _places(context):
         bare = here.function.rpartition(".")[2]
         function = here.function if is_ambiguous(bare) else bare or None
@@ -110,7 +89,6 @@ def _with_policy(low: Autocast | LossScaled, **fields: Any) -> Autocast | LossSc
 
 @register("matrix_units", "recipe")
 def _matrix_units(context: Context) -> Iterator[Fix]:
-    """Yields sums in float32 after 128 terms, BF16 operands, and a device that keeps more bits."""
     units = context.now.recipe.emulate
     overflows = context.kind.name == "overflow" and units and units.result == "fp16"
     if units is None or not (overflows or context.kind.name == "accumulation"):
@@ -140,7 +118,6 @@ def _scaling(context: Context) -> Iterator[Fix]:
 
 @register("rounding_of_scales", "recipe")
 def _rounding_of_scales(context: Context) -> Iterator[Fix]:
-    """Yields block scales that are rounded up, so that no number saturates."""
     recipe, own = context.now.recipe, context.now.recipe.scaling.of_blocks() or Mx()
     powers = isinstance(recipe.forward, BlockFormat) and recipe.forward.scale == E8M0
     if (
@@ -154,8 +131,6 @@ def _rounding_of_scales(context: Context) -> Iterator[Fix]:
 
 @register("keep", "recipe", "every_op")
 def _keep(context: Context) -> Iterator[Fix]:
-    """Yields float32 for the primitive, for the innermost scope around it and for the outermost,
-    of which the one with the fewest operations comes first."""
     for here, cause in _places(context):
         parts = scope_parts(here.scope)
         fixes = []
@@ -207,7 +182,6 @@ def _residuals(context: Context) -> Iterator[Fix]:
 
 @register("rounds", "every_op")
 def _rounds(context: Context) -> Iterator[Fix]:
-    """Yields float32 for values in flight."""
     if not context.now.recipe.keep:  # an exception for one `rounds` may not apply under another
         plain = {"rounds": "boundaries", "rescale": None, "arithmetic": "float32"}
         yield _recipe(context, "rounds='boundaries'", **plain)

@@ -9,9 +9,48 @@ import numpy as np
 
 from ..._jax import jex
 from ...interpret import Equation
-from ...primitives import having
-from .._run._gradients import Operands
-from ._norms import is_square
+from ...primitives import having, params
+from .._run._equation_statistics import Operands
+
+BETWEEN = having("in_norms")
+
+
+def norms(equations: Sequence[Equation], operands: Operands) -> list[tuple[int, ...]]:
+    """Returns the indices of each written-out norm's equations: the squares, the sums, what is
+    added or divided by; the root last."""
+    found = [_norm(i, equations, operands) for i, e in enumerate(equations) if e.name == "sqrt"]
+    return [indices for indices in found if indices]
+
+
+def _norm(root: int, equations: Sequence[Equation], operands: Operands) -> tuple[int, ...]:
+    """Returns the norm that ends in a square root; () if its argument is no sum of squares."""
+    found, pending, squares = {root}, [root], 0
+    while pending:
+        for index in (i for operand in operands.get(pending.pop(), ()) for i in operand):
+            if index in found or equations[index].path[:-1] != equations[root].path[:-1]:
+                continue  # a sum over the iterations of a loop isn't a norm's
+            if is_square(equations[index]):
+                squares += 1
+            elif equations[index].name in BETWEEN:
+                pending.append(index)
+            else:
+                continue
+            found.add(index)
+    sums = any(equations[i].name == "reduce_sum" for i in found)
+    return (*sorted(found - {root}), root) if squares and sums else ()
+
+
+def is_square(equation: Equation) -> bool:
+    atoms = equation.eqn.invars
+    match equation.name:
+        case "square":
+            return True
+        case "integer_pow":
+            return params.degree(equation) == 2
+        case "mul":
+            return atoms[0] is atoms[1]
+    return False
+
 
 SUMS = having("adds")
 
@@ -22,25 +61,14 @@ class Rewrite:
 
     Its inner operations are then computed without rounding, and the last one rounds: that is the
     function's result within half a unit in the last place.
-
-    Attributes:
-        text: ``log1p(x) in place of log(1 + x)``.
-        inner: the indices of the operations before the last.
-        root: the index of the last.
     """
 
-    text: str
-    inner: tuple[int, ...]
-    root: int
+    text: str  # ``log1p(x) in place of log(1 + x)``
+    inner: tuple[int, ...]  # the indices of the operations before the last
+    root: int  # the index of the last
 
 
 def rewrites(equations: Sequence[Equation], operands: Operands) -> list[Rewrite]:
-    """Returns the expressions of a program that a function of JAX computes better.
-
-    Args:
-        equations: the recorded equations by index.
-        operands: by equation and operand, the equations that the operand comes from.
-    """
     finder = _Finder(equations, operands)
     return [found for root in range(len(equations)) for found in finder.at(root)]
 
@@ -54,17 +82,14 @@ class _Finder:
         return self.equations[index].name
 
     def sources(self, index: int) -> list[int]:
-        """Returns the equations that an equation's operands come from."""
         return [i for operand in self.operands.get(index, ()) for i in operand]
 
     def constant(self, index: int) -> float | None:
-        """Returns the literal among an equation's operands; None if there is none."""
         atoms = self.equations[index].eqn.invars
         literals = [x.val for x in atoms if isinstance(x, jex.Literal) and np.size(x.val) == 1]
         return float(literals[0]) if literals else None
 
     def at(self, root: int) -> Iterator[Rewrite]:
-        """Yields the expressions that end at an equation."""
         sources = self.sources(root)
         match self.name(root):
             case "log":
@@ -119,7 +144,6 @@ class _Finder:
     def _sum_of_exponentials(
         self, root: int, total: int, mean: tuple[int, ...] = ()
     ) -> Iterator[Rewrite]:
-        """Yields the logarithm of a sum or mean of exponentials, or of their multiples."""
         what, less = ("mean", " - log(n)") if mean else ("sum", "")
         parts = self.sources(total)
         exponentials = [j for j in parts if self.name(j) == "exp"]
@@ -146,7 +170,6 @@ class _Finder:
             yield Rewrite(text, (exponential, total), root)
 
     def _variance(self, root: int) -> Iterator[Rewrite]:
-        """Yields the mean of the squares minus the square of the mean."""
         parts = self.operands.get(root, ())
         if len(parts) != 2 or not all(parts):
             return

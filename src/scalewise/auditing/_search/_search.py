@@ -7,444 +7,440 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
-from .._run._equation_statistics import ACCUMULATED, EquationStatistics
+from .._run._equation_statistics import EquationStatistics
 from .._run._session import Outcome, OutputError
-from ._causes import DEPTH
+from .._thresholds import (
+    ACCUMULATED,
+    AMPLIFIED_SHOWN,
+    BEFORE_WIDEST,
+    CLEAR,
+    DEPTH,
+    ENOUGH,
+    EVENT,
+    EXACT,
+    FEW_OPERATIONS,
+    FEW_ROUNDINGS,
+    GAIN,
+    MANY_ROUNDINGS,
+    MANY_SWAMPED,
+    RESERVE,
+    unusable,
+)
+from . import _fix_kinds, _recipe_fix_kinds  # noqa: F401  # they register fixes, in this order
 from ._findings import Finding, constant_finding
 from ._fixes import Context, Fix, proposals
 from ._groups import Group
-from ._joint import JointFixes
-from ._kinds import KINDS, made_here
+from ._joint import faults, try_lines, try_pairs
+from ._kinds import FINDING_KINDS, made_here
 from ._literals import Literal
 from ._lost_updates import search_lost_updates
-from ._measure import CLEAR, ENOUGH, GAIN, better, enough, gain, key_of, near, same
-from ._norms import norms
-from ._pairs import RESERVE, Failed
-from ._recipe_fix_kinds import run_of
-from ._thresholds import AMPLIFIED_SHOWN, EXACT, unusable
+from ._measure import better, enough, gain, key_of, near, same
+from ._rewrites import norms
+from ._trials import Failed, Search
 
-# The errors of many operations add up to some roundings of the output. Below these multiples of one
-# an operation's own rounding isn't a finding: without others, and beside others.
-FEW_ROUNDINGS, MANY_ROUNDINGS = 2.0, 8.0
-BEFORE_WIDEST = 2  # fixes of a finding that may fail before the widest is tried
-# Of an error that many roundings may add up to, fewer additions that change nothing aren't a cause.
-MANY_SWAMPED = 0.5
-FEW_OPERATIONS = 4  # that a fix of a short program may widen, though they are most of it
-EVENT = 1e5  # the weight from which numbers overflow, or become NaN
 UNTRIED_SHOWN = 12  # findings listed if no fix may be tried
 UNFIXED_SHOWN = 6  # findings listed if none of the fixes tried helped
 
 
-@dataclasses.dataclass
-class Search(JointFixes):
-    """Tries fixes for constants and findings, the most promising first."""
+def find_fixes(search: Search, start: Outcome) -> OutputError:
+    """Searches until no fix helps or no trials are left; returns the error with all fixes."""
+    search.outcome = start
+    by_table, low = search.session.adjustable, search.session.low
+    search.current = search.start() if by_table else low
+    search.tried[key_of(search.current)] = start.error
+    if search.trials <= 0 or search.session.kind.run is None:
+        shown = search.groups_in(start)[:UNTRIED_SHOWN]
+        search.unfixed += [search.finding_of(g) for g in shown]
+        return start.error
+    search.reserve = min(RESERVE, search.trials // 3)
+    if by_table:
+        float32 = search.current.widened(range(len(search.current.formats)))
+        for literal in search.literals:
+            float32 = float32.with_constant(literal.number, literal.number)
+        float32 = float32.without_limits(search.limits)
+        search.results[key_of(float32)] = outcome = search.run(float32)
+        search.float32_error = outcome.error
+        search.beyond = _beyond(search, outcome)
+    _search_findings(search)
+    paired = True
+    while paired and search.trials > 0 and not search.done and not search.is_small:
+        paired = try_pairs(search) or try_lines(search)
+        search.reserve, search.final = 0, not paired
+        _search_findings(search)
+    search_lost_updates(search)
+    search.found.sort(key=_order, reverse=True)
+    if not search.done and not search.is_small:
+        _list_unfixed(search)
+    search.unfixed.sort(key=lambda x: not x.tried)
+    return search.outcome.error
 
-    def run(self, start: Outcome) -> OutputError:
-        """Searches until no fix helps or no trials are left; returns the error with all fixes."""
-        self.outcome = start
-        by_table, low = self.session.adjustable, self.session.low
-        self.current = self._start() if by_table else low
-        self.tried[key_of(self.current)] = start.error
-        if self.trials <= 0 or run_of(low) is None:
-            shown = self._groups(start)[:UNTRIED_SHOWN]
-            self.unfixed += [self._finding(g) for g in shown]
-            return start.error
-        self.reserve = min(RESERVE, self.trials // 3)
-        if by_table:
-            float32 = self.current.widened(range(len(self.current.formats)))
-            for literal in self.literals:
-                float32 = float32.with_constant(literal.number, literal.number)
-            float32 = float32.without_limits(self._limits)
-            self.results[key_of(float32)] = outcome = self._try(float32)
-            self.float32_error = outcome.error
-            self.beyond = self._beyond(outcome)
-        self._search_findings()
-        paired = True
-        while paired and self.trials > 0 and not self._done and not self._is_small:
-            paired = self._try_pairs() or self._try_lines()
-            self.reserve, self.final = 0, not paired
-            self._search_findings()
-        search_lost_updates(self)
-        self.found.sort(key=_order, reverse=True)
-        if not self._done and not self._is_small:
-            self._list_unfixed()
-        self.unfixed.sort(key=lambda x: not x.tried)
-        return self.outcome.error
 
-    def _beyond(self, wide: Outcome) -> set[int]:
-        """Returns the narrow operations whose float32 results the format rounds to infinity."""
-        half = 2.0 ** (self.fmt.max_exponent - self.fmt.mantissa_bits - 1)
-        stays_wide = self.session.lockstep.stays_wide
-        return {
-            e.index for e in wide.equations
-            if e["amax"] > float(self.fmt.max) + half and not stays_wide(wide.recorded[e.index])
-        }  # fmt: skip
+def _beyond(search: Search, wide: Outcome) -> set[int]:
+    half = 2.0 ** (search.fmt.max_exponent - search.fmt.mantissa_bits - 1)
+    stays_wide = search.session.lockstep.stays_wide
+    return {
+        e.index for e in wide.equations
+        if e["amax"] > float(search.fmt.max) + half and not stays_wide(wide.recorded[e.index])
+    }  # fmt: skip
 
-    @property
-    def _limits(self) -> list[float]:
-        return sorted(self.session.lockstep.limits)
 
-    def _is_worth_trying(self, group: Group, what: Finding) -> bool:
-        """Returns False for a finding whose error is that of any program in the format."""
-        error = self.outcome.error
-        if what.kind == "accumulation" and self.session.exact_sums is not None:
-            least = max(ACCUMULATED * self.session.exact_sums.error, EXACT * self._rounding)
-            return float(error) > least
-        if self._is_small and run_of(self.session.low) != "format":
-            return group.weight(self.fmt) >= EVENT
-        if what.kind == "swamping" and self._is_small and group.swamped < MANY_SWAMPED:
-            return False
-        if KINDS[what.kind].event or error.non_finite:
-            return group.weight(self.fmt) >= EVENT or not self._is_least(error)
-        few = MANY_ROUNDINGS if self.found else FEW_ROUNDINGS
-        return error.relative > few * self._rounding
+def _is_worth_trying(search: Search, group: Group, what: Finding) -> bool:
+    error = search.outcome.error
+    if what.kind == "accumulation" and search.session.exact_sums is not None:
+        least = max(ACCUMULATED * search.session.exact_sums.error, EXACT * search.rounding)
+        return float(error) > least
+    if search.is_small and search.session.kind.run != "format":
+        return group.weight(search.fmt) >= EVENT
+    if what.kind == "swamping" and search.is_small and group.swamped < MANY_SWAMPED:
+        return False
+    if FINDING_KINDS[what.kind].event or error.non_finite:
+        return group.weight(search.fmt) >= EVENT or not search.is_least(error)
+    few = MANY_ROUNDINGS if search.found else FEW_ROUNDINGS
+    return error.relative > few * search.rounding
 
-    def _search_findings(self) -> None:
-        """Tries fixes for constants, then for one finding after another, the heaviest first, until
-        the error is near that of float32; starts over after each fix that is accepted."""
-        self._search_constants()
-        tried: set[tuple[int, ...]] = set()
-        failures: collections.Counter[str] = collections.Counter()  # so that directions alternate
-        while self.trials > self.reserve and not near(self.outcome.error, self.float32_error):
-            found = self._groups(self.outcome)
-            fresh = [g for g in found if g.indices not in tried]
-            if not fresh:
-                break
-            group = min(fresh, key=lambda g: failures[g.first.direction])
-            what = self._finding(group)
-            tried.add(group.indices)
-            if not self._is_worth_trying(group, what):
+
+def _search_findings(search: Search) -> None:
+    """Tries fixes for constants, then for one finding after another, the heaviest first, until
+    the error is near that of float32; starts over after each fix that is accepted."""
+    _search_constants(search)
+    tried: set[tuple[int, ...]] = set()
+    failures: collections.Counter[str] = collections.Counter()  # so that directions alternate
+    while search.trials > search.reserve and not near(search.outcome.error, search.float32_error):
+        found = search.groups_in(search.outcome)
+        fresh = [g for g in found if g.indices not in tried]
+        if not fresh:
+            break
+        group = min(fresh, key=lambda g: failures[g.first.direction])
+        what = search.finding_of(group)
+        tried.add(group.indices)
+        if not _is_worth_trying(search, group, what):
+            continue
+        failures[what.direction] += 1
+        if _try_fixes(search, what, _fixes(search, group, what)):
+            tried.clear()
+            failures.clear()
+            _search_constants(search)
+
+
+def _search_constants(search: Search) -> None:
+    done = {(x.file, x.line, x.evidence) for x in search.found}
+    for literal in search.literals if search.session.adjustable else ():
+        what = constant_finding(literal)
+        if literal.slight and not (search.final or _explains_error(search, literal)):
+            continue
+        if near(search.outcome.error, search.float32_error):
+            return
+        if literal.masks and not search.outcome.error.non_finite:
+            continue  # infinite as a mask is meant to be
+        if literal.masks and _is_unread(search, literal):
+            continue
+        if (what.file, what.line, what.evidence) not in done:
+            context = _context(search, Group(()), what)
+            alike = (x for x in search.literals if x.number == literal.number)
+            places = {(x.file, x.line) for x in alike}
+            context = dataclasses.replace(context, literal=literal, places=places)
+            clear = ENOUGH if literal.slight else CLEAR  # its error is known not to be others'
+            _try_fixes(search, what, proposals("constant", context), clear)
+
+
+def _is_unread(search: Search, literal: Literal) -> bool:
+    """Returns True if no result has a constant that is an operand of max, clamp and so on."""
+    place = literal.file, literal.line, literal.primitive
+    here = [e for e in search.outcome.equations if (e.file, e.line, e.primitive) == place]
+    events = ("flushed", "overflowed", "nan")
+    return bool(here) and not any(e.introduced or any(e[x] for x in events) for e in here)
+
+
+def _explains_error(search: Search, literal: Literal) -> bool:
+    error = search.outcome.error
+    small = search.is_harmless or error.non_finite
+    return not small and error.relative <= 2 * literal.error
+
+
+def _fixes(search: Search, group: Group, what: Finding) -> Iterator[Fix]:
+    gradients = [e for e in search.outcome.equations if e.index in search.session.loss_scaled]
+    written = (
+        norms(search.session.lockstep.recorded, search.operands)
+        if search.session.adjustable
+        else ()
+    )
+    context = _context(search, group, what)
+    replaced = dict(search.current.constants) if search.session.adjustable else {}
+    masks = [number for number in search.masks if number not in replaced]
+    context = dataclasses.replace(
+        context, gradients=gradients, norms=written, rewrites=search.rewrites, masks=masks,
+        beyond=[e for e in search.outcome.equations if e.index in search.beyond],
+        limits=search.limits,
+        slight=search.is_slight,
+    )  # fmt: skip
+    return proposals(search.session.kind.run or "", context)
+
+
+def _context(search: Search, group: Group, what: Finding) -> Context:
+    low, equations = search.session.low, search.outcome.equations
+    kind, causes = FINDING_KINDS[what.kind], search.causes
+    return Context(group, kind, search.current, low, equations, final=search.final, causes=causes)
+
+
+def _list_unfixed(search: Search) -> None:
+    left: list[Finding] = []
+    for group in search.groups_in(search.outcome)[:UNFIXED_SHOWN]:
+        what = search.finding_of(group)
+        if FINDING_KINDS[what.kind].event and (
+            not search.is_slight or group.weight(search.fmt) >= EVENT
+        ):
+            error = search.outcome.error
+            tried = any(x.equations == what.equations for x in search.unfixed)
+            what = dataclasses.replace(
+                what, error_before=float(error), non_finite_before=error.non_finite, tried=tried
+            )
+            left.append(what)
+            search.unfixed = [x for x in search.unfixed if x.equations != what.equations]
+    search.found += sorted(left, key=lambda x: not x.tried)
+
+
+def _try_fixes(search: Search, what: Finding, changes: Iterator[Fix], clear: float = CLEAR) -> bool:
+    """Accepts the fix that helps most for its cost; returns False if none helps enough.
+
+    Of an error that many roundings may add up to it must leave at most the share ``clear``.
+    """
+    before = search.outcome.error
+    tried: list[tuple[Fix, OutputError]] = []
+    helped: list[tuple[Fix, Outcome]] = []
+    options = list(changes)
+    pending, probe = list(options), None
+    before_widest = 0 if search.failed else BEFORE_WIDEST
+    while pending:
+        if len(tried) >= before_widest and not helped and probe is None:
+            probe = max(pending, key=lambda fix: fix.size)
+            if probe.size:
+                pending = [probe, *(fix for fix in pending if fix is not probe)]
+        fix = pending.pop(0)
+        setting = fix.change(search.current)
+        after = search.results.get(key_of(setting))
+        if after is None:
+            if search.trials <= 0 or key_of(setting) in search.tried:
                 continue
-            failures[what.direction] += 1
-            if self._try_fixes(what, self._fixes(group, what)):
-                tried.clear()
-                failures.clear()
-                self._search_constants()
-
-    def _search_constants(self) -> None:
-        """Tries fixes for the constants that the format changes and that have none yet."""
-        done = {(x.file, x.line, x.evidence) for x in self.found}
-        for literal in self.literals if self.session.adjustable else ():
-            what = constant_finding(literal)
-            if literal.slight and not (self.final or self._explains_error(literal)):
-                continue
-            if near(self.outcome.error, self.float32_error):
-                return
-            if literal.masks and not self.outcome.error.non_finite:
-                continue  # infinite as a mask is meant to be
-            if literal.masks and self._is_unread(literal):
-                continue
-            if (what.file, what.line, what.evidence) not in done:
-                context = self._context(Group(()), what)
-                alike = (x for x in self.literals if x.number == literal.number)
-                places = {(x.file, x.line) for x in alike}
-                context = dataclasses.replace(context, literal=literal, places=places)
-                clear = ENOUGH if literal.slight else CLEAR  # its error is known not to be others'
-                self._try_fixes(what, proposals("constant", context), clear)
-
-    def _is_unread(self, literal: Literal) -> bool:
-        """Returns True if no result has a constant that is an operand of max, clamp and so on."""
-        place = literal.file, literal.line, literal.primitive
-        here = [e for e in self.outcome.equations if (e.file, e.line, e.primitive) == place]
-        events = ("flushed", "overflowed", "nan")
-        return bool(here) and not any(e.introduced or any(e[x] for x in events) for e in here)
-
-    def _explains_error(self, literal: Literal) -> bool:
-        """Returns True if all of the error may be that of a constant."""
-        error = self.outcome.error
-        small = self._is_harmless or error.non_finite
-        return not small and error.relative <= 2 * literal.error
-
-    def _fixes(self, group: Group, what: Finding) -> Iterator[Fix]:
-        gradients = [e for e in self.outcome.equations if e.index in self.session.loss_scaled]
-        written = (
-            norms(self.session.lockstep.recorded, self._operands) if self.session.adjustable else ()
-        )
-        context = self._context(group, what)
-        replaced = dict(self.current.constants) if self.session.adjustable else {}
-        masks = [number for number in self.masks if number not in replaced]
-        context = dataclasses.replace(
-            context, gradients=gradients, norms=written, rewrites=self._rewrites, masks=masks,
-            beyond=[e for e in self.outcome.equations if e.index in self.beyond],
-            limits=self._limits,
-            slight=self._is_slight,
-        )  # fmt: skip
-        return proposals(run_of(self.session.low) or "", context)
-
-    def _context(self, group: Group, what: Finding) -> Context:
-        low, equations = self.session.low, self.outcome.equations
-        kind, causes = KINDS[what.kind], self._causes
-        return Context(group, kind, self.current, low, equations, final=self.final, causes=causes)
-
-    def _list_unfixed(self) -> None:
-        """Appends events without a fix to the findings: the error that is left has a cause too."""
-        left: list[Finding] = []
-        for group in self._groups(self.outcome)[:UNFIXED_SHOWN]:
-            what = self._finding(group)
-            if KINDS[what.kind].event and (not self._is_slight or group.weight(self.fmt) >= EVENT):
-                error = self.outcome.error
-                tried = any(x.equations == what.equations for x in self.unfixed)
-                what = dataclasses.replace(
-                    what, error_before=float(error), non_finite_before=error.non_finite, tried=tried
-                )
-                left.append(what)
-                self.unfixed = [x for x in self.unfixed if x.equations != what.equations]
-        self.found += sorted(left, key=lambda x: not x.tried)
-
-    def _try_fixes(self, what: Finding, changes: Iterator[Fix], clear: float = CLEAR) -> bool:
-        """Accepts the fix that helps most for its cost; returns False if none helps enough.
-
-        Of an error that many roundings may add up to it must leave at most the share ``clear``.
-        """
-        before = self.outcome.error
-        tried: list[tuple[Fix, OutputError]] = []
-        helped: list[tuple[Fix, Outcome]] = []
-        options = list(changes)
-        pending, probe = list(options), None
-        before_widest = 0 if self.failed else BEFORE_WIDEST
-        while pending:
-            if len(tried) >= before_widest and not helped and probe is None:
-                probe = max(pending, key=lambda fix: fix.size)
-                if probe.size:
-                    pending = [probe, *(fix for fix in pending if fix is not probe)]
-            fix = pending.pop(0)
-            setting = fix.change(self.current)
-            after = self.results.get(key_of(setting))
-            if after is None:
-                if self.trials <= 0 or key_of(setting) in self.tried:
-                    continue
-                after = self._try(setting)
-            tried.append((fix, after.error))
-            helps = better(after.error, before, GAIN)
-            if helps:
-                helped.append((fix, after))
-            if fix is probe and not helps:  # what is part of it won't help either
-                pending = [x for x in pending if not x.size or not _is_part_of(x, fix)]
-            if helps and fix is not probe and self._is_enough(helped, before):
-                break
-        what = dataclasses.replace(what, tried=bool(tried))
-        best = self._best(helped)
-        last = self.final and not self.found
-        required = clear if self._is_small else GAIN if last else ENOUGH
-        if best and not better(best[1].error, before, required):
-            # it helps a little: kept for the final pass, since a pair may do more
-            self.results[key_of(best[0].change(self.current))] = best[1]
+            after = search.run(setting)
+        tried.append((fix, after.error))
+        helps = better(after.error, before, GAIN)
+        if helps:
+            helped.append((fix, after))
+        if fix is probe and not helps:  # what is part of it won't help either
+            pending = [x for x in pending if not x.size or not _is_part_of(x, fix)]
+        if helps and fix is not probe and _is_enough(search, helped, before):
+            break
+    what = dataclasses.replace(what, tried=bool(tried))
+    best = _best(search, helped)
+    last = search.final and not search.found
+    required = clear if search.is_small else GAIN if last else ENOUGH
+    if best and not better(best[1].error, before, required):
+        # it helps a little: kept for the final pass, since a pair may do more
+        search.results[key_of(best[0].change(search.current))] = best[1]
+        best = None
+    if best:
+        best = search.fewer_lines(*best)
+        if _is_like_any_rounding(search, what, best[0]):
             best = None
-        if best:
-            best = self._fewer_lines(*best)
-            if self._is_like_any_rounding(what, best[0]):
-                best = None
-        if best is None:
-            if tried:
-                self.failed.append(Failed(what, tuple(options), tuple(tried), self.current, before))
-            if tried or not any(same(what, x) for x in self.unfixed):
-                self.unfixed = [x for x in self.unfixed if not same(what, x)] + [what]
-            return False
-        fix, after = best
-        what = self._at_cause(what, fix)
-        found = self._faults(what, fix) or [dataclasses.replace(what, fix=self._accepted(fix))]
-        if len(found) == 1:
-            cause = self._decided_after(found[0], fix, after) or self._amplified_after(
-                found[0], fix
-            )
-            found = [dataclasses.replace(cause, fix=found[0].fix)]
-        self._accept(fix, after, found)
+    if best is None:
+        if tried:
+            search.failed.append(Failed(what, tuple(options), tuple(tried), search.current, before))
+        if tried or not any(same(what, x) for x in search.unfixed):
+            search.unfixed = [x for x in search.unfixed if not same(what, x)] + [what]
+        return False
+    fix, after = best
+    what = _at_cause(search, what, fix)
+    found = faults(search, what, fix) or [dataclasses.replace(what, fix=search.accepted(fix))]
+    if len(found) == 1:
+        cause = _decided_after(search, found[0], fix, after) or _amplified_after(
+            search, found[0], fix
+        )
+        found = [dataclasses.replace(cause, fix=found[0].fix)]
+    search.accept(fix, after, found)
+    return True
+
+
+def _is_enough(search: Search, helped: Sequence[tuple[Fix, Outcome]], before: OutputError) -> bool:
+    """A format with more range and fewer digits makes numbers finite too, but leaves an error of
+    more than a rounding. It is the last to be tried only if another fix leaves as much."""
+    *others, last = (after.error for _, after in helped)
+    if search.is_least(last):
         return True
+    fix = helped[-1][0]
+    coarse = before.non_finite or (fix.kind is not None and fix.kind.name == "wider_result")
+    rounds = not coarse or last.relative <= FEW_ROUNDINGS * search.rounding
+    return enough(last, before) and (rounds or any(near(x, last) for x in others))
 
-    def _is_enough(self, helped: Sequence[tuple[Fix, Outcome]], before: OutputError) -> bool:
-        """Returns True if no other fix can leave much less error than the last one.
 
-        A format with more range and fewer digits makes numbers finite too, but leaves an error of
-        more than a rounding. It is the last to be tried only if another fix leaves as much.
-        """
-        *others, last = (after.error for _, after in helped)
-        if self._is_least(last):
-            return True
-        fix = helped[-1][0]
-        coarse = before.non_finite or (fix.kind is not None and fix.kind.name == "wider_result")
-        rounds = not coarse or last.relative <= FEW_ROUNDINGS * self._rounding
-        return enough(last, before) and (rounds or any(near(x, last) for x in others))
+def _is_like_any_rounding(search: Search, what: Finding, fix: Fix) -> bool:
+    """Returns True if the error is that of any program, and a fix says nothing about its cause.
 
-    def _is_like_any_rounding(self, what: Finding, fix: Fix) -> bool:
-        """Returns True if the error is that of any program, and a fix says nothing about its cause.
+    That is a fix which rounds the outputs less, which leaves nothing that rounds, or which
+    needs several lines of whose errors none is amplified: wider formats for enough operations
+    remove any error.
+    """
+    if not fix.indices or not search.is_small or FINDING_KINDS[what.kind].event:
+        return False
+    slight = float(search.fmt.eps) * 2.0**-10
+    rounded = {e.index for e in search.outcome.equations if e.introduced > slight}
+    outputs = {e.index for e in search.outcome.equations if e.is_output}
+    return (
+        rounded <= {*fix.indices}
+        or not outputs.isdisjoint(fix.indices)
+        or (len(search.by_line(fix)) > 1 and _at_cause(search, what, fix).kind == "precision")
+    )
 
-        That is a fix which rounds the outputs less, which leaves nothing that rounds, or which
-        needs several lines of whose errors none is amplified: wider formats for enough operations
-        remove any error.
-        """
-        if not fix.indices or not self._is_small or KINDS[what.kind].event:
-            return False
-        slight = float(self.fmt.eps) * 2.0**-10
-        rounded = {e.index for e in self.outcome.equations if e.introduced > slight}
-        outputs = {e.index for e in self.outcome.equations if e.is_output}
-        return (
-            rounded <= {*fix.indices}
-            or not outputs.isdisjoint(fix.indices)
-            or (len(self._by_line(fix)) > 1 and self._at_cause(what, fix).kind == "precision")
+
+def _best(search: Search, helped: Sequence[tuple[Fix, Outcome]]) -> tuple[Fix, Outcome] | None:
+    """Returns the cheapest of the fixes that help almost as much as the best one; of those that
+    make numbers finite, all that leave an error of a rounding or less do.
+
+    One that leaves nothing of the format, policy or recipe is chosen only if no other makes the
+    outputs usable, and one that widens most operations if no other leaves an error that may be
+    the sum of many roundings.
+    """
+    if not helped:
+        return None
+    before = search.outcome.error
+    limit, every = unusable(search.fmt.precision), {e.index for e in search.outcome.equations}
+    parts = [
+        (fix, after)
+        for fix, after in helped
+        if not (fix.undoes or every <= {*fix.indices}) and better(after.error, before, ENOUGH)
+        if float(after.error) < limit
+    ]
+    helped = parts or helped
+    most = max(FEW_OPERATIONS, len(search.outcome.equations) / 2)
+    few = [x for x in helped if x[0].size <= most and search.may_be_roundings(x[1].error)]
+    helped = few or helped
+    least = min(after.error for _, after in helped)
+    rounding = FEW_ROUNDINGS * search.rounding if search.outcome.error.non_finite else 0.0
+    close = [
+        (fix, after)
+        for fix, after in helped
+        if after.error.non_finite <= least.non_finite
+        and (
+            after.error.relative <= max(2 * least.relative, rounding)
+            or search.is_least(after.error)
         )
+    ]
+    return min(close, key=lambda x: x[0].size)
 
-    def _undoes(self, fix: Fix) -> bool:
-        """Returns True if a fix leaves nothing of the format, policy or recipe."""
-        return fix.undoes or {e.index for e in self.outcome.equations} <= {*fix.indices}
 
-    def _best(self, helped: Sequence[tuple[Fix, Outcome]]) -> tuple[Fix, Outcome] | None:
-        """Returns the cheapest of the fixes that help almost as much as the best one; of those that
-        make numbers finite, all that leave an error of a rounding or less do.
+def _at_cause(search: Search, what: Finding, fix: Fix) -> Finding:
+    """Returns the finding where the error is made, if the fix is there and not here."""
+    if fix.kind is not None and fix.kind.name == "loss_scale":
+        return _smallest_gradients(search, what)
+    wide = [e for e in search.outcome.equations if e.index in set(fix.indices)]
+    cause = fix.cause
+    if cause is None or (wide and cause.index not in fix.indices):
+        cause = max(wide, key=lambda e: e.introduced, default=None)
+    if cause is None:
+        return what
+    places = {(cause.file, cause.line)}
+    if what.kind != "amplified":
+        places |= {(e.file, e.line) for e in wide}
+    if (what.file, what.line) in places:
+        return _amplified_after(search, what, fix)
+    constant = next((x for x in search.literals if (x.file, x.line) in places), None)
+    if not what.equations and constant is not None:
+        return dataclasses.replace(constant_finding(constant), tried=what.tried)
+    moved = dataclasses.replace(search.finding_of(Group((cause,))), tried=what.tried)
+    if cause.index not in search.causes.back(what.equations, DEPTH):
+        return _amplified_after(search, moved, fix)  # another fault
+    return _carried_to(search, what, moved, cause, fix)
 
-        One that leaves nothing of the format, policy or recipe is chosen only if no other makes the
-        outputs usable, and one that widens most operations if no other leaves an error that may be
-        the sum of many roundings.
-        """
-        if not helped:
-            return None
-        before = self.outcome.error
-        limit = unusable(self.fmt.precision)
-        parts = [
-            (fix, after)
-            for fix, after in helped
-            if not self._undoes(fix) and better(after.error, before, ENOUGH)
-            if float(after.error) < limit
-        ]
-        helped = parts or helped
-        most = max(FEW_OPERATIONS, len(self.outcome.equations) / 2)
-        few = [x for x in helped if x[0].size <= most and self._may_be_roundings(x[1].error)]
-        helped = few or helped
-        least = min(after.error for _, after in helped)
-        rounding = FEW_ROUNDINGS * self._rounding if self.outcome.error.non_finite else 0.0
-        close = [
-            (fix, after)
-            for fix, after in helped
-            if after.error.non_finite <= least.non_finite
-            and (
-                after.error.relative <= max(2 * least.relative, rounding)
-                or self._is_least(after.error)
-            )
-        ]
-        return min(close, key=lambda x: x[0].size)
 
-    def _at_cause(self, what: Finding, fix: Fix) -> Finding:
-        """Returns the finding where the error is made, if the fix is there and not here."""
-        if fix.kind is not None and fix.kind.name == "loss_scale":
-            return self._smallest_gradients(what)
-        wide = [e for e in self.outcome.equations if e.index in set(fix.indices)]
-        cause = fix.cause
-        if cause is None or (wide and cause.index not in fix.indices):
-            cause = max(wide, key=lambda e: e.introduced, default=None)
-        if cause is None:
-            return what
-        places = {(cause.file, cause.line)}
-        if what.kind != "amplified":
-            places |= {(e.file, e.line) for e in wide}
-        if (what.file, what.line) in places:
-            return self._amplified_after(what, fix)
-        constant = next((x for x in self.literals if (x.file, x.line) in places), None)
-        if not what.equations and constant is not None:
-            return dataclasses.replace(constant_finding(constant), tried=what.tried)
-        moved = dataclasses.replace(self._finding(Group((cause,))), tried=what.tried)
-        if cause.index not in self._causes.back(what.equations, DEPTH):
-            return self._amplified_after(moved, fix)  # another fault
-        return self._carried_to(what, moved, cause, fix)
+def _carried_to(
+    search: Search, what: Finding, moved: Finding, cause: EquationStatistics, fix: Fix
+) -> Finding:
+    if FINDING_KINDS[what.kind].out_of_range:
+        moved = _amplified_after(search, moved, fix)
+        evidence = f"{moved.evidence}; at {what.where} {what.evidence}"
+        return dataclasses.replace(moved, evidence=evidence)
+    if not FINDING_KINDS[what.kind].carried_in:
+        return _amplified_after(search, moved, fix)
+    if moved.kind == "cancellation":  # exact itself: what it leaves is the error carried in
+        return moved
+    event, evidence = FINDING_KINDS[moved.kind].event, made_here(cause)
+    if event:
+        evidence = f"{moved.evidence}, {evidence}"
+    if what.kind == "decision":
+        kind, evidence = what.kind, f"{evidence}; at {what.where} {what.evidence}"
+    else:
+        amplified = _amplification(cause, search.causes.equations[what.equations[0]])
+        kind = "amplified" if amplified and not event else moved.kind
+        evidence += amplified
+    return dataclasses.replace(moved, kind=kind, evidence=evidence)
 
-    def _carried_to(
-        self, what: Finding, moved: Finding, cause: EquationStatistics, fix: Fix
-    ) -> Finding:
-        """Returns the finding at a cause, with what came of it elsewhere."""
-        if KINDS[what.kind].out_of_range:
-            moved = self._amplified_after(moved, fix)
-            evidence = f"{moved.evidence}; at {what.where} {what.evidence}"
-            return dataclasses.replace(moved, evidence=evidence)
-        if not KINDS[what.kind].carried_in:
-            return self._amplified_after(moved, fix)
-        if moved.kind == "cancellation":  # exact itself: what it leaves is the error carried in
-            return moved
-        event, evidence = KINDS[moved.kind].event, made_here(cause)
-        if event:
-            evidence = f"{moved.evidence}, {evidence}"
-        if what.kind == "decision":
-            kind, evidence = what.kind, f"{evidence}; at {what.where} {what.evidence}"
-        else:
-            amplified = _amplification(cause, self._causes.equations[what.equations[0]])
-            kind = "amplified" if amplified and not event else moved.kind
-            evidence += amplified
-        return dataclasses.replace(moved, kind=kind, evidence=evidence)
 
-    def _amplified_after(self, what: Finding, fix: Fix) -> Finding:
-        """Returns a finding about rounding with the operation that amplifies its error."""
-        swamps = what.kind == "swamping" and not any(
-            self._causes.equations[i].looped for i in what.equations
-        )
-        if not (what.kind == "precision" or swamps) or not what.equations:
-            return what
-        here = (what.file, what.line)
-        line = [e.index for e in self._causes.equations.values() if (e.file, e.line) == here]
-        found = self._causes.amplified({*what.equations, *set(line) & set(fix.indices)})
-        if found is None:
-            return what
-        made, by = found
-        for e in (by, *self._causes.path(by.index)):  # where the digits are lost, on this line
-            cancels = self._finding(Group((e,)))
-            if cancels.kind == "cancellation" and (e.file, e.line) == here:
-                return cancels
-        if swamps and self._finding(Group((by,))).kind != "cancellation":
-            return what  # what is added is small wherever the sum is read
-        moved, amplified = self._finding(Group((made,))), _amplification(made, by)
-        if not amplified:
-            return what
-        evidence = made_here(made) + amplified
-        return dataclasses.replace(moved, kind="amplified", evidence=evidence)
+def _amplified_after(search: Search, what: Finding, fix: Fix) -> Finding:
+    swamps = what.kind == "swamping" and not any(
+        search.causes.equations[i].looped for i in what.equations
+    )
+    if not (what.kind == "precision" or swamps) or not what.equations:
+        return what
+    here = (what.file, what.line)
+    line = [e.index for e in search.causes.equations.values() if (e.file, e.line) == here]
+    found = search.causes.amplified({*what.equations, *set(line) & set(fix.indices)})
+    if found is None:
+        return what
+    made, by = found
+    for e in (by, *search.causes.path(by.index)):  # where the digits are lost, on this line
+        cancels = search.finding_of(Group((e,)))
+        if cancels.kind == "cancellation" and (e.file, e.line) == here:
+            return cancels
+    if swamps and search.finding_of(Group((by,))).kind != "cancellation":
+        return what  # what is added is small wherever the sum is read
+    moved, amplified = search.finding_of(Group((made,))), _amplification(made, by)
+    if not amplified:
+        return what
+    evidence = made_here(made) + amplified
+    return dataclasses.replace(moved, kind="amplified", evidence=evidence)
 
-    def _decided_after(self, what: Finding, fix: Fix, after: Outcome) -> Finding | None:
-        """Returns a finding about rounding as one about the decisions that its fix undoes, if it
-        does that."""
-        if what.kind != "precision" or not what.equations:
-            return None
-        left = {e.index: e["differ"] for e in after.equations}
-        undone = [
-            e for e in self.outcome.equations
-            if e["differ"] > 2 * left.get(e.index, 0.0)
-            and {*fix.indices} & {e.index, *self._causes.back((e.index,), DEPTH)}
-        ]  # fmt: skip
-        if not undone:
-            return None
-        most = self._finding(Group((max(undone, key=lambda e: e["differ"] - left[e.index]),)))
-        evidence = f"{what.evidence}; at {most.where} {most.evidence}"
-        return dataclasses.replace(what, kind="decision", evidence=evidence)
 
-    def _smallest_gradients(self, what: Finding) -> Finding:
-        """Returns the finding about the gradients that a loss scale makes larger, if this one only
-        says what came of them."""
-        if KINDS[what.kind].out_of_range:
-            return what
-        gradients = [e for e in self.outcome.equations if e.index in self.session.loss_scaled]
-        small = max(gradients, key=lambda e: (e.share("flushed"), e.share("subnormal")))
-        moved = dataclasses.replace(self._finding(Group((small,))), tried=what.tried)
-        if moved.kind == "underflow":
-            return moved
-        count, size = int(small["subnormal"]), int(small["elements"])
-        text = f"{count:,} of {size:,} numbers are subnormal"
-        return dataclasses.replace(moved, kind="underflow", evidence=text) if count else what
+def _decided_after(search: Search, what: Finding, fix: Fix, after: Outcome) -> Finding | None:
+    if what.kind != "precision" or not what.equations:
+        return None
+    left = {e.index: e["differ"] for e in after.equations}
+    undone = [
+        e for e in search.outcome.equations
+        if e["differ"] > 2 * left.get(e.index, 0.0)
+        and {*fix.indices} & {e.index, *search.causes.back((e.index,), DEPTH)}
+    ]  # fmt: skip
+    if not undone:
+        return None
+    most = search.finding_of(Group((max(undone, key=lambda e: e["differ"] - left[e.index]),)))
+    evidence = f"{what.evidence}; at {most.where} {most.evidence}"
+    return dataclasses.replace(what, kind="decision", evidence=evidence)
+
+
+def _smallest_gradients(search: Search, what: Finding) -> Finding:
+    if FINDING_KINDS[what.kind].out_of_range:
+        return what
+    gradients = [e for e in search.outcome.equations if e.index in search.session.loss_scaled]
+    small = max(gradients, key=lambda e: (e.share("flushed"), e.share("subnormal")))
+    moved = dataclasses.replace(search.finding_of(Group((small,))), tried=what.tried)
+    if moved.kind == "underflow":
+        return moved
+    count, size = int(small["subnormal"]), int(small["elements"])
+    text = f"{count:,} of {size:,} numbers are subnormal"
+    return dataclasses.replace(moved, kind="underflow", evidence=text) if count else what
 
 
 def _is_part_of(fix: Fix, other: Fix) -> bool:
-    """Returns whether another fix makes the same change, and more."""
     return {*fix.indices} <= {*other.indices} and {*fix.limits} <= {*other.limits}
 
 
 def _order(what: Finding) -> tuple[int, bool, float]:
-    """Returns a key that sorts findings: numbers made finite, then changes of carried state that a
-    fix regains, then the error that a fix removes."""
     made_finite, removed = gain(what)
     regains = what.kind == "swamping" and what.fix is not None and removed <= 0
     return made_finite, regains, removed
 
 
 def _amplification(made: EquationStatistics, by: EquationStatistics) -> str:
-    """Returns by how much an operation's error exceeds the one that it is made of; "" if it
-    doesn't.
-
-    In a loop the numbers may shrink from one iteration to the next, and the errors of all of them
-    together don't compare.
-    """
+    """In a loop the numbers may shrink from one iteration to the next, and the errors of all of
+    them together don't compare."""
     where = f"by {by.primitive} at {by.short}"
     factor = by.inherited / made.inherited if made.inherited else 0.0
     if factor == math.inf:

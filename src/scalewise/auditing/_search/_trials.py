@@ -10,50 +10,59 @@ from typing import Any
 from ...formats import FP32, Format, Saturation
 from ...primitives import having
 from .._bisect import fewest
-from .._run._equation_statistics import EquationStatistics
-from .._run._gradients import Operands
+from .._run._causes import Causes
+from .._run._equation_statistics import EquationStatistics, Operands
 from .._run._session import Outcome, OutputError, Session
-from ._apply import Origin
-from ._causes import Causes
+from .._thresholds import NARROWER, NARROWING, ROUNDING, SMALL
+from ._apply import AuditedArithmetic, FormatChoice
 from ._findings import Finding, finding, place_of
-from ._fixes import Fix
+from ._fixes import Fix, described, widened
 from ._groups import Group, groups
 from ._literals import Literal
 from ._measure import fixed, is_slight, key_of, near, same
-from ._pairs import Failed
-from ._recipe_fix_kinds import run_of
 from ._rewrites import Rewrite, rewrites
-from ._setting import Setting
-from ._widening import described, widened
 
-# The root mean square error of one rounding, as a share of the format's eps: for numbers spread
-# evenly over a binade, errors evenly over half a unit in the last place.
-ROUNDING = 0.2
-ROUNDED = ("format", "policy")
 WHOLE_NUMBERS = having("whole")
-SMALL = 3.0  # up to so many eps an error is taken for that of many roundings, unless a fix is CLEAR
-NARROWING = 8  # trials that may be spent on finding the lines of a fix that matter
+
+
+@dataclasses.dataclass(frozen=True)
+class Failed:
+    """A finding that no single fix helped, and what was tried for it."""
+
+    what: Finding  # the finding
+    options: tuple[Fix, ...]  # its fixes, the smallest first
+    tried: tuple[tuple[Fix, OutputError], ...]  # those that were tried, and the error with each
+    base: Any  # the setting that they were tried on
+    before: OutputError  # the error with that setting
+
+    @property
+    def best(self) -> Fix:
+        """The fix to combine: a loss scale, or the widest that didn't increase the error."""
+        tried = sorted(self.tried, key=lambda x: x[0].size)
+        scales = [fix for fix, _ in tried if fix.kind and fix.kind.combined_first]
+        harmless = [fix for fix, error in tried if error <= self.before]
+        return (scales or harmless or [fix for fix, _ in tried])[-1]
+
+    def narrower(self, fix: Fix) -> list[Fix]:
+        return [x for x in self.options if 0 < x.size < fix.size][:NARROWER]
+
+    def error_alone(self, fix: Fix) -> OutputError | None:
+        return next((error for other, error in self.tried if other is fix), None)
 
 
 @dataclasses.dataclass
-class Trials:
-    """Tries settings, and accepts fixes, each on top of those accepted before.
+class Search:
+    """The state of a search, which tries settings and accepts fixes on top of each other.
 
     Attributes:
-        session: the program.
-        literals: the constants that the format changes.
-        trials: how many runs may still be made.
         masks: constants for masks of which the format holds one, but not the sum of two.
         found: findings with a fix that helped, the largest effect on the outputs first. If much of
             the error is left, unfixed findings follow; untried ones come last.
-        unfixed: findings with evidence but without a fix that helped.
-        lost_changes: changes of carried state that are lost, a sentence each.
         float32_error: with float32 for every operation, if that was run.
         beyond: the operations whose results exceed the format's maximum in that run.
         current, outcome: the setting with the fixes accepted so far, and the outcome of its run.
         reserve: trials reserved for pairs: no finding is begun unless more are left.
         final: whether pairs were tried, so that the whole program may be changed.
-        failed: findings that no single fix helped.
         tried: the errors of settings that were tried, by key.
         results: outcomes by key, of runs that were made before the search needed them.
     """
@@ -77,124 +86,118 @@ class Trials:
     tried: dict[Hashable, OutputError] = dataclasses.field(default_factory=dict)
     results: dict[Hashable, Outcome] = dataclasses.field(default_factory=dict)
 
-    def _start(self) -> Setting:
-        """Returns the setting without fixes."""
-        return Setting(self.session.formats(), double=self.fmt.mantissa_bits >= FP32.mantissa_bits)
+    def start(self) -> FormatChoice:
+        return FormatChoice(
+            self.session.formats(), double=self.fmt.mantissa_bits >= FP32.mantissa_bits
+        )
 
     @property
-    def _done(self) -> bool:
-        return self._is_least(self.outcome.error)
+    def done(self) -> bool:
+        return self.is_least(self.outcome.error)
 
-    def _is_least(self, error: OutputError) -> bool:
-        """Returns True if an error is that of float32 operations, or of one rounding."""
-        return near(error, self.float32_error) or error <= OutputError(0, self._rounding)
+    def is_least(self, error: OutputError) -> bool:
+        return near(error, self.float32_error) or error <= OutputError(0, self.rounding)
 
     @property
-    def _rounding(self) -> float:
+    def rounding(self) -> float:
         """The error of outputs that are rounded once, root mean square; under a recipe, of outputs
         of products with rounded operands."""
-        return (ROUNDING if run_of(self.session.low) in ROUNDED else 1.0) * float(self.fmt.eps)
+        return (ROUNDING if self.session.kind.elementwise else 1.0) * float(self.fmt.eps)
 
     @property
-    def _is_harmless(self) -> bool:
-        """Whether the error is within one rounding of the outputs."""
+    def is_harmless(self) -> bool:
         return self.outcome.error <= OutputError(0, float(self.fmt.eps) / 2)
 
     @property
-    def _is_small(self) -> bool:
-        """Whether the error may be the sum of many roundings, as in any program."""
-        return self._may_be_roundings(self.outcome.error)
+    def is_small(self) -> bool:
+        return self.may_be_roundings(self.outcome.error)
 
-    def _may_be_roundings(self, error: OutputError) -> bool:
-        several = SMALL if run_of(self.session.low) in ROUNDED else 1.0
+    def may_be_roundings(self, error: OutputError) -> bool:
+        several = SMALL if self.session.kind.elementwise else 1.0
         return not error.non_finite and error.relative <= several * float(self.fmt.eps)
 
     @property
-    def _is_slight(self) -> bool:
+    def is_slight(self) -> bool:
         return is_slight(self.outcome.error, float(self.fmt.eps))
 
     @property
-    def _word(self) -> str:
-        return self.current.word if isinstance(self.current, Setting) else "float32"
+    def word(self) -> str:
+        return self.current.word if isinstance(self.current, FormatChoice) else "float32"
 
     @functools.cached_property
-    def _operands(self) -> Operands:
+    def operands(self) -> Operands:
         return self.session.dataflow.operands
 
     @functools.cached_property
-    def _rewrites(self) -> list[Rewrite]:
+    def rewrites(self) -> list[Rewrite]:
         if not self.session.adjustable:
             return []
         operands = self.session.dataflow.within_loops
         return rewrites(self.session.lockstep.recorded, operands)
 
     @property
-    def _causes(self) -> Causes:
-        return Causes(self.outcome.dataflow.flow, self.outcome.equations)
+    def limits(self) -> list[float]:
+        return sorted(self.session.lockstep.limits)
 
-    def _groups(self, outcome: Outcome) -> list[Group]:
-        causes = Causes(outcome.dataflow.flow, outcome.equations)
-        return groups(outcome.equations, self.fmt, causes)
+    @property
+    def causes(self) -> Causes:
+        return self.outcome.causes
 
-    def _finding(self, group: Group) -> Finding:
-        """Returns a group's finding, a decision at the line where floats became whole numbers."""
+    def groups_in(self, outcome: Outcome) -> list[Group]:
+        return groups(outcome.equations, self.fmt, outcome.causes)
+
+    def finding_of(self, group: Group) -> Finding:
         found = finding(group, self.fmt, self.saturate)
-        before = self._causes.producers(group.first.index) if found.kind == "decision" else []
+        before = self.causes.producers(group.first.index) if found.kind == "decision" else []
         if len(before) == 1 and before[0].primitive in WHOLE_NUMBERS and before[0].file:
             return dataclasses.replace(found, **place_of(before[0]))
         return found
 
-    def _try(self, setting: Any) -> Outcome:
+    def run(self, setting: Any) -> Outcome:
         self.trials -= 1
-        if isinstance(setting, Setting):
+        if isinstance(setting, FormatChoice):
             outcome = setting.run(self.session)
         else:
             outcome = self.session.with_low(setting).run()
         self.tried[key_of(setting)] = outcome.error
         return outcome
 
-    def _untried(self, fix: Fix) -> Any:
-        """Returns the setting with a fix; None if its parts conflict, or it was tried."""
+    def untried(self, fix: Fix) -> Any:
         try:
             setting = fix.change(self.current)
         except ValueError:
             return None
         return None if key_of(setting) in self.tried else setting
 
-    def _accept(self, fix: Fix, after: Outcome, findings: Sequence[Finding]) -> None:
-        """Continues with a fix that helped."""
+    def accept(self, fix: Fix, after: Outcome, findings: Sequence[Finding]) -> None:
         order = max((x.order for x in self.found), default=0) + 1
         self.unfixed = [x for x in self.unfixed if not any(same(x, y) for y in findings)]
         self.found += [fixed(x, order, self.outcome.error, after.error) for x in findings]
         self.failed = []
         self.current, self.outcome = fix.change(self.current), after
 
-    def _accepted(self, fix: Fix) -> Fix:
-        """Returns the fix as users can apply it."""
+    def accepted(self, fix: Fix) -> Fix:
         return dataclasses.replace(fix, origin=self.origin)
 
     @property
-    def origin(self) -> Origin:
-        """The arithmetic of the audit."""
+    def origin(self) -> AuditedArithmetic:
         session = self.session
         recorded = {path: (i, session.lockstep.recorded[i].name)
                     for path, i in session.lockstep.indices.items()}  # fmt: skip
-        start = self._start() if session.adjustable else None
-        return Origin(session.low, start, recorded)
+        start = self.start() if session.adjustable else None
+        return AuditedArithmetic(session.low, start, recorded)
 
-    def _accepted_findings(self, found: Sequence[Finding]) -> list[Finding]:
-        return [dataclasses.replace(x, fix=self._accepted(x.fix)) for x in found if x.fix]
+    def accepted_findings(self, found: Sequence[Finding]) -> list[Finding]:
+        return [dataclasses.replace(x, fix=self.accepted(x.fix)) for x in found if x.fix]
 
-    def _by_line(self, fix: Fix) -> dict[tuple[str | None, int], list[EquationStatistics]]:
-        """Returns the operations that a fix widens, by file and line."""
+    def by_line(self, fix: Fix) -> dict[tuple[str | None, int], list[EquationStatistics]]:
         found: dict[tuple[str | None, int], list[EquationStatistics]] = {}
         for e in self.outcome.equations:
             if e.index in set(fix.indices):
                 found.setdefault((e.file, e.line), []).append(e)
         return found
 
-    def _fewer_lines(self, fix: Fix, after: Outcome) -> tuple[Fix, Outcome]:
-        """Narrows float32 for several lines to the lines that matter, by bisection."""
+    def fewer_lines(self, fix: Fix, after: Outcome) -> tuple[Fix, Outcome]:
         limit = OutputError(after.error.non_finite, 2 * after.error.relative)
         found, end = (fix, after), max(self.reserve, self.trials - NARROWING)
 
@@ -202,15 +205,15 @@ class Trials:
             nonlocal found
             few = [e for line in lines for e in line]
             text = described(few, self.outcome.equations)
-            narrow = widened(self._word, text, few, cause=fix.cause, limits=fix.limits)
-            setting = self._untried(narrow) if few and self.trials > end else None
+            narrow = widened(self.word, text, few, cause=fix.cause, limits=fix.limits)
+            setting = self.untried(narrow) if few and self.trials > end else None
             if setting is None:
                 return False
-            outcome = self._try(setting)
-            enough = outcome.error <= limit or self._is_least(outcome.error)
+            outcome = self.run(setting)
+            enough = outcome.error <= limit or self.is_least(outcome.error)
             if enough:
                 found = dataclasses.replace(narrow, kind=fix.kind), outcome
             return enough
 
-        fewest(list(self._by_line(fix).values()), helps)
+        fewest(list(self.by_line(fix).values()), helps)
         return found

@@ -17,19 +17,19 @@ import numpy as np
 from ..._jax import jex
 from ...formats import Format
 from ...interpret import Equation, Program, is_float
+from .._run._causes import Causes
 from .._run._equation_statistics import ADDITIONS
+from .._run._floors import norm
 from .._run._session import Outcome, Session
-from ._causes import Causes
-from ._literals import Literal
-from ._thresholds import (
+from .._thresholds import (
+    BACK,
     CHANGE_LOST,
     CONTRIBUTION_LOST,
     NEAR_ITS_END,
     ROUNDED_AWAY,
     SMALL_FACTOR,
 )
-
-BACK = 3  # operations between a constant that scales the state and the output that it makes
+from ._literals import Literal
 
 
 class Carried(NamedTuple):
@@ -46,25 +46,16 @@ class Carried(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """One output that is the next call's argument.
+    """One output that is the next call's argument."""
 
-    Attributes:
-        path: of the output.
-        indices: the equations that round it.
-        size: of the reference run's change, relative to the array.
-        error: of the change in the low-precision run, relative to the reference run's.
-        made: the part of it that the rounding of those equations makes.
-        whole: see :class:`Carried`.
-        adds: whether the output is the argument itself plus something, and there are others: a
-            function of one argument may be a layer.
-    """
-
-    path: str
-    indices: tuple[int, ...]
-    size: float
-    error: float
-    made: float
-    whole: bool
+    path: str  # of the output
+    indices: tuple[int, ...]  # the equations that round it
+    size: float  # of the reference run's change, relative to the array
+    error: float  # of the change in the low-precision run, relative to the reference run's
+    made: float  # the part of it that the rounding of those equations makes
+    whole: bool  # see :class:`Carried`
+    # whether the output is the argument itself plus something, and there are others: a function of
+    # one argument may be a layer
     adds: bool
 
     @property
@@ -105,19 +96,18 @@ def carried(program: Program) -> list[Carried]:
 
 
 def updates(session: Session, outcome: Outcome) -> list[Update]:
-    """Returns the outputs that are carried to the next call, and change in the reference run."""
     pairs = carried(session.program)
     if not pairs:
         return []
     lows, references = session.state_arrays()
     eps = float(np.finfo(session.reference.dtype).eps)
-    causes = Causes(outcome.dataflow.flow, outcome.equations)
+    causes = outcome.causes
     found = []
     for output, argument, whole in pairs:
         new, old = _wide(outcome.reference[output]), _wide(references[argument])
         low = _wide(outcome.low[output]) - _wide(lows[argument])
         with np.errstate(all="ignore"):
-            size, change, error = map(_norm, (new, new - old, new - old - low))
+            size, change, error = map(norm, (new, new - old, new - old - low))
         if 0 < 4 * eps * size < change < math.inf:
             indices = _rounds(outcome.origins[output], causes)
             made = max((causes.equations[i].introduced for i in indices), default=0.0)
@@ -130,10 +120,6 @@ def updates(session: Session, outcome: Outcome) -> list[Update]:
 
 def _wide(x) -> np.ndarray:
     return np.asarray(x).astype(np.float64)
-
-
-def _norm(x: np.ndarray) -> float:
-    return float(np.sqrt(np.square(x).sum()))
 
 
 def _rounds(origins: Sequence[int], causes: Causes) -> tuple[int, ...]:
@@ -152,12 +138,9 @@ def _rounds(origins: Sequence[int], causes: Causes) -> tuple[int, ...]:
 def decays(
     session: Session, outcome: Outcome, literals: Sequence[Literal]
 ) -> list[tuple[Literal, tuple[int, ...]]]:
-    """Returns constants that become 1 where they scale state, and the equations of that state.
-
-    An average with such a decay forgets nothing, whatever its change in one call.
-    """
+    """An average with such a decay forgets nothing, whatever its change in one call."""
     ones = [x for x in literals if abs(x.rounded) == 1 and x.primitive == "mul"]
-    causes = Causes(outcome.dataflow.flow, outcome.equations)
+    causes = outcome.causes
     found = []
     for output in (x.output for x in carried(session.program)) if ones else ():
         indices = _rounds(outcome.origins[output], causes)
@@ -171,9 +154,7 @@ def decays(
 
 
 def lost_contributions(outcome: Outcome) -> list[int]:
-    """Returns additions of the optimizer to which a small multiple of an argument contributes
-    nothing: a weight decay, for example."""
-    causes = Causes(outcome.dataflow.flow, outcome.equations)
+    causes = outcome.causes
     found = []
     for e in outcome.equations:
         lost = e["added"] and e.share("swamped") >= CONTRIBUTION_LOST and not e.adds_constant
@@ -187,9 +168,7 @@ def lost_contributions(outcome: Outcome) -> list[int]:
 
 
 def counters(session: Session, outcome: Outcome, fmt: Format) -> list[tuple[int, str]]:
-    """Returns additions of a constant to carried multiples of it that soon change nothing, and a
-    sentence about each: a number of steps, for example."""
-    causes, arguments = Causes(outcome.dataflow.flow, outcome.equations), session.state_arrays()[1]
+    causes, arguments = outcome.causes, session.state_arrays()[1]
     found = []
     for output, argument, _ in carried(session.program):
         old, new = _wide(arguments[argument]), _wide(outcome.reference[output])
@@ -214,21 +193,17 @@ def _scales_argument(causes: Causes, index: int) -> bool:
 
 
 def _adds_to_argument(causes: Causes, index: int) -> bool:
-    """Returns True if an equation adds something to an argument."""
     if causes.equations[index].primitive not in ADDITIONS:
         return False
     return any(
-        all(_converts_argument(causes, i) for i in operand)
+        all(
+            causes.equations[i].primitive == "convert_element_type" and _scales_argument(causes, i)
+            for i in operand
+        )
         for operand in causes.operands.get(index, ())
     )
 
 
-def _converts_argument(causes: Causes, index: int) -> bool:
-    converts = causes.equations[index].primitive == "convert_element_type"
-    return converts and _scales_argument(causes, index)
-
-
 def _factor(equation: Equation) -> float:
-    """Returns the constant of a product; 0 without one."""
     found = [x.val for x in equation.eqn.invars if _is_number(x)]
     return float(found[0]) if equation.name == "mul" and found else 0.0

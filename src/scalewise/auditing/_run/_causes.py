@@ -5,12 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from .._run._equation_statistics import EquationStatistics
-from .._run._gradients import Operands
-
-DEPTH = 12  # operations that a search goes back
-AMPLIFIED = 8.0  # from this factor an operation is ill-conditioned on its operands
-CARRIED = 3.0  # a result's error is carried in, rather than made, from this multiple of its own
+from .._thresholds import AMPLIFIED, CARRIED, DEPTH
+from ._equation_statistics import EquationStatistics, Operands
 
 
 class Causes:
@@ -19,7 +15,6 @@ class Causes:
     Attributes:
         operands: by an equation's index and operand, the equations that the operand comes from, in
             all iterations of loops.
-        equations: statistics by index.
     """
 
     def __init__(self, operands: Operands, equations: Sequence[EquationStatistics]):
@@ -27,17 +22,14 @@ class Causes:
         self.equations = {e.index: e for e in equations}
 
     def producers(self, index: int) -> list[EquationStatistics]:
-        """Returns the equations that the operands of an equation come from."""
         found = dict.fromkeys(i for operand in self.operands.get(index, ()) for i in operand)
         return [self.equations[i] for i in found if i in self.equations and i != index]
 
     def amplification(self, equation: EquationStatistics) -> float:
-        """Returns a result's error relative to the largest error among its operands."""
         carried = max((e.inherited for e in self.producers(equation.index)), default=0.0)
         return equation.inherited / carried if 0 < carried < math.inf else 0.0
 
     def before(self, index: int) -> list[EquationStatistics]:
-        """Returns the equations that made an error on the way to an equation, the nearest first."""
         found: dict[int, EquationStatistics] = {}
         level = [index]
         for _ in range(DEPTH):
@@ -47,7 +39,6 @@ class Causes:
         return [e for e in found.values() if e.introduced and e.index != index]
 
     def back(self, indices: Iterable[int], depth: int) -> set[int]:
-        """Returns the equations that some equations' operands come from, ``depth`` steps back."""
         level, found = set(indices), set()
         for _ in range(depth):
             level = {e.index for i in level for e in self.producers(i)} - found
@@ -86,11 +77,8 @@ class Causes:
         return made, by
 
     def path(self, index: int) -> list[EquationStatistics]:
-        """Returns how the largest error reached an equation, the equation itself first.
-
-        Each equation's error is compared with the reference run's; the last one of the path made
-        most of its own error.
-        """
+        """Each equation's error is compared with the reference run's; the last one of the path made
+        most of its own error."""
         at, found, seen = self.equations.get(index), [], {index}
         while at is not None and len(found) < DEPTH:
             found.append(at)
@@ -104,7 +92,6 @@ class Causes:
         return found
 
     def flushed_before(self, index: int) -> EquationStatistics | None:
-        """Returns the nearest equation that flushed numbers to zero on the way to an equation."""
         level, seen = [index], {index}
         for _ in range(DEPTH):
             before = {e.index: e for i in level for e in self.producers(i) if e.index not in seen}

@@ -1,0 +1,134 @@
+"""The thresholds of the audit, each with the reason for its value."""
+
+from __future__ import annotations
+
+# -- evidence ------------------------------------------------------------------------------------
+
+# Shares from which a finding is an underflow, or a swamping.
+FLUSHED, SWAMPED = 1e-3, 1e-2
+# The same for the operands that a recipe rounds: in any program a few of them saturate, and small
+# ones are flushed.
+OPERANDS_SATURATED, OPERANDS_FLUSHED = 0.05, 0.2
+# A block's scale that is rounded down cuts at most a quarter of a number. A larger error is that of
+# numbers which outgrow a scale from earlier steps, or from shapes: then a few of them matter (if
+# not many others are flushed, which is as large an error).
+OUTGROWN = 0.25
+# From this multiple of the error of exact sums, an error is the device's accumulator's.
+ACCUMULATED = 2.0
+# Constants up to this size are there for numbers that are smaller still.
+EPSILON = 1e-3
+# From this factor an operation is ill-conditioned on its operands.
+AMPLIFIED = 8.0
+# A result's error is carried in, rather than made, from this multiple of its own.
+CARRIED = 3.0
+# The harm of an overflow or a NaN at the first equation.
+OUT_OF_RANGE = 1e6
+# The weight from which numbers overflow, or become NaN.
+EVENT = 1e5
+# Numbers are close to overflowing if they would with values as many times as large.
+LATENT = 4
+# An output of which a quarter changes with the arguments' last bits has no digit in the reference
+# run: two draws of rounding errors differ by 1.4 times their size. An output of which the reference
+# run has one decimal digit changes by a tenth.
+NOISE = 0.25
+# Errors up to so many eps need no runs that tell whether an output's true value is 0.
+FLOORS_FROM = 8.0
+# A factor below two is no amplification: two errors of one size add up to it.
+AMPLIFIED_SHOWN = 2.0
+# An error of so small a share of half a unit in the last place isn't the rounding's.
+EXACT = 0.01
+
+# -- errors with a fix and without ---------------------------------------------------------------
+
+# A fix must cut the error by at least 5 %.
+GAIN = 0.95
+# A fix that halves the error is accepted before wider ones are tried.
+ENOUGH = 0.5
+# A fix that leaves a twentieth of the error is accepted before others are tried.
+MUCH = 0.05
+# Where all operations round, a fix of one is accepted if it leaves a fifth.
+CLEAR = 0.2
+# Up to so many eps no fix may undo a whole policy or recipe.
+SLIGHT = 16.0
+# The root mean square error of one rounding, as a share of the format's eps: for numbers spread
+# evenly over a binade, errors evenly over half a unit in the last place.
+ROUNDING = 0.2
+# Up to so many eps an error is taken for that of many roundings, unless a fix is CLEAR.
+SMALL = 3.0
+# The errors of many operations add up to some roundings of the output. Below these multiples of one
+# an operation's own rounding isn't a finding: without others, and beside others.
+FEW_ROUNDINGS, MANY_ROUNDINGS = 2.0, 8.0
+# Of an error that many roundings may add up to, fewer additions that change nothing aren't a cause.
+MANY_SWAMPED = 0.5
+# Operations that a fix of a short program may widen, though they are most of it.
+FEW_OPERATIONS = 4
+# From this share of subnormal numbers on a loss scale is tried.
+SUBNORMAL = 0.01
+# A number above this multiple of the format's maximum isn't the sum of a few masks.
+FEW_MASKS = 8
+# Relative errors up to this are those of operations in float32.
+FLOAT32_ERROR = 2.0**-20
+
+# -- how much is tried and looked at -------------------------------------------------------------
+
+# Trials reserved for pairs, or a third of all if that is less.
+RESERVE = 6
+# Findings of which pairs are made: at most six pairs.
+FINDINGS = 4
+# Lines whose faults may show one by one.
+LINES = 8
+# Trials left for another format for the whole program, while lines are tried.
+WHOLE = 2
+# Lines of a fix that may each be at fault.
+FAULTS = 3
+# Trials that may be spent on narrowing each fix of a pair.
+NARROWER = 3
+# Trials that may be spent on finding the lines of a fix that matter.
+NARROWING = 8
+# Fixes of a finding that may fail before the widest is tried.
+BEFORE_WIDEST = 2
+# Operations before a finding of which rewrites are tried.
+REWRITTEN_BEFORE = 3
+# Operations that a search goes back.
+DEPTH = 12
+# Operations between a constant that scales the state and the output that it makes.
+BACK = 3
+# Findings about lost changes: each takes up to four trials.
+MOST = 12
+# Runs with changed arguments: a single number may come out nearly the same by chance once.
+RUNS = 2
+
+# -- changes of carried state ---------------------------------------------------------------------
+
+# A change of less than half a unit in the last place is lost: its error is 100 %. Roundings that
+# keep the change leave about 30 % of a unit.
+CHANGE_LOST = 0.9
+# The rounding of the state itself makes at least half of that error: otherwise the change that is
+# added, a gradient for example, is wrong, and its own finding says so.
+ROUNDED_AWAY = 0.5
+# Nearly all additions of a contribution that is always small (a weight decay) return the other
+# operand. Of other additions some are lost in any program.
+CONTRIBUTION_LOST = 0.9
+# A smaller multiple of an argument is below half a unit of BF16 beside a number of the argument's
+# own size.
+SMALL_FACTOR = 2.0**-9
+# A counter stops where its step is half a unit in the last place: a finding from a quarter of it.
+NEAR_ITS_END = 0.25
+# A fix of a lost change is accepted if it leaves half of the change's error.
+CHANGE_REGAINED = 0.5
+# The outputs' error hardly shows such a fix; it may exceed the one before by so much.
+NOT_WORSE = 1.5
+# The share of the optimizer's additions that change nothing from which hardly anything is trained.
+UPDATES_LOST = 0.5
+
+# -- the verdict ----------------------------------------------------------------------------------
+
+# An error that changes the outputs by a tenth makes them wrong for any use. Formats of few bits
+# make as much in a few roundings, and a format of many bits promises more: about half of its digits
+# (1.6 makes that a tenth in BF16).
+UNUSABLE, ROUNDINGS, HALF_DIGITS = 0.1, 4.0, 1.6
+
+
+def unusable(precision: int) -> float:
+    half = min(UNUSABLE, HALF_DIGITS * 2.0 ** (-precision / 2))
+    return min(max(half, ROUNDINGS * 2.0**-precision), 1.0)
