@@ -21,9 +21,8 @@ block_product_p = jex.Primitive("block_product")
 
 
 def takes_blocks(equation: Equation, a: ScaledArray, b: ScaledArray) -> bool:
-    """Returns whether a product can be computed block by block.
+    """Returns whether both operands' blocks are of one size, along one pair of contracted axes.
 
-    Both operands' blocks have to be along the same pair of contracted axes and of one size. Returns
     False on an explicit mesh, where the sharding of such a product isn't known.
     """
     if equation.name != "dot_general" or has_explicit_mesh():
@@ -38,18 +37,11 @@ def takes_blocks(equation: Equation, a: ScaledArray, b: ScaledArray) -> bool:
 def block_product(
     dimensions: Sequence[params.AxisPair], a: ScaledArray, b: ScaledArray, dtype: DTypeLike
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """Multiplies two operands by a device's block-scaled units.
+    """Multiplies two operands by a device's block-scaled units; the factors are still to be
+    applied.
 
-    Each result is the sum over blocks of ``scale_a * scale_b * dot(block_a, block_b)``, in float32.
-
-    Args:
-        dimensions: the contracted axes of both, and the batch axes.
-        a: of a block format that the units take.
-        b: likewise, its blocks along the same pair of contracted axes.
-        dtype: of the result: float32, bfloat16 or float16.
-
-    Returns:
-        The product, and the factors that are still to be applied to it.
+    Each result is the sum over blocks of ``scale_a * scale_b * dot(block_a, block_b)``, in
+    float32.
     """
     contracted, batch = dimensions
     (x, x_scale), (y, y_scale) = arranged(dimensions, a, b)
@@ -78,10 +70,7 @@ def arranged(
 def _arranged(
     x: ScaledArray, contracted: Sequence[int], batch: Sequence[int]
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the numbers, ``[batch, free, contracted]``, and scales, ``[batch, free, blocks]``.
-
-    Of several contracted axes, the one along which blocks lie becomes the innermost.
-    """
+    """Of several contracted axes, the one along which blocks lie becomes the innermost."""
     assert x.block is not None
     data, scale = _numbers(x.data), x.scale.data if isinstance(x.scale, ScaledArray) else x.scale
     assert isinstance(scale, jax.Array)
@@ -98,7 +87,6 @@ def _arranged(
 
 
 def _numbers(data: jax.Array | EncodedArray) -> jax.Array:
-    """Returns the elements in a dtype that the units take."""
     if not isinstance(data, EncodedArray):
         return data
     assert data.format == E2M1FN
@@ -110,8 +98,6 @@ def _by_units(x, y, x_scale, y_scale, *, dtype):
 
 
 def _in_float32(x, y, x_scale, y_scale, *, dtype):
-    """Computes the same product of float32 operands, for derivatives and other devices."""
-
     def whole(data, scale):
         size = data.shape[-1] // scale.shape[-1]
         return data.astype(jnp.float32) * jnp.repeat(scale.astype(jnp.float32), size, axis=-1)
@@ -136,7 +122,7 @@ def _batched(args, dims, *, dtype):
 
 
 def _jvp(primals, tangents, *, dtype):
-    """Returns the product and its tangent; tangents of narrow numbers are float32."""
+    """Tangents of narrow numbers are float32."""
     out = block_product_p.bind(*primals, dtype=dtype)
     wide = [p.astype(jnp.float32) for p in primals]
     given = [

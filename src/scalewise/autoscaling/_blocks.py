@@ -54,14 +54,10 @@ class Blocks:
 
     @property
     def dtype(self) -> np.dtype:
-        """The narrowest dtype that holds the numbers times their scales.
-
-        BF16 has float32's exponents, so it holds an FP8, FP6 or FP4 number times a power of two.
-        """
+        """BF16 holds an FP8, FP6 or FP4 number times a power of two: it has float32's exponents."""
         return _dtype(self.format, self.in_flight)
 
     def value(self, dtype: DTypeLike | None = None) -> jax.Array:
-        """Returns the numbers times their scales, in a dtype that holds them."""
         dtype = jnp.dtype(self.dtype if dtype is None else dtype)
         operands = self.copy, self.source
         options = self.format, self.dtype, dtype, self.scaling
@@ -86,14 +82,8 @@ def in_blocks(
 ) -> Blocks:
     """Returns ``x`` rounded to a block format along an axis.
 
-    Args:
-        x: floats, any shape.
-        fmt: the block format.
-        scaling: the strategy; None for the format's own.
-        axis: the axis of the blocks, counted from 0.
-        rounding: of the numbers.
-        tile: another axis, and how many of its indices share a scale; None for one.
-        key: a JAX random key, for stochastic rounding of the numbers or of the scales.
+    ``scaling`` is None for the format's own; ``tile`` is another axis, and how many of its
+    indices share a scale; ``key`` is for stochastic rounding of the numbers or of the scales.
     """
     if tile is not None or rounding != "nearest_even" or key is not None:
         kind, data = (None, None) if key is None else (jax.random.key_impl(key), _data_of(key))
@@ -118,7 +108,6 @@ def _dtype(fmt: BlockFormat | Format, dtype: DTypeLike) -> np.dtype:
 
 
 def _copy_type(shape: tuple[int, ...], fmt: BlockFormat, axis: int) -> ScaledArray:
-    """Returns the shapes and dtypes of a quantized array with powers of two for scales."""
     *outer, length = shape
     element = fmt.element
     data = jax.ShapeDtypeStruct(shape, element.dtype)
@@ -142,7 +131,6 @@ def _unread(options: tuple, x: jax.Array) -> ScaledArray:
 
 
 def quantized(x: Blocks) -> ScaledArray:
-    """Returns the numbers and scales of an operand, on a CPU too."""
     if x.source is None:
         return x.copy
     assert x.copy.block is not None
@@ -156,7 +144,6 @@ def _in_blocks(options: tuple, x: jax.Array) -> ScaledArray:
 
 
 def _data_of(key: jax.Array) -> jax.Array:
-    """Returns a key's numbers; a key of the older kind is an array of them."""
     return jax.random.key_data(key)
 
 
@@ -175,7 +162,6 @@ def _from_copy(options: tuple, copy: ScaledArray, source: jax.Array | None) -> j
 
 
 def _from_source(options: tuple, copy: ScaledArray, source: jax.Array) -> jax.Array:
-    """Rounds ``source`` in three axes, so that arrays of different shapes share one function."""
     assert copy.block is not None
     axis, size = copy.block
     outer, length, inner = source.shape[:axis], source.shape[axis], source.shape[axis + 1 :]

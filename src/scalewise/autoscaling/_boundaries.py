@@ -219,7 +219,6 @@ class Boundaries(OperandRounding):
     # -- what `explain` is told ------------------------------------------------------------------
 
     def _record_residual(self, equation: Equation, value: Value, fmt: Format | None) -> None:
-        """Records how a value was stored for a backward equation, which the value's memo tells."""
         if not isinstance(value, ScaledValue) or not value.is_computed:
             return
         source = value if value.lineage is None else value.lineage.source or value
@@ -312,7 +311,6 @@ class Boundaries(OperandRounding):
 
 
 def _transposed_product(equation: Equation, inputs: Sequence[Value]) -> ScaledValue | None:
-    """Returns a transposed product whose operands change places; None for all other equations."""
     if equation.name != "transpose" or not isinstance(inputs[0], DeferredProduct):
         return None
     backward = equation.direction == "backward"
@@ -322,7 +320,6 @@ def _transposed_product(equation: Equation, inputs: Sequence[Value]) -> ScaledVa
 
 
 def _origin(equation: Equation, inputs: Sequence[Value], family: Family):
-    """Returns the origin of a result, which decides its format as an operand."""
     known = [x for x in inputs if isinstance(x, ScaledValue)]
     moved = family is Family.STRUCTURAL and any(x.constant_value is None for x in known)
     if moved and all(x.origin in ("stored", "residual") for x in known):
@@ -332,5 +329,4 @@ def _origin(equation: Equation, inputs: Sequence[Value], family: Family):
 
 
 def _marked(value: ScaledValue) -> ScaledValue:
-    """Returns a copy of a value whose fields keep what its memo says of its uses."""
     return dataclasses.replace(value, **known_uses(value))

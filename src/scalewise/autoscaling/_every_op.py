@@ -170,7 +170,6 @@ class EveryOp(TakesStored):
         return self._scaled_output(value, aval)
 
     def _scaled_output(self, value: Value, aval: ShapedArray) -> ScaledArray:
-        """Returns a result with narrow data, rescaled once more by the recipe's measure."""
         value = widened(self.read(self.stack(value, aval)))
         value = (
             self.rounding.clipped(value)
@@ -237,7 +236,6 @@ class EveryOp(TakesStored):
         return state, outs
 
     def _recorded(self, equation: Equation, y: Value) -> None:
-        """Tells ``explain`` of a result, and whether its scale was found or propagated."""
         if self.record is None or not isinstance(y, ScaledValue) or y.constant_value is not None:
             return
         contraction = RULES[equation.name].family is Family.CONTRACTION
@@ -311,11 +309,9 @@ class EveryOp(TakesStored):
         return map_floats(moved, outs, equation.out_avals)
 
     def _own(self, x: Value) -> Value:
-        """Returns a value in this format where ``keep`` has left others in another one."""
         return self._in_format(x) if self.overrides.keep else x
 
     def _in_format(self, x: Value) -> Value:
-        """Returns a value in this interpretation's format, rounded only once."""
         if not isinstance(x, ScaledValue) or x.data.dtype == self.dtype:
             return x
         if x.constant_value is None and is_independent(x):  # rounded beside a dependent value

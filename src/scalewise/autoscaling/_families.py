@@ -41,30 +41,22 @@ class RuleContext(Protocol):
     """The interpretation that applies a rule, as the rule sees it."""
 
     @property
-    def device(self) -> Device | None:
-        """The device that products are compiled for; None for JAX's default."""
-        ...
+    def device(self) -> Device | None: ...
 
     @property
     def units(self) -> MatrixUnits | None:
         """The units whose arithmetic products have on every platform; None for the platform's."""
         ...
 
-    def flight_dtype(self, aval: ShapedArray) -> DTypeLike:
-        """Returns the dtype in which a float of the program is computed."""
-        ...
+    def flight_dtype(self, aval: ShapedArray) -> DTypeLike: ...
 
     def operands(
         self, equation: Equation, values: Sequence[ScaledValue]
-    ) -> tuple[tuple[Factor, Factor], Exponent]:
-        """Returns a contraction's operands, rounded, and the exponent of its result."""
-        ...
+    ) -> tuple[tuple[Factor, Factor], Exponent]: ...
 
     def product(
         self, equation: Equation, operands: Sequence[Factor], dtype: DTypeLike
-    ) -> jax.Array:
-        """Computes a contraction of such operands."""
-        ...
+    ) -> jax.Array: ...
 
     def to_send(
         self, value: ScaledValue, axis_name: AxisName, equation: Equation
@@ -77,7 +69,6 @@ Function = Callable[[RuleContext, Equation, Sequence[Value]], list[Value]]
 
 
 def _bind(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-    """Binds the primitive to plain arrays, with floats in ``by``'s flight dtypes."""
     own = [a for a in equation.in_avals + equation.out_avals if is_float(a)]
     if all(by.flight_dtype(a) == a.dtype for a in own):
         wanted = zip(inputs, equation.in_avals, strict=True)
@@ -123,11 +114,9 @@ def by_scale(
 ) -> Function:
     """Returns the rule of primitives that compute on what ``rule`` reads of their operands.
 
-    Args:
-        rule: of :mod:`scalewise.scaled`.
-        static: returns the rule's degree from the equation.
-        prepare: changes each operand before, given the degree.
-        moves: whether results are elements of the one operand, equal ones of a constant.
+    ``static`` returns the rule's degree from the equation, with which ``prepare`` changes each
+    operand before; ``moves`` says that results are elements of the operand, equal ones of a
+    constant.
     """
 
     def apply(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
@@ -146,7 +135,6 @@ def by_scale(
 
 
 def _with_data(inputs: Sequence[Value], data: Sequence[jax.Array]) -> list[Value]:
-    """Returns the inputs with data in place of the floats."""
     given = iter(data)
     return [next(given) if isinstance(x, ScaledValue) else x for x in inputs]
 
@@ -168,8 +156,8 @@ def remainder(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> l
 def _normalised(x: ScaledValue, _: tuple[float, ...]) -> ScaledValue:
     """Returns a constant with its power of two in the exponent, if it would cost range in the data.
 
-    A constant that stands for an infinity (``finfo.min`` times a mask) is unchanged: as an exponent
-    it would shift the other operands out of range.
+    A stand-in for an infinity is unchanged: its exponent would shift other operands out of
+    range.
     """
     if x.constant_value is None or x.constant_value == 0 or not math.isfinite(x.constant_value):
         return x
@@ -184,12 +172,10 @@ def _degree(equation: Equation) -> tuple[float, ...]:
 
 
 def _in_range(x: ScaledValue, degree: tuple[float, ...]) -> ScaledValue:
-    """Returns an operand whose power of a high degree stays in the compute dtype's range."""
     return normalised(x, 0) if abs(degree[0]) > 2 else x
 
 
 def product(name: str) -> Function:
-    """Returns the rule of ``mul`` or ``div``: scales are multiplied or divided."""
     return by_scale(RULES[name], prepare=_normalised)
 
 
@@ -202,14 +188,10 @@ def root(degree: int, rule: ScaleRule = ROOT) -> Function:
 
 
 def contractive(slope: float, bounded: bool = False) -> Function:
-    """Returns the rule of an odd function that has its steepest slope at zero.
+    """Returns the rule of an odd function whose slope is steepest at zero.
 
-    So ``f(x * 2^e) * 2^-e`` is no larger than x's data (times the slope), and where
-    ``x * 2^e`` is too small for the compute dtype it is the slope times them.
-
-    Args:
-        slope: at zero.
-        bounded: whether the function is bounded, so that it is finite at an infinity.
+    So ``f(x * 2^e) * 2^-e`` is at most the slope times x's data, which it is where ``x * 2^e``
+    is too small for the compute dtype. A bounded function is finite at an infinity.
     """
 
     def rule(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
@@ -231,7 +213,6 @@ def contractive(slope: float, bounded: bool = False) -> Function:
 
 
 def ordered(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-    """Sorts each array by its data, which is the order of its values."""
     if any(per_slice(x) for x in _floats(inputs)):
         return fallback(by, equation, inputs)
     outs = _bind(by, equation, [x.data if isinstance(x, ScaledValue) else x for x in inputs])

@@ -16,12 +16,8 @@ from ._value import wide_dtype
 
 
 def operand_key(key: jax.Array | None, operand_id: str, *operands: jax.Array) -> jax.Array:
-    """Returns the key of an operand: of a program's key, the operand's id and its bits.
-
-    Args:
-        key: the program's; None for the key of seed 0.
-        operand_id: the operand's place in the program.
-        operands: floats; iterations of a loop differ in them.
+    """Returns a key of the program's (None: of seed 0), the operand's place and its bits, in which
+    the iterations of a loop differ.
     """
     key = jax.random.key(0) if key is None else key
     key = jax.random.fold_in(key, zlib.crc32(operand_id.encode()))
@@ -37,7 +33,6 @@ def place_of(equation: Equation) -> str:
 
 
 def hadamard_signs(size: int, key: jax.Array | None) -> jax.Array:
-    """Returns ``size`` random signs, float32; without a key always the same."""
     if key is None:
         return jnp.asarray(np.random.RandomState(size).choice(np.array([-1, 1], np.float32), size))
     return jax.random.rademacher(key, (size,), jnp.float32)
@@ -46,17 +41,10 @@ def hadamard_signs(size: int, key: jax.Array | None) -> jax.Array:
 def hadamard_transform(
     x: jax.Array, axis: int, signs: jax.Array, *, inverse: bool = False
 ) -> jax.Array:
-    """Multiplies each ``len(signs)`` numbers along an axis by an orthogonal Hadamard matrix.
+    """Returns ``x @ diag(signs) @ H / sqrt(len(signs))`` by parts along an axis, or its inverse.
 
-    Args:
-        x: floats. Zeros fill up the last numbers of the axis.
-        axis: counted from 0.
-        signs: of the matrix's rows; a power of two of them.
-        inverse: True to multiply by the inverse matrix.
-
-    Returns:
-        ``x @ diag(signs) @ H / sqrt(len(signs))`` by parts, in float32 or float64; the axis has the
-        next multiple of ``len(signs)``.
+    H is Sylvester's Hadamard matrix. The result is float32 or float64; its axis has the next
+    multiple of ``len(signs)``, filled up by zeros.
     """
     x = x.astype(wide_dtype(x.dtype))
     size = len(signs)
@@ -72,7 +60,6 @@ def hadamard_transform(
 
 @functools.cache
 def _hadamard(size: int) -> np.ndarray:
-    """Returns Sylvester's Hadamard matrix."""
     matrix = np.ones((1, 1))
     while len(matrix) < size:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])

@@ -25,7 +25,6 @@ from .recipes import recipe as recipe_
 
 
 def store_value(value: ScaledValue, fmt: Format) -> StoredValue:
-    """Returns ``value`` rounded to ``fmt`` and stored, the same array however often it is read."""
     memo = value.memo
     if fmt not in memo.stored:
         if fmt not in memo.copies:
@@ -90,7 +89,6 @@ def store_array(x: jax.Array, storage: Storage) -> ScaledArray | SqrtStored:
 
 
 def _nonzero(data: jax.Array | EncodedArray, x: jax.Array, fmt: Format) -> jax.Array | EncodedArray:
-    """Returns ``data`` with the format's smallest number where a nonzero ``x`` became zero."""
     wide = data.astype(jnp.float32)
     tiny = jnp.copysign(jnp.asarray(float(fmt.smallest), jnp.float32), wide)
     return encode(jnp.where((wide == 0) & (x != 0), tiny, wide), fmt)
@@ -140,8 +138,6 @@ def is_stored(x: object) -> TypeGuard[ScaledArray | SqrtStored]:
 
 
 class TakesStored(Interpretation):
-    """An interpretation of programs whose arguments may be stored arrays."""
-
     def is_argument(self, leaf: object) -> bool:
         return is_stored(leaf)
 
@@ -164,7 +160,6 @@ def has_exponent(x: object) -> bool:
 
 
 def has_scale(x: object) -> bool:
-    """Returns True if an argument is a ScaledArray with one number as its scale."""
     if not isinstance(x, ScaledArray) or isinstance(x.data, EncodedArray) or x.block is not None:
         return False
     return isinstance(x.scale, jax.Array) and x.scale.ndim == 0

@@ -24,11 +24,9 @@ SIXTEEN = (FP16, BF16)
 def unit_of(
     equation: Equation, operands: Sequence[Factor], units: MatrixUnits
 ) -> MatrixUnit | None:
-    """Returns the unit that multiplies two operands as they are stored, or in 16 bits.
+    """Returns the unit that multiplies two operands as they are stored, or else in 16 bits.
 
-    Operands that no unit of the device multiplies as a pair are widened to 16 bits, as
-    :func:`~scalewise.autoscaling._products.multiply` does for a device. None if only float32 holds
-    them, or for a mesh with explicit axes.
+    None if only float32 holds them, or for a mesh with explicit axes.
     """
     (a, _), (b, _) = operands
     if isinstance(a, Blocks) and isinstance(b, Blocks):
@@ -42,7 +40,6 @@ def unit_of(
 
 
 def _wider(formats: Sequence[Format]) -> tuple[Format, Format]:
-    """Returns the format in 16 bits that holds the numbers of two formats."""
     wide = [f for f in formats if f in SIXTEEN]
     narrow = [f for f in formats if f.bits <= 8]
     common = wide[0] if wide else BF16 if E5M2 in narrow else FP16
@@ -52,14 +49,7 @@ def _wider(formats: Sequence[Format]) -> tuple[Format, Format]:
 def product_on_units(
     equation: Equation, operands: Sequence[Factor], unit: MatrixUnit, dtype: DTypeLike
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """Returns a contraction of numbers without their scales, and scales of whole operands.
-
-    Args:
-        equation: the contraction.
-        operands: as for :func:`~scalewise.autoscaling._products.multiply`.
-        unit: as :func:`unit_of` returned it.
-        dtype: of the result.
-    """
+    """Returns a contraction of numbers without their scales, and scales of whole operands."""
     (a, _), (b, _) = operands
     if isinstance(unit.left, BlockFormat):
         assert isinstance(a, Blocks)

@@ -38,18 +38,10 @@ DEFAULT_DEVICE = DEVICES["h100"]  # if no other device is named or present
 class DeferredProduct:
     """A ``dot_general`` of narrow operands, computed when its value is first read.
 
-    JAX computes the gradient of a weight with its axes exchanged, and transposes it. XLA on a CPU
-    merges the transpose into a product that its library doesn't support: a GPT's step took a fifth
-    longer. Here the operands change places instead. Flattening it as a pytree computes the value.
-
-    Attributes:
-        equation: the contraction.
-        operands: the numbers and the scales.
-        dtype: of the result.
-        exponent: of the result.
-        origin: of the result, as in :class:`ScaledValue`.
-        log2_std: of the result.
-        device, units: that compute it, see :func:`multiply`.
+    JAX computes the gradient of a weight with its axes exchanged, and transposes it. XLA on a
+    CPU merges the transpose into a product that its library doesn't support: a GPT's step took a
+    fifth longer. Here the operands change places instead. Flattening it as a pytree computes the
+    value.
     """
 
     equation: Equation
@@ -63,7 +55,6 @@ class DeferredProduct:
     memo: dict[str, ScaledValue] = dataclasses.field(default_factory=dict, repr=False)
 
     def load(self) -> ScaledValue:
-        """Computes the product."""
         if "plain" not in self.memo:
             if "transposed" in self.memo:
                 data = lax.transpose(self.memo["transposed"].data, self._exchange(1, 0))
@@ -75,7 +66,6 @@ class DeferredProduct:
         return self.memo["plain"]
 
     def transposed(self, permutation: Sequence[int]) -> ScaledValue | None:
-        """Returns the transposed product if exchanging the operands computes it, otherwise None."""
         equation = self.equation
         exchanged = tuple(permutation) == self._exchange(0, 1)
         if "plain" in self.memo or not exchanged or params.out_sharding(equation) is not None:
@@ -207,8 +197,6 @@ def accumulated(
     fmt: Format,
     arithmetic: str,
 ) -> jax.Array:
-    """Computes a contraction of 16-bit numbers that accumulates as ``recipe.arithmetic`` says."""
-
     def wide(a: jax.Array, b: jax.Array) -> jax.Array:
         return multiply(equation, ((a, None), (b, None)), dtype).value()
 
@@ -233,7 +221,6 @@ def is_narrow(operand: Factor) -> bool:
 
 
 def has_block_units(equation: Equation, operands: Sequence[Factor], device: Device) -> bool:
-    """Returns whether a device has block-scaled units for a product of two operands."""
     (a, _), (b, _) = operands
     if not (isinstance(a, Blocks) and isinstance(b, Blocks)):
         return False
@@ -244,21 +231,17 @@ def has_block_units(equation: Equation, operands: Sequence[Factor], device: Devi
 def plain(
     operands: Sequence[Factor], dtype: DTypeLike | None = None
 ) -> list[tuple[jax.Array, jax.Array | None]]:
-    """Returns operands without blocks: those with blocks are multiplied by their scales."""
     return [(x.value(dtype) if isinstance(x, Blocks) else x, scale) for x, scale in operands]
 
 
 def _tensor_scales(operands: Sequence[Factor]) -> tuple[jax.Array, ...]:
-    """Returns the scales of whole operands, above those of their blocks (NVFP4)."""
     scales = [x.copy.tensor_scale for x, _ in operands if isinstance(x, Blocks)]
     return tuple(s.astype(jnp.float32) for s in scales if s is not None)
 
 
 def _result_scales(equation: Equation, operands: Sequence[Factor]) -> tuple[jax.Array, ...]:
-    """Returns the operands' scales with axes as a product's result has them.
-
-    Those of one number stay as they are. Of others the axes that aren't contracted are moved behind
-    the batch axes, and the other operand's are of length 1.
+    """Returns the operands' scales with the axes of a product's result, those of one number
+    unchanged.
     """
     found = []
     for i, (x, scale) in enumerate(operands):
@@ -278,8 +261,7 @@ def _result_scales(equation: Equation, operands: Sequence[Factor]) -> tuple[jax.
 def _ordered(scales: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
     """Returns two scales, the smaller first, so that a product doesn't overflow on the way.
 
-    Behind a barrier: one small kernel computes both, rather than each kernel that reads the
-    product.
+    Behind a barrier: one small kernel computes both, not each kernel that reads the product.
     """
     if len(scales) < 2 or any(s.ndim for s in scales):
         return scales
@@ -289,13 +271,11 @@ def _ordered(scales: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
 
 
 def _bound(equation: Equation, operands: Sequence[jax.Array], dtype: DTypeLike) -> jax.Array:
-    """Binds a contraction, with a result of ``dtype``."""
     changed = params.replaced(equation, preferred_element_type=jnp.dtype(dtype))
     return bind(equation.primitive, changed, equation.varied(operands))[0]
 
 
 def _precision(equation: Equation, factors: Sequence[jax.Array]) -> lax.PrecisionLike:
-    """Returns the precision of a product of narrow numbers; a backward product's sum is exact."""
     precision = params.precision(equation)
     own = precision if isinstance(precision, tuple) else (precision,)
     if precision is not None and all(isinstance(p, lax.Precision) for p in own):
@@ -308,9 +288,8 @@ def _precision(equation: Equation, factors: Sequence[jax.Array]) -> lax.Precisio
 def _unit_dtypes(
     equation: Equation, dtypes: Sequence[np.dtype], dtype: DTypeLike, device: Device
 ) -> tuple[tuple[np.dtype, int], tuple[np.dtype, int]] | None:
-    """Returns for each operand the dtype in which a device multiplies it, and log2 of its divisor.
-
-    None if only float32 holds both operands.
+    """Returns the dtype in which a device multiplies each operand, and log2 of its divisor; None if
+    only float32 holds both.
     """
     a, b = dtypes
     narrow = [d for d in (a, b) if d.itemsize == 1]

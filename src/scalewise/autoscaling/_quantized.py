@@ -68,7 +68,6 @@ class QuantizedValue:
 
     @property
     def array(self) -> ScaledArray:
-        """The same numbers and scales as a ScaledArray."""
         scale = self._one_level() if self._has_uppers else self.scale
         if self.upper is not None and not self._has_uppers:
             assert scale is not None
@@ -82,7 +81,6 @@ class QuantizedValue:
         return self.upper is not None and self.upper.size > 1
 
     def _one_level(self) -> jax.Array | None:
-        """Returns the product of both levels of scales."""
         if self.upper is None or self.scale is None:
             return self.scale
         return self.scale.astype(jnp.float32) * self.upper
@@ -102,7 +100,6 @@ class QuantizedValue:
         return BlockFormat(f"{element.name}_blocks", element, scale=scale, size=self.block[1])
 
     def load(self) -> ScaledValue:
-        """Returns the value in flight."""
         if "value" not in self.memo:
             self.memo["value"] = ScaledValue(self.array.value().astype(self.dtype))
         return self.memo["value"]
@@ -113,10 +110,7 @@ class QuantizedValue:
         return QuantizedOperand(blank, quantized=self)  # pyright: ignore[reportArgumentType]
 
     def factor(self, equation: Equation, contracted: Sequence[int]) -> Factor:
-        """Returns the operand of a contraction over these axes: numbers with their scales.
-
-        A scale that is the same for all numbers of a sum is applied behind the product.
-        """
+        """A scale that is the same for all numbers of a sum is applied behind the product."""
         scale, data = self.scale, self.data
         whole = self.upper is None and (scale is None or scale.size == 1)
         outside = (
@@ -136,8 +130,6 @@ class QuantizedValue:
         return data, scale.reshape(()) if scale.size == 1 else scale
 
     def unstacked(self) -> QuantizedValue:
-        """Returns the same value with a scale for each index of the first axis."""
-
         def rows(x: jax.Array | None) -> jax.Array | None:
             return x if x is None else jnp.broadcast_to(x, (self.shape[0], *x.shape[1:]))
 
@@ -160,9 +152,8 @@ class QuantizedOperand(ScaledValue):
 
 
 def quantized_argument(x: Argument, dtype: DTypeLike) -> QuantizedValue | None:
-    """Returns an argument whose numbers are multiplied as they are; None for all others.
-
-    That is a ScaledArray with axes, of at most 8 bits, with scales that aren't exponents.
+    """Returns a ScaledArray as the value that products multiply as it is stored; None for all
+    others.
     """
     if not is_quantized(x):
         return None
@@ -185,7 +176,7 @@ def quantized_argument(x: Argument, dtype: DTypeLike) -> QuantizedValue | None:
 
 
 def is_quantized(x: object) -> bool:
-    """Returns whether an argument is a ScaledArray that products multiply as it is stored."""
+    """Returns whether a ScaledArray has axes, at most 8 bits, and scales that aren't exponents."""
     if not isinstance(x, ScaledArray) or x.exponent is not None or not x.ndim:
         return False
     if isinstance(x.data, EncodedArray):
@@ -203,7 +194,6 @@ def apart(operands: tuple[Factor, Factor]) -> tuple[Factor, Factor]:
 
 
 def moved(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
-    """Returns the result of an operation that only moves a quantized argument; None for others."""
     move = _move_of(equation.name)
     floats = [x for x, a in zip(inputs, equation.in_avals, strict=True) if _is_float(a)]
     if move is None or len(floats) != 1 or not isinstance(inputs[0], QuantizedValue):
@@ -352,7 +342,6 @@ def _slices(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | Non
 
 
 def _take(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
-    """Gathers from an array with one scale."""
     x, *rest = inputs
     if (x.scale is not None and x.scale.size > 1) or isinstance(x.data, EncodedArray):
         return None
@@ -365,7 +354,6 @@ def _take(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
 
 
 def _move_of(name: str) -> Callable[[Equation, Sequence[Value]], QuantizedValue | None] | None:
-    """Returns how a primitive moves a quantized argument's numbers; None if it computes."""
     match name:
         case "convert_element_type":
             return _convert

@@ -19,7 +19,6 @@ class Uses(TypedDict):
 
 
 def roles(equation: Equation, values: Sequence[ScaledValue], attention: bool) -> tuple[Role, Role]:
-    """Returns the roles of a forward product's operands, as :class:`Products` says."""
     if attention:
         return "activation", "activation"
     left, right = (value.origin == "stored" for value in values)
@@ -27,7 +26,6 @@ def roles(equation: Equation, values: Sequence[ScaledValue], attention: bool) ->
 
 
 def role_of(value: ScaledValue) -> Role | Literal[""]:
-    """Returns the role that a forward product gave a value; empty if none has read it."""
     return value.memo.role or value.role
 
 
@@ -37,7 +35,6 @@ def role_read_later(value: ScaledValue) -> Role:
 
 
 def known_uses(value: ScaledValue) -> Uses:
-    """Returns the fields of a value that keep what its memo says of its uses."""
     return {"narrowed": value.narrowed or value.memo.narrowed, "role": role_of(value)}
 
 
@@ -56,5 +53,4 @@ def between_activations(equation: Equation, values: Sequence[ScaledValue]) -> bo
 
 
 def is_reread(value: ScaledValue, equation: Equation) -> bool:
-    """Returns whether a backward product reads a value of the forward pass."""
     return equation.direction == "backward" and value.origin == "forward"

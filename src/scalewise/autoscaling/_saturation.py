@@ -18,14 +18,12 @@ from ._value import ScaledValue, leading
 
 
 def block_axis(setting: Operand, contracted: tuple[int, ...], ndim: int) -> int:
-    """Returns the axis along which an operand's blocks lie."""
     return contracted[-1] if setting.hadamard > 1 else max(contracted, default=ndim - 1)
 
 
 def rounded_operand(
     value: ScaledValue, operand: Factor, setting: Operand, contracted: tuple[int, ...]
 ) -> RoundedOperand:
-    """Returns an operand's numbers before and after its rounding, and which were cut off."""
     ((rounded, scale),) = plain([operand], jnp.float32)
     exact, rounded = value.data.astype(jnp.float32), rounded.astype(jnp.float32)
     own = 1.0 if scale is None else leading(scale, rounded)

@@ -13,8 +13,6 @@ from ..interpret import Applied, Equation, Interpretation, State, Value, unit_fo
 
 @dataclasses.dataclass(frozen=True)
 class OnDevice(Interpretation):
-    """Computes products as a device's matrix units do, and all else as the program says."""
-
     units: MatrixUnits
 
     def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:

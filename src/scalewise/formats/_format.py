@@ -152,7 +152,6 @@ class Format:
         return np.dtype(f"uint{next(w for w in (8, 16, 32, 64) if w >= self.bits)}")
 
     def __repr__(self) -> str:
-        """The name, the widths, and the fields that differ from their defaults."""
         width = f"exponent_bits={self.exponent_bits}, mantissa_bits={self.mantissa_bits}"
         given = ("name", "exponent_bits", "mantissa_bits")
         changed = changed_fields(
@@ -353,7 +352,6 @@ CATALOGUE_DTYPES: dict[Format, Any] = {}
 
 
 def register_dtype(fmt: Format) -> Format:
-    """Registers the storage dtype of a catalogue format, if there is one; returns the format."""
     if fmt.name in _DTYPES:
         CATALOGUE_DTYPES[fmt] = _DTYPES[fmt.name]
     return fmt

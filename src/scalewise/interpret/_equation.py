@@ -131,7 +131,6 @@ class Equation:
 
     @cached_property
     def _frames(self) -> list[tuple[str, int, str]]:
-        """The stack frames within the traced function, innermost first."""
         frames = list(_jax.user_frames(self.eqn))
         traced = next((i for i, f in enumerate(frames) if f[0].startswith(TRACING)), len(frames))
         return frames[:traced]
@@ -180,8 +179,6 @@ class Equation:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _BoundPrimitive:
-    """A primitive with values for its last operands."""
-
     primitive: jex.Primitive
     operands: tuple[ArrayLike, ...]
 
@@ -215,7 +212,6 @@ def _is_installed(file: str) -> bool:
 
 
 def nested_jaxprs(eqn: jex.JaxprEqn) -> list[Jaxpr]:
-    """Returns the jaxprs among an equation's parameters."""
     values = [p if isinstance(p, tuple | list) else (p,) for p in eqn.params.values()]
     return [x for value in values for x in value if hasattr(x, "eqns") or hasattr(x, "jaxpr")]
 
@@ -229,7 +225,6 @@ def all_equations(jaxpr: Jaxpr) -> Iterator[jex.JaxprEqn]:
 
 
 def contracts(eqn: jex.JaxprEqn) -> bool:
-    """Returns whether an equation is a contraction, or has one in its body."""
     inner = (e for body in nested_jaxprs(eqn) for e in all_equations(body))
     return any(e.primitive.name in CONTRACTIONS for e in (eqn, *inner))
 

@@ -50,7 +50,6 @@ def interpret_body(
     state: State,
     values: Sequence[Value],
 ) -> tuple[State, list[Value]]:
-    """Runs a body as :func:`interpret_jaxpr` runs a jaxpr, with the jaxpr's constants."""
     environment: dict[jex.Var, Value] = dict(zip(body.inputs, values, strict=True))
     avals = _jax.avals_of(body.constants)
     for var, const, aval in zip(body.constants, consts, avals, strict=True):

@@ -46,13 +46,6 @@ class Linear:
         return linear_p.bind(*constants, *arrays, function=self, count=len(constants))
 
     def over_axis(self, dims: Sequence[int | None], axis: AxisData) -> Linear:
-        """Returns the function mapped over an axis, the first of its arrays and results.
-
-        Args:
-            dims: the axis of each constant.
-            axis: its size and name, as a batching rule gets them.
-        """
-
         def mapped(f: Callable, *in_axes) -> Callable:
             names = {"axis_name": axis.name, "spmd_axis_name": axis.spmd_name}
             return jax.vmap(f, in_axes, 0, axis_size=axis.size, **names)
@@ -124,12 +117,8 @@ mlir.register_lowering(linear_p, mlir.lower_fun(_run, multiple_results=True))
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def differentiated_by(pushforward: Callable, results, operands):
-    """Returns the results of a function, whose derivative is computed from the operands.
-
-    Args:
-        pushforward: returns results and their tangents for operands and their tangents.
-        results: of the function, whose own derivative is dropped.
-        operands: of the function.
+    """Returns the results of a function, whose derivative ``pushforward`` computes from the
+    operands.
     """
     del pushforward, operands
     return results

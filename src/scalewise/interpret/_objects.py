@@ -145,7 +145,6 @@ def _flatten(nnx: Any, tree: PyTree):
 
 
 def _unbound(nnx: Any, f: Callable, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]):
-    """Returns a function whose arguments include the object that ``f`` is, or is a method of."""
     while isinstance(f, functools.partial):
         f, args, kwargs = f.func, (*f.args, *args), {**f.keywords, **kwargs}
     if isinstance(f, MethodType) and _is_object(nnx, f.__self__):
@@ -158,8 +157,6 @@ def _unbound(nnx: Any, f: Callable, args: Sequence[PyTree], kwargs: Mapping[str,
 @jax.tree_util.register_pytree_with_keys_class
 @dataclasses.dataclass(frozen=True)
 class _Results:
-    """A function's result, and its NNX arguments after the call."""
-
     out: PyTree
     objects: PyTree
 
@@ -183,6 +180,4 @@ class _Key:
 
 @dataclasses.dataclass(frozen=True)
 class _Kept:
-    """Stands for an array that a function left as it was, by its index among the arguments'."""
-
     index: int

@@ -95,8 +95,6 @@ def by_platform(
 
 @dataclasses.dataclass(frozen=True)
 class _Untraced:
-    """A call's closed jaxpr, traced when it is read."""
-
     call: Call
     in_avals: tuple[ShapedArray, ...]
     out_avals: tuple[ShapedArray, ...]

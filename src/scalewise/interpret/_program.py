@@ -159,7 +159,6 @@ def _traced(
     traced: Sequence[int],
     name: str,
 ) -> Program:
-    """Traces ``f`` with the leaves at these indices as arrays, and passes on all others."""
     skeleton = with_items([leaf for _, leaf in where], traced, [None] * len(traced))
     found: list[tuple[TreeDef, dict[int, object], list[str]]] = []
 
@@ -183,7 +182,6 @@ def _traced(
 
 
 def _without_references(program: Program) -> Program:
-    """Returns a program of arrays, for one that reads and writes mutable arrays."""
     closed, held, changed = _jax.without_references(program.jaxpr)
     arrays = [*program.arrays, *held]
     arguments = [*program.arguments, *("a closed-over mutable array" for _ in held)]
@@ -261,7 +259,6 @@ def lifted(
 
 
 def _as_traced(x: ArrayLike, aval: ShapedArray) -> jax.Array | np.ndarray:
-    """Returns an array in the dtype that the program was traced for (int32 for NumPy's int64)."""
     return x if isinstance(x, jax.Array) else np.asarray(x).astype(aval.dtype)
 
 
@@ -304,7 +301,6 @@ def check_updates(arguments: PyTree, known: Sequence[object], f: Callable, name:
 
 
 def _check_static(leaf: object, path: jax.tree_util.KeyPath, f: Callable, name: str) -> None:
-    """Raises TypeError for an output that isn't a pytree but holds traced arrays."""
     if _jax.is_reference(leaf):
         raise TypeError(
             f"{name}: output{jax.tree_util.keystr(tuple(path))} of {getattr(f, '__name__', f)} is "

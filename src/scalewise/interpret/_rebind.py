@@ -107,7 +107,6 @@ def _implementation(equation: Equation) -> jex.ClosedJaxpr | None:
 
 
 def _typed(x: jax.Array, aval: ShapedArray, dtype: DTypeLike) -> jax.Array:
-    """Returns a float in ``dtype``, a complex number in the equation's dtype, others unchanged."""
     if jnp.issubdtype(aval.dtype, jnp.complexfloating):
         dtype = aval.dtype
     elif not is_float(aval):
@@ -139,10 +138,7 @@ class InDtype(Interpretation):
 def _retraced(
     jaxpr: Jaxpr, consts: Sequence[ArrayLike], dtype: DTypeLike, inside: Interpretation
 ) -> jex.ClosedJaxpr:
-    """Retraces a function of scalars for floats of ``dtype``, and returns it as a closed jaxpr.
-
-    Returns the same object each time, since an eager program is compiled again for another one.
-    """
+    """Returns the same object each time: an eager program is compiled again for another one."""
     try:
         return _retraced_once(jaxpr, consts, dtype, inside)
     except TypeError:  # constants that are arrays can't be hashed

@@ -154,7 +154,6 @@ def parsed(table: str) -> dict[str, Primitive]:
 
 
 def _with_causes(rows: dict[str, Primitive], table: str) -> dict[str, Primitive]:
-    """Returns rows with ``nan`` and ``pole``."""
     for name, nan, pole in (line.split() for line in table.splitlines() if line):
         causes = {
             "nan": "" if nan == "-" else NANS[nan],

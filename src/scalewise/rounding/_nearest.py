@@ -12,9 +12,7 @@ INFINITY = np.uint32(0x7F800000)
 
 
 def is_plain(fmt: Format) -> bool:
-    """Returns True if :func:`nearest_codes` supports a format.
-
-    It supports formats with sign, exponent and fraction as in IEEE 754, and with subnormals whose
+    """Returns whether a format has sign, exponent and fraction as in IEEE 754, and subnormals whose
     quantum times 2^23 is a normal number of float32.
     """
     return bool(
@@ -73,7 +71,6 @@ def _replaced(codes: jax.Array, where: jax.Array, code: int) -> jax.Array:
 
 
 def _limited(code: jax.Array, magnitude: jax.Array, fmt: Format, saturate: bool | str) -> jax.Array:
-    """Replaces codes above the largest number by the code of that, of infinity or of NaN."""
     nan = 0 if fmt.nan_code is None else fmt.nan_code
     beyond = fmt.infinity_code
     if beyond is None:

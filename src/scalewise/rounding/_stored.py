@@ -95,7 +95,6 @@ class StoredArray:
 
 
 def _serializable() -> None:
-    """Registers the stored arrays for ``flax.serialization``, if the program has imported it."""
     if not KINDS:
         return
     flax: Any = sys.modules.get("flax.serialization")

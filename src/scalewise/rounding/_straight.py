@@ -15,14 +15,10 @@ straight_through_p = jex.Primitive("straight_through")
 def straight_through(y: jax.Array, x: jax.Array) -> jax.Array:
     """Returns ``y`` with the derivative of ``x``: the tangent of y is that of x, in x's dtype.
 
-    JAX gives a tangent the dtype of its primal value, but cotangents in an 8-bit dtype become NaN
-    above its largest number. So the tangent of ``y`` keeps x's dtype. JAX's rules for conversions,
-    products with ``preferred_element_type`` and operations that move data pass such a tangent on
-    unchanged. Arithmetic in the 8-bit dtype itself isn't differentiable.
-
-    Args:
-        y: the rounded values.
-        x: the values before rounding, of y's shape, in a dtype of at least 16 bits.
+    JAX gives a tangent the dtype of its primal value, but cotangents in an 8-bit dtype become
+    NaN above its largest number. So the tangent of ``y`` keeps x's dtype. JAX's rules for
+    conversions, products with ``preferred_element_type`` and operations that move data pass such
+    a tangent on unchanged. Arithmetic in the 8-bit dtype itself isn't differentiable.
     """
     return straight_through_p.bind(jax.lax.stop_gradient(y), x)
 

@@ -49,12 +49,8 @@ def _contraction(
 
 
 def _static(name: str, s: object, algebra: Algebra) -> float:
-    """Returns a static scale as a float.
-
-    Raises:
-        TypeError: no number, or one that is known only at run time.
-        ValueError: a number that is no scale: zero, negative, not finite, or beside exponents no
-            power of two.
+    """Returns a static scale, which has to be known, positive and finite, beside exponents a power
+    of 2.
     """
     known = isinstance(s, int | float | np.number | np.ndarray | jax.Array)
     if not known or isinstance(s, bool | Tracer) or np.ndim(s):
@@ -74,7 +70,6 @@ def _static(name: str, s: object, algebra: Algebra) -> float:
 
 
 def _result_dtype(x: ScaledOperand, y: ScaledOperand) -> np.dtype:
-    """FP16 for products of 8-bit operands, whose sums need more bits."""
     dtype = common_dtype(x, y)
     return jnp.dtype(jnp.float16) if dtype.itemsize == 1 else dtype
 

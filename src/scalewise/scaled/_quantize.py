@@ -120,7 +120,6 @@ def quantize(
 
 
 def _of_array(x, key, fmt, scaling, axis, rounding, saturate, nan_scale=True) -> ScaledArray:
-    """Quantizes a float32 or float64 array."""
     axes = _axes(x, axis, isinstance(fmt, BlockFormat))
     return _run(x, key, scaling, (fmt, axis, axes, rounding, saturate, nan_scale, None))
 
@@ -194,7 +193,6 @@ _compiled = jax.jit(_quantized, static_argnums=(2, 3))
 
 
 def _axes(x: jax.Array, axis: int | Sequence[int] | None, block: bool) -> tuple[int, ...]:
-    """Returns the axes that keep scales, or the axis of the blocks, counted from 0."""
     if block:
         axis = -1 if axis is None else axis
         if not isinstance(axis, int | np.integer):
