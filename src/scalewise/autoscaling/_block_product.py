@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -35,17 +35,18 @@ def takes_blocks(equation: Equation, a: ScaledArray, b: ScaledArray) -> bool:
 
 
 def block_product(
-    dimensions: Sequence[params.AxisPair], a: ScaledArray, b: ScaledArray, dtype: DTypeLike
+    dimensions: Sequence[params.AxisPair],
+    a: ScaledArray,
+    b: ScaledArray,
+    multiply: Callable[..., jax.Array],
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """Multiplies two operands by a device's block-scaled units; the factors are still to be
-    applied.
+    """Multiplies two operands block by block; the factors are still to be applied.
 
-    Each result is the sum over blocks of ``scale_a * scale_b * dot(block_a, block_b)``, in
-    float32.
+    ``multiply`` gets each operand's numbers and both operands' scales, ``[batch, free, ...]``.
     """
     contracted, batch = dimensions
-    (x, x_scale), (y, y_scale) = arranged(dimensions, a, b)
-    out = block_product_p.bind(x, y, x_scale, y_scale, dtype=jnp.dtype(dtype))
+    (x, x_scale), (y, y_scale) = _arranged_pair(dimensions, a, b)
+    out = multiply(x, y, x_scale, y_scale)
     shape = [a.shape[i] for i in batch[0]]
     for z, axes, own in zip((a, b), contracted, batch, strict=True):
         shape += [n for i, n in enumerate(z.shape) if i not in (*axes, *own)]
@@ -53,7 +54,12 @@ def block_product(
     return out.reshape(shape), tuple(s.astype(jnp.float32) for s in scales if s is not None)
 
 
-def arranged(
+def on_device(x, y, x_scale, y_scale, *, dtype: DTypeLike) -> jax.Array:
+    """Returns the sums over blocks of ``scale_x * scale_y * dot(block_x, block_y)``, in float32."""
+    return block_product_p.bind(x, y, x_scale, y_scale, dtype=jnp.dtype(dtype))
+
+
+def _arranged_pair(
     dimensions: Sequence[params.AxisPair], a: ScaledArray, b: ScaledArray
 ) -> list[tuple[jax.Array, jax.Array]]:
     """Returns each operand's numbers, ``[batch, free, contracted]``, and its scales likewise."""
@@ -113,10 +119,7 @@ def _abstract(x, y, x_scale, y_scale, *, dtype):
 
 def _batched(args, dims, *, dtype):
     size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
-    moved = [
-        jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
-        for x, d in zip(args, dims, strict=True)
-    ]
+    moved = [batching.bdim_at_front(x, d, size) for x, d in zip(args, dims, strict=True)]
     out = block_product_p.bind(*[x.reshape(-1, *x.shape[2:]) for x in moved], dtype=dtype)
     return out.reshape(size, -1, *out.shape[1:]), 0
 

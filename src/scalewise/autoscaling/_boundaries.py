@@ -40,7 +40,7 @@ from ._products import DeferredProduct
 from ._quantized import QuantizedValue, assigned, moved, quantized_argument
 from ._recompute import is_statistic, lineage
 from ._residuals import load, load_product
-from ._roles import known_uses, role_of
+from ._roles import role_of
 from ._rules import RULES
 from ._value import (
     Memo,
@@ -107,7 +107,7 @@ class Boundaries(OperandRounding):
         small = fmt and isinstance(value, ScaledValue) and holds(value.data.dtype, fmt)
         if waits and fmt and not small:
             self._recorded(boundary, equation, value, fmt)
-            return value if isinstance(value, StoredValue) else store_value(_marked(value), fmt)
+            return value if isinstance(value, StoredValue) else store_value(value.marked(), fmt)
         value = load(value)
         carry = self.recipe.carry if boundary == "carry" and aval.shape else None
         if boundary in ("carry", "stacked"):
@@ -116,9 +116,10 @@ class Boundaries(OperandRounding):
             value = store_value(value, carry).load()
         if not self.traced or boundary == "mapped":  # devices may have different exponents
             plain = ScaledValue(materialize(value), 0, origin)
-            return (
-                dataclasses.replace(plain, **known_uses(value)) if boundary == "stacked" else plain
-            )
+            if boundary != "stacked":
+                return plain
+            known = value.marked()
+            return dataclasses.replace(plain, narrowed=known.narrowed, role=known.role)
         exponent = 0 if value.constant_value is not None or per_slice(value) else value.exponent
         return ScaledValue(value.at(exponent), jnp.asarray(exponent, jnp.int32), origin)
 
@@ -214,7 +215,7 @@ class Boundaries(OperandRounding):
         value = load_product(value)
         if not isinstance(value, ScaledValue):
             return value
-        return self._stored(_marked(value), self.recipe.residuals)
+        return self._stored(value.marked(), self.recipe.residuals)
 
     # -- what `explain` is told ------------------------------------------------------------------
 
@@ -326,7 +327,3 @@ def _origin(equation: Equation, inputs: Sequence[Value], family: Family):
         return "stored" if all(x.origin == "stored" for x in known) else "residual"
     # everything else in a backward pass is linear in a cotangent, the first of which is a constant
     return "backward" if equation.direction == "backward" else "forward"
-
-
-def _marked(value: ScaledValue) -> ScaledValue:
-    return dataclasses.replace(value, **known_uses(value))

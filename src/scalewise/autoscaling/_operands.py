@@ -388,5 +388,7 @@ def _scales(operand: Factor | None) -> PyTree:
         return None
     numbers, scale = operand
     if isinstance(numbers, Blocks):
-        return numbers.copy.scale if numbers.source is None else numbers.source
+        copied = numbers.copy.scale
+        copied = copied.data if isinstance(copied, ScaledArray) else copied  # of two levels
+        return copied if numbers.source is None else numbers.source
     return numbers if scale is None else scale

@@ -7,6 +7,7 @@ compiled ahead of time on a host runs as it would on the device.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import cast
 
@@ -17,14 +18,14 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from .._jax import with_common_axes
-from ..devices import DEVICES, Device, MatrixUnits, units_for
-from ..formats import BF16, FP16, Format
+from ..devices import DEVICES, Device, MatrixUnit, MatrixUnits, units_for
+from ..formats import BF16, E5M2, FP16, BlockFormat, Format
 from ..formats import format as format_
-from ..interpret import Equation, bind, rebind
+from ..interpret import Equation, bind, rebind, unit_for, unit_result
+from ..ops import matmul
 from ..primitives import params
-from ._block_product import block_product, takes_blocks
-from ._blocks import Blocks, Factor, widened
-from ._on_units import product_on_units, unit_of
+from ._block_product import block_product, on_device, takes_blocks
+from ._blocks import Blocks, Factor, quantized, widened
 from ._predict import terms_of
 from ._units import units_of
 from ._value import Exponent, Origin, ScaledValue, UnscaledProduct, leading, wide_dtype
@@ -136,9 +137,9 @@ def multiply(
             the operands' formats; None for that of the platform.
     """
     total = wide_dtype(dtype)
-    unit = None if units is None else unit_of(equation, operands, units)
+    unit = None if units is None else _unit_of(equation, operands, units)
     if unit is not None:
-        raw, above = product_on_units(equation, operands, unit, dtype)
+        raw, above = _product_on_unit(equation, operands, unit, dtype)
         return UnscaledProduct(raw, above or _ordered(_result_scales(equation, operands)))
     device = DEFAULT_DEVICE if device is None or device.platform == "cpu" else device
     by_blocks = total == jnp.float32 and has_block_units(equation, operands, device)
@@ -177,7 +178,8 @@ def multiply(
         (a, _), (b, _) = arrays
         assert isinstance(a, Blocks)
         assert isinstance(b, Blocks)
-        return block_product(params.dot_dimensions(equation), a.copy, b.copy, dtype)
+        by_device = functools.partial(on_device, dtype=dtype)
+        return block_product(params.dot_dimensions(equation), a.copy, b.copy, by_device)
 
     if not by_blocks and not scales and all(d == dtype for d in dtypes):
         return UnscaledProduct(_bound(equation, [x for x, _ in plain(operands)], dtype))
@@ -306,3 +308,44 @@ def _unit_dtypes(
         own = jnp.dtype(BF16.dtype)
     common = next(iter(wider), own)
     return (common, 0), (common, 0)
+
+
+def _unit_of(
+    equation: Equation, operands: Sequence[Factor], units: MatrixUnits
+) -> MatrixUnit | None:
+    """Returns the unit that multiplies two operands as they are stored, or else in 16 bits.
+
+    None if only float32 holds them, or for a mesh with explicit axes.
+    """
+    (a, _), (b, _) = operands
+    if isinstance(a, Blocks) and isinstance(b, Blocks):
+        if not (isinstance(a.format, BlockFormat) and isinstance(b.format, BlockFormat)):
+            return None
+        unit = units.unit(a.format, b.format)
+        if unit is not None and takes_blocks(equation, quantized(a), quantized(b)):
+            return unit
+    formats = [format_(x.dtype) for x, _ in operands]
+    wide = [f for f in formats if f in (FP16, BF16)]
+    common = wide[0] if wide else BF16 if E5M2 in formats else FP16
+    return unit_for(equation, units, formats) or unit_for(equation, units, (common, common))
+
+
+def _product_on_unit(
+    equation: Equation, operands: Sequence[Factor], unit: MatrixUnit, dtype: DTypeLike
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    """Returns a contraction of numbers without their scales, and scales of whole operands."""
+
+    def exactly(*arrays: jax.Array) -> jax.Array:
+        x, y, x_scales, y_scales = (jnp.asarray(z).astype(jnp.float32) for z in arrays)
+        scales = x_scales, y_scales.swapaxes(-1, -2)
+        out = matmul(x, y.swapaxes(-1, -2), accumulator=unit, scales=scales, out=jnp.float32)
+        return out.astype(dtype)
+
+    (a, _), (b, _) = operands
+    if isinstance(unit.left, BlockFormat):
+        assert isinstance(a, Blocks)
+        assert isinstance(b, Blocks)
+        return block_product(params.dot_dimensions(equation), quantized(a), quantized(b), exactly)
+    numbers = [x.value(jnp.float32) if isinstance(x, Blocks) else x for x, _ in operands]
+    wide = equation.varied([widened(x, jnp.float32) for x in numbers])
+    return unit_result(equation, unit, [jnp.asarray(x) for x in wide], dtype), ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -14,7 +15,7 @@ from jax.typing import DTypeLike
 
 from ..formats import BLOCK_FORMATS, E4M3FN, FP32, BlockFormat, Format
 from ..formats import format as format_
-from ..interpret import Argument, Equation, Value
+from ..interpret import Argument, Equation, Value, is_float
 from ..primitives import params
 from ..rounding import EncodedArray, encode
 from ..scaled import ScaledArray
@@ -48,7 +49,6 @@ class QuantizedValue:
     block: tuple[int, int] | None
     dtype: DTypeLike
     given: tuple[int, ...] | None = None
-    memo: dict[str, ScaledValue] = dataclasses.field(default_factory=dict, repr=False)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -99,10 +99,13 @@ class QuantizedValue:
                 return fmt
         return BlockFormat(f"{element.name}_blocks", element, scale=scale, size=self.block[1])
 
+    @functools.cached_property
+    def value(self) -> ScaledValue:
+        """The value in flight."""
+        return ScaledValue(self.array.value().astype(self.dtype))
+
     def load(self) -> ScaledValue:
-        if "value" not in self.memo:
-            self.memo["value"] = ScaledValue(self.array.value().astype(self.dtype))
-        return self.memo["value"]
+        return self.value
 
     def as_operand(self) -> QuantizedOperand:
         """Returns a value of this shape and dtype without data, for rules of products."""
@@ -134,7 +137,7 @@ class QuantizedValue:
             return x if x is None else jnp.broadcast_to(x, (self.shape[0], *x.shape[1:]))
 
         fields = {"scale": rows(self.scale), "upper": rows(self.upper)}
-        return dataclasses.replace(self, **fields, given=None, memo={})
+        return dataclasses.replace(self, **fields, given=None)
 
     def tree_flatten(self):
         return (self.data, self.scale, self.upper), (self.block, self.dtype, self.given)
@@ -195,7 +198,7 @@ def apart(operands: tuple[Factor, Factor]) -> tuple[Factor, Factor]:
 
 def moved(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
     move = _move_of(equation.name)
-    floats = [x for x, a in zip(inputs, equation.in_avals, strict=True) if _is_float(a)]
+    floats = [x for x, a in zip(inputs, equation.in_avals, strict=True) if is_float(a)]
     if move is None or len(floats) != 1 or not isinstance(inputs[0], QuantizedValue):
         return None
     return move(equation, inputs)
@@ -225,7 +228,7 @@ def assigned(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | No
     codes = encode(numbers, format_(x.data.dtype), saturate="finite")
     rest = [codes if i == at else v for i, v in enumerate(inputs)]
     (data,) = equation.bind(x.data, *cast(Sequence[jax.Array], rest[1:]))
-    return dataclasses.replace(x, data=data, memo={})
+    return dataclasses.replace(x, data=data)
 
 
 def _assigned_scale(
@@ -244,17 +247,13 @@ def _assigned_scale(
     return x.scale.astype(jnp.float32).reshape(lengths)
 
 
-def _is_float(aval) -> bool:
-    return jnp.issubdtype(aval.dtype, jnp.floating)
-
-
 def _convert(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
     dtype = equation.out_avals[0].dtype
     if not jnp.issubdtype(dtype, jnp.floating) or np.dtype(dtype).itemsize < 2:
         return None
     kept, x = jnp.bfloat16 if dtype == jnp.bfloat16 else jnp.float32, inputs[0]
     given = x.given if dtype == equation.in_avals[0].dtype else None  # a weak type becomes strong
-    return dataclasses.replace(x, dtype=kept, given=given, memo={})
+    return dataclasses.replace(x, dtype=kept, given=given)
 
 
 def _same(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypedDict
+from typing import Literal
 
 from ..interpret import Equation
 from ..primitives import params
 from ._operand_settings import Role
 from ._value import ScaledValue
-
-
-class Uses(TypedDict):
-    """Fields of a value that hold what its memo says of its uses."""
-
-    narrowed: bool
-    role: Role | Literal[""]
 
 
 def roles(equation: Equation, values: Sequence[ScaledValue], attention: bool) -> tuple[Role, Role]:
@@ -32,10 +25,6 @@ def role_of(value: ScaledValue) -> Role | Literal[""]:
 def role_read_later(value: ScaledValue) -> Role:
     """Returns the role of an operand that carries no gradient in a backward product."""
     return role_of(value) or ("weight" if value.origin == "stored" else "activation")
-
-
-def known_uses(value: ScaledValue) -> Uses:
-    return {"narrowed": value.narrowed or value.memo.narrowed, "role": role_of(value)}
 
 
 def between_activations(equation: Equation, values: Sequence[ScaledValue]) -> bool:

@@ -130,6 +130,11 @@ class ScaledValue:
     def value(self) -> jax.Array:
         return materialize(self)
 
+    def marked(self) -> ScaledValue:
+        """Returns a copy whose fields keep what its memo says of its uses."""
+        narrowed, role = self.narrowed or self.memo.narrowed, self.memo.role or self.role
+        return dataclasses.replace(self, narrowed=narrowed, role=role)
+
     def inside(self) -> ScaledValue:
         return dataclasses.replace(self, memo=self.memo.copy(), lineage=None, base=None)
 

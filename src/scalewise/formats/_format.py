@@ -16,7 +16,6 @@ from .._repr import changed_fields
 from . import _codes
 
 NaN = Literal["ieee", "all_ones", "negative_zero", "none"]
-NAN_ENCODINGS = ("ieee", "all_ones", "negative_zero", "none")
 
 # Formats that NumPy or ml_dtypes can store, by name.
 _DTYPES = {

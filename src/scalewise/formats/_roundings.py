@@ -171,12 +171,3 @@ def rounding_mode(rounding: Any, fmt: Any = None) -> Rounding:
     if not isinstance(rounding, str) or rounding not in names:
         raise ValueError(f"rounding is {rounding!r}; expected one of {', '.join(map(repr, names))}")
     return ROUNDINGS[scale.get(rounding, rounding)]
-
-
-def check_rounding(fmt: Any, rounding: Any) -> str:
-    """Returns the name of the mode that :func:`rounding_mode` returns.
-
-    Raises:
-        ValueError: no rounding mode has this name.
-    """
-    return rounding_mode(rounding, fmt).name

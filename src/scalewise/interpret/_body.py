@@ -23,14 +23,7 @@ Atom = jex.Var | Number
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Step:
-    """One equation of a body, with the variables that it reads and writes.
-
-    Attributes:
-        equation: with its scope and path.
-        reads: its operands.
-        writes: the variables of its results.
-        last: variables that no later equation reads, unread results among them.
-    """
+    """One equation of a body; no later one reads the variables ``last``, nor unread results."""
 
     equation: Equation
     reads: Sequence[Atom]

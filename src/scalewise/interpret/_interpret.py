@@ -29,15 +29,8 @@ def interpret_jaxpr(
 ) -> tuple[State, list[Value]]:
     """Runs the equations of a jaxpr, in order, under an interpretation.
 
-    Args:
-        interpretation: what values are and what equations do to them.
-        jaxpr: open without constants, or closed.
-        state: the interpretation's state, any pytree of fixed shape.
-        values: one for each of the jaxpr's inputs; a lifted value where the input is a float.
-        within, part: the equation whose body it is, and which of its bodies (see :func:`body_of`).
-
-    Returns:
-        The new state, and a value for each output.
+    ``values`` stand for the inputs, ``state`` is any pytree of fixed shape; ``within`` and
+    ``part`` are as for :func:`body_of`. Returns the new state, and a value for each output.
     """
     jaxpr, consts = _jax.open_jaxpr(jaxpr)
     return interpret_body(interpretation, body_of(jaxpr, within, part), consts, state, values)

@@ -12,15 +12,9 @@ KERNELS = names(lambda row: row.family is Family.KERNEL) | {"custom_linear_solve
 
 
 def warn_kernel(equation: Equation, transformation: str, advice: str = "") -> None:
-    """Warns, with the source line, if an equation computes floats from floats and can't be
-    transformed.
+    """Warns, with the source line, if floats pass through an equation that can't be transformed.
 
     Python shows a warning of the same text once.
-
-    Args:
-        equation: of any primitive.
-        transformation: its name begins the message.
-        advice: ends the message.
     """
     if equation.name not in KERNELS:
         return

@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
-import jax.numpy as jnp
-from jax import lax
 from jax.sharding import PartitionSpec
 
 from .. import _jax
@@ -96,13 +94,8 @@ def _batch(axis: AxisData, operands, dims, *, function: Linear, count: int):
     if all(d is None for d in dims) and not _jax.has_name(axis):
         outs = function(operands[:count], operands[count:])
         return outs, [None] * len(outs)
-
-    def first(x: jax.Array, dim: int | None) -> jax.Array:
-        if dim is None:
-            return lax.broadcast(x, (axis.size,))
-        return jnp.moveaxis(x, dim, 0)
-
-    arrays = list(map(first, operands[count:], dims[count:]))
+    moved = zip(operands[count:], dims[count:], strict=True)
+    arrays = [batching.bdim_at_front(x, d, axis.size) for x, d in moved]
     outs = function.over_axis(dims[:count], axis)(operands[:count], arrays)
     return outs, [0] * len(outs)
 

@@ -49,13 +49,10 @@ def pure_call(
 ) -> Iterator[Call]:
     """Yields a call whose arguments and results are pytrees, for one that may have NNX objects.
 
-    Arrays that the function leaves as they were keep their bits: they aren't among the results, so
-    that no transformation rounds them.
-
-    Args:
-        f: any function; a method or a callable object of NNX counts as an argument, too.
-        args, kwargs: its arguments.
-        is_leaf: whether a node stands for one array in ``f`` (a ScaledArray).
+    A method or a callable object of NNX counts as an argument, too. Arrays that the function
+    leaves as they were keep their bits: they aren't among the results, so that no transformation
+    rounds them. ``is_leaf`` returns whether a node stands for one array in ``f`` (a
+    ScaledArray).
     """
     nnx = sys.modules.get("flax.nnx")
     if nnx is not None:

@@ -106,23 +106,13 @@ def trace(
     name: str,
     as_jit: bool = False,
 ) -> Program:
-    """Traces ``f`` for its arguments.
+    """Traces ``f`` for its arguments; ``name`` is the transformation's, for error messages.
 
     Leaves that aren't arrays are passed on as they are, and so are outputs that aren't arrays: a
-    Python number stays one. If ``f`` fails on the Python numbers among its arguments, it is traced
-    again with arrays in their place, as ``jax.jit`` does, since code that only ever runs under
-    ``jit`` may divide by a step number 0.
-
-    Args:
-        f: any function.
-        interpretation: decides which arguments stand for arrays.
-        args, kwargs: arguments of ``f``.
-        name: of the transformation, for error messages.
-        as_jit: True to trace the numbers within containers (for example a state's step) as arrays
-            first, and as numbers only if ``f`` fails on arrays.
-
-    Raises:
-        TypeError: ``f`` returns an object that isn't an array but holds some.
+    Python number stays one. If ``f`` fails on the Python numbers among its arguments, it is
+    traced again with arrays in their place, as ``jax.jit`` does, since code that only ever runs
+    under ``jit`` may divide by a step number 0. With ``as_jit``, numbers within containers (a
+    state's step) are arrays first, and numbers only if ``f`` fails on arrays.
     """
     with pure_call(f, args, kwargs) as call:
         return _trace(call, interpretation, name, as_jit)
@@ -281,12 +271,8 @@ def check_updates(arguments: PyTree, known: Sequence[object], f: Callable, name:
     """Raises TypeError if a function puts arrays into an object of its arguments, unreturned.
 
     The function gets copies, as under ``jax.jit``, so that the caller's objects stay unchanged.
-    Dictionaries and lists don't count, since functions use them for arrays of their own.
-
-    Args:
-        arguments: the copies, after the call.
-        known: their leaves before the call, and those of the function's result.
-        f, name: the function and the transformation, for the message.
+    Dictionaries and lists don't count, since functions use them for arrays of their own. The
+    leaves of the copies before the call, and of the function's result, are ``known``.
     """
     ids = set(map(id, known))
     for path, leaf in jax.tree_util.tree_leaves_with_path(arguments):

@@ -41,20 +41,16 @@ def transform(
     """Returns ``f`` with every equation run under an interpretation.
 
     Differentiating the result differentiates ``f`` first, by JAX's own rules and ``f``'s own
-    custom derivatives, and interprets forward and backward pass afterwards: ``grad(T(f))`` equals
-    ``T(grad(f))``, in forward and reverse mode and for derivatives of derivatives.
+    custom derivatives, and interprets forward and backward pass afterwards: ``grad(T(f))``
+    equals ``T(grad(f))``, in forward and reverse mode and for derivatives of derivatives.
 
-    Args:
-        f: any function of pytrees. Leaves that are arrays (or that the interpretation accepts as
-            arrays) are traced; all others, of arguments and of results, are passed on as they are,
-            so flags and Python numbers stay what they are. Mutable arrays (``jax.new_ref``) and
-            Flax NNX objects are read before the call, and updated after it.
-        interpretation: applied to each equation.
-        name: the transformation's name, for error messages.
-        prepare: returns the function to be traced, for ``f`` as a function of pytrees alone.
+    Leaves that are arrays (or that the interpretation accepts as arrays) are traced; all others,
+    of arguments and of results, are passed on as they are, so flags and Python numbers stay what
+    they are. Mutable arrays (``jax.new_ref``) and Flax NNX objects are read before the call, and
+    updated after it.
 
-    Raises:
-        TypeError: ``f`` isn't callable, or returns an object that hides arrays (no pytree).
+    Error messages begin with ``name``. ``prepare`` returns the function to be traced, for ``f``
+    as a function of pytrees alone.
     """
     check_callable(f, name)
 

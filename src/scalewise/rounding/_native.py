@@ -17,17 +17,12 @@ CONVERTED = frozenset({"e4m3fn", "e5m2", "e4m3"})
 
 
 def converted(x: jax.Array, fmt: Format, saturate: bool | str) -> jax.Array:
-    """Converts ``x`` to the format's dtype with a single XLA convert.
+    """Converts float32 to the format's dtype, one of ``CONVERTED``, with a single XLA convert.
 
-    The result equals that of :func:`nearest_codes` on every input, except for the sign and payload
-    of NaN. On a CPU the integer operations of :func:`nearest_codes` are faster; on a GPU they take
-    three passes over the data, and XLA fuses only a convert with the transpose before a matrix
-    product.
-
-    Args:
-        x: float32, any shape.
-        fmt: a format whose name is in ``CONVERTED``.
-        saturate: as for :func:`scalewise.cast`.
+    The result equals that of :func:`nearest_codes` on every input, except for the sign and
+    payload of NaN. On a CPU the integer operations of :func:`nearest_codes` are faster; on a GPU
+    they take three passes over the data, and XLA fuses only a convert with the transpose before
+    a matrix product.
     """
     top = np.float32(float(fmt.max))
     if saturate is not False:

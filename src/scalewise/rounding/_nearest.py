@@ -29,20 +29,13 @@ def is_plain(fmt: Format) -> bool:
 
 
 def nearest_codes(x: jax.Array, fmt: Format, saturate: bool | str) -> jax.Array:
-    """Returns the codes of float32 values rounded to nearest even.
+    """Returns the codes of float32 values rounded to nearest even, in a format that
+    :func:`is_plain`.
 
-    It takes a dozen integer operations and one float addition. From the smallest normal number on,
-    the bits are rounded as an integer, and a carry increments the exponent. Below it, adding the
-    power of two whose last place is the format's quantum rounds the value; a backend only flushes
-    values far below half of the quantum.
-
-    Args:
-        x: float32, any shape.
-        fmt: a format for which :func:`is_plain` is True.
-        saturate: as for :func:`scalewise.cast`.
-
-    Returns:
-        Codes of ``fmt.code_dtype``. NaN becomes ``fmt.nan_code``, or 0 in a format without NaN.
+    It takes a dozen integer operations and one float addition. From the smallest normal number
+    on, the bits are rounded as an integer, and a carry increments the exponent. Below it, adding
+    the power of two whose last place is the format's quantum rounds the value; a backend only
+    flushes values far below half of the quantum. NaN becomes ``fmt.nan_code``, or 0 without NaN.
     """
     u, m = np.uint32, fmt.mantissa_bits
     assert fmt.bias is not None

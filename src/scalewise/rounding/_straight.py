@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from .._jax import ad, batching, jex, mlir
 
@@ -33,13 +32,8 @@ def _jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Any, Any]
 
 def _batched(args: tuple[Any, Any], dims: tuple[Any, Any]) -> tuple[Any, Any]:
     size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
-
-    def batch_first(x: jax.Array, dim: int | None) -> jax.Array:
-        if dim is None:
-            return jnp.broadcast_to(x, (size, *x.shape))
-        return jnp.moveaxis(x, dim, 0)
-
-    return straight_through_p.bind(*map(batch_first, args, dims)), 0
+    moved = [batching.bdim_at_front(x, d, size) for x, d in zip(args, dims, strict=True)]
+    return straight_through_p.bind(*moved), 0
 
 
 straight_through_p.def_impl(lambda y, x: y)
