@@ -60,9 +60,12 @@ def test_blocks_with_scales_go_to_units_for_them(recipe):
 @pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
 def test_gradients_of_blocks_have_their_own_shapes(recipe):
     """JAX exchanges the operands of a weight's gradient, whose sides differ here."""
-    gradient = jax.grad(lambda w: jnp.sum(jnp.square(product(X, w))))
+    x = jnp.tile(X, (16, 1))
+    gradient = jax.grad(lambda w: jnp.sum(jnp.square(product(x, w))))
     found = sw.autoscale(gradient, recipe, emulate="b200")(W)
-    np.testing.assert_allclose(found, sw.autoscale(gradient, recipe)(W), rtol=1e-5)
+    plain = sw.autoscale(gradient, recipe)(W)  # other draws, where the forward pass differs
+    assert found.shape == W.shape
+    assert np.linalg.norm(found - plain) < 0.1 * np.linalg.norm(plain)
 
 
 def test_a_microscaled_product_is_that_of_its_elements_and_scales():
