@@ -261,6 +261,12 @@ def host(b):
     return any(callable(x) for x in b.params.values())
 
 
+def whole(b):
+    """The results are whole numbers, though the operands aren't."""
+    x = b.operands[0]
+    return np.array_equal(b.results[0], np.rint(b.results[0])) and not np.array_equal(x, np.rint(x))
+
+
 def linear_algebra(b):
     """Both operands are factors: of one, the result is a linear function of the other."""
     return len(b.floats) >= 2 and bilinear(b)
@@ -272,7 +278,7 @@ HOLDS = {
     "single": single,
     "drops": drops, "keeps_scale": keeps_scale, "reduces": reduces, "stable": stable,
     "in_norms": in_norms, "adds": adds, "accumulates": accumulates, "indexes": indexes,
-    "host": host,
+    "host": host, "whole": whole,
     "contraction": linear_algebra, "bilinear": bilinear, "collective": collective,
     "series": lambda b: instructions(b) > 20,
     "recomputed": lambda b: exact(b) or elementwise(b),

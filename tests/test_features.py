@@ -118,6 +118,8 @@ def skip_unavailable(name, interpretation):
         pytest.skip(
             "its coefficients, up to 6e16, are beyond FP16's range, which has no scales here"
         )
+    if name == "optimizer_step" and interpretation.startswith("emulate"):
+        pytest.skip("Adam's 1 - 0.999 is 0 in BF16, and its epsilon in FP16, if all is rounded")
 
 
 @pytest.mark.filterwarnings("ignore:.*(can.t be transformed|no units|has no rule)")
@@ -157,6 +159,9 @@ for name in names:
 @pytest.mark.parametrize("name", [n for n in FEATURES if n not in OUTSIDE])
 @pytest.mark.thorough(keep=2, gate=6)
 def test_a_feature_is_audited(name, low):
+    if name == "explicit_axes":
+        pytest.skip("its gradient changes the mesh's type, which JAX does only within a jit")
+
     def audited(f):
         def call(*args, **kwargs):
             report = sw.audit(f, AUDITS[low], trials=0)(*args, **kwargs)

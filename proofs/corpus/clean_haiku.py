@@ -44,7 +44,9 @@ def haiku_lstm(params, xs):
 
 
 def attention(x):
-    return x + hk.MultiHeadAttention(2, 8, w_init_scale=1.0, model_size=16)(x, x, x)
+    return x + hk.MultiHeadAttention(
+        2, 8, w_init=hk.initializers.VarianceScaling(1.0), model_size=16
+    )(x, x, x)
 
 
 @clean(EXAMPLES + "/transformer", "c=bf16", lambda: (made(attention, normal(5, 16)), normal(5, 16)))

@@ -115,7 +115,7 @@ def schedule_of_noise_fixed(betas, images, noise):
 
 
 @failing(
-    "https://www.cs.cmu.edu/~epxing/Class/10708/readings/rabiner.pdf", "fp16", "underflow",
+    "https://doi.org/10.1109/5.18626", "fp16", "underflow",
     "forward = (forward @ transition) * emission[symbol]",
     "return jnp.log(jnp.sum(jax.lax.scan(body, start, symbols)[0]))",
     args=lambda: (jax.nn.softmax(normal(5, 5)), jax.nn.softmax(normal(8, 5, seed=1), axis=0),

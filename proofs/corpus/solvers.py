@@ -74,7 +74,7 @@ def linear_recurrent_unit(log_rate, inputs):
 
 
 @failing(
-    "https://epubs.siam.org/doi/10.1137/1.9780898718027", "float32",
+    "https://doi.org/10.1137/1.9780898718027", "float32",
     "cancellation precision",
     "v = v - jnp.dot(q, a[:, i]) * q", "columns.append(v / jnp.sqrt(jnp.dot(v, v)))",
     args=lambda: (nearly_dependent(3e-4),),

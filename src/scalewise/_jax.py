@@ -30,7 +30,7 @@ from jax.interpreters import ad as ad
 from jax.interpreters import batching as batching
 from jax.interpreters import mlir as mlir
 from jax.interpreters.partial_eval import JaxprTracer
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 
 from ._types import AxisName
@@ -275,6 +275,15 @@ def has_explicit_mesh() -> bool:
     """Returns whether types carry how arrays are split over a mesh (``AxisType.Explicit``)."""
     types = jax.sharding.get_abstract_mesh().axis_types
     return any(t == jax.sharding.AxisType.Explicit for t in types)
+
+
+def split_as(x: Tree, aval: ShapedArray | None) -> Tree:
+    """Returns a traced array split over an explicit mesh as ``aval`` is, or whole on each device;
+    others unchanged."""
+    if not isinstance(x, Tracer) or not has_explicit_mesh():
+        return x
+    spec = PartitionSpec() if aval is None or aval.sharding is None else aval.sharding.spec
+    return x if jax.typeof(x).sharding.spec == spec else jax.sharding.reshard(x, spec)
 
 
 def process_allgather(x: np.ndarray | np.generic) -> np.ndarray:

@@ -51,7 +51,9 @@ def accumulated(loss):
 
 
 @pytest.mark.parametrize("recipe", ["fp8", "mxfp8", "nvfp4"])
-@pytest.mark.parametrize("wrap", [lambda f: f, jax.checkpoint, jax.jit], ids=str)
+@pytest.mark.parametrize(
+    "wrap", [lambda f: f, jax.checkpoint, jax.jit], ids=["plain", "checkpoint", "jit"]
+)
 @pytest.mark.thorough(keep=4)
 def test_weights_of_microbatches_are_rounded_once(recipe, wrap):
     step = accumulated(wrap(loss))

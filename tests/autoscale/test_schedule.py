@@ -139,7 +139,7 @@ def test_a_recipe_with_a_pattern_evaluates_from_its_repr():
         ),
         (
             lambda: formats(sw.Recipe(keep={"head": "bf16"})),
-            ValueError, "'head', which is neither a primitive, nor a scope, nor a line",
+            ValueError, "'head', which is neither a primitive, nor a scope",
         ),
     ],
 )  # fmt: skip

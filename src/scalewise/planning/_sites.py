@@ -22,14 +22,12 @@ from ..autoscaling._value import ScaledValue
 from ..formats import FP32
 from ..interpret import CONTRACTIONS, Equation, Program, Value, is_float, run
 from ..interpret._body import Body
-from ..primitives import params
+from ..primitives import having, params
 
 # rounds nothing, on any device
 WIDE = Recipe(forward=None, backward=None, residuals=None, narrow="always")
 # Results that jump where an operand crosses a threshold: first order can't see that.
-DISCRETE = frozenset(
-    ("argmax", "argmin", "top_k", "approx_top_k", "sort", "round", "floor", "ceil", "sign")
-)
+DISCRETE = having("whole") | having("indexes") | {"approx_top_k", "sign"}
 
 
 @dataclasses.dataclass(frozen=True)

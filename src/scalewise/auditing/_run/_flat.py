@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..._jax import Tracer
+from ..._jax import Tracer, split_as
 from ...primitives import having
 
 SMALL = (1024, 65536)
@@ -36,8 +36,10 @@ def padded_size(size: int) -> int:
 def flat(x: jax.Array, length: int) -> jax.Array:
     """Returns ``x`` in one dimension, padded with zeros to ``length``.
 
-    A concrete array is padded by NumPy on the host, so that nothing is compiled.
+    A concrete array is padded by NumPy on the host, so that nothing is compiled. One that a mesh
+    splits becomes whole on each device.
     """
+    x = split_as(x, None)
     if x.shape == (length,):
         return uncommitted(x)
     if isinstance(x, Tracer):

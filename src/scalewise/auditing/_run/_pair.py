@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..._jax import ShapedArray, Tracer
+from ..._jax import ShapedArray, Tracer, has_explicit_mesh, split_as
 from ...interpret import Value
 from ._flat import unflat
 
@@ -103,12 +103,15 @@ def with_constancy(value: Value, constant: bool, literal: bool) -> Value:
 
 
 def shaped(value: Value, aval: ShapedArray) -> Value:
-    """Returns a pair with both arrays in the shape of ``aval``; anything else unchanged."""
-    if not isinstance(value, Pair) or value.reference.shape == aval.shape:
+    """Returns a pair with both arrays as ``aval`` says; anything else unchanged."""
+    if not isinstance(value, Pair):
         return value
 
     def reshape(x: Value) -> Value:
-        return unflat(x, aval.shape)
+        return split_as(unflat(x, aval.shape), aval)
+
+    if value.reference.shape == aval.shape and not has_explicit_mesh():
+        return value
 
     low, reference = jax.tree.map(reshape, value.low), reshape(value.reference)
     return Pair(low, reference, value.tainted)
