@@ -113,6 +113,4 @@ def _seconds(
 
 
 def _bits(fmt: Format | BlockFormat) -> float:
-    if isinstance(fmt, BlockFormat):
-        return fmt.element.bits + fmt.scale.bits / fmt.size
-    return fmt.bits
+    return fmt.bits_per_element if isinstance(fmt, BlockFormat) else fmt.bits

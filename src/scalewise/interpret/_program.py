@@ -113,6 +113,9 @@ def trace(
     traced again with arrays in their place, as ``jax.jit`` does, since code that only ever runs
     under ``jit`` may divide by a step number 0. With ``as_jit``, numbers within containers (a
     state's step) are arrays first, and numbers only if ``f`` fails on arrays.
+
+    Raises:
+        TypeError: ``f`` returns an object that isn't an array but holds some.
     """
     with pure_call(f, args, kwargs) as call:
         return _trace(call, interpretation, name, as_jit)

@@ -51,6 +51,9 @@ def transform(
 
     Error messages begin with ``name``. ``prepare`` returns the function to be traced, for ``f``
     as a function of pytrees alone.
+
+    Raises:
+        TypeError: ``f`` isn't callable, or returns an object that hides arrays (no pytree).
     """
     check_callable(f, name)
 

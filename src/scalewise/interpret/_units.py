@@ -48,7 +48,7 @@ def unit_result(
     inputs: Sequence[jax.Array],
     out: DTypeLike | None = None,
 ) -> jax.Array:
-    """Returns a product or convolution, of operands in one dtype, as a unit computes it."""
+    """Returns a product or convolution, in the operands' one dtype or ``out``, by a unit."""
     a, b = inputs
     if equation.name == "dot_general":
         return dot_general(a, b, params.dot_dimensions(equation), accumulator=unit, out=out)

@@ -19,6 +19,8 @@ CONVERTED = frozenset({"e4m3fn", "e5m2", "e4m3"})
 def converted(x: jax.Array, fmt: Format, saturate: bool | str) -> jax.Array:
     """Converts float32 to the format's dtype, one of ``CONVERTED``, with a single XLA convert.
 
+    Overflow is treated as ``saturate`` says, as for ``cast``.
+
     The result equals that of :func:`nearest_codes` on every input, except for the sign and
     payload of NaN. On a CPU the integer operations of :func:`nearest_codes` are faster; on a GPU
     they take three passes over the data, and XLA fuses only a convert with the transpose before

@@ -29,8 +29,9 @@ def is_plain(fmt: Format) -> bool:
 
 
 def nearest_codes(x: jax.Array, fmt: Format, saturate: bool | str) -> jax.Array:
-    """Returns the codes of float32 values rounded to nearest even, in a format that
-    :func:`is_plain`.
+    """Returns the codes of float32 values rounded to nearest even in a plain format.
+
+    The format is one for which :func:`is_plain` is True; ``saturate`` is as for ``cast``.
 
     It takes a dozen integer operations and one float addition. From the smallest normal number
     on, the bits are rounded as an integer, and a carry increments the exponent. Below it, adding
