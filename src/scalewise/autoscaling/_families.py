@@ -127,16 +127,13 @@ def by_scale(
         degree = static(equation)
         prepared = [prepare(x, degree) for x in floats]
         data, exponent = combined(rule, EXPONENTS, prepared, *degree)
-        outs = _bind(by, equation, _with_data(inputs, data))
+        given = iter(data)
+        plain = [next(given) if isinstance(x, ScaledValue) else x for x in inputs]
+        outs = _bind(by, equation, plain)
         constant_value = floats[0].constant_value if moves else None
         return wrap(equation, outs, exponent, constant_value=constant_value)
 
     return apply
-
-
-def _with_data(inputs: Sequence[Value], data: Sequence[jax.Array]) -> list[Value]:
-    given = iter(data)
-    return [next(given) if isinstance(x, ScaledValue) else x for x in inputs]
 
 
 structural = by_scale(KEPT, moves=True)

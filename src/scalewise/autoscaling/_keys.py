@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import zlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from scipy.linalg import hadamard
 
 from ..interpret import Equation
 from ..scaled import merge_blocks, split_blocks
@@ -49,18 +49,10 @@ def hadamard_transform(
     x = x.astype(wide_dtype(x.dtype))
     size = len(signs)
     blocks = split_blocks(x, size, axis)
-    matrix = signs[:, None].astype(x.dtype) * np.asarray(_hadamard(size) * size**-0.5, x.dtype)
+    matrix = signs[:, None].astype(x.dtype) * np.asarray(hadamard(size) * size**-0.5, x.dtype)
     matrix = matrix.T if inverse else matrix
     moved = jnp.moveaxis(blocks, axis + 1, -1)
     product = lax.dot_general(moved, matrix, (((x.ndim,), (0,)), ((), ())), precision="highest")
     shape = list(x.shape)
     shape[axis] = blocks.shape[axis] * size
     return merge_blocks(jnp.moveaxis(product, -1, axis + 1), shape, axis)
-
-
-@functools.cache
-def _hadamard(size: int) -> np.ndarray:
-    matrix = np.ones((1, 1))
-    while len(matrix) < size:
-        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
-    return matrix

@@ -68,10 +68,12 @@ class QuantizedValue:
 
     @property
     def array(self) -> ScaledArray:
-        scale = self._one_level() if self._has_uppers else self.scale
-        if self.upper is not None and not self._has_uppers:
-            assert scale is not None
-            scale = ScaledArray(scale, self.upper.reshape(()))
+        scale, upper = self.scale, self.upper
+        if scale is not None and upper is not None:
+            if self._has_uppers:
+                scale = scale.astype(jnp.float32) * upper
+            else:
+                scale = ScaledArray(scale, upper.reshape(()))
         block = self.block and (self.block[0] + self.ndim, self.block[1])
         return ScaledArray(self.data, scale, block)
 
@@ -79,11 +81,6 @@ class QuantizedValue:
     def _has_uppers(self) -> bool:
         """Whether there are several scales of the upper level, which no device's units take."""
         return self.upper is not None and self.upper.size > 1
-
-    def _one_level(self) -> jax.Array | None:
-        if self.upper is None or self.scale is None:
-            return self.scale
-        return self.scale.astype(jnp.float32) * self.upper
 
     @property
     def format(self) -> Format | BlockFormat:
@@ -317,27 +314,18 @@ def _slices(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | Non
     blocked = None if x.block is None else x.block[0] + x.ndim
     if blocked is not None and shape[blocked] != x.shape[blocked]:
         return None
-    if equation.name == "slice":
-        start, limit, stride = params.slice_bounds(equation)
 
-        def f(a: jax.Array) -> jax.Array:
-            whole = [a.shape[i] != x.shape[i] for i in range(a.ndim)]
-            return lax.slice(
-                a,
-                [0 if w else s for s, w in zip(start, whole, strict=True)],
-                [n if w else e for e, n, w in zip(limit, a.shape, whole, strict=True)],
-                [1 if w else s for s, w in zip(stride, whole, strict=True)],
-            )
-
-        return _each(x, f, blocked)
-
-    def g(a: jax.Array) -> jax.Array:
+    def cut(a: jax.Array) -> jax.Array:
         whole = [a.shape[i] != x.shape[i] for i in range(a.ndim)]
-        starts = [jnp.zeros_like(s) if w else s for s, w in zip(rest, whole, strict=True)]
-        sizes = [a.shape[i] if w else shape[i] for i, w in enumerate(whole)]
-        return lax.dynamic_slice(a, starts, sizes)
+        if equation.name == "dynamic_slice":
+            starts = [jnp.zeros_like(s) if w else s for s, w in zip(rest, whole, strict=True)]
+            sizes = [a.shape[i] if w else shape[i] for i, w in enumerate(whole)]
+            return lax.dynamic_slice(a, starts, sizes)
+        own = zip(*params.slice_bounds(equation), a.shape, whole, strict=True)
+        bounds = [(0, n, 1) if w else (start, end, step) for start, end, step, n, w in own]
+        return lax.slice(a, *zip(*bounds, strict=True))
 
-    return _each(x, g, blocked)
+    return _each(x, cut, blocked)
 
 
 def _take(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:

@@ -63,7 +63,7 @@ class Rounding:
 
     def __reduce_ex__(self, protocol):  # pickled by name, since the functions have none
         known = ROUNDINGS.get(self.name) is self
-        return (_mode, (self.name,)) if known else super().__reduce_ex__(protocol)
+        return (rounding_mode, (self.name,)) if known else super().__reduce_ex__(protocol)
 
 
 _MODES = (
@@ -140,10 +140,6 @@ _MODES = (
         random=True,
     ),
 )
-
-
-def _mode(name: str) -> Rounding:
-    return ROUNDINGS[name]
 
 
 ROUNDINGS: dict[str, Rounding] = {mode.name: mode for mode in _MODES}

@@ -146,7 +146,10 @@ def _while_loop(interpretation, equation: Equation, state, inputs):
         state, carry, *counts = loop
         ways = ways_of(state, carry)
         going = functools.reduce(jnp.logical_or, map(jnp.any, ways))
-        return going & ~_endless(*counts) if counts else going
+        if not counts:
+            return going
+        together, apart = counts  # a loop that has ended for one decision, but not for another
+        return going & ~(apart > jnp.maximum(MIN_APART, TIMES_APART * together))
 
     def iteration(loop):
         state, carry, *counts = loop
@@ -172,10 +175,6 @@ def _while_loop(interpretation, equation: Equation, state, inputs):
         unfinished = partial(interpretation.unfinished, equation, ways_of(state, carry))
         carry = [unfinished(x, a) for x, a in zip(carry, equation.out_avals, strict=True)]
     return state, carry
-
-
-def _endless(together, apart):
-    return apart > jnp.maximum(MIN_APART, TIMES_APART * together)
 
 
 def _while_parts(interpretation, equation: Equation, consts):
