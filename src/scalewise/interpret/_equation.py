@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sysconfig
+import warnings
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 Direction = Literal["forward", "backward", "update"]
 CONTRACTIONS = names(lambda row: row.family is Family.CONTRACTION) | having("contraction")
 CALLBACKS = having("host")
+# Whose bodies aren't interpreted.
+KERNELS = names(lambda row: row.family is Family.KERNEL) | {"custom_linear_solve"}
 TRACING = str(Path(__file__).parent)  # of the frames above the traced function
 LIBRARIES = tuple({sysconfig.get_path(x) for x in ("purelib", "platlib", "stdlib")})
 
@@ -236,3 +239,26 @@ def count_work(jaxpr: Jaxpr) -> int:
         iterations = params.scan(eqn).length if eqn.primitive.name == "scan" else 1
         total += 1 + iterations * sum(map(count_work, nested_jaxprs(eqn)))
     return total
+
+
+def warn_kernel(equation: Equation, transformation: str, advice: str = "") -> None:
+    """Warns, with the source line, if floats pass through an equation that can't be transformed.
+
+    Python shows a warning of the same text once.
+    """
+    if equation.name not in KERNELS:
+        return
+    through = all(any(map(is_float, avals)) for avals in (equation.in_avals, equation.out_avals))
+    if through and _hides(equation):
+        warnings.warn(
+            f"{transformation}: {equation.where()}: {equation.name} can't be transformed: it gets "
+            f"plain numbers, and its inside computes in the program's own dtypes.{advice}",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def _hides(equation: Equation) -> bool:
+    """Returns whether users may expect the body to be transformed; a solver's if it multiplies."""
+    solver = params.solver(equation)
+    return solver is None or any(e.primitive.name in CONTRACTIONS for e in all_equations(solver[0]))

@@ -19,8 +19,7 @@ from ._bits import F32, F64, Carrier, carrier_of, fits, round_bits
 from ._carrier import from_float64, has_float64, to_float64
 from ._codes import codes_of, stored, widened
 from ._holds import contains, result_dtype
-from ._native import CONVERTED, converted
-from ._nearest import is_plain, nearest_codes
+from ._nearest import CONVERTED, converted, is_plain, nearest_codes
 from ._straight import straight_through
 
 Gradient = Literal["identity", "clipped"]
