@@ -21,7 +21,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from .._jax import ShapedArray
-from .._types import AxisName, PyTree
+from .._types import PyTree
 from ..formats import Format
 from ..interpret import (
     Applied,
@@ -58,7 +58,8 @@ from ._every_op_value import (
     widened,
     widest_dtype,
 )
-from ._narrow import TakesStored, has_exponent, has_scale, is_stored, store_array
+from ._families import RuleContext
+from ._narrow import has_exponent, has_scale, is_stored, store_array
 from ._overrides import FormatOverrides, warn_opaque
 from ._products import accumulated
 from ._recipe import Recipe
@@ -74,7 +75,7 @@ COLLECTIVES = having("collective")
 
 
 @dataclasses.dataclass(frozen=True)
-class EveryOp(TakesStored):
+class EveryOp(RuleContext):
     """Rounds each result to ``recipe.residuals``; exponents are int32 numbers at run time.
 
     A value is ``data * 2**exponent`` with data float16 or bfloat16. Arithmetic on two elements is
@@ -341,24 +342,6 @@ class EveryOp(TakesStored):
             x.memo.changed[self.dtype] = self.rounding.lifted(x)
         independent = is_independent(x)
         return dataclasses.replace(x.memo.changed[self.dtype], independent=independent)
-
-    @property
-    def device(self) -> None:
-        """None: products aren't compiled for a device's narrow units."""
-        return None
-
-    @property
-    def units(self) -> None:
-        """None: contractions accumulate as ``recipe.arithmetic`` says."""
-        return None
-
-    def to_send(self, value: ScaledValue, axis_name: AxisName, equation: Equation) -> None:
-        """Returns None: devices exchange plain numbers."""
-        return None
-
-    def flight_dtype(self, aval: ShapedArray) -> DTypeLike:
-        """Returns the dtype in which a rule computes a float, before its result is rounded."""
-        return wide_dtype(aval.dtype)
 
     def operands(
         self, equation: Equation, values: Sequence[ScaledValue]

@@ -8,23 +8,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from .._jax import ShapedArray
-from .._types import AxisName
+from .._jax import ShapedArray, type_like
+from .._types import AxisName, PyTree
 from ..devices import Device, MatrixUnits
 from ..formats import format as format_
-from ..interpret import Equation, Value, is_float, is_quantization, map_floats, rebind
+from ..interpret import (
+    Argument,
+    Equation,
+    Interpretation,
+    Value,
+    is_float,
+    is_quantization,
+    map_floats,
+    rebind,
+)
 from ..primitives import params
 from ..rounding import round_to
 from ..scaled import EXPONENTS, RULES, ScaleRule, combined, is_known
 from ..scaled._rules import KEPT, LARGER, POWER, ROOT, UNSCALED
 from ._blocks import Factor
+from ._narrow import SqrtStored, is_stored
+from ._quantized import is_quantized
 from ._value import (
     Exponent,
     ScaledValue,
@@ -32,37 +42,64 @@ from ._value import (
     normalised,
     per_slice,
     shift,
+    wide_dtype,
 )
 
 INFINITE = 120  # log2 of the least constant that stands for an infinity
 
 
-class RuleContext(Protocol):
-    """The interpretation that applies a rule, as the rule sees it."""
+class RuleContext(Interpretation):
+    """An interpretation on (data, scale) pairs, as the rules of primitives see it.
+
+    By default products are the platform's own, devices exchange plain numbers, and values in flight
+    are float32, or float64. Arguments may be stored arrays.
+    """
 
     @property
-    def device(self) -> Device | None: ...
+    def device(self) -> Device | None:
+        """The device that products are compiled for; None for JAX's default."""
+        return None
 
     @property
     def units(self) -> MatrixUnits | None:
         """The units whose arithmetic products have on every platform; None for the platform's."""
-        ...
+        return None
 
-    def flight_dtype(self, aval: ShapedArray) -> DTypeLike: ...
+    def flight_dtype(self, aval: ShapedArray) -> DTypeLike:
+        """Returns the dtype in which a float of the program is computed."""
+        return wide_dtype(aval.dtype)
 
     def operands(
         self, equation: Equation, values: Sequence[ScaledValue]
-    ) -> tuple[tuple[Factor, Factor], Exponent]: ...
+    ) -> tuple[tuple[Factor, Factor], Exponent]:
+        """Returns a contraction's operands, rounded, and the exponent of its result."""
+        raise NotImplementedError
 
     def product(
         self, equation: Equation, operands: Sequence[Factor], dtype: DTypeLike
-    ) -> jax.Array: ...
+    ) -> jax.Array:
+        raise NotImplementedError
 
     def to_send(
         self, value: ScaledValue, axis_name: AxisName, equation: Equation
     ) -> tuple[jax.Array, jax.Array] | None:
         """Returns the narrow data that a collective sends, and their scale; None for wide data."""
-        ...
+        return None
+
+    def is_argument(self, leaf: object) -> bool:
+        return is_stored(leaf)
+
+    def abstract(self, leaf: Argument) -> Argument:
+        if not is_stored(leaf):
+            return leaf
+        data = leaf.root.data if isinstance(leaf, SqrtStored) else leaf.data
+        # quantized arrays have no dtype of their own: results have that of the other operands
+        return type_like(leaf.shape, leaf.dtype, data, weak=is_quantized(leaf))
+
+    def tangent(self, argument: Argument, tangent: PyTree) -> jax.Array:
+        if not is_stored(argument):
+            return tangent
+        return jax.jvp(lambda a: a.value(), (argument,), (tangent,))[1]
 
 
 Function = Callable[[RuleContext, Equation, Sequence[Value]], list[Value]]

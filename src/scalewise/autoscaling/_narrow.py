@@ -12,13 +12,11 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from .._check import checked
-from .._jax import type_like
 from .._types import PyTree
 from ..formats import BlockFormat, Format
-from ..interpret import Argument, Interpretation, outlined
+from ..interpret import outlined
 from ..rounding import EncodedArray, StoredArray, encode
 from ..scaled import ScaledArray, quantize
-from ._quantized import is_quantized
 from ._recipe import RecipeLike, Storage
 from ._value import ScaledValue, StoredValue
 from .recipes import recipe as recipe_
@@ -135,23 +133,6 @@ def store(tree: PyTree, recipe: RecipeLike) -> PyTree:
 def is_stored(x: object) -> TypeGuard[ScaledArray | SqrtStored]:
     """Returns whether a node of a pytree is one array, stored by :func:`store`."""
     return isinstance(x, ScaledArray | SqrtStored)
-
-
-class TakesStored(Interpretation):
-    def is_argument(self, leaf: object) -> bool:
-        return is_stored(leaf)
-
-    def abstract(self, leaf: Argument) -> Argument:
-        if not is_stored(leaf):
-            return leaf
-        data = leaf.root.data if isinstance(leaf, SqrtStored) else leaf.data
-        # quantized arrays have no dtype of their own: results have that of the other operands
-        return type_like(leaf.shape, leaf.dtype, data, weak=is_quantized(leaf))
-
-    def tangent(self, argument: Argument, tangent: PyTree) -> jax.Array:
-        if not is_stored(argument):
-            return tangent
-        return jax.jvp(lambda a: a.value(), (argument,), (tangent,))[1]
 
 
 def has_exponent(x: object) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,7 @@ from ..interpret import Equation, Value
 from ..scaled import at_least
 from ._families import RuleContext
 from ._layout import separate_copy
-from ._narrow import TakesStored, holds, store_value
+from ._narrow import holds, store_value
 from ._overrides import FormatOverrides
 from ._products import DeferredProduct
 from ._quantized import QuantizedValue
@@ -30,7 +29,7 @@ FOR_SCALE, FOR_BACKWARD = 0, 1  # the purposes of a separate copy
 
 
 @dataclasses.dataclass(frozen=True)
-class Residuals(TakesStored):
+class Residuals(RuleContext):
     """An interpretation that decides in which form a value waits for the backward pass.
 
     Attributes:
@@ -108,7 +107,7 @@ class Residuals(TakesStored):
         return dataclasses.replace(value, data=data, lineage=None, base=None, memo=Memo())
 
     def _apply_rule(self, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-        return RULES[equation.name].rule(cast(RuleContext, self), equation, inputs)
+        return RULES[equation.name].rule(self, equation, inputs)
 
     def _measured(self, value: ScaledValue, *, arguments: bool = True) -> jax.Array:
         """Returns the value's numbers, to find a scale from: as a copy if that saves memory.

@@ -58,7 +58,7 @@ def quantize_blocks(
     if tile is not None:  # from here on an axis of the blocks
         tile = tile[0] + (tile[0] > axis), tile[1]
         finite = jnp.where(jnp.isfinite(measured), jnp.abs(measured), 0)
-        measured = _over_tiles(jnp.max, finite, tile)
+        measured = over_tiles(jnp.max, finite, tile)
 
     def stored(blocks: jax.Array, saturate: Saturation | None = None) -> jax.Array | EncodedArray:
         if fmt.element.dtype is None or fmt.element.bits < 8:  # codes, packed along the last axis
@@ -211,7 +211,7 @@ def merge_blocks(blocks: jax.Array, shape: Sequence[int], axis: int) -> jax.Arra
     return data if even else lax.slice_in_dim(data, 0, shape[axis], axis=axis)
 
 
-def _over_tiles(reduce: Callable, x: jax.Array, tile: tuple[int, int]) -> jax.Array:
+def over_tiles(reduce: Callable, x: jax.Array, tile: tuple[int, int]) -> jax.Array:
     axis, rows = tile
     tiles = split_blocks(x, rows, axis)
     result = jnp.broadcast_to(reduce(tiles, axis=axis + 1, keepdims=True), tiles.shape)
@@ -238,7 +238,7 @@ def _smaller_error(
         wrong = wrong * jnp.expand_dims(factor / factors[0], axis)  # squares of it don't flush
         errors.append(jnp.sum(jnp.square(wrong), axis, keepdims=True))
     if tile is not None:
-        errors = [_over_tiles(jnp.sum, e, tile) for e in errors]
+        errors = [over_tiles(jnp.sum, e, tile) for e in errors]
     return jnp.squeeze(errors[1] < errors[0] * np.asarray(1 - 2.0**-16, blocks.dtype), axis)
 
 
