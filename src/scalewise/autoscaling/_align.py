@@ -83,9 +83,7 @@ def wanted_by_constant(constant_value: float, limit: int) -> int | None:
 
 
 def finite_factor(x: Value) -> Value:
-    """Returns an infinity's stand-in (``(1 - mask) * finfo.min``) as a factor of 2^MASK, so that
-    the other operand of a sum with it keeps its leading bits.
-    """
+    """Returns a factor that stands for an infinity as 2^MASK: a sum with it keeps leading bits."""
     if (
         not isinstance(x, ScaledValue)
         or x.constant_value is None

@@ -125,7 +125,6 @@ def _batched(args, dims, *, dtype):
 
 
 def _jvp(primals, tangents, *, dtype):
-    """Tangents of narrow numbers are float32."""
     out = block_product_p.bind(*primals, dtype=dtype)
     wide = [p.astype(jnp.float32) for p in primals]
     given = [

@@ -160,8 +160,7 @@ class Boundaries(OperandRounding):
         return value
 
     def _setting_of_weight(self, value: ScaledValue, reader: Equation) -> Operand | None:
-        """Returns how a product rounds a value that is the same in each iteration of a loop, as far
-        as that is known without its other operand."""
+        """Returns how a product rounds a loop's constant, whatever its other operand, or None."""
         if RULES[reader.name].family is not Family.CONTRACTION or value.constant_value is not None:
             return None
         products, backward = self.recipe.products, reader.direction == "backward"
@@ -182,8 +181,7 @@ class Boundaries(OperandRounding):
         return self._moved(equation, [load_product(x) for x in inputs])
 
     def _moved(self, equation: Equation, inputs: Sequence[Value | None]) -> Value | None:
-        """Returns an argument that an equation casts or moves, the same for equal equations; None
-        for all others."""
+        """Returns an argument after a cast or move, the same for equal equations, or None."""
         if len(inputs) != 1 or not isinstance(x := inputs[0], ScaledValue) or x.origin != "stored":
             return None
         if RULES[equation.name].family is not Family.STRUCTURAL or per_slice(x):

@@ -80,9 +80,7 @@ def grouped(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> lis
 
 
 def scaled_product(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-    """Operands of 8 bits keep their own scales; wider ones are rounded as those of a
-    ``dot_general``.
-    """
+    """Operands of 8 bits keep their own scales; wider ones are those of a ``dot_general``."""
     if all(a.dtype.itemsize == 1 for a in equation.in_avals[:2]):
         return fallback(by, equation, inputs)
     a, b, *scales = [materialize(x).astype(jnp.float32) for x in inputs]

@@ -176,9 +176,7 @@ class _Recorder:
         formats: Sequence[Operand | QuantizedValue | BlockFormatLike],
         scale: str | None = None,
     ) -> None:
-        """Adds a row; ``where`` is the equation or an output's path, ``formats`` are one for each
-        operand.
-        """
+        """Adds a row; ``where`` is an equation or an output's path, ``formats`` the operands'."""
         plain = [f.format if isinstance(f, Operand | QuantizedValue) else f for f in formats]
         known = [f if isinstance(f, Format | BlockFormat) else format_(f) for f in plain]
         scales = [scale or _scale(f) for f in formats]

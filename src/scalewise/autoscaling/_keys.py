@@ -16,9 +16,7 @@ from ._value import wide_dtype
 
 
 def operand_key(key: jax.Array | None, operand_id: str, *operands: jax.Array) -> jax.Array:
-    """Returns a key of the program's (None: of seed 0), the operand's place and its bits, in which
-    the iterations of a loop differ.
-    """
+    """Returns a key made of the program's, the operand's place and its bits."""
     key = jax.random.key(0) if key is None else key
     key = jax.random.fold_in(key, zlib.crc32(operand_id.encode()))
     for x in operands:
@@ -28,7 +26,6 @@ def operand_key(key: jax.Array | None, operand_id: str, *operands: jax.Array) ->
 
 
 def place_of(equation: Equation) -> str:
-    """Returns a contraction's number among the program's, after those of the loops around it."""
     return ".".join(map(str, equation.order))
 
 

@@ -152,9 +152,7 @@ class OperandRounding(Residuals):
         settings: Sequence[Operand | None],
         axes: params.AxisPair,
     ) -> tuple[list[ScaledValue], params.AxisPair]:
-        """Returns the values that are rounded next, and the axes that are contracted, the last of
-        which blocks lie along.
-        """
+        """Returns the values that are rounded next and their contracted axes, the blocks' last."""
         values, first = self._from_forward(equation, values), settings[0]
         if first is None or first.hadamard < 2:
             return list(values), axes
@@ -211,7 +209,6 @@ class OperandRounding(Residuals):
         reread: bool,
         change: Callable[[ScaledValue], jax.Array],
     ) -> ScaledValue:
-        """Returns a value with changed data, made once, from what the backward pass reads."""
         if purpose not in value.memo.changed:
             x = load(self._stored(value, self.recipe.residuals)) if reread else value
             origin = "residual" if reread else x.origin
@@ -298,9 +295,7 @@ class OperandRounding(Residuals):
         contracted: tuple[int, ...],
         operand_id: str,
     ) -> ScaledArray | Blocks:
-        """Returns the narrow copy for a setting and axes; stochastic rounding makes one for each
-        operand.
-        """
+        """Returns the narrow copy for a setting and axes; random ones are made for each operand."""
         purpose = self._purpose(setting, contracted)
         if setting.rounding != "nearest_even" or setting.draws:
             purpose = purpose, operand_id

@@ -242,9 +242,7 @@ def _tensor_scales(operands: Sequence[Factor]) -> tuple[jax.Array, ...]:
 
 
 def _result_scales(equation: Equation, operands: Sequence[Factor]) -> tuple[jax.Array, ...]:
-    """Returns the operands' scales with the axes of a product's result, those of one number
-    unchanged.
-    """
+    """Returns scales with the axes of a product's result; those of one number are unchanged."""
     found = []
     for i, (x, scale) in enumerate(operands):
         if scale is not None and scale.ndim:
@@ -290,9 +288,7 @@ def _precision(equation: Equation, factors: Sequence[jax.Array]) -> lax.Precisio
 def _unit_dtypes(
     equation: Equation, dtypes: Sequence[np.dtype], dtype: DTypeLike, device: Device
 ) -> tuple[tuple[np.dtype, int], tuple[np.dtype, int]] | None:
-    """Returns the dtype in which a device multiplies each operand, and log2 of its divisor; None if
-    only float32 holds both.
-    """
+    """Returns each operand's dtype in the units and log2 of its divisor; None for float32."""
     a, b = dtypes
     narrow = [d for d in (a, b) if d.itemsize == 1]
     if len(narrow) == 2:

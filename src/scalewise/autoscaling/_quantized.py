@@ -98,7 +98,6 @@ class QuantizedValue:
 
     @functools.cached_property
     def value(self) -> ScaledValue:
-        """The value in flight."""
         return ScaledValue(self.array.value().astype(self.dtype))
 
     def load(self) -> ScaledValue:
@@ -146,15 +145,11 @@ class QuantizedValue:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class QuantizedOperand(ScaledValue):
-    """A quantized argument as the operand of a product, which multiplies it as it is stored."""
-
     quantized: QuantizedValue = dataclasses.field(kw_only=True)
 
 
 def quantized_argument(x: Argument, dtype: DTypeLike) -> QuantizedValue | None:
-    """Returns a ScaledArray as the value that products multiply as it is stored; None for all
-    others.
-    """
+    """Returns a ScaledArray as the value that products multiply as it is stored; else None."""
     if not is_quantized(x):
         return None
     scale, upper = x.scale, x.tensor_scale

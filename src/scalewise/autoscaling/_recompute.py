@@ -30,9 +30,7 @@ DEEPEST = 48  # most operations between a value and its source
 def lineage(
     equation: Equation, inputs: Sequence[Value], small: int, kept: Callable[[ScaledValue], bool]
 ) -> Lineage | None:
-    """Returns how a result is computed again; None if it has to be stored, as arrays below
-    ``small`` are.
-    """
+    """Returns how a result is computed again; None if it is stored, as small arrays are."""
     if equation.name not in RECOMPUTED or len(equation.out_avals) != 1:
         return None
     floats = [x for x in inputs if isinstance(x, ScaledValue) and x.constant_value is None]

@@ -23,7 +23,6 @@ def role_of(value: ScaledValue) -> Role | Literal[""]:
 
 
 def role_read_later(value: ScaledValue) -> Role:
-    """Returns the role of an operand that carries no gradient in a backward product."""
     return role_of(value) or ("weight" if value.origin == "stored" else "activation")
 
 

@@ -17,9 +17,7 @@ TOP = 15  # log2 of the largest data: FP16 ends just below 2^16
 
 
 def rescaled(options: tuple, data: jax.Array, exponent: jax.Array) -> list[jax.Array]:
-    """Returns data with an exponent found from them, rounded once or, if not ``rounds``, in
-    float32.
-    """
+    """Returns data with an exponent found from them; in float32, unless they are rounded, once."""
     measure, fmt, rounds = options
     down, found = scaled_down(data, measure, fmt)
     exponent = jnp.where(found == ZERO_EXPONENT, found, found + exponent)

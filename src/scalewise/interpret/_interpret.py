@@ -88,6 +88,5 @@ def canonical(interpretation, equation, values, avals, boundary):
 
 
 def at_boundary(interpretation: Interpretation, state: State) -> State:
-    """Returns a state as it enters or leaves a loop's body or a branch, cast to vary over all mesh
-    axes, since the body may make it do so."""
+    """Casts a state to vary over all mesh axes: a loop's body or a branch may make it do so."""
     return _jax.vary(interpretation.at_boundary(state), _jax.manual_now())

@@ -110,9 +110,7 @@ mlir.register_lowering(linear_p, mlir.lower_fun(_run, multiple_results=True))
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def differentiated_by(pushforward: Callable, results, operands):
-    """Returns the results of a function, whose derivative ``pushforward`` computes from the
-    operands.
-    """
+    """Returns results whose derivative ``pushforward`` computes from the operands."""
     del pushforward, operands
     return results
 

@@ -64,8 +64,7 @@ def _followed(interpretation, equation: Equation, jaxpr, consts, part=()):
 
 
 def _called(interpretation, equation: Equation):
-    """Returns the body of a call or a scan whose inputs keep what they remember, and how many do;
-    None of other equations."""
+    """Returns the body of a call or scan, and how many inputs keep what they remember; or None."""
     if equation.name == "scan":
         loop = params.scan(equation)
         return loop.body, loop.consts

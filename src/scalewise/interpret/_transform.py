@@ -212,9 +212,7 @@ class _Derivative:
         return [y for y, a in pairs if is_inexact(a)], [y for y, a in pairs if not is_inexact(a)]
 
     def linear(self, tree: TreeDef, transposed: bool = False) -> Linear:
-        """Returns the derivative, or its transpose. The constants are residuals and operands, of
-        ``tree``.
-        """
+        """Returns the derivative or its transpose; its constants are residuals and operands."""
         in_avals, out_avals = self.in_avals, self.out_avals
         if transposed:
             in_avals, out_avals = out_avals, in_avals

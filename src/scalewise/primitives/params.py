@@ -47,9 +47,7 @@ class Equation(Protocol):
 
 
 def read(equation: Equation, *names: str, default: Parameter = _REQUIRED) -> Parameter:
-    """Returns an equation's parameter by its names in the supported releases of JAX, or the
-    default.
-    """
+    """Returns a parameter by its names in the supported releases of JAX, or the default."""
     for name in names:
         if name in equation.params:
             return equation.params[name]
@@ -174,8 +172,7 @@ def shard_map(equation: Equation) -> ShardMap:
 
 
 def solver(equation: Equation) -> tuple[Jaxpr, slice, slice] | None:
-    """Returns the function that a ``custom_linear_solve`` solves by, and which of the equation's
-    operands it takes; None for other primitives."""
+    """Returns what a ``custom_linear_solve`` solves by, and which operands it takes; else None."""
     jaxprs = read(equation, "jaxprs", default=None)
     if jaxprs is None:
         return None

@@ -57,9 +57,7 @@ def contains(fmt: Format, dtype: np.dtype, saturate: Any) -> bool:
 
 
 def result_dtype(dtype: np.dtype, fmt: Format, saturate: Any, name: str) -> np.dtype:
-    """Returns ``dtype`` if that represents all results of rounding it to a format, else the first
-    of float32 and (with JAX's x64) float64 that does.
-    """
+    """Returns the first of ``dtype``, float32 and float64 that represents all results."""
     dtype = np.dtype(dtype)
     if holds(dtype, fmt) or contains(fmt, dtype, saturate):
         return dtype

@@ -18,8 +18,9 @@ CONVERTED = frozenset({"e4m3fn", "e5m2", "e4m3"})
 
 
 def is_plain(fmt: Format) -> bool:
-    """Returns whether a format has sign, exponent and fraction as in IEEE 754, and subnormals whose
-    quantum times 2^23 is a normal number of float32.
+    """Returns whether a format has the fields of IEEE 754 and subnormals.
+
+    Their quantum times 2^23 has to be a normal number of float32.
     """
     return bool(
         fmt.signed

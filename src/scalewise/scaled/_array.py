@@ -281,9 +281,7 @@ def rebalance(a: ScaledArray, factor: ArrayLike) -> ScaledArray:
 
 
 def as_number(name: str, x: Any, dtype: DTypeLike) -> jax.Array:
-    """Returns a number, or an array of them, as floats: arrays of floats as they are, others in a
-    dtype.
-    """
+    """Returns a number, or an array of them: arrays of floats as they are, others in ``dtype``."""
     if isinstance(x, int | float) and float(jnp.finfo(dtype).max) < abs(x) < np.inf:
         raise ValueError(
             f"{name} is {x!r}, beyond the largest {np.dtype(dtype).name}; exponents have no bound: "

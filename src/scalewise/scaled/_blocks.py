@@ -161,7 +161,6 @@ def round_in_blocks(x: jax.Array, fmt: BlockFormat, scaling: Mx | None = None) -
 
 
 def _power(field: jax.Array) -> jax.Array:
-    """Returns the power of two with an exponent field."""
     return lax.bitcast_convert_type(lax.shift_left(field, np.int32(23)), np.float32)
 
 
@@ -170,9 +169,7 @@ def _bits_of(number: float | Fraction) -> np.uint32:
 
 
 def _rounded_bits(size: jax.Array, whole: jax.Array, element: Format) -> jax.Array:
-    """Returns the bits of magnitudes rounded to the element's precision, or to multiples of its
-    smallest number; at most its largest.
-    """
+    """Returns the bits of magnitudes rounded to an element format, at most its largest number."""
     u, m = np.uint32, element.mantissa_bits
     quantum = element.min_exponent - m
     odd = lax.bitwise_and(lax.shift_right_logical(whole, u(23 - m)), u(1))

@@ -50,9 +50,7 @@ def _contraction(
 
 
 def _static(name: str, s: object, algebra: Algebra) -> float:
-    """Returns a static scale, which has to be known, positive and finite, beside exponents a power
-    of 2.
-    """
+    """Returns a known, positive and finite number; beside exponents it has to be a power of two."""
     known = isinstance(s, int | float | np.number | np.ndarray | jax.Array)
     if not known or isinstance(s, bool | Tracer) or np.ndim(s):
         raise TypeError(

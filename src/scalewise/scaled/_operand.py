@@ -21,9 +21,7 @@ from ._rules import EXPONENTS, FACTORS, RULES, Algebra, Scale, ScaleRule, combin
 
 @dataclasses.dataclass(frozen=True)
 class ScaledOperand:
-    """``data * scale``, or ``data * 2**scale``, with one scale of the kind that ``algebra``
-    combines; ``dtype`` is that in which the data were stored.
-    """
+    """``data * scale``, or ``data * 2**scale``, as ``algebra`` says; stored before in ``dtype``."""
 
     data: jax.Array
     scale: jax.Array
@@ -93,9 +91,7 @@ def _plain(name: str, x: ArrayLike) -> ScaledArray:
 
 
 def _with_exponent(x: ScaledOperand) -> ScaledOperand:
-    """Returns the operand with an exponent; what its scale is beside a power of two goes to the
-    data.
-    """
+    """Returns the operand with an exponent; the data take what else its scale is."""
     if x.algebra is EXPONENTS:
         return x
     mantissa, power = split_power(x.scale)

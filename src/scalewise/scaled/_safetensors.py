@@ -129,9 +129,7 @@ def _parts(name: str, value: Tensor) -> tuple[dict[str, ArrayLike], Json]:
 def _joined(
     name: str, record: Json, arrays: MutableMapping[str, Loaded]
 ) -> jax.Array | ScaledArray | EncodedArray:
-    """Removes the record's tensors from ``arrays``. Raises KeyError, TypeError or ValueError for a
-    record that :func:`_parts` doesn't make.
-    """
+    """Raises KeyError, TypeError or ValueError for a record that :func:`_parts` doesn't make."""
     if record is None:
         return jnp.asarray(arrays.pop(name))
     if set(record) == {"format", "length"}:
