@@ -174,22 +174,26 @@ def multiply(
         ]
         return out, ones or _ordered(_result_scales(equation, shifted))
 
-    def by_units(arrays: Sequence[Factor]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        (a, _), (b, _) = arrays
-        assert isinstance(a, Blocks)
-        assert isinstance(b, Blocks)
-        by_device = functools.partial(on_device, dtype=dtype)
-        return block_product(params.dot_dimensions(equation), a.copy, b.copy, by_device)
-
     if not by_blocks and not scales and all(d == dtype for d in dtypes):
         return UnscaledProduct(_bound(equation, [x for x, _ in plain(operands)], dtype))
     if unit_dtypes is None:
         return UnscaledProduct(wide(operands)[0])
+    by_units = functools.partial(_by_block_units, equation, dtype)
     routes = {device.platform: by_units} if by_blocks else {}
     arrays = with_common_axes(tuple(operands))
     found = lax.platform_dependent(arrays, cpu=wide, **routes, default=narrow)
     raw, factors = cast(tuple[jax.Array, tuple[jax.Array, ...]], found)
     return UnscaledProduct(raw, factors)
+
+
+def _by_block_units(
+    equation: Equation, dtype: DTypeLike, operands: Sequence[Factor]
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    (a, _), (b, _) = operands
+    assert isinstance(a, Blocks)
+    assert isinstance(b, Blocks)
+    by_device = functools.partial(on_device, dtype=dtype)
+    return block_product(params.dot_dimensions(equation), a.copy, b.copy, by_device)
 
 
 def accumulated(
