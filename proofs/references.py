@@ -22,7 +22,7 @@ import numpy as np
 from jax import lax
 
 from proofs.oracle import edges
-from scalewise.formats import CATALOGUE, FP32, Format, check_rounding
+from scalewise.formats import CATALOGUE, FP32, Format, rounding_mode
 from scalewise.rounding import cast, round_to
 
 Cast = Callable[[np.ndarray], np.ndarray]
@@ -153,7 +153,7 @@ def _torch(fmt: Format) -> Iterator[Route]:
 
 def inputs(fmt: Format, rounding: str, saturate: bool) -> np.ndarray:
     """Returns inputs on both sides of every threshold, and a million random bit patterns."""
-    both = [bits for bits, _ in edges(fmt, check_rounding(fmt, rounding), saturate)]
+    both = [bits for bits, _ in edges(fmt, rounding_mode(rounding, fmt).name, saturate)]
     noise = np.random.default_rng(0).integers(0, 1 << 32, 1 << 20, np.uint32)
     special = np.float32([0, -0.0, np.inf, -np.inf, np.nan]).view(np.uint32)
     return np.unique(np.concatenate([*both, noise, special])).view(np.float32)

@@ -35,7 +35,13 @@ def test_a_family_that_scales_has_a_rule_for_each_of_its_primitives():
 
 
 @pytest.mark.parametrize(
-    "line", ["sin contractive - fast", "sin contractive wide", "sin contractive -\nsin power -"]
+    "line",
+    [
+        "sin contractive - fast",
+        "sin contractive - nan=fast",
+        "sin contractive wide",
+        "sin contractive -\nsin power -",
+    ],
 )
 def test_an_invalid_line_is_refused(line):
     with pytest.raises(ValueError, match=r"primitives/_table.py.*'sin"):

@@ -23,7 +23,7 @@ def roundings(jaxpr, loops=0):
     for eqn in open_jaxpr(jaxpr)[0].eqns:
         name = eqn.primitive.name
         if name == "outlined" and eqn.params["call"].function.__name__ in (
-            "_narrow_copy", "_in_blocks", "_in_tiles",
+            "_narrow_copy", "_in_blocks",
         ):  # fmt: skip
             found[eqn.invars[0].aval.shape, loops] += 1
         for inner in nested_jaxprs(eqn):

@@ -1,5 +1,6 @@
 """Where a device multiplies narrow numbers itself, it gets them narrow."""
 
+import functools
 import re
 import warnings
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 
 import scalewise as sw
 from arrays import normal
-from scalewise.autoscaling._block_product import block_product
+from scalewise.autoscaling._block_product import block_product, on_device
 from scalewise.devices import DEVICES
 from scalewise.scaled import quantize
 
@@ -130,7 +131,7 @@ def test_blocks_of_several_contracted_axes_are_multiplied_as_they_lie():
     b = normal(1, (2, 3, 40, 7))
     x, y = (quantize(z, "mxfp8_e4m3", axis=i) for z, i in ((a, 3), (b, 2)))
     dimensions = ((2, 3), (1, 2)), ((0,), (0,))
-    got, _ = block_product(dimensions, x, y, jnp.float32)
+    got, _ = block_product(dimensions, x, y, functools.partial(on_device, dtype=jnp.float32))
     want = jnp.einsum("nabc,nbcd->nad", x.value(), y.value())
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 

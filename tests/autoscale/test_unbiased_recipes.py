@@ -223,6 +223,18 @@ def test_programs_in_float64_and_bfloat16(name):
                 assert np.linalg.norm(got - exact) < 0.4 * np.linalg.norm(exact)
 
 
+def test_a_stored_activation_is_loaded_after_scales_of_two_levels():
+    """Of ``min_size`` elements the activation waits in FP16 for the weight's gradient."""
+    w, x = normal(0, (128, 128)) / 11, normal(1, (128, 128))
+
+    def loss(w):
+        return jnp.mean(jnp.square(jnp.tanh(x @ w) @ w))
+
+    found = sw.autoscale(jax.grad(loss), "fp4_all_the_way")(w)
+    exact = jax.grad(loss)(w)
+    assert np.linalg.norm(found - exact) < 0.4 * np.linalg.norm(exact)
+
+
 def override(recipe, how):
     """TransformerEngine's ``backward_override``: high_precision or dequantized."""
     return recipe.with_products(

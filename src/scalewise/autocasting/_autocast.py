@@ -125,7 +125,6 @@ class Autocast(Interpretation):
         return state, map_floats(lambda y, _: Value(y, kept, backward), outs, equation.out_avals)
 
     def _dtype(self, equation: Equation, values: Sequence[Value]) -> np.dtype:
-        """Returns the dtype in which an operation on these values runs."""
         run = self.policy.run(equation)
         floats = [a.dtype for a in equation.in_avals + equation.out_avals if is_float(a)]
         full = jnp.dtype(jnp.float64 if jnp.float64 in floats else jnp.float32)

@@ -112,7 +112,6 @@ class Policy:
         return "full" if equation.name in self.full else "follow"
 
     def __repr__(self) -> str:
-        """The dtypes, and what differs from the default lists."""
         dtypes = [(name, getattr(self, name)) for name in ("params", "output")]
         arguments = [repr(self.compute.name)]
         arguments += [f"{name}={dtype.name!r}" for name, dtype in dtypes if dtype is not None]

@@ -21,19 +21,12 @@ MASK = 20  # log2 of the least constant that is taken for a mask, such as -1e9
 
 
 def aligned(inputs: Sequence[Value], limit: int) -> tuple[list[Value], Exponent | None]:
-    """Brings float operands to one exponent.
+    """Returns float operands with exponent 0, and the one that was taken off them; None without
+    floats.
 
-    A constant counts like any other operand, or its data would overflow. A constant that stands for
-    an infinity (a mask) is only kept large: the other operands keep what exceeds 2^-20 of it. So
-    are arrays made of constants and integers alone, such as a mask that is added.
-
-    Args:
-        inputs: values with wide data; other operands are returned unchanged.
-        limit: a constant's data are brought below ``2**limit``.
-
-    Returns:
-        The operands, with exponent 0, and the exponent that was taken off them; None if no operand
-        is a float.
+    Constants count like any other operand, or their data would overflow. One that stands for an
+    infinity (a mask) is only kept large: the others keep what exceeds 2^-20 of it. So are arrays
+    made of constants and integers alone, such as a mask that is added.
     """
     floats = [x for x in inputs if isinstance(x, ScaledValue)]
     if not floats:
@@ -69,7 +62,6 @@ def chosen(which: jax.Array, cases: Sequence[Value]) -> list[Value]:
 
 
 def _wanted(x: ScaledValue, limit: int) -> Exponent | None:
-    """Returns the exponent that an operand asks for: an integer, an int32 array or None."""
     if x.constant_value is not None:
         return wanted_by_constant(x.constant_value, limit)
     if isinstance(x.exponent, int):
@@ -79,7 +71,6 @@ def _wanted(x: ScaledValue, limit: int) -> Exponent | None:
 
 
 def may_be_mask(x: ScaledValue) -> bool:
-    """Returns whether an operand was made of constants and integers alone, as masks are."""
     return getattr(x, "independent", False)
 
 
@@ -92,11 +83,7 @@ def wanted_by_constant(constant_value: float, limit: int) -> int | None:
 
 
 def finite_factor(x: Value) -> Value:
-    """Returns a factor that stands for an infinity (``(1 - mask) * finfo.min``) as a factor of
-    2^MASK.
-
-    The other operand of a sum with it then keeps its leading bits at the scale of the sum.
-    """
+    """Returns a factor that stands for an infinity as 2^MASK: a sum with it keeps leading bits."""
     if (
         not isinstance(x, ScaledValue)
         or x.constant_value is None

@@ -119,7 +119,6 @@ def autoscale(
 
 
 def _outputs(recipe: Recipe, leaves: list[object], traced: bool) -> Outputs:
-    """Returns what the results of a function whose arguments have these leaves are."""
     scaled = any(isinstance(x, ScaledArray) for x in leaves)
     if recipe.rounds != "every_op" or recipe.state or not scaled:
         return "arrays"
@@ -127,7 +126,6 @@ def _outputs(recipe: Recipe, leaves: list[object], traced: bool) -> Outputs:
 
 
 def _in_phase(f: Callable, keyed: bool, recipe: Recipe) -> Callable:
-    """Returns :func:`autoscale` of a phase's recipe; a key that it doesn't need is left out."""
     if not keyed or recipe.products.is_random:
         return autoscale(f, recipe, keyed=keyed)
     plain = autoscale(f, recipe)
@@ -135,7 +133,6 @@ def _in_phase(f: Callable, keyed: bool, recipe: Recipe) -> Callable:
 
 
 def _with_key(args: tuple) -> tuple:
-    """Returns the arguments of a keyed function, the first of them checked to be a key."""
     kind = getattr(args[0], "dtype", None) if args else None
     if kind is None or not (jnp.issubdtype(kind, jax.dtypes.prng_key) or kind == np.uint32):
         raise TypeError(

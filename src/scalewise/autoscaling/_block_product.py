@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +21,8 @@ block_product_p = jex.Primitive("block_product")
 
 
 def takes_blocks(equation: Equation, a: ScaledArray, b: ScaledArray) -> bool:
-    """Returns whether a product can be computed block by block.
+    """Returns whether both operands' blocks are of one size, along one pair of contracted axes.
 
-    Both operands' blocks have to be along the same pair of contracted axes and of one size. Returns
     False on an explicit mesh, where the sharding of such a product isn't known.
     """
     if equation.name != "dot_general" or has_explicit_mesh():
@@ -36,24 +35,18 @@ def takes_blocks(equation: Equation, a: ScaledArray, b: ScaledArray) -> bool:
 
 
 def block_product(
-    dimensions: Sequence[params.AxisPair], a: ScaledArray, b: ScaledArray, dtype: DTypeLike
+    dimensions: Sequence[params.AxisPair],
+    a: ScaledArray,
+    b: ScaledArray,
+    multiply: Callable[..., jax.Array],
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """Multiplies two operands by a device's block-scaled units.
+    """Multiplies two operands block by block; the factors are still to be applied.
 
-    Each result is the sum over blocks of ``scale_a * scale_b * dot(block_a, block_b)``, in float32.
-
-    Args:
-        dimensions: the contracted axes of both, and the batch axes.
-        a: of a block format that the units take.
-        b: likewise, its blocks along the same pair of contracted axes.
-        dtype: of the result: float32, bfloat16 or float16.
-
-    Returns:
-        The product, and the factors that are still to be applied to it.
+    ``multiply`` gets each operand's numbers and both operands' scales, ``[batch, free, ...]``.
     """
     contracted, batch = dimensions
-    (x, x_scale), (y, y_scale) = arranged(dimensions, a, b)
-    out = block_product_p.bind(x, y, x_scale, y_scale, dtype=jnp.dtype(dtype))
+    (x, x_scale), (y, y_scale) = _arranged_pair(dimensions, a, b)
+    out = multiply(x, y, x_scale, y_scale)
     shape = [a.shape[i] for i in batch[0]]
     for z, axes, own in zip((a, b), contracted, batch, strict=True):
         shape += [n for i, n in enumerate(z.shape) if i not in (*axes, *own)]
@@ -61,7 +54,12 @@ def block_product(
     return out.reshape(shape), tuple(s.astype(jnp.float32) for s in scales if s is not None)
 
 
-def arranged(
+def on_device(x, y, x_scale, y_scale, *, dtype: DTypeLike) -> jax.Array:
+    """Returns the sums over blocks of ``scale_x * scale_y * dot(block_x, block_y)``, in float32."""
+    return block_product_p.bind(x, y, x_scale, y_scale, dtype=jnp.dtype(dtype))
+
+
+def _arranged_pair(
     dimensions: Sequence[params.AxisPair], a: ScaledArray, b: ScaledArray
 ) -> list[tuple[jax.Array, jax.Array]]:
     """Returns each operand's numbers, ``[batch, free, contracted]``, and its scales likewise."""
@@ -78,10 +76,7 @@ def arranged(
 def _arranged(
     x: ScaledArray, contracted: Sequence[int], batch: Sequence[int]
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the numbers, ``[batch, free, contracted]``, and scales, ``[batch, free, blocks]``.
-
-    Of several contracted axes, the one along which blocks lie becomes the innermost.
-    """
+    """Of several contracted axes, the one along which blocks lie becomes the innermost."""
     assert x.block is not None
     data, scale = _numbers(x.data), x.scale.data if isinstance(x.scale, ScaledArray) else x.scale
     assert isinstance(scale, jax.Array)
@@ -98,7 +93,6 @@ def _arranged(
 
 
 def _numbers(data: jax.Array | EncodedArray) -> jax.Array:
-    """Returns the elements in a dtype that the units take."""
     if not isinstance(data, EncodedArray):
         return data
     assert data.format == E2M1FN
@@ -110,8 +104,6 @@ def _by_units(x, y, x_scale, y_scale, *, dtype):
 
 
 def _in_float32(x, y, x_scale, y_scale, *, dtype):
-    """Computes the same product of float32 operands, for derivatives and other devices."""
-
     def whole(data, scale):
         size = data.shape[-1] // scale.shape[-1]
         return data.astype(jnp.float32) * jnp.repeat(scale.astype(jnp.float32), size, axis=-1)
@@ -127,16 +119,12 @@ def _abstract(x, y, x_scale, y_scale, *, dtype):
 
 def _batched(args, dims, *, dtype):
     size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
-    moved = [
-        jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
-        for x, d in zip(args, dims, strict=True)
-    ]
+    moved = [batching.bdim_at_front(x, d, size) for x, d in zip(args, dims, strict=True)]
     out = block_product_p.bind(*[x.reshape(-1, *x.shape[2:]) for x in moved], dtype=dtype)
     return out.reshape(size, -1, *out.shape[1:]), 0
 
 
 def _jvp(primals, tangents, *, dtype):
-    """Returns the product and its tangent; tangents of narrow numbers are float32."""
     out = block_product_p.bind(*primals, dtype=dtype)
     wide = [p.astype(jnp.float32) for p in primals]
     given = [

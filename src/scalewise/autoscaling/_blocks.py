@@ -54,14 +54,10 @@ class Blocks:
 
     @property
     def dtype(self) -> np.dtype:
-        """The narrowest dtype that holds the numbers times their scales.
-
-        BF16 has float32's exponents, so it holds an FP8, FP6 or FP4 number times a power of two.
-        """
+        """BF16 holds an FP8, FP6 or FP4 number times a power of two: it has float32's exponents."""
         return _dtype(self.format, self.in_flight)
 
     def value(self, dtype: DTypeLike | None = None) -> jax.Array:
-        """Returns the numbers times their scales, in a dtype that holds them."""
         dtype = jnp.dtype(self.dtype if dtype is None else dtype)
         operands = self.copy, self.source
         options = self.format, self.dtype, dtype, self.scaling
@@ -86,25 +82,19 @@ def in_blocks(
 ) -> Blocks:
     """Returns ``x`` rounded to a block format along an axis.
 
-    Args:
-        x: floats, any shape.
-        fmt: the block format.
-        scaling: the strategy; None for the format's own.
-        axis: the axis of the blocks, counted from 0.
-        rounding: of the numbers.
-        tile: another axis, and how many of its indices share a scale; None for one.
-        key: a JAX random key, for stochastic rounding of the numbers or of the scales.
+    ``scaling`` is None for the format's own; ``tile`` is another axis, and how many of its
+    indices share a scale; ``key`` is for stochastic rounding of the numbers or of the scales.
     """
-    if tile is not None or rounding != "nearest_even" or key is not None:
-        kind, data = (None, None) if key is None else (jax.random.key_impl(key), _data_of(key))
-        settings = fmt, scaling, axis, rounding, tile, kind
-        return Blocks(outlined(_in_tiles, settings, x, data), fmt, x.dtype)
-    options, element = (fmt, scaling, axis), fmt.element
+    # the numbers of a key, since one of the older kind is an array of them
+    data = None if key is None else jax.random.key_data(key)
+    kind = None if key is None else jax.random.key_impl(key)
+    options, element = (fmt, scaling, axis, rounding, tile, kind), fmt.element
     known = all(map(is_known, x.shape)) and x.size
     has_type = is_packed(element) or (element.dtype is not None and element.bits == 8)
-    own = rounds_in_blocks(fmt, scaling) and _dtype(fmt, x.dtype) == jnp.bfloat16
+    plain = tile is None and rounding == "nearest_even" and key is None
+    own = plain and rounds_in_blocks(fmt, scaling) and _dtype(fmt, x.dtype) == jnp.bfloat16
     if not (own and known and has_type):
-        return Blocks(outlined(_in_blocks, options, x), fmt, x.dtype)
+        return Blocks(outlined(_in_blocks, options, x, data), fmt, x.dtype)
     assert scaling is None or isinstance(scaling, Mx)
     result = _copy_type(x.shape, fmt, axis)
     return Blocks(by_platform(_in_blocks, _unread, options, result, x), fmt, x.dtype, x, scaling)
@@ -118,7 +108,6 @@ def _dtype(fmt: BlockFormat | Format, dtype: DTypeLike) -> np.dtype:
 
 
 def _copy_type(shape: tuple[int, ...], fmt: BlockFormat, axis: int) -> ScaledArray:
-    """Returns the shapes and dtypes of a quantized array with powers of two for scales."""
     *outer, length = shape
     element = fmt.element
     data = jax.ShapeDtypeStruct(shape, element.dtype)
@@ -132,7 +121,7 @@ def _copy_type(shape: tuple[int, ...], fmt: BlockFormat, axis: int) -> ScaledArr
 
 def _unread(options: tuple, x: jax.Array) -> ScaledArray:
     """Returns zeros whose scales are NaN, in place of a copy that nothing reads."""
-    fmt, _, axis = options
+    fmt, _, axis, *_ = options
 
     def blank(type_: jax.ShapeDtypeStruct) -> jax.Array:
         number = np.nan if type_.dtype == jnp.float8_e8m0fnu else 0
@@ -142,27 +131,17 @@ def _unread(options: tuple, x: jax.Array) -> ScaledArray:
 
 
 def quantized(x: Blocks) -> ScaledArray:
-    """Returns the numbers and scales of an operand, on a CPU too."""
     if x.source is None:
         return x.copy
     assert x.copy.block is not None
-    return outlined(_in_blocks, (x.format, x.scaling, x.copy.block[0]), x.source)
+    plain = "nearest_even", None, None
+    return outlined(_in_blocks, (x.format, x.scaling, x.copy.block[0], *plain), x.source)
 
 
-def _in_blocks(options: tuple, x: jax.Array) -> ScaledArray:
-    fmt, scaling, axis = options
-    # passed twice, since XLA on a GPU chooses different layouts for the maxima and the numbers
-    return quantize_measured(x, x, fmt, scaling, axis)
-
-
-def _data_of(key: jax.Array) -> jax.Array:
-    """Returns a key's numbers; a key of the older kind is an array of them."""
-    return jax.random.key_data(key)
-
-
-def _in_tiles(options: tuple, x: jax.Array, data: jax.Array | None) -> ScaledArray:
+def _in_blocks(options: tuple, x: jax.Array, data: jax.Array | None = None) -> ScaledArray:
     fmt, scaling, axis, rounding, tile, kind = options
     key = None if data is None else jax.random.wrap_key_data(data, impl=kind)
+    # passed twice, since XLA on a GPU chooses different layouts for the maxima and the numbers
     return quantize_measured(x, x, fmt, scaling, axis, rounding=rounding, tile=tile, key=key)
 
 
@@ -175,7 +154,6 @@ def _from_copy(options: tuple, copy: ScaledArray, source: jax.Array | None) -> j
 
 
 def _from_source(options: tuple, copy: ScaledArray, source: jax.Array) -> jax.Array:
-    """Rounds ``source`` in three axes, so that arrays of different shapes share one function."""
     assert copy.block is not None
     axis, size = copy.block
     outer, length, inner = source.shape[:axis], source.shape[axis], source.shape[axis + 1 :]

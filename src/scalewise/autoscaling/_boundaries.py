@@ -40,7 +40,7 @@ from ._products import DeferredProduct
 from ._quantized import QuantizedValue, assigned, moved, quantized_argument
 from ._recompute import is_statistic, lineage
 from ._residuals import load, load_product
-from ._roles import known_uses, role_of
+from ._roles import role_of
 from ._rules import RULES
 from ._value import (
     Memo,
@@ -107,7 +107,7 @@ class Boundaries(OperandRounding):
         small = fmt and isinstance(value, ScaledValue) and holds(value.data.dtype, fmt)
         if waits and fmt and not small:
             self._recorded(boundary, equation, value, fmt)
-            return value if isinstance(value, StoredValue) else store_value(_marked(value), fmt)
+            return value if isinstance(value, StoredValue) else store_value(value.marked(), fmt)
         value = load(value)
         carry = self.recipe.carry if boundary == "carry" and aval.shape else None
         if boundary in ("carry", "stacked"):
@@ -116,9 +116,10 @@ class Boundaries(OperandRounding):
             value = store_value(value, carry).load()
         if not self.traced or boundary == "mapped":  # devices may have different exponents
             plain = ScaledValue(materialize(value), 0, origin)
-            return (
-                dataclasses.replace(plain, **known_uses(value)) if boundary == "stacked" else plain
-            )
+            if boundary != "stacked":
+                return plain
+            known = value.marked()
+            return dataclasses.replace(plain, narrowed=known.narrowed, role=known.role)
         exponent = 0 if value.constant_value is not None or per_slice(value) else value.exponent
         return ScaledValue(value.at(exponent), jnp.asarray(exponent, jnp.int32), origin)
 
@@ -159,8 +160,7 @@ class Boundaries(OperandRounding):
         return value
 
     def _setting_of_weight(self, value: ScaledValue, reader: Equation) -> Operand | None:
-        """Returns how a product rounds a value that is the same in each iteration of a loop, as far
-        as that is known without its other operand."""
+        """Returns how a product rounds a loop's constant, whatever its other operand, or None."""
         if RULES[reader.name].family is not Family.CONTRACTION or value.constant_value is not None:
             return None
         products, backward = self.recipe.products, reader.direction == "backward"
@@ -181,8 +181,7 @@ class Boundaries(OperandRounding):
         return self._moved(equation, [load_product(x) for x in inputs])
 
     def _moved(self, equation: Equation, inputs: Sequence[Value | None]) -> Value | None:
-        """Returns an argument that an equation casts or moves, the same for equal equations; None
-        for all others."""
+        """Returns an argument after a cast or move, the same for equal equations, or None."""
         if len(inputs) != 1 or not isinstance(x := inputs[0], ScaledValue) or x.origin != "stored":
             return None
         if RULES[equation.name].family is not Family.STRUCTURAL or per_slice(x):
@@ -214,12 +213,11 @@ class Boundaries(OperandRounding):
         value = load_product(value)
         if not isinstance(value, ScaledValue):
             return value
-        return self._stored(_marked(value), self.recipe.residuals)
+        return self._stored(value.marked(), self.recipe.residuals)
 
     # -- what `explain` is told ------------------------------------------------------------------
 
     def _record_residual(self, equation: Equation, value: Value, fmt: Format | None) -> None:
-        """Records how a value was stored for a backward equation, which the value's memo tells."""
         if not isinstance(value, ScaledValue) or not value.is_computed:
             return
         source = value if value.lineage is None else value.lineage.source or value
@@ -312,7 +310,6 @@ class Boundaries(OperandRounding):
 
 
 def _transposed_product(equation: Equation, inputs: Sequence[Value]) -> ScaledValue | None:
-    """Returns a transposed product whose operands change places; None for all other equations."""
     if equation.name != "transpose" or not isinstance(inputs[0], DeferredProduct):
         return None
     backward = equation.direction == "backward"
@@ -322,15 +319,9 @@ def _transposed_product(equation: Equation, inputs: Sequence[Value]) -> ScaledVa
 
 
 def _origin(equation: Equation, inputs: Sequence[Value], family: Family):
-    """Returns the origin of a result, which decides its format as an operand."""
     known = [x for x in inputs if isinstance(x, ScaledValue)]
     moved = family is Family.STRUCTURAL and any(x.constant_value is None for x in known)
     if moved and all(x.origin in ("stored", "residual") for x in known):
         return "stored" if all(x.origin == "stored" for x in known) else "residual"
     # everything else in a backward pass is linear in a cotangent, the first of which is a constant
     return "backward" if equation.direction == "backward" else "forward"
-
-
-def _marked(value: ScaledValue) -> ScaledValue:
-    """Returns a copy of a value whose fields keep what its memo says of its uses."""
-    return dataclasses.replace(value, **known_uses(value))

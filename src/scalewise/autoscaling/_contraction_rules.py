@@ -33,10 +33,7 @@ def contraction(by: RuleContext, equation: Equation, inputs: Sequence[Value]) ->
 
 
 def with_integers(equation: Equation, inputs: Sequence[Value]) -> Sequence[Value]:
-    """Returns the operands of a product with its integers as floats, which are never rounded.
-
-    Products of integers alone, and of complex numbers, are returned unchanged.
-    """
+    """Returns integers beside floats as floats, which are never rounded."""
     avals = equation.in_avals[: len(inputs)]
     real = [jnp.issubdtype(a.dtype, jnp.integer) or a.dtype == bool for a in avals]
     if not any(isinstance(x, ScaledValue) for x in inputs) or not any(real):
@@ -50,7 +47,6 @@ def with_integers(equation: Equation, inputs: Sequence[Value]) -> Sequence[Value
 
 
 def all_gather(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-    """Gathers narrow data with a scale common to all devices, if the recipe says so."""
     (x,) = inputs
     sent = None
     if isinstance(x, ScaledValue) and not per_slice(x):
@@ -63,7 +59,6 @@ def all_gather(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> 
 
 
 def psum(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-    """Sums over devices what each sends narrow, in the compute dtype, if the recipe says so."""
     axes, groups = params.axis_name(equation), params.axis_groups(equation)
     x = inputs[0]
     plain = len(inputs) == 1 and isinstance(x, ScaledValue) and not per_slice(x) and groups is None
@@ -76,21 +71,16 @@ def psum(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[V
 
 
 def _loaded(data: jax.Array, scale: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """Returns data that were sent narrow in their flight dtype."""
     return (data.astype(scale.dtype) * scale).astype(dtype)
 
 
 def grouped(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-    """Computes ``ragged_dot``: a contraction of groups of rows, each with its own matrix."""
     a, b, *sizes = inputs
     return contraction(by, equation.bind_last(*sizes), [a, b])
 
 
 def scaled_product(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-    """Computes ``lax.scaled_dot``; operands of 8 bits keep their numbers and their own scales.
-
-    Wider operands are multiplied by their scales, and rounded as those of a ``dot_general`` are.
-    """
+    """Operands of 8 bits keep their own scales; wider ones are those of a ``dot_general``."""
     if all(a.dtype.itemsize == 1 for a in equation.in_avals[:2]):
         return fallback(by, equation, inputs)
     a, b, *scales = [materialize(x).astype(jnp.float32) for x in inputs]
@@ -121,7 +111,6 @@ def gram(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[V
 
 
 def sparse(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-    """Warns that the operands of a product of sparse arrays stay wide, and computes it."""
     keep = getattr(by, "overrides", None)
     if keep is not None and keep.find(equation, "rounded") is not None:
         warnings.warn(
@@ -135,7 +124,6 @@ def sparse(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list
 
 
 def _blockwise(scale: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Returns the scales of blocks, each repeated for the elements of its block."""
     for axis, (n, blocks) in enumerate(zip(shape, scale.shape, strict=True)):
         scale = jnp.repeat(scale, n // blocks, axis)
     return scale
@@ -150,7 +138,6 @@ def features(equation: Equation) -> int:
 
 
 def mixes_freely(equation: Equation) -> bool:
-    """Returns whether a contraction sums over all indices of its contracted axes alike."""
     if equation.name == "conv_general_dilated":
         return params.conv_groups(equation) == (1, 1)
     return equation.name == "dot_general" and bool(params.contracted_axes(equation)[0])

@@ -105,7 +105,6 @@ class WithHistory:
     def _observed(
         self, history: AmaxHistory, program: Program, boundaries: Boundaries
     ) -> tuple[list[PyTree], jax.Array]:
-        """Returns a program's float and other outputs, and this call's largest magnitudes."""
         program = dataclasses.replace(program, arrays=_undifferentiated(list(program.arrays)))
         earlier = dict(zip(history.operand_ids, jnp.max(history.amaxes, axis=1), strict=True))
         amaxes = OperandAmaxes(earlier)

@@ -21,7 +21,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from .._jax import ShapedArray
-from .._types import AxisName, PyTree
+from .._types import PyTree
 from ..formats import Format
 from ..interpret import (
     Applied,
@@ -58,7 +58,8 @@ from ._every_op_value import (
     widened,
     widest_dtype,
 )
-from ._narrow import TakesStored, has_exponent, has_scale, is_stored, store_array
+from ._families import RuleContext
+from ._narrow import has_exponent, has_scale, is_stored, store_array
 from ._overrides import FormatOverrides, warn_opaque
 from ._products import accumulated
 from ._recipe import Recipe
@@ -74,7 +75,7 @@ COLLECTIVES = having("collective")
 
 
 @dataclasses.dataclass(frozen=True)
-class EveryOp(TakesStored):
+class EveryOp(RuleContext):
     """Rounds each result to ``recipe.residuals``; exponents are int32 numbers at run time.
 
     A value is ``data * 2**exponent`` with data float16 or bfloat16. Arithmetic on two elements is
@@ -170,7 +171,6 @@ class EveryOp(TakesStored):
         return self._scaled_output(value, aval)
 
     def _scaled_output(self, value: Value, aval: ShapedArray) -> ScaledArray:
-        """Returns a result with narrow data, rescaled once more by the recipe's measure."""
         value = widened(self.read(self.stack(value, aval)))
         value = (
             self.rounding.clipped(value)
@@ -237,7 +237,6 @@ class EveryOp(TakesStored):
         return state, outs
 
     def _recorded(self, equation: Equation, y: Value) -> None:
-        """Tells ``explain`` of a result, and whether its scale was found or propagated."""
         if self.record is None or not isinstance(y, ScaledValue) or y.constant_value is not None:
             return
         contraction = RULES[equation.name].family is Family.CONTRACTION
@@ -311,11 +310,9 @@ class EveryOp(TakesStored):
         return map_floats(moved, outs, equation.out_avals)
 
     def _own(self, x: Value) -> Value:
-        """Returns a value in this format where ``keep`` has left others in another one."""
         return self._in_format(x) if self.overrides.keep else x
 
     def _in_format(self, x: Value) -> Value:
-        """Returns a value in this interpretation's format, rounded only once."""
         if not isinstance(x, ScaledValue) or x.data.dtype == self.dtype:
             return x
         if x.constant_value is None and is_independent(x):  # rounded beside a dependent value
@@ -345,24 +342,6 @@ class EveryOp(TakesStored):
             x.memo.changed[self.dtype] = self.rounding.lifted(x)
         independent = is_independent(x)
         return dataclasses.replace(x.memo.changed[self.dtype], independent=independent)
-
-    @property
-    def device(self) -> None:
-        """None: products aren't compiled for a device's narrow units."""
-        return None
-
-    @property
-    def units(self) -> None:
-        """None: contractions accumulate as ``recipe.arithmetic`` says."""
-        return None
-
-    def to_send(self, value: ScaledValue, axis_name: AxisName, equation: Equation) -> None:
-        """Returns None: devices exchange plain numbers."""
-        return None
-
-    def flight_dtype(self, aval: ShapedArray) -> DTypeLike:
-        """Returns the dtype in which a rule computes a float, before its result is rounded."""
-        return wide_dtype(aval.dtype)
 
     def operands(
         self, equation: Equation, values: Sequence[ScaledValue]

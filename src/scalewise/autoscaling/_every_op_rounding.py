@@ -34,7 +34,6 @@ READ_DATA = names(lambda row: row.family is Family.CONTRACTIVE) | {"reduce_prod"
 
 
 def propagating_rule(name: str) -> Rule:
-    """Returns the rule of a primitive that reads no data to find a scale."""
     if name == "integer_pow":
         return Rule(Family.POWER, propagated_power)
     return FALLBACK if name in READ_DATA else RULES[name]
@@ -54,12 +53,7 @@ def static_exponent(equation: Equation) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class ResultRounding:
-    """How results are rounded to ``recipe.residuals``, or left in float32, with an exponent.
-
-    Attributes:
-        recipe: the format, and where scales are found from the data.
-        keeps_float32: whether results stay unrounded, by the same rules.
-    """
+    """How results are rounded to ``recipe.residuals``, or, by the same rules, left in float32."""
 
     recipe: Recipe
     keeps_float32: bool = False
@@ -80,7 +74,6 @@ class ResultRounding:
         return self.recipe.rescale == "never"
 
     def lifted(self, x: ScaledValue) -> ScaledValue:
-        """Returns a float argument with a scale of its own, or with the one that it came with."""
         return self.clipped(x) if self.propagates else self.rescaled(x, full_range=True)
 
     def result(
@@ -91,7 +84,6 @@ class ResultRounding:
         common: Exponent | None,
         inputs: Sequence[Value],
     ) -> ScaledValue:
-        """Returns a rule's result, rounded, with the scale that the recipe asks for."""
         optimizer = equation.direction == "update"
         if common is not None:
             y = ScaledValue(
@@ -120,12 +112,7 @@ class ResultRounding:
         return self.rounded(y, bound)
 
     def rounded(self, x: ScaledValue, bound: int = TOP) -> ScaledValue:
-        """Returns the value with its data rounded to the format, once; finite data stay finite.
-
-        Args:
-            x: a value with data in the compute dtype.
-            bound: log2 of their largest finite magnitude.
-        """
+        """Returns the value rounded once; finite data, below ``2**bound``, stay finite."""
         if self.keeps_float32:
             return x
         data = x.data
@@ -138,7 +125,6 @@ class ResultRounding:
         return self.rounded(x, TOP + 1)
 
     def rescaled(self, x: ScaledValue, *, full_range: bool = False) -> ScaledValue:
-        """Returns the value, rounded once, with an exponent found from the data."""
         measure = self._measure(full_range)
         exponent = jnp.asarray(x.exponent, jnp.int32)
         options = (measure, self.fmt, not self.keeps_float32)
@@ -149,7 +135,6 @@ class ResultRounding:
         return y
 
     def _measure(self, full_range: bool) -> str:
-        """Returns the measure by which an exponent is found."""
         # propagated scales assume data of unit size
         if self.recipe.rescale is None and full_range and self.recipe.arithmetic == "float32":
             return "max"

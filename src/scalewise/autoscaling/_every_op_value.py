@@ -45,7 +45,6 @@ class EveryOpValue(ScaledValue):
 
 
 def is_independent(x: ScaledValue) -> bool:
-    """Returns whether a value depends on no float argument."""
     return x.constant_value is not None or (isinstance(x, EveryOpValue) and x.independent)
 
 
@@ -61,20 +60,17 @@ def is_nonzero_constant(x: ScaledValue) -> bool:
 
 
 def may_bound(x: ScaledValue) -> bool:
-    """Returns whether an operand is made of constants, and not zero or as good as infinite."""
     if x.constant_value is None:
         return is_independent(x)
     return is_nonzero_constant(x) and abs(x.constant_value) < 2.0**MASK
 
 
 def widest_dtype(equation: Equation) -> DTypeLike:
-    """Returns float64 if a float operand or result of the equation is float64, else float32."""
     own = [a.dtype for a in equation.in_avals + equation.out_avals if is_float(a)]
     return jnp.float64 if np.dtype("float64") in own else jnp.float32
 
 
 def widened(x: ScaledValue, dtype: DTypeLike = jnp.float32) -> ScaledValue:
-    """Returns the value with its data in a compute dtype."""
     return dataclasses.replace(x, data=x.data.astype(dtype), memo=Memo())
 
 
@@ -123,12 +119,10 @@ def propagated_bound(
 
 
 def constant_limit(recipe: Recipe) -> int:
-    """Returns log2 of the bound on a constant's data where it is aligned with other values."""
     return 14 if recipe.rescale == "max" else 7
 
 
 def bound_aligned(recipe: Recipe, x: ScaledValue) -> int:
-    """Returns log2 of an operand's largest data after it is aligned with other operands."""
     if not x.constant_value or not math.isfinite(x.constant_value):
         return bound_of_data(x) if x.constant_value is None else 0
     return TOP if abs(x.constant_value) >= 2.0**MASK else constant_limit(recipe)

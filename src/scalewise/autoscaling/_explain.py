@@ -162,7 +162,6 @@ class _Recorder:
         self.rows: dict[Hashable, ExplanationRow] = {}
 
     def interpretation(self, *, traced: bool) -> Boundaries | EveryOp:
-        """Returns the interpretation of ``autoscale``, with this recorder attached."""
         if self.recipe.scaling.source == "history":
             chosen = Boundaries(self.recipe, amaxes=OperandAmaxes(newest={}))
         else:
@@ -177,15 +176,7 @@ class _Recorder:
         formats: Sequence[Operand | QuantizedValue | BlockFormatLike],
         scale: str | None = None,
     ) -> None:
-        """Adds a row.
-
-        Args:
-            kind, shape: as in :class:`ExplanationRow`.
-            where: the equation, or an output's path.
-            formats: for each operand an :class:`Operand`, a quantized argument or a dtype; or for
-                the value a format, block format or dtype.
-            scale: how the scale is found; None for what the operands or the formats say.
-        """
+        """Adds a row; ``where`` is an equation or an output's path, ``formats`` the operands'."""
         plain = [f.format if isinstance(f, Operand | QuantizedValue) else f for f in formats]
         known = [f if isinstance(f, Format | BlockFormat) else format_(f) for f in plain]
         scales = [scale or _scale(f) for f in formats]
@@ -210,7 +201,6 @@ class _Recorder:
 
 
 def _scale(given: Operand | QuantizedValue | BlockFormatLike) -> str:
-    """Returns how an array's scale is found, and how it's rounded; ``"none"`` for a dtype."""
     if isinstance(given, QuantizedValue):
         return "stored"
     if not isinstance(given, Operand):

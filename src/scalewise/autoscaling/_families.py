@@ -8,23 +8,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from .._jax import ShapedArray
-from .._types import AxisName
+from .._jax import ShapedArray, type_like
+from .._types import AxisName, PyTree
 from ..devices import Device, MatrixUnits
 from ..formats import format as format_
-from ..interpret import Equation, Value, is_float, is_quantization, map_floats, rebind
+from ..interpret import (
+    Argument,
+    Equation,
+    Interpretation,
+    Value,
+    is_float,
+    is_quantization,
+    map_floats,
+    rebind,
+)
 from ..primitives import params
 from ..rounding import round_to
 from ..scaled import EXPONENTS, RULES, ScaleRule, combined, is_known
 from ..scaled._rules import KEPT, LARGER, POWER, ROOT, UNSCALED
 from ._blocks import Factor
+from ._narrow import SqrtStored, is_stored
+from ._quantized import is_quantized
 from ._value import (
     Exponent,
     ScaledValue,
@@ -32,52 +42,73 @@ from ._value import (
     normalised,
     per_slice,
     shift,
+    wide_dtype,
 )
 
 INFINITE = 120  # log2 of the least constant that stands for an infinity
 
 
-class RuleContext(Protocol):
-    """The interpretation that applies a rule, as the rule sees it."""
+class RuleContext(Interpretation):
+    """An interpretation on (data, scale) pairs, as the rules of primitives see it.
+
+    By default products are the platform's own, devices exchange plain numbers, and values in flight
+    are float32, or float64. Arguments may be stored arrays.
+    """
 
     @property
     def device(self) -> Device | None:
         """The device that products are compiled for; None for JAX's default."""
-        ...
+        return None
 
     @property
     def units(self) -> MatrixUnits | None:
         """The units whose arithmetic products have on every platform; None for the platform's."""
-        ...
+        return None
 
     def flight_dtype(self, aval: ShapedArray) -> DTypeLike:
         """Returns the dtype in which a float of the program is computed."""
-        ...
+        return wide_dtype(aval.dtype)
 
     def operands(
         self, equation: Equation, values: Sequence[ScaledValue]
     ) -> tuple[tuple[Factor, Factor], Exponent]:
         """Returns a contraction's operands, rounded, and the exponent of its result."""
-        ...
+        raise NotImplementedError
 
     def product(
         self, equation: Equation, operands: Sequence[Factor], dtype: DTypeLike
     ) -> jax.Array:
-        """Computes a contraction of such operands."""
-        ...
+        raise NotImplementedError
 
     def to_send(
         self, value: ScaledValue, axis_name: AxisName, equation: Equation
     ) -> tuple[jax.Array, jax.Array] | None:
         """Returns the narrow data that a collective sends, and their scale; None for wide data."""
-        ...
+        return None
+
+    def opens(self, equation: Equation) -> bool:
+        return True
+
+    def is_argument(self, leaf: object) -> bool:
+        return is_stored(leaf)
+
+    def abstract(self, leaf: Argument) -> Argument:
+        if not is_stored(leaf):
+            return leaf
+        data = leaf.root.data if isinstance(leaf, SqrtStored) else leaf.data
+        # quantized arrays have no dtype of their own: results have that of the other operands
+        return type_like(leaf.shape, leaf.dtype, data, weak=is_quantized(leaf))
+
+    def tangent(self, argument: Argument, tangent: PyTree) -> jax.Array:
+        if not is_stored(argument):
+            return tangent
+        return jax.jvp(lambda a: a.value(), (argument,), (tangent,))[1]
 
 
 Function = Callable[[RuleContext, Equation, Sequence[Value]], list[Value]]
 
 
 def _bind(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-    """Binds the primitive to plain arrays, with floats in ``by``'s flight dtypes."""
     own = [a for a in equation.in_avals + equation.out_avals if is_float(a)]
     if all(by.flight_dtype(a) == a.dtype for a in own):
         wanted = zip(inputs, equation.in_avals, strict=True)
@@ -123,11 +154,9 @@ def by_scale(
 ) -> Function:
     """Returns the rule of primitives that compute on what ``rule`` reads of their operands.
 
-    Args:
-        rule: of :mod:`scalewise.scaled`.
-        static: returns the rule's degree from the equation.
-        prepare: changes each operand before, given the degree.
-        moves: whether results are elements of the one operand, equal ones of a constant.
+    ``static`` returns the rule's degree from the equation, with which ``prepare`` changes each
+    operand before; ``moves`` says that results are elements of the operand, equal ones of a
+    constant.
     """
 
     def apply(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
@@ -138,17 +167,13 @@ def by_scale(
         degree = static(equation)
         prepared = [prepare(x, degree) for x in floats]
         data, exponent = combined(rule, EXPONENTS, prepared, *degree)
-        outs = _bind(by, equation, _with_data(inputs, data))
+        given = iter(data)
+        plain = [next(given) if isinstance(x, ScaledValue) else x for x in inputs]
+        outs = _bind(by, equation, plain)
         constant_value = floats[0].constant_value if moves else None
         return wrap(equation, outs, exponent, constant_value=constant_value)
 
     return apply
-
-
-def _with_data(inputs: Sequence[Value], data: Sequence[jax.Array]) -> list[Value]:
-    """Returns the inputs with data in place of the floats."""
-    given = iter(data)
-    return [next(given) if isinstance(x, ScaledValue) else x for x in inputs]
 
 
 structural = by_scale(KEPT, moves=True)
@@ -168,8 +193,8 @@ def remainder(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> l
 def _normalised(x: ScaledValue, _: tuple[float, ...]) -> ScaledValue:
     """Returns a constant with its power of two in the exponent, if it would cost range in the data.
 
-    A constant that stands for an infinity (``finfo.min`` times a mask) is unchanged: as an exponent
-    it would shift the other operands out of range.
+    A stand-in for an infinity is unchanged: its exponent would shift other operands out of
+    range.
     """
     if x.constant_value is None or x.constant_value == 0 or not math.isfinite(x.constant_value):
         return x
@@ -184,12 +209,10 @@ def _degree(equation: Equation) -> tuple[float, ...]:
 
 
 def _in_range(x: ScaledValue, degree: tuple[float, ...]) -> ScaledValue:
-    """Returns an operand whose power of a high degree stays in the compute dtype's range."""
     return normalised(x, 0) if abs(degree[0]) > 2 else x
 
 
 def product(name: str) -> Function:
-    """Returns the rule of ``mul`` or ``div``: scales are multiplied or divided."""
     return by_scale(RULES[name], prepare=_normalised)
 
 
@@ -202,14 +225,10 @@ def root(degree: int, rule: ScaleRule = ROOT) -> Function:
 
 
 def contractive(slope: float, bounded: bool = False) -> Function:
-    """Returns the rule of an odd function that has its steepest slope at zero.
+    """Returns the rule of an odd function whose slope is steepest at zero.
 
-    So ``f(x * 2^e) * 2^-e`` is no larger than x's data (times the slope), and where
-    ``x * 2^e`` is too small for the compute dtype it is the slope times them.
-
-    Args:
-        slope: at zero.
-        bounded: whether the function is bounded, so that it is finite at an infinity.
+    So ``f(x * 2^e) * 2^-e`` is at most the slope times x's data, which it is where ``x * 2^e``
+    is too small for the compute dtype. A bounded function is finite at an infinity.
     """
 
     def rule(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
@@ -231,7 +250,6 @@ def contractive(slope: float, bounded: bool = False) -> Function:
 
 
 def ordered(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-    """Sorts each array by its data, which is the order of its values."""
     if any(per_slice(x) for x in _floats(inputs)):
         return fallback(by, equation, inputs)
     outs = _bind(by, equation, [x.data if isinstance(x, ScaledValue) else x for x in inputs])

@@ -35,16 +35,9 @@ def reason_to_leave(
     """Returns why a contraction is left as the program has it; empty for a faster narrow one.
 
     A product takes the larger of the time for its operations, at the rate of the units, and the
-    time for its bytes, at the memory's bandwidth. An operand that isn't narrow yet is read once for
-    each scale that has to be found and once more to be rounded, and written narrow. Of a
-    differentiated program every copy counts half, since two products read it.
-
-    Args:
-        equation: the contraction.
-        values: its operands.
-        narrow: how they would be multiplied.
-        made: whether the narrow copy of each exists already.
-        device: not a CPU.
+    time for its bytes, at the memory's bandwidth. An operand that isn't narrow yet (``made``) is
+    read once for each scale that has to be found and once more to be rounded, and written
+    narrow. Of a differentiated program every copy counts half, since two products read it.
     """
     formats = [x and x.format for x in narrow]
     rate = _rate(equation, formats, device)
@@ -84,7 +77,6 @@ def _advise(equation: Equation, device: Device) -> None:
 def _rate(
     equation: Equation, formats: Sequence[Format | BlockFormat | None], device: Device
 ) -> float:
-    """Returns the rate of narrow operands in their units; 0 if there are none."""
     a, b = formats
     grouped = equation.name in GROUPED
     if (equation.name != "dot_general" and not grouped) or a is None or b is None:
@@ -95,14 +87,12 @@ def _rate(
 
 
 def _wide_rate(values: Sequence[ScaledValue], device: Device) -> float:
-    """Returns the rate of operands in flight."""
     if all(v.data.dtype in (jnp.bfloat16, jnp.float16) for v in values):
         return device.rate("bf16", "bf16") or device.rate("fp16", "fp16") or 1.0
     return device.rate("tf32", "tf32") or device.rate("fp32", "fp32") or 0.5
 
 
 def _conversion(value: ScaledValue, narrow: Narrow, device: Device) -> float:
-    """Returns the seconds in which a device makes an operand's narrow copy."""
     if narrow is None or isinstance(narrow, QuantizedValue):
         return 0.0
     reads = 1 + (narrow.scaling.source not in ("history", "shapes"))
@@ -117,13 +107,10 @@ def _seconds(
     rate: float,
     device: Device,
 ) -> float:
-    """Returns a roofline bound of a product's time."""
     own = math.prod(equation.in_avals[1].shape[a] for a in params.contracted_axes(equation)[1])
     moved = sum(n * b for n, b in zip(sizes, bytes_, strict=False)) + 2 * sizes[2]
     return max(2 * sizes[2] * own / (device.flops * rate), moved / device.bandwidth)
 
 
 def _bits(fmt: Format | BlockFormat) -> float:
-    if isinstance(fmt, BlockFormat):
-        return fmt.element.bits + fmt.scale.bits / fmt.size
-    return fmt.bits
+    return fmt.bits_per_element if isinstance(fmt, BlockFormat) else fmt.bits

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import zlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from scipy.linalg import hadamard
 
 from ..interpret import Equation
 from ..scaled import merge_blocks, split_blocks
@@ -16,13 +16,7 @@ from ._value import wide_dtype
 
 
 def operand_key(key: jax.Array | None, operand_id: str, *operands: jax.Array) -> jax.Array:
-    """Returns the key of an operand: of a program's key, the operand's id and its bits.
-
-    Args:
-        key: the program's; None for the key of seed 0.
-        operand_id: the operand's place in the program.
-        operands: floats; iterations of a loop differ in them.
-    """
+    """Returns a key made of the program's, the operand's place and its bits."""
     key = jax.random.key(0) if key is None else key
     key = jax.random.fold_in(key, zlib.crc32(operand_id.encode()))
     for x in operands:
@@ -32,12 +26,10 @@ def operand_key(key: jax.Array | None, operand_id: str, *operands: jax.Array) ->
 
 
 def place_of(equation: Equation) -> str:
-    """Returns a contraction's number among the program's, after those of the loops around it."""
     return ".".join(map(str, equation.order))
 
 
 def hadamard_signs(size: int, key: jax.Array | None) -> jax.Array:
-    """Returns ``size`` random signs, float32; without a key always the same."""
     if key is None:
         return jnp.asarray(np.random.RandomState(size).choice(np.array([-1, 1], np.float32), size))
     return jax.random.rademacher(key, (size,), jnp.float32)
@@ -46,34 +38,18 @@ def hadamard_signs(size: int, key: jax.Array | None) -> jax.Array:
 def hadamard_transform(
     x: jax.Array, axis: int, signs: jax.Array, *, inverse: bool = False
 ) -> jax.Array:
-    """Multiplies each ``len(signs)`` numbers along an axis by an orthogonal Hadamard matrix.
+    """Returns ``x @ diag(signs) @ H / sqrt(len(signs))`` by parts along an axis, or its inverse.
 
-    Args:
-        x: floats. Zeros fill up the last numbers of the axis.
-        axis: counted from 0.
-        signs: of the matrix's rows; a power of two of them.
-        inverse: True to multiply by the inverse matrix.
-
-    Returns:
-        ``x @ diag(signs) @ H / sqrt(len(signs))`` by parts, in float32 or float64; the axis has the
-        next multiple of ``len(signs)``.
+    H is Sylvester's Hadamard matrix. The result is float32 or float64; its axis has the next
+    multiple of ``len(signs)``, filled up by zeros.
     """
     x = x.astype(wide_dtype(x.dtype))
     size = len(signs)
     blocks = split_blocks(x, size, axis)
-    matrix = signs[:, None].astype(x.dtype) * np.asarray(_hadamard(size) * size**-0.5, x.dtype)
+    matrix = signs[:, None].astype(x.dtype) * np.asarray(hadamard(size) * size**-0.5, x.dtype)
     matrix = matrix.T if inverse else matrix
     moved = jnp.moveaxis(blocks, axis + 1, -1)
     product = lax.dot_general(moved, matrix, (((x.ndim,), (0,)), ((), ())), precision="highest")
     shape = list(x.shape)
     shape[axis] = blocks.shape[axis] * size
     return merge_blocks(jnp.moveaxis(product, -1, axis + 1), shape, axis)
-
-
-@functools.cache
-def _hadamard(size: int) -> np.ndarray:
-    """Returns Sylvester's Hadamard matrix."""
-    matrix = np.ones((1, 1))
-    while len(matrix) < size:
-        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
-    return matrix

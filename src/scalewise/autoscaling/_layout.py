@@ -36,7 +36,6 @@ after_p = jex.Primitive("after")
 def narrow_copy(
     x: jax.Array, measured: jax.Array, fmt: Format, scaling: Scaling | None
 ) -> ScaledArray:
-    """Returns :func:`quantize_measured`, on a CPU by one function for all arrays of a shape."""
     if isinstance(scaling, FixedAmax):
         return outlined(_by_magnitude, (fmt, scaling.power_of_two), x, scaling.magnitude)
     return outlined(_narrow_copy, (fmt, scaling), x, measured)
@@ -67,20 +66,14 @@ def loaded_after(scale: jax.Array, other: PyTree) -> jax.Array:
     """Returns ``scale``, of stored numbers, so that a CPU multiplies them by it after ``other``.
 
     XLA on a CPU runs each operation as soon as its operands are computed. It would widen and
-    transpose the operands of a backward product during the forward pass, and keep the wide arrays
-    until the backward pass reads them. Here the scale seems to depend on ``other``, which the
-    backward pass computes. All other platforms multiply narrow arrays directly; there, and in a
-    partitioned program, this changes nothing.
-
-    Args:
-        scale: positive, of float32 or float64.
-        other: an array, of which one number is read; or None.
+    transpose the operands of a backward product during the forward pass, and keep the wide
+    arrays until the backward pass reads them. Here the scale, which is positive, seems to depend
+    on a number of ``other``, which the backward pass computes. Elsewhere this changes nothing.
     """
     return scale if other is None else after_p.bind(scale, other)
 
 
 def _after(scale: jax.Array, other: jax.Array) -> jax.Array:
-    """Returns the larger of a positive number's bits and of integers that aren't positive."""
     integer, *_ = layout(scale.dtype)
     first = lax.reshape(lax.slice(other, (0,) * other.ndim, (1,) * other.ndim), ())
     bits = lax.bitcast_convert_type(first.astype(scale.dtype), integer)
@@ -108,11 +101,7 @@ def _lower_for_device(ctx, data):
 def separate_copy(x: jax.Array, purpose: int) -> jax.Array:
     """Returns ``x`` behind a barrier, so that a device's compiler recomputes its functions.
 
-    XLA on a CPU, which stores and computes less if it may share results, gets ``x`` itself.
-
-    Args:
-        x: any array.
-        purpose: XLA merges two such copies of ``x`` with the same number.
+    XLA merges two copies of one number. On a CPU it stores less if it may share results.
     """
     return separate_p.bind(x, purpose=purpose)
 
@@ -143,7 +132,6 @@ def _register(
     device: Callable,
     cpu: Callable = lambda ctx, first, *_, **params: [first],
 ) -> None:
-    """Defines a primitive whose result is its first operand, by how it is lowered."""
     primitive.def_impl(lambda first, *_, **params: first)
     primitive.def_abstract_eval(lambda first, *_, **params: first)
     mlir.register_lowering(primitive, device)

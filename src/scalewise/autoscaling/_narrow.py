@@ -12,20 +12,17 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from .._check import checked
-from .._jax import type_like
 from .._types import PyTree
 from ..formats import BlockFormat, Format
-from ..interpret import Argument, Equation, Interpretation, outlined
+from ..interpret import outlined
 from ..rounding import EncodedArray, StoredArray, encode
 from ..scaled import ScaledArray, quantize
-from ._quantized import is_quantized
 from ._recipe import RecipeLike, Storage
 from ._value import ScaledValue, StoredValue
 from .recipes import recipe as recipe_
 
 
 def store_value(value: ScaledValue, fmt: Format) -> StoredValue:
-    """Returns ``value`` rounded to ``fmt`` and stored, the same array however often it is read."""
     memo = value.memo
     if fmt not in memo.stored:
         if fmt not in memo.copies:
@@ -90,7 +87,6 @@ def store_array(x: jax.Array, storage: Storage) -> ScaledArray | SqrtStored:
 
 
 def _nonzero(data: jax.Array | EncodedArray, x: jax.Array, fmt: Format) -> jax.Array | EncodedArray:
-    """Returns ``data`` with the format's smallest number where a nonzero ``x`` became zero."""
     wide = data.astype(jnp.float32)
     tiny = jnp.copysign(jnp.asarray(float(fmt.smallest), jnp.float32), wide)
     return encode(jnp.where((wide == 0) & (x != 0), tiny, wide), fmt)
@@ -139,35 +135,12 @@ def is_stored(x: object) -> TypeGuard[ScaledArray | SqrtStored]:
     return isinstance(x, ScaledArray | SqrtStored)
 
 
-class TakesStored(Interpretation):
-    """An interpretation of programs whose arguments may be stored arrays."""
-
-    def opens(self, equation: Equation) -> bool:
-        return True
-
-    def is_argument(self, leaf: object) -> bool:
-        return is_stored(leaf)
-
-    def abstract(self, leaf: Argument) -> Argument:
-        if not is_stored(leaf):
-            return leaf
-        data = leaf.root.data if isinstance(leaf, SqrtStored) else leaf.data
-        # quantized arrays have no dtype of their own: results have that of the other operands
-        return type_like(leaf.shape, leaf.dtype, data, weak=is_quantized(leaf))
-
-    def tangent(self, argument: Argument, tangent: PyTree) -> jax.Array:
-        if not is_stored(argument):
-            return tangent
-        return jax.jvp(lambda a: a.value(), (argument,), (tangent,))[1]
-
-
 def has_exponent(x: object) -> bool:
     """Returns True if an argument has one exponent, which then follows it to the outputs."""
     return isinstance(x, ScaledArray) and x.exponent is not None and x.exponent.ndim == 0
 
 
 def has_scale(x: object) -> bool:
-    """Returns True if an argument is a ScaledArray with one number as its scale."""
     if not isinstance(x, ScaledArray) or isinstance(x.data, EncodedArray) or x.block is not None:
         return False
     return isinstance(x.scale, jax.Array) and x.scale.ndim == 0

@@ -80,7 +80,6 @@ class Operand:
             raise ValueError(f"{self.format.name} has no zero: it is for scales, not for operands")
 
     def __repr__(self) -> str:
-        """The fields that differ from the defaults; a catalogue format is its name."""
         changed = changed_fields(self, "format", text=shown)
         return f"Operand({', '.join([shown(self.format), *changed])})"
 
@@ -198,7 +197,6 @@ class Products:
             )
 
     def __repr__(self) -> str:
-        """The fields that differ from the defaults, with their shortest texts."""
         return f"Products({', '.join(changed_fields(self, text=shown))})"
 
     @classmethod
@@ -293,7 +291,6 @@ def operand_format(fmt: BlockFormatLike | None) -> Format | BlockFormat | None:
 def plain_operand(
     fmt: Format | BlockFormat, scaling: Scaling, per: Literal["tensor", "channel"]
 ) -> Operand:
-    """Returns an operand rounded to nearest in a format; blocks have scales of their own."""
     return Operand(fmt, scaling, "tensor" if isinstance(fmt, BlockFormat) else per)
 
 

@@ -54,7 +54,6 @@ class OperandRounding(Residuals):
     def operands(
         self, equation: Equation, values: Sequence[ScaledValue]
     ) -> tuple[tuple[Factor, Factor], Exponent]:
-        """Returns a contraction's operands, rounded to the recipe's formats, and its exponent."""
         axes, wanted = params.contracted_axes(equation), self.settings(equation, values)
         settings, why = self.faster(equation, values, wanted, axes)
         known, given = _narrowed(values, settings), _narrowed(values, wanted)
@@ -79,8 +78,7 @@ class OperandRounding(Residuals):
         settings: list[Operand | None],
         axes: params.AxisPair,
     ) -> tuple[list[Operand | None], str | None]:
-        """Returns the settings, or None for both where ``Recipe.narrow`` leaves them alone, and
-        why."""
+        """Returns the settings, or None for both and why ``Recipe.narrow`` leaves them alone."""
         device = self.device
         if device is None or not self.prefers_speed or not any(settings):
             return settings, None
@@ -91,7 +89,6 @@ class OperandRounding(Residuals):
         return ([None, None], why) if why else (settings, None)
 
     def multiplied(self, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-        """Returns an equation's inputs, with quantized operands of a contraction as they are."""
         if RULES[equation.name].rule not in (contraction, grouped):
             return list(inputs)
         kept = self.overrides.find(equation, self) is not self
@@ -126,7 +123,6 @@ class OperandRounding(Residuals):
     def _own_settings(
         self, equation: Equation, values: Sequence[ScaledValue], attention: bool
     ) -> list[Operand | None]:
-        """Returns the settings that the recipe has for a contraction's operands."""
         kept = self.overrides.products(equation)
         products = kept or self.recipe.products
         if kept is None and products.short_form is not None:
@@ -156,12 +152,7 @@ class OperandRounding(Residuals):
         settings: Sequence[Operand | None],
         axes: params.AxisPair,
     ) -> tuple[list[ScaledValue], params.AxisPair]:
-        """Returns the values that are rounded next, and the axes that are contracted.
-
-        These are what ``Products.backward_from`` says, after their Hadamard transform. A transform
-        is along the left operand's last contracted axis and the right operand's that belongs to it,
-        along which blocks lie, too: the last of those that are returned.
-        """
+        """Returns the values that are rounded next and their contracted axes, the blocks' last."""
         values, first = self._from_forward(equation, values), settings[0]
         if first is None or first.hadamard < 2:
             return list(values), axes
@@ -188,10 +179,7 @@ class OperandRounding(Residuals):
     def _from_forward(
         self, equation: Equation, values: Sequence[ScaledValue]
     ) -> Sequence[ScaledValue]:
-        """Returns a backward product's values as ``Products.backward_from`` says.
-
-        The axes that the forward product has contracted are those that this one keeps.
-        """
+        """The axes that the forward product has contracted are those that this one keeps."""
         products = self.overrides.products(equation) or self.recipe.products
         carries = [v.origin == "backward" for v in values]
         if products.backward_from == "original" or sum(carries) != 1:
@@ -221,7 +209,6 @@ class OperandRounding(Residuals):
         reread: bool,
         change: Callable[[ScaledValue], jax.Array],
     ) -> ScaledValue:
-        """Returns a value with changed data, made once, from what the backward pass reads."""
         if purpose not in value.memo.changed:
             x = load(self._stored(value, self.recipe.residuals)) if reread else value
             origin = "residual" if reread else x.origin
@@ -249,7 +236,6 @@ class OperandRounding(Residuals):
         return data.astype(x.dtype)
 
     def _is_recipes_own(self, equation: Equation, values: Sequence[ScaledValue]) -> bool:
-        """Returns whether a contraction's operands are rounded as ``Recipe.products`` says."""
         few = bool(self.recipe.residuals) and not at_least(features(equation), self.recipe.features)
         kept = self.overrides.find(equation, self) is not self
         return not few and not kept and not between_activations(equation, values)
@@ -263,10 +249,10 @@ class OperandRounding(Residuals):
         position: int,
         other: jax.Array | None,
     ) -> Factor:
-        """Returns one operand: its numbers, in a dtype that holds the format, and its scale.
+        """Returns one operand: its numbers, in a dtype that holds the format, and its scale; None
+        for 1.
 
-        The scale is a power of two in the compute dtype; None for 1. An operand that the forward
-        pass has stored is loaded after ``other``, the scales of the other operand, has been
+        One that the forward pass has stored is loaded after the other's scales have been
         computed.
         """
         if isinstance(value, QuantizedOperand):
@@ -300,7 +286,6 @@ class OperandRounding(Residuals):
     def product(
         self, equation: Equation, operands: Sequence[Factor], dtype: DTypeLike
     ) -> jax.Array:
-        """Computes a contraction in ``dtype``; sums are accumulated in float32 at least."""
         return multiply(equation, operands, dtype, self.device, self.units).value()
 
     def _rounded(
@@ -310,10 +295,7 @@ class OperandRounding(Residuals):
         contracted: tuple[int, ...],
         operand_id: str,
     ) -> ScaledArray | Blocks:
-        """Returns a narrow copy of a value; the same copy for the same setting and axes.
-
-        Stochastic rounding makes a copy of its own for each operand.
-        """
+        """Returns the narrow copy for a setting and axes; random ones are made for each operand."""
         purpose = self._purpose(setting, contracted)
         if setting.rounding != "nearest_even" or setting.draws:
             purpose = purpose, operand_id
@@ -325,14 +307,12 @@ class OperandRounding(Residuals):
         return value.memo.copies[purpose]
 
     def _purpose(self, setting: Operand, contracted: tuple[int, ...]) -> Hashable:
-        """Returns the key of a copy in a value's memo."""
         # the copy of a short form is also the one that waits for the backward pass
         if setting != self.recipe.setting(setting.format):
             return setting, contracted
         return setting.format if setting.per_tensor else (setting.format, contracted)
 
     def _reuses_copy(self, value: ScaledValue, setting: Operand) -> bool:
-        """Returns whether a backward product reads the copy that the forward product made."""
         if not setting.per_tensor or not setting.scaling.reuses_copy:
             return False
         short = self.recipe.products.short_form is not None
@@ -358,7 +338,6 @@ class OperandRounding(Residuals):
     def copied(
         self, value: ScaledValue, fmt: Format, scaling: Scaling, operand_id: str
     ) -> ScaledArray:
-        """Returns a narrow copy, with one scale, of the operand with this id."""
         if self.amaxes is None:
             return narrow_copy(value.data, self._measured(value), fmt, scaling)
         largest = self._largest(value)
@@ -389,23 +368,22 @@ class OperandRounding(Residuals):
         return value.memo.largest
 
     def magnitudes(self, inputs: Sequence[Value]) -> jax.Array:
-        """Returns the largest magnitudes of a contraction's operands, float32, ``[2]``."""
         return jnp.stack([self._largest(load(x)) for x in inputs[:2]])
 
 
 def _narrowed(
     values: Sequence[ScaledValue], settings: Sequence[Operand | None]
 ) -> list[Operand | QuantizedValue | None]:
-    """Returns for each operand how it is narrow: quantized before, or to be rounded."""
     pairs = zip(values, settings, strict=True)
     return [v.quantized if isinstance(v, QuantizedOperand) else s for v, s in pairs]
 
 
 def _scales(operand: Factor | None) -> PyTree:
-    """Returns the scales of an operand, or its numbers if it has none; None for no operand."""
     if operand is None:
         return None
     numbers, scale = operand
     if isinstance(numbers, Blocks):
-        return numbers.copy.scale if numbers.source is None else numbers.source
+        copied = numbers.copy.scale
+        copied = copied.data if isinstance(copied, ScaledArray) else copied  # of two levels
+        return copied if numbers.source is None else numbers.source
     return numbers if scale is None else scale

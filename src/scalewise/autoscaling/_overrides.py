@@ -104,13 +104,10 @@ class Place:
 
 
 class Places:
-    """The places of a program's contractions, numbered as they are met."""
-
     def __init__(self):
         self.met: dict[tuple[str, str], list[tuple[int, ...]]] = {}
 
     def of(self, equation: Equation) -> Place:
-        """Returns the place of an equation; only contractions are numbered."""
         source = equation.caller or equation.source
         line = f"{Path(source[0]).name}:{source[1]}" if source else ""
         scope = "/".join(scope_parts(equation.scope))
@@ -123,10 +120,7 @@ class Places:
 
 
 def warn_opaque(equation: Equation) -> None:
-    """Warns if floats pass through a kernel or Python function that ``keep`` doesn't name.
-
-    Neither can have a rule: both compute on unrounded plain numbers, whatever the recipe says.
-    """
+    """Kernels and Python functions have no rule: they compute on unrounded plain numbers."""
     warn_kernel(
         equation, "autoscale", f" Name it in the recipe, keep={{{equation.name!r}: 'fp32'}}, if so."
     )

@@ -57,7 +57,6 @@ def terms_of(equation: Equation) -> int:
 
 
 def _sums_groups(equation: Equation) -> bool:
-    """Returns whether a ragged product sums over each group: its first axis is that of groups."""
     numbers = params.ragged_dimensions(equation)
     return (
         numbers is not None

@@ -7,6 +7,7 @@ compiled ahead of time on a host runs as it would on the device.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import cast
 
@@ -17,14 +18,14 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from .._jax import with_common_axes
-from ..devices import DEVICES, Device, MatrixUnits, units_for
-from ..formats import BF16, FP16, Format
+from ..devices import DEVICES, Device, MatrixUnit, MatrixUnits, units_for
+from ..formats import BF16, E5M2, FP16, BlockFormat, Format
 from ..formats import format as format_
-from ..interpret import Equation, bind, rebind
+from ..interpret import Equation, bind, rebind, unit_for, unit_result
+from ..ops import matmul
 from ..primitives import params
-from ._block_product import block_product, takes_blocks
-from ._blocks import Blocks, Factor, widened
-from ._on_units import product_on_units, unit_of
+from ._block_product import block_product, on_device, takes_blocks
+from ._blocks import Blocks, Factor, quantized, widened
 from ._predict import terms_of
 from ._units import units_of
 from ._value import Exponent, Origin, ScaledValue, UnscaledProduct, leading, wide_dtype
@@ -38,18 +39,10 @@ DEFAULT_DEVICE = DEVICES["h100"]  # if no other device is named or present
 class DeferredProduct:
     """A ``dot_general`` of narrow operands, computed when its value is first read.
 
-    JAX computes the gradient of a weight with its axes exchanged, and transposes it. XLA on a CPU
-    merges the transpose into a product that its library doesn't support: a GPT's step took a fifth
-    longer. Here the operands change places instead. Flattening it as a pytree computes the value.
-
-    Attributes:
-        equation: the contraction.
-        operands: the numbers and the scales.
-        dtype: of the result.
-        exponent: of the result.
-        origin: of the result, as in :class:`ScaledValue`.
-        log2_std: of the result.
-        device, units: that compute it, see :func:`multiply`.
+    JAX computes the gradient of a weight with its axes exchanged, and transposes it. XLA on a
+    CPU merges the transpose into a product that its library doesn't support: a GPT's step took a
+    fifth longer. Here the operands change places instead. Flattening it as a pytree computes the
+    value.
     """
 
     equation: Equation
@@ -63,7 +56,6 @@ class DeferredProduct:
     memo: dict[str, ScaledValue] = dataclasses.field(default_factory=dict, repr=False)
 
     def load(self) -> ScaledValue:
-        """Computes the product."""
         if "plain" not in self.memo:
             if "transposed" in self.memo:
                 data = lax.transpose(self.memo["transposed"].data, self._exchange(1, 0))
@@ -75,7 +67,6 @@ class DeferredProduct:
         return self.memo["plain"]
 
     def transposed(self, permutation: Sequence[int]) -> ScaledValue | None:
-        """Returns the transposed product if exchanging the operands computes it, otherwise None."""
         equation = self.equation
         exchanged = tuple(permutation) == self._exchange(0, 1)
         if "plain" in self.memo or not exchanged or params.out_sharding(equation) is not None:
@@ -146,9 +137,9 @@ def multiply(
             the operands' formats; None for that of the platform.
     """
     total = wide_dtype(dtype)
-    unit = None if units is None else unit_of(equation, operands, units)
+    unit = None if units is None else _unit_of(equation, operands, units)
     if unit is not None:
-        raw, above = product_on_units(equation, operands, unit, dtype)
+        raw, above = _product_on_unit(equation, operands, unit, dtype)
         return UnscaledProduct(raw, above or _ordered(_result_scales(equation, operands)))
     device = DEFAULT_DEVICE if device is None or device.platform == "cpu" else device
     by_blocks = total == jnp.float32 and has_block_units(equation, operands, device)
@@ -183,21 +174,26 @@ def multiply(
         ]
         return out, ones or _ordered(_result_scales(equation, shifted))
 
-    def by_units(arrays: Sequence[Factor]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        (a, _), (b, _) = arrays
-        assert isinstance(a, Blocks)
-        assert isinstance(b, Blocks)
-        return block_product(params.dot_dimensions(equation), a.copy, b.copy, dtype)
-
     if not by_blocks and not scales and all(d == dtype for d in dtypes):
         return UnscaledProduct(_bound(equation, [x for x, _ in plain(operands)], dtype))
     if unit_dtypes is None:
         return UnscaledProduct(wide(operands)[0])
+    by_units = functools.partial(_by_block_units, equation, dtype)
     routes = {device.platform: by_units} if by_blocks else {}
     arrays = with_common_axes(tuple(operands))
     found = lax.platform_dependent(arrays, cpu=wide, **routes, default=narrow)
     raw, factors = cast(tuple[jax.Array, tuple[jax.Array, ...]], found)
     return UnscaledProduct(raw, factors)
+
+
+def _by_block_units(
+    equation: Equation, dtype: DTypeLike, operands: Sequence[Factor]
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    (a, _), (b, _) = operands
+    assert isinstance(a, Blocks)
+    assert isinstance(b, Blocks)
+    by_device = functools.partial(on_device, dtype=dtype)
+    return block_product(params.dot_dimensions(equation), a.copy, b.copy, by_device)
 
 
 def accumulated(
@@ -207,8 +203,6 @@ def accumulated(
     fmt: Format,
     arithmetic: str,
 ) -> jax.Array:
-    """Computes a contraction of 16-bit numbers that accumulates as ``recipe.arithmetic`` says."""
-
     def wide(a: jax.Array, b: jax.Array) -> jax.Array:
         return multiply(equation, ((a, None), (b, None)), dtype).value()
 
@@ -233,7 +227,6 @@ def is_narrow(operand: Factor) -> bool:
 
 
 def has_block_units(equation: Equation, operands: Sequence[Factor], device: Device) -> bool:
-    """Returns whether a device has block-scaled units for a product of two operands."""
     (a, _), (b, _) = operands
     if not (isinstance(a, Blocks) and isinstance(b, Blocks)):
         return False
@@ -244,22 +237,16 @@ def has_block_units(equation: Equation, operands: Sequence[Factor], device: Devi
 def plain(
     operands: Sequence[Factor], dtype: DTypeLike | None = None
 ) -> list[tuple[jax.Array, jax.Array | None]]:
-    """Returns operands without blocks: those with blocks are multiplied by their scales."""
     return [(x.value(dtype) if isinstance(x, Blocks) else x, scale) for x, scale in operands]
 
 
 def _tensor_scales(operands: Sequence[Factor]) -> tuple[jax.Array, ...]:
-    """Returns the scales of whole operands, above those of their blocks (NVFP4)."""
     scales = [x.copy.tensor_scale for x, _ in operands if isinstance(x, Blocks)]
     return tuple(s.astype(jnp.float32) for s in scales if s is not None)
 
 
 def _result_scales(equation: Equation, operands: Sequence[Factor]) -> tuple[jax.Array, ...]:
-    """Returns the operands' scales with axes as a product's result has them.
-
-    Those of one number stay as they are. Of others the axes that aren't contracted are moved behind
-    the batch axes, and the other operand's are of length 1.
-    """
+    """Returns scales with the axes of a product's result; those of one number are unchanged."""
     found = []
     for i, (x, scale) in enumerate(operands):
         if scale is not None and scale.ndim:
@@ -278,8 +265,7 @@ def _result_scales(equation: Equation, operands: Sequence[Factor]) -> tuple[jax.
 def _ordered(scales: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
     """Returns two scales, the smaller first, so that a product doesn't overflow on the way.
 
-    Behind a barrier: one small kernel computes both, rather than each kernel that reads the
-    product.
+    Behind a barrier: one small kernel computes both, not each kernel that reads the product.
     """
     if len(scales) < 2 or any(s.ndim for s in scales):
         return scales
@@ -289,13 +275,11 @@ def _ordered(scales: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
 
 
 def _bound(equation: Equation, operands: Sequence[jax.Array], dtype: DTypeLike) -> jax.Array:
-    """Binds a contraction, with a result of ``dtype``."""
     changed = params.replaced(equation, preferred_element_type=jnp.dtype(dtype))
     return bind(equation.primitive, changed, equation.varied(operands))[0]
 
 
 def _precision(equation: Equation, factors: Sequence[jax.Array]) -> lax.PrecisionLike:
-    """Returns the precision of a product of narrow numbers; a backward product's sum is exact."""
     precision = params.precision(equation)
     own = precision if isinstance(precision, tuple) else (precision,)
     if precision is not None and all(isinstance(p, lax.Precision) for p in own):
@@ -308,10 +292,7 @@ def _precision(equation: Equation, factors: Sequence[jax.Array]) -> lax.Precisio
 def _unit_dtypes(
     equation: Equation, dtypes: Sequence[np.dtype], dtype: DTypeLike, device: Device
 ) -> tuple[tuple[np.dtype, int], tuple[np.dtype, int]] | None:
-    """Returns for each operand the dtype in which a device multiplies it, and log2 of its divisor.
-
-    None if only float32 holds both operands.
-    """
+    """Returns each operand's dtype in the units and log2 of its divisor; None for float32."""
     a, b = dtypes
     narrow = [d for d in (a, b) if d.itemsize == 1]
     if len(narrow) == 2:
@@ -327,3 +308,44 @@ def _unit_dtypes(
         own = jnp.dtype(BF16.dtype)
     common = next(iter(wider), own)
     return (common, 0), (common, 0)
+
+
+def _unit_of(
+    equation: Equation, operands: Sequence[Factor], units: MatrixUnits
+) -> MatrixUnit | None:
+    """Returns the unit that multiplies two operands as they are stored, or else in 16 bits.
+
+    None if only float32 holds them, or for a mesh with explicit axes.
+    """
+    (a, _), (b, _) = operands
+    if isinstance(a, Blocks) and isinstance(b, Blocks):
+        if not (isinstance(a.format, BlockFormat) and isinstance(b.format, BlockFormat)):
+            return None
+        unit = units.unit(a.format, b.format)
+        if unit is not None and takes_blocks(equation, quantized(a), quantized(b)):
+            return unit
+    formats = [format_(x.dtype) for x, _ in operands]
+    wide = [f for f in formats if f in (FP16, BF16)]
+    common = wide[0] if wide else BF16 if E5M2 in formats else FP16
+    return unit_for(equation, units, formats) or unit_for(equation, units, (common, common))
+
+
+def _product_on_unit(
+    equation: Equation, operands: Sequence[Factor], unit: MatrixUnit, dtype: DTypeLike
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    """Returns a contraction of numbers without their scales, and scales of whole operands."""
+
+    def exactly(*arrays: jax.Array) -> jax.Array:
+        x, y, x_scales, y_scales = (jnp.asarray(z).astype(jnp.float32) for z in arrays)
+        scales = x_scales, y_scales.swapaxes(-1, -2)
+        out = matmul(x, y.swapaxes(-1, -2), accumulator=unit, scales=scales, out=jnp.float32)
+        return out.astype(dtype)
+
+    (a, _), (b, _) = operands
+    if isinstance(unit.left, BlockFormat):
+        assert isinstance(a, Blocks)
+        assert isinstance(b, Blocks)
+        return block_product(params.dot_dimensions(equation), quantized(a), quantized(b), exactly)
+    numbers = [x.value(jnp.float32) if isinstance(x, Blocks) else x for x, _ in operands]
+    wide = equation.varied([widened(x, jnp.float32) for x in numbers])
+    return unit_result(equation, unit, [jnp.asarray(x) for x in wide], dtype), ()

@@ -87,11 +87,6 @@ def quantize_params(
 
 
 def weight_setting(recipe: Recipe) -> Operand:
-    """Returns how a recipe rounds the weights of forward products.
-
-    Raises:
-        ValueError: to 16 bits or more, or after a transform.
-    """
     setting = recipe.products.operand("forward", "weight")
     if setting is not None and setting.scaling.source in ("history", "shapes"):
         setting = dataclasses.replace(setting, scaling=Amax(setting.scaling.power_of_two))
@@ -123,7 +118,6 @@ def summed_last(array: ScaledArray, axis: int) -> ScaledArray:
 
 
 def memory_order(ndim: int, axis: int) -> tuple[int, ...]:
-    """Returns the axes from the outermost in memory to the innermost, which is ``axis``."""
     axis %= ndim
     return (*(a for a in range(ndim) if a != axis), axis)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -14,7 +15,7 @@ from jax.typing import DTypeLike
 
 from ..formats import BLOCK_FORMATS, E4M3FN, FP32, BlockFormat, Format
 from ..formats import format as format_
-from ..interpret import Argument, Equation, Value
+from ..interpret import Argument, Equation, Value, is_float
 from ..primitives import params
 from ..rounding import EncodedArray, encode
 from ..scaled import ScaledArray
@@ -48,7 +49,6 @@ class QuantizedValue:
     block: tuple[int, int] | None
     dtype: DTypeLike
     given: tuple[int, ...] | None = None
-    memo: dict[str, ScaledValue] = dataclasses.field(default_factory=dict, repr=False)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -68,11 +68,12 @@ class QuantizedValue:
 
     @property
     def array(self) -> ScaledArray:
-        """The same numbers and scales as a ScaledArray."""
-        scale = self._one_level() if self._has_uppers else self.scale
-        if self.upper is not None and not self._has_uppers:
-            assert scale is not None
-            scale = ScaledArray(scale, self.upper.reshape(()))
+        scale, upper = self.scale, self.upper
+        if scale is not None and upper is not None:
+            if self._has_uppers:
+                scale = scale.astype(jnp.float32) * upper
+            else:
+                scale = ScaledArray(scale, upper.reshape(()))
         block = self.block and (self.block[0] + self.ndim, self.block[1])
         return ScaledArray(self.data, scale, block)
 
@@ -80,12 +81,6 @@ class QuantizedValue:
     def _has_uppers(self) -> bool:
         """Whether there are several scales of the upper level, which no device's units take."""
         return self.upper is not None and self.upper.size > 1
-
-    def _one_level(self) -> jax.Array | None:
-        """Returns the product of both levels of scales."""
-        if self.upper is None or self.scale is None:
-            return self.scale
-        return self.scale.astype(jnp.float32) * self.upper
 
     @property
     def format(self) -> Format | BlockFormat:
@@ -101,11 +96,12 @@ class QuantizedValue:
                 return fmt
         return BlockFormat(f"{element.name}_blocks", element, scale=scale, size=self.block[1])
 
+    @functools.cached_property
+    def value(self) -> ScaledValue:
+        return ScaledValue(self.array.value().astype(self.dtype))
+
     def load(self) -> ScaledValue:
-        """Returns the value in flight."""
-        if "value" not in self.memo:
-            self.memo["value"] = ScaledValue(self.array.value().astype(self.dtype))
-        return self.memo["value"]
+        return self.value
 
     def as_operand(self) -> QuantizedOperand:
         """Returns a value of this shape and dtype without data, for rules of products."""
@@ -113,10 +109,7 @@ class QuantizedValue:
         return QuantizedOperand(blank, quantized=self)  # pyright: ignore[reportArgumentType]
 
     def factor(self, equation: Equation, contracted: Sequence[int]) -> Factor:
-        """Returns the operand of a contraction over these axes: numbers with their scales.
-
-        A scale that is the same for all numbers of a sum is applied behind the product.
-        """
+        """A scale that is the same for all numbers of a sum is applied behind the product."""
         scale, data = self.scale, self.data
         whole = self.upper is None and (scale is None or scale.size == 1)
         outside = (
@@ -136,13 +129,11 @@ class QuantizedValue:
         return data, scale.reshape(()) if scale.size == 1 else scale
 
     def unstacked(self) -> QuantizedValue:
-        """Returns the same value with a scale for each index of the first axis."""
-
         def rows(x: jax.Array | None) -> jax.Array | None:
             return x if x is None else jnp.broadcast_to(x, (self.shape[0], *x.shape[1:]))
 
         fields = {"scale": rows(self.scale), "upper": rows(self.upper)}
-        return dataclasses.replace(self, **fields, given=None, memo={})
+        return dataclasses.replace(self, **fields, given=None)
 
     def tree_flatten(self):
         return (self.data, self.scale, self.upper), (self.block, self.dtype, self.given)
@@ -154,16 +145,11 @@ class QuantizedValue:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class QuantizedOperand(ScaledValue):
-    """A quantized argument as the operand of a product, which multiplies it as it is stored."""
-
     quantized: QuantizedValue = dataclasses.field(kw_only=True)
 
 
 def quantized_argument(x: Argument, dtype: DTypeLike) -> QuantizedValue | None:
-    """Returns an argument whose numbers are multiplied as they are; None for all others.
-
-    That is a ScaledArray with axes, of at most 8 bits, with scales that aren't exponents.
-    """
+    """Returns a ScaledArray as the value that products multiply as it is stored; else None."""
     if not is_quantized(x):
         return None
     scale, upper = x.scale, x.tensor_scale
@@ -185,7 +171,7 @@ def quantized_argument(x: Argument, dtype: DTypeLike) -> QuantizedValue | None:
 
 
 def is_quantized(x: object) -> bool:
-    """Returns whether an argument is a ScaledArray that products multiply as it is stored."""
+    """Returns whether a ScaledArray has axes, at most 8 bits, and scales that aren't exponents."""
     if not isinstance(x, ScaledArray) or x.exponent is not None or not x.ndim:
         return False
     if isinstance(x.data, EncodedArray):
@@ -203,9 +189,8 @@ def apart(operands: tuple[Factor, Factor]) -> tuple[Factor, Factor]:
 
 
 def moved(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
-    """Returns the result of an operation that only moves a quantized argument; None for others."""
     move = _move_of(equation.name)
-    floats = [x for x, a in zip(inputs, equation.in_avals, strict=True) if _is_float(a)]
+    floats = [x for x, a in zip(inputs, equation.in_avals, strict=True) if is_float(a)]
     if move is None or len(floats) != 1 or not isinstance(inputs[0], QuantizedValue):
         return None
     return move(equation, inputs)
@@ -235,7 +220,7 @@ def assigned(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | No
     codes = encode(numbers, format_(x.data.dtype), saturate="finite")
     rest = [codes if i == at else v for i, v in enumerate(inputs)]
     (data,) = equation.bind(x.data, *cast(Sequence[jax.Array], rest[1:]))
-    return dataclasses.replace(x, data=data, memo={})
+    return dataclasses.replace(x, data=data)
 
 
 def _assigned_scale(
@@ -254,17 +239,13 @@ def _assigned_scale(
     return x.scale.astype(jnp.float32).reshape(lengths)
 
 
-def _is_float(aval) -> bool:
-    return jnp.issubdtype(aval.dtype, jnp.floating)
-
-
 def _convert(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
     dtype = equation.out_avals[0].dtype
     if not jnp.issubdtype(dtype, jnp.floating) or np.dtype(dtype).itemsize < 2:
         return None
     kept, x = jnp.bfloat16 if dtype == jnp.bfloat16 else jnp.float32, inputs[0]
     given = x.given if dtype == equation.in_avals[0].dtype else None  # a weak type becomes strong
-    return dataclasses.replace(x, dtype=kept, given=given, memo={})
+    return dataclasses.replace(x, dtype=kept, given=given)
 
 
 def _same(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
@@ -328,31 +309,21 @@ def _slices(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | Non
     blocked = None if x.block is None else x.block[0] + x.ndim
     if blocked is not None and shape[blocked] != x.shape[blocked]:
         return None
-    if equation.name == "slice":
-        start, limit, stride = params.slice_bounds(equation)
 
-        def f(a: jax.Array) -> jax.Array:
-            whole = [a.shape[i] != x.shape[i] for i in range(a.ndim)]
-            return lax.slice(
-                a,
-                [0 if w else s for s, w in zip(start, whole, strict=True)],
-                [n if w else e for e, n, w in zip(limit, a.shape, whole, strict=True)],
-                [1 if w else s for s, w in zip(stride, whole, strict=True)],
-            )
-
-        return _each(x, f, blocked)
-
-    def g(a: jax.Array) -> jax.Array:
+    def cut(a: jax.Array) -> jax.Array:
         whole = [a.shape[i] != x.shape[i] for i in range(a.ndim)]
-        starts = [jnp.zeros_like(s) if w else s for s, w in zip(rest, whole, strict=True)]
-        sizes = [a.shape[i] if w else shape[i] for i, w in enumerate(whole)]
-        return lax.dynamic_slice(a, starts, sizes)
+        if equation.name == "dynamic_slice":
+            starts = [jnp.zeros_like(s) if w else s for s, w in zip(rest, whole, strict=True)]
+            sizes = [a.shape[i] if w else shape[i] for i, w in enumerate(whole)]
+            return lax.dynamic_slice(a, starts, sizes)
+        own = zip(*params.slice_bounds(equation), a.shape, whole, strict=True)
+        bounds = [(0, n, 1) if w else (start, end, step) for start, end, step, n, w in own]
+        return lax.slice(a, *zip(*bounds, strict=True))
 
-    return _each(x, g, blocked)
+    return _each(x, cut, blocked)
 
 
 def _take(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
-    """Gathers from an array with one scale."""
     x, *rest = inputs
     if (x.scale is not None and x.scale.size > 1) or isinstance(x.data, EncodedArray):
         return None
@@ -365,7 +336,6 @@ def _take(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
 
 
 def _move_of(name: str) -> Callable[[Equation, Sequence[Value]], QuantizedValue | None] | None:
-    """Returns how a primitive moves a quantized argument's numbers; None if it computes."""
     match name:
         case "convert_element_type":
             return _convert

@@ -211,7 +211,6 @@ class Recipe:
         self._check_combinations()
 
     def __repr__(self) -> str:
-        """The arguments that differ from the defaults; a catalogue format is its name."""
         but = SHORT_FORM if self.products.short_form is None else {"products": None}
         default = {n: p.default for n, p in inspect.signature(Recipe).parameters.items()}
         values = {n: getattr(self, n) for n in default if n not in but}
@@ -307,7 +306,6 @@ class Recipe:
 
 
 def _products(products: Products | None, given: dict[str, Any], rounds: str) -> Products:
-    """Returns a recipe's products: in the short form that is given, or as changed by it."""
     given |= {n: operand_format(given[n]) for n in ("forward", "backward") if n in given}
     form = SHORT_FORM if products is None else products.short_form
     if form is not None:

@@ -30,14 +30,7 @@ DEEPEST = 48  # most operations between a value and its source
 def lineage(
     equation: Equation, inputs: Sequence[Value], small: int, kept: Callable[[ScaledValue], bool]
 ) -> Lineage | None:
-    """Returns how the result of an equation can be computed again; None if it has to be stored.
-
-    Args:
-        equation: of any primitive.
-        inputs: its operands.
-        small: arrays of fewer elements are always stored.
-        kept: returns whether a source waits for the backward pass unrounded.
-    """
+    """Returns how a result is computed again; None if it is stored, as small arrays are."""
     if equation.name not in RECOMPUTED or len(equation.out_avals) != 1:
         return None
     floats = [x for x in inputs if isinstance(x, ScaledValue) and x.constant_value is None]
@@ -75,7 +68,6 @@ def _source(x: ScaledValue) -> ScaledValue | None:
 
 
 def _is_stable(equation: Equation, floats: Sequence[ScaledValue]) -> bool:
-    """Returns whether an operation on arrays and constants amplifies no relative error."""
     if equation.name in STABLE:
         return not is_quantization(equation)
     # a sum may cancel, unless one addend is a constant, 1 - tanh(x), or all have one sign, x + x^3

@@ -49,5 +49,4 @@ def _marked(x: jax.Array) -> jax.Array:
 
 
 def is_rescale(equation: Equation) -> bool:
-    """Returns whether an equation was made by :func:`rescale` or :func:`rescale_gradient`."""
     return equation.name.startswith("copy") and SCOPE in equation.scope

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,7 @@ from ..interpret import Equation, Value
 from ..scaled import at_least
 from ._families import RuleContext
 from ._layout import separate_copy
-from ._narrow import TakesStored, holds, store_value
+from ._narrow import holds, store_value
 from ._overrides import FormatOverrides
 from ._products import DeferredProduct
 from ._quantized import QuantizedValue
@@ -30,7 +29,7 @@ FOR_SCALE, FOR_BACKWARD = 0, 1  # the purposes of a separate copy
 
 
 @dataclasses.dataclass(frozen=True)
-class Residuals(TakesStored):
+class Residuals(RuleContext):
     """An interpretation that decides in which form a value waits for the backward pass.
 
     Attributes:
@@ -49,23 +48,19 @@ class Residuals(TakesStored):
 
     @property
     def device(self) -> Device | None:
-        """The device that products are compiled for, if the recipe or JAX names one."""
         return device_for(self.recipe.device)
 
     @property
     def units(self) -> MatrixUnits | None:
-        """The units whose arithmetic products have on every platform, if the recipe names some."""
         return self.recipe.emulate
 
     @property
     def prefers_speed(self) -> bool:
-        """Whether narrow numbers that cost a known device time are left out."""
         device = self.device
         known = device is not None and device.platform != "cpu" and device.bandwidth > 0
         return known and self.recipe.narrow == "faster"
 
     def flight_dtype(self, aval: ShapedArray) -> DTypeLike:
-        """Returns the dtype in which a float of the program is computed (``recipe.flight``)."""
         kept = self.recipe.flight == "program" and not self.traced
         return aval.dtype if kept and aval.dtype == jnp.bfloat16 else wide_dtype(aval.dtype)
 
@@ -77,13 +72,11 @@ class Residuals(TakesStored):
         return value.is_statistic or not at_least(value.data.size, self.recipe.min_size)
 
     def _stays_wide(self, value: ScaledValue, fmt: Format | None) -> bool:
-        """Returns whether a value waits for the backward pass unrounded."""
         if fmt is None or not value.is_computed:
             return True
         return self._is_small(value) or holds(value.data.dtype, fmt)
 
     def _for_backward(self, value: Value, fmt: Format | None) -> Value:
-        """Returns a value as the backward pass gets it: loaded from memory, or computed again."""
         if not isinstance(value, ScaledValue) or not value.is_computed:
             return value
         how = value.lineage
@@ -114,7 +107,7 @@ class Residuals(TakesStored):
         return dataclasses.replace(value, data=data, lineage=None, base=None, memo=Memo())
 
     def _apply_rule(self, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-        return RULES[equation.name].rule(cast(RuleContext, self), equation, inputs)
+        return RULES[equation.name].rule(self, equation, inputs)
 
     def _measured(self, value: ScaledValue, *, arguments: bool = True) -> jax.Array:
         """Returns the value's numbers, to find a scale from: as a copy if that saves memory.
@@ -133,7 +126,6 @@ class Residuals(TakesStored):
         return source.memo.measured.value(value, self._apply_rule).data
 
     def _stored(self, value: ScaledValue, fmt: Format | None) -> ScaledValue | StoredValue:
-        """Returns the value as it is in memory when the backward pass reads it."""
         return value if fmt is None or self._stays_wide(value, fmt) else store_value(value, fmt)
 
 
@@ -144,5 +136,4 @@ def load(x: Value) -> Value:
 
 
 def load_product(x: Value) -> Value:
-    """Computes a deferred product; returns other values, stored ones too, unchanged."""
     return x.load() if isinstance(x, DeferredProduct) else x

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypedDict
+from typing import Literal
 
 from ..interpret import Equation
 from ..primitives import params
@@ -11,15 +11,7 @@ from ._operand_settings import Role
 from ._value import ScaledValue
 
 
-class Uses(TypedDict):
-    """Fields of a value that hold what its memo says of its uses."""
-
-    narrowed: bool
-    role: Role | Literal[""]
-
-
 def roles(equation: Equation, values: Sequence[ScaledValue], attention: bool) -> tuple[Role, Role]:
-    """Returns the roles of a forward product's operands, as :class:`Products` says."""
     if attention:
         return "activation", "activation"
     left, right = (value.origin == "stored" for value in values)
@@ -27,18 +19,11 @@ def roles(equation: Equation, values: Sequence[ScaledValue], attention: bool) ->
 
 
 def role_of(value: ScaledValue) -> Role | Literal[""]:
-    """Returns the role that a forward product gave a value; empty if none has read it."""
     return value.memo.role or value.role
 
 
 def role_read_later(value: ScaledValue) -> Role:
-    """Returns the role of an operand that carries no gradient in a backward product."""
     return role_of(value) or ("weight" if value.origin == "stored" else "activation")
-
-
-def known_uses(value: ScaledValue) -> Uses:
-    """Returns the fields of a value that keep what its memo says of its uses."""
-    return {"narrowed": value.narrowed or value.memo.narrowed, "role": role_of(value)}
 
 
 def between_activations(equation: Equation, values: Sequence[ScaledValue]) -> bool:
@@ -56,5 +41,4 @@ def between_activations(equation: Equation, values: Sequence[ScaledValue]) -> bo
 
 
 def is_reread(value: ScaledValue, equation: Equation) -> bool:
-    """Returns whether a backward product reads a value of the forward pass."""
     return equation.direction == "backward" and value.origin == "forward"

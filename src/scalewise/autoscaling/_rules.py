@@ -27,8 +27,6 @@ FALLBACK = Rule(Family.FALLBACK, fallback)
 
 
 class RuleTable(dict[str, Rule]):
-    """Rules by primitive name; a name without one gets the fallback."""
-
     def __missing__(self, name: str) -> Rule:
         return FALLBACK
 
@@ -74,7 +72,6 @@ PARTICULAR: dict[str, Function] = {
 
 
 def _rules() -> RuleTable:
-    """Returns the rules by primitive; those that are computed on plain numbers have none."""
     table = RuleTable()
     for name, row in PRIMITIVES.items():
         rule = PARTICULAR.get(name) or FAMILIES.get(row.family)

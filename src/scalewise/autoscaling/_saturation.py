@@ -10,7 +10,8 @@ import numpy as np
 
 from ..formats import BlockFormat
 from ..interpret import RoundedOperand
-from ..scaled import exponent_of, merge_blocks, power_of_two, split_blocks
+from ..scaled import exponent_of, power_of_two
+from ..scaled._blocks import over_tiles
 from ._blocks import Factor
 from ._operand_settings import Operand
 from ._products import plain
@@ -18,14 +19,12 @@ from ._value import ScaledValue, leading
 
 
 def block_axis(setting: Operand, contracted: tuple[int, ...], ndim: int) -> int:
-    """Returns the axis along which an operand's blocks lie."""
     return contracted[-1] if setting.hadamard > 1 else max(contracted, default=ndim - 1)
 
 
 def rounded_operand(
     value: ScaledValue, operand: Factor, setting: Operand, contracted: tuple[int, ...]
 ) -> RoundedOperand:
-    """Returns an operand's numbers before and after its rounding, and which were cut off."""
     ((rounded, scale),) = plain([operand], jnp.float32)
     exact, rounded = value.data.astype(jnp.float32), rounded.astype(jnp.float32)
     own = 1.0 if scale is None else leading(scale, rounded)
@@ -44,10 +43,8 @@ def _largest_beside(rounded: jax.Array, setting: Operand, contracted: tuple[int,
     kept = [a for a in range(size.ndim) if a not in contracted][-1:]
     spans = [(block_axis(setting, contracted, size.ndim), fmt.size)]
     spans += [(a, setting.tile) for a in kept if setting.tile > 1]
-    for axis, count in spans:
-        blocks = split_blocks(size, count, axis)
-        largest = jnp.max(blocks, axis + 1, keepdims=True)
-        size = merge_blocks(jnp.broadcast_to(largest, blocks.shape), size.shape, axis)
+    for span in spans:
+        size = over_tiles(jnp.max, size, span)
     return size
 
 

@@ -17,16 +17,7 @@ TOP = 15  # log2 of the largest data: FP16 ends just below 2^16
 
 
 def rescaled(options: tuple, data: jax.Array, exponent: jax.Array) -> list[jax.Array]:
-    """Returns ``data * 2**exponent`` with an exponent that is found from the data.
-
-    Args:
-        options: the measure and the format, as for :func:`scaled_down`, and whether to round.
-        data: float32 or float64.
-        exponent: int32.
-
-    Returns:
-        Data in the format's dtype, rounded once, or in float32; and an int32 exponent.
-    """
+    """Returns data with an exponent found from them; in float32, unless they are rounded, once."""
     measure, fmt, rounds = options
     down, found = scaled_down(data, measure, fmt)
     exponent = jnp.where(found == ZERO_EXPONENT, found, found + exponent)
@@ -37,7 +28,6 @@ def rescaled(options: tuple, data: jax.Array, exponent: jax.Array) -> list[jax.A
 
 
 def rounded(options: tuple, data: jax.Array) -> list[jax.Array]:
-    """Returns float32 data in a format's dtype; ``options`` are the format and ``clip``."""
     fmt, clip = options
     return [to_format(data, data, fmt, clip=clip)]
 
@@ -50,19 +40,13 @@ def bound_of(measure: str, size: int) -> int:
 
 
 def to_format(data: jax.Array, signs: jax.Array, fmt: Format, *, clip: bool) -> jax.Array:
-    """Rounds float32 data to the nearest numbers of a 16-bit format, in its dtype.
+    """Rounds float32 data to the nearest numbers of FP16 or BF16, in its dtype.
 
     FP16's subnormals are kept. A number too small for them becomes the smallest one rather than
-    zero, since it may be a divisor or the argument of a logarithm. (BF16 has float32's range.)
-    Rounds by ``reduce_precision``, which flushes subnormals, since XLA drops a convert there and
-    back.
-
-    Args:
-        data: to be rounded, once.
-        signs: the same numbers before they were scaled down, which may have made some of them zero.
-        fmt: FP16 or BF16.
-        clip: whether finite data may exceed the format's largest number, and are clipped to it;
-            infinities stay.
+    zero, since it may be a divisor or the argument of a logarithm; ``signs`` are the numbers
+    before they were scaled down, which may have made some of them zero. Rounds by
+    ``reduce_precision``, which flushes subnormals, since XLA drops a convert there and back.
+    With ``clip``, finite data may exceed the format's largest number, and become that.
     """
     if clip:
         data = clipped(data, float(fmt.max))

@@ -14,17 +14,10 @@ GROUPED = ("ragged_dot", "ragged_dot_general")
 
 
 def is_narrow_pair(formats: Operands) -> bool:
-    """Returns whether both formats have fewer than 16 bits: a device may lack units for them."""
     return all(isinstance(f, BlockFormat) or (f is not None and f.bits < 16) for f in formats)
 
 
 def require_native(pairs: Sequence[Operands], device: Device | None) -> None:
-    """Raises ValueError unless a device's units multiply pairs of narrow formats.
-
-    Args:
-        pairs: the formats of the operands of each product; None for an operand in flight.
-        device: whose units; None if unknown.
-    """
     if device is None:
         raise ValueError("Recipe.native_products needs to know the units: name a Recipe.device")
     for pair in pairs:
@@ -39,8 +32,7 @@ def require_native(pairs: Sequence[Operands], device: Device | None) -> None:
 def units_of(
     equation: Equation, a: Format | BlockFormat, b: Format | BlockFormat, device: Device
 ) -> Units | None:
-    """Returns the units in which a device multiplies two operands as they are; None if XLA doesn't
-    let it.
+    """Returns the units that multiply two operands as they are; None if XLA doesn't let them.
 
     XLA expands a grouped product to a dense one on a GPU. Convolutions take 16 bits at least.
     """
@@ -56,7 +48,6 @@ class MissingUnits:
         self.pairs: set[str] = set()
 
     def check(self, equation: Equation, formats: Operands, device: Device | None) -> None:
-        """Warns if a known device, but no CPU, has no units for a contraction of two formats."""
         a, b = formats
         if device is None or device.platform == "cpu" or not is_narrow_pair(formats):
             return

@@ -57,7 +57,6 @@ class Memo:
     explained: bool = False
 
     def copy(self) -> Memo:
-        """Returns a memo whose changes don't reach this one."""
         own = {name: dict(getattr(self, name)) for name in ("copies", "stored", "again")}
         changed = {purpose: value.inside() for purpose, value in self.changed.items()}
         return dataclasses.replace(self, **own, changed=changed)
@@ -118,11 +117,9 @@ class ScaledValue:
 
     @property
     def takes_scale(self) -> bool:
-        """Whether the value is a constant, which takes the exponent of the other operands."""
         return self.constant_value is not None
 
     def at(self, exponent: Exponent) -> jax.Array:
-        """Returns the data that the value has at another exponent."""
         if isinstance(exponent, int) and isinstance(self.exponent, int):
             if self.constant_value is not None and exponent != self.exponent:
                 number = _ldexp(self.constant_value, -exponent)
@@ -131,16 +128,18 @@ class ScaledValue:
         return shift(self.data, jnp.int32(self.exponent) - jnp.int32(exponent))
 
     def value(self) -> jax.Array:
-        """Returns the plain array, on which functions without a scale rule are computed."""
         return materialize(self)
 
+    def marked(self) -> ScaledValue:
+        """Returns a copy whose fields keep what its memo says of its uses."""
+        narrowed, role = self.narrowed or self.memo.narrowed, self.memo.role or self.role
+        return dataclasses.replace(self, narrowed=narrowed, role=role)
+
     def inside(self) -> ScaledValue:
-        """Returns a copy whose memory a trace of its own may change."""
         return dataclasses.replace(self, memo=self.memo.copy(), lineage=None, base=None)
 
     @property
     def is_computed(self) -> bool:
-        """Whether the forward pass computed the value from arguments."""
         return self.origin == "forward" and self.constant_value is None
 
     def tree_flatten(self):
@@ -180,7 +179,6 @@ class StoredValue:
     role: Role | Literal[""] = ""
 
     def load(self) -> ScaledValue:
-        """Returns the value in flight."""
         data = self.data.astype(self.scale.dtype) * leading(self.scale, self.data)
         known = {"narrowed": self.narrowed, "role": self.role}
         return ScaledValue(data.astype(self.dtype), self.own, "residual", **known)
@@ -235,12 +233,7 @@ class Copy:
     def value(
         self, value: ScaledValue, apply: Callable[[Equation, Sequence[Value]], list[Value]]
     ) -> ScaledValue:
-        """Computes ``value``, a function of the source, from the copy.
-
-        Args:
-            value: the source itself, or a value whose lineage leads to it.
-            apply: computes an equation: ``apply(equation, inputs)``.
-        """
+        """Computes ``value``, the source or a value whose lineage leads to it, from the copy."""
         if value is self.source:
             return self.copy
         if value.lineage is None:
@@ -268,7 +261,6 @@ class UnscaledProduct:
     factors: tuple[jax.Array, ...] = ()
 
     def value(self, raw: jax.Array | None = None) -> jax.Array:
-        """Returns the scaled product, optionally of another copy of ``raw``."""
         raw = self.raw if raw is None else raw
         out = raw.astype(wide_dtype(raw.dtype))
         for factor in self.factors:
@@ -277,7 +269,6 @@ class UnscaledProduct:
 
 
 def wide_dtype(dtype: DTypeLike) -> DTypeLike:
-    """Returns the dtype of scales and sums: float64 for float64, float32 for other floats."""
     return jnp.float64 if dtype == jnp.float64 else jnp.float32
 
 

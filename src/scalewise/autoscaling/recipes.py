@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from .._check import checked
 from .._resolve import unknown
 from ..formats import BF16, E4M3FN, E5M2, FP16, FP32, MXFP4, MXFP8_E4M3, MXFP8_E5M2, BlockFormat
@@ -9,6 +11,14 @@ from ..formats import NVFP4 as NVFP4_BLOCKS
 from ..scaled import Amax, Delayed, Fixed, FourOverSix, MsEden, Mx, Quest, Unit
 from ._operand_settings import Operand, Products
 from ._recipe import Recipe, RecipeLike
+
+
+def _two_ways(
+    forward: Operand, backward: Operand, source: Literal["original", "forward"] = "forward"
+) -> Products:
+    """Returns products whose forward operands are rounded alike, and whose backward ones are."""
+    return Products((forward, forward), (backward, backward), (backward, backward), source)
+
 
 fp16 = Recipe(forward=FP16, backward=FP16, residuals=FP16)
 bf16 = Recipe(forward=BF16, backward=BF16, residuals=BF16)
@@ -78,53 +88,24 @@ fp4_all_the_way = Recipe(
 # BF16 forward, MXFP4 backward, both of whose operands are transformed and rounded stochastically
 # ("Training LLMs with MXFP4", arXiv 2502.20586; scales rounded up in place of its factor of 3/4).
 _mixed = Operand(MXFP4, UP, rounding="stochastic", hadamard=64, signs="random")
-mxfp4 = Recipe(
-    residuals=BF16,
-    products=Products(
-        forward=(BF16, BF16), input_gradient=(_mixed, _mixed), weight_gradient=(_mixed, _mixed)
-    ),
-)
+mxfp4 = Recipe(residuals=BF16, products=_two_ways(Operand(BF16), _mixed, "original"))
 # Forward nearest with scales to 6 or 4; backward MS-EDEN, after a Hadamard transform of 128 whose
 # signs are new for each product ("Quartet II", arXiv 2601.22813; its kernels' default is 4/6).
 _best = Operand(NVFP4_BLOCKS, FourOverSix())
 _eden = Operand(NVFP4_BLOCKS, MsEden(), hadamard=128, signs="random")
-quartet2 = Recipe(
-    residuals=FP16,
-    products=Products(
-        forward=(_best, _best),
-        input_gradient=(_eden, _eden),
-        weight_gradient=(_eden, _eden),
-        backward_from="forward",
-    ),
-)
+quartet2 = Recipe(residuals=FP16, products=_two_ways(_best, _eden))
 # Forward nearest after a Hadamard transform of 32, scales from the standard deviation (QuEST);
 # backward stochastic after a transform with new signs ("Quartet", arXiv 2505.14669).
 _quest = Operand(MXFP4, Quest(), hadamard=32)
 _mixed_32 = Operand(MXFP4, UP, rounding="stochastic", hadamard=32, signs="random")
-quartet = Recipe(
-    residuals=FP16,
-    products=Products(
-        forward=(_quest, _quest),
-        input_gradient=(_mixed_32, _mixed_32),
-        weight_gradient=(_mixed_32, _mixed_32),
-        backward_from="forward",
-    ),
-)
+quartet = Recipe(residuals=FP16, products=_two_ways(_quest, _mixed_32))
 # Forward nearest, backward stochastic after a Hadamard transform of 16 with new signs, whose scales
 # have a margin to be rounded down ("TetraJet-v2", arXiv 2510.27527, without its resets of weights
 # and its outlier channels).
 _unbiased = Operand(
     NVFP4_BLOCKS, Amax(False, 17 / 16), rounding="stochastic", hadamard=16, signs="random"
 )
-tetrajet2 = Recipe(
-    residuals=FP16,
-    products=Products(
-        forward=(_near, _near),
-        input_gradient=(_unbiased, _unbiased),
-        weight_gradient=(_unbiased, _unbiased),
-        backward_from="forward",
-    ),
-)
+tetrajet2 = Recipe(residuals=FP16, products=_two_ways(_near, _unbiased))
 # Scales predicted from shapes, without a pass over the data (arXiv 2303.11257).
 unit_scaling = Recipe(forward=E4M3FN, backward=E5M2, residuals=FP16, scaling=Unit())
 # No scales at all, for programs of unit variance (scalewise.training.mu_s; arXiv 2502.05967).

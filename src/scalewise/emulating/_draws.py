@@ -94,13 +94,11 @@ class EmulationWithDraws(Emulation):
 
 
 def _is_constant(equation: Equation, floats: Sequence[Value]) -> bool:
-    """Returns whether an equation is computed from constants and integers alone."""
     complexes = any(jnp.issubdtype(a.dtype, jnp.complexfloating) for a in equation.in_avals)
     return not complexes and all(isinstance(x, Constant) for x in floats)
 
 
 def _is_drawn(equation: Equation, floats: Sequence[Value]) -> bool:
-    """Returns whether an equation is a step from random bits to a variate."""
     if not floats:
         return equation.name == "bitcast_convert_type" and is_float(equation.out_avals[0])
     drawn = any(isinstance(x, Draw) for x in floats)

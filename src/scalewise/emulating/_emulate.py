@@ -10,8 +10,8 @@ from ..devices import MatrixUnitsLike, matrix_units
 from ..formats import FP64, FormatLike, Saturation
 from ..interpret import transform
 from ..scaled import saturation
-from ._device import OnDevice
 from ._draws import EmulationWithDraws
+from ._emulation import OnDevice
 
 
 @as_decorator

@@ -1,4 +1,4 @@
-"""The interpretation of ``emulate``, which rounds every result to one format."""
+"""The interpretations of ``emulate``: every result in one format, or products as a device adds."""
 
 from __future__ import annotations
 
@@ -96,3 +96,18 @@ class Emulation(Interpretation):
         if is_exact(equation):
             return state, outs
         return state, map_floats(lambda y, _: self._round(y), outs, equation.out_avals)
+
+
+@dataclasses.dataclass(frozen=True)
+class OnDevice(Interpretation):
+    units: MatrixUnits
+
+    def opens(self, equation: Equation) -> bool:
+        return True
+
+    def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
+        unit = unit_for(equation, self.units)
+        if unit is None:
+            return super().apply(state, equation, inputs)
+        wide = [x.astype(np.float64 if x.dtype == np.float64 else np.float32) for x in inputs]
+        return state, [unit_result(equation, unit, wide).astype(equation.out_avals[0].dtype)]

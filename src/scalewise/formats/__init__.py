@@ -51,5 +51,4 @@ from ._neighbours import ulp as ulp
 from ._roundings import ROUNDINGS as ROUNDINGS
 from ._roundings import Rest as Rest
 from ._roundings import Rounding as Rounding
-from ._roundings import check_rounding as check_rounding
 from ._roundings import rounding_mode as rounding_mode

@@ -48,7 +48,6 @@ class BlockFormat:
             )
 
     def __repr__(self) -> str:
-        """Name and element, and the fields that differ from the defaults."""
         changed = changed_fields(self, "name", "element", text=_shown)
         return f"BlockFormat({', '.join([repr(self.name), _shown(self.element), *changed])})"
 
@@ -59,7 +58,6 @@ class BlockFormat:
 
 
 def _shown(value: object) -> str:
-    """Returns the name of a catalogue format as a constant, or the text of another value."""
     if isinstance(value, Format) and CATALOGUE.get(value.name) == value:
         return value.name.upper()
     return repr(value)

@@ -96,12 +96,6 @@ def format(spec: Any) -> Format:
 
 
 def unknown_name(spec: Any, kind: str) -> str:
-    """Returns the error message for what isn't the name of a format or block format.
-
-    Args:
-        spec: the argument.
-        kind: ``"format"`` or ``"block format"``.
-    """
     name = spec if isinstance(spec, str) else getattr(spec, "name", None)
     if not isinstance(name, str):
         return f"{kind}: expected a {kind}, or the name or dtype of one, not {spec!r}"

@@ -101,7 +101,6 @@ def encode(
 
 
 def _draw(mode: Rounding, bits: Any, shape: tuple[int, ...]) -> np.ndarray | None:
-    """Returns uniform numbers in [0, 1) for stochastic rounding, None for other modes."""
     if not mode.random:
         if bits is not None:
             raise ValueError(f"bits is given; expected None for rounding={mode.name!r}")
@@ -166,5 +165,4 @@ def _overflow(fmt: Any, saturate: bool) -> int:
 
 
 def _nan(fmt: Any) -> int:
-    """Returns the code of NaN, or 0 in a format without NaN."""
     return 0 if fmt.nan_code is None else fmt.nan_code

@@ -16,7 +16,6 @@ from .._repr import changed_fields
 from . import _codes
 
 NaN = Literal["ieee", "all_ones", "negative_zero", "none"]
-NAN_ENCODINGS = ("ieee", "all_ones", "negative_zero", "none")
 
 # Formats that NumPy or ml_dtypes can store, by name.
 _DTYPES = {
@@ -152,7 +151,6 @@ class Format:
         return np.dtype(f"uint{next(w for w in (8, 16, 32, 64) if w >= self.bits)}")
 
     def __repr__(self) -> str:
-        """The name, the widths, and the fields that differ from their defaults."""
         width = f"exponent_bits={self.exponent_bits}, mantissa_bits={self.mantissa_bits}"
         given = ("name", "exponent_bits", "mantissa_bits")
         changed = changed_fields(
@@ -353,7 +351,6 @@ CATALOGUE_DTYPES: dict[Format, Any] = {}
 
 
 def register_dtype(fmt: Format) -> Format:
-    """Registers the storage dtype of a catalogue format, if there is one; returns the format."""
     if fmt.name in _DTYPES:
         CATALOGUE_DTYPES[fmt] = _DTYPES[fmt.name]
     return fmt

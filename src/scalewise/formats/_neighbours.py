@@ -100,7 +100,6 @@ def _last_not_above(fmt: Format, x: float) -> int:
 
 
 def _above(fmt: Format, x: float) -> float:
-    """Returns the smallest number above an ``x`` >= 0; infinity or NaN if there is none."""
     code = _last_not_above(fmt, x)
     if code < fmt.max_code:
         return _number(fmt, code + 1)
@@ -108,7 +107,6 @@ def _above(fmt: Format, x: float) -> float:
 
 
 def _below(fmt: Format, x: float) -> float | None:
-    """Returns the largest positive number or zero below an ``x`` > 0; None if there is none."""
     code = _last_not_above(fmt, x)
     if code >= 0 and _number(fmt, code) == x:
         code -= 1

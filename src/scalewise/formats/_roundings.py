@@ -63,7 +63,7 @@ class Rounding:
 
     def __reduce_ex__(self, protocol):  # pickled by name, since the functions have none
         known = ROUNDINGS.get(self.name) is self
-        return (_mode, (self.name,)) if known else super().__reduce_ex__(protocol)
+        return (rounding_mode, (self.name,)) if known else super().__reduce_ex__(protocol)
 
 
 _MODES = (
@@ -142,10 +142,6 @@ _MODES = (
 )
 
 
-def _mode(name: str) -> Rounding:
-    return ROUNDINGS[name]
-
-
 ROUNDINGS: dict[str, Rounding] = {mode.name: mode for mode in _MODES}
 """Every rounding mode by its name."""
 
@@ -171,12 +167,3 @@ def rounding_mode(rounding: Any, fmt: Any = None) -> Rounding:
     if not isinstance(rounding, str) or rounding not in names:
         raise ValueError(f"rounding is {rounding!r}; expected one of {', '.join(map(repr, names))}")
     return ROUNDINGS[scale.get(rounding, rounding)]
-
-
-def check_rounding(fmt: Any, rounding: Any) -> str:
-    """Returns the name of the mode that :func:`rounding_mode` returns.
-
-    Raises:
-        ValueError: no rounding mode has this name.
-    """
-    return rounding_mode(rounding, fmt).name

@@ -9,10 +9,12 @@ from . import _loops as _loops
 from ._calls import CONTROL as CONTROL
 from ._equation import CALLBACKS as CALLBACKS
 from ._equation import CONTRACTIONS as CONTRACTIONS
+from ._equation import KERNELS as KERNELS
 from ._equation import Equation as Equation
 from ._equation import all_equations as all_equations
 from ._equation import contracts as contracts
 from ._equation import operation_body as operation_body
+from ._equation import warn_kernel as warn_kernel
 from ._floats import HasDtype as HasDtype
 from ._floats import Value as Value
 from ._floats import is_float as is_float
@@ -25,8 +27,6 @@ from ._interpretation import Interpretation as Interpretation
 from ._interpretation import Readers as Readers
 from ._interpretation import RoundedOperand as RoundedOperand
 from ._interpretation import State as State
-from ._kernels import KERNELS as KERNELS
-from ._kernels import warn_kernel as warn_kernel
 from ._objects import has_objects as has_objects
 from ._objects import pure_call as pure_call
 from ._objects import with_state as with_state

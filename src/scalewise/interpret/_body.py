@@ -14,8 +14,6 @@ from ._equation import Equation, contracts
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Number:
-    """A literal."""
-
     number: np.ndarray
     aval: ShapedArray
 
@@ -25,14 +23,7 @@ Atom = jex.Var | Number
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Step:
-    """One equation of a body, with the variables that it reads and writes.
-
-    Attributes:
-        equation: with its scope and path.
-        reads: its operands.
-        writes: the variables of its results.
-        last: variables that no later equation reads, unread results among them.
-    """
+    """One equation of a body; no later one reads the variables ``last``, nor unread results."""
 
     equation: Equation
     reads: Sequence[Atom]
@@ -42,8 +33,6 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Body:
-    """The equations of a jaxpr in program order, and its constants, inputs and outputs."""
-
     constants: Sequence[jex.Var]
     inputs: Sequence[jex.Var]
     steps: Sequence[Step]
@@ -59,17 +48,10 @@ def body_of(
 ) -> Body:
     """Returns the body of an open jaxpr, whose equations know their place in the program.
 
-    Args:
-        jaxpr: open.
-        within: the equation whose body it is. Its name stack precedes the equations' own (JAX
-            begins a new one in each loop body), and so does its position. An equation without a
-            source line gets the line of ``within``.
-        part: which of the equation's bodies this is; follows its position.
-        keep: True to cache the bodies of the equations, too. A cached body caches its inner ones.
-
-    Returns:
-        The body, from the cache of ``within`` if it is there. A jaxpr that occurs at several places
-        has a body for each.
+    The name stack and the position of ``within``, whose body it is, precede the equations' own
+    (JAX begins a new stack in each loop body); so does the number ``part`` of several bodies. A
+    jaxpr that occurs at several places has a body for each. With ``keep``, bodies are cached in
+    their equations.
     """
     kept = within.bodies if within else None
     if kept is not None and (jaxpr, part) in kept:

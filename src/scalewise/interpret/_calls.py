@@ -17,11 +17,7 @@ SMALL_CALL = 32  # equations up to which a nested jit is inlined, as XLA would
 
 
 def _call(interpretation, equation: Equation, state, inputs):
-    """Interprets a call's body in its place.
-
-    No derivative of the call is needed any more, since a function is differentiated before it is
-    interpreted (see _transform.py).
-    """
+    """A function is differentiated before it is interpreted, so the call needs no derivative."""
     return interpret_jaxpr(interpretation, params.call_body(equation), state, inputs, equation)
 
 
@@ -34,7 +30,6 @@ def _remat(interpretation, equation: Equation, state, inputs):
 
 
 def is_in_place(interpretation, equation: Equation) -> bool:
-    """Returns whether an equation is a call that is replaced by its body."""
     if equation.name in ("jit", "pjit"):
         call = params.jit(equation)
         body, _ = _jax.open_jaxpr(call.body)
@@ -45,7 +40,6 @@ def is_in_place(interpretation, equation: Equation) -> bool:
 
 
 def _jit(interpretation, equation: Equation, state, inputs):
-    """Interprets a nested jit with its shardings and compiler options; inlines a small one."""
     call = params.jit(equation)
     options = call.compiler_options
     inputs = _sharded(inputs, equation.in_avals, call.in_shardings)
@@ -61,8 +55,6 @@ def _jit(interpretation, equation: Equation, state, inputs):
 
 
 def _sharded(values, avals, shardings):
-    """Returns values whose arrays are constrained to the user's shardings, where there are any."""
-
     def constrained(value, aval, sharding):
         if not isinstance(sharding, jax.sharding.Sharding):
             return value
@@ -79,10 +71,7 @@ def _sharded(values, avals, shardings):
 
 
 def _shard_map(interpretation, equation: Equation, state, inputs):
-    """Interprets a map over a mesh, in which each leaf of a value is split as its array was.
-
-    Leaves of other shapes are replicated. Varying axes were checked when the program was traced.
-    """
+    """Leaves of other shapes than their arrays' are replicated."""
     run = partial(_mapped, interpretation, equation)
     return interpretation.control(equation, run)(state, inputs)
 
@@ -148,10 +137,7 @@ def _reshard(interpretation, equation: Equation, state, inputs):
 
 
 def _same(interpretation, equation: Equation, state, inputs):
-    """Leaves values unchanged that JAX marks as varying over axes of a mesh.
-
-    Arrays are cast where they are used (:func:`_jax.bind`), and a value keeps its memo.
-    """
+    """Arrays are cast where they are used (:func:`_jax.bind`), and a value keeps its memo."""
     return state, inputs
 
 

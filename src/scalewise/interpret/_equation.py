@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sysconfig
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import cached_property, lru_cache, partial
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 Direction = Literal["forward", "backward", "update"]
 CONTRACTIONS = names(lambda row: row.family is Family.CONTRACTION) | having("contraction")
 CALLBACKS = having("host")
+# Whose bodies aren't interpreted.
+KERNELS = names(lambda row: row.family is Family.KERNEL) | {"custom_linear_solve"}
 TRACING = str(Path(__file__).parent)  # of the frames above the traced function
 LIBRARIES = tuple({sysconfig.get_path(x) for x in ("purelib", "platlib", "stdlib")})
 
@@ -132,7 +135,6 @@ class Equation:
 
     @cached_property
     def _frames(self) -> list[tuple[str, int, str]]:
-        """The stack frames within the traced function, innermost first."""
         frames = list(_jax.user_frames(self.eqn))
         traced = next((i for i, f in enumerate(frames) if f[0].startswith(TRACING)), len(frames))
         return frames[:traced]
@@ -181,8 +183,6 @@ class Equation:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _BoundPrimitive:
-    """A primitive with values for its last operands."""
-
     primitive: jex.Primitive
     operands: tuple[ArrayLike, ...]
 
@@ -216,7 +216,6 @@ def _is_installed(file: str) -> bool:
 
 
 def nested_jaxprs(eqn: jex.JaxprEqn) -> list[Jaxpr]:
-    """Returns the jaxprs among an equation's parameters."""
     values = [p if isinstance(p, tuple | list) else (p,) for p in eqn.params.values()]
     return [x for value in values for x in value if hasattr(x, "eqns") or hasattr(x, "jaxpr")]
 
@@ -261,7 +260,6 @@ def _steps(
 
 
 def contracts(eqn: jex.JaxprEqn) -> bool:
-    """Returns whether an equation is a contraction, or has one in its body."""
     inner = (e for body in _bodies(eqn) for e in all_equations(body, operations=True))
     return any(e.primitive.name in CONTRACTIONS for e in (eqn, *inner))
 
@@ -278,3 +276,26 @@ def count_work(jaxpr: Jaxpr) -> int:
         iterations = params.scan(eqn).length if eqn.primitive.name == "scan" else 1
         total += 1 + iterations * sum(map(count_work, nested_jaxprs(eqn)))
     return total
+
+
+def warn_kernel(equation: Equation, transformation: str, advice: str = "") -> None:
+    """Warns, with the source line, if floats pass through an equation that can't be transformed.
+
+    Python shows a warning of the same text once.
+    """
+    if equation.name not in KERNELS:
+        return
+    through = all(any(map(is_float, avals)) for avals in (equation.in_avals, equation.out_avals))
+    if through and _hides(equation):
+        warnings.warn(
+            f"{transformation}: {equation.where()}: {equation.name} can't be transformed: it gets "
+            f"plain numbers, and its inside computes in the program's own dtypes.{advice}",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def _hides(equation: Equation) -> bool:
+    """Returns whether users may expect the body to be transformed; a solver's if it multiplies."""
+    solver = params.solver(equation)
+    return solver is None or any(e.primitive.name in CONTRACTIONS for e in all_equations(solver[0]))

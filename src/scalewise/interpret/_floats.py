@@ -33,7 +33,6 @@ def is_float(aval: HasDtype) -> bool:
 
 
 def is_inexact(aval: HasDtype) -> bool:
-    """Returns whether arrays of this abstract type can be differentiated: floats and complex."""
     return jnp.issubdtype(aval.dtype, jnp.inexact)
 
 
@@ -49,7 +48,6 @@ def map_floats(
 
 
 def with_items(values: Iterable[T], indices: Iterable[int], items: Iterable[T]) -> list[T]:
-    """Returns the values with those at ``indices`` replaced by ``items``."""
     full = list(values)
     for i, x in zip(indices, items, strict=True):
         full[i] = x

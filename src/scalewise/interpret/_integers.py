@@ -47,14 +47,10 @@ class Integers:
     def known(
         self, values: Sequence[Value], call: Callable = lambda f, *arguments: f(*arguments)
     ) -> dict[Path, list[jax.Array | None]]:
-        """Computes the results of these equations.
+        """Returns by each equation's path its results; None for a result that no other equation
+        reads.
 
-        Args:
-            values: the program's arguments; those that aren't floats are plain arrays.
-            call: calls the compiled function, under ``jax.enable_x64``.
-
-        Returns:
-            By each equation's path its results; None for a result that no other equation reads.
+        ``call`` calls the compiled function, under ``jax.enable_x64``.
         """
         found: list[jax.Array] = []
         if any(i is not None for places in self.results.values() for i in places):
@@ -66,7 +62,6 @@ class Integers:
 
 
 def integers(jaxpr: Jaxpr) -> Integers:
-    """Returns the part of a closed jaxpr that depends on no float."""
     body, consts = _jax.open_jaxpr(jaxpr)
     finder = _Finder()
     captured = [i for i, v in enumerate(body.constvars) if _is_exact(v.aval)]
@@ -99,7 +94,6 @@ def integers(jaxpr: Jaxpr) -> Integers:
 
 
 def _is_exact(aval: object) -> bool:
-    """Returns whether arrays of this abstract type are integers, booleans or keys."""
     kinds = jnp.integer, jnp.bool_, jax.dtypes.prng_key
     return isinstance(aval, ShapedArray) and any(jnp.issubdtype(aval.dtype, k) for k in kinds)
 
@@ -131,7 +125,6 @@ class _Finder(Interpretation):
         return None
 
     def read(self, inputs: Sequence[Value]) -> None:
-        """Records the values that an equation reads which isn't computed here."""
         for x in inputs:
             if isinstance(x, _Known) and x.place is not None:
                 self.wanted[x.place] = x.array

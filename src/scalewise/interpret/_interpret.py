@@ -29,15 +29,8 @@ def interpret_jaxpr(
 ) -> tuple[State, list[Value]]:
     """Runs the equations of a jaxpr, in order, under an interpretation.
 
-    Args:
-        interpretation: what values are and what equations do to them.
-        jaxpr: open without constants, or closed.
-        state: the interpretation's state, any pytree of fixed shape.
-        values: one for each of the jaxpr's inputs; a lifted value where the input is a float.
-        within, part: the equation whose body it is, and which of its bodies (see :func:`body_of`).
-
-    Returns:
-        The new state, and a value for each output.
+    ``values`` stand for the inputs, ``state`` is any pytree of fixed shape; ``within`` and
+    ``part`` are as for :func:`body_of`. Returns the new state, and a value for each output.
     """
     jaxpr, consts = _jax.open_jaxpr(jaxpr)
     return interpret_body(interpretation, body_of(jaxpr, within, part), consts, state, values)
@@ -50,7 +43,6 @@ def interpret_body(
     state: State,
     values: Sequence[Value],
 ) -> tuple[State, list[Value]]:
-    """Runs a body as :func:`interpret_jaxpr` runs a jaxpr, with the jaxpr's constants."""
     environment: dict[jex.Var, Value] = dict(zip(body.inputs, values, strict=True))
     avals = _jax.avals_of(body.constants)
     for var, const, aval in zip(body.constants, consts, avals, strict=True):
@@ -99,6 +91,5 @@ def canonical(interpretation, equation, values, avals, boundary):
 
 
 def at_boundary(interpretation: Interpretation, state: State) -> State:
-    """Returns a state as it enters or leaves a loop's body or a branch, cast to vary over all mesh
-    axes, since the body may make it do so."""
+    """Casts a state to vary over all mesh axes: a loop's body or a branch may make it do so."""
     return _jax.vary(interpretation.at_boundary(state), _jax.manual_now())

@@ -190,29 +190,19 @@ class Interpretation:
     def invariant(self, value: Value, readers: Readers, equation: Equation) -> Value:
         """Returns a loop's constant after the work that each iteration would repeat on it.
 
-        Args:
-            value: the constant.
-            readers: the equations that read it in the loop's body, each with the operand's number.
-            equation: the loop.
+        The body's ``readers`` read it, each as the operand of that number.
         """
         return value
 
     def repeated(self, equation: Equation, inputs: Sequence[Value | None]) -> Value | None:
         """Returns the result of an equation in a loop's body, computed before the loop; None to
-        compute it in the body.
-
-        Args:
-            equation: in the body.
-            inputs: those that are the same in each iteration; None for others.
+        compute it in the body. Inputs that aren't the same in each iteration are None.
         """
         return None
 
     def behind(self, value: Value, barrier: Value) -> Value:
-        """Returns a value as a recomputation of the forward pass reads it.
-
-        Args:
-            value: as the forward pass has read it.
-            barrier: the same behind an optimization barrier.
+        """Returns a value, which is ``barrier`` behind an optimization barrier, as a recomputation
+        of the forward pass reads it.
         """
         return barrier
 

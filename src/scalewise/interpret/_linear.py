@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
-import jax.numpy as jnp
-from jax import lax
 from jax.sharding import PartitionSpec
 
 from .. import _jax
@@ -46,13 +44,6 @@ class Linear:
         return linear_p.bind(*constants, *arrays, function=self, count=len(constants))
 
     def over_axis(self, dims: Sequence[int | None], axis: AxisData) -> Linear:
-        """Returns the function mapped over an axis, the first of its arrays and results.
-
-        Args:
-            dims: the axis of each constant.
-            axis: its size and name, as a batching rule gets them.
-        """
-
         def mapped(f: Callable, *in_axes) -> Callable:
             names = {"axis_name": axis.name, "spmd_axis_name": axis.spmd_name}
             return jax.vmap(f, in_axes, 0, axis_size=axis.size, **names)
@@ -103,13 +94,8 @@ def _batch(axis: AxisData, operands, dims, *, function: Linear, count: int):
     if all(d is None for d in dims) and not _jax.has_name(axis):
         outs = function(operands[:count], operands[count:])
         return outs, [None] * len(outs)
-
-    def first(x: jax.Array, dim: int | None) -> jax.Array:
-        if dim is None:
-            return lax.broadcast(x, (axis.size,))
-        return jnp.moveaxis(x, dim, 0)
-
-    arrays = list(map(first, operands[count:], dims[count:]))
+    moved = zip(operands[count:], dims[count:], strict=True)
+    arrays = [batching.bdim_at_front(x, d, axis.size) for x, d in moved]
     outs = function.over_axis(dims[:count], axis)(operands[:count], arrays)
     return outs, [0] * len(outs)
 
@@ -124,13 +110,7 @@ mlir.register_lowering(linear_p, mlir.lower_fun(_run, multiple_results=True))
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def differentiated_by(pushforward: Callable, results, operands):
-    """Returns the results of a function, whose derivative is computed from the operands.
-
-    Args:
-        pushforward: returns results and their tangents for operands and their tangents.
-        results: of the function, whose own derivative is dropped.
-        operands: of the function.
-    """
+    """Returns results whose derivative ``pushforward`` computes from the operands."""
     del pushforward, operands
     return results
 

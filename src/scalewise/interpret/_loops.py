@@ -26,18 +26,14 @@ MIN_APART, TIMES_APART = 10_000, 10
 
 
 def _invariant(interpretation, equation: Equation, jaxpr, consts, part=()):
-    """Returns a loop's constants, after the work that each iteration would repeat on them."""
     return _followed(interpretation, equation, jaxpr, consts, part)[0]
 
 
 def _followed(interpretation, equation: Equation, jaxpr, consts, part=()):
     """Returns a body's constants after that work, and its outputs that are the same each time.
 
-    Constants are followed through equations that an interpretation repeats, into inner loops and
-    into calls that are interpreted in place: a value remembers what was made of it.
-
-    Args:
-        consts: the first of the inputs; None for values that the iteration changes.
+    Constants (None for values that the iteration changes) are followed through equations that an
+    interpretation repeats, into inner loops and calls: a value remembers what was made of it.
     """
     body = body_of(_jax.open_jaxpr(jaxpr)[0], equation, part)
     known: dict[Atom, object] = {
@@ -68,8 +64,7 @@ def _followed(interpretation, equation: Equation, jaxpr, consts, part=()):
 
 
 def _called(interpretation, equation: Equation):
-    """Returns the body of a call or a scan whose inputs keep what they remember, and how many do;
-    None of other equations."""
+    """Returns the body of a call or scan, and how many inputs keep what they remember; or None."""
     if equation.name == "scan":
         loop = params.scan(equation)
         return loop.body, loop.consts
@@ -79,7 +74,6 @@ def _called(interpretation, equation: Equation):
 
 
 def _inside(interpretation, values):
-    """Returns values as a trace inside of their own may use them."""
     return [interpretation.inside(v) for v in values]
 
 
@@ -123,7 +117,6 @@ def _while(interpretation, equation: Equation, state, inputs):
 
 
 def _eager_while(interpretation, equation: Equation, state, inputs):
-    """Runs the first iterations of a loop eagerly; also returns whether it ended within them."""
     iterations = interpretation.eager_iterations(state, equation)
     consts = inputs[: len(inputs) - len(equation.out_avals)]
     again, body, to_form = _while_parts(interpretation, equation, consts)
@@ -152,7 +145,10 @@ def _while_loop(interpretation, equation: Equation, state, inputs):
         state, carry, *counts = loop
         ways = ways_of(state, carry)
         going = functools.reduce(jnp.logical_or, map(jnp.any, ways))
-        return going & ~_endless(*counts) if counts else going
+        if not counts:
+            return going
+        together, apart = counts  # a loop that has ended for one decision, but not for another
+        return going & ~(apart > jnp.maximum(MIN_APART, TIMES_APART * together))
 
     def iteration(loop):
         state, carry, *counts = loop
@@ -178,11 +174,6 @@ def _while_loop(interpretation, equation: Equation, state, inputs):
         unfinished = partial(interpretation.unfinished, equation, ways_of(state, carry))
         carry = [unfinished(x, a) for x, a in zip(carry, equation.out_avals, strict=True)]
     return state, carry
-
-
-def _endless(together, apart):
-    """Returns whether a loop that has ended for one decision is taken not to end for another."""
-    return apart > jnp.maximum(MIN_APART, TIMES_APART * together)
 
 
 def _while_parts(interpretation, equation: Equation, consts):
@@ -260,10 +251,9 @@ def _scan_loop(interpretation, equation: Equation, state, inputs, scan: Callable
 
 
 def _eager_scan(body: Callable, carry, xs, *, length: int, reverse: bool, unroll: int | bool):
-    """Runs ``lax.scan`` one iteration at a time, without compiling slices and stacks.
+    """Runs ``lax.scan`` by NumPy on the host, without compiling slices and stacks.
 
-    Slices are cut and stacked by NumPy on the host. ``length`` is at least 1, since without a first
-    iteration the shapes of the results are unknown.
+    Without a first iteration the shapes of the results are unknown.
     """
     del unroll
     ys: list[PyTree] = [None] * length

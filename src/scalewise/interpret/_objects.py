@@ -49,13 +49,10 @@ def pure_call(
 ) -> Iterator[Call]:
     """Yields a call whose arguments and results are pytrees, for one that may have NNX objects.
 
-    Arrays that the function leaves as they were keep their bits: they aren't among the results, so
-    that no transformation rounds them.
-
-    Args:
-        f: any function; a method or a callable object of NNX counts as an argument, too.
-        args, kwargs: its arguments.
-        is_leaf: whether a node stands for one array in ``f`` (a ScaledArray).
+    A method or a callable object of NNX counts as an argument, too. Arrays that the function
+    leaves as they were keep their bits: they aren't among the results, so that no transformation
+    rounds them. ``is_leaf`` returns whether a node stands for one array in ``f`` (a
+    ScaledArray).
     """
     nnx = sys.modules.get("flax.nnx")
     if nnx is not None:
@@ -145,7 +142,6 @@ def _flatten(nnx: Any, tree: PyTree):
 
 
 def _unbound(nnx: Any, f: Callable, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]):
-    """Returns a function whose arguments include the object that ``f`` is, or is a method of."""
     while isinstance(f, functools.partial):
         f, args, kwargs = f.func, (*f.args, *args), {**f.keywords, **kwargs}
     if isinstance(f, MethodType) and _is_object(nnx, f.__self__):
@@ -158,8 +154,6 @@ def _unbound(nnx: Any, f: Callable, args: Sequence[PyTree], kwargs: Mapping[str,
 @jax.tree_util.register_pytree_with_keys_class
 @dataclasses.dataclass(frozen=True)
 class _Results:
-    """A function's result, and its NNX arguments after the call."""
-
     out: PyTree
     objects: PyTree
 
@@ -183,6 +177,4 @@ class _Key:
 
 @dataclasses.dataclass(frozen=True)
 class _Kept:
-    """Stands for an array that a function left as it was, by its index among the arguments'."""
-
     index: int

@@ -31,24 +31,14 @@ class Call(NamedTuple):
 def outlined(function: Callable[..., Result], options: Hashable, *operands: PyTree) -> Result:
     """Returns ``function(options, *operands)``, traced, lowered and (on a CPU) compiled once.
 
-    XLA inlines calls and fuses their operations with those of each caller, differently each time.
-    On a CPU, where a kernel takes 20 to 60 ms to compile, a program that rounds at each equation
-    would compile for minutes. There the call is kept: its operands and results are stored, and
-    calls with the same types share kernels. On other platforms, and in programs that XLA splits
-    over devices, the call is inlined.
+    XLA inlines calls and fuses their operations with those of each caller, differently each
+    time. On a CPU, where a kernel takes 20 to 60 ms to compile, a program that rounds at each
+    equation would compile for minutes. There the call is kept: its operands and results are
+    stored, and calls with the same types share kernels. On other platforms, and in programs that
+    XLA splits over devices, the call is inlined.
 
-    Args:
-        function: defined in a module, so that it is the same object at each call.
-        options: its first argument. If it isn't hashable, the function is called directly.
-        operands: its other arguments, pytrees of arrays.
-
-    Returns:
-        The function's result, a pytree of arrays.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> outlined(_scaled_sum, 2, jnp.ones(3), jnp.ones(3)).tolist()
-        [4.0, 4.0, 4.0]
+    The function is defined in a module, so that it is the same object at each call. If the
+    options aren't hashable, it is called directly. Operands and results are pytrees of arrays.
     """
     if not _is_hashable(options):
         return function(options, *operands)
@@ -73,14 +63,8 @@ def by_platform(
 
     Neither function is traced before the program is lowered, and then only the one for its
     platform: :func:`jax.lax.platform_dependent` traces both for each type of the operands.
-
-    Args:
-        function: as for :func:`outlined`. It is called on a CPU too under a transformation, on a
-            mesh and outside of jit.
-        cpu: a function with the same arguments and results.
-        options: hashable.
-        result: the results' shapes and dtypes, a pytree of :class:`jax.ShapeDtypeStruct`.
-        operands: pytrees of arrays.
+    ``result`` is a pytree of the results' :class:`jax.ShapeDtypeStruct`. On a CPU, too,
+    ``function`` is called under a transformation, on a mesh and outside of jit.
     """
     if not jax.sharding.get_abstract_mesh().empty:
         return _jitted(function)(options, *operands)
@@ -95,8 +79,6 @@ def by_platform(
 
 @dataclasses.dataclass(frozen=True)
 class _Untraced:
-    """A call's closed jaxpr, traced when it is read."""
-
     call: Call
     in_avals: tuple[ShapedArray, ...]
     out_avals: tuple[ShapedArray, ...]
@@ -121,10 +103,6 @@ def _is_hashable(x: object) -> bool:
     except TypeError:
         return False
     return True
-
-
-def _scaled_sum(factor: float, x: jax.Array, y: jax.Array) -> jax.Array:
-    return factor * (x + y)
 
 
 @cache

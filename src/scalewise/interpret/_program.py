@@ -106,20 +106,13 @@ def trace(
     name: str,
     as_jit: bool = False,
 ) -> Program:
-    """Traces ``f`` for its arguments.
+    """Traces ``f`` for its arguments; ``name`` is the transformation's, for error messages.
 
     Leaves that aren't arrays are passed on as they are, and so are outputs that aren't arrays: a
-    Python number stays one. If ``f`` fails on the Python numbers among its arguments, it is traced
-    again with arrays in their place, as ``jax.jit`` does, since code that only ever runs under
-    ``jit`` may divide by a step number 0.
-
-    Args:
-        f: any function.
-        interpretation: decides which arguments stand for arrays.
-        args, kwargs: arguments of ``f``.
-        name: of the transformation, for error messages.
-        as_jit: True to trace the numbers within containers (for example a state's step) as arrays
-            first, and as numbers only if ``f`` fails on arrays.
+    Python number stays one. If ``f`` fails on the Python numbers among its arguments, it is
+    traced again with arrays in their place, as ``jax.jit`` does, since code that only ever runs
+    under ``jit`` may divide by a step number 0. With ``as_jit``, numbers within containers (a
+    state's step) are arrays first, and numbers only if ``f`` fails on arrays.
 
     Raises:
         TypeError: ``f`` returns an object that isn't an array but holds some.
@@ -159,7 +152,6 @@ def _traced(
     traced: Sequence[int],
     name: str,
 ) -> Program:
-    """Traces ``f`` with the leaves at these indices as arrays, and passes on all others."""
     skeleton = with_items([leaf for _, leaf in where], traced, [None] * len(traced))
     found: list[tuple[TreeDef, dict[int, object], list[str]]] = []
 
@@ -183,7 +175,6 @@ def _traced(
 
 
 def _without_references(program: Program) -> Program:
-    """Returns a program of arrays, for one that reads and writes mutable arrays."""
     closed, held, changed = _jax.without_references(program.jaxpr)
     arrays = [*program.arrays, *held]
     arguments = [*program.arguments, *("a closed-over mutable array" for _ in held)]
@@ -261,7 +252,6 @@ def lifted(
 
 
 def _as_traced(x: ArrayLike, aval: ShapedArray) -> jax.Array | np.ndarray:
-    """Returns an array in the dtype that the program was traced for (int32 for NumPy's int64)."""
     return x if isinstance(x, jax.Array) else np.asarray(x).astype(aval.dtype)
 
 
@@ -284,12 +274,8 @@ def check_updates(arguments: PyTree, known: Sequence[object], f: Callable, name:
     """Raises TypeError if a function puts arrays into an object of its arguments, unreturned.
 
     The function gets copies, as under ``jax.jit``, so that the caller's objects stay unchanged.
-    Dictionaries and lists don't count, since functions use them for arrays of their own.
-
-    Args:
-        arguments: the copies, after the call.
-        known: their leaves before the call, and those of the function's result.
-        f, name: the function and the transformation, for the message.
+    Dictionaries and lists don't count, since functions use them for arrays of their own. The
+    leaves of the copies before the call, and of the function's result, are ``known``.
     """
     ids = set(map(id, known))
     for path, leaf in jax.tree_util.tree_leaves_with_path(arguments):
@@ -304,7 +290,6 @@ def check_updates(arguments: PyTree, known: Sequence[object], f: Callable, name:
 
 
 def _check_static(leaf: object, path: jax.tree_util.KeyPath, f: Callable, name: str) -> None:
-    """Raises TypeError for an output that isn't a pytree but holds traced arrays."""
     if _jax.is_reference(leaf):
         raise TypeError(
             f"{name}: output{jax.tree_util.keystr(tuple(path))} of {getattr(f, '__name__', f)} is "

@@ -47,19 +47,12 @@ def rebind(
     dtype: DTypeLike,
     inside: Interpretation | None = None,
 ) -> list[jax.Array]:
-    """Binds the primitive with every float operand and result in ``dtype``.
+    """Binds the primitive with every float operand and result in ``dtype``, float32 or float64.
 
-    Args:
-        equation: traced with floats of any width.
-        inputs: float arrays of ``dtype``; other operands as the equation has them.
-        dtype: float32 or float64.
-        inside: interprets the function that an operation applies to its elements (a reduction's
-            operator, a scatter's update), on values that are arrays of ``dtype``; by default its
-            equations run in ``dtype``, like this one.
-
-    Returns:
-        The results, floats in ``dtype``. Primitives that depend on the bits of their own dtype (a
-        bitcast) or hold code traced for it (a callback) run in that dtype, with conversions.
+    Primitives that depend on the bits of their own dtype (a bitcast) or hold code traced for it
+    (a callback) run in that dtype, with conversions. The function that an operation applies to
+    its elements (a reduction's operator, a scatter's update) is interpreted by ``inside``, on
+    arrays of ``dtype``; by default its equations run in ``dtype``, too.
     """
     floats = [a.dtype for a in equation.in_avals + equation.out_avals if is_float(a)]
     if all(d == dtype for d in floats):
@@ -107,7 +100,6 @@ def _implementation(equation: Equation) -> jex.ClosedJaxpr | None:
 
 
 def _typed(x: jax.Array, aval: ShapedArray, dtype: DTypeLike) -> jax.Array:
-    """Returns a float in ``dtype``, a complex number in the equation's dtype, others unchanged."""
     if jnp.issubdtype(aval.dtype, jnp.complexfloating):
         dtype = aval.dtype
     elif not is_float(aval):
@@ -139,10 +131,7 @@ class InDtype(Interpretation):
 def _retraced(
     jaxpr: Jaxpr, consts: Sequence[ArrayLike], dtype: DTypeLike, inside: Interpretation
 ) -> jex.ClosedJaxpr:
-    """Retraces a function of scalars for floats of ``dtype``, and returns it as a closed jaxpr.
-
-    Returns the same object each time, since an eager program is compiled again for another one.
-    """
+    """Returns the same object each time: an eager program is compiled again for another one."""
     try:
         return _retraced_once(jaxpr, consts, dtype, inside)
     except TypeError:  # constants that are arrays can't be hashed

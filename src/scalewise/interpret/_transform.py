@@ -28,7 +28,6 @@ STATELESS = ()
 
 
 def _strong(aval: ShapedArray) -> ShapedArray:
-    """Returns an array's type without its weak dtype, with the mesh axes over which it varies."""
     return aval.update(weak_type=False)
 
 
@@ -42,17 +41,16 @@ def transform(
     """Returns ``f`` with every equation run under an interpretation.
 
     Differentiating the result differentiates ``f`` first, by JAX's own rules and ``f``'s own
-    custom derivatives, and interprets forward and backward pass afterwards: ``grad(T(f))`` equals
-    ``T(grad(f))``, in forward and reverse mode and for derivatives of derivatives.
+    custom derivatives, and interprets forward and backward pass afterwards: ``grad(T(f))``
+    equals ``T(grad(f))``, in forward and reverse mode and for derivatives of derivatives.
 
-    Args:
-        f: any function of pytrees. Leaves that are arrays (or that the interpretation accepts as
-            arrays) are traced; all others, of arguments and of results, are passed on as they are,
-            so flags and Python numbers stay what they are. Mutable arrays (``jax.new_ref``) and
-            Flax NNX objects are read before the call, and updated after it.
-        interpretation: applied to each equation.
-        name: the transformation's name, for error messages.
-        prepare: returns the function to be traced, for ``f`` as a function of pytrees alone.
+    Leaves that are arrays (or that the interpretation accepts as arrays) are traced; all others,
+    of arguments and of results, are passed on as they are, so flags and Python numbers stay what
+    they are. Mutable arrays (``jax.new_ref``) and Flax NNX objects are read before the call, and
+    updated after it.
+
+    Error messages begin with ``name``. ``prepare`` returns the function to be traced, for ``f``
+    as a function of pytrees alone.
 
     Raises:
         TypeError: ``f`` isn't callable, or returns an object that hides arrays (no pytree).
@@ -97,7 +95,6 @@ class _Call:
         name: str,
         arrays: Sequence[Argument],
     ) -> list[PyTree]:
-        """Calls a program under a custom derivative that interprets the program's own."""
         call = cls(interpretation, jaxpr, paths, name)
         consts = _jax.open_jaxpr(jaxpr)[1]
         operands = [*(consts[i] for i in call.outer), *arrays]
@@ -158,7 +155,6 @@ class _Call:
         return forward(known, [operands[i] for i in moving])
 
     def pushforward(self, primals: tuple[list[Argument]], tangents: tuple[list[PyTree]]):
-        """Returns the results, and their tangents for the operands' (zeros are symbolic)."""
         (operands,), (changes,) = primals, tangents
         by = self.interpretation
         moving = [i for i, t in enumerate(changes) if not all(map(_is_zero, jax.tree.leaves(t)))]
@@ -191,7 +187,6 @@ class _Derivative:
         self.out_avals = [a.update(weak_type=False) for a in call.out_avals if is_inexact(a)]
 
     def forward(self, operands: Sequence[Argument]) -> tuple[list[PyTree], list[Value]]:
-        """Returns the results, and the interpreted values that the derivative reads."""
         call, by = self.call, self.call.interpretation
         avals = [_strong(a) for a in call.operand_avals]
 
@@ -212,18 +207,12 @@ class _Derivative:
             return outs, map_floats(by.residual, values[n_outs:], self.residual_avals)
 
     def split(self, operands: Sequence[jax.Array], *moved: jax.Array):
-        """Returns the results that may be differentiated, and the others."""
         outs = self.call.plain(with_items(operands, self.moving, moved))
         pairs = list(zip(outs, self.call.out_avals, strict=True))
         return [y for y, a in pairs if is_inexact(a)], [y for y, a in pairs if not is_inexact(a)]
 
     def linear(self, tree: TreeDef, transposed: bool = False) -> Linear:
-        """Returns the derivative, or its transpose, as a function of constants and arrays.
-
-        Args:
-            tree: the structure of the constants: the forward pass's residuals, and the operands.
-            transposed: True for the backward pass.
-        """
+        """Returns the derivative or its transpose; its constants are residuals and operands."""
         in_avals, out_avals = self.in_avals, self.out_avals
         if transposed:
             in_avals, out_avals = out_avals, in_avals
@@ -249,7 +238,6 @@ class _Derivative:
         out_avals: Sequence[ShapedArray],
         transposed: bool,
     ) -> list[jax.Array]:
-        """Interprets the derivative, or its transpose."""
         call, by = self.call, self.call.interpretation
 
         def program(residuals, arrays):
@@ -301,5 +289,4 @@ def _instantiated(tangent):
 
 
 def _no_tangent(aval) -> np.ndarray:
-    """Returns the tangent of an array that can't be differentiated."""
     return np.zeros(aval.shape, float0)

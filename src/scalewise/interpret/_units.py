@@ -23,13 +23,9 @@ FAST = (None, lax.Precision.DEFAULT)
 def unit_for(
     equation: Equation, units: MatrixUnits, formats: Sequence[Format] | None = None
 ) -> MatrixUnit | None:
-    """Returns the unit of a device that computes an equation; None if none does.
+    """Returns the unit of a device that computes an equation of operands in these formats, or None.
 
-    Args:
-        equation: of any primitive.
-        units: of the device.
-        formats: of the operands; by default those of their dtypes. Operands in float32 are
-            multiplied as TF32, unless the product asks for more precision.
+    Operands in float32 are multiplied as TF32, unless the product asks for more precision.
     """
     if equation.name not in ("dot_general", "conv_general_dilated"):
         return None
@@ -52,14 +48,7 @@ def unit_result(
     inputs: Sequence[jax.Array],
     out: DTypeLike | None = None,
 ) -> jax.Array:
-    """Returns a product or convolution as a unit computes it.
-
-    Args:
-        equation: a ``dot_general`` or a ``conv_general_dilated``.
-        unit: that multiplies the operands' formats.
-        inputs: both in one dtype.
-        out: dtype of the result; that of the operands by default.
-    """
+    """Returns a product or convolution, in the operands' one dtype or ``out``, by a unit."""
     a, b = inputs
     if equation.name == "dot_general":
         return dot_general(a, b, params.dot_dimensions(equation), accumulator=unit, out=out)

@@ -25,14 +25,7 @@ def normalised(
     arithmetic: FormatLike | None,
     dtype: DTypeLike,
 ) -> jax.Array:
-    """Returns a layer norm, or an RMS norm and a bias, in a format's arithmetic.
-
-    Args:
-        x, weight, bias, eps, axis: as for :func:`scalewise.ops.layer_norm`.
-        centred: whether the mean is subtracted.
-        arithmetic: of every intermediate; None for x's own format.
-        dtype: of the result.
-    """
+    """Returns a layer norm (centred), or an RMS norm and a bias, in a format's arithmetic."""
     arithmetic = x.dtype if arithmetic is None else arithmetic
     x = x.astype(dtype)
     if centred:
@@ -41,11 +34,6 @@ def normalised(
 
 
 def single_axis(name: str, reduction_axes: Axes, feature_axes: Axes, ndim: int) -> int:
-    """Returns the one axis that a Flax layer reduces, which has to be that of its features.
-
-    Raises:
-        ValueError: several axes, or another axis of features.
-    """
     axes = [
         {a % ndim for a in ((axis,) if isinstance(axis, int) else axis)}
         for axis in (reduction_axes, feature_axes)
@@ -59,7 +47,6 @@ def single_axis(name: str, reduction_axes: Axes, feature_axes: Axes, ndim: int) 
 
 
 def refuse(name: str, **options: object) -> None:
-    """Raises ValueError if an option that the arithmetic of one format has no part for is set."""
     for option, value in options.items():
         if value is not None:
             raise ValueError(f"{name}: {option} is set; expected None, which is all it supports")

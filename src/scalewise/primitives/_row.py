@@ -7,7 +7,7 @@ import enum
 from collections.abc import Callable
 from types import MappingProxyType
 
-from ._table import NON_FINITE, TABLE
+from ._table import TABLE
 
 
 class Family(enum.Enum):
@@ -93,6 +93,8 @@ POLES = MappingProxyType({
     "pole": "of a pole",
 })  # fmt: skip
 
+CAUSES = {"nan": NANS, "pole": POLES}
+
 # The facts that another one implies.
 IMPLIED = MappingProxyType({
     "selects": frozenset({"exact", "elementwise", "chooses", "drops", "keeps_scale"}),
@@ -143,28 +145,21 @@ def parsed(table: str) -> dict[str, Primitive]:
         if not line or line.startswith("#"):
             continue
         name, family, autocast, *facts = line.split()
-        bodies = [f.removeprefix("body=") for f in facts if f.startswith("body=")]
-        known = frozenset(f for f in facts if not f.startswith("body="))
+        given = dict(f.split("=") for f in facts if "=" in f)
+        known = frozenset(f for f in facts if "=" not in f)
         known = known.union(*(IMPLIED.get(f, ()) for f in known))
-        if name in rows or autocast not in AUTOCAST or not known <= set(FACTS):
+        body = given.pop("body", None)
+        unknown = not known <= set(FACTS) or any(
+            x not in CAUSES.get(k, ()) for k, x in given.items()
+        )
+        if name in rows or autocast not in AUTOCAST or unknown:
             raise ValueError(f"primitives/_table.py: a name twice or an unknown word in {line!r}")
-        body = bodies[0] if bodies else None
-        rows[name] = Primitive(name, Family[family.upper()], autocast, known, body)
+        causes = {k: CAUSES[k][x] for k, x in given.items()}
+        rows[name] = Primitive(name, Family[family.upper()], autocast, known, body, **causes)
     return rows
 
 
-def _with_causes(rows: dict[str, Primitive], table: str) -> dict[str, Primitive]:
-    """Returns rows with ``nan`` and ``pole``."""
-    for name, nan, pole in (line.split() for line in table.splitlines() if line):
-        causes = {
-            "nan": "" if nan == "-" else NANS[nan],
-            "pole": "" if pole == "-" else POLES[pole],
-        }
-        rows[name] = dataclasses.replace(rows[name], **causes)
-    return rows
-
-
-PRIMITIVES = MappingProxyType(_with_causes(parsed(TABLE), NON_FINITE))
+PRIMITIVES = MappingProxyType(parsed(TABLE))
 
 
 def names(holds: Callable[[Primitive], object]) -> frozenset[str]:

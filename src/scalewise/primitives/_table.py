@@ -2,8 +2,10 @@
 
 Columns: the name; the family (how a result depends on its operands' scales, or what kind of
 operation it is where no floats are computed: see :class:`Family`); autocast's class (`AUTOCAST`);
-facts (`FACTS`). `tests/primitives` fails for a primitive of the installed JAX without a row: add a
-line here, and a rule in `autoscaling/_rules.py` if its family needs another than the family's.
+facts (`FACTS`), and how it makes a NaN of numbers without one (`nan=`, `NANS`) or an infinity of
+finite numbers other than by their size or a division by 0 (`pole=`, `POLES`). `tests/primitives`
+fails for a primitive of the installed JAX without a row: add a line here, and a rule in
+`autoscaling/_rules.py` if its family needs another than the family's.
 """
 
 TABLE = """
@@ -41,8 +43,8 @@ transpose                            structural   -          exact keeps_constan
 unstack                              structural   -          exact
 
 # Mix elements of several operands.
-add                                  aligned      -          adds recomputed in_norms
-add_any                              aligned      -          adds
+add                                  aligned      -          adds recomputed in_norms nan=difference
+add_any                              aligned      -          adds nan=difference
 clamp                                aligned      -          selects direct stable
 concatenate                          aligned      -          exact chooses direct keeps_scale
 dynamic_update_slice                 aligned      -          exact direct keeps_scale
@@ -61,13 +63,13 @@ scatter_min                          aligned      -          exact
 scatter_sub                          aligned      -          accumulates
 select_n                             aligned      -          selects direct stable
 stack                                aligned      -          exact
-sub                                  aligned      difference adds recomputed
+sub                                  aligned      difference adds recomputed nan=difference
 
 # Scale as their one operand does.
 abs                                  homogeneous  -          exact elementwise direct stable
 cummax                               homogeneous  -          exact
 cummin                               homogeneous  -          exact
-cumsum                               homogeneous  sum
+cumsum                               homogeneous  sum        nan=difference
 imag                                 homogeneous  -
 neg                                  homogeneous  -          exact elementwise direct stable
 pmax                                 homogeneous  -          exact collective direct
@@ -78,7 +80,7 @@ real                                 homogeneous  -
 reduce_max                           homogeneous  -          exact direct reduces
 reduce_min                           homogeneous  -          exact direct reduces
 reduce_scatter                       homogeneous  sum        collective direct reduces
-reduce_sum                           homogeneous  sum        direct reduces in_norms
+reduce_sum                           homogeneous  sum        direct reduces in_norms nan=difference
 reduce_window_max                    homogeneous  -          exact reduces
 reduce_window_min                    homogeneous  -          exact reduces
 reduce_window_sum                    homogeneous  sum        reduces
@@ -98,22 +100,22 @@ is_finite                            invariant    -          elementwise direct
 sign                                 invariant    -          exact elementwise direct stable
 
 # Exponents add or subtract.
-div                                  product      difference elementwise direct stable in_norms
-mul                                  product      -          elementwise direct stable
+div                                  product      difference elementwise direct stable in_norms nan=quotient
+mul                                  product      -          elementwise direct stable nan=product
 
 # The exponent is multiplied.
 cbrt                                 power        range      elementwise stable costly
-integer_pow                          power        range      elementwise stable
+integer_pow                          power        range      elementwise stable pole=power
 reduce_prod                          power        sum        reduces
-rsqrt                                power        range      elementwise direct stable
-sqrt                                 power        range      elementwise direct stable
+rsqrt                                power        range      elementwise direct stable nan=negative pole=root
+sqrt                                 power        range      elementwise direct stable nan=negative
 square                               power        range      elementwise direct stable
 
 # Odd, and never larger than a small operand.
 asinh                                contractive  range      elementwise costly
 atan                                 contractive  -          elementwise costly
 erf                                  contractive  -          elementwise stable costly
-sin                                  contractive  -          elementwise direct costly
+sin                                  contractive  -          elementwise direct costly nan=infinite
 tanh                                 contractive  -          elementwise direct stable costly
 
 # Sort.
@@ -123,12 +125,12 @@ top_k                                ordered      -          exact indexes
 
 # Sums of products of two operands.
 conv_general_dilated                 contraction  low        direct
-dot_general                          contraction  low        direct
+dot_general                          contraction  low        direct nan=product
 ragged_dot                           contraction  low        bilinear
 ragged_dot_general                   contraction  low        bilinear
 
 # All others that compute with floats.
-acos                                 fallback     -          elementwise
+acos                                 fallback     -          elementwise nan=beyond_1
 acosh                                fallback     range      elementwise costly
 all_gather_done                      fallback     -
 all_gather_reduced                   fallback     -
@@ -136,9 +138,9 @@ all_gather_reduced_start             fallback     -
 all_gather_start                     fallback     -
 all_to_all_done                      fallback     -
 all_to_all_start                     fallback     -
-asin                                 fallback     -          elementwise
+asin                                 fallback     -          elementwise nan=beyond_1
 atan2                                fallback     -          elementwise
-atanh                                fallback     range      elementwise costly
+atanh                                fallback     range      elementwise costly nan=beyond_1 pole=one
 bcoo_extract                         fallback     -
 bcoo_fromdense                       fallback     -
 bcoo_sort_indices                    fallback     -
@@ -158,7 +160,7 @@ complex                              fallback     -
 conj                                 fallback     -
 coo_fromdense                        fallback     -
 coo_todense                          fallback     -
-cos                                  fallback     -          elementwise direct costly
+cos                                  fallback     -          elementwise direct costly nan=infinite
 cosh                                 fallback     range      elementwise costly
 csr_fromdense                        fallback     -
 csr_todense                          fallback     -
@@ -168,11 +170,11 @@ custom_linear_solve                  fallback     -          single
 custom_root                          fallback     -          own_dtype
 debug_callback                       fallback     -          own_dtype host
 debug_print                          fallback     -          own_dtype host
-digamma                              fallback     range      elementwise
+digamma                              fallback     range      elementwise nan=pole
 eig                                  fallback     -          single
 eigh                                 fallback     -          single
 empty                                fallback     -
-erf_inv                              fallback     range      elementwise
+erf_inv                              fallback     range      elementwise nan=beyond_1 pole=one
 erfc                                 fallback     range      elementwise costly
 exp                                  fallback     range      elementwise direct costly
 exp2                                 fallback     range      elementwise costly
@@ -189,9 +191,9 @@ igamma                               fallback     range      elementwise series
 igamma_grad_a                        fallback     -          elementwise series
 igammac                              fallback     range      elementwise series
 inspect_sharding                     fallback     -
-lgamma                               fallback     range      elementwise
-log                                  fallback     range      elementwise direct costly
-log1p                                fallback     range      elementwise direct costly
+lgamma                               fallback     range      elementwise pole=pole
+log                                  fallback     range      elementwise direct costly nan=negative pole=log
+log1p                                fallback     range      elementwise direct costly nan=negative pole=log
 log2                                 fallback     range      elementwise
 logistic                             fallback     -          elementwise direct stable costly
 lu                                   fallback     -          single
@@ -203,7 +205,7 @@ pbroadcast_dynamic                   fallback     -
 pbroadcast_start                     fallback     -
 polygamma                            fallback     range      elementwise series
 polynomial                           fallback     -
-pow                                  fallback     range      elementwise costly
+pow                                  fallback     range      elementwise costly nan=negative pole=power
 ppermute_done                        fallback     -
 ppermute_start                       fallback     -
 precv                                fallback     -
@@ -238,7 +240,7 @@ shard_alike                          fallback     -
 sinh                                 fallback     range      elementwise costly
 svd                                  fallback     -          single
 symmetric_product                    fallback     -
-tan                                  fallback     range      elementwise direct costly
+tan                                  fallback     range      elementwise direct costly nan=infinite
 tie                                  fallback     -
 todense                              fallback     -
 triangular_solve                     fallback     -          single
@@ -400,32 +402,4 @@ lt_to                                internal     -
 stage                                internal     -
 unreachable                          internal     -
 zeros_like                           internal     -
-"""
-
-# How primitives make a NaN of numbers without one (`NANS`), and an infinity of finite numbers other
-# than by their size or a division by 0 (`POLES`).
-NON_FINITE = """
-acos           beyond_1    -
-add            difference  -
-add_any        difference  -
-asin           beyond_1    -
-atanh          beyond_1    one
-cos            infinite    -
-cumsum         difference  -
-digamma        pole        -
-div            quotient    -
-dot_general    product     -
-erf_inv        beyond_1    one
-integer_pow    -           power
-lgamma         -           pole
-log            negative    log
-log1p          negative    log
-mul            product     -
-pow            negative    power
-reduce_sum     difference  -
-rsqrt          negative    root
-sin            infinite    -
-sqrt           negative    -
-sub            difference  -
-tan            infinite    -
-"""
+"""  # noqa: E501

@@ -47,16 +47,7 @@ class Equation(Protocol):
 
 
 def read(equation: Equation, *names: str, default: Parameter = _REQUIRED) -> Parameter:
-    """Returns an equation's parameter.
-
-    Args:
-        equation: of any primitive.
-        names: of the parameter in the supported releases of JAX.
-        default: returned if there is no such parameter.
-
-    Raises:
-        ParameterError: if there is no such parameter and no default.
-    """
+    """Returns a parameter by its names in the supported releases of JAX, or the default."""
     for name in names:
         if name in equation.params:
             return equation.params[name]
@@ -70,11 +61,6 @@ def read(equation: Equation, *names: str, default: Parameter = _REQUIRED) -> Par
 
 
 def replaced(equation: Equation, **changes: Parameter) -> dict[str, Parameter]:
-    """Returns an equation's parameters with some of them replaced.
-
-    Raises:
-        ParameterError: if one of them isn't a parameter of the equation.
-    """
     for name in changes:
         read(equation, name)
     return {**equation.params, **changes}
@@ -84,24 +70,20 @@ def replaced(equation: Equation, **changes: Parameter) -> dict[str, Parameter]:
 
 
 def body(equation: Equation) -> Jaxpr:
-    """Returns the jaxpr that a jit, a checkpoint, a scan or a ``shard_map`` runs."""
     return read(equation, "jaxpr")
 
 
 def is_call(equation: Equation) -> bool:
-    """Returns True if an equation holds the body of a call, whatever its primitive."""
     return "call_jaxpr" in equation.params
 
 
 def call_body(equation: Equation) -> Jaxpr:
-    """Returns the jaxpr that a call stands for (see ``body=`` in the table of primitives)."""
     named = BODIES.get(equation.primitive.name)
     return read(equation, *[named] if named else [], "call_jaxpr")
 
 
 def called(equation: Equation) -> Jaxpr | None:
-    """Returns the jaxpr of a call, a nested jit, a checkpoint or a ``shard_map``; None of another
-    equation without one."""
+    """Returns the jaxpr of a call, a nested jit, a checkpoint or a ``shard_map``, or None."""
     if is_call(equation) or equation.primitive.name in BODIES:
         return call_body(equation)
     return read(equation, "jaxpr", default=None)
@@ -113,8 +95,6 @@ def is_barrier(equation: Equation) -> bool:
 
 
 class Jit(NamedTuple):
-    """The parameters of a nested ``jax.jit``."""
-
     body: Jaxpr
     name: str
     compiler_options: dict[str, Parameter]
@@ -123,7 +103,6 @@ class Jit(NamedTuple):
 
 
 def jit(equation: Equation) -> Jit:
-    """Returns the parameters of a nested ``jax.jit``."""
     return Jit(
         body(equation),
         read(equation, "name"),
@@ -134,13 +113,10 @@ def jit(equation: Equation) -> Jit:
 
 
 def branches(equation: Equation) -> Sequence[Jaxpr]:
-    """Returns the branches of a ``cond``."""
     return read(equation, "branches")
 
 
 class While(NamedTuple):
-    """The parameters of a while loop: two jaxprs, and how many constants each has."""
-
     condition: Jaxpr
     condition_consts: int
     body: Jaxpr
@@ -148,7 +124,6 @@ class While(NamedTuple):
 
 
 def while_loop(equation: Equation) -> While:
-    """Returns the parameters of a while loop."""
     return While(
         read(equation, "cond_jaxpr"),
         read(equation, "cond_nconsts"),
@@ -158,8 +133,6 @@ def while_loop(equation: Equation) -> While:
 
 
 class Scan(NamedTuple):
-    """The parameters of a scan, whose operands are constants, carries and stacked arrays."""
-
     body: Jaxpr
     consts: int
     carries: int
@@ -169,7 +142,6 @@ class Scan(NamedTuple):
 
 
 def scan(equation: Equation) -> Scan:
-    """Returns the parameters of a scan."""
     trees = read(equation, "ft_in", default=None)  # JAX 0.12 groups the operands as trees
     if trees is None:
         consts, carries = read(equation, "num_consts"), read(equation, "num_carry")
@@ -190,20 +162,17 @@ class ShardMap(NamedTuple):
 
 
 def target_sharding(equation: Equation) -> jax.sharding.NamedSharding:
-    """Returns the sharding of a ``reshard``'s result."""
     return read(equation, "dst_sharding")
 
 
 def shard_map(equation: Equation) -> ShardMap:
-    """Returns the parameters of a ``shard_map``."""
     axes = frozenset(read(equation, "newly_manual_axes", "manual_axes"))
     in_specs, out_specs = read(equation, "in_specs"), read(equation, "out_specs")
     return ShardMap(body(equation), read(equation, "mesh"), in_specs, out_specs, axes)
 
 
 def solver(equation: Equation) -> tuple[Jaxpr, slice, slice] | None:
-    """Returns the function that a ``custom_linear_solve`` solves by, and which of the equation's
-    operands it takes; None for other primitives."""
+    """Returns what a ``custom_linear_solve`` solves by, and which operands it takes; else None."""
     jaxprs = read(equation, "jaxprs", default=None)
     if jaxprs is None:
         return None
@@ -214,16 +183,13 @@ def solver(equation: Equation) -> tuple[Jaxpr, slice, slice] | None:
 
 
 def update_function(equation: Equation) -> Jaxpr | None:
-    """Returns the function of old and new element that a scatter applies, None for none."""
     return read(equation, "update_jaxpr")
 
 
 def scalar_functions(equation: Equation) -> dict[str, tuple[Jaxpr, Sequence[jax.Array], str]]:
-    """Returns the functions that an operation applies to scalars.
-
-    Returns:
-        By the parameter that holds each function: its jaxpr, its constants, and the parameter that
-        holds them; that is empty for a closed jaxpr, which holds its own.
+    """Returns by parameter the functions that an operation applies to scalars: the jaxpr, its
+    constants, and the parameter that holds these; that is empty for a closed jaxpr, which holds
+    its own.
     """
     found = {}
     for name, constants in SCALAR_FUNCTIONS.items():
@@ -249,14 +215,12 @@ def assigned_axes(equation: Equation, ndim: int) -> dict[int, int]:
 
 
 def permutation(equation: Equation) -> tuple[int, ...]:
-    """Returns the permutation of a transpose."""
     return tuple(read(equation, "permutation"))
 
 
 def slice_bounds(
     equation: Equation,
 ) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
-    """Returns the start, the limit and the stride of a ``slice`` along each axis."""
     start, limit = read(equation, "start_indices"), read(equation, "limit_indices")
     return start, limit, read(equation, "strides") or (1,) * len(start)
 
@@ -274,7 +238,6 @@ def degree(equation: Equation) -> int | float:
 
 
 def axis_name(equation: Equation) -> AxisName:
-    """Returns the mesh axis, or axes, that a collective runs over."""
     return read(equation, "axes", "axis_name")
 
 
@@ -294,12 +257,10 @@ def dot_dimensions(equation: Equation) -> tuple[AxisPair, AxisPair]:
 
 
 def ragged_dimensions(equation: Equation) -> jax.lax.RaggedDotDimensionNumbers | None:
-    """Returns a ragged product's ``jax.lax.RaggedDotDimensionNumbers``, None for other products."""
     return read(equation, "ragged_dot_dimension_numbers", default=None)
 
 
 def conv_dimensions(equation: Equation) -> jax.lax.ConvDimensionNumbers:
-    """Returns a convolution's ``jax.lax.ConvDimensionNumbers``."""
     return read(equation, "dimension_numbers")
 
 
@@ -312,12 +273,10 @@ def contracted_axes(equation: Equation) -> AxisPair:
 
 
 def reduced_axes(equation: Equation) -> tuple[int, ...]:
-    """Returns the axes of the operand that a reduction (``reduce_sum``, ...) combines."""
     return tuple(read(equation, "axes"))
 
 
 def conv_groups(equation: Equation) -> tuple[int, int]:
-    """Returns the numbers of groups of a convolution's features and of its batch."""
     return read(equation, "feature_group_count"), read(equation, "batch_group_count")
 
 
@@ -331,7 +290,6 @@ class Window(NamedTuple):
 
 
 def conv_window(equation: Equation) -> Window:
-    """Returns the strides, padding and dilations of a convolution."""
     return Window(
         read(equation, "window_strides"), read(equation, "padding"),
         read(equation, "lhs_dilation"), read(equation, "rhs_dilation"),
@@ -339,15 +297,12 @@ def conv_window(equation: Equation) -> Window:
 
 
 def precision(equation: Equation) -> jax.lax.PrecisionLike:
-    """Returns the ``precision`` of a contraction."""
     return read(equation, "precision")
 
 
 def out_sharding(equation: Equation) -> jax.sharding.NamedSharding | None:
-    """Returns the sharding that the user asked for of a result, None for none."""
     return read(equation, "out_sharding", default=None)
 
 
 def symmetric_factors(equation: Equation) -> tuple[float, float]:
-    """Returns alpha and beta of a ``symmetric_product``, alpha A A^T + beta C."""
     return read(equation, "alpha"), read(equation, "beta")

@@ -7,8 +7,8 @@ from ._carrier import to_float64 as to_float64
 from ._decode import decode as decode
 from ._encoded import EncodedArray as EncodedArray
 from ._encoded import encode as encode
-from ._native import CONVERTED as CONVERTED
-from ._native import converted as converted
+from ._nearest import CONVERTED as CONVERTED
+from ._nearest import converted as converted
 from ._nearest import nearest_codes as nearest_codes
 from ._pack import pack as pack
 from ._pack import unpack as unpack

@@ -31,7 +31,6 @@ class Carrier:
         return self.uint(x)
 
     def bits_of(self, x: Any) -> int:
-        """Returns the bit pattern of a number that the carrier represents."""
         return int(np.asarray(float(x), self.float).view(self.uint))
 
     def floor_bits(self, x: Fraction) -> int:
@@ -48,12 +47,10 @@ F64 = Carrier(np.float64, np.uint64, 52, -1022)
 
 
 def carrier_of(dtype: Any) -> Carrier:
-    """Returns the carrier in which numbers of a float dtype are rounded."""
     return F64 if dtype == jnp.float64 else F32
 
 
 def fits(fmt: Format, carrier: Carrier) -> bool:
-    """Returns True if the carrier's type represents every number of the format."""
     lowest = carrier.min_exponent - carrier.mantissa_bits
     return (
         fmt.mantissa_bits <= carrier.mantissa_bits
@@ -79,14 +76,12 @@ class Mode:
     carrier: Carrier
 
     def addend(self, odd: Any, dropped: Any) -> Any:
-        """Returns what to add before truncation, see :class:`scalewise.formats.Rounding`."""
         c = self.carrier
         every = c.const((1 << c.bits) - 1)
         negative = jnp.where(self.negative, every, c.const(0))
         return self.rounding.addend(dropped, odd, negative, self.noise)
 
     def goes_up(self, rest: Rest, odd: bool) -> jax.Array:
-        """Returns whether magnitudes round up, given whether the lower neighbour's code is odd."""
         return self.rounding.goes_up(rest, jnp.full_like(rest.nonzero, odd), self.negative)
 
     def overflow(self, inside: Any, outside: Any) -> Any:
@@ -157,7 +152,6 @@ def round_bits(
 
 
 def _overflow_bits(fmt: Format, c: Carrier) -> int:
-    """Returns the bits of unsaturated overflow: infinity, else NaN, else the largest number."""
     if fmt.infinities:
         return c.bits_of(np.inf)
     return c.bits_of(fmt.max if fmt.nan_code is None else np.nan)
@@ -182,10 +176,7 @@ def _magnitude(
 
 
 def _subnormal(magnitude: jax.Array, fmt: Format, c: Carrier, mode: Mode) -> jax.Array:
-    """Rounds |x| below the format's smallest normal number.
-
-    That number must be a normal number of the carrier.
-    """
+    """That number must be a normal number of the carrier."""
     quantum = fmt.min_exponent - fmt.mantissa_bits
     if mode.rounding.name != "nearest_even" or quantum < c.min_exponent + 2:
         return _on_grid(magnitude, quantum, c, mode)
@@ -208,7 +199,6 @@ def _flip(fmt: Format, c: Carrier) -> int:
 
 
 def _drop(magnitude: jax.Array, drop: int, c: Carrier, mode: Mode, flip: int = 0) -> jax.Array:
-    """Rounds off the ``drop`` lowest bits; a carry increments the exponent."""
     if drop == 0:
         return magnitude
     dropped = c.const((1 << drop) - 1)
@@ -324,7 +314,6 @@ def _below_smallest(
 
 
 def _drawn(magnitude: jax.Array, fmt: Format, c: Carrier, mode: Mode) -> jax.Array:
-    """Returns whether stochastic rounding takes |x| below the smallest number up to that."""
     noise = mode.noise
     assert noise is not None
     if not fmt.zero:  # from half of the smallest number on, one binade, in which bits are linear
@@ -347,10 +336,7 @@ def _drawn(magnitude: jax.Array, fmt: Format, c: Carrier, mode: Mode) -> jax.Arr
 
 
 def _shifted(x: jax.Array, up: jax.Array, c: Carrier) -> tuple[jax.Array, jax.Array]:
-    """Returns the high and low word of ``floor(x * 2^up)`` for ``x`` < 2^(mantissa bits + 1).
-
-    ``up`` must be at most the word's width + 2.
-    """
+    """Returns the high and low word of ``floor(x * 2^up)``; ``up`` is at most their width + 2."""
 
     def clipped(n: jax.Array) -> jax.Array:
         return jnp.clip(n, 0, c.bits - 1).astype(c.uint)
@@ -362,7 +348,6 @@ def _shifted(x: jax.Array, up: jax.Array, c: Carrier) -> tuple[jax.Array, jax.Ar
 
 
 def _product(a: jax.Array, b: Any, c: Carrier) -> tuple[jax.Array, jax.Array]:
-    """Returns the high and low word of the product of two words."""
     half = c.const(c.bits // 2)
     mask = c.const((1 << (c.bits // 2)) - 1)
     a_high, a_low, b_high, b_low = a >> half, a & mask, b >> half, b & mask

@@ -15,10 +15,6 @@ from ._decode import decoded
 
 
 def widened(x: jax.Array) -> jax.Array:
-    """Converts a float array narrower than float32 to float32, exactly, including subnormals.
-
-    Arrays of float32 and float64 are returned as they are.
-    """
     if x.dtype in (jnp.float32, jnp.float64):
         return x
     if x.dtype == jnp.float16:  # its subnormals are normal numbers of float32
@@ -32,7 +28,6 @@ def widened(x: jax.Array) -> jax.Array:
 
 
 def stored(codes: jax.Array, fmt: Format) -> jax.Array:
-    """Returns codes as an array of the format's dtype, which has at most 8 bits."""
     codes = codes.astype(jnp.uint4) if fmt.bits == 4 else codes
     return lax.bitcast_convert_type(codes, np.dtype(fmt.dtype))
 
@@ -77,5 +72,4 @@ def codes_of(x: jax.Array, fmt: Format) -> jax.Array:
 
 
 def _constant(value: int, c) -> np.generic:
-    """Returns an integer, possibly negative, modulo 2^(the carrier's width)."""
     return c.const(value % (1 << c.bits))

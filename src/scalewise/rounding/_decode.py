@@ -52,7 +52,6 @@ def decode(codes: ArrayLike, fmt: Format | str) -> jax.Array:
 
 @partial(jax.jit, static_argnums=1, inline=True)
 def decoded(codes: jax.Array, fmt: Format) -> jax.Array:
-    """Returns what :func:`decode` returns, without its checks."""
     u, m = np.uint32, fmt.mantissa_bits
     assert fmt.bias is not None
     codes = codes.astype(u)
@@ -91,6 +90,5 @@ def decoded(codes: jax.Array, fmt: Format) -> jax.Array:
 
 
 def _scaled(fraction: jax.Array, fmt: Format) -> jax.Array:
-    """Returns the float32 bits of subnormals whose quantum is a normal number of float32."""
     quantum = np.float32(2.0 ** (fmt.min_exponent - fmt.mantissa_bits))
     return lax.bitcast_convert_type(fraction.astype(np.float32) * quantum, np.uint32)

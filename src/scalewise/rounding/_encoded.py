@@ -85,7 +85,6 @@ class EncodedArray(StoredArray):
 
 
 def is_packed(fmt: Format) -> bool:
-    """Returns True if an :class:`EncodedArray` packs the format's codes."""
     return fmt.bits in WIDTHS
 
 

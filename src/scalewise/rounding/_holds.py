@@ -57,14 +57,7 @@ def contains(fmt: Format, dtype: np.dtype, saturate: Any) -> bool:
 
 
 def result_dtype(dtype: np.dtype, fmt: Format, saturate: Any, name: str) -> np.dtype:
-    """Returns the dtype of the result of rounding values of ``dtype`` to a format.
-
-    It is ``dtype`` if that represents all results, else the first of float32 and (with JAX's x64)
-    float64 that does.
-
-    Raises:
-        ValueError: no dtype represents all results.
-    """
+    """Returns the first of ``dtype``, float32 and float64 that represents all results."""
     dtype = np.dtype(dtype)
     if holds(dtype, fmt) or contains(fmt, dtype, saturate):
         return dtype

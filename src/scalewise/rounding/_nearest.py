@@ -1,21 +1,26 @@
-"""Codes of float32 values rounded to nearest even: the fast path of the default rounding."""
+"""Fast paths of the default rounding of float32: by integer operations, or by XLA's convert."""
 
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from ..formats import Format
 
 INFINITY = np.uint32(0x7F800000)
+# Formats to which XLA's convert from float32 rounds as :func:`nearest_codes` does: once, to nearest
+# even, subnormals included, overflow to infinity or NaN. `make prove` tests all inputs on a CPU.
+# For NVIDIA GPUs XLA emits `cvt.rn.satfinite` (PTX ISA), which rounds values in range once, and
+# replaces the saturated results of values out of range itself.
+CONVERTED = frozenset({"e4m3fn", "e5m2", "e4m3"})
 
 
 def is_plain(fmt: Format) -> bool:
-    """Returns True if :func:`nearest_codes` supports a format.
+    """Returns whether a format has the fields of IEEE 754 and subnormals.
 
-    It supports formats with sign, exponent and fraction as in IEEE 754, and with subnormals whose
-    quantum times 2^23 is a normal number of float32.
+    Their quantum times 2^23 has to be a normal number of float32.
     """
     return bool(
         fmt.signed
@@ -31,20 +36,14 @@ def is_plain(fmt: Format) -> bool:
 
 
 def nearest_codes(x: jax.Array, fmt: Format, saturate: bool | str) -> jax.Array:
-    """Returns the codes of float32 values rounded to nearest even.
+    """Returns the codes of float32 values rounded to nearest even in a plain format.
 
-    It takes a dozen integer operations and one float addition. From the smallest normal number on,
-    the bits are rounded as an integer, and a carry increments the exponent. Below it, adding the
-    power of two whose last place is the format's quantum rounds the value; a backend only flushes
-    values far below half of the quantum.
+    The format is one for which :func:`is_plain` is True; ``saturate`` is as for ``cast``.
 
-    Args:
-        x: float32, any shape.
-        fmt: a format for which :func:`is_plain` is True.
-        saturate: as for :func:`scalewise.cast`.
-
-    Returns:
-        Codes of ``fmt.code_dtype``. NaN becomes ``fmt.nan_code``, or 0 in a format without NaN.
+    It takes a dozen integer operations and one float addition. From the smallest normal number
+    on, the bits are rounded as an integer, and a carry increments the exponent. Below it, adding
+    the power of two whose last place is the format's quantum rounds the value; a backend only
+    flushes values far below half of the quantum. NaN becomes ``fmt.nan_code``, or 0 without NaN.
     """
     u, m = np.uint32, fmt.mantissa_bits
     assert fmt.bias is not None
@@ -73,7 +72,6 @@ def _replaced(codes: jax.Array, where: jax.Array, code: int) -> jax.Array:
 
 
 def _limited(code: jax.Array, magnitude: jax.Array, fmt: Format, saturate: bool | str) -> jax.Array:
-    """Replaces codes above the largest number by the code of that, of infinity or of NaN."""
     nan = 0 if fmt.nan_code is None else fmt.nan_code
     beyond = fmt.infinity_code
     if beyond is None:
@@ -85,3 +83,21 @@ def _limited(code: jax.Array, magnitude: jax.Array, fmt: Format, saturate: bool 
     if limit != nan:  # otherwise the minimum above has replaced NaN, too
         code = _replaced(code, lax.gt(magnitude, INFINITY), nan)
     return code
+
+
+def converted(x: jax.Array, fmt: Format, saturate: bool | str) -> jax.Array:
+    """Converts float32 to the format's dtype, one of ``CONVERTED``, with a single XLA convert.
+
+    Overflow is treated as ``saturate`` says, as for ``cast``.
+
+    The result equals that of :func:`nearest_codes` on every input, except for the sign and
+    payload of NaN. On a CPU the integer operations of :func:`nearest_codes` are faster; on a GPU
+    they take three passes over the data, and XLA fuses only a convert with the transpose before
+    a matrix product.
+    """
+    top = np.float32(float(fmt.max))
+    if saturate is not False:
+        within = lax.clamp(-top, x, top)
+        infinite = lax.abs(x) == np.float32(np.inf)
+        x = jnp.where(infinite, x, within) if saturate == "finite" else within
+    return lax.convert_element_type(x, np.dtype(fmt.dtype))

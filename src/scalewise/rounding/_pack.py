@@ -100,7 +100,6 @@ def unpack(packed: ArrayLike, fmt: Format | str, size: Natural) -> jax.Array:
 
 
 def _narrow(fmt: Format | str, name: str) -> Format:
-    """Returns a format whose codes can be packed; ``name`` is the caller's, for the message."""
     fmt = format_(fmt)
     if fmt.bits not in WIDTHS:
         raise ValueError(
@@ -110,7 +109,6 @@ def _narrow(fmt: Format | str, name: str) -> Format:
 
 
 def _codes(codes: Any, fmt: Format) -> jax.Array:
-    """Returns the codes as uint32; checks their range unless they are traced."""
     if fmt.dtype is not None and getattr(codes, "dtype", None) == fmt.dtype:
         if not isinstance(codes, jax.Array):
             codes = np.asarray(codes).view(np.uint8)
@@ -135,5 +133,4 @@ def _group(fmt: Format) -> tuple[int, int]:
 
 
 def _last(x: np.ndarray, ndim: int) -> np.ndarray:
-    """Reshapes a vector to ``ndim`` axes, of which the last has its elements."""
     return x.reshape((1,) * (ndim - 1) + x.shape)

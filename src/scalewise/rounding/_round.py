@@ -19,8 +19,7 @@ from ._bits import F32, F64, Carrier, carrier_of, fits, round_bits
 from ._carrier import from_float64, has_float64, to_float64
 from ._codes import codes_of, stored, widened
 from ._holds import contains, result_dtype
-from ._native import CONVERTED, converted
-from ._nearest import is_plain, nearest_codes
+from ._nearest import CONVERTED, converted, is_plain, nearest_codes
 from ._straight import straight_through
 
 Gradient = Literal["identity", "clipped"]
@@ -175,7 +174,6 @@ def _nearest(x: jax.Array, fmt: Format, saturate: bool | str) -> jax.Array:
 
 
 def _exactly(x: jax.Array, dtype: Any) -> jax.Array:
-    """Converts values that ``dtype`` represents to it, including subnormals of float64."""
     if x.dtype == dtype:
         return x
     if dtype == np.float64:
@@ -243,7 +241,6 @@ _compiled = partial(jax.jit, static_argnums=2, inline=True)(_straight_through)
 
 
 def _computed_in(dtype: Any, fmt: Format, saturate: Any) -> Carrier:
-    """Returns the carrier in which values of a dtype are rounded to a format."""
     own = carrier_of(dtype)
     return own if fits(fmt, own) or contains(fmt, dtype, saturate) else F64
 
@@ -296,7 +293,6 @@ def _float(x: Any, name: str) -> jax.Array:
 
 
 def _check(fmt: Format, rounding: Any, saturate: Any, gradient: Any) -> Rounding:
-    """Returns the rounding mode; raises ValueError for unknown arguments."""
     mode = rounding_mode(rounding, fmt)
     check_saturate(saturate)
     if gradient not in ("identity", "clipped"):

@@ -20,8 +20,7 @@ KINDS: list[type[StoredArray]] = []  # which flax.serialization doesn't know yet
 
 
 def exportable(cls: type[Node]) -> type[Node]:
-    """Lets ``jax.export`` serialize functions of a kind of pytree, whose static part consists of
-    tuples, numbers, strings and formats."""
+    """Lets ``jax.export`` serialize a pytree; its static part is of tuples, numbers, formats."""
     export.register_pytree_node_serialization(
         cls,
         serialized_name=f"{cls.__module__.partition('.')[0]}.{cls.__name__}",
@@ -95,7 +94,6 @@ class StoredArray:
 
 
 def _serializable() -> None:
-    """Registers the stored arrays for ``flax.serialization``, if the program has imported it."""
     if not KINDS:
         return
     flax: Any = sys.modules.get("flax.serialization")

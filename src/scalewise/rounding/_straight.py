@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from .._jax import ad, batching, jex, mlir
 
@@ -15,14 +14,10 @@ straight_through_p = jex.Primitive("straight_through")
 def straight_through(y: jax.Array, x: jax.Array) -> jax.Array:
     """Returns ``y`` with the derivative of ``x``: the tangent of y is that of x, in x's dtype.
 
-    JAX gives a tangent the dtype of its primal value, but cotangents in an 8-bit dtype become NaN
-    above its largest number. So the tangent of ``y`` keeps x's dtype. JAX's rules for conversions,
-    products with ``preferred_element_type`` and operations that move data pass such a tangent on
-    unchanged. Arithmetic in the 8-bit dtype itself isn't differentiable.
-
-    Args:
-        y: the rounded values.
-        x: the values before rounding, of y's shape, in a dtype of at least 16 bits.
+    JAX gives a tangent the dtype of its primal value, but cotangents in an 8-bit dtype become
+    NaN above its largest number. So the tangent of ``y`` keeps x's dtype. JAX's rules for
+    conversions, products with ``preferred_element_type`` and operations that move data pass such
+    a tangent on unchanged. Arithmetic in the 8-bit dtype itself isn't differentiable.
     """
     return straight_through_p.bind(jax.lax.stop_gradient(y), x)
 
@@ -37,13 +32,8 @@ def _jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Any, Any]
 
 def _batched(args: tuple[Any, Any], dims: tuple[Any, Any]) -> tuple[Any, Any]:
     size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
-
-    def batch_first(x: jax.Array, dim: int | None) -> jax.Array:
-        if dim is None:
-            return jnp.broadcast_to(x, (size, *x.shape))
-        return jnp.moveaxis(x, dim, 0)
-
-    return straight_through_p.bind(*map(batch_first, args, dims)), 0
+    moved = [batching.bdim_at_front(x, d, size) for x, d in zip(args, dims, strict=True)]
+    return straight_through_p.bind(*moved), 0
 
 
 straight_through_p.def_impl(lambda y, x: y)

@@ -20,7 +20,6 @@ from ._power import exponent_of, ldexp, power_of_two
 
 
 def _on_value(operate: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """Returns the operator that computes on a ScaledArray's plain array."""
     return lambda self, *other: operate(self.value(), *other)
 
 
@@ -124,7 +123,6 @@ class ScaledArray(StoredArray):
 
     @property
     def _factor(self) -> jax.Array | EncodedArray | ScaledArray | None:
-        """The scale or the exponent, whichever there is."""
         return self.scale if self.exponent is None else self.exponent
 
     @property
@@ -283,9 +281,7 @@ def rebalance(a: ScaledArray, factor: ArrayLike) -> ScaledArray:
 
 
 def as_number(name: str, x: Any, dtype: DTypeLike) -> jax.Array:
-    """Returns a number, or an array of them, as floats: arrays of floats as they are, others in a
-    dtype.
-    """
+    """Returns a number, or an array of them: arrays of floats as they are, others in ``dtype``."""
     if isinstance(x, int | float) and float(jnp.finfo(dtype).max) < abs(x) < np.inf:
         raise ValueError(
             f"{name} is {x!r}, beyond the largest {np.dtype(dtype).name}; exponents have no bound: "
@@ -302,7 +298,6 @@ def as_number(name: str, x: Any, dtype: DTypeLike) -> jax.Array:
 
 
 def _movable(a: ScaledArray, factor: ArrayLike) -> jax.Array:
-    """Returns a factor that data can be divided by; 1 where a traced one is zero or not finite."""
     known = None if isinstance(factor, Tracer) else factor
     factor = as_number("rebalance: factor", factor, a.dtype).astype(a.dtype)
     pairs = zip(reversed(factor.shape), reversed(a.shape), strict=False)

@@ -28,8 +28,6 @@ from ._strategy import Scaling
 
 
 class CastOptions(TypedDict):
-    """Options of a rounding, as :func:`scalewise.cast` takes them."""
-
     rounding: str
     saturate: Saturation
     key: jax.Array | None
@@ -44,16 +42,11 @@ def quantize_blocks(
     tile: tuple[int, int] | None = None,
     **options: Unpack[CastOptions],
 ) -> ScaledArray:
-    """Quantizes ``x``, float32 or float64, to a block format (see :func:`scalewise.quantize`).
+    """Quantizes ``x``, float32 or float64, along an axis to a block format.
 
-    Args:
-        x: the array.
-        fmt: the block format.
-        axis: the axis of the blocks.
-        scaling: the strategy; None for the format's own.
-        measured: what scales are computed from: ``x``, or the same numbers computed separately.
-        tile: another axis, and how many of its indices share a scale; None for one.
-        options: of the rounding of elements.
+    Scales are computed from ``measured``: ``x``, or the same numbers computed separately.
+    ``scaling`` is None for the format's own; ``tile`` is another axis, and how many of its
+    indices share a scale.
     """
     if scaling is not None:
         scaling.check(fmt)
@@ -65,7 +58,7 @@ def quantize_blocks(
     if tile is not None:  # from here on an axis of the blocks
         tile = tile[0] + (tile[0] > axis), tile[1]
         finite = jnp.where(jnp.isfinite(measured), jnp.abs(measured), 0)
-        measured = _over_tiles(jnp.max, finite, tile)
+        measured = over_tiles(jnp.max, finite, tile)
 
     def stored(blocks: jax.Array, saturate: Saturation | None = None) -> jax.Array | EncodedArray:
         if fmt.element.dtype is None or fmt.element.bits < 8:  # codes, packed along the last axis
@@ -100,7 +93,6 @@ def quantize_blocks(
 
 
 def _nan_scales(fmt: BlockFormat, scaling: Scaling | None) -> bool:
-    """Returns whether the scale of a block with a NaN or an infinity is NaN."""
     return fmt.element.nan_code is None or (isinstance(scaling, Mx) and scaling.nan_scale)
 
 
@@ -169,7 +161,6 @@ def round_in_blocks(x: jax.Array, fmt: BlockFormat, scaling: Mx | None = None) -
 
 
 def _power(field: jax.Array) -> jax.Array:
-    """Returns the power of two with an exponent field."""
     return lax.bitcast_convert_type(lax.shift_left(field, np.int32(23)), np.float32)
 
 
@@ -178,15 +169,7 @@ def _bits_of(number: float | Fraction) -> np.uint32:
 
 
 def _rounded_bits(size: jax.Array, whole: jax.Array, element: Format) -> jax.Array:
-    """Returns the bits of magnitudes rounded to an element format, at most its largest number.
-
-    They are rounded to the element's precision, or to multiples of its smallest number.
-
-    Args:
-        size: float32, not negative.
-        whole: their bits.
-        element: the format.
-    """
+    """Returns the bits of magnitudes rounded to an element format, at most its largest number."""
     u, m = np.uint32, element.mantissa_bits
     quantum = element.min_exponent - m
     odd = lax.bitwise_and(lax.shift_right_logical(whole, u(23 - m)), u(1))
@@ -225,8 +208,7 @@ def merge_blocks(blocks: jax.Array, shape: Sequence[int], axis: int) -> jax.Arra
     return data if even else lax.slice_in_dim(data, 0, shape[axis], axis=axis)
 
 
-def _over_tiles(reduce: Callable, x: jax.Array, tile: tuple[int, int]) -> jax.Array:
-    """Returns each number replaced by a reduction over the indices that share its scale."""
+def over_tiles(reduce: Callable, x: jax.Array, tile: tuple[int, int]) -> jax.Array:
     axis, rows = tile
     tiles = split_blocks(x, rows, axis)
     result = jnp.broadcast_to(reduce(tiles, axis=axis + 1, keepdims=True), tiles.shape)
@@ -253,7 +235,7 @@ def _smaller_error(
         wrong = wrong * jnp.expand_dims(factor / factors[0], axis)  # squares of it don't flush
         errors.append(jnp.sum(jnp.square(wrong), axis, keepdims=True))
     if tile is not None:
-        errors = [_over_tiles(jnp.sum, e, tile) for e in errors]
+        errors = [over_tiles(jnp.sum, e, tile) for e in errors]
     return jnp.squeeze(errors[1] < errors[0] * np.asarray(1 - 2.0**-16, blocks.dtype), axis)
 
 
@@ -267,9 +249,8 @@ def _scales(
 ) -> tuple[jax.Array | EncodedArray | ScaledArray, jax.Array]:
     """Returns scales that are no powers of two, as stored, and the factors that they stand for.
 
-    With a tensor scale the largest of them becomes the largest number of their format. With
-    ``choose``, a function of two candidates' factors, each scale is multiplied by 3/2 where that
-    returns True.
+    With a tensor scale the largest of them becomes the largest number of their format. Each is
+    multiplied by 3/2 where ``choose``, a function of two candidates' factors, returns True.
     """
     scaling = scaling or Amax(power_of_two=False)
     scale, _ = scaling.scale(usable, fmt.element, (axis,))
@@ -309,7 +290,6 @@ def _over_powers(
     stored: Callable[..., jax.Array | EncodedArray],
     options: CastOptions,
 ) -> jax.Array | EncodedArray:
-    """Stores ``x / 2**exponent``; float32's subnormals count although backends flush them."""
     exponent = jnp.expand_dims(exponent, axis)
     rounding = options["rounding"]
     inverse = _inverse(exponent, x.dtype)
@@ -336,13 +316,11 @@ def _over_powers(
 
 
 def _inverse(exponent: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """Returns ``2**-exponent``, or the smallest normal number if that is larger."""
     # an exponent of 127 takes an amax of 2^127 and an element format below 2: its inverse flushes
     return power_of_two(jnp.maximum(-exponent, 1 - layout(dtype)[2]), dtype)
 
 
 def _divided(x: jax.Array, exponent: jax.Array, inverse: jax.Array, rounding: str) -> jax.Array:
-    """Returns ``x / 2**exponent`` to be rounded next; float32's subnormals count."""
     bits = lax.bitcast_convert_type(x, jnp.int32)
     units = (bits & jnp.int32(0x007FFFFF)).astype(jnp.float32)
     subnormal = (bits & jnp.int32(0x7F800000)) == 0

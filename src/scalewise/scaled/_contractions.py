@@ -15,7 +15,7 @@ from .._check import checked
 from .._jax import Tracer
 from ..formats import FormatLike
 from ._array import ScaledArray
-from ._operand import ScaledOperand, common_dtype, operands, scaled_result
+from ._operand import common_dtype, operands, scaled_result
 from ._operations import Operand
 from ._rules import EXPONENTS, RULES, Algebra, combined, static_scale
 
@@ -43,19 +43,14 @@ def _contraction(
         s = _static(name, static(a, b) if callable(static) else static, x.algebra)
     data, scale = combined(RULES[name], x.algebra, [x, y], s)
     wide = max((d.dtype for d in data), key=lambda dtype: dtype.itemsize)
-    dtype = _result_dtype(x, y) if dtype is None else dtype
+    own = common_dtype(x, y)
+    own = np.dtype(np.float16) if own.itemsize == 1 else own  # sums of 8-bit numbers need more bits
     out = product(*(d.astype(wide) for d in data)) / s
-    return scaled_result(out, scale, x.algebra, dtype)
+    return scaled_result(out, scale, x.algebra, own if dtype is None else dtype)
 
 
 def _static(name: str, s: object, algebra: Algebra) -> float:
-    """Returns a static scale as a float.
-
-    Raises:
-        TypeError: no number, or one that is known only at run time.
-        ValueError: a number that is no scale: zero, negative, not finite, or beside exponents no
-            power of two.
-    """
+    """Returns a known, positive and finite number; beside exponents it has to be a power of two."""
     known = isinstance(s, int | float | np.number | np.ndarray | jax.Array)
     if not known or isinstance(s, bool | Tracer) or np.ndim(s):
         raise TypeError(
@@ -71,12 +66,6 @@ def _static(name: str, s: object, algebra: Algebra) -> float:
             "an exponent"
         )
     return number
-
-
-def _result_dtype(x: ScaledOperand, y: ScaledOperand) -> np.dtype:
-    """FP16 for products of 8-bit operands, whose sums need more bits."""
-    dtype = common_dtype(x, y)
-    return jnp.dtype(jnp.float16) if dtype.itemsize == 1 else dtype
 
 
 @checked

@@ -78,9 +78,6 @@ def _as_scaled(x: PyTree, scale: ArrayLike | Measure | None, dtype: FormatLike |
 
 
 def _format(dtype: FormatLike | None, x: jax.Array) -> Format:
-    """Returns the format that data are brought into: the given one, or the data's own below 32
-    bits, or FP16.
-    """
     fmt = format_(x.dtype if dtype is None else dtype)
     return fmt if dtype is not None or fmt.bits < 32 else FP16
 

@@ -40,14 +40,7 @@ class Fit(NamedTuple):
 def least_squares_scale(
     x: jax.Array, fmt: Format, axes: Sequence[int], candidates: int | None
 ) -> jax.Array:
-    """Returns the scale of the finite elements over the axes, which are kept with length 1.
-
-    Args:
-        x: float32 or float64.
-        fmt: the format; what lies beyond its largest number saturates.
-        axes: the axes behind one scale.
-        candidates: points of the grid; None for :data:`GRID`.
-    """
+    """Returns the scale of the finite elements over the axes, which are kept with length 1."""
     axes = tuple(a % x.ndim for a in axes)
     kept = [a for a in range(x.ndim) if a not in axes]
     top = amax(x, axes, True)
@@ -113,7 +106,6 @@ def _fit(rows: jax.Array, weights: jax.Array | None, fmt: Format, scale: jax.Arr
 
 
 def _descend(rows: jax.Array, fmt: Format, scale: jax.Array) -> Fit:
-    """Returns the best scale of a few steps of Lloyd's algorithm."""
     fit = best = _fit(rows, None, fmt, scale)
 
     def step(carry: tuple[Fit, Fit], _) -> tuple[tuple[Fit, Fit], None]:

@@ -64,7 +64,6 @@ def _exponent(data: jax.Array, measure: str, fmt: Format) -> tuple[jax.Array, ja
 
 
 def _log2(x: jax.Array) -> jax.Array:
-    """Returns the exponent of a float32 number that is not negative."""
     return (lax.bitcast_convert_type(x, jnp.int32) >> 23) - np.int32(127)
 
 

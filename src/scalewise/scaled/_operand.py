@@ -21,14 +21,7 @@ from ._rules import EXPONENTS, FACTORS, RULES, Algebra, Scale, ScaleRule, combin
 
 @dataclasses.dataclass(frozen=True)
 class ScaledOperand:
-    """``data * scale``, or ``data * 2**scale``, with one scale.
-
-    Attributes:
-        data: float32 or float64.
-        scale: of the kind that ``algebra`` combines.
-        algebra: FACTORS or EXPONENTS.
-        dtype: of the data that it was stored in.
-    """
+    """``data * scale``, or ``data * 2**scale``, as ``algebra`` says; stored before in ``dtype``."""
 
     data: jax.Array
     scale: jax.Array
@@ -43,7 +36,6 @@ class ScaledOperand:
         return times(self.data, self.scale, self.algebra)
 
     def at(self, scale: Scale) -> jax.Array:
-        """Returns the data that the operand has at another scale; zeros at a scale of zero."""
         if self.algebra is EXPONENTS:
             return ldexp(self.data, jnp.int32(self.scale) - jnp.int32(scale))
         ratio = jnp.where(scale == 0, 0, self.scale / jnp.where(scale == 0, 1, scale))
@@ -51,18 +43,13 @@ class ScaledOperand:
 
 
 def times(data: jax.Array, scale: Scale, algebra: Algebra) -> jax.Array:
-    """Returns the numbers that wide data stand for."""
     if algebra is EXPONENTS:
         return ldexp(data, jnp.asarray(scale, jnp.int32))
     return data * jnp.asarray(scale, data.dtype)
 
 
 def operands(name: str, *xs: ScaledArray | ArrayLike) -> list[ScaledOperand]:
-    """Returns operands whose scales are of one kind: exponents if one of them has an exponent.
-
-    Raises:
-        TypeError: an operand isn't real.
-    """
+    """Returns operands whose scales are of one kind: exponents if one of them has an exponent."""
     found = [_operand(name, x) for x in xs]
     if all(x.algebra is FACTORS for x in found):
         return found
@@ -93,7 +80,6 @@ def _operand(name: str, x: ScaledArray | ArrayLike) -> ScaledOperand:
 
 
 def _plain(name: str, x: ArrayLike) -> ScaledArray:
-    """Returns an array with scale 1, or a number with its power of two as the scale."""
     number = isinstance(x, int | float)
     x = jnp.asarray(x, jnp.float32 if number else None)
     if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -105,9 +91,7 @@ def _plain(name: str, x: ArrayLike) -> ScaledArray:
 
 
 def _with_exponent(x: ScaledOperand) -> ScaledOperand:
-    """Returns the operand with an exponent; what its scale is beside a power of two goes to the
-    data.
-    """
+    """Returns the operand with an exponent; the data take what else its scale is."""
     if x.algebra is EXPONENTS:
         return x
     mantissa, power = split_power(x.scale)
@@ -116,10 +100,10 @@ def _with_exponent(x: ScaledOperand) -> ScaledOperand:
 
 
 def common_dtype(*xs: ScaledOperand) -> np.dtype:
-    """Returns the dtype of a result's data: the widest of the operands'.
+    """Returns the widest dtype of the operands', of numbers without axes only if there are no
+    others.
 
-    FP16 for two of 8 bits that differ, float32 for FP16 and BF16. A number or array without axes
-    doesn't count beside arrays.
+    FP16 for two of 8 bits that differ, float32 for FP16 and BF16.
     """
     dtypes = {x.dtype for x in xs if x.data.ndim} or {x.dtype for x in xs}
     size = max(d.itemsize for d in dtypes)
@@ -132,7 +116,6 @@ def common_dtype(*xs: ScaledOperand) -> np.dtype:
 def stored(
     data: jax.Array, dtype: FormatLike, *, saturate: Saturation = False
 ) -> jax.Array | rounding.EncodedArray:
-    """Returns wide data rounded once to a dtype or a format."""
     fmt = format_(dtype)
     if fmt.dtype is None or fmt.bits <= 8 or saturate:
         return rounding.encode(data, fmt, saturate=saturate)
@@ -146,15 +129,7 @@ def applied(
     name: str = "",
     static: tuple[float, ...] = (),
 ) -> ScaledArray:
-    """Computes an operation on what its rule reads of the operands.
-
-    Args:
-        rule: a key of :data:`RULES`, or a rule.
-        f: computes the result's data.
-        xs: the operands.
-        name: of the operation, for messages; by default the key.
-        static: the rule's n or s.
-    """
+    """Computes an operation on what its rule, or the rule of that name, reads of the operands."""
     found = operands(name or str(rule), *xs)
     rule = RULES[rule] if isinstance(rule, str) else rule
     data, scale = combined(rule, found[0].algebra, found, *static)
@@ -164,7 +139,6 @@ def applied(
 def scaled_result(
     data: jax.Array, scale: jax.Array, algebra: Algebra, dtype: FormatLike
 ) -> ScaledArray:
-    """Returns a result of wide data, rounded once to a dtype, and a scale."""
     kept = stored(data, dtype)
     if algebra is EXPONENTS:
         return ScaledArray.from_exponent(kept, scale)

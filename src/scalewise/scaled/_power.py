@@ -78,21 +78,12 @@ def split_power(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def shrink(x: jax.Array, factor: jax.Array, rounding: str) -> jax.Array:
-    """Returns ``x * factor``, to be rounded next; for directed roundings it doesn't underflow to 0.
-
-    Backends flush subnormal products. Rounded to nearest they are zero anyway; a directed rounding
-    has to see that they weren't.
-
-    Raises:
-        ValueError: an unknown rounding.
-    """
+    """Returns ``x * factor``, which doesn't underflow to 0 before a directed rounding."""
     return nonzero(x * factor, x, rounding)
 
 
 def nonzero(y: jax.Array, x: jax.Array, rounding: str) -> jax.Array:
-    """Returns ``y``, or where ``x`` isn't zero and ``y`` underflows, a number that a directed
-    rounding sees.
-    """
+    """Backends flush subnormal products. A directed rounding has to see that they weren't zero."""
     if rounding_mode(rounding).underflows_to_zero:
         return y
     least = np.asarray(2.0 ** (2 - layout(x.dtype)[2]), x.dtype)

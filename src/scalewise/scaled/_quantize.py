@@ -116,13 +116,7 @@ def quantize(
         raise TypeError(f"quantize takes real floating-point arrays, not {x.dtype}")
     if x.dtype not in (jnp.float32, jnp.float64):
         x = x.astype(jnp.float32)
-    return _of_array(x, key, fmt, scaling, axis, rounding, saturate)
-
-
-def _of_array(x, key, fmt, scaling, axis, rounding, saturate, nan_scale=True) -> ScaledArray:
-    """Quantizes a float32 or float64 array."""
-    axes = _axes(x, axis, isinstance(fmt, BlockFormat))
-    return _run(x, key, scaling, (fmt, axis, axes, rounding, saturate, nan_scale, None))
+    return _run(x, key, scaling, (fmt, axis, rounding, saturate, True, None))
 
 
 def quantize_measured(
@@ -147,8 +141,7 @@ def quantize_measured(
     """
     dtype = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
     x, measured = x.astype(dtype), measured.astype(dtype)
-    axes = _axes(x, axis, isinstance(fmt, BlockFormat))
-    return _run(x, key, scaling, (fmt, None, axes, rounding, None, False, tile), measured)
+    return _run(x, key, scaling, (fmt, axis, rounding, None, False, tile), measured)
 
 
 def _run(x, key, scaling: Scaling | None, options: tuple, measured=None) -> ScaledArray:
@@ -168,7 +161,8 @@ def _quantized(
     options: tuple,
     measured: jax.Array | None,
 ) -> ScaledArray:
-    fmt, axis, axes, rounding, saturate, nan_scale, tile = options
+    fmt, axis, rounding, saturate, nan_scale, tile = options
+    axes = _axes(x, axis, isinstance(fmt, BlockFormat))
     measured = x if measured is None else measured
     if isinstance(fmt, BlockFormat):
         saturate = "finite" if saturate is None else saturate
@@ -194,7 +188,6 @@ _compiled = jax.jit(_quantized, static_argnums=(2, 3))
 
 
 def _axes(x: jax.Array, axis: int | Sequence[int] | None, block: bool) -> tuple[int, ...]:
-    """Returns the axes that keep scales, or the axis of the blocks, counted from 0."""
     if block:
         axis = -1 if axis is None else axis
         if not isinstance(axis, int | np.integer):
@@ -221,7 +214,8 @@ def _again(x: ScaledArray, fmt, scaling, axis, **options) -> ScaledArray:
         return quantize(x.value(), fmt, scaling=scaling, axis=axis, **options)
     # an exponent can't be NaN: in a format without NaN, infinities saturate and NaN becomes zero
     nan_scale = x.exponent is None
-    new = _of_array(data, fmt=fmt, scaling=scaling, axis=axis, **options, nan_scale=nan_scale)
+    settings = fmt, axis, options["rounding"], options["saturate"], nan_scale, None
+    new = _run(data, options["key"], scaling, settings)
     assert isinstance(new.scale, jax.Array)
     if x.exponent is not None:
         return ScaledArray.from_exponent(new.data, x.exponent + exponent_of(new.scale))

@@ -14,26 +14,16 @@ def quotient(x: jax.Array, divisor: jax.Array) -> jax.Array:
     """Returns ``x / divisor`` on the exact quotient's side of each number of few bits.
 
     Rounded to a format of at most 10 mantissa bits (24 from float64), in any mode, the result is
-    the correctly rounded quotient. XLA multiplies by a reciprocal where a divisor is broadcast, and
-    even a correctly rounded float32 quotient can be a midpoint of the format that the exact one
-    isn't: the nearest number was missed in one of 12,000 codes of NVFP4.
+    the correctly rounded quotient. XLA multiplies by a reciprocal where a divisor is broadcast,
+    and even a correctly rounded float32 quotient can be a midpoint of the format that the exact
+    one isn't: the nearest number was missed in one of 12,000 codes of NVFP4.
 
-    The upper half ``q`` of an approximate quotient's bits leaves an exact remainder,
-    ``x - q divisor``, if the divisor is split in two as well: each product of halves is exact,
-    whether or not a compiler fuses it with a subtraction. The remainder's sign is the side.
+    The upper half ``q`` of an approximate quotient's bits leaves an exact remainder, ``x - q
+    divisor``, if the divisor is split in two as well: each product of halves is exact, whether
+    or not a compiler fuses it with a subtraction. The remainder's sign is the side.
 
-    Args:
-        x: float32 or float64.
-        divisor: of x's dtype, a shape that broadcasts to x's; positive and normal.
-
-    Returns:
-        An array of x's dtype, within a unit in its last place if it is above 2^-100 (float64:
-        2^-960). An infinity, a NaN and a zero are what division gives.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> float(quotient(jnp.float32(3.0), jnp.float32(7.0)) * 7)
-        3.0
+    The divisor is positive and normal. The result is within a unit in its last place above
+    2^-100 (float64: 2^-960); an infinity, a NaN and a zero are what division gives.
     """
     integer, mantissa_bits, bias = layout(x.dtype)
     low = (mantissa_bits + 2) // 2  # bits of the lower half

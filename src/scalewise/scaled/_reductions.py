@@ -20,7 +20,6 @@ Axis = int | Sequence[int] | None
 
 
 def _static(name: str, a: Operand, axis: Axis) -> float:
-    """Returns the static scale of a sum over axes."""
     shape = jnp.shape(a.data if isinstance(a, ScaledArray) else a)  # pyright: ignore
     whole = range(len(shape)) if axis is None else axis
     axes = (whole,) if isinstance(whole, int | np.integer) else whole
@@ -98,7 +97,6 @@ def log_softmax(a: Operand, axis: int = -1) -> ScaledArray:
 
 
 def _below_largest(name: str, a: Operand, axis: int) -> tuple[ScaledOperand, ScaledOperand]:
-    """Returns an operand, and what it is below its largest element along an axis."""
     (x,) = operands(name, a)
     top = jnp.max(x.data, axis=axis, keepdims=True)
     return x, dataclasses.replace(x, data=x.data - top)

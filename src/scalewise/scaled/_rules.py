@@ -58,7 +58,6 @@ def _larger_exponent(a: Exponent, b: Exponent) -> Exponent:
 
 
 def _norm_of_scales(a: Scale, b: Scale) -> jax.Array:
-    """Returns ``sqrt(a^2 + b^2)`` rounded down to a power of two; 0 for two zeros."""
     scale = jnp.maximum(a, b)
     low = jnp.minimum(a, b) / jnp.where(scale == 0, 1, scale)
     size = jnp.where(scale == 0, 1, scale * jnp.sqrt(1 + low * low))
@@ -164,13 +163,9 @@ class HasScale(Protocol):
         """Whether the operand has no scale of its own beside others, as constants."""
         ...
 
-    def at(self, scale: Any, /) -> jax.Array:
-        """Returns the data that the operand has at another scale."""
-        ...
+    def at(self, scale: Any, /) -> jax.Array: ...
 
-    def value(self) -> jax.Array:
-        """Returns the plain numbers."""
-        ...
+    def value(self) -> jax.Array: ...
 
 
 def combined(

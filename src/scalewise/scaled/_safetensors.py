@@ -129,11 +129,7 @@ def _parts(name: str, value: Tensor) -> tuple[dict[str, ArrayLike], Json]:
 def _joined(
     name: str, record: Json, arrays: MutableMapping[str, Loaded]
 ) -> jax.Array | ScaledArray | EncodedArray:
-    """Returns the array of a record by :func:`_parts`; removes its tensors from ``arrays``.
-
-    Raises:
-        KeyError, TypeError, ValueError: :func:`_parts` makes no such record of such tensors.
-    """
+    """Raises KeyError, TypeError or ValueError for a record that :func:`_parts` doesn't make."""
     if record is None:
         return jnp.asarray(arrays.pop(name))
     if set(record) == {"format", "length"}:
@@ -172,7 +168,6 @@ def _is_float(x: jax.Array | ScaledArray | EncodedArray) -> bool:
 
 
 def _format(fields: Json) -> Format:
-    """Returns the format with the fields that :func:`_parts` wrote, checking their types."""
     for field in dataclasses.fields(E2M1FN):
         kind = type(getattr(E2M1FN, field.name))
         if type(fields[field.name]) is not kind:
@@ -214,7 +209,6 @@ def _header(path: Path, arrays: Mapping[str, np.ndarray], metadata: dict[str, st
 
 
 def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Returns the tensors in the order of their bytes, and the metadata."""
     check_source(path)
     arrays: dict[str, np.ndarray] = {}
     try:

@@ -9,12 +9,11 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import functools
 from typing import TypeGuard
 
 import jax
 
-from .._types import PyTree, TreeDef
 from ._array import ScaledArray
 
 
@@ -23,31 +22,9 @@ def is_scaled(x: object) -> TypeGuard[ScaledArray]:
     return isinstance(x, ScaledArray)
 
 
-def map(f: Callable, tree: PyTree, *rest: PyTree) -> PyTree:
-    """Applies ``f`` to each leaf, as ``jax.tree.map`` does."""
-    return jax.tree.map(f, tree, *rest, is_leaf=is_scaled)
-
-
-def leaves(tree: PyTree) -> list[PyTree]:
-    """Returns the leaves, as ``jax.tree.leaves`` does."""
-    return jax.tree.leaves(tree, is_leaf=is_scaled)
-
-
-def structure(tree: PyTree) -> TreeDef:
-    """Returns the structure above the leaves, as ``jax.tree.structure`` does."""
-    return jax.tree.structure(tree, is_leaf=is_scaled)
-
-
-def flatten(tree: PyTree) -> tuple[list[PyTree], TreeDef]:
-    """Returns leaves and structure, as ``jax.tree.flatten`` does."""
-    return jax.tree.flatten(tree, is_leaf=is_scaled)
-
-
-def unflatten(structure: TreeDef, leaves: Iterable[PyTree]) -> PyTree:
-    """Returns the tree of a structure and leaves, as ``jax.tree.unflatten`` does."""
-    return jax.tree.unflatten(structure, leaves)
-
-
-def all(tree: PyTree) -> bool:
-    """Returns whether every leaf is true, as ``jax.tree.all`` does."""
-    return jax.tree.all(tree, is_leaf=is_scaled)
+map = functools.partial(jax.tree.map, is_leaf=is_scaled)
+leaves = functools.partial(jax.tree.leaves, is_leaf=is_scaled)
+structure = functools.partial(jax.tree.structure, is_leaf=is_scaled)
+flatten = functools.partial(jax.tree.flatten, is_leaf=is_scaled)
+unflatten = jax.tree.unflatten
+all = functools.partial(jax.tree.all, is_leaf=is_scaled)
