@@ -135,6 +135,19 @@ def audited() -> str:
     return f"The audit on 60 failing and 20 clean programs: {totals}"
 
 
+def corpus() -> dict[str, dict[str, Any]]:
+    return json.loads((HERE / "corpus.json").read_text())
+
+
+def unseen() -> str:
+    found, clean = (corpus()[x] for x in ("scored", "clean"))
+    right = ", ".join(f"{x} {found[x]}/{found['programs']}" for x in ("line", "kind", "fix"))
+    return (
+        f"The audit on programs of bug reports that it wasn't tuned on: {right}; false findings on "
+        f"{clean['programs']} clean programs: {clean['false']}"
+    )
+
+
 def jsonl(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (HERE / name).read_text().splitlines()]
 
@@ -179,6 +192,8 @@ CLAIMS = (
           ("recipe_training.jsonl",), lambda: made(parity.rows(recipe_training.FILE))),
     Claim(audited, "python -m proofs.gallery --record", "gallery.md", ("gallery.jsonl",),
           lambda: made(gallery.rows().values())),
+    Claim(unseen, "make corpus", "gallery.md", ("corpus.json",),
+          lambda: f"{corpus()['scored']['date']}, JAX 0.10.2"),
     Claim(scored, "make scoreboard", "scoreboard.md", ("scoreboard.jsonl",),
           lambda: made(jsonl("scoreboard.jsonl"))),
     Claim(said("Every cast equals two independent implementations on all 2^32 float32 numbers"),

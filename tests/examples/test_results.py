@@ -36,6 +36,14 @@ def test_every_page_and_file_that_it_names_exists():
         assert all((DOCS / name).is_file() for name in claim.data), claim.data
 
 
+def test_the_readme_has_the_figure_of_programs_that_were_only_scored():
+    found = MODULE.corpus()["scored"]
+    assert (
+        f"right line, of {found['programs']} | {found['line']} |"
+        in (ROOT / "README.md").read_text()
+    )
+
+
 def test_the_readme_has_the_same_figure_of_parity():
     readme = (ROOT / "README.md").read_text().replace("\n", " ")
     off = MODULE.largest_difference(("fp16", "fp8", "fp16_every_op"))
