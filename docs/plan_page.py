@@ -22,7 +22,8 @@ of `proofs/plan_torch.py`, with random weights and after 150 steps.
 100 random plans of weights and activations in NVFP4, MXFP8 and BF16, predicted and measured.
 *Rank* is Spearman's correlation, *ratio* the median of predicted to measured, with the 10th and
 the 90th percentile. *Additive* is the rank correlation of the sum of what each rounding does
-alone, as tools that rank layers assume.
+alone, as tools that rank layers assume. A KL divergence only grows by a rounding; a loss changes by
+either sign, so that small changes of it are differences of larger ones.
 
 | model | weights | objective | rank | ratio | 10 to 90 % | additive |
 |---|---|---|---:|---:|---:|---:|
@@ -40,7 +41,8 @@ wide, each with the pair of formats that measures best.
 |---|---|---:|---:|---:|---:|---:|
 """
 
-COST = """ The plan is better than the best uniform format, or equal to it, in {uniform} of {rows}
+COST = """
+The plan is better than the best uniform format, or equal to it, in {uniform} of {rows}
 cases, and than the best heuristic in {heuristic}.
 
 ## Cost

@@ -92,7 +92,7 @@ def torch_model(name: str, trained: bool, seed: int) -> Model:
         optimizer.step()
     model.eval()
     (seen, _), (unseen, _) = next(batches), next(batches)
-    logits, params = st.function(model, (seen,), granularity="decomposed")
+    logits, params = st.function(model, (seen,))
     return Model(logits, params, (st.to_jax(seen),), (st.to_jax(unseen),))
 
 
