@@ -40,6 +40,8 @@ DEEP = {
     "cumulative_products_and_sums_backwards": 2,
     "polynomials_and_interpolation": 2,  # a cubic's relative condition number is 3
     "statistics_of_haiku": 4,
+    "reductions": 2,  # a product of 32 rounded numbers
+    "scans_without_inputs_backwards_and_without_iterations": 2, "gradient_of_a_convolution": 2,
 }  # fmt: skip
 
 

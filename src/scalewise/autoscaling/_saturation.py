@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -38,13 +39,14 @@ def rounded_operand(
 def _largest_beside(rounded: jax.Array, setting: Operand, contracted: tuple[int, ...]) -> jax.Array:
     """Returns for each number the largest magnitude with the same scale."""
     size, fmt = jnp.abs(rounded), setting.format
+    largest = partial(jnp.max, initial=0.0)  # of no numbers, too
     if not isinstance(fmt, BlockFormat):
-        return jnp.max(size, contracted if setting.per == "channel" else None, keepdims=True)
+        return largest(size, contracted if setting.per == "channel" else None, keepdims=True)
     kept = [a for a in range(size.ndim) if a not in contracted][-1:]
     spans = [(block_axis(setting, contracted, size.ndim), fmt.size)]
     spans += [(a, setting.tile) for a in kept if setting.tile > 1]
     for span in spans:
-        size = over_tiles(jnp.max, size, span)
+        size = over_tiles(largest, size, span)
     return size
 
 
