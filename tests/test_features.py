@@ -42,6 +42,8 @@ DEEP = {
     "statistics_of_haiku": 4,
     "reductions": 2,  # a product of 32 rounded numbers
     "scans_without_inputs_backwards_and_without_iterations": 2, "gradient_of_a_convolution": 2,
+    "pooling": 2, "equinox_modules": 2,  # rounding changes which number is the largest, or the norm
+    "special_functions": 2, "transformed_twice": 2,
 }  # fmt: skip
 
 
@@ -161,6 +163,8 @@ for name in names:
 @pytest.mark.parametrize("name", [n for n in FEATURES if n not in OUTSIDE])
 @pytest.mark.thorough(keep=2, gate=6)
 def test_a_feature_is_audited(name, low):
+    if name == "optimizer_step" and low == "bfloat16":
+        pytest.skip("Adam's 1 - 0.999 is 0 in BF16")
     if name == "explicit_axes":
         pytest.skip("its gradient changes the mesh's type, which JAX does only within a jit")
 

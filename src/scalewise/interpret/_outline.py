@@ -93,8 +93,8 @@ class _Untraced:
         return self.closed.jaxpr
 
     @property
-    def consts(self) -> tuple[()]:
-        return ()
+    def consts(self) -> Sequence[jax.Array]:
+        return self.closed.consts
 
 
 def _is_hashable(x: object) -> bool:
