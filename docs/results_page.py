@@ -143,7 +143,7 @@ def unseen() -> str:
     found, clean = (corpus()[x] for x in ("scored", "clean"))
     right = ", ".join(f"{x} {found[x]}/{found['programs']}" for x in ("line", "kind", "fix"))
     return (
-        f"The audit on programs of bug reports that it wasn't tuned on: {right}; false findings on "
+        f"The audit on programs of reports and papers, never tuned on: {right}; false findings on "
         f"{clean['programs']} clean programs: {clean['false']}"
     )
 

@@ -41,9 +41,7 @@ DEEP = {
     "polynomials_and_interpolation": 2,  # a cubic's relative condition number is 3
     "statistics_of_haiku": 4,
     "reductions": 2,  # a product of 32 rounded numbers
-    "scans_without_inputs_backwards_and_without_iterations": 2, "gradient_of_a_convolution": 2,
-    "pooling": 2, "equinox_modules": 2,  # rounding changes which number is the largest, or the norm
-    "special_functions": 2, "transformed_twice": 2,
+    "transformed_twice": 2,  # the outer transformation rounds what the inner one has rounded
 }  # fmt: skip
 
 
@@ -166,7 +164,9 @@ def test_a_feature_is_audited(name, low):
     if name == "optimizer_step" and low == "bfloat16":
         pytest.skip("Adam's 1 - 0.999 is 0 in BF16")
     if name == "explicit_axes":
-        pytest.skip("its gradient changes the mesh's type, which JAX does only within a jit")
+        pytest.skip(
+            "it calls jax.jit on the transformed function, and an audit refuses traced arguments"
+        )
 
     def audited(f):
         def call(*args, **kwargs):
