@@ -18,6 +18,9 @@ from scalewise.planning._space import Lists, Space
 FORMATS = ("nvfp4", "mxfp8_e4m3", "bf16")
 
 
+KERNEL = jnp.ones((8, 4))
+
+
 def dense(w, x):
     return x @ w
 
@@ -213,6 +216,8 @@ def test_lines_that_stay_unrounded_are_in_the_python():
     ("make", "message"),
     [
         (lambda: sw.plan(logits, 4.0)(*arguments()), "the cheapest plan of logits takes 4.5 bits"),
+        (lambda: sw.plan(dense, 5.0)(KERNEL, jnp.full((2, 8), jnp.nan)), "dense returns NaN"),
+        (lambda: sw.plan(dense, 5.0)(KERNEL, jnp.ones((0, 8))), "dense returns no numbers"),
         (lambda: sw.plan(logits, sw.Budget()), "needs one of bits, bytes, seconds and error"),
         (lambda: sw.Budget(bits=4, bytes=9), "not bits and bytes"),
         (lambda: sw.Budget(seconds=1), "Budget.device is for seconds, which need it"),

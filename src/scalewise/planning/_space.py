@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ..autoscaling import Operand
@@ -118,7 +119,15 @@ class Space:
     @functools.cached_property
     def reference(self) -> list[jax.Array]:
         self.runs += 1
-        return self._outputs(self.family.zero, list(self.program.arrays))
+        outputs = self._outputs(self.family.zero, list(self.program.arrays))
+        empty = not all(y.size for y in outputs)
+        if empty or any(bool(jnp.isnan(y).any()) for y in outputs):
+            what = "no numbers" if empty else "NaN"
+            raise ValueError(
+                f"plan: {self.function} returns {what} for these arguments without any rounding: "
+                "there is nothing to compare formats by; plan with a batch of real data"
+            )
+        return outputs
 
     @functools.cached_property
     def slopes(self) -> Sensitivity:
