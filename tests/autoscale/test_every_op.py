@@ -1,6 +1,7 @@
 """``rounds="every_op"``: FP16 and BF16 at each step, and nothing lost to their range."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -93,6 +94,25 @@ def test_a_mask_may_be_multiplied_and_added(recipe):
 
     q = normal(0, (8, 16))
     close(jax.jit(sw.autoscale(attention, recipe))(q), attention(q), 1e-2)
+
+
+LARGE = {
+    "sum": lambda x, c: x + c,
+    "difference": lambda x, c: c - x,
+    "divisor": lambda x, c: 1e6 / (x + c),
+    "zeros": lambda x, c: 0 * x + c,
+    "matrix": lambda x, c: c / 30 * x + c * jnp.eye(16),
+    "matrix exponential": lambda x, c: jax.scipy.linalg.expm(x / 8),  # 17297280 times the unit matrix
+}
+
+
+@pytest.mark.parametrize("recipe", ["fp16_every_op", "scalify"])
+@pytest.mark.parametrize("name", LARGE)
+def test_a_large_constant_that_is_no_mask_keeps_its_value(name, recipe):
+    x = normal(0, (16, 16))
+    for c in (3e6, 1e9, 1e30):
+        f = functools.partial(LARGE[name], c=c)
+        close(jax.jit(sw.autoscale(f, recipe))(x), f(x), 2e-3)
 
 
 def test_a_second_moment_doesnt_vanish_where_the_gradient_doesnt():

@@ -18,27 +18,51 @@ from ._search import TOP, clipped
 from ._value import Exponent, ScaledValue
 
 MASK = 20  # log2 of the least constant that is taken for a mask, such as -1e9
+NEAR = 9  # log2 of how much larger than the others it may be without being taken for one
 
 
-def aligned(inputs: Sequence[Value], limit: int) -> tuple[list[Value], Exponent | None]:
+def aligned(
+    inputs: Sequence[Value], limit: int, *, masks: bool = True
+) -> tuple[list[Value], Exponent | None]:
     """Returns float operands with exponent 0, and the one that was taken off them; None without
     floats.
 
-    Constants count like any other operand, or their data would overflow. One that stands for an
-    infinity (a mask) is only kept large: the others keep what exceeds 2^-20 of it. So are arrays
-    made of constants and integers alone, such as a mask that is added.
+    Constants count like any other operand, or their data would overflow. One that may stand for an
+    infinity (a mask, or an array made of constants and integers alone) is clipped at 2^20 if it is
+    beyond that and beyond 2^9 times the others' largest number: the others would vanish beside it.
+
+    Args:
+        inputs: the operands.
+        limit: log2 of the largest data of a constant.
+        masks: False if no constant is a mask, since each element of the result depends on it.
     """
     floats = [x for x in inputs if isinstance(x, ScaledValue)]
     if not floats:
         return list(inputs), None
-    wanted = [_wanted(x, limit) for x in floats]
-    known = [e for e in wanted if isinstance(e, int)]
+    wanted = [(_wanted(x, limit), may_be_mask(x, constants=masks)) for x in floats]
+    largest = _largest([e for e, mask in wanted if not mask])
+    infinite = _largest([e for e, mask in wanted if mask])
+    common: Exponent = 0 if largest is None else largest
+    if infinite is not None:
+        common = infinite if largest is None else _beside_mask(largest, infinite)
+    return [_down_to(x, common) if isinstance(x, ScaledValue) else x for x in inputs], common
+
+
+def _largest(exponents: Sequence[Exponent | None]) -> Exponent | None:
+    known = [e for e in exponents if isinstance(e, int)]
     common: Exponent | None = max(known, default=None)
-    for exponent in wanted:
+    for exponent in exponents:
         if exponent is not None and not isinstance(exponent, int):
             common = exponent if common is None else lax.max(jnp.int32(common), exponent)
-    common = 0 if common is None else common
-    return [_down_to(x, common) if isinstance(x, ScaledValue) else x for x in inputs], common
+    return common
+
+
+def _beside_mask(largest: Exponent, mask: Exponent) -> Exponent:
+    if isinstance(largest, int) and isinstance(mask, int):
+        return max(largest, mask if mask - largest <= NEAR else min(mask, MASK - TOP))
+    largest, mask = jnp.int32(largest), jnp.int32(mask)
+    ordinary = (mask - largest <= NEAR) | (largest == ZERO_EXPONENT)
+    return lax.max(largest, jnp.where(ordinary, mask, lax.min(mask, np.int32(MASK - TOP))))
 
 
 def chosen(which: jax.Array, cases: Sequence[Value]) -> list[Value]:
@@ -64,22 +88,20 @@ def chosen(which: jax.Array, cases: Sequence[Value]) -> list[Value]:
 def _wanted(x: ScaledValue, limit: int) -> Exponent | None:
     if x.constant_value is not None:
         return wanted_by_constant(x.constant_value, limit)
-    if isinstance(x.exponent, int):
-        return x.exponent
-    exponent = jnp.int32(x.exponent)
-    return lax.min(exponent, np.int32(MASK - TOP)) if may_be_mask(x) else exponent
+    return x.exponent if isinstance(x.exponent, int) else jnp.int32(x.exponent)
 
 
-def may_be_mask(x: ScaledValue) -> bool:
+def may_be_mask(x: ScaledValue, *, constants: bool = True) -> bool:
+    if x.constant_value is not None:
+        return constants and 2.0**MASK <= abs(x.constant_value) < math.inf
     return getattr(x, "independent", False)
 
 
 def wanted_by_constant(constant_value: float, limit: int) -> int | None:
-    """Returns the exponent at which a constant's data are below ``2**limit`` (a mask's, TOP)."""
+    """Returns the exponent at which a constant's data are below ``2**limit``."""
     if not constant_value or not math.isfinite(constant_value):
         return None
-    exponent = math.frexp(constant_value)[1]
-    return MASK - TOP if exponent > MASK else exponent - limit
+    return math.frexp(constant_value)[1] - limit
 
 
 def finite_factor(x: Value) -> Value:
@@ -110,6 +132,6 @@ def _down_to(x: ScaledValue, common: Exponent) -> ScaledValue:
         factor = power_of_two(lax.clamp(LOWEST, down, HIGHEST)).astype(x.data.dtype)
         rest = lax.select(down < -126, least, x.data.dtype.type(1))
         data = x.data * factor * rest  # in two steps: an infinity times zero would be NaN
-    if may_be_mask(x) or (x.constant_value is not None and abs(x.constant_value) >= 2.0**MASK):
+    if may_be_mask(x):
         data = clipped(data, 2.0**TOP)
     return ScaledValue(data, 0)

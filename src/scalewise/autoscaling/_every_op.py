@@ -50,6 +50,7 @@ from ._align import aligned, chosen, finite_factor
 from ._blocks import Factor
 from ._every_op_rounding import ResultRounding, propagating_rule
 from ._every_op_value import (
+    ADDS,
     EXACT,
     EveryOpValue,
     bound_of_data,
@@ -276,7 +277,8 @@ class EveryOp(RuleContext):
         if equation.name == "select_n" and not self.rounding.propagates:
             wide = [wide[0], *chosen(wide[0], wide[1:])]
         if rule.family in (Family.ALIGNED, Family.COMPARISON):
-            operands, common = aligned(wide, constant_limit(self.recipe))
+            adds = equation.name in ADDS
+            operands, common = aligned(wide, constant_limit(self.recipe), masks=not adds)
         outs = rule.rule(self, equation, operands)
         family = Family.FALLBACK if any(stacked) else rule.family
 
