@@ -62,6 +62,8 @@ def test_the_check_lets_tracers_and_numpy_scalars_pass():
 
     assert float(jax.jit(scaled, static_argnums=1)(2.0, 3)) == 6
     assert scaled(np.float32(2), np.int64(3), np.bool_(True)) == 6
+    assert scaled(2.0, n=np.int32(2**31 - 1)) == 2 * (2**31 - 1)  # a Python integer by then
+    assert sw.formats.p3109(np.int64(8), np.int64(4), extended=np.True_).max == 224
     assert jax.grad(scaled)(2.0) == 1
     with pytest.raises(TypeError, match="scaled: n is True; expected an integer"):
         scaled(1.0, True)
@@ -69,6 +71,14 @@ def test_the_check_lets_tracers_and_numpy_scalars_pass():
         scaled(math.nan)
     with pytest.raises(TypeError, match="unexpected keyword argument 'm'"):
         scaled(1.0, m=1)
+
+
+@pytest.mark.parametrize("axis", [2, -3, (0, 0), 2**70])
+@pytest.mark.parametrize("function", [sw.ops.sum, sw.ops.softmax, sw.scaled.sum, sw.scaled.max])
+def test_an_axis_that_cant_be_is_named(function, axis):
+    x = X if function.__module__.startswith("scalewise.ops") else S
+    with pytest.raises((TypeError, ValueError), match=rf"{function.__name__}: axis is "):
+        function(x, axis=axis)
 
 
 def test_items_of_collections_are_checked_all():

@@ -206,10 +206,6 @@ for name in names:
 def test_a_feature_is_audited(name, low):
     if name == "optimizer_step" and low == "bfloat16":
         pytest.skip("Adam's 1 - 0.999 is 0 in BF16")
-    if name == "explicit_axes":
-        pytest.skip(
-            "it calls jax.jit on the transformed function, and an audit refuses traced arguments"
-        )
 
     def audited(f):
         def call(*args, **kwargs):

@@ -233,10 +233,9 @@ TRANSFORMS: dict[str, tuple[Callable[[Callable], Callable], Model]] = {
     "unit_scaling": _recipe("unit_scaling"),
 }
 # Where one rounding decides, one run explains it. Many add up at random, in the transformation as
-# in the runs: that one is three times as far off as the farthest of 16 is their coincidence. Where
-# scales have a range of sizes (`Rounding.finer`), the one combination of several scales that the
-# transformation chose is in one run of 16 or fewer.
-SAMPLES, WITH_RANGES, SLACK = 16, 128, 3.0
+# in the runs, and of thousands of programs the worst is off as one of a hundred runs is. A fault
+# is more than three times as far off as the farthest of all.
+SAMPLES, SLACK = 256, 3.0
 
 
 def _arrays(values: Any) -> list[np.ndarray]:
@@ -272,6 +271,8 @@ def _failures(
     float32: tuple[list[np.ndarray], Traced], rng: random.Random,
 ) -> list[str]:  # fmt: skip
     (transform, model), (want, jaxpr) = TRANSFORMS[name], float32
+    if name == "emulate fp32":  # which has subnormal numbers; XLA takes them for zeros on a CPU
+        given = [np.where(abs(x) < np.finfo(np.float32).tiny, x * 0, x) for x in given]
     try:
         got = _arrays(transform(made)(*given))
     except Exception as error:
@@ -290,8 +291,7 @@ def _failures(
     noise = np.random.default_rng(rng.randrange(1 << 30))
     runs: list[list[np.ndarray]] = []
     unlike = [""]
-    most = WITH_RANGES if model.results is not None and model.results.finer else SAMPLES
-    while unlike and len(runs) < most:  # what one run explains, all explain
+    while unlike and len(runs) < SAMPLES:  # what one run explains, all explain
         runs.append(disturbed(jaxpr, model, noise))
         found = (_unlike(i, a, b, runs) for i, (a, b) in enumerate(zip(got, want, strict=True)))
         unlike = [sentence for sentence in found if sentence]

@@ -48,7 +48,7 @@ class Range:
     words: str
 
 
-Count = Annotated[int, Range(lambda n: n >= 1, "a positive integer")]
+Count = Annotated[int, Range(lambda n: 1 <= n < 2**31, "a positive integer")]
 Natural = Annotated[int, Range(lambda n: n >= 0, "an integer of at least 0")]
 Positive = Annotated[float, Range(lambda x: 0 < x < math.inf, "a positive finite number")]
 NonNegative = Annotated[float, Range(lambda x: 0 <= x < math.inf, "a finite number of at least 0")]
@@ -65,10 +65,14 @@ class Rule(NamedTuple):
     of_type: Callable[[Any], bool]
     words: str
     in_range: Callable[[Any], bool] = lambda value: True
+    is_scalar: bool = False  # a Python number, which a scalar of NumPy becomes
 
 
 def checked(entry: T) -> T:
-    """Checks the arguments of a function, or of a class's ``__init__``, by their annotations."""
+    """Checks the arguments of a function, or of a class's ``__init__``, by their annotations.
+
+    Scalars of NumPy become Python's where one is expected: they have other methods and overflow.
+    """
     if not isinstance(entry, type):
         return _checked(entry, entry.__name__)
     init: Any = entry.__init__
@@ -124,12 +128,20 @@ def _checked(function: Any, name: str) -> Any:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         known = rules()
-        for argument, value in (*zip(positional, args, strict=False), *kwargs.items()):
+
+        def accepted(argument: str, value: Any) -> Any:
             rule = known.get(argument)
-            if rule is not None and not (rule.of_type(value) and rule.in_range(value)):
+            if rule is None:
+                return value
+            if not (rule.of_type(value) and rule.in_range(value)):
                 kind = ValueError if rule.of_type(value) else TypeError
                 raise kind(f"{name}: {argument} is {shown(value)}; expected {rule.words}")
-        return function(*args, **kwargs)
+            is_numpy = isinstance(value, np.generic | np.ndarray)
+            return value.item() if rule.is_scalar and is_numpy else value
+
+        named = [accepted(p, x) for p, x in zip(positional, args, strict=False)]
+        options = {p: accepted(p, x) for p, x in kwargs.items()}
+        return function(*named, *args[len(named) :], **options)
 
     return call
 
@@ -152,7 +164,8 @@ def rule_of(hint: Any) -> Rule:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         allowed, base = args[1], rule_of(args[0])
-        return Rule(base.of_type, allowed.words, lambda x: _is_traced(x) or allowed.holds(x))
+        in_range = lambda x: _is_traced(x) or allowed.holds(x)  # noqa: E731
+        return Rule(base.of_type, allowed.words, in_range, base.is_scalar)
     if origin in (typing.Union, types.UnionType):
         return _union(args)
     if origin is Literal:
@@ -177,7 +190,8 @@ def rule_of(hint: Any) -> Rule:
 
         words = f"a {COLLECTIONS[origin]}"
         words += f" of items that are each {item.words}" if item.words != ANYTHING else ""
-        return Rule(lambda x: isinstance(x, origin) and not isinstance(x, str), words, all_of)
+        text = (str, bytes)
+        return Rule(lambda x: isinstance(x, origin) and not isinstance(x, text), words, all_of)
     if origin in (dict, collections.abc.Mapping):
         return _mapping(args)
     return _plain(origin or hint)
@@ -220,6 +234,7 @@ def _union(args: tuple[Any, ...]) -> Rule:
         lambda x: any(r.of_type(x) for r in rules),
         words,
         lambda x: any(r.of_type(x) and r.in_range(x) for r in rules),
+        any(r.is_scalar for r in rules) and np.ndarray not in args,
     )
 
 
@@ -250,10 +265,19 @@ def _is_number(value: Any) -> bool:
     return kind is not None and np.ndim(value) == 0 and (kind.kind in "iuf" or "float" in str(kind))
 
 
+def checked_axes(name: str, axis: Any, ndim: int) -> tuple[int, ...]:
+    """Returns axes (None: all) from 0 on, sorted; a ValueError if they aren't different axes."""
+    given = range(ndim) if axis is None else axis if isinstance(axis, tuple | list) else (axis,)
+    axes = sorted({a % ndim for a in map(operator.index, given) if -ndim <= a < ndim})
+    if len(axes) != len(given):
+        raise ValueError(f"{name}: axis is {axis!r}; expected different axes of {ndim} dimensions")
+    return tuple(axes)
+
+
 def is_array(value: Any) -> bool:
     """Returns whether JAX makes an array of numbers of a value; lists of numbers count, too."""
     if isinstance(value, bool | int | float | complex):
-        return True
+        return not isinstance(value, int) or -(2**63) <= value < 2**64
     if isinstance(value, list | tuple):
         return all(map(is_array, value))
     dtype = getattr(value, "dtype", None)
@@ -291,9 +315,11 @@ def _is_traced(value: Any) -> bool:
 
 
 PLAIN: dict[Any, Rule] = {
-    int: Rule(is_integer, "an integer"),
-    float: Rule(_is_number, "a finite number", lambda x: _is_traced(x) or math.isfinite(x)),
-    bool: Rule(lambda x: isinstance(x, bool | np.bool_), "True or False"),
+    int: Rule(is_integer, "an integer", is_scalar=True),
+    float: Rule(
+        _is_number, "a finite number", lambda x: _is_traced(x) or math.isfinite(x), is_scalar=True
+    ),
+    bool: Rule(lambda x: isinstance(x, bool | np.bool_), "True or False", is_scalar=True),
     str: Rule(lambda x: isinstance(x, str), "a string"),
     type(None): Rule(lambda x: x is None, "None"),
     collections.abc.Callable: Rule(callable, "a function"),

@@ -33,7 +33,7 @@ from jax.interpreters.partial_eval import JaxprTracer, dce_jaxpr
 from jax.sharding import AbstractMesh, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 
-from ._types import AxisName
+from ._types import AxisName, PyTree
 
 Tree = TypeVar("Tree")  # of a pytree
 
@@ -284,6 +284,16 @@ def has_explicit_mesh() -> bool:
     """Returns whether types carry how arrays are split over a mesh (``AxisType.Explicit``)."""
     types = jax.sharding.get_abstract_mesh().axis_types
     return any(t == jax.sharding.AxisType.Explicit for t in types)
+
+
+def in_own_mesh(tree: PyTree) -> AbstractContextManager[object]:
+    """Returns a context in which arrays may be computed with: of ``jax.sharding.auto_axes`` and
+    ``explicit_axes``, called eagerly, they are of another mesh than their caller's."""
+    for x in jax.tree.leaves(tree):
+        own = getattr(jax.typeof(x), "sharding", None)
+        if own is not None and own.mesh != jax.sharding.get_abstract_mesh():
+            return in_mesh(own.mesh)
+    return nullcontext()
 
 
 def split_as(x: Tree, aval: ShapedArray | None) -> Tree:

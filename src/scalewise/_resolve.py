@@ -169,4 +169,9 @@ def as_format(
 
     if isinstance(spec, str):
         return resolve(spec, "format", *(["block format"] if blocks else []), where=where)
-    return spec if blocks and isinstance(spec, BlockFormat) else format_(spec)
+    if blocks and isinstance(spec, BlockFormat):
+        return spec
+    try:
+        return format_(spec)
+    except ValueError as error:
+        raise ValueError(str(error).replace("format:", f"{where}:", 1)) from None

@@ -102,7 +102,7 @@ LARGE = {
     "divisor": lambda x, c: 1e6 / (x + c),
     "zeros": lambda x, c: 0 * x + c,
     "matrix": lambda x, c: c / 30 * x + c * jnp.eye(16),
-    "matrix exponential": lambda x, c: jax.scipy.linalg.expm(x / 8),  # 17297280 times the unit matrix
+    "matrix exponential": lambda x, c: jax.scipy.linalg.expm(x / 8),  # 17297280 I + ...
 }
 
 

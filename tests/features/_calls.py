@@ -12,7 +12,7 @@ from jax.experimental import checkify, io_callback, pallas
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from ._control import layer, loss
-from ._table import MASK, ROWS, B, V, W, X, feature
+from ._table import MASK, ROWS, B, V, W, X, feature, outside
 
 P = PartitionSpec
 
@@ -162,18 +162,27 @@ def auto_axes(t):
         return jax.tree.map(np.asarray, t(jax.value_and_grad(f))(w, x))
 
 
-@feature
+def _with_explicit_axes(w, x):
+    inner = jax.sharding.explicit_axes(
+        lambda w, x: jnp.tanh(x @ w), in_sharding=(P(None, None), P("i", None))
+    )
+    return jnp.mean(inner(w, x) ** 2)
+
+
+@outside
 def explicit_axes(t):
     mesh = jax.make_mesh((jax.device_count(),), ("i",), axis_types=(AxisType.Auto,))
-
-    def f(w, x):
-        inner = jax.sharding.explicit_axes(
-            lambda w, x: jnp.tanh(x @ w), in_sharding=(P(None, None), P("i", None))
-        )
-        return jnp.mean(inner(w, x) ** 2)
-
     with jax.set_mesh(mesh):
-        return jax.tree.map(np.asarray, jax.jit(t(jax.value_and_grad(f)))(W, X))
+        step = jax.jit(t(jax.value_and_grad(_with_explicit_axes)))
+        from_outside = jax.value_and_grad(t(_with_explicit_axes))
+        return jax.tree.map(np.asarray, (step(W, X), from_outside(W, X)))
+
+
+@feature
+def explicit_axes_eagerly(t):
+    mesh = jax.make_mesh((jax.device_count(),), ("i",), axis_types=(AxisType.Auto,))
+    with jax.set_mesh(mesh):
+        return jax.tree.map(np.asarray, t(jax.value_and_grad(_with_explicit_axes))(W, X))
 
 
 @feature

@@ -103,7 +103,7 @@ def test_another_axis_and_vmap():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"axis": 1}, "axis is 1; expected one of 1 dimensions"),
+        ({"axis": 1}, "axis is 1; expected different axes of 1 dimensions"),
         ({"weight": jnp.ones(2)}, r"shape \(2,\); expected \(3,\)"),
         ({"arithmetic": "e8m0"}, "e8m0 has no sign"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +30,14 @@ STATELESS = ()
 
 def _strong(aval: ShapedArray) -> ShapedArray:
     return aval.update(weak_type=False)
+
+
+def _in_own_mesh(f: Callable[[Any, ShapedArray], PyTree]) -> Callable[[Any, ShapedArray], PyTree]:
+    def call(x: Any, aval: ShapedArray) -> PyTree:
+        with _jax.in_own_mesh(x):
+            return f(x, aval)
+
+    return call
 
 
 def transform(
@@ -112,15 +121,15 @@ class _Call:
         return jex.jaxpr_as_fun(self.closed(operands[:n]))(*operands[n:])
 
     def lifted(self, operands: Sequence[Argument]) -> list[Value]:
-        return map_floats(self.interpretation.lift, operands, self.operand_avals)
+        return map_floats(_in_own_mesh(self.interpretation.lift), operands, self.operand_avals)
 
     def emit(self, values: Iterable[Value]) -> list[PyTree]:
-        outs = [
-            self.interpretation.emit(v, a, path) if is_float(a) else v
-            for v, a, path in zip(values, self.out_avals, self.paths, strict=True)
-        ]
-        pairs = zip(outs, self.out_avals, strict=True)
-        return [_jax.vary(y, _jax.varying(a)) for y, a in pairs]
+        outs: list[PyTree] = []
+        for value, aval, path in zip(values, self.out_avals, self.paths, strict=True):
+            with _jax.in_own_mesh(value):
+                y = self.interpretation.emit(value, aval, path) if is_float(aval) else value
+                outs.append(_jax.vary(y, _jax.varying(aval)))
+        return outs
 
     def call(self, operands: list[Argument]) -> list[PyTree]:
         n = len(self.outer)
@@ -204,7 +213,7 @@ class _Derivative:
             _, values = interpret_jaxpr(by, jaxpr, STATELESS, call.lifted(operands))
             moved, rest = iter(values[:n_moved]), iter(values[n_moved:n_outs])
             outs = call.emit([next(moved if is_inexact(a) else rest) for a in call.out_avals])
-            return outs, map_floats(by.residual, values[n_outs:], self.residual_avals)
+            return outs, map_floats(_in_own_mesh(by.residual), values[n_outs:], self.residual_avals)
 
     def split(self, operands: Sequence[jax.Array], *moved: jax.Array):
         outs = self.call.plain(with_items(operands, self.moving, moved))
@@ -254,9 +263,9 @@ class _Derivative:
                 "reverse mode (jax.grad, jax.vjp, jax.jacrev)"
             )
         with by.context():
-            given = map_floats(by.lift, arrays, types)
+            given = map_floats(_in_own_mesh(by.lift), arrays, types)
             _, outs = interpret_jaxpr(by, jaxpr, STATELESS, [*residuals, *given])
-            outs = map_floats(by.lower, outs, out_avals)
+            outs = map_floats(_in_own_mesh(by.lower), outs, out_avals)
             return [_jax.vary(y, _jax.varying(a)) for y, a in zip(outs, out_avals, strict=True)]
 
     def rerun(

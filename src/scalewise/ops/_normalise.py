@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from .._check import NonNegative, checked
+from .._check import NonNegative, checked, checked_axes
 from .._resolve import as_format
 from ..formats import FormatLike
 from ._arithmetic import Arithmetic
@@ -122,8 +122,7 @@ def _apply(
     fmt = as_format(x.dtype if fmt is None else fmt, name)
     if not fmt.signed:
         raise ValueError(f"{name}: {fmt.name} has no sign; expected a signed format")
-    if not -x.ndim <= axis < x.ndim:
-        raise ValueError(f"{name}: axis is {axis!r}; expected one of {x.ndim} dimensions")
+    checked_axes(name, axis, x.ndim)
     arithmetic = arithmetic_of(fmt)
     rows = jnp.moveaxis(x, axis, -1)
     if rows.size == 0:

@@ -90,7 +90,7 @@ def l2_norm(
     x = float_array(x, "l2_norm")
     fmt = as_format(x.dtype if arithmetic is None else arithmetic, "l2_norm")
     norm = _norm(method, fmt, order, block, eps, beta)
-    x, axes = as_rows(x, axis)
+    x, axes = as_rows(x, axis, "l2_norm")
     zero = isinstance(eps, (int, float, np.number)) and float(eps) == 0
     y = _l2(norm, x, None if zero else jnp.broadcast_to(_float(eps), x.shape[:-1]))
     return jnp.expand_dims(y, axes) if keepdims else y

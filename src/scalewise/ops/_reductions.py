@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from .._check import Natural, checked
+from .._check import Natural, checked, checked_axes
 from ..formats import FloatDType, FormatLike
 from ..formats import format as format_
 from ..rounding import round_to
@@ -59,12 +59,12 @@ def sum(
         >>> float(sum(jnp.ones(1000, jnp.bfloat16)))
         1000.0
     """
-    x, wide = _widened(x, compute, "sum", arithmetic, accumulator)
+    x, wide = _widened(x, compute, "sum", axis, arithmetic, accumulator)
     if arithmetic is not None:
         return _along(sum_along, sum, x, axis, keepdims, arithmetic)
     if accumulator is None:
         return _stored(jnp.sum(wide, axis=axis, keepdims=keepdims), x.dtype)
-    rows, axes = as_rows(x, axis)
+    rows, axes = as_rows(x, axis, "sum")
     y = matmul(rows, jnp.ones(rows.shape[-1], x.dtype), accumulator=accumulator)
     return jnp.expand_dims(y, axes) if keepdims else y
 
@@ -82,7 +82,7 @@ def mean(
 
     Of nothing: NaN. Arguments and errors as of :func:`sum`.
     """
-    x, wide = _widened(x, compute, "mean", arithmetic)
+    x, wide = _widened(x, compute, "mean", axis, arithmetic)
     if arithmetic is not None:
         return _along(mean_along, mean, x, axis, keepdims, arithmetic)
     return _stored(jnp.mean(wide, axis=axis, keepdims=keepdims), x.dtype)
@@ -102,7 +102,7 @@ def var(
 
     Of nothing (or of ``ddof`` numbers): NaN. Arguments and errors as of :func:`sum`.
     """
-    x, wide = _widened(x, compute, "var", arithmetic)
+    x, wide = _widened(x, compute, "var", axis, arithmetic)
     if arithmetic is not None:
         return _along(var_along, var, x, axis, keepdims, arithmetic, ddof=ddof)
     return _stored(jnp.var(wide, axis=axis, keepdims=keepdims, ddof=ddof), x.dtype)
@@ -139,7 +139,7 @@ def softmax(
         >>> softmax(jnp.asarray([0.0, 0.0, -65504.0, -jnp.inf], jnp.float16)).tolist()
         [0.5, 0.5, 0.0, 0.0]
     """
-    x, wide = _widened(x, compute, "softmax", arithmetic)
+    x, wide = _widened(x, compute, "softmax", axis, arithmetic)
     if arithmetic is not None:
         return _along(softmax_along, softmax, x, axis, None, arithmetic)
     powers = jnp.exp(wide - _shift(wide, axis))
@@ -159,7 +159,7 @@ def log_softmax(
 
     Arguments and errors as of :func:`softmax`.
     """
-    x, wide = _widened(x, compute, "log_softmax", arithmetic)
+    x, wide = _widened(x, compute, "log_softmax", axis, arithmetic)
     if arithmetic is not None:
         return _along(log_softmax_along, log_softmax, x, axis, None, arithmetic)
     shifted = wide - _shift(wide, axis)
@@ -181,7 +181,7 @@ def logsumexp(
 
     Arguments and errors as of :func:`softmax`.
     """
-    x, wide = _widened(x, compute, "logsumexp", arithmetic)
+    x, wide = _widened(x, compute, "logsumexp", axis, arithmetic)
     if arithmetic is not None:
         return _along(logsumexp_along, logsumexp, x, axis, keepdims, arithmetic)
     return _stored(jax.nn.logsumexp(wide, axis=axis, keepdims=keepdims), x.dtype)
@@ -203,12 +203,10 @@ def cross_entropy(
         TypeError: logits aren't floats or labels aren't integers.
         ValueError: labels of another shape.
     """
-    logits, wide = _widened(logits, compute, "cross_entropy")
+    logits, wide = _widened(logits, compute, "cross_entropy", axis)
     labels = jnp.asarray(labels)
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise TypeError(f"cross_entropy takes integer labels, not {labels.dtype}")
-    if not -logits.ndim <= axis < logits.ndim:
-        raise ValueError(f"cross_entropy: axis is {axis}; logits have {logits.ndim} dimensions")
     expected = tuple(np.delete(logits.shape, axis).tolist())
     if labels.shape != expected:
         raise ValueError(
@@ -225,9 +223,10 @@ def cross_entropy(
 
 
 def _widened(
-    x: ArrayLike, compute: FloatDType | None, name: str, *others: object
+    x: ArrayLike, compute: FloatDType | None, name: str, axis: Axis, *others: object
 ) -> tuple[jax.Array, jax.Array]:
     x = float_array(x, name)
+    checked_axes(name, axis, x.ndim)
     if len([way for way in (compute, *others) if way is not None]) > 1:
         raise ValueError(
             f"{name}: compute, arithmetic and accumulator exclude each other; give one"
@@ -245,7 +244,7 @@ def _along(
     **options: Hashable,
 ) -> jax.Array:
     """Computes a function in one format along axes; ``keepdims=None``: it keeps the shape."""
-    rows, axes = as_rows(x, axis)
+    rows, axes = as_rows(x, axis, exact.__name__)
     y = in_one_format(along, exact, fmt, rows, **options)
     if keepdims is None:
         kept = tuple(a for a in range(x.ndim) if a not in axes)

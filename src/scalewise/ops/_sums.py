@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import operator
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._check import Count, checked
+from .._check import Count, checked, checked_axes
 from ._arithmetic import Arithmetic
 
 Axis = int | tuple[int, ...] | None
@@ -62,12 +61,9 @@ def check_order(order: str) -> None:
         raise ValueError(f"order is {order!r}; expected one of {', '.join(map(repr, ORDERS))}")
 
 
-def as_rows(x: jax.Array, axis: Axis) -> tuple[jax.Array, tuple[int, ...]]:
+def as_rows(x: jax.Array, axis: Axis, name: str) -> tuple[jax.Array, tuple[int, ...]]:
     """Moves axes (None: all) to the end as one axis; returns that array and the axes, sorted."""
-    given = range(x.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
-    axes = tuple(sorted({a % x.ndim for a in map(operator.index, given) if -x.ndim <= a < x.ndim}))
-    if len(axes) != len(given):
-        raise ValueError(f"axis is {axis!r}; expected different axes of {x.ndim} dimensions")
+    axes = checked_axes(name, axis, x.ndim)
     rows = jnp.moveaxis(x, axes, range(-len(axes), 0)) if axes else x[..., None]
     length = math.prod(x.shape[a] for a in axes)
     return rows.reshape(*rows.shape[: x.ndim - len(axes)], length), axes

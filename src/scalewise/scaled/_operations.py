@@ -20,7 +20,7 @@ from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from .. import rounding as _rounding
-from .._check import checked
+from .._check import checked, checked_axes
 from .._resolve import as_format
 from ..formats import FormatLike, RoundingMode, Saturation
 from ._array import ScaledArray
@@ -106,6 +106,7 @@ def concatenate(xs: Sequence[Operand], axis: int = 0) -> ScaledArray:
     """Returns the arrays joined along an axis with the largest of their scales."""
     if not xs:
         raise ValueError("concatenate: expected at least one array")
+    checked_axes("concatenate", axis, len(jnp.shape(xs[0])))
     return applied("concatenate", lambda *data: jnp.concatenate(data, axis), *xs)
 
 

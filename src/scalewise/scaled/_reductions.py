@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from .._check import checked
+from .._check import checked, checked_axes
 from ._array import ScaledArray
 from ._operand import ScaledOperand, applied, operands, scaled_result
 from ._operations import Operand
@@ -21,11 +20,7 @@ Axis = int | Sequence[int] | None
 
 def _static(name: str, a: Operand, axis: Axis) -> float:
     shape = jnp.shape(a.data if isinstance(a, ScaledArray) else a)  # pyright: ignore
-    whole = range(len(shape)) if axis is None else axis
-    axes = (whole,) if isinstance(whole, int | np.integer) else whole
-    if not all(-len(shape) <= i < len(shape) for i in axes):
-        raise ValueError(f"{name}: axis is {axis!r}, but the operand has shape {shape}")
-    return static_scale(math.prod(shape[i] for i in axes))
+    return static_scale(math.prod(shape[i] for i in checked_axes(name, axis, len(shape))))
 
 
 @checked
@@ -56,12 +51,14 @@ def mean(a: Operand, axis: Axis = None, *, keepdims: bool = False) -> ScaledArra
 @checked
 def max(a: Operand, axis: Axis = None, *, keepdims: bool = False) -> ScaledArray:
     """Returns the largest element over axes with the scale ``sA``."""
+    _static("max", a, axis)
     return applied("max", lambda x: _over(jnp.max, x, axis, keepdims), a)
 
 
 @checked
 def min(a: Operand, axis: Axis = None, *, keepdims: bool = False) -> ScaledArray:
     """Returns the smallest element over axes with the scale ``sA``."""
+    _static("min", a, axis)
     return applied("min", lambda x: _over(jnp.min, x, axis, keepdims), a)
 
 
@@ -98,5 +95,6 @@ def log_softmax(a: Operand, axis: int = -1) -> ScaledArray:
 
 def _below_largest(name: str, a: Operand, axis: int) -> tuple[ScaledOperand, ScaledOperand]:
     (x,) = operands(name, a)
+    checked_axes(name, axis, x.data.ndim)
     top = jnp.max(x.data, axis=axis, keepdims=True)
     return x, dataclasses.replace(x, data=x.data - top)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AbstractMesh
 
 from ..._jax import ShapedArray, Tracer, jex
 from ...autoscaling import RULES, Family
@@ -116,7 +117,9 @@ class Lockstep(Evaluator):
     loops: dict[tuple[int, ...], jax.stages.Wrapped] = dataclasses.field(default_factory=dict)
     constants: dict[float, float] = dataclasses.field(default_factory=dict)
     limits: set[float] = dataclasses.field(default_factory=set)
-    literals: dict[tuple[float, np.dtype], Pair] = dataclasses.field(default_factory=dict)
+    literals: dict[tuple[float, np.dtype, AbstractMesh], Pair] = dataclasses.field(
+        default_factory=dict
+    )
     precomputed: dict[tuple[int, ...], list[jax.Array | None]] = dataclasses.field(
         default_factory=dict
     )
@@ -154,6 +157,7 @@ class Lockstep(Evaluator):
             low, reference, tainted = self.table[self.rows[key]]
             low, reference = low.astype(self.carrier), reference.astype(self.reference.dtype)
             return Pair(low, reference, tainted != 0, constant=True, literal=True)
+        key = key and (*key, jax.sharding.get_abstract_mesh())
         if value in self.constants or key not in self.literals:
             pair = self._literal(value, x, aval)
             traced = self.compiling or isinstance(pair.tainted, Tracer)
