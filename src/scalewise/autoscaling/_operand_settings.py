@@ -275,15 +275,17 @@ def shown(value: object) -> str:
     return repr(value)
 
 
-def operand_format(fmt: BlockFormatLike | None) -> Format | BlockFormat | None:
+def operand_format(
+    fmt: BlockFormatLike | None, where: str = "Recipe"
+) -> Format | BlockFormat | None:
     """Returns a format of operands; None if the compute dtype holds it."""
     if fmt is None:
         return None
-    fmt = as_format(fmt, "Recipe", blocks=True)
+    fmt = as_format(fmt, where, blocks=True)
     if isinstance(fmt, BlockFormat):
         return fmt
     if not fmt.zero:
-        raise ValueError(f"{fmt.name} has no zero: it is for scales, not for operands")
+        raise ValueError(f"{where}: {fmt.name} has no zero: it is for scales, not for operands")
     return None if fmt.mantissa_bits >= 23 and fmt.exponent_bits >= 8 else fmt
 
 

@@ -106,7 +106,7 @@ def _operands(some: Sequence[OperandLike]) -> list[Operand | None]:
 
 
 def _plain(fmt: BlockFormatLike | None) -> Operand | None:
-    found = operand_format(fmt)
+    found = operand_format(fmt, "plan")
     return None if found is None else Operand(found)
 
 
