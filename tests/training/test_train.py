@@ -359,10 +359,7 @@ def test_another_run_is_not_resumed(tmp_path):
     run(tmp_path / "run")
     other = Program("other", init, train_step, batches, loss_of, OPTIMIZER)
     for changes, message in (
-        (
-            {"method": "float32"},
-            "a run with method 'autocast-fp16', not 'float32': resume it as it",
-        ),
+        ({"method": "float32"}, "method 'autocast-fp16', not 'float32': resume it as it"),
         ({"program": other}, "a run with model 'tiny', not 'other'"),
         ({"seed": 3}, "a run with seed 0, not 3"),
         ({"data": b"y"}, "a run with data '.*', not '.*'"),
