@@ -15,7 +15,10 @@ from scalewise.checkpoints._layouts import FAMILIES, LAYOUTS
 
 HERE = Path(__file__).parent
 RECORDED = HERE.parent / "tests/checkpoints/recorded"
-ORDER = {"pairs": "even element low", "halves": "j low, j + half a block high", None: ""}
+ORDER = {
+    "pairs": "even element low", "swapped": "even element high",
+    "halves": "j low, j + half a block high", None: "",
+}  # fmt: skip
 
 
 def packages() -> dict[str, list[str]]:

@@ -116,10 +116,10 @@ def _source(path: Path, files: list[File], problems: list[Finding], folder: Path
     if folder is not None and (folder / "config.json").is_file():
         config = read_json(folder / "config.json")
         quantization = _quantization(config)
-    if folder is not None and not quantization and (folder / "hf_quant_config.json").is_file():
+    if folder is not None and (folder / "hf_quant_config.json").is_file():
         found = read_json(folder / "hf_quant_config.json").get("quantization")
         found = found if isinstance(found, dict) else {}
-        quantization = {"quant_method": "modelopt", **found}
+        quantization = {"quant_method": "modelopt", **found} | quantization
     return Source(path, files, tensors, config, quantization, problems)
 
 

@@ -34,7 +34,8 @@ class Weight:
         layout: None for a tensor that is stored as it is.
         parts: the tensors of the file by their roles: codes, scale, whole, pre.
         record: what the file says about it: torchao's or scalewise's metadata.
-        block: rows and columns that share a scale, if the config says it.
+        block: rows and columns that share a scale, if the config says it; of layouts whose shapes
+            say it, where it fits.
     """
 
     name: str
@@ -123,11 +124,13 @@ def _packed(weight: Weight) -> Packed:
     raw = codes.bytes.reshape(codes.array().shape)
     if layout.family == "gpt-oss":  # groups of 16 bytes
         raw = raw.reshape(*raw.shape[:-2], -1)
+    if layout.nibbles == "swapped":
+        raw = (raw << 4) | (raw >> 4)
     if raw.ndim < 2:
         raise UnreadableError(f"{weight.name!r} has {raw.ndim} axes; {layout.name} has two or more")
     packed = Packed(raw, element, scale, _kind(parts["scale"]), (1, 1), _whole(weight),
                     layout.divides, layout.transposed)  # fmt: skip
-    swizzled = bool(weight.record and weight.record.get("is_swizzled_scales"))
+    swizzled = layout.swizzled or bool(weight.record and weight.record.get("is_swizzled_scales"))
     block, scale = _blocks(weight, packed, swizzled)
     if packed.kind != "fp32":
         scale = scale.view(np.uint8)
@@ -157,7 +160,6 @@ def _blocks(weight: Weight, packed: Packed, swizzled: bool) -> tuple[tuple[int, 
     layout, scale, shape = weight.layout, packed.scale, packed.stored_shape
     assert layout is not None
     *lead, rows, columns = shape
-    block = weight.block or layout.block
     if scale.size == 1:
         return (rows, columns), scale.reshape(*(1,) * len(lead), 1, 1) if not lead else (
             np.broadcast_to(scale.reshape(()), (*lead, 1, 1)))  # fmt: skip
@@ -167,17 +169,19 @@ def _blocks(weight: Weight, packed: Packed, swizzled: bool) -> tuple[tuple[int, 
         scale = scale[..., None, None]
     if scale.ndim == len(shape) + 2 and scale.shape[-1] == scale.shape[-3] == 1:
         scale = scale[..., 0, :, 0]
-    if scale.shape == (*lead, columns, 1) and rows != columns and lead:
+    experts = layout.name == "fbgemm/fp8-experts"
+    if scale.shape == (*lead, columns, 1) and lead and (rows != columns or experts):
         scale = np.swapaxes(scale, -1, -2)  # as transformers' FbgemmFp8 writes experts' down_proj
-    if block is not None and (scale.ndim != len(shape) or not _fits(scale.shape, shape, block)):
-        wanted = (*lead, -(-rows // block[0]), -(-columns // block[1]))
+    said = layout.family == "deepseek" and weight.block is not None
+    hints = [b for b in (weight.block, None if said else layout.block) if b is not None]
+    block = next((b for b in hints if _fits(scale.shape, shape, b)), None)
+    if block is None and hints:
+        wanted = _scales(shape, hints[0])
         if swizzled:
-            return block, unswizzled(scale, wanted)
-        if weight.block is None and layout.family == "deepseek":
-            block = None  # other tiles, as the scales' shape says
-        else:
+            return hints[0], unswizzled(scale, wanted)
+        if said or (layout.block is not None and layout.family != "deepseek"):
             raise _misfit(weight, scale.shape, shape, f"; expected {wanted}")
-    if block is None:
+    if block is None:  # tiles of another size, as the scales' shape says
         if scale.ndim != len(shape):
             raise _misfit(weight, scale.shape, shape)
         pairs = zip(shape[-2:], scale.shape[-2:], strict=True)
@@ -195,20 +199,29 @@ def _misfit(weight: Weight, scale: tuple, shape: tuple, more: str = "") -> Unrea
     )
 
 
+def _scales(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, ...]:
+    *lead, rows, columns = shape
+    return (*lead, -(-rows // block[0]), -(-columns // block[1]))
+
+
 def _fits(scale: tuple, shape: tuple, block: tuple[int, int]) -> bool:
-    rows, columns = shape[-2:]
-    return scale == (*shape[:-2], -(-rows // block[0]), -(-columns // block[1]))
+    return scale == _scales(shape, block)
 
 
 def _size(n: int, scales: int) -> int:
-    """Returns the size of the blocks of an axis, 0 if there is none."""
+    """Returns the size of the blocks of an axis, 0 if there is none.
+
+    Of two scales for 192 numbers the second is for the last 64, not for 96: sizes are powers of
+    two.
+    """
     if scales == 1:
         return n
     if scales == n:
         return 1
-    if scales and n % scales == 0:
-        return n // scales
-    return next((b for b in BLOCK_SIZES if -(-n // b) == scales), 0)
+    whole = n // scales if scales and n % scales == 0 else 0
+    if whole & (whole - 1) == 0 and whole:
+        return whole
+    return next((b for b in BLOCK_SIZES if -(-n // b) == scales), whole)
 
 
 def unswizzled(scale: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
