@@ -167,8 +167,11 @@ class Plan:
     def _quantised(self, weight: Weight, fmt: str) -> Job:
         layout = writable(self.options.layout or "", fmt)
         base = base_of(layout, weight.name)
-        if base is None:
-            raise UnreadableError(f"{weight.name!r} has no name in the layout {layout.family}")
+        if (why := _unfit(weight, layout, base)) or base is None:
+            raise UnreadableError(
+                f"{weight.name!r} can't be cast to {layout.name}: it has {why}; decode it by "
+                "rules={PATTERN: 'bf16'} (--tensors PATTERN=bf16)"
+            )
         note = None
         if weight.layout is not None:
             note = repacked_exactly(weight.packed, layout)
@@ -227,6 +230,17 @@ class Plan:
             if not np.isfinite(self.largest[name]):
                 raise UnreadableError(f"{name!r} holds NaN or infinities; name it in --keep")
         return max(self.largest[name] for name in names)
+
+
+def _unfit(weight: Weight, layout: Layout, base: str | None) -> str | None:
+    """Returns why a layout can't hold a weight, None if it can."""
+    width = layout.block[1] if layout.block and layout.format != "deepseek" else 1
+    if base is None:
+        return "no name there"
+    if len(weight.shape) < 2:
+        return "one axis"
+    columns = weight.shape[-2 if layout.transposed else -1]
+    return f"{columns} columns, no multiple of {width}" if columns % width else None
 
 
 def _again(weight: Weight) -> str:

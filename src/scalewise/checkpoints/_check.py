@@ -227,7 +227,7 @@ class _Audit:
 
 def _misshapen(weight: Weight, error: UnreadableError) -> Finding:
     assert weight.layout is not None
-    scale, (rows, columns) = weight.parts["scale"].shape, weight.parts["codes"].shape[-2:]
+    scale, (rows, columns) = weight.parts["scale"].shape, (1, *weight.parts["codes"].shape)[-2:]
     block = weight.block or weight.layout.block
     wide = columns * (2 if weight.layout.nibbles else 1)
     wanted = block and (-(-rows // block[0]), -(-wide // block[1]))
@@ -314,6 +314,7 @@ def _sampled_original(weight: Weight, r: _Read) -> np.ndarray | None:
         return r.sample.of(weight.packed)
     x = weight.parts["codes"].array() if weight.layout is None and not weight.record else (
         weight.value())  # fmt: skip
+    x = x[None] if x.ndim == 1 else x
     return r.sample.of_array(np.swapaxes(x, -1, -2) if turned else x)
 
 

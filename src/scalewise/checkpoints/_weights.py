@@ -58,7 +58,12 @@ class Weight:
     def shape(self) -> tuple[int, ...]:
         if self.layout is None:
             return self.parts["codes"].shape if not self.record else self.scaled().shape
-        return self.packed.shape
+        return self.packed.shape[1:] if self._flat else self.packed.shape
+
+    @property
+    def _flat(self) -> bool:
+        """Whether it is a vector, which :attr:`packed` holds as a row."""
+        return len(self.parts["codes"].shape) == 1
 
     @property
     def format(self) -> str:
@@ -87,7 +92,7 @@ class Weight:
         Integers and float64 stay as they are.
         """
         if self.layout is not None:
-            return values(self.packed, dtype)
+            return values(self.packed, dtype).reshape(self.shape)
         if self.record:
             return np.asarray(self.scaled()).astype(dtype)
         x = self.parts["codes"].array()
@@ -103,7 +108,7 @@ class Weight:
         their scale for each row. All else equals :meth:`value` to the bit.
         """
         if self.layout is not None:
-            return _scaled(self.packed)
+            return _scaled(self.packed, self._flat)
         arrays: Json = {t.name: t.array() for t in self.parts.values()}
         return _joined(self.name, self.record, arrays) if self.record else arrays[self.name]
 
@@ -126,8 +131,10 @@ def _packed(weight: Weight) -> Packed:
         raw = raw.reshape(*raw.shape[:-2], -1)
     if layout.nibbles == "swapped":
         raw = (raw << 4) | (raw >> 4)
+    if raw.ndim == 1:
+        raw = raw[None]
     if raw.ndim < 2:
-        raise UnreadableError(f"{weight.name!r} has {raw.ndim} axes; {layout.name} has two or more")
+        raise UnreadableError(f"{weight.name!r} has no axis; {layout.name} has one or more")
     packed = Packed(raw, element, scale, _kind(parts["scale"]), (1, 1), _whole(weight),
                     layout.divides, layout.transposed)  # fmt: skip
     swizzled = layout.swizzled or bool(weight.record and weight.record.get("is_swizzled_scales"))
@@ -262,7 +269,7 @@ def _from_gguf(codes: Tensor) -> Packed:
     return Packed(from_halves(bytes_, block), E2M1FN, scale, kind, (1, block))
 
 
-def _scaled(packed: Packed) -> ScaledArray:
+def _scaled(packed: Packed, flat: bool) -> ScaledArray:
     *lead, rows, columns = packed.stored_shape
     codes, scale = packed.codes, packed.scale
     r, c = packed.block
@@ -273,6 +280,8 @@ def _scaled(packed: Packed) -> ScaledArray:
         codes = np.swapaxes(nibbles(codes), -1, -2)
         codes = pack_nibbles(codes)
     axis = len(lead) + (0 if packed.transposed else 1)
+    if flat:
+        codes, scale, axis = codes[0], scale[0], 0
     if packed.kind == "ue4m3":
         scale = np.where(scale & 127 == 127, 0, scale & 127).astype(np.uint8)
     stored: jax.Array | ScaledArray = jnp.asarray(_dtyped(scale, packed.kind))
