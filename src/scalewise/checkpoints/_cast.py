@@ -32,6 +32,7 @@ from ._lay import (
 )
 from ._layouts import Layout, fused_key, writable
 from ._loss import loss
+from ._orbax import MARK
 from ._own import own_job
 from ._packed import Packed, Rows, values
 from ._source import Source
@@ -309,7 +310,8 @@ def shards_of(source: Source, plan: Plan) -> list[Shard]:
             metadata |= torchao_metadata(plan.records)
         if plan.own:
             metadata["scalewise"] = json.dumps(plan.own)
-        name = file.path.with_suffix(".safetensors").name
+        name = file.path.with_suffix(".safetensors").name if file.path.name != MARK else (
+            "model.safetensors")  # fmt: skip
         shards.append(Shard(name, metadata, jobs[file.path.name]))
     return shards
 

@@ -11,6 +11,7 @@ from .._types import Json
 from ._faults import Fault
 from ._files import Tensor, UnreadableError
 from ._layouts import FP8, LAYOUTS, METHODS, SIDE, Layout, Role
+from ._orbax import MARK
 from ._packed import ELEMENTS
 from ._source import Source, open_source
 from ._weights import Weight
@@ -20,6 +21,8 @@ def family_of(source: Source) -> tuple[str | None, str]:
     metadata, method = source.metadata, source.quantization.get("quant_method")
     if "gguf" in metadata and source.files[0].path.suffix == ".gguf":
         return "gguf", "the file is GGUF"
+    if source.files and source.files[0].path.name == MARK:
+        return "orbax", f"the folder has {MARK}"
     for key, family in (("tensor_names", "torchao"), ("_quantization_metadata", "comfyui"),
                         ("scalewise", "scalewise")):  # fmt: skip
         if key in metadata:
@@ -59,7 +62,7 @@ def find(source: Source) -> dict[str, Weight]:
     taken: dict[str, Weight] = {}
     found: dict[str, Weight] = {}
     records = _records(source)
-    if family == "scalewise":
+    if family in ("scalewise", "orbax"):
         found |= _own(source, records)
         taken = {t.name: w for w in found.values() for t in w.parts.values()}
     by_suffix = _by_suffix(source.tensors)
