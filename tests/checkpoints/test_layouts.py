@@ -211,6 +211,17 @@ def test_a_quantised_vector_is_read_compared_and_decoded(tmp_path):
                          layout="modelopt", requantise=True)  # fmt: skip
 
 
+def test_a_scale_for_each_expert_is_told_from_one_for_each_row(tmp_path):
+    codes = np.ones((4, 4, 8), ml_dtypes.float8_e4m3fn)
+    scale = np.float32([1, 2, 3, 4])
+    path = tmp_path / "x.safetensors"
+    save_safetensors(path, {"experts.up": codes, "experts.up_scale": scale})
+    want = np.broadcast_to(scale[:, None, None], codes.shape)
+    tree = checkpoints.load(path)
+    np.testing.assert_array_equal(tree.value("experts.up"), want)
+    np.testing.assert_array_equal(tree["experts.up"].value(), want)
+
+
 @pytest.mark.parametrize(("n", "scales", "size"), [(192, 2, 128), (192, 3, 64), (320, 3, 128),
                                                    (96, 2, 64), (48, 3, 16), (24, 2, 16),
                                                    (256, 2, 128), (7, 7, 1), (7, 1, 7), (70, 7, 10),

@@ -170,7 +170,7 @@ def _blocks(weight: Weight, packed: Packed, swizzled: bool) -> tuple[tuple[int, 
     if scale.size == 1:
         return (rows, columns), scale.reshape(*(1,) * len(lead), 1, 1) if not lead else (
             np.broadcast_to(scale.reshape(()), (*lead, 1, 1)))  # fmt: skip
-    if scale.shape == (rows,):
+    if scale.shape == (rows,) and not lead:
         scale = scale[:, None]
     if scale.shape == tuple(lead) and lead:  # one for each expert
         scale = scale[..., None, None]
