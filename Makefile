@@ -127,6 +127,8 @@ nightly: $(VENV)/.ready  ## every command of docs/results.md, recorded anew
 	run $(BIN)/python -m proofs.processes; \
 	run $(BIN)/python -m proofs.fuzz programs; \
 	run $(BIN)/python -m proofs.wheels --torch; \
+	run $(BIN)/python -m proofs.first_minutes; \
+	run $(BIN)/python -m proofs.checkpoints.mutants; \
 	run $(BIN)/python -m proofs.plan --models gpt moe resnet --out docs/plan.jsonl; \
 	run $(MAKE) gpu-hlo; \
 	run $(MAKE) bench; \

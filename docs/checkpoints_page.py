@@ -15,7 +15,10 @@ from scalewise.checkpoints._layouts import FAMILIES, LAYOUTS
 
 HERE = Path(__file__).parent
 RECORDED = HERE.parent / "tests/checkpoints/recorded"
-ORDER = {"pairs": "even element low", "halves": "j low, j + half a block high", None: ""}
+ORDER = {
+    "pairs": "even element low", "swapped": "even element high",
+    "halves": "j low, j + half a block high", None: "",
+}  # fmt: skip
 
 
 def packages() -> dict[str, list[str]]:
@@ -59,7 +62,10 @@ A value is `code * factor`, one product in float32; the factor is the block's sc
 or divided by the scale of the whole tensor where there is one, in float32 too. Scales of blocks
 always multiply. `*` stands for the name without its ending; w marks layouts that `scalewise
 cast` writes. E8M0 is `2^(byte - 127)`, 255 is NaN. Blocks are rows x columns; by the shapes: a
-scale for the tensor, each row, or each tile.
+scale for the tensor, each row, or each tile, of which the last may be smaller. A config's
+`weight_block_size`, `block_structure` and `group_size` decide where the scales have that shape.
+Scales in cuBLAS's order are brought into rows: in ComfyUI's NVFP4 and MXFP8, and where torchao's
+metadata say `is_swizzled_scales`.
 
 | layout | tensors | codes | scales | block | nibbles | whole | axes swapped | equal to |
 |---|---|---|---|---|---|---|---|---|

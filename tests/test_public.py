@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import pydoc
 import subprocess
 import sys
 from pathlib import Path
@@ -167,3 +168,17 @@ def test_notebooks_show_results_as_text_or_in_a_frame():
     found = sw.explain(lambda w, x: x @ w, "fp8")(jnp.ones((32, 32)), jnp.ones((32, 32)))
     assert "dot_general" in found._repr_html_()
     assert repr(found).startswith("<Explanation of 2 values")
+
+
+@pytest.mark.parametrize(
+    ("package", "name"),
+    [("checkpoints", "load"), ("scaled", "matmul"), ("training", "step"), ("auditing", "record"),
+     ("formats", "format"), ("planning", "plan"), ("devices", "device"), ("ops", "function_table"),
+     ("rounding", "round_to"), ("testing", "assert_allclose")],
+)  # fmt: skip
+def test_the_help_of_a_package_lists_its_functions(package, name):
+    module = importlib.import_module(f"scalewise.{package}")
+    shown = pydoc.plain(pydoc.render_doc(module))
+    functions = shown.partition("\nFUNCTIONS")[2]
+    assert f"\n    {name}" in functions
+    assert not any(n.startswith("_") for n in module.__all__)

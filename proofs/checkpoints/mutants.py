@@ -33,8 +33,9 @@ HIDDEN, INNER, ROWS = 256, 512, 256
 BF16 = ml_dtypes.bfloat16
 LAYOUTS = [
     n
-    for n in BY_NAME
+    for n, layout in BY_NAME.items()
     if not n.startswith("gguf")
+    and not layout.swizzled
     and n
     not in ("gpt-oss/original", "deepseek/v3-experts", "comfyui/scale_weight", "fbgemm/fp8-experts")
 ]

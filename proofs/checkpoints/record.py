@@ -2,12 +2,13 @@
 
     python -m proofs.checkpoints.record tests/checkpoints/recorded
 
-Needs torch, transformers, compressed-tensors, torchao, nvidia-modelopt and gguf; the tests read
-the recorded files, so that they need none of them. Each ``NAME.safetensors`` (or ``.gguf``) is as
-the package writes it; ``NAME.expected.safetensors`` has the inputs and the values.
+Needs torch, transformers, compressed-tensors, torchao, nvidia-modelopt, comfy-kitchen and gguf; the
+tests read the recorded files, so that they need none of them. Each ``NAME.safetensors`` (or
+``.gguf``) is as the package writes it; ``NAME.expected.safetensors`` has the inputs and the values.
 """
 
 import json
+import re
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -32,8 +33,8 @@ def matrix(seed, shape=SHAPE, zeros=True):
     return torch.from_numpy(x)
 
 
-def write(folder, name, tensors, expected, metadata=None, config=None, package=""):
-    VERSIONS[name] = f"{package} {version(package)}" if package else "by its documentation"
+def write(folder, name, tensors, expected, metadata, config, package):
+    VERSIONS[name] = f"{package} {version(package)}"
     keep = {k: v.contiguous() for k, v in tensors.items()}
     save_file(keep, folder / f"{name}.safetensors", metadata)
     save_file({k: v.float().contiguous() for k, v in expected.items()},
@@ -60,14 +61,18 @@ def compressed_tensors(folder):
         "float-quantized-tensor": dict(num_bits=8, **fp, strategy="tensor"),
         "float-quantized-block": dict(num_bits=8, **fp, strategy="block",
                                       block_structure=[16, 32]),
+        "float-quantized-ragged": dict(num_bits=8, **fp, strategy="block",
+                                       block_structure=[128, 128]),
     }  # fmt: skip
     for kind, given in cases.items():
         args = QuantizationArgs(**given)
         scheme = QuantizationScheme(targets=["Linear"], weights=args)
-        w = matrix(len(kind), zeros="block" not in kind)
-        blocks = {"channel": (1, 64), "tensor": SHAPE, "block": (16, 32)}.get(str(args.strategy))
-        r, c = blocks or (1, args.group_size)
-        tiles = w.reshape(SHAPE[0] // r, r, SHAPE[1] // c, c)
+        shape = (160, 192) if "ragged" in kind else SHAPE  # the last tiles are smaller
+        w = matrix(len(kind), shape, zeros=str(args.strategy) != "block")
+        blocks = {"channel": (1, shape[1]), "tensor": shape, "block": args.block_structure}
+        r, c = blocks.get(str(args.strategy)) or (1, args.group_size)
+        tiles = torch.nn.functional.pad(w, (0, -shape[1] % c, 0, -shape[0] % r))
+        tiles = tiles.reshape(-(-shape[0] // r), r, -(-shape[1] // c), c)
         low, high = tiles.amin((1, 3)), tiles.amax((1, 3))
         if str(args.strategy) == "tensor":
             low, high = low.reshape(1), high.reshape(1)
@@ -75,7 +80,7 @@ def compressed_tensors(folder):
         scale, _ = calculate_qparams(low, high, args, global_scale=whole)
         state = {"weight": w.clone(), "weight_scale": scale}
         state |= {"weight_global_scale": whole} if whole is not None else {}
-        name = kind.removesuffix("-tensor").removesuffix("-block")
+        name = re.sub("-(tensor|block|ragged)$", "", kind)
         packer = BaseCompressor.get_value_from_registry(name)
         found = packer.compress(state, scheme)
         # the packages' own formula in float32: their decompress rounds to bfloat16 on the way
@@ -84,7 +89,7 @@ def compressed_tensors(folder):
 
         codes = found.get("weight_packed", found.get("weight"))
         if "weight_packed" in found:
-            codes = unpack_fp4_from_uint8(codes, *SHAPE, dtype=torch.float32)
+            codes = unpack_fp4_from_uint8(codes, *shape, dtype=torch.float32)
         stored = found["weight_scale"]
         wide = stored.float() if stored.dtype != torch.uint8 else torch.exp2(stored.float() - 127)
         value = dequantize(codes.float(), wide, args=args, global_scale=whole, dtype=torch.float32)
@@ -104,18 +109,32 @@ def compressed_tensors(folder):
 
 def modelopt(folder):
     from modelopt.torch.quantization.qtensor import FP8QTensor, MXFP8QTensor, NVFP4QTensor
+    from modelopt.torch.quantization.qtensor.mxfp4_tensor import MXFP4QTensor
 
-    for kind, algorithm in (("nvfp4", "NVFP4"), ("fp8", "FP8"), ("mxfp8", "MXFP8")):
-        w = matrix(11)
-        if kind == "nvfp4":
-            q, scale, whole = NVFP4QTensor.quantize(w.clone(), 16)
+    algorithms = {"nvfp4": "NVFP4", "nvfp4-32": "W4A8_NVFP4_FP8", "fp8": "FP8", "mxfp8": "MXFP8",
+                  "fp8-ragged": "fp8_pb_wo", "mxfp4": "mxfp4"}  # fmt: skip
+    for kind, algorithm in algorithms.items():
+        w = matrix(11, (160, 192), zeros=False) if kind == "fp8-ragged" else matrix(11)
+        size = 32 if kind == "nvfp4-32" else 16
+        if kind.startswith("nvfp4"):
+            q, scale, whole = NVFP4QTensor.quantize(w.clone(), size)
             value = q.dequantize(torch.float32, scale=scale, double_scale=whole,
-                                 block_sizes={-1: 16})  # fmt: skip
+                                 block_sizes={-1: size})  # fmt: skip
             parts = {"weight": q._quantized_data, "weight_scale": scale, "weight_scale_2": whole}
         elif kind == "fp8":
             scale = (w.abs().amax() / 448).float()
             q, scale = FP8QTensor.quantize(w.clone(), scale)
             value = q.dequantize(torch.float32, scale=scale, block_sizes=None)
+            parts = {"weight": q._quantized_data, "weight_scale": scale}
+        elif kind == "fp8-ragged":
+            tiles = {-1: 128, -2: 128}
+            q, scale = FP8QTensor.quantize(w.clone(), block_sizes=tiles)
+            value = q.dequantize(torch.float32, scale=scale, block_sizes=tiles)
+            parts = {"weight": q._quantized_data, "weight_scale": scale}
+        elif kind == "mxfp4":
+            q, scale = MXFP4QTensor.quantize(w.clone(), 32)
+            value = q.dequantize(torch.float32, scale=scale, block_sizes={-1: 32})
+            scale = scale.reshape(len(w), -1)  # as the package's exporter does
             parts = {"weight": q._quantized_data, "weight_scale": scale}
         else:
             q, scale = MXFP8QTensor.quantize(w.clone())
@@ -123,6 +142,7 @@ def modelopt(folder):
             parts = {"weight": q._quantized_data, "weight_scale": scale}
         tensors = {f"model.layer.{k}": v for k, v in parts.items()}
         config = {"quant_method": "modelopt", "quant_algo": algorithm}
+        config |= {"group_size": size} if kind.startswith("nvfp4") else {}
         write(folder, f"modelopt_{kind}", tensors, {"model.layer.weight": value, "input": w},
               None, config, "nvidia-modelopt")  # fmt: skip
 
@@ -196,32 +216,60 @@ def transformers(folder):
               "transformers")  # fmt: skip
 
 
-def by_documentation(folder):
-    """fbgemm's kernels need a GPU; ComfyUI is no package: the formulas are theirs."""
-    w = matrix(41)
-    scale = w.abs().amax(1, keepdim=True).clamp(min=1e-6) / 448
-    codes = (w / scale).to(torch.float8_e4m3fn)
-    e = matrix(42, (2, 16, 24), zeros=False)
-    es = e.abs().amax(1, keepdim=True) / 448
-    ec = (e / es).to(torch.float8_e4m3fn)
-    tensors = {
-        "model.layer.weight": codes,
-        "model.layer.weight_scale": scale,
-        "model.experts.gate_up_proj": ec,
-        "model.experts.gate_up_proj_scale": es,
-    }
-    expected = {"model.layer.weight": codes.float() * scale,
-                "model.experts.gate_up_proj": ec.float() * es}  # fmt: skip
-    write(folder, "fbgemm_fp8", tensors, expected, None, {"quant_method": "fbgemm_fp8"})
-    scale = w.abs().amax() / 448
-    codes = (w / scale).to(torch.float8_e4m3fn)
-    metadata = {
-        "_quantization_metadata": json.dumps(
-            {"format_version": "1.0", "layers": {"model.layer": {"format": "float8_e4m3fn"}}}
-        )
-    }
-    tensors = {"model.layer.weight": codes, "model.layer.weight_scale": scale}
-    write(folder, "comfyui_fp8", tensors, {"model.layer.weight": codes.float() * scale}, metadata)
+def fbgemm(folder):
+    """Writes dense and Llama-4's weights by transformers; its kernel for rows needs a GPU."""
+    from types import SimpleNamespace
+
+    from transformers.integrations import fbgemm_fp8
+
+    def per_row(x):
+        scale = x.abs().amax(1).clamp(min=1e-6) / 448
+        return (x / scale[:, None]).to(torch.float8_e4m3fn), scale
+
+    fbgemm_fp8.quantize_fp8_per_row = per_row
+    config = SimpleNamespace(num_local_experts=2, intermediate_size=24, hidden_size=24,
+                             hidden_act="silu")  # fmt: skip
+    model = torch.nn.ModuleDict({
+        "dense": torch.nn.Linear(64, 48, bias=False),
+        "experts": fbgemm_fp8.FbgemmFp8Llama4TextExperts(config),
+    })  # fmt: skip
+    given = {"dense.weight": matrix(41),
+             "experts.gate_up_proj": matrix(42, (2, 24, 48), zeros=False),
+             "experts.down_proj": matrix(43, (2, 24, 24), zeros=False)}  # fmt: skip
+    tensors, expected = {}, {}
+    for name, w in given.items():
+        found = fbgemm_fp8.FbgemmFp8Quantize(None).convert({name: [w]}, model=model)
+        codes, scale = found[name], found[f"{name}_scale"]
+        tensors |= found
+        # all have a scale for each output; experts are stored as inputs x outputs
+        expected[name] = codes.float() * (scale if codes.ndim == 2 else scale.reshape(2, 1, -1))
+    write(folder, "fbgemm_fp8", tensors, expected, None, {"quant_method": "fbgemm_fp8"},
+          "transformers")  # fmt: skip
+
+
+def comfyui(folder):
+    from comfy_kitchen.tensor import fp8, mxfp8, nvfp4
+
+    algorithms = {
+        "float8_e4m3fn": (fp8.TensorCoreFP8Layout, {"weight": "", "weight_scale": "_scale"}),
+        "nvfp4": (nvfp4.TensorCoreNVFP4Layout, {"weight": "", "weight_scale": "_scale",
+                                                "weight_scale_2": "_scale_2"}),
+        "mxfp8": (mxfp8.TensorCoreMXFP8Layout, {"weight": "", "weight_scale": "_scale"}),
+    }  # fmt: skip
+    for kind, (layout, parts) in algorithms.items():
+        w = matrix(61, (128, 128) if kind == "nvfp4" else SHAPE)
+        codes, params = layout.quantize(w)
+        state = layout.state_dict_tensors(codes, params)
+        tensors = {f"model.layer.{own}": state[theirs] for own, theirs in parts.items()}
+        value = {"model.layer.weight": layout.dequantize(codes, params), "input": w}
+        text = json.dumps({"format": kind}).encode()
+        metadata = {"_quantization_metadata": json.dumps(
+            {"format_version": "1.0", "layers": {"model.layer": {"format": kind}}})}  # fmt: skip
+        if kind != "float8_e4m3fn":  # ComfyUI writes a tensor, and reads either
+            metadata, text = None, torch.tensor(list(text), dtype=torch.uint8)
+            tensors |= {"model.layer.comfy_quant": text}
+        write(folder, f"comfyui_{kind.removesuffix('_e4m3fn').replace('float8', 'fp8')}", tensors,
+              value, metadata, None, "comfy-kitchen")  # fmt: skip
 
 
 def gguf(folder):
@@ -255,7 +303,8 @@ def gguf(folder):
 
 def main(folder):
     folder.mkdir(parents=True, exist_ok=True)
-    for make in (compressed_tensors, torchao, transformers, by_documentation, gguf, modelopt):
+    makers = (compressed_tensors, torchao, transformers, fbgemm, comfyui, gguf, modelopt)
+    for make in makers:
         make(folder)
     (folder / "versions.json").write_text(json.dumps(VERSIONS, indent=1, sort_keys=True) + "\n")
 

@@ -286,6 +286,63 @@ def test_a_folder_that_cannot_be_written_is_an_error(model, disk):
     assert not list(disk.iterdir())
 
 
+SAVE = """
+import sys
+import numpy as np
+from scalewise import checkpoints
+tree = {f"{i}.weight": np.random.default_rng(i).standard_normal((256, 256)) for i in range(8)}
+try:
+    checkpoints.save(sys.argv[1], tree, layout=sys.argv[2])
+except OSError as error:
+    print(error.strerror)
+"""
+
+
+@pytest.mark.parametrize("layout", ["scalewise", "orbax"])
+def test_a_tree_that_the_disk_does_not_take_leaves_nothing(disk, layout):
+    (disk / "mine").write_text("mine")
+    out = disk / ("x" if layout == "orbax" else "x.safetensors")
+    # a process of its own: Orbax's threads report their errors when they are collected
+    command = [sys.executable, "-c", SAVE, str(out), layout]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ran.stdout == "No space left on device\n"
+    assert contents(disk) == {"mine": b"mine"}
+    assert [p.name for p in disk.iterdir()] == ["mine"]
+    checkpoints.save(out, {"a": np.ones(3, np.float32)}, layout=layout)
+    assert list(checkpoints.load(out)) == ["a"]
+
+
+def test_a_report_that_the_disk_does_not_take_is_printed(model, tmp_path, disk):
+    with suppress(OSError), (disk / "filler").open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    out = tmp_path / "out"
+    arguments = ["cast", model, "--to", "nvfp4", "--out", out, "--report", disk / "r.html"]
+    ran = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert ran.exit_code == 2
+    assert "q_proj.weight" in ran.stdout
+    assert ran.stderr == f"scalewise: No space left on device: '{disk / 'r.html'}'\n"
+    assert len(checkpoints.load(out)) == 7
+    assert [p.name for p in disk.iterdir()] == ["filler"]
+
+
+@pytest.mark.parametrize(("path", "message"), [("no/r.html", "there is no folder"),
+                                               ("r.txt", "ends with .html or .json")])  # fmt: skip
+def test_a_report_that_cannot_be_written_is_refused_before_the_cast(model, tmp_path, path, message):
+    given = ["--out", str(tmp_path / "out"), "--report", str(tmp_path / path)]
+    ran = CliRunner().invoke(app, ["cast", str(model), "--to", "nvfp4", *given])
+    assert ran.exit_code == 2
+    assert message in ran.stderr
+    assert not (tmp_path / "out").exists()
+    for command in ("inspect", "check"):
+        ran = CliRunner().invoke(app, [command, str(model), "--out", str(tmp_path / path)])
+        assert ran.exit_code == 2
+        assert message in ran.stderr
+    ran = CliRunner().invoke(app, ["inspect", str(model), "--report", "x.html"])
+    assert ran.exit_code == 2
+    assert ran.stderr == "scalewise: there is no option --report\n"
+
+
 def test_better_scales_lose_less(model):
     found = checkpoints.compare_scales(model, "nvfp4", select="proj")
     assert len(found) == 4

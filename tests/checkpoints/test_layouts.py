@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -15,6 +16,9 @@ from scalewise.checkpoints._encode import WRITERS, quantised
 from scalewise.checkpoints._files import open_file
 from scalewise.checkpoints._lay import base_of, laid_out
 from scalewise.checkpoints._layouts import BY_NAME
+from scalewise.checkpoints._weights import _size
+from scalewise.checkpoints._write import Job, Shard, entry_of
+from scalewise.scaled import save_safetensors
 
 RECORDED = Path(__file__).parent / "recorded"
 NAMES = sorted(json.loads((RECORDED / "versions.json").read_text()))
@@ -25,6 +29,7 @@ WRITTEN = {  # the layout, the writer, and options of it
     "compressed-tensors_float-quantized": {},
     "compressed-tensors_float-quantized-tensor": {"strategy": "tensor"},
     "compressed-tensors_float-quantized-block": {"strategy": (16, 32)},
+    "compressed-tensors_float-quantized-ragged": {"strategy": (128, 128)},
     "modelopt_nvfp4": {},
     "modelopt_fp8": {"strategy": "tensor"},
     "modelopt_mxfp8": {},
@@ -172,10 +177,66 @@ def test_every_layout_has_a_recorded_file(tmp_path):
             tree = checkpoints.load(folder_of(name, tmp_path))
             seen |= {w.layout.name for w in tree.weights.values() if w.layout}
     rest = set(BY_NAME) - seen
-    others = {"modelopt/mxfp4", "deepseek/v3-experts", "comfyui/scale_weight"}
+    others = {"deepseek/v3-experts", "comfyui/scale_weight"}
     assert rest - others == {"gguf/mxfp4", "gguf/nvfp4"}
 
 
 def test_the_page_of_layouts_is_up_to_date():
     again = "run `python docs/checkpoints_page.py`"
     assert (DOCS / "checkpoints.md").read_text() == page_script("checkpoints_page").page(), again
+
+
+def test_a_quantised_vector_is_read_compared_and_decoded(tmp_path):
+    x = np.float32([0.5, -0.25, 0.125, 0.0])
+    codes = (x / np.float32(0.01)).astype(ml_dtypes.float8_e4m3fn)
+    save_safetensors(
+        tmp_path / "x.safetensors", {"a.bias": codes, "a.bias_scale": np.float32(0.01).reshape(())}
+    )
+    save_safetensors(tmp_path / "wide.safetensors", {"a.bias": x})
+    tree = checkpoints.load(tmp_path / "x.safetensors")
+    want = codes.astype(np.float32) * np.float32(0.01)
+    np.testing.assert_array_equal(tree.value("a.bias"), want)
+    np.testing.assert_array_equal(tree["a.bias"].value(), want)
+    assert checkpoints.diff(
+        tmp_path / "wide.safetensors", tmp_path / "x.safetensors", tolerance=0.05
+    )
+    assert checkpoints.check(tmp_path / "x.safetensors", tmp_path / "wide.safetensors")
+    assert checkpoints.inspect(tmp_path / "x.safetensors").groups[0].numbers == 4
+    checkpoints.cast(tmp_path / "x.safetensors", "fp32", out=tmp_path / "y.safetensors")
+    again = checkpoints.load(tmp_path / "y.safetensors")["a.bias"]
+    assert again.shape == (4,)
+    np.testing.assert_array_equal(again, want)
+    with pytest.raises(checkpoints.UnreadableError, match="it has no name there; decode it by"):
+        checkpoints.cast(tmp_path / "x.safetensors", "nvfp4", out=tmp_path / "z.safetensors",
+                         layout="modelopt", requantise=True)  # fmt: skip
+
+
+def test_a_scale_for_each_expert_is_told_from_one_for_each_row(tmp_path):
+    codes = np.ones((4, 4, 8), ml_dtypes.float8_e4m3fn)
+    scale = np.float32([1, 2, 3, 4])
+    path = tmp_path / "x.safetensors"
+    save_safetensors(path, {"experts.up": codes, "experts.up_scale": scale})
+    want = np.broadcast_to(scale[:, None, None], codes.shape)
+    tree = checkpoints.load(path)
+    np.testing.assert_array_equal(tree.value("experts.up"), want)
+    np.testing.assert_array_equal(tree["experts.up"].value(), want)
+
+
+@pytest.mark.parametrize(("n", "scales", "size"), [(192, 2, 128), (192, 3, 64), (320, 3, 128),
+                                                   (96, 2, 64), (48, 3, 16), (24, 2, 16),
+                                                   (256, 2, 128), (7, 7, 1), (7, 1, 7), (70, 7, 10),
+                                                   (10, 4, 0)])  # fmt: skip
+def test_tiles_that_no_config_names_have_sizes_that_are_powers_of_two(n, scales, size):
+    assert _size(n, scales) == size
+
+
+def test_the_order_of_nibbles_is_asked_for_where_two_packages_differ(tmp_path):
+    parts = {t.name: t.array() for t in open_file(RECORDED / "modelopt_nvfp4.safetensors").tensors}
+    both = {"_quantization_metadata": "{}", "quantization_config": "{}"}
+    path = tmp_path / "x.safetensors"
+    with path.open("wb") as file:
+        jobs = [Job((entry_of(n, x),), lambda: ([], None)) for n, x in parts.items()]
+        file.write(Shard("x", both, jobs).header())
+        file.writelines(np.ascontiguousarray(x).tobytes() for x in parts.values())
+    with pytest.raises(checkpoints.UnreadableError, match="pack NVFP4 in different orders"):
+        checkpoints.load(path)

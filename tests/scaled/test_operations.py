@@ -442,3 +442,34 @@ def test_the_comparison_of_kinds_measures_the_same_again():
         assert again == pytest.approx(recorded[kind]["changes"], rel=0.2, abs=1e-4)
         sources = scaling_kinds.sources(kind, weights, batch)
         assert sources == recorded[kind]["sources"]
+
+
+@pytest.mark.parametrize("field", ["scale", "exponent"])
+@pytest.mark.parametrize("block", [None, (1, 16), (-1, 16)])
+def test_a_transposed_array_keeps_its_data_and_scales(field, block):
+    rng = np.random.default_rng(0)
+    data = jnp.asarray(rng.standard_normal((8, 32)), jnp.float8_e4m3fn)
+    scale = jnp.asarray(rng.integers(-3, 4, (8, 2 if block else 1)))
+    given = {field: scale.astype(jnp.float32) + 5 if field == "scale" else scale}
+    x = sw.ScaledArray(data, block=block, **given)
+    assert isinstance(x.T, sw.ScaledArray)
+    assert x.T.data.dtype == data.dtype
+    np.testing.assert_array_equal(x.T.value(), x.value().T)
+    np.testing.assert_array_equal(x.T.T.value(), x.value())
+    one = sw.ScaledArray(data, jnp.float32([0.5] * 32))
+    np.testing.assert_array_equal(one.T.value(), one.value().T)
+
+
+@pytest.mark.parametrize("rows", [False, True])
+def test_scales_of_rows_and_columns_multiply_the_sums_of_stored_data(rows):
+    rng = np.random.default_rng(0)
+    a, b = (jnp.asarray(rng.standard_normal(s), jnp.float8_e4m3fn) for s in ((8, 32), (32, 16)))
+    x = sw.ScaledArray(a, jnp.exp2(jnp.arange(8.0))[:, None] if rows else 0.5)
+    y = sw.ScaledArray(b, jnp.linspace(0, 3, 16)[None])
+    want = np.asarray(x.value(), np.float64) @ np.asarray(y.value(), np.float64)
+    got = scaled.matmul(x, y, dtype=jnp.float32).value()
+    np.testing.assert_allclose(got, want, rtol=2e-6, atol=2e-6 * np.abs(want).max())
+    text = jax.jit(lambda x, y: scaled.matmul(x, y).value()).lower(x, y).as_text()
+    assert "(tensor<1x16xf32>) -> tensor<8x16xf32>" in text  # scales reach the sums, not the data
+    assert "(tensor<1x16xf32>) -> tensor<32x16xf32>" not in text
+    assert "(tensor<8x1xf32>) -> tensor<8x32xf32>" not in text

@@ -36,3 +36,5 @@ from ._search._literals import literals as literals
 from ._tune import TunedPart as TunedPart
 from ._tune import Tuning as Tuning
 from ._tune import tune as tune
+
+globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # help() lists them

@@ -19,3 +19,5 @@ from ._open import load as load
 from ._open import save as save
 from ._report import CastReport as CastReport
 from ._report import CheckReport as CheckReport
+
+globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # help() lists them

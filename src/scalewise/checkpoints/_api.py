@@ -74,10 +74,23 @@ def cast(
         rounding: of the layout scalewise.
         told: called with the record and the bytes of each tensor that is written.
 
+    Returns:
+        What was cast, and what each tensor lost: it prints, and has ``save("report.html")``.
+
     Raises:
         ValueError: an argument is invalid, or an input can't be read (:class:`UnreadableError`).
         TargetError: the output exists, or the disk is full.
         OSError: a file can't be read or written; nothing that existed is changed.
+
+    Example:
+        >>> import tempfile, pathlib, numpy as np, scalewise as sw
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> x = {"a.weight": np.linspace(-1, 1, 64 * 128, dtype=np.float32).reshape(64, 128)}
+        >>> sw.scaled.save_safetensors(folder / "wide.safetensors", x)
+        >>> out = folder / "narrow.safetensors"
+        >>> report = cast(folder / "wide.safetensors", "nvfp4", out=out, layout="modelopt")
+        >>> report.records[0]["what"], sw.checkpoints.load(out)["a.weight"].nbytes
+        ('quantised', 4612)
     """
     options = checked_options(
         Options(to, layout, keep, tuple((rules or {}).items()), writer, scales, strategy, fuse,

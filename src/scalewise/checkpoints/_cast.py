@@ -32,6 +32,7 @@ from ._lay import (
 )
 from ._layouts import Layout, fused_key, writable
 from ._loss import loss
+from ._orbax import MARK
 from ._own import own_job
 from ._packed import Packed, Rows, values
 from ._source import Source
@@ -167,8 +168,11 @@ class Plan:
     def _quantised(self, weight: Weight, fmt: str) -> Job:
         layout = writable(self.options.layout or "", fmt)
         base = base_of(layout, weight.name)
-        if base is None:
-            raise UnreadableError(f"{weight.name!r} has no name in the layout {layout.family}")
+        if (why := _unfit(weight, layout, base)) or base is None:
+            raise UnreadableError(
+                f"{weight.name!r} can't be cast to {layout.name}: it has {why}; decode it by "
+                "rules={PATTERN: 'bf16'} (--tensors PATTERN=bf16)"
+            )
         note = None
         if weight.layout is not None:
             note = repacked_exactly(weight.packed, layout)
@@ -227,6 +231,17 @@ class Plan:
             if not np.isfinite(self.largest[name]):
                 raise UnreadableError(f"{name!r} holds NaN or infinities; name it in --keep")
         return max(self.largest[name] for name in names)
+
+
+def _unfit(weight: Weight, layout: Layout, base: str | None) -> str | None:
+    """Returns why a layout can't hold a weight, None if it can."""
+    width = layout.block[1] if layout.block and layout.format != "deepseek" else 1
+    if base is None:
+        return "no name there"
+    if len(weight.shape) < 2:
+        return "one axis"
+    columns = weight.shape[-2 if layout.transposed else -1]
+    return f"{columns} columns, no multiple of {width}" if columns % width else None
 
 
 def _again(weight: Weight) -> str:
@@ -295,7 +310,8 @@ def shards_of(source: Source, plan: Plan) -> list[Shard]:
             metadata |= torchao_metadata(plan.records)
         if plan.own:
             metadata["scalewise"] = json.dumps(plan.own)
-        name = file.path.with_suffix(".safetensors").name
+        name = file.path.with_suffix(".safetensors").name if file.path.name != MARK else (
+            "model.safetensors")  # fmt: skip
         shards.append(Shard(name, metadata, jobs[file.path.name]))
     return shards
 

@@ -76,7 +76,7 @@ def check(
     findings = [*source.problems, *structure(source, weights, other)]
     audit = _Audit(weights, other, told)
     findings += audit.run()
-    quantised = sum(w.layout is not None for w in weights.values())
+    quantised = sum(w.layout is not None or bool(w.record) for w in weights.values())
     beside = None if against is None else str(against)
     return CheckReport(str(path), beside, family_of(source)[0], merged(findings), quantised)
 
@@ -136,11 +136,14 @@ class _Audit:
         """Yields what one tensor shows by itself; keeps a sample of it."""
         codes = weight.parts["codes"]
         if weight.layout is None:
-            if not weight.record and len(codes.shape) > 1 and codes.dtype in ("F32", "BF16", "F16"):
-                x = codes.array()
+            if len(codes.shape) > 1 and (weight.record or codes.dtype in ("F32", "BF16", "F16")):
+                x = weight.value() if weight.record else codes.array()
                 if x.size:
                     sample = sample_of(x.shape)
                     self.read[weight.name] = _Read(weight, sample, sample.of_array(x), None)
+                if weight.record and (count := int(np.sum(~np.isfinite(x)))):
+                    what = f"{count} of {x.size} numbers aren't finite"
+                    yield Finding(Fault.BAD_SCALE, (weight.name,), what)
             return
         try:
             packed = weight.packed
@@ -227,7 +230,7 @@ class _Audit:
 
 def _misshapen(weight: Weight, error: UnreadableError) -> Finding:
     assert weight.layout is not None
-    scale, (rows, columns) = weight.parts["scale"].shape, weight.parts["codes"].shape[-2:]
+    scale, (rows, columns) = weight.parts["scale"].shape, (1, *weight.parts["codes"].shape)[-2:]
     block = weight.block or weight.layout.block
     wide = columns * (2 if weight.layout.nibbles else 1)
     wanted = block and (-(-rows // block[0]), -(-wide // block[1]))
@@ -247,7 +250,8 @@ def _differing(r: _Read, original: Weight) -> Finding | None:
     if r.packed is None:
         if error <= LIMIT[4] or np.array_equal(r.values, truth, equal_nan=True):
             return None
-        return r.finding(Fault.DIFFERENT, f"relative error {error:.3g}; it isn't quantised")
+        what = "on the original" if r.weight.record else "of a tensor that isn't quantised"
+        return r.finding(Fault.DIFFERENT, f"relative error {error:.3g} {what}")
     limit, wrong = LIMIT[r.packed.element.bits], wrong_blocks(r.values, truth)
     rounded = _rounded_scales(r, truth, error)
     if rounded is not None or (error <= limit and wrong < 0.02):
@@ -314,6 +318,7 @@ def _sampled_original(weight: Weight, r: _Read) -> np.ndarray | None:
         return r.sample.of(weight.packed)
     x = weight.parts["codes"].array() if weight.layout is None and not weight.record else (
         weight.value())  # fmt: skip
+    x = x[None] if x.ndim == 1 else x
     return r.sample.of_array(np.swapaxes(x, -1, -2) if turned else x)
 
 

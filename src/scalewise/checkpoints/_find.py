@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping
 
 from .._types import Json
 from ._faults import Fault
-from ._files import UnreadableError
-from ._layouts import FP8, LAYOUTS, METHODS, SIDE, Layout
+from ._files import Tensor, UnreadableError
+from ._layouts import FP8, LAYOUTS, METHODS, SIDE, Layout, Role
+from ._orbax import MARK
 from ._packed import ELEMENTS
 from ._source import Source, open_source
 from ._weights import Weight
@@ -20,10 +21,14 @@ def family_of(source: Source) -> tuple[str | None, str]:
     metadata, method = source.metadata, source.quantization.get("quant_method")
     if "gguf" in metadata and source.files[0].path.suffix == ".gguf":
         return "gguf", "the file is GGUF"
+    if source.files and source.files[0].path.name == MARK:
+        return "orbax", f"the folder has {MARK}"
     for key, family in (("tensor_names", "torchao"), ("_quantization_metadata", "comfyui"),
                         ("scalewise", "scalewise")):  # fmt: skip
         if key in metadata:
             return family, f"the header's metadata has {key!r}"
+    if any(name.endswith(".comfy_quant") for name in source.tensors):
+        return "comfyui", "tensors are called *.comfy_quant"
     if method is None and "quant_algo" in source.quantization:
         method = "modelopt"
     if method in METHODS:
@@ -57,7 +62,7 @@ def find(source: Source) -> dict[str, Weight]:
     taken: dict[str, Weight] = {}
     found: dict[str, Weight] = {}
     records = _records(source)
-    if family == "scalewise":
+    if family in ("scalewise", "orbax"):
         found |= _own(source, records)
         taken = {t.name: w for w in found.values() for t in w.parts.values()}
     by_suffix = _by_suffix(source.tensors)
@@ -100,7 +105,9 @@ def _matched(
     """Returns the weight with a scale of that name, if its parts fit the layout."""
     base = scale.removesuffix(_suffix(layout.scale)) if _suffix(layout.scale) else scale
     names = layout.names(base)
-    parts = {role: source.tensors[n] for role, n in names.items() if n in source.tensors}
+    parts: dict[Role, Tensor] = {
+        role: source.tensors[n] for role, n in names.items() if n in source.tensors
+    }
     if "codes" not in parts or any(names[r] in taken for r in ("codes", "scale")):
         return None
     fits = parts["codes"].dtype in layout.code_dtypes
@@ -108,19 +115,42 @@ def _matched(
     fits = fits and (gguf or parts["scale"].dtype in layout.scale_dtypes)
     if not fits or (layout.needs_whole and "whole" not in parts):
         return None
+    if layout.name == "comfyui/nvfp4" and "quantization_config" in source.metadata:
+        raise UnreadableError(
+            f"{source.path}: the metadata are ComfyUI's and TensorRT Model Optimizer's, which pack "
+            f"NVFP4 in different orders; the order of {base!r} isn't said"
+        )
     name, record = layout.weight.format(base), None
     if layout.family == "torchao":
         module, _, parameter = base.rpartition("._")
         name = f"{module}.{parameter}"
         found = records.get(name, {})
         record = {**found.get("_data", {}), "_tensor_data_names": found.get("_tensor_data_names")}
-    block: Json = (
-        source.quantization.get("weight_block_size") if layout.family == "deepseek" else None
-    )
-    pair = isinstance(block, list) and [type(n) for n in block] == [int, int]
-    block = (block[0], block[1]) if pair and ELEMENTS.get(parts["codes"].dtype) else None
-    found_parts: Json = parts
-    return Weight(name, layout, found_parts, record, block)
+    return Weight(name, layout, parts, record, _block_of(source.quantization, layout, base, parts))
+
+
+def _block_of(
+    said: Mapping[str, Json], layout: Layout, base: str, parts: Mapping[Role, Tensor]
+) -> tuple[int, int] | None:
+    """Returns the rows and columns that share a scale by a config."""
+    block: Json = None
+    if layout.family == "deepseek" and parts["codes"].dtype in ELEMENTS:
+        block = said.get("weight_block_size")
+    elif layout.name == "compressed-tensors/float-quantized":
+        groups = said.get("config_groups")
+        groups = list(groups.values()) if isinstance(groups, dict) else []
+        given = [g["weights"] for g in groups if isinstance(g, dict) and isinstance(
+            g.get("weights"), dict)]  # fmt: skip
+        blocks = [w["block_structure"] for w in given if w.get("block_structure")]
+        block = blocks[0] if blocks and all(b == blocks[0] for b in blocks) else None
+    elif layout.name == "modelopt/nvfp4":
+        layers = said.get("quantized_layers")
+        own = layers.get(base) if isinstance(layers, dict) else None
+        block = [1, (own if isinstance(own, dict) else said).get("group_size")]
+    elif layout.name == "modelopt/fp8" and str(said.get("quant_algo")).lower() == "fp8_pb_wo":
+        block = [128, 128]
+    pair = isinstance(block, list) and [type(n) for n in block] == [int, int] and min(block) > 0
+    return (block[0], block[1]) if pair else None
 
 
 def _records(source: Source) -> dict[str, Json]:

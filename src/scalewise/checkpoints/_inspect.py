@@ -89,7 +89,7 @@ class InspectReport(Report):
         if self.wide and any(g.scales for g in self.groups):
             found.append(f"stay wide: {first_of(self.wide)}")
         if self.side:
-            found.append(f"scales of activations or KV caches: {first_of(self.side)}")
+            found.append(f"beside weights, for activations or loaders: {first_of(self.side)}")
         return found + [f"suspicious: {s}" for s in self.suspicious]
 
     def tables(self) -> list[Rows]:

@@ -13,7 +13,8 @@ E8M0 = ("U8", "F8_E8M0")
 FAMILIES = {
     "scalewise": "ScaledArrays by `scalewise.scaled.save_safetensors`",
     "torchao": "metadata `tensor_names`, github.com/pytorch/ao prototype/safetensors",
-    "comfyui": "metadata `_quantization_metadata`, github.com/comfyanonymous/ComfyUI",
+    "comfyui": "metadata `_quantization_metadata` or tensors `*.comfy_quant`, "
+    "github.com/comfyanonymous/ComfyUI",
     "gguf": "github.com/ggml-org/llama.cpp ggml-common.h, gguf-py",
     "compressed-tensors": "`quant_method: compressed-tensors`, github.com/vllm-project/"
     "compressed-tensors",
@@ -42,7 +43,8 @@ class Layout:
         code_dtypes, scale_dtypes: safetensors' names of the dtypes that the parts may have.
         block: rows and columns that share a scale; None if the shapes say.
         nibbles: ``"pairs"``: elements 2j and 2j + 1 in the low and high half of a byte;
-            ``"halves"``: element j and j + half a block.
+            ``"swapped"``: in the high and low half; ``"halves"``: element j and j + half a block.
+        swizzled: whether the scales are in the order that cuBLAS reads.
         divides: whether values are divided by ``whole``; block scales always multiply.
         transposed: whether the last two axes are swapped in the value.
         needs_whole: whether ``whole`` is required.
@@ -58,7 +60,8 @@ class Layout:
     scale_dtypes: tuple[str, ...]
     whole: str | None = None
     block: tuple[int, int] | None = None
-    nibbles: Literal["pairs", "halves"] | None = None
+    nibbles: Literal["pairs", "swapped", "halves"] | None = None
+    swizzled: bool = False
     divides: bool = False
     transposed: bool = False
     needs_whole: bool = False
@@ -132,6 +135,9 @@ LAYOUTS: tuple[Layout, ...] = (
          transposed=True),
     _fp8("fbgemm/fp8"),
     _fp8("fbgemm/fp8-experts", weight="{}", codes="{}", scale="{}_scale"),
+    _fp4("comfyui/nvfp4", "nvfp4", **_WEIGHT, whole="{}.weight_scale_2", needs_whole=True,
+         nibbles="swapped", swizzled=True, pre="{}.pre_quant_scale"),
+    _fp8("comfyui/mxfp8", **_MX8, swizzled=True),
     _fp8("comfyui/fp8"),
     _fp8("comfyui/scale_weight", scale="{}.scale_weight"),
     _fp8(f"{_AO}/Float8Tensor", **_NAMED, writes=True),
@@ -148,7 +154,7 @@ SIDE = (  # of a layer, beside its weight: activations' and KV caches' scales st
     ".input_scale", ".input_global_scale", ".input_zero_point", ".k_scale", ".v_scale", ".q_scale",
     ".output_scale", ".k_proj.k_scale", ".v_proj.v_scale", ".scale_input", ".pre_quant_scale",
     ".input_activation_scale", ".activation_scale", "._weight_act_per_tensor_scale",
-    ".input_scale_ub", ".weight_shape",
+    ".input_scale_ub", ".weight_shape", ".comfy_quant",
 )  # fmt: skip
 
 

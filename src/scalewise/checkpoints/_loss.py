@@ -53,8 +53,8 @@ def decibel(signal: float, noise: float) -> float:
 
 def loss(x: np.ndarray | Rows, y: np.ndarray | Rows, packed: Packed | None = None) -> Loss:
     """Returns the difference of two arrays."""
-    if len(x.shape) < 2:
-        x, y = np.reshape(x, (1, -1)), np.reshape(y, (1, -1))  # pyright: ignore
+    x, y = (np.reshape(z, (1, -1)) if isinstance(z, np.ndarray) and z.ndim < 2 else z
+            for z in (x, y))  # fmt: skip
     found = Loss()
     size = MEASURED if packed is None or packed.block[1] > MEASURED else packed.block[1]
     for (index, i, a), (_, _, b) in zip(slabs(x), slabs(y), strict=True):

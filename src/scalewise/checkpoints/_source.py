@@ -13,6 +13,7 @@ from .._output import counted
 from .._types import Json
 from ._faults import Fault, Finding
 from ._files import File, Tensor, UnreadableError, open_file, open_gguf, read_json
+from ._orbax import MARK, open_orbax
 
 
 @dataclasses.dataclass(eq=False)
@@ -32,7 +33,8 @@ class Source:
 
 
 def open_source(path: str | os.PathLike[str]) -> Source:
-    """Returns what stands at a path: a safetensors or GGUF file, an index, or a folder of them.
+    """Returns what stands at a path: a safetensors or GGUF file, an index, a folder of them, or
+    one that Orbax wrote.
 
     Shards that the index names and tensors that are missing, stale or duplicated don't raise: they
     become :attr:`Source.problems`.
@@ -42,6 +44,8 @@ def open_source(path: str | os.PathLike[str]) -> Source:
         OSError: a file can't be read.
     """
     path = Path(path)
+    if (path / MARK).is_file():
+        return _source(path, [open_orbax(path)], [], None)
     if path.is_dir():
         return _open_folder(path)
     if path.name.endswith(".index.json"):
@@ -116,10 +120,10 @@ def _source(path: Path, files: list[File], problems: list[Finding], folder: Path
     if folder is not None and (folder / "config.json").is_file():
         config = read_json(folder / "config.json")
         quantization = _quantization(config)
-    if folder is not None and not quantization and (folder / "hf_quant_config.json").is_file():
+    if folder is not None and (folder / "hf_quant_config.json").is_file():
         found = read_json(folder / "hf_quant_config.json").get("quantization")
         found = found if isinstance(found, dict) else {}
-        quantization = {"quant_method": "modelopt", **found}
+        quantization = {"quant_method": "modelopt", **found} | quantization
     return Source(path, files, tensors, config, quantization, problems)
 
 

@@ -34,7 +34,8 @@ class Weight:
         layout: None for a tensor that is stored as it is.
         parts: the tensors of the file by their roles: codes, scale, whole, pre.
         record: what the file says about it: torchao's or scalewise's metadata.
-        block: rows and columns that share a scale, if the config says it.
+        block: rows and columns that share a scale, if the config says it; of layouts whose shapes
+            say it, where it fits.
     """
 
     name: str
@@ -57,7 +58,12 @@ class Weight:
     def shape(self) -> tuple[int, ...]:
         if self.layout is None:
             return self.parts["codes"].shape if not self.record else self.scaled().shape
-        return self.packed.shape
+        return self.packed.shape[1:] if self._flat else self.packed.shape
+
+    @property
+    def _flat(self) -> bool:
+        """Whether it is a vector, which :attr:`packed` holds as a row."""
+        return len(self.parts["codes"].shape) == 1
 
     @property
     def format(self) -> str:
@@ -86,7 +92,7 @@ class Weight:
         Integers and float64 stay as they are.
         """
         if self.layout is not None:
-            return values(self.packed, dtype)
+            return values(self.packed, dtype).reshape(self.shape)
         if self.record:
             return np.asarray(self.scaled()).astype(dtype)
         x = self.parts["codes"].array()
@@ -102,7 +108,7 @@ class Weight:
         their scale for each row. All else equals :meth:`value` to the bit.
         """
         if self.layout is not None:
-            return _scaled(self.packed)
+            return _scaled(self.packed, self._flat)
         arrays: Json = {t.name: t.array() for t in self.parts.values()}
         return _joined(self.name, self.record, arrays) if self.record else arrays[self.name]
 
@@ -123,11 +129,15 @@ def _packed(weight: Weight) -> Packed:
     raw = codes.bytes.reshape(codes.array().shape)
     if layout.family == "gpt-oss":  # groups of 16 bytes
         raw = raw.reshape(*raw.shape[:-2], -1)
+    if layout.nibbles == "swapped":
+        raw = (raw << 4) | (raw >> 4)
+    if raw.ndim == 1:
+        raw = raw[None]
     if raw.ndim < 2:
-        raise UnreadableError(f"{weight.name!r} has {raw.ndim} axes; {layout.name} has two or more")
+        raise UnreadableError(f"{weight.name!r} has no axis; {layout.name} has one or more")
     packed = Packed(raw, element, scale, _kind(parts["scale"]), (1, 1), _whole(weight),
                     layout.divides, layout.transposed)  # fmt: skip
-    swizzled = bool(weight.record and weight.record.get("is_swizzled_scales"))
+    swizzled = layout.swizzled or bool(weight.record and weight.record.get("is_swizzled_scales"))
     block, scale = _blocks(weight, packed, swizzled)
     if packed.kind != "fp32":
         scale = scale.view(np.uint8)
@@ -157,27 +167,28 @@ def _blocks(weight: Weight, packed: Packed, swizzled: bool) -> tuple[tuple[int, 
     layout, scale, shape = weight.layout, packed.scale, packed.stored_shape
     assert layout is not None
     *lead, rows, columns = shape
-    block = weight.block or layout.block
     if scale.size == 1:
         return (rows, columns), scale.reshape(*(1,) * len(lead), 1, 1) if not lead else (
             np.broadcast_to(scale.reshape(()), (*lead, 1, 1)))  # fmt: skip
-    if scale.shape == (rows,):
+    if scale.shape == (rows,) and not lead:
         scale = scale[:, None]
     if scale.shape == tuple(lead) and lead:  # one for each expert
         scale = scale[..., None, None]
     if scale.ndim == len(shape) + 2 and scale.shape[-1] == scale.shape[-3] == 1:
         scale = scale[..., 0, :, 0]
-    if scale.shape == (*lead, columns, 1) and rows != columns and lead:
+    experts = layout.name == "fbgemm/fp8-experts"
+    if scale.shape == (*lead, columns, 1) and lead and (rows != columns or experts):
         scale = np.swapaxes(scale, -1, -2)  # as transformers' FbgemmFp8 writes experts' down_proj
-    if block is not None and (scale.ndim != len(shape) or not _fits(scale.shape, shape, block)):
-        wanted = (*lead, -(-rows // block[0]), -(-columns // block[1]))
+    said = layout.family == "deepseek" and weight.block is not None
+    hints = [b for b in (weight.block, None if said else layout.block) if b is not None]
+    block = next((b for b in hints if _fits(scale.shape, shape, b)), None)
+    if block is None and hints:
+        wanted = _scales(shape, hints[0])
         if swizzled:
-            return block, unswizzled(scale, wanted)
-        if weight.block is None and layout.family == "deepseek":
-            block = None  # other tiles, as the scales' shape says
-        else:
+            return hints[0], unswizzled(scale, wanted)
+        if said or (layout.block is not None and layout.family != "deepseek"):
             raise _misfit(weight, scale.shape, shape, f"; expected {wanted}")
-    if block is None:
+    if block is None:  # tiles of another size, as the scales' shape says
         if scale.ndim != len(shape):
             raise _misfit(weight, scale.shape, shape)
         pairs = zip(shape[-2:], scale.shape[-2:], strict=True)
@@ -195,20 +206,29 @@ def _misfit(weight: Weight, scale: tuple, shape: tuple, more: str = "") -> Unrea
     )
 
 
+def _scales(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, ...]:
+    *lead, rows, columns = shape
+    return (*lead, -(-rows // block[0]), -(-columns // block[1]))
+
+
 def _fits(scale: tuple, shape: tuple, block: tuple[int, int]) -> bool:
-    rows, columns = shape[-2:]
-    return scale == (*shape[:-2], -(-rows // block[0]), -(-columns // block[1]))
+    return scale == _scales(shape, block)
 
 
 def _size(n: int, scales: int) -> int:
-    """Returns the size of the blocks of an axis, 0 if there is none."""
+    """Returns the size of the blocks of an axis, 0 if there is none.
+
+    Of two scales for 192 numbers the second is for the last 64, not for 96: sizes are powers of
+    two.
+    """
     if scales == 1:
         return n
     if scales == n:
         return 1
-    if scales and n % scales == 0:
-        return n // scales
-    return next((b for b in BLOCK_SIZES if -(-n // b) == scales), 0)
+    whole = n // scales if scales and n % scales == 0 else 0
+    if whole & (whole - 1) == 0 and whole:
+        return whole
+    return next((b for b in BLOCK_SIZES if -(-n // b) == scales), whole)
 
 
 def unswizzled(scale: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -249,7 +269,7 @@ def _from_gguf(codes: Tensor) -> Packed:
     return Packed(from_halves(bytes_, block), E2M1FN, scale, kind, (1, block))
 
 
-def _scaled(packed: Packed) -> ScaledArray:
+def _scaled(packed: Packed, flat: bool) -> ScaledArray:
     *lead, rows, columns = packed.stored_shape
     codes, scale = packed.codes, packed.scale
     r, c = packed.block
@@ -260,6 +280,8 @@ def _scaled(packed: Packed) -> ScaledArray:
         codes = np.swapaxes(nibbles(codes), -1, -2)
         codes = pack_nibbles(codes)
     axis = len(lead) + (0 if packed.transposed else 1)
+    if flat:
+        codes, scale, axis = codes[0], scale[0], 0
     if packed.kind == "ue4m3":
         scale = np.where(scale & 127 == 127, 0, scale & 127).astype(np.uint8)
     stored: jax.Array | ScaledArray = jnp.asarray(_dtyped(scale, packed.kind))

@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from .._output import TargetError, check_source, replacing
-from ._checkpoints import progress
+from ._checkpoints import check_reports, progress
 from ._refusal import refusal
 from ._results import shown
 
@@ -72,6 +72,7 @@ def cast(
             raise ValueError(f"{name} is for .npy: with scales no number overflows")
         if not data.is_dir():
             check_source(data)
+        check_reports(reports)
         rules = dict(_rule(text) for text in tensors or ())
         from .. import checkpoints  # numpy and JAX take time to import: not for --help
         from ..formats import BLOCK_FORMATS, CATALOGUE

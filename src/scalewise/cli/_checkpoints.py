@@ -7,12 +7,13 @@ from typing import Any
 
 import typer
 
-from .._output import check_source
+from .._output import check_source, writable
 from ._formats import show_numbers
 from ._refusal import refusal
 from ._results import shown
 
 FILES = (".safetensors", ".gguf")
+PAGES = (".html", ".json")  # of reports of checkpoints
 
 
 @contextmanager
@@ -58,12 +59,17 @@ def inspect(
     Example:
         scalewise inspect 0.1 0x3c00 --format fp16
     """
+    with refusal(ValueError):
+        for text in what:
+            if text.startswith("--"):  # Typer lets unknown ones through, for negative numbers
+                raise ValueError(f"there is no option {text.partition('=')[0]}")
     path = Path(what[0])
     if len(what) > 1 or not (_is_checkpoint(path) or path.exists()):
         return show_numbers(what, fmt)
     with refusal(ValueError):
         if not _is_checkpoint(_there(path)):
             raise ValueError(f"{path} is no checkpoint; expected a folder, .safetensors or .gguf")
+        check_reports(out)
         from .. import checkpoints  # JAX takes a second to import: not for --help
 
         with progress(path) as told:
@@ -98,6 +104,7 @@ def diff(
         kinds = {_kind(path) for path in (before, after)}
         if kinds != {"checkpoint"}:
             return _diff_results(before, after, out, everything, kinds == {"recording"})
+        check_reports(out)
         from .. import checkpoints
 
         with progress(before, after) as told:
@@ -155,6 +162,7 @@ def check(
     """
     with refusal(ValueError):
         paths = [_there(p) for p in (path, against) if p is not None]
+        check_reports(out)
         from .. import checkpoints
 
         with progress(path) as told:
@@ -169,3 +177,9 @@ def _there(path: Path) -> Path:
     if not path.is_dir():
         check_source(path)
     return path
+
+
+def check_reports(reports: list[Path] | None) -> None:
+    """Refuses files that a report can't be written to before the checkpoint is read."""
+    for path in reports or ():
+        writable(path, PAGES)

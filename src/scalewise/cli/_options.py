@@ -3,11 +3,12 @@
 import inspect
 import re
 from collections.abc import Callable
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
 ENTRY = re.compile(r"^    (\w+)(?: \(([^)]+)\))?: (.*(?:\n {8}.*)*)", re.M)
+NAMED = {int: "NUMBER", float: "NUMBER", str: "NAME"}  # in place of Typer's <int range>
 SHARED = """
     target (FILE:FUNCTION): A function of a Python file, model.py:train_step.
     args (FUNCTION): A function of that file that returns the arguments, as a tuple or dict.
@@ -44,6 +45,8 @@ def add(app: typer.Typer, command: Callable[..., None], **settings: Any) -> None
         described: Any = {"metavar": metavar, "help": " ".join(words.split())}
         if parameter.kind is parameter.KEYWORD_ONLY:
             minimum = None if least is None else hints[name](least[1])
+            kinds = get_args(hints[name]) or (hints[name],)
+            described["metavar"] = metavar or next((NAMED[k] for k in kinds if k in NAMED), None)
             info = typer.Option(*known, min=minimum, **described)
         else:
             info = typer.Argument(**described)

@@ -50,12 +50,19 @@ def computed(
 
 
 def shown(report: Any, paths: Sequence[Path] | None, json: bool = False, **options: Any) -> None:
-    """Prints a report, after it is written to files."""
+    """Prints a report, after it is written to files; also one that a full disk doesn't take."""
+    failed: OSError | None = None
     for path in paths or ():
-        report.save(path)
+        try:
+            report.save(path)
+        except OSError as error:
+            failed = failed or error
     if json:
         typer.echo(report.json())
-        return
-    report.show(**options)
-    for path in paths or ():
-        typer.echo(f"wrote {path}")
+    else:
+        report.show(**options)
+    if failed is not None:
+        raise failed
+    if not json:
+        for path in paths or ():
+            typer.echo(f"wrote {path}")

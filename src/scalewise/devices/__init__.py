@@ -17,3 +17,5 @@ from ._units import Units as Units
 from ._units import best_units as best_units
 from ._units import partners_of as partners_of
 from ._units import units_for as units_for
+
+globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # help() lists them

@@ -52,3 +52,5 @@ from ._roundings import ROUNDINGS as ROUNDINGS
 from ._roundings import Rest as Rest
 from ._roundings import Rounding as Rounding
 from ._roundings import rounding_mode as rounding_mode
+
+globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # help() lists them

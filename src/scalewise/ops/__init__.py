@@ -33,3 +33,5 @@ from ._tables import function_table as function_table
 from .functions import isinf_sign as isinf_sign
 
 METHODS = ("auto", *_PUBLISHED)
+
+globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # help() lists them

@@ -9,3 +9,5 @@ from ._result import Upgrade as Upgrade
 from ._rollouts import Pair as Pair
 from ._rollouts import Rollouts as Rollouts
 from ._rollouts import rollouts as rollouts
+
+globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # help() lists them

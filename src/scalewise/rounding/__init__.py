@@ -15,3 +15,5 @@ from ._pack import unpack as unpack
 from ._round import cast as cast
 from ._round import round_to as round_to
 from ._stored import StoredArray as StoredArray
+
+globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # help() lists them

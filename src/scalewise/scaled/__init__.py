@@ -90,3 +90,5 @@ from ._strategy import Scales as Scales
 from ._strategy import Scaling as Scaling
 from ._strategy import check_scaling as check_scaling
 from .scaled_tree import is_scaled as is_scaled
+
+globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # help() lists them

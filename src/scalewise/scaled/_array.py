@@ -168,7 +168,15 @@ class ScaledArray(StoredArray):
 
     @property
     def T(self) -> ScaledArray | jax.Array:
-        return self._map_data(lambda x: x.T)
+        """The transposed array, a ScaledArray but for data or scales in codes."""
+        factor = self._factor
+        if isinstance(self.data, EncodedArray) or not isinstance(factor, jax.Array):
+            return self._map_data(lambda x: x.T)
+        factor = factor.reshape(*(1,) * (self.ndim - factor.ndim), *factor.shape).T if (
+            factor.ndim) else factor  # fmt: skip
+        block = self.block and (self.ndim - 1 - self.block[0] % self.ndim, self.block[1])
+        fields = {"scale" if self.exponent is None else "exponent": factor}
+        return dataclasses.replace(self, data=self.data.T, block=block, **fields)
 
     def reshape(self, *shape: int | Sequence[int]) -> ScaledArray | jax.Array:
         """Returns a ScaledArray if one scale holds for all elements, else a plain array."""

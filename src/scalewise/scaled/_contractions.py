@@ -15,7 +15,7 @@ from .._check import checked
 from .._jax import Tracer
 from ..formats import FormatLike
 from ._array import ScaledArray
-from ._operand import common_dtype, operands, scaled_result
+from ._operand import apart, common_dtype, operands, scaled_result
 from ._operations import Operand
 from ._rules import EXPONENTS, RULES, Algebra, combined, static_scale
 
@@ -33,6 +33,7 @@ def _contraction(
     product: Callable[[jax.Array, jax.Array], jax.Array],
     static: Static | None,
     dtype: FormatLike | None,
+    factors: Sequence[jax.Array | None] = (),
 ) -> ScaledArray:
     x, y = operands(name, a, b)
     if not (x.data.ndim and y.data.ndim):
@@ -46,6 +47,8 @@ def _contraction(
     own = common_dtype(x, y)
     own = np.dtype(np.float16) if own.itemsize == 1 else own  # sums of 8-bit numbers need more bits
     out = product(*(d.astype(wide) for d in data)) / s
+    for factor in factors:
+        out = out if factor is None else out * factor.astype(out.dtype)
     return scaled_result(out, scale, x.algebra, own if dtype is None else dtype)
 
 
@@ -74,7 +77,8 @@ def matmul(
 ) -> ScaledArray:
     """Returns ``a @ b`` with the scale ``sA sB s``: the data are ``(a.data @ b.data) / s``.
 
-    Sums are accumulated in float32, divided by s and rounded once.
+    Sums are accumulated in float32, divided by s and rounded once. Scales of a's rows and b's
+    columns multiply the sums: FP8 data go to the matrix unit as they are stored.
 
     Args:
         a, b: operands with shapes as for ``jnp.matmul``.
@@ -93,7 +97,9 @@ def matmul(
         >>> y.data.dtype.name, float(y.data[0, 0]), float(y.scale) == 2.0**-7
         ('float16', 8.0, True)
     """
-    return _contraction("matmul", a, b, lambda m, n: m[-1], jnp.matmul, static, dtype)
+    (a, rows), (b, columns) = apart(a, -1), apart(b, -2)
+    return _contraction("matmul", a, b, lambda m, n: m[-1], jnp.matmul, static, dtype,
+                        (rows, columns))  # fmt: skip
 
 
 @checked

@@ -71,12 +71,35 @@ def _operand(name: str, x: ScaledArray | ArrayLike) -> ScaledOperand:
     if x.scale is None:
         return ScaledOperand(data, jnp.asarray(1, x.dtype), FACTORS, dtype)
     scale = x.scale.value() if isinstance(x.scale, ScaledArray) else x.scale.astype(x.dtype)
-    # One scale remains, finite and not negative: rules take roots of scales, compare and invert
-    # them. Data take the rest of it; those behind a scale of zero are zeros.
+    top, rest = _one_scale(scale)
+    below = dataclasses.replace(x, data=data, scale=rest)
+    return ScaledOperand(below.value(), top, FACTORS, dtype)
+
+
+def _one_scale(scale: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the scale that remains, finite and not negative, and what data take of it.
+
+    Rules take roots of scales, compare and invert them. Data behind a scale of zero are zeros.
+    """
     top = jnp.max(jnp.where(jnp.isfinite(scale), jnp.abs(scale), 0), initial=0)
     top = jnp.where((top > 0) | jnp.all(scale == 0), top, 1)
-    below = dataclasses.replace(x, data=data, scale=scale / jnp.where(top == 0, 1, top))
-    return ScaledOperand(below.value(), top, FACTORS, dtype)
+    return top, scale / jnp.where(top == 0, 1, top)
+
+
+def apart(
+    x: ScaledArray | ArrayLike, axis: int
+) -> tuple[ScaledArray | ArrayLike, jax.Array | None]:
+    """Returns an operand with one scale, and factors that are constant along an axis, if any.
+
+    A sum along the axis commutes with them, so that a matrix unit takes the data as they are.
+    """
+    if not isinstance(x, ScaledArray) or x.block is not None or not isinstance(x.scale, jax.Array):
+        return x, None
+    constant = x.scale.ndim == len(x.shape) > 1 and x.scale.shape[axis] == 1
+    if not constant or x.scale.size == 1:
+        return x, None
+    top, rest = _one_scale(x.scale.astype(x.dtype))
+    return ScaledArray(x.data, top), rest
 
 
 def _plain(name: str, x: ArrayLike) -> ScaledArray:

@@ -17,3 +17,5 @@ from ._tensors import cast as cast
 from ._tensors import dequantize as dequantize
 from ._tensors import quantize as quantize
 from ._tensors import round_to as round_to
+
+globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # help() lists them

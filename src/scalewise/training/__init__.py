@@ -52,3 +52,5 @@ from ._weights import apply_updates as apply_updates
 from ._weights import compensated as compensated
 from ._weights import master_weights as master_weights
 from ._weights import stochastic_rounding as stochastic_rounding
+
+globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # help() lists them
