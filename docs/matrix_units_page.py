@@ -96,6 +96,40 @@ The least error that a float32 result can have is 6e-8.
 
 """
 TAIL = """
+## Two devices compared
+
+A recording of an emulated program has one result for each product of a matrix unit, called
+`matrix_unit`. Two recordings, compared, name the lines on which the devices part, in program order.
+*bits* is how many of the last bits of a sampled number differ, at most.
+
+```python
+import jax
+
+
+def loss_of(w, x):
+    h = jnp.tanh(x @ w["up"])
+    return jnp.mean((h @ w["down"]) ** 2)
+
+
+w = {"up": jnp.asarray(rng.normal(size=(512, 64)), jnp.float32), "down": jnp.ones((64, 1))}
+x = jnp.asarray(rng.normal(size=(32, 512)), jnp.float32)
+runs = [
+    sw.auditing.record(sw.autoscale(jax.grad(loss_of), "fp8", emulate=device))(w, x)
+    for device in ("h100", "b200")
+]
+found = sw.auditing.compare(*runs)
+print(found.verdict)  # first matrix_unit at the first line of loss_of
+for pair in found.pairs:
+    if pair.a.primitive == "matrix_unit":
+        print(pair.a.where, pair.a.direction, f"{pair.difference:.0e}", pair.bits)
+```
+
+What follows the first of these lines differs because its operands do. `sw.audit(f, "fp8",
+device="h100")` measures each product by itself: what its unit loses, with the same operands,
+relative to an exact sum ([Audit](../guides/audit.md)).
+
+## DeepSeek's measurement
+
 DeepSeek-V3's authors report a maximum relative error of nearly 2 % for K = 4096 and random
 operands on an H100 ([arXiv 2412.19437](https://arxiv.org/abs/2412.19437), 3.3.2). The
 distribution isn't stated. The model gives more for positive operands, where every cut goes in one
