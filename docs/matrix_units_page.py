@@ -124,7 +124,7 @@ for pair in found.pairs:
         print(pair.a.where, pair.a.direction, f"{pair.difference:.0e}", pair.bits)
 ```
 
-What follows the first of these lines differs because its operands do. `sw.audit(f, "fp8",
+After the first of these lines the operands differ, too. `sw.audit(f, "fp8",
 device="h100")` measures each product by itself: what its unit loses, with the same operands,
 relative to an exact sum ([Audit](../guides/audit.md)).
 

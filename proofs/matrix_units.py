@@ -133,7 +133,9 @@ def ours(unit: MatrixUnit, a, b, c, scales) -> np.ndarray:
 # -- exact rational arithmetic -------------------------------------------------------------------
 
 
-_fraction = functools.lru_cache(1 << 16)(Fraction)
+@functools.lru_cache(1 << 18)  # of 8-bit operands there are fewer
+def _product(x: float, y: float) -> Fraction:
+    return Fraction(x) * Fraction(y)
 
 
 @functools.cache
@@ -233,7 +235,7 @@ def _terms(unit, a, b, of) -> list[tuple[Fraction, int]]:
         shift = 0
         if isinstance(unit.left, BlockFormat):
             shift = sum(_exponent(v, unit.left.scale.min_exponent) for v in (s, t))
-        product = _fraction(x) * _fraction(y)
+        product = _product(x, y)
         if shift or s != 1 or t != 1:
             product *= Fraction(s) * Fraction(t)
         found.append((product, shift if unit.terms == 64 else e + shift))

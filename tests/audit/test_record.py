@@ -371,7 +371,7 @@ def test_two_devices_are_compared_on_the_example_gpt(monkeypatch):
     module = models.module_of(gpt)
     small = dataclasses.replace(module.CONFIG, width=32, context=16, layers=1, batch=2)
     monkeypatch.setattr(module, "CONFIG", small)
-    with jax.numpy_rank_promotion("allow"):
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         state, batch = gpt.init(0), next(iter(models.batches(gpt, 0)))
         runs = [
             record(sw.autoscale(gpt.train_step, "fp8", emulate=name))(state, batch)

@@ -282,6 +282,14 @@ class MatrixUnits:
         unit = next(u for u in UNITS if u.architecture == architecture_of(self.device))
         dataclasses.replace(unit, terms=1, promote=self.promote, splits=self.splits)  # checks them
 
+    def __str__(self) -> str:
+        said = [
+            self.promote and f"promotion after {self.promote} terms",
+            self.splits > 1 and f"K split in {self.splits}",
+            self.result != "fp32" and f"accumulators in {self.result}",
+        ]
+        return ", ".join([self.device, *filter(None, said)])
+
     def unit(
         self,
         left: Format | BlockFormat | str | DTypeLike,
