@@ -44,7 +44,8 @@ as the units of that device do, bit for bit; so does `sw.ops.matmul(a, b,
 accumulator=sw.devices.matrix_unit("h100", "e4m3fn"))`. `sw.autoscale(f, "fp8", emulate="h100")`
 rounds the operands as the recipe says and adds their products as the device does, in training
 steps too; `sw.devices.MatrixUnits("h100", promote=128)` in place of the name sets the schedule.
-`scalewise formats --device h100` lists the units.
+`scalewise formats --device h100` lists the units. PyTorch models: `st.emulate(model,
+device="h100")` ([torch](../torch.md#train-it-under-a-recipe)).
 
 The order of a whole product is not modelled: one accumulator takes the terms in ascending order
 of K. cuBLAS may split K, or keep several accumulators, and then differs in the last bits.
