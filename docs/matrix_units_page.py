@@ -12,6 +12,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
+from proofs import matrix_unit_sums as sums
 
 import scalewise as sw
 from scalewise.devices import UNITS, MatrixUnit, matrix_unit
@@ -87,6 +88,13 @@ accumulator (rounded down after 24), and rounds to nearest even; CDNA 1 and 2 ad
 float32. `sw.devices.MatrixUnit` states all of it.
 
 """
+COMPARED = """The last column counts the sums of two steps, on random and directed operands, that
+are equal to exact rational arithmetic bit by bit (`python -m proofs.matrix_unit_sums`, resumable;
+{differ} of {all:,} differ, accumulators in FP16 included). MMA-Sim's own results were recorded for
+{recorded:,} sums, which `tests/ops/test_matrix_units.py` compares.
+
+"""
+RECORDED_SUMS = 7280  # in tests/ops/matrix_units.npz
 BETWEEN = """
 ## Largest errors over K
 
@@ -171,12 +179,23 @@ def units_table() -> str:
     for u in UNITS:
         key = (u.architecture, u.instruction, u.terms, u.fraction_bits, u.result.name, u.method)
         groups.setdefault(key, []).append(u)
+    exact = json.loads(sums.COUNTS.read_text())[sums.EXACT]
     rows = []
     for (architecture, instruction, terms, bits, result, method), units in groups.items():
         operands = ", ".join(dict.fromkeys(f.name for u in units for f in (u.left, u.right)))
         added = method.replace("_", " ") + (", flushing" if units[0].flush else "")
+        compared = f"{exact[sums.instruction(units[0])]['sums']:,}"
         rows.append(
-            [architecture, instruction, operands, str(terms), str(bits or "–"), result, added]
+            [
+                architecture,
+                instruction,
+                operands,
+                str(terms),
+                str(bits or "–"),
+                result,
+                added,
+                compared,
+            ]  # fmt: skip
         )
     head = [
         "architecture",
@@ -186,13 +205,16 @@ def units_table() -> str:
         "fractional bits",
         "result",
         "method",
+        "sums compared",
     ]
     return table(head, rows)
 
 
 def page(found: dict[str, dict[str, list[float]]]) -> str:
     """Returns the page as Markdown."""
-    parts = [HEAD, units_table(), BETWEEN]
+    exact = json.loads(sums.COUNTS.read_text())[sums.EXACT].values()
+    counts = {"all": sum(x["sums"] for x in exact), "differ": sum(x["differ"] for x in exact)}
+    parts = [HEAD, COMPARED.format(**counts, recorded=RECORDED_SUMS), units_table(), BETWEEN]
     for name, schedules in found.items():
         rows = [[s, *(f"{e:.1e}" for e in errors)] for s, errors in schedules.items()]
         parts += [f"Operands {name}:\n\n", table(["K", *map(str, LENGTHS)], rows), "\n"]
