@@ -195,7 +195,7 @@ def units_table() -> str:
                 result,
                 added,
                 compared,
-            ]  # fmt: skip
+            ]
         )
     head = [
         "architecture",

@@ -182,9 +182,10 @@ def architecture_of(device: str) -> str:
     known = sorted({unit.architecture for unit in UNITS})
     if (found := ARCHITECTURES.get(name, name)) in known:
         return found
-    if name in DEVICES:
+    if name in DEVICES or name.startswith("tpu"):
+        title = DEVICES[name].title if name in DEVICES else str(device)
         raise ValueError(
-            f"matrix units of {DEVICES[name].title} aren't modelled: nobody has published how they "
+            f"matrix units of {title} aren't modelled: nobody has published how they "
             f"add; expected one of {', '.join([*ARCHITECTURES, *known])}"
         )
     near = difflib.get_close_matches(name, [*ARCHITECTURES, *known], n=1)

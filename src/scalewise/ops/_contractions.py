@@ -127,9 +127,25 @@ def matmul(
             f"unit for block formats alone, not with accumulator {accumulator}"
         )
     out = np.dtype(a.dtype if out is None else out)
+    if isinstance(accumulator, MatrixUnit) and scales is not None:
+        _check_scales(accumulator, left.shape, right.shape, scales)
     factors = [jnp.broadcast_to(s, batch + jnp.shape(s)[-2:]) for s in scales or ()]
     y = _matmul(accumulator, out, left, right, *factors)
     return jnp.squeeze(y, (-2,) * (a.ndim == 1) + (-1,) * (b.ndim == 1))
+
+
+def _check_scales(
+    unit: MatrixUnit, a: Sequence[int], b: Sequence[int], scales: tuple[ArrayLike, ArrayLike]
+) -> None:
+    assert isinstance(unit.left, BlockFormat)
+    assert isinstance(unit.right, BlockFormat)
+    wanted = (a[-2], -(-a[-1] // unit.left.size)), (-(-b[-2] // unit.right.size), b[-1])
+    given = tuple(jnp.shape(s)[-2:] for s in scales)
+    if given != wanted:
+        raise ValueError(
+            f"matmul: scales of shapes {given[0]} and {given[1]}; expected {wanted[0]} and "
+            f"{wanted[1]}, one for each block of {unit.left.size} numbers along K"
+        )
 
 
 @checked
