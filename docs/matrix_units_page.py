@@ -12,6 +12,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
+from proofs import matrix_unit_sums as sums
 
 import scalewise as sw
 from scalewise.devices import UNITS, MatrixUnit, matrix_unit
@@ -44,7 +45,8 @@ as the units of that device do, bit for bit; so does `sw.ops.matmul(a, b,
 accumulator=sw.devices.matrix_unit("h100", "e4m3fn"))`. `sw.autoscale(f, "fp8", emulate="h100")`
 rounds the operands as the recipe says and adds their products as the device does, in training
 steps too; `sw.devices.MatrixUnits("h100", promote=128)` in place of the name sets the schedule.
-`scalewise formats --device h100` lists the units.
+`scalewise formats --device h100` lists the units. PyTorch models: `st.emulate(model,
+device="h100")` ([torch](../torch.md#train-it-under-a-recipe)).
 
 The order of a whole product is not modelled: one accumulator takes the terms in ascending order
 of K. cuBLAS may split K, or keep several accumulators, and then differs in the last bits.
@@ -86,6 +88,13 @@ accumulator (rounded down after 24), and rounds to nearest even; CDNA 1 and 2 ad
 float32. `sw.devices.MatrixUnit` states all of it.
 
 """
+COMPARED = """The last column counts the sums of two steps, on random and directed operands, that
+are equal to exact rational arithmetic bit by bit (`python -m proofs.matrix_unit_sums`, resumable;
+{differ} of {all:,} differ, accumulators in FP16 included). MMA-Sim's own results were recorded for
+{recorded:,} sums, which `tests/ops/test_matrix_units.py` compares.
+
+"""
+RECORDED_SUMS = 7280  # in tests/ops/matrix_units.npz
 BETWEEN = """
 ## Largest errors over K
 
@@ -96,6 +105,40 @@ The least error that a float32 result can have is 6e-8.
 
 """
 TAIL = """
+## Two devices compared
+
+A recording of an emulated program has one result for each product of a matrix unit, called
+`matrix_unit`. Two recordings, compared, name the lines on which the devices part, in program order.
+*bits* is how many of the last bits of a sampled number differ, at most.
+
+```python
+import jax
+
+
+def loss_of(w, x):
+    h = jnp.tanh(x @ w["up"])
+    return jnp.mean((h @ w["down"]) ** 2)
+
+
+w = {"up": jnp.asarray(rng.normal(size=(512, 64)), jnp.float32), "down": jnp.ones((64, 1))}
+x = jnp.asarray(rng.normal(size=(32, 512)), jnp.float32)
+runs = [
+    sw.auditing.record(sw.autoscale(jax.grad(loss_of), "fp8", emulate=device))(w, x)
+    for device in ("h100", "b200")
+]
+found = sw.auditing.compare(*runs)
+print(found.verdict)  # first matrix_unit at the first line of loss_of
+for pair in found.pairs:
+    if pair.a.primitive == "matrix_unit":
+        print(pair.a.where, pair.a.direction, f"{pair.difference:.0e}", pair.bits)
+```
+
+After the first of these lines the operands differ, too. `sw.audit(f, "fp8",
+device="h100")` measures each product by itself: what its unit loses, with the same operands,
+relative to an exact sum ([Audit](../guides/audit.md)).
+
+## DeepSeek's measurement
+
 DeepSeek-V3's authors report a maximum relative error of nearly 2 % for K = 4096 and random
 operands on an H100 ([arXiv 2412.19437](https://arxiv.org/abs/2412.19437), 3.3.2). The
 distribution isn't stated. The model gives more for positive operands, where every cut goes in one
@@ -136,12 +179,23 @@ def units_table() -> str:
     for u in UNITS:
         key = (u.architecture, u.instruction, u.terms, u.fraction_bits, u.result.name, u.method)
         groups.setdefault(key, []).append(u)
+    exact = json.loads(sums.COUNTS.read_text())[sums.EXACT]
     rows = []
     for (architecture, instruction, terms, bits, result, method), units in groups.items():
         operands = ", ".join(dict.fromkeys(f.name for u in units for f in (u.left, u.right)))
         added = method.replace("_", " ") + (", flushing" if units[0].flush else "")
+        compared = f"{exact[sums.instruction(units[0])]['sums']:,}"
         rows.append(
-            [architecture, instruction, operands, str(terms), str(bits or "–"), result, added]
+            [
+                architecture,
+                instruction,
+                operands,
+                str(terms),
+                str(bits or "–"),
+                result,
+                added,
+                compared,
+            ]
         )
     head = [
         "architecture",
@@ -151,13 +205,16 @@ def units_table() -> str:
         "fractional bits",
         "result",
         "method",
+        "sums compared",
     ]
     return table(head, rows)
 
 
 def page(found: dict[str, dict[str, list[float]]]) -> str:
     """Returns the page as Markdown."""
-    parts = [HEAD, units_table(), BETWEEN]
+    exact = json.loads(sums.COUNTS.read_text())[sums.EXACT].values()
+    counts = {"all": sum(x["sums"] for x in exact), "differ": sum(x["differ"] for x in exact)}
+    parts = [HEAD, COMPARED.format(**counts, recorded=RECORDED_SUMS), units_table(), BETWEEN]
     for name, schedules in found.items():
         rows = [[s, *(f"{e:.1e}" for e in errors)] for s, errors in schedules.items()]
         parts += [f"Operands {name}:\n\n", table(["K", *map(str, LENGTHS)], rows), "\n"]

@@ -56,6 +56,18 @@ one sequence a step chance is large: on the way, in means over 100 steps, `float
 |---|---:|---:|
 """
 
+DEVICES_HEAD = """
+## Devices' matrix units
+
+The GPT, {steps} steps, seed 0, under `fp8`, whose products the [matrix
+units](concepts/matrix-units.md) of a device add up, forward and backward (`python -m
+proofs.recipe_training --sets devices`). Sums have 32 to 1,024 terms here; errors of Hopper's FP8
+units grow with the length of a sum. *Cosine* and *SQNR* as above.
+
+| products | loss | relative to float32 | worst cosine | SQNR, dB |
+|---|---:|---:|---:|---:|
+"""
+
 ABLATION_HEAD = """
 ## What each part of a recipe is worth
 
@@ -247,6 +259,17 @@ def long_runs(losses: Losses) -> str:
     return text if made else ""
 
 
+def devices(losses: Losses, measured: dict) -> str:
+    runs = recipe_training.SETS["devices"]
+    text = DEVICES_HEAD.format(steps=runs.steps)
+    for recipe in runs.recipes:
+        loss = losses.by_run[runs.model, recipe, 0]
+        of_gradient = gradient(measured.get((runs.model, recipe)))
+        compared = ratio(losses.ratios(runs.model, recipe))
+        text += line(f"`{recipe}`", f"{loss:.4f}", compared, *of_gradient)
+    return text
+
+
 def ablations(losses: Losses, measured: dict) -> str:
     text = ABLATION_HEAD
     for name in (*ABLATIONS, *STATE_ABLATIONS):
@@ -338,7 +361,7 @@ def page() -> str:
     models = f"The examples `gpt`, `moe` and `resnet`, {runs.steps} steps, 3 seeds (5 for some)"
     text = HEAD.format(environment=environment, last=recipe_training.LAST)
     text += TABLE.format(models=models, steps=recipe_numbers.STEPS)
-    text += all_recipes(losses, measured) + long_runs(losses)
+    text += all_recipes(losses, measured) + long_runs(losses) + devices(losses, measured)
     text += ablations(losses, measured) + outliers(losses, measured)
     text += bias(losses) + orderings(losses) + TARGET_HEAD
     for goal, found, met in goals(losses):

@@ -132,7 +132,7 @@ def recipes_compared() -> str:
 
 def audited() -> str:
     totals = gallery.totals(list(gallery.rows().values()))
-    return f"The audit on 60 failing and 20 clean programs: {totals}"
+    return f"The audit on {len(gallery.EVERY)} failing and 20 clean programs: {totals}"
 
 
 def corpus() -> dict[str, dict[str, Any]]:

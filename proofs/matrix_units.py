@@ -12,10 +12,11 @@ without block scales; the others are compared in both ways.
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 
@@ -113,40 +114,62 @@ def _scales(fmt: Format, shape: tuple[int, ...], mode: str, rng: np.random.Gener
 # -- ours ----------------------------------------------------------------------------------------
 
 
-def ours(unit: MatrixUnit, a, b, c, scales) -> np.ndarray:
-    """One dot product for each row, as float64."""
-
+@functools.cache
+def _compiled(unit: MatrixUnit) -> Callable:
     def one(a, b, c, scales):
         of = None if scales is None else (scales[0][None], scales[1][:, None])
         return unit_product(unit, a[None], b[:, None], of, c[None, None])[0, 0]
 
+    return jax.jit(jax.vmap(one))
+
+
+def ours(unit: MatrixUnit, a, b, c, scales) -> np.ndarray:
+    """One dot product for each row, as float64."""
     with jax.enable_x64(True):
         arrays = jax.tree.map(jnp.asarray, (a, b, c, scales))
-        return np.asarray(jax.jit(jax.vmap(one))(*arrays))
+        return np.asarray(_compiled(unit)(*arrays))
 
 
 # -- exact rational arithmetic -------------------------------------------------------------------
 
 
+@functools.lru_cache(1 << 18)  # of 8-bit operands there are fewer
+def _product(x: float, y: float) -> Fraction:
+    return Fraction(x) * Fraction(y)
+
+
+@functools.cache
+def _power(exponent: int) -> Fraction:
+    return Fraction(2) ** exponent
+
+
 def _exponent(x: Fraction | float, smallest: int) -> int:
     if x == 0:
         return -126
-    x = abs(Fraction(x))
+    if isinstance(x, float):
+        return max(math.frexp(x)[1] - 1, smallest)
+    x = abs(x)
     e = x.numerator.bit_length() - x.denominator.bit_length()
-    e -= Fraction(2) ** e > x
+    e -= _power(e) > x
     return max(e, smallest)
 
 
-def _cut(x: Fraction, unit: Fraction) -> Fraction:
-    return math.trunc(x / unit) * unit
+def _cut_off(terms: list[Fraction], exponent: int) -> Fraction:
+    """Returns the sum of numbers that are cut off, toward zero, below a power of two."""
+    total = 0
+    for x in terms:
+        n, d = x.numerator, x.denominator
+        units = (abs(n) << -exponent) // d if exponent < 0 else abs(n) // (d << exponent)
+        total += units if n >= 0 else -units
+    return total * _power(exponent)
 
 
 def _nearest(x: Fraction, bits: int, smallest: int, largest: int) -> float:
     if x == 0:
         return 0.0
-    unit = Fraction(2) ** (_exponent(x, smallest) - bits)
+    unit = _power(_exponent(x, smallest) - bits)
     y = round(x / unit) * unit  # ties to even
-    infinite = abs(y) >= Fraction(2) ** (largest + 1)
+    infinite = abs(y) >= _power(largest + 1)
     return (math.inf if y > 0 else -math.inf) if infinite else float(y)
 
 
@@ -165,7 +188,9 @@ def exact_step(unit: MatrixUnit, a, b, c: float, scales=None) -> float:
     if unit.method == "pairwise":
         return _pairwise(unit, a, b, c)
     with np.errstate(all="ignore"):
-        products = np.where(np.isinf(c) & (unit.method == "fma"), np.sign(a), a) * b * of[0] * of[1]
+        # an infinite accumulator stays so if a finite product overflows
+        kept = np.isinf(c) & (unit.method == "fma") & np.isfinite(a)
+        products = np.where(kept, np.sign(a), a) * b * of[0] * of[1]
         plain = float(np.sum(products) + c)
     if not math.isfinite(plain):
         return plain
@@ -173,11 +198,11 @@ def exact_step(unit: MatrixUnit, a, b, c: float, scales=None) -> float:
     if unit.method == "fused":
         terms.append((Fraction(c), _exponent(c, -14 if unit.result == FP16 else -126)))
         top = max(e for _, e in terms)
-        s = sum(_cut(x, Fraction(2) ** (top - unit.fraction_bits)) for x, _ in terms)
+        s = _cut_off([x for x, _ in terms], top - unit.fraction_bits)
         if unit.result == FP16:
             return _nearest(s, 10, -14, 15)
         bits = unit.result.mantissa_bits
-        y = _cut(s, Fraction(2) ** (_exponent(s, -126) - bits)) if s else Fraction(0)
+        y = _cut_off([s], _exponent(s, -126) - bits) if s else Fraction(0)
         return (math.inf if y > 0 else -math.inf) if abs(y) >= 2**128 else float(y)
     return _two_stage(unit, terms, c)
 
@@ -210,7 +235,9 @@ def _terms(unit, a, b, of) -> list[tuple[Fraction, int]]:
         shift = 0
         if isinstance(unit.left, BlockFormat):
             shift = sum(_exponent(v, unit.left.scale.min_exponent) for v in (s, t))
-        product = Fraction(x) * Fraction(y) * Fraction(s) * Fraction(t)
+        product = _product(x, y)
+        if shift or s != 1 or t != 1:
+            product *= Fraction(s) * Fraction(t)
         found.append((product, shift if unit.terms == 64 else e + shift))
     if unit.terms == 64:
         groups = [found[i : i + 16] for i in range(0, 64, 16)]
@@ -225,17 +252,14 @@ def _two_stage(unit: MatrixUnit, terms: list[tuple[Fraction, int]], c: float) ->
     fp8 = unit.method == "two_stage_fp8"
     groups = [terms[0::2], terms[1::2]] if fp8 else [terms]
     tops = [max(e for _, e in g) for g in groups]
-    sums = [
-        sum(_cut(x, Fraction(2) ** (top - 24)) for x, _ in g)
-        for g, top in zip(groups, tops, strict=True)
-    ]
+    sums = [_cut_off([x for x, _ in g], top - 24) for g, top in zip(groups, tops, strict=True)]
     top = max(tops)
     if fp8:
-        unit24 = Fraction(2) ** (top - 24)
+        unit24 = _power(top - 24)
         sums = [math.floor(s / unit24) * unit24 for s in sums]
     own = _exponent(c, -126)
     most = max(top, own)
-    fine, coarse = Fraction(2) ** (most - 31), Fraction(2) ** (most - 24)
+    fine, coarse = _power(most - 31), _power(most - 24)
     kept = math.floor(Fraction(c) / coarse) * coarse if not fp8 or own >= most - 25 else 0
     return _rounded32(math.floor(sum(sums) / fine) * fine + kept)
 

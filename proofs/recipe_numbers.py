@@ -32,10 +32,10 @@ from scalewise.interpret import RoundedOperand, transform
 
 from . import models, parity
 from .recipe_training import SETS, program
-from .recipe_variants import ABLATIONS, CHANCE, RECIPES
+from .recipe_variants import ABLATIONS, CHANCE, RECIPES, VARIANTS
 
 FILE = Path(__file__).parents[1] / "docs" / "recipe_numbers.jsonl"
-MODELS = ("gpt", "gpt, outliers")
+MODELS = ("gpt", "gpt, outliers", SETS["devices"].model)
 STEPS = 100  # in float32, before anything is measured
 
 
@@ -158,7 +158,8 @@ def trained(name: str) -> tuple[Any, Any, Any]:
 
 
 def _recipes(model: str) -> tuple[str, ...]:
-    return SETS["outliers"].recipes if model == SETS["outliers"].model else (*RECIPES, *ABLATIONS)
+    own = {runs.model: runs.recipes for runs in (SETS["outliers"], SETS["devices"])}
+    return own.get(model, (*RECIPES, *ABLATIONS))
 
 
 def main() -> None:
@@ -179,7 +180,7 @@ def main() -> None:
         function = jax.value_and_grad(model.loss_of)
         exact = jax.jit(function)(params, batch)
         for recipe in missing:
-            chosen = ABLATIONS[recipe] if recipe in ABLATIONS else sw.recipes.CATALOGUE[recipe]
+            chosen = VARIANTS.get(recipe) or sw.recipes.CATALOGUE[recipe]
             loss, found, operands = gradients(function, chosen, params, batch)
             row = {"model": name, "recipe": recipe, "steps": STEPS, "seed": 0}
             row |= {"loss": float(loss) / float(exact[0]), "gradient": compared(found, exact[1])}

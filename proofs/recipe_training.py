@@ -28,7 +28,17 @@ import scalewise as sw
 from scalewise import training
 
 from . import models, parity
-from .recipe_variants import ABLATIONS, CHANCE, LONG, RECIPES, STATE_ABLATIONS, STATES, TARGETS
+from .recipe_variants import (
+    ABLATIONS,
+    CHANCE,
+    DEVICES,
+    LONG,
+    RECIPES,
+    STATE_ABLATIONS,
+    STATES,
+    TARGETS,
+    VARIANTS,
+)  # fmt: skip
 
 FILE = Path(__file__).parents[1] / "docs" / "recipe_training.jsonl"
 LAST = 50  # the loss of a run is the mean over its last steps
@@ -54,6 +64,7 @@ SETS: Mapping[str, Runs] = {
     "gpt": Runs("gpt", RECIPES + STATES),
     "moe": Runs("moe", RECIPES),
     "resnet": Runs("resnet", RECIPES),
+    "devices": Runs("gpt, 100 steps", ("float32", CHANCE, "fp8", *DEVICES), (0,), steps=100),
     "long": Runs("gpt, 20 million parameters", LONG, seeds=(0,), steps=2000),
 }
 
@@ -64,7 +75,7 @@ def program(name: str) -> training.Program:
     found = models.model(name)
     if variant == "outliers":
         return dataclasses.replace(found, init=lambda seed: planted(found.init(seed)))
-    if variant:
+    if variant.endswith("parameters"):
         module = models.module_of(found)
         module.CONFIG = dataclasses.replace(module.CONFIG, width=640, heads=10, layers=4, batch=1)
         schedule = optax.warmup_cosine_decay_schedule(0, 6e-4, 100, SETS["long"].steps, 6e-5)
@@ -93,8 +104,8 @@ def planted(state: Any) -> Any:
 
 def method(name: str) -> training.Method:
     """Returns how a recipe, a variant of one or an optimizer's state runs a training step."""
-    if name in ABLATIONS:
-        recipe = ABLATIONS[name]
+    if name in VARIANTS:
+        recipe = VARIANTS[name]
         return training.Method(name, transform=lambda step: sw.autoscale(step, recipe))
     if name in STATE_ABLATIONS:
         whole = training.method(name.partition(",")[0])

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import scalewise as sw
 from scalewise import Recipe, training
 from scalewise.autoscaling import Operand
+from scalewise.devices import MatrixUnits
 
 CHANCE = "float32, moved"  # float32 from parameters that differ by less than FP16's spacing
 _ALIASES = ("fp8_current",)
@@ -80,6 +81,17 @@ ABLATIONS: dict[str, Recipe] = {
     "mxfp4, no Hadamard": each(sw.recipes.mxfp4, _untransformed),
     "mxfp4, scales rounded down": each(sw.recipes.mxfp4, _floor),
 }
+
+# FP8, whose products a device's matrix units add
+DEVICES: dict[str, Recipe] = {
+    f"fp8, {name}": dataclasses.replace(sw.recipes.fp8, emulate=units)
+    for name, units in (
+        ("H100's fast accumulation", "h100"),
+        ("H100's promotion after 128 terms", MatrixUnits("h100", promote=128)),
+        ("B200", "b200"),
+    )
+}
+VARIANTS = ABLATIONS | DEVICES
 
 # an optimizer's state of which one moment stays in float32
 STATE_ABLATIONS = {

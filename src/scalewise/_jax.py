@@ -7,8 +7,9 @@ at JAX's version, so that a new release needs no table of versions. The oldest s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, TypeAlias, TypeVar, cast
 
 import jax
@@ -92,17 +93,17 @@ def is_reference(x: object) -> bool:
 
 
 class provenance:
-    """A context manager that gives equations traced in it ``eqn``'s line, scope, mesh and x64.
+    """A context manager that gives equations traced in it ``eqn``'s scope, mesh and x64, and the
+    line of a ``traceback``.
 
     A class, since it is entered for each equation of each run.
     """
 
     __slots__ = ("managers",)
 
-    def __init__(self, eqn: jex.JaxprEqn):
-        info = eqn.source_info
-        scope = source_info_util.current_name_stack() + info.name_stack
-        line = source_info_util.user_context(info.traceback, name_stack=scope)
+    def __init__(self, eqn: jex.JaxprEqn, traceback: object):
+        scope = source_info_util.current_name_stack() + eqn.source_info.name_stack
+        line = source_info_util.user_context(cast(Any, traceback), name_stack=scope)
         wide = (jax.enable_x64(True),) if _is_wide(eqn) else ()
         self.managers = (line, eqn.ctx.manager, *wide)
 
@@ -113,6 +114,13 @@ class provenance:
     def __exit__(self, *error: object) -> None:
         for manager in reversed(self.managers):
             manager.__exit__(*error)
+
+
+def provenance_here() -> Callable[[], AbstractContextManager[None]]:
+    """Returns what makes a context with the line and scope that equations get where it is called,
+    for operations that are deferred."""
+    info = source_info_util.current()
+    return partial(source_info_util.user_context, info.traceback, name_stack=info.name_stack)
 
 
 def _is_wide(eqn: jex.JaxprEqn) -> bool:

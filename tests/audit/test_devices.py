@@ -1,15 +1,11 @@
 """Audits of programs whose products a device's matrix units add up."""
 
-import dataclasses
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from proofs import gallery
 
 import scalewise as sw
-from scalewise import recipes
-from scalewise.devices import MatrixUnits
 
 
 def uniform(*shape, seed=0):
@@ -20,52 +16,19 @@ def pooled(x, w):
     return (x @ w) / 4096.0
 
 
-def weight_gradient(w, x, g):
-    def loss(w):
-        return jnp.sum((x @ w) * g) / 8192.0
-
-    return jax.grad(loss)(w)
-
-
 def pooled_arguments(terms=1024):
     return uniform(4, terms), uniform(terms, 4, seed=1)
 
 
-CASES = {
-    "long K": (pooled, recipes.fp8, "h100", pooled_arguments()),
-    "gradient sum": (
-        weight_gradient,
-        recipes.fp8,
-        "h100",
-        (uniform(8, 4) - 0.5, uniform(1024, 8, seed=1), uniform(1024, 4, seed=2)),
-    ),
-    "split K": (pooled, recipes.fp8, MatrixUnits("h100", splits=4), pooled_arguments(4096)),
-    "FP16 accumulator": (
-        pooled,
-        dataclasses.replace(recipes.fp16, scaling=sw.Unit()),
-        MatrixUnits("h100", result="fp16"),
-        pooled_arguments(),
-    ),
-}
-
-
 @pytest.mark.thorough(keep=1)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", gallery.ACCUMULATORS)
 def test_a_failing_accumulator_is_found_with_a_fix(name):
-    f, recipe, device, args = CASES[name]
-    report = sw.audit(f, recipe, device=device)(*args)
-    worst = report.findings[0]
-    assert worst.kind == "accumulation"
-    assert worst.source.lstrip().startswith("return ")
-    assert worst.primitive == "dot_general"
-    assert float(report.error_fixed) < 0.25 * float(report.error)
-    on_device = dataclasses.replace(recipe, emulate=device)
-    repaired = sw.autoscale(f, worst.fix.apply(on_device))(*args)
-    plain = sw.autoscale(f, on_device)(*args)
-    right = np.asarray(f(*args), np.float64)
-    error, before = (np.linalg.norm(y - right) / np.linalg.norm(right) for y in (repaired, plain))
-    assert before == pytest.approx(float(report.error), rel=0.01)
-    assert error == pytest.approx(float(report.error_fixed), rel=0.01)
+    found = gallery.score(name)
+    assert not found.problems
+    assert found.report is not None
+    worst = found.report.findings[0]
+    assert (worst.kind, worst.primitive) == ("accumulation", "dot_general")
+    assert float(found.report.error_fixed) < 0.25 * float(found.report.error)
 
 
 def test_products_that_lose_by_their_operands_are_no_accumulation():

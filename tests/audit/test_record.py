@@ -1,5 +1,6 @@
 """Recordings of what a device computes, their files, and comparisons of two of them."""
 
+import dataclasses
 import io
 import json
 import math
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from proofs import models
 from rich.console import Console
 
 import scalewise as sw
@@ -315,3 +317,69 @@ def test_recordings_with_other_tables_are_refused(recordings, tmp_path, name, ch
     sw.scaled.save_safetensors(path, tensors)
     with pytest.raises(ValueError, match="is no recording"):
         load_recording(path)
+
+
+def perceptron_loss(p, x, y):
+    h = jax.nn.relu(x @ p["up"])
+    return -jnp.take_along_axis(jax.nn.log_softmax(h @ p["down"]), y, axis=-1).mean()
+
+
+def perceptron_step(p, x, y):
+    loss, gradients = jax.value_and_grad(perceptron_loss)(p, x, y)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, p, gradients), loss
+
+
+@pytest.fixture(scope="module")
+def two_devices():
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)  # noqa: E731
+    args = {"up": draw(64, 32), "down": draw(32, 8)}, draw(16, 64), jnp.arange(16)[:, None] % 8
+    return [
+        record(sw.autoscale(perceptron_step, "fp8", emulate=name))(*args)
+        for name in ("h100", "b200")
+    ]
+
+
+def test_two_devices_are_compared(two_devices):
+    """A product of a matrix unit is one result, not the thousands of steps that compute it."""
+    a, b = two_devices
+    assert [len(by_name(x, "matrix_unit")) for x in two_devices] == [5, 5]
+    found = compare(a, b)
+    assert found.unmatched == (0, 0)
+    first = perceptron_loss.__code__.co_firstlineno + 1
+    assert f"first matrix_unit at test_record.py:{first}" in found.verdict
+    line = next(x for x in found.lines if x.direction == "forward")
+    assert (line.line, line.function) == (first, "perceptron_loss")
+    product = next(x for x in found.pairs if x.a.primitive == "matrix_unit")
+    assert 1 <= product.bits <= 23 - 13 + 6  # Hopper keeps 13 of 23 bits; sums of both signs
+    assert 0 < product.difference < 2**-10
+    assert compare(a, a).pairs[0].bits == 0
+
+
+def test_recorded_results_have_the_lines_of_the_program(two_devices):
+    """Also those that a recipe computes later, and those of functions that JAX has jitted."""
+    arrays = [x for x in two_devices[0].arrays if x.file]
+    assert {x.where.split(":")[0] for x in arrays} == {"test_record.py"}
+    backward = [x for x in arrays if x.primitive == "matrix_unit" and x.direction == "backward"]
+    start = perceptron_loss.__code__.co_firstlineno
+    assert [x.line - start for x in backward] == [2, 2, 1]
+
+
+@pytest.mark.slow
+def test_two_devices_are_compared_on_the_example_gpt(monkeypatch):
+    gpt = models.model("gpt")
+    module = models.module_of(gpt)
+    small = dataclasses.replace(module.CONFIG, width=32, context=16, layers=1, batch=2)
+    monkeypatch.setattr(module, "CONFIG", small)
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        state, batch = gpt.init(0), next(iter(models.batches(gpt, 0)))
+        runs = [
+            record(sw.autoscale(gpt.train_step, "fp8", emulate=name))(state, batch)
+            for name in ("h100", "b200")
+        ]
+    found = compare(*runs)
+    assert found.unmatched == (0, 0)
+    assert "first matrix_unit at gpt.py:82" in found.verdict
+    assert {x.where for x in found.lines if x.primitive == "matrix_unit"} <= {
+        f"gpt.py:{line}" for line in (82, 84, 87, 88, 92, 103)
+    }

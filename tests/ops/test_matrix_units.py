@@ -1,6 +1,7 @@
 """Matrix units: recorded bits of MMA-Sim, exact rational arithmetic, and products made of them."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -232,3 +233,34 @@ def test_each_unit_of_the_table_is_listed_once():
     names = [(u.architecture, u.instruction, u.left.name, u.right.name) for u in UNITS]
     assert len(names) == len(set(names))
     assert all(element_of(u.left).bits <= 8 or u.left == u.right for u in UNITS)
+
+
+def test_gradients_of_scaled_operands_are_those_of_the_exact_product():
+    rng = np.random.default_rng(0)
+    a, b = (jnp.asarray(rng.choice([0.5, 1.0, -2.0], s), jnp.float32) for s in ((2, 64), (64, 3)))
+    scales = jnp.full((2, 4), 2.0), jnp.full((4, 3), 0.5)
+    unit = matrix_unit("b200", "nvfp4")
+
+    def total(a, s):
+        return jnp.sum(sw.ops.matmul(a, b, accumulator=unit, scales=(s, scales[1])))
+
+    of_a, of_scales = jax.grad(total, (0, 1))(a, scales[0])
+    np.testing.assert_allclose(of_a, np.broadcast_to(np.sum(b, 1), (2, 64)))
+    blocks = np.sum(np.reshape(a * np.sum(b, 1)[None], (2, 4, 16)), 2) * 0.5
+    np.testing.assert_allclose(of_scales, blocks)
+    with pytest.raises(ValueError, match=r"expected \(2, 4\) and \(4, 3\), one for each block"):
+        sw.ops.matmul(a, b, accumulator=unit, scales=(scales[0][:, :2], scales[1]))
+
+
+def test_within_a_shard_map():
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    a, b = jnp.full((4, 64), 0.1), jnp.full((64, 3), 0.2)
+    unit = matrix_unit("h100", "e4m3fn", promote=32)
+    product = functools.partial(sw.ops.matmul, accumulator=unit)
+    mapped = jax.shard_map(product, mesh=mesh, in_specs=(jax.P("d"), jax.P()), out_specs=jax.P("d"))
+    np.testing.assert_array_equal(jax.jit(mapped)(a, b), product(a, b))
+
+
+def test_a_tpu_is_refused_by_any_name():
+    with pytest.raises(ValueError, match="nobody has published"):
+        matrix_unit("tpu", "bf16")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import jax
@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
-from .._jax import with_common_axes
+from .._jax import provenance_here, with_common_axes
 from ..devices import DEVICES, Device, MatrixUnit, MatrixUnits, units_for
 from ..formats import BF16, E5M2, FP16, BlockFormat, Format
 from ..formats import format as format_
@@ -54,16 +54,15 @@ class DeferredProduct:
     device: Device | None = None
     units: MatrixUnits | None = None
     memo: dict[str, ScaledValue] = dataclasses.field(default_factory=dict, repr=False)
+    placed: Callable = dataclasses.field(default_factory=provenance_here, repr=False)
 
     def load(self) -> ScaledValue:
         if "plain" not in self.memo:
             if "transposed" in self.memo:
                 data = lax.transpose(self.memo["transposed"].data, self._exchange(1, 0))
-                base = None
+                self.memo["plain"] = self._as_value(data, None)
             else:
-                product = self._multiply(self.equation, self.operands)
-                data, base = product.value(), product
-            self.memo["plain"] = self._as_value(data, base)
+                self.memo["plain"] = self._multiply(self.equation, self.operands)
         return self.memo["plain"]
 
     def transposed(self, permutation: Sequence[int]) -> ScaledValue | None:
@@ -77,12 +76,13 @@ class DeferredProduct:
                 dimension_numbers=tuple((b, a) for a, b in params.dot_dimensions(equation)),
                 precision=precision[::-1] if isinstance(precision, tuple) else precision,
             )
-            product = self._multiply(exchanged, self.operands[::-1])
-            self.memo["transposed"] = self._as_value(product.value(), product)
+            self.memo["transposed"] = self._multiply(exchanged, self.operands[::-1])
         return self.memo["transposed"]
 
-    def _multiply(self, equation: Equation, operands: Sequence[Factor]) -> UnscaledProduct:
-        return multiply(equation, operands, self.dtype, self.device, self.units)
+    def _multiply(self, equation: Equation, operands: Sequence[Factor]) -> ScaledValue:
+        with self.placed():  # not on the line that reads the value
+            product = multiply(equation, operands, self.dtype, self.device, self.units)
+            return self._as_value(product.value(), product)
 
     def _exchange(self, first: int, second: int) -> tuple[int, ...]:
         """Returns the permutation that moves one operand's axes in a result behind the other's."""

@@ -182,9 +182,10 @@ def architecture_of(device: str) -> str:
     known = sorted({unit.architecture for unit in UNITS})
     if (found := ARCHITECTURES.get(name, name)) in known:
         return found
-    if name in DEVICES:
+    if name in DEVICES or name.startswith("tpu"):
+        title = DEVICES[name].title if name in DEVICES else str(device)
         raise ValueError(
-            f"matrix units of {DEVICES[name].title} aren't modelled: nobody has published how they "
+            f"matrix units of {title} aren't modelled: nobody has published how they "
             f"add; expected one of {', '.join([*ARCHITECTURES, *known])}"
         )
     near = difflib.get_close_matches(name, [*ARCHITECTURES, *known], n=1)
@@ -281,6 +282,14 @@ class MatrixUnits:
             raise ValueError(f"result is {self.result!r}; expected 'fp32' or 'fp16'")
         unit = next(u for u in UNITS if u.architecture == architecture_of(self.device))
         dataclasses.replace(unit, terms=1, promote=self.promote, splits=self.splits)  # checks them
+
+    def __str__(self) -> str:
+        said = [
+            self.promote and f"promotion after {self.promote} terms",
+            self.splits > 1 and f"K split in {self.splits}",
+            self.result != "fp32" and f"accumulators in {self.result}",
+        ]
+        return ", ".join([self.device, *filter(None, said)])
 
     def unit(
         self,

@@ -5,4 +5,5 @@ from ._draws import EmulationWithDraws as EmulationWithDraws
 from ._emulate import emulate as emulate
 from ._emulation import EXACT as EXACT
 from ._emulation import Emulation as Emulation
+from ._emulation import OnDevice as OnDevice
 from ._emulation import is_exact as is_exact

@@ -18,6 +18,7 @@ from ..formats import format as format_
 from ..interpret import (
     Applied,
     Argument,
+    Boundary,
     Equation,
     Interpretation,
     State,
@@ -25,6 +26,7 @@ from ..interpret import (
     contracts,
     is_quantization,
     map_floats,
+    operation_body,
     rebind,
     unit_for,
     unit_result,
@@ -98,16 +100,54 @@ class Emulation(Interpretation):
         return state, map_floats(lambda y, _: self._round(y), outs, equation.out_avals)
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Widened:
+    """A float32 array within an operation of another library, whose operand has 16 bits."""
+
+    narrow: jax.Array
+
+
 @dataclasses.dataclass(frozen=True)
 class OnDevice(Interpretation):
+    """Computes products as the matrix units of a device do, all else as the program has it.
+
+    An operation of another library computes in float32; its kernels multiply 16-bit operands.
+    """
+
     units: MatrixUnits
 
     def opens(self, equation: Equation) -> bool:
         return True
 
+    def lower(self, value: Value, aval: ShapedArray) -> jax.Array:
+        return value.narrow.astype(aval.dtype) if isinstance(value, Widened) else value
+
+    def canonical(
+        self, value: Value, aval: ShapedArray, boundary: Boundary, equation: Equation
+    ) -> jax.Array:
+        return self.lower(value, aval)
+
     def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
-        unit = unit_for(equation, self.units)
+        if len(inputs) == 1 and (kept := _kept(equation, inputs[0])) is not None:
+            return state, [kept]
+        widened = [x for x in inputs if isinstance(x, Widened)]
+        formats = [format_(x.narrow.dtype) for x in widened]
+        unit = unit_for(equation, self.units, formats if len(formats) == 2 else None)
+        plain = [self.lower(x, a) for x, a in zip(inputs, equation.in_avals, strict=True)]
         if unit is None:
-            return super().apply(state, equation, inputs)
-        wide = [x.astype(np.float64 if x.dtype == np.float64 else np.float32) for x in inputs]
+            return super().apply(state, equation, plain)
+        wide = [x.astype(np.float64 if x.dtype == np.float64 else np.float32) for x in plain]
         return state, [unit_result(equation, unit, wide).astype(equation.out_avals[0].dtype)]
+
+
+def _kept(equation: Equation, x: Value) -> Widened | None:
+    """Returns the result of an equation that widens 16 bits in an operation, or moves elements."""
+    if isinstance(x, Widened):
+        return Widened(equation.bind(x.narrow)[0]) if equation.name in EXACT else None
+    (before,), after = equation.in_avals, equation.out_avals[0]
+    outer = equation.within
+    inside = outer is not None and operation_body(outer) is not None
+    widens = equation.name == "convert_element_type" and after.dtype == np.float32
+    narrow = jnp.issubdtype(before.dtype, jnp.floating) and before.dtype.itemsize == 2
+    return Widened(x) if inside and widens and narrow else None

@@ -113,6 +113,14 @@ class Equation:
         return own or (self.within.source if self.within else None)
 
     @cached_property
+    def traceback(self) -> object:
+        """JAX's traceback of :attr:`source`."""
+        own = self.eqn.source_info.traceback
+        if self.within is None or next(_jax.user_frames(self.eqn), None) is not None:
+            return own
+        return self.within.traceback
+
+    @cached_property
     def caller(self) -> tuple[str, int, str] | None:
         """The line that called the installed library behind the equation; None for user code."""
         if self.source is None or not _is_installed(self.source[0]):

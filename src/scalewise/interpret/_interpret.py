@@ -57,7 +57,7 @@ def interpret_body(
 
     for step in body.steps:
         equation = step.equation
-        with _jax.provenance(equation.eqn):
+        with _jax.provenance(equation.eqn, equation.traceback):
             calls = CONTROL["closed_call"] if params.is_call(equation) else _apply
             rule = CONTROL.get(equation.name, calls)
             state, outs = rule(interpretation, equation, state, [read(x) for x in step.reads])

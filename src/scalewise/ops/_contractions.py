@@ -16,11 +16,10 @@ from jax.typing import ArrayLike
 
 from .._check import CONVERTED, Count, checked
 from .._resolve import as_format
-from ..devices import MatrixUnit, element_of
-from ..formats import FP32, TF32, BlockFormat, FloatDType, Format, RoundingMode, rounding_mode
-from ..formats import format as format_
-from ..rounding import from_float64, round_bits, round_to, to_float64
-from ._matrix_units import unit_product
+from ..devices import MatrixUnit
+from ..formats import FP32, BlockFormat, FloatDType, Format, RoundingMode, rounding_mode
+from ..rounding import round_bits, to_float64
+from ._unit_primitive import in_dtype, unit_matmul
 
 
 @checked
@@ -128,12 +127,25 @@ def matmul(
             f"unit for block formats alone, not with accumulator {accumulator}"
         )
     out = np.dtype(a.dtype if out is None else out)
-    if scales is not None:
-        factors = (jnp.broadcast_to(s, batch + jnp.shape(s)[-2:]) for s in scales)
-        y = _by_unit(accumulator, out, left, right, *factors)
-    else:
-        y = _matmul(accumulator, out, left, right)
+    if isinstance(accumulator, MatrixUnit) and scales is not None:
+        _check_scales(accumulator, left.shape, right.shape, scales)
+    factors = [jnp.broadcast_to(s, batch + jnp.shape(s)[-2:]) for s in scales or ()]
+    y = _matmul(accumulator, out, left, right, *factors)
     return jnp.squeeze(y, (-2,) * (a.ndim == 1) + (-1,) * (b.ndim == 1))
+
+
+def _check_scales(
+    unit: MatrixUnit, a: Sequence[int], b: Sequence[int], scales: tuple[ArrayLike, ArrayLike]
+) -> None:
+    assert isinstance(unit.left, BlockFormat)
+    assert isinstance(unit.right, BlockFormat)
+    wanted = (a[-2], -(-a[-1] // unit.left.size)), (-(-b[-2] // unit.right.size), b[-1])
+    given = tuple(jnp.shape(s)[-2:] for s in scales)
+    if given != wanted:
+        raise ValueError(
+            f"matmul: scales of shapes {given[0]} and {given[1]}; expected {wanted[0]} and "
+            f"{wanted[1]}, one for each block of {unit.left.size} numbers along K"
+        )
 
 
 @checked
@@ -242,43 +254,45 @@ Pairs = tuple[jax.Array, jax.Array]  # the factors of products
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _matmul(accumulator: Sums | None, out: np.dtype, a: jax.Array, b: jax.Array) -> jax.Array:
+def _matmul(
+    accumulator: Sums | None, out: np.dtype, a: jax.Array, b: jax.Array, *scales: jax.Array
+) -> jax.Array:
     if accumulator is None:
         return _plain(a, b).astype(out)
     if isinstance(accumulator, MatrixUnit):
-        return _by_unit(accumulator, out, a, b)
+        return unit_matmul(accumulator, out, a, b, *scales)
     return _accumulated(accumulator, out, a, b)
 
 
 @_matmul.defjvp
 def _(accumulator, out, primals, tangents):
-    (a, b), (da, db) = primals, tangents
-    y = _matmul(accumulator, out, a, b)
+    y = _matmul(accumulator, out, *primals)
+    factors, moved = jax.jvp(partial(_factors, accumulator), primals, tangents)
+    (a, b), (da, db) = factors, moved
     return y, (_plain(da, b) + _plain(a, db)).astype(out)
+
+
+def _factors(
+    accumulator: Sums | None, a: jax.Array, b: jax.Array, *scales: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the operands, elements of block formats times their scales."""
+    if not scales:
+        return a, b
+    assert isinstance(accumulator, MatrixUnit)
+    found = []
+    for x, s, fmt, axis in zip((a, b), scales, (accumulator.left, accumulator.right), (-1, -2),
+                               strict=True):  # fmt: skip
+        assert isinstance(fmt, BlockFormat)
+        whole = jnp.repeat(jnp.abs(s), fmt.size, axis).astype(jnp.float32)
+        whole = lax.slice_in_dim(whole, 0, x.shape[axis], axis=axis % x.ndim)
+        found.append(x.astype(jnp.float32) * whole)
+    return found[0], found[1]
 
 
 def _plain(a: jax.Array, b: jax.Array) -> jax.Array:
     """Multiplies in float32 at least: widening operands is exact and runs on every backend."""
     wide = jnp.float64 if a.dtype == jnp.float64 else jnp.float32
     return jnp.matmul(a.astype(wide), b.astype(wide), precision=lax.Precision.HIGHEST)
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _by_unit(
-    unit: MatrixUnit, out: np.dtype, a: jax.Array, b: jax.Array, *scales: jax.Array
-) -> jax.Array:
-    operands = [
-        x if fmt == TF32 else round_to(x, fmt)
-        for x, fmt in ((a, element_of(unit.left)), (b, element_of(unit.right)))
-    ]
-    with jax.enable_x64(True):
-
-        def product(a: jax.Array, b: jax.Array, *scales: jax.Array) -> jax.Array:
-            return unit_product(unit, a, b, scales or None)  # pyright: ignore[reportArgumentType]
-
-        for _ in range(a.ndim - 2):
-            product = jax.vmap(product)
-        return from_float64(_to_dtype(product(*operands, *scales), out), out)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -314,10 +328,4 @@ def _accumulated(acc: Accumulator, out: np.dtype, a: jax.Array, b: jax.Array) ->
                 for t in (left, right)
             )
             total = lax.scan(promote, zero, (first, second))[0]
-        return from_float64(_to_dtype(total, out), out)
-
-
-def _to_dtype(x: jax.Array, out: np.dtype) -> jax.Array:
-    """Rounds to the dtype's format first if a conversion would round twice."""
-    fmt = format_(out)
-    return x if fmt.bits >= 32 else round_bits(x, fmt)
+        return in_dtype(total, out)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .._jax import with_common_axes
 from ..devices import MatrixUnit
 from ..formats import FP16, FP32, TF32, BlockFormat, Format
 from ..rounding import round_bits, to_float64
@@ -228,6 +229,7 @@ def unit_product(
     left = _operand(unit, a.T, unit.left, of_a, 0)
     right = _operand(unit, b, unit.right, of_b, 1)
     zero = jnp.zeros((a.shape[0], b.shape[1]), np.float64)
+    left, right, zero = with_common_axes((left, right, zero))  # of a `shard_map`
     step = partial(_STEPS[unit.method], unit)
 
     def run(c: jax.Array, terms: tuple[_Terms, _Terms]) -> jax.Array:

@@ -17,11 +17,11 @@ from .._types import PyTree
 from ..auditing import Report
 from ..auditing import audit as audit_function
 from ..autocasting import Policy, PolicyLike
-from ..autoscaling import Recipe, RecipeLike
-from ..formats import FormatLike, Saturation
+from ..autoscaling import Recipe, RecipeLike, recipes
+from ..formats import BF16, FP16, FormatLike, Saturation
 from ..formats import format as format_
 from ..interpret import Interpretation
-from ..scaled import saturation
+from ..scaled import Unit, saturation
 from ._arguments import checked_model
 from ._convert import to_jax, torch_dtype
 from ._emulate import low_function
@@ -79,7 +79,9 @@ def audit(
         loss_scale: with ``grad=True``, a factor of the loss that is divided out of the gradients.
             Or an enabled ``torch.amp.GradScaler``: the factor is its current scale, and if a
             gradient isn't finite, it skips the step: the audited gradients are then zero.
-        options: of :func:`scalewise.audit`: ``trials``, ``reference``.
+        options: of :func:`scalewise.audit`: ``trials``, ``reference``, ``device``. With a device,
+            FP16 and BF16 mean that operands of products are rounded to them, and all else stays in
+            the model's dtypes.
 
     Raises:
         ExportError, MissingRuleError: as :func:`function`.
@@ -99,6 +101,8 @@ def audit(
         raise ValueError("audit: loss_scale needs grad=True")
     if isinstance(low, str):
         low = resolve(low, "policy", "format", "recipe", where="audit")
+    if options.get("device") is not None:
+        low = _recipe_for_device(low)
     if isinstance(low, Policy | Recipe | Interpretation):
         if autocast:
             raise ValueError("audit: autocast=True needs a format as low, such as 'fp16' or 'bf16'")
@@ -131,6 +135,15 @@ def audit(
         return report
     program = traced_program(target, low, given)
     return in_torch(report, AuditedModel(exported, dtype, program))
+
+
+def _recipe_for_device(low: Any) -> Any:
+    """Returns the recipe that rounds the operands of products alone to a format of 16 bits."""
+    if isinstance(low, Policy | Recipe | Interpretation):
+        return low
+    fmt = format_(low)
+    found = {FP16: recipes.fp16, BF16: recipes.bf16}.get(fmt)
+    return fmt if found is None else dataclasses.replace(found, scaling=Unit())
 
 
 def _target(

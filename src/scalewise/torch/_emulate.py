@@ -14,15 +14,26 @@ from jax.typing import DTypeLike
 from .._jax import ShapedArray
 from .._resolve import as_format
 from .._types import PyTree
-from ..emulating import Emulation, EmulationWithDraws, is_exact
+from ..devices import MatrixUnitsLike, matrix_units
+from ..emulating import Emulation, EmulationWithDraws, OnDevice, is_exact
 from ..formats import FP16, Format, FormatLike, Saturation
-from ..interpret import Applied, Argument, Equation, State, Value, is_float, rebind, transform
+from ..interpret import (
+    Applied,
+    Argument,
+    Equation,
+    Interpretation,
+    State,
+    Value,
+    is_float,
+    rebind,
+    transform,
+)
 from ..rounding import to_float64
 from ..scaled import saturation
 from ._arguments import check_runs
 from ._convert import to_jax, to_torch
 from ._export import Exported, Granularity, held
-from ._function import Given, tensors_of, traced, with_dtypes
+from ._function import Given, function, tensors_of, traced, with_dtypes
 from ._graph import converted
 from ._place import at_class, mark
 from ._torch import Module, torch
@@ -30,12 +41,13 @@ from ._torch import Module, torch
 
 def emulate(
     model: Module,
-    fmt: FormatLike,
+    fmt: FormatLike | None = None,
     *,
     saturate: Saturation = False,
     method: str = "forward",
     granularity: Granularity = "operation",
     autocast: bool = False,
+    device: MatrixUnitsLike | None = None,
 ) -> Any:
     """Returns a module that computes what ``model`` would on a machine with a given format.
 
@@ -46,13 +58,16 @@ def emulate(
 
     Args:
         model: a ``torch.nn.Module``; it isn't changed. Later changes of its weights are not seen.
-        fmt: a format of up to 25 significant bits, or a name or dtype of one.
+        fmt: a format of up to 25 significant bits, or a name or dtype of one. None, with a device:
+            the model runs in its own dtypes.
         saturate: what overflow does, as for :func:`scalewise.round_to`.
         method: the method to emulate.
         granularity: as for :func:`function`.
         autocast: whether the model runs in its own dtypes, as under
             ``torch.autocast("cuda", dtype)``, and only the results of operations that run in the
             narrow dtype there are rounded to ``fmt``.
+        device: without a format, the device whose matrix units add up products and convolutions,
+            as for :func:`scalewise.emulate`: FP16 and BF16 operands by their own units.
 
     Returns:
         A module without gradients. It exports the model again for other shapes, and returns
@@ -61,19 +76,29 @@ def emulate(
 
     Raises:
         ExportError, MissingRuleError: when it is called, as :func:`function`.
-        ValueError: an unknown format; ``autocast`` with one of more than 16 bits.
+        ValueError: an unknown format or device, both or neither of them; ``autocast`` with a format
+            of more than 16 bits, or with a device.
     """
+    if (fmt is None) == (device is None):
+        raise ValueError("emulate: expected a format or a device, and not both")
+    if device is not None:
+        if autocast:
+            raise ValueError("emulate: autocast=True needs a format, and takes no device")
+        own = OnDevice(matrix_units(device))
+        return _Emulated(model, own, {"method": method, "granularity": granularity})
+    assert fmt is not None
     fmt = as_format(fmt, "emulate")
     options = {"method": method, "granularity": granularity, "autocast": autocast}
-    return _Emulated(model, fmt, saturation(saturate, fmt), options)
+    return _Emulated(model, (fmt, saturation(saturate, fmt)), options)
 
 
 class _Emulated(torch.nn.Module):
-    def __init__(self, model: Module, fmt: Format, saturate: Saturation, options: dict[str, Any]):
+    def __init__(
+        self, model: Module, how: OnDevice | tuple[Format, Saturation], options: dict[str, Any]
+    ):
         super().__init__()
         self._of = [model]  # in a list, so that it isn't a submodule
-        self._fmt, self._options = fmt, options
-        self._saturate: Saturation = saturate
+        self._how, self._options = how, options
         self._compiled: dict[Hashable, tuple[Callable[..., PyTree], dict[str, jax.Array]]] = {}
 
     def forward(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
@@ -84,11 +109,19 @@ class _Emulated(torch.nn.Module):
             tuple((tuple(x.shape), x.dtype) if isinstance(x, torch.Tensor) else x for x in leaves),
         )
         if key not in self._compiled:
-            low = low_function(self._of[0], args, kwargs, self._fmt, **self._options)
-            emulation = LowEmulation(self._fmt, self._saturate, low.dtype)
-            self._compiled[key] = jax.jit(transform(low.f, emulation, name="emulate")), low.params
+            f, params, emulation = self._exported(args, kwargs)
+            self._compiled[key] = jax.jit(transform(f, emulation, name="emulate")), params
         f, params = self._compiled[key]
         return to_torch(f(params, *map(to_jax, tensors)))
+
+    def _exported(
+        self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]
+    ) -> tuple[Callable[..., PyTree], dict[str, jax.Array], Interpretation]:
+        if isinstance(self._how, OnDevice):
+            return *function(self._of[0], args, kwargs, **self._options), self._how
+        fmt, saturate = self._how
+        low = low_function(self._of[0], args, kwargs, fmt, **self._options)
+        return low.f, low.params, LowEmulation(fmt, saturate, low.dtype)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
@@ -102,10 +103,10 @@ SUMS = 1e-5
 SHOWN = 40  # lines
 COLUMNS = (
     "where", "function", "direction", "primitive", "dtype", "arrays", "differ", "difference",
-    "non_finite_a", "non_finite_b", "visits_a", "visits_b",
+    "bits", "non_finite_a", "non_finite_b", "visits_a", "visits_b",
 )  # fmt: skip
 HEADINGS = (
-    "line", "function", "pass", "primitive", "dtype", "results", "differ", "difference",
+    "line", "function", "pass", "primitive", "dtype", "results", "differ", "difference", "bits",
     "not finite", "visits",
 )  # fmt: skip
 
@@ -148,6 +149,18 @@ class ArrayDifference:
             found[-2:] = [x if x > SUMS else 0.0 for x in found[-2:]]
         return max(found)
 
+    @cached_property
+    def bits(self) -> int:
+        """How many of the last bits differ in a sampled number, at most: two numbers less than 2^n
+        steps of their dtype apart differ in n. 0 between dtypes, and where none is finite."""
+        a, b = self.a, self.b
+        dtype = jnp.dtype(a.dtype)
+        if a.dtype != b.dtype or a.shape != b.shape or not jnp.issubdtype(dtype, jnp.floating):
+            return 0
+        x, y = (_steps(s, dtype) for s in (a.samples, b.samples))
+        both = np.isfinite(a.samples) & np.isfinite(b.samples)
+        return int(np.abs(x - y)[both].max(initial=0)).bit_length()
+
     @property
     def differs(self) -> bool:
         """Whether bits, the number of visits, or (between dtypes) numbers differ."""
@@ -159,6 +172,14 @@ class ArrayDifference:
     def in_one(self) -> bool:
         """Whether one of the arrays has non-finite numbers and the other has none."""
         return (self.a.non_finite > 0) != (self.b.non_finite > 0)
+
+
+def _steps(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Returns numbers of a dtype as integers, of which neighbours differ by one."""
+    narrow = x.astype(dtype)
+    codes = narrow.view(f"u{dtype.itemsize}").astype(np.int64)
+    top = 1 << 8 * dtype.itemsize - 1
+    return np.where(codes >= top, top - codes, codes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,6 +195,7 @@ class LineDifference:
         dtype: ``"float32"``, or ``"float32 -> bfloat16"``.
         difference: the largest relative difference of one of them (see
             :attr:`ArrayDifference.difference`).
+        bits: the most last bits that differ in one of them (see :attr:`ArrayDifference.bits`).
         non_finite: how many numbers aren't finite in each recording.
         visits: of the result with the largest difference, in each recording.
     """
@@ -187,6 +209,7 @@ class LineDifference:
     differ: int
     dtype: str
     difference: float
+    bits: int
     non_finite: tuple[int, int]
     visits: tuple[int, int]
 
@@ -299,7 +322,7 @@ class RecordingComparison(Saved):
 
     def _csv(self) -> str:
         rows = (
-            [*(getattr(x, name) for name in COLUMNS[:8]), *x.non_finite, *x.visits]
+            [*(getattr(x, name) for name in COLUMNS[:9]), *x.non_finite, *x.visits]
             for x in self.lines
         )
         return as_csv(COLUMNS, rows)
@@ -372,6 +395,7 @@ def _line(pairs: Sequence[ArrayDifference]) -> LineDifference:
         differ=sum(x.differs for x in pairs),
         dtype=a.dtype if a.dtype == b.dtype else f"{a.dtype} -> {b.dtype}",
         difference=worst.difference,
+        bits=max(x.bits for x in pairs),
         non_finite=(
             int(np.sum([x.a.non_finite for x in pairs])),
             int(np.sum([x.b.non_finite for x in pairs])),
@@ -406,8 +430,8 @@ def cells(line: LineDifference) -> tuple[str, ...]:
     visits = line.visits
     return (
         line.where, line.function, line.direction, line.primitive, line.dtype, f"{line.arrays:,}",
-        f"{line.differ:,}", difference(line.difference), _change(line.non_finite, ""),
-        _change(visits, "1"),
+        f"{line.differ:,}", difference(line.difference), str(line.bits or ""),
+        _change(line.non_finite, ""), _change(visits, "1"),
     )  # fmt: skip
 
 

@@ -98,7 +98,8 @@ class Recorder(Interpretation):
             return state, [self._watched(y, None) for y in outs]
         values = []
         for i, (y, aval) in enumerate(zip(outs, equation.out_avals, strict=True)):
-            if finite or self.lifts(aval):
+            # the integers of a bitcast are patterns of bits, no numbers
+            if self.lifts(aval) or (finite and equation.name != "bitcast_convert_type"):
                 site = Site(equation.name, aval, equation, i)
                 state, y = self._observed(state, (equation.path, i), site, y, finite)
             values.append(y)

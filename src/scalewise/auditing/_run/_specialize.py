@@ -97,7 +97,7 @@ def _recipe_name(low: Boundaries | EveryOp) -> str:
     units = low.recipe.emulate
     own = dataclasses.replace(low.recipe, emulate=None) if units else low.recipe
     names = [name for name, recipe in CATALOGUE.items() if recipe == own]
-    device = f" on {units.device}" if units else ""
+    device = f" on {units}" if units else ""
     return f"autoscale {names[0] if names else '(own recipe)'}{device}"
 
 
