@@ -55,11 +55,13 @@ def put_atomically(cache, key, value):
 
 def pytest_configure(config):
     """Deletes what was compiled more than a week ago."""
-    if not hasattr(config, "workerinput") and COMPILED.exists():
-        for path in COMPILED.iterdir():
-            with contextlib.suppress(FileNotFoundError):  # another run renames its files
-                if path.stat().st_mtime < time.time() - 7 * 24 * 3600:
-                    path.unlink()
+    if hasattr(config, "workerinput"):
+        return
+    config.pluginmanager.register(LeftOut())
+    for path in COMPILED.iterdir() if COMPILED.exists() else ():
+        with contextlib.suppress(FileNotFoundError):  # another run renames its files
+            if path.stat().st_mtime < time.time() - 7 * 24 * 3600:
+                path.unlink()
 
 
 @pytest.fixture(autouse=True)
@@ -117,3 +119,37 @@ def pytest_collection_modifyitems(items):
         gate = sample(cases, -(-len(cases) // 12) if count is None else count)
         for case in cases:
             case.add_marker("gate" if case in gate else "slow")
+
+
+LEFT_OUT = pytest.StashKey[set]()
+
+
+def pytest_deselected(items):
+    """Remembers tests whose cases are all ``slow``; a worker of pytest-xdist sends their names."""
+    if items:
+        config = items[0].config
+        names = {item.nodeid.partition("[")[0] for item in items}
+        names -= {x.nodeid.partition("[")[0] for x in items if not x.get_closest_marker("slow")}
+        config.stash[LEFT_OUT] = names
+        getattr(config, "workeroutput", {})["left_out"] = sorted(names)
+
+
+class LeftOut:
+    """Lists, under the results, the tests of which no case ran because all are ``slow``."""
+
+    def __init__(self):
+        self.ran = set()
+
+    def pytest_runtest_logreport(self, report):
+        self.ran.add(report.nodeid.partition("[")[0])
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node):
+        names = getattr(node, "workeroutput", {}).get("left_out", ())
+        node.config.stash.setdefault(LEFT_OUT, set()).update(names)
+
+    def pytest_terminal_summary(self, terminalreporter, config):
+        left = sorted(config.stash.get(LEFT_OUT, set()) - self.ran)
+        if left:
+            terminalreporter.section(f"{len(left)} tests left to make prove")
+            terminalreporter.write_line("\n".join(left))
