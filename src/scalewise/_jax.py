@@ -7,7 +7,7 @@ at JAX's version, so that a new release needs no table of versions. The oldest s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, TypeAlias, TypeVar, cast
@@ -63,6 +63,40 @@ def anonymous(jaxpr: Jaxpr) -> Jaxpr:
     info = source_info_util.new_source_info()
     eqns = [e.replace(source_info=info) for e in body.eqns]
     return jex.ClosedJaxpr(body.replace(eqns=eqns), consts)
+
+
+def with_literals(jaxpr: Jaxpr, numbers: Mapping[int, np.ndarray]) -> Jaxpr:
+    """Returns an open jaxpr with other numbers for the literals of those ids, in nested ones too.
+
+    A literal keeps its type. One whose number has more bits is rounded where it is read.
+    """
+    made: dict[int, Jaxpr] = {}
+
+    def atom(x: jex.Var | jex.Literal) -> jex.Var | jex.Literal:
+        return jex.Literal(numbers[id(x)], x.aval) if id(x) in numbers else x
+
+    def nested(value: Parameter) -> Parameter:
+        if type(value) is tuple:  # of branches
+            return tuple(map(nested, value))
+        if not hasattr(value, "eqns") and not hasattr(value, "jaxpr"):
+            return value
+        if id(value) not in made:  # bodies that are shared stay so
+            body, consts = open_jaxpr(value)
+            closed = hasattr(value, "consts")
+            made[id(value)] = jex.ClosedJaxpr(of(body), consts) if closed else of(body)
+        return made[id(value)]
+
+    def of(body: Jaxpr) -> Jaxpr:
+        eqns = [
+            e.replace(
+                invars=[atom(x) for x in e.invars],
+                params={name: nested(value) for name, value in e.params.items()},
+            )
+            for e in body.eqns
+        ]
+        return body.replace(eqns=eqns)
+
+    return of(jaxpr) if numbers else jaxpr
 
 
 def without_references(jaxpr: Jaxpr) -> tuple[Jaxpr, list[core.Ref], list[int]]:

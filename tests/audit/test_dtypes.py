@@ -1,5 +1,7 @@
 """A program as written: its own conversions are honoured where it asks for float32 itself."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,6 +26,7 @@ def accumulated(x, w):
     return (total / 7).astype(x.dtype)
 
 
+SMALL = jnp.asarray(np.random.default_rng(1).normal(size=(8, 64)), jnp.float32)
 LARGE = jnp.asarray(np.random.default_rng(0).normal(size=(8, 64)) * 3000, jnp.float32)
 WEIGHTS = jnp.full((64, 4), 0.125)
 CASES = {
@@ -59,6 +62,61 @@ def test_a_program_that_asks_for_nothing_is_rounded_throughout():
     assert report.error == audited(plain_norm, (LARGE, WEIGHTS), dtypes="all").error
 
 
+def with_epsilon(m, v):
+    return (m / (jnp.sqrt(v + 0.0) + 1e-8)).astype(jnp.float32)
+
+
+def averaged(x, average):
+    def step(average, row):
+        return jax.jit(lambda a, r: a * 0.999 + r * 0.001)(average, row), None
+
+    return jax.lax.scan(step, average, x)[0].astype(jnp.float32)
+
+
+def by_table(x, y):
+    table = jnp.asarray(np.linspace(0.1, 0.7, 64), x.dtype)
+    return (x * table[None]).astype(jnp.float32) + y.astype(jnp.float32)
+
+
+ONES = jnp.ones((8, 64))
+CONSTANTS = {
+    "an epsilon": (with_epsilon, "fp16", (jnp.zeros(64), jnp.zeros(64))),
+    "an epsilon in bf16": (with_epsilon, "bf16", (jnp.full(64, 1e-9), jnp.full(64, 1e-17))),
+    "a decay in a loop": (averaged, "bf16", (ONES, ONES[0] * 3)),
+    "an array": (by_table, "bf16", (SMALL, ONES * 0)),
+}
+
+
+@pytest.mark.parametrize("narrow", [False, True], ids=["float32", "16 bits"])
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_the_reference_has_constants_as_they_are_written(name, narrow):
+    """The error is that of the program in 16 bits, whose trace has rounded constants."""
+    f, low, arguments = CONSTANTS[name]
+    dtype = jnp.dtype("float16" if low == "fp16" else "bfloat16")
+    halves = [x.astype(dtype) for x in arguments]
+    arguments = halves if narrow else arguments
+    exact = flat(f(*(x.astype(jnp.float32) for x in arguments)))
+    report = sw.audit(f, low)(*arguments)
+    applied, low_run = (flat(x.apply_fixes(f)(*arguments)) for x in (report, without_fixes(report)))
+    difference = np.linalg.norm(low_run - exact) / np.linalg.norm(exact)
+    if report.error.non_finite:
+        assert not np.isfinite(low_run).all()
+        assert np.isfinite(applied).all()
+        assert [x.number for x in report.literals] == [np.float32(1e-8)]
+    else:
+        assert float(report.error) == pytest.approx(difference, rel=1e-3)
+        measured = np.linalg.norm(flat(f(*halves)) - exact) / np.linalg.norm(exact)
+        assert float(report.error) == pytest.approx(measured, rel=0.2)
+
+
+def flat(outputs) -> np.ndarray:
+    return np.concatenate([np.ravel(np.asarray(x, np.float64)) for x in jax.tree.leaves(outputs)])
+
+
+def without_fixes(report: Report) -> Report:
+    return dataclasses.replace(report, findings=(), unfixed=())
+
+
 @pytest.mark.thorough
 def test_without_fixes_a_function_runs_in_the_audited_arithmetic():
     for f, fmt in [(plain_norm, "fp16"), (norm, "fp16"), (plain_norm, "fp8")]:
@@ -81,9 +139,6 @@ def test_other_words_and_formats_are_refused():
 def quantized(x, w):
     codes = (x / 4).astype(jnp.float8_e4m3fn)
     return (codes.astype(x.dtype) * 4) @ w
-
-
-SMALL = jnp.asarray(np.random.default_rng(1).normal(size=(8, 64)), jnp.float32)
 
 
 @pytest.mark.parametrize("low", ["fp16", "bf16", "e5m2"])

@@ -37,7 +37,7 @@ from ._report._report import AS_WRITTEN, FIRST_STEP, ON_DEVICE, SEMANTICS, WITH_
 from ._report._trace import latent
 from ._run._evaluate import release
 from ._run._floors import with_floors
-from ._run._interpretations import Dtypes, Reference, TableEmulation, as_cast, traced_as_written
+from ._run._interpretations import Dtypes, Reference, TableEmulation, traced_as_written
 from ._run._rounding import format_params
 from ._run._session import ExactSums, Outcome, Session
 from ._run._specialize import history_of, nominal_format, of_recipe
@@ -220,9 +220,8 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
     changed, masks = (), ()
     semantics = SEMANTICS
     if isinstance(session.low, TableEmulation):
-        args, kwargs = as_cast(session.low, (args, kwargs))
         semantics += "" if session.low.low_dtype is None else AS_WRITTEN
-        changed, masks = changed_and_masks(f, fmt, saturate, args, kwargs, session.low.is_low)
+        changed, masks = changed_and_masks(session.program, fmt, saturate, session.low.is_low)
     if history_of(session.low):
         semantics += FIRST_STEP if session.steps == 1 else WITH_HISTORY
     if session.exact_sums is not None:

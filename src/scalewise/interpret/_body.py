@@ -83,4 +83,4 @@ def _atom(x: jex.Var | jex.Literal) -> Atom:
     if not isinstance(x, jex.Literal):
         return x
     (aval,) = avals_of([x])
-    return Number(np.asarray(x.val, aval.dtype), aval)
+    return Number(np.asarray(x.val, getattr(x.val, "dtype", aval.dtype)), aval)

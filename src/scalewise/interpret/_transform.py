@@ -23,7 +23,7 @@ from ._interpret import interpret_jaxpr
 from ._interpretation import Argument, Interpretation
 from ._linear import Linear, differentiated_by
 from ._objects import pure_call
-from ._program import check_callable, trace
+from ._program import Program, check_callable, trace
 
 STATELESS = ()
 
@@ -46,6 +46,7 @@ def transform(
     *,
     name: str,
     prepare: Callable[[Callable], Callable] = lambda f: f,
+    rewrite: Callable[[Program], Program] = lambda program: program,
 ) -> Callable:
     """Returns ``f`` with every equation run under an interpretation.
 
@@ -59,7 +60,7 @@ def transform(
     updated after it.
 
     Error messages begin with ``name``. ``prepare`` returns the function to be traced, for ``f``
-    as a function of pytrees alone.
+    as a function of pytrees alone; ``rewrite`` the program to be interpreted, for the traced one.
 
     Raises:
         TypeError: ``f`` isn't callable, or returns an object that hides arrays (no pytree).
@@ -70,6 +71,7 @@ def transform(
     def interpreted(*args, **kwargs):
         with pure_call(f, args, kwargs, interpretation.is_argument) as call:
             program = trace(prepare(call.f), interpretation, call.args, call.kwargs, name=name)
+            program = rewrite(program)
             outs = _Call.run(interpretation, program.jaxpr, program.paths, name, program.arrays)
             return call.finish(program.outputs(outs))
 

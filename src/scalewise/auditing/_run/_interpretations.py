@@ -34,6 +34,7 @@ from ...interpret import (
 )
 from ...rounding import from_float64, to_float64
 from ._rounding import FP32_PARAMS, format_params, round_by
+from ._wide_constants import with_wide_constants
 
 FP32_MAX = float(np.finfo(np.float32).max)
 
@@ -197,7 +198,7 @@ def traced_as_written(
     assert isinstance(low, TableEmulation)
     written = dataclasses.replace(low, low_dtype=native)
     if _narrow(program):
-        return program, written
+        return restored(program, f, written, args, kwargs), written
     written = dataclasses.replace(written, casts=True)
     try:
         narrow = trace(f, written, *as_cast(written, (args, kwargs)), name="audit", as_jit=True)
@@ -207,16 +208,35 @@ def traced_as_written(
         raise
     if dtypes is None and not any(map(_widens, all_equations(narrow.jaxpr))):
         return program, low
+    narrow = with_wide_constants(narrow, program)
     return dataclasses.replace(narrow, arrays=program.arrays), written
+
+
+def restored(
+    program: Program,
+    f: Callable,
+    low: Interpretation,
+    args: Sequence[PyTree],
+    kwargs: Mapping[str, PyTree],
+) -> Program:
+    """Returns a program traced in 16 bits with the constants of its trace in float32, if any."""
+    try:
+        wide = trace(f, low, *_cast((args, kwargs), jnp.float32), name="audit", as_jit=True)
+    except Exception:  # it converts to 16 bits itself, and mixes them with no other dtype
+        return program
+    return with_wide_constants(program, wide)
 
 
 def as_cast(low: Interpretation, arguments: PyTree) -> PyTree:
     if not isinstance(low, TableEmulation) or not low.casts:
         return arguments
+    return _cast(arguments, low.low_dtype)
 
+
+def _cast(arguments: PyTree, dtype: DTypeLike | None) -> PyTree:
     def cast(x):
         is_array = hasattr(x, "dtype") and hasattr(x, "shape")
-        return jnp.asarray(x).astype(low.low_dtype) if is_array and is_float(x) else x
+        return jnp.asarray(x).astype(dtype) if is_array and is_float(x) else x
 
     return jax.tree.map(cast, arguments)
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh
 
-from ..._jax import ShapedArray, Tracer, jex
+from ..._jax import ShapedArray, Tracer, avals_of, jex
 from ...autoscaling import RULES, Family
 from ...interpret import (
     CALLBACKS,
@@ -197,7 +197,7 @@ class Lockstep(Evaluator):
     def _literals_table(self) -> np.ndarray:
         """Returns for each of ``rows`` the literal in both runs, and whether it is tainted."""
         found = [
-            self._numbers(value, np.asarray(value, dtype), ShapedArray((), dtype))
+            self._numbers(value, np.asarray(value), ShapedArray((), dtype))
             for value, dtype in self.rows
         ]
         return np.array(found, np.float64).reshape(-1, 3)
@@ -361,8 +361,9 @@ class Lockstep(Evaluator):
 
 def _scalars(program: Program) -> list[tuple[float, np.dtype]]:
     atoms = (atom for e in all_equations(program.jaxpr) for atom in e.invars)
-    scalars = [x.val for x in atoms if isinstance(x, jex.Literal) and np.ndim(x.val) == 0]
-    keys = [(float(x), jnp.result_type(x)) for x in scalars if is_float(jax.typeof(x))]
+    scalars = [x for x in atoms if isinstance(x, jex.Literal) and np.ndim(x.val) == 0]
+    types = avals_of(scalars)
+    keys = [(float(x.val), a.dtype) for x, a in zip(scalars, types, strict=True) if is_float(a)]
     return list(dict.fromkeys(key for key in keys if not math.isnan(key[0])))
 
 

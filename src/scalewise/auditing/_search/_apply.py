@@ -17,8 +17,8 @@ from ...autocasting import Autocast, converted, policy
 from ...autoscaling import Boundaries, EveryOp, interpretation
 from ...autoscaling.recipes import recipe
 from ...emulating import Constant, EmulationWithDraws
-from ...interpret import Applied, Equation, Interpretation, State, Value, transform
-from .._run._interpretations import FP32_MAX, TableEmulation, as_cast
+from ...interpret import Applied, Argument, Equation, Interpretation, State, Value, transform
+from .._run._interpretations import FP32_MAX, TableEmulation, as_cast, restored
 from .._run._loss_scale import LossScaled
 from .._run._rounding import FP32_PARAMS, FP64_PARAMS, format_params, is_wide, scale_params
 from .._run._session import Outcome, Session
@@ -128,7 +128,7 @@ class FixedEmulation(EmulationWithDraws, TableEmulation):
             ]
         return state, super().apply(jnp.asarray(params), equation, inputs)[1]
 
-    def residual(self, value: Value, aval: ShapedArray) -> Any:
+    def tangent(self, argument: Argument, tangent: PyTree) -> Any:
         raise ValueError(OTHER_PROGRAM)
 
 
@@ -157,7 +157,8 @@ class FixedFunction:
                 indices=indices,
             )
             args, kwargs = as_cast(emulated, (args, kwargs))
-            outs = transform(f, low, name="fix.apply")(*args, **kwargs)
+            applied = transform(f, low, name="fix.apply", rewrite=self._restored(args, kwargs))
+            outs = applied(*args, **kwargs)
             if not indices.keys() <= low.seen:
                 raise ValueError(OTHER_PROGRAM)
             return outs
@@ -166,6 +167,13 @@ class FixedFunction:
             prepare = functools.partial(converted, policy=policy)
             return transform(f, low, name="fix.apply", prepare=prepare)(*args, **kwargs)
         return transform(f, low, name="fix.apply")(*args, **kwargs)
+
+    def _restored(self, args: Sequence[PyTree], kwargs: dict[str, PyTree]) -> Callable:
+        """Returns what gives a program traced as written the constants that the audit saw."""
+        low = self.origin.low
+        if not isinstance(low, TableEmulation) or low.low_dtype is None:
+            return lambda program: program
+        return lambda program: restored(program, self.f, low, args, kwargs)
 
 
 def apply_fix(fix: Any, target: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import linecache
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from ...interpret import (
     Boundary,
     Equation,
     Interpretation,
+    Program,
     State,
     Value,
     is_float,
@@ -40,7 +41,6 @@ SELECTS = having("selects") | TORCHS
 MOVES = EXACT - SELECTS  # move or negate elements of one operand
 
 CALLERS_SHOWN = 3
-ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,11 +141,14 @@ class _Constants(Interpretation):
         self.uses: dict[tuple[str | None, int, str, float], list[Equation]] = {}
         self.wide: set[tuple] = set()  # uses by a narrow operation that has them in a wider type
 
+    def is_argument(self, leaf: object) -> bool:
+        return isinstance(leaf, jax.ShapeDtypeStruct)
+
     def lift(self, x: Argument, aval: ShapedArray) -> _Value:
-        return _Value(jnp.asarray(x))
+        return _Value(jnp.asarray(x, aval.dtype))
 
     def constant(self, x: np.ndarray, aval: ShapedArray) -> _Value:
-        return _Value(jnp.asarray(x), float(x) if x.size == 1 else None)
+        return _Value(jnp.asarray(x, aval.dtype), float(x) if x.size == 1 else None)
 
     def lower(self, value: _Value, aval: ShapedArray) -> jax.Array:
         return value.data
@@ -212,17 +215,16 @@ def literals(f: Callable, fmt: FormatLike, *, saturate: Saturation = False) -> C
     mode = saturation(saturate, fmt)
 
     def check(*args: PyTree, **kwargs: PyTree) -> tuple[Literal, ...]:
-        return changed_and_masks(f, fmt, mode, args, kwargs)[0]
+        program = trace(f, _Constants(), args, kwargs, name="literals")
+        return changed_and_masks(program, fmt, mode)[0]
 
     return check
 
 
 def changed_and_masks(
-    f: Callable,
+    program: Program,
     fmt: Format,
     saturate: Saturation,
-    args: Sequence[PyTree],
-    kwargs: Mapping[str, PyTree],
     is_low: Callable[[ShapedArray], bool] = lambda aval: True,
 ) -> tuple[tuple[Literal, ...], tuple[float, ...]]:
     """Returns the constants that a format changes, and masks that it holds, but not twice.
@@ -232,16 +234,12 @@ def changed_and_masks(
     ``is_low`` is False stay in float32, and don't count.
     """
     constants = _Constants(is_low)
-    leaves, tree = jax.tree.flatten((args, kwargs))
-    arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, ARRAYS)}
 
     def interpret(arrays):
-        args, kwargs = tree.unflatten([arrays.get(i, x) for i, x in enumerate(leaves)])
-        program = trace(f, constants, args, kwargs, name="literals")
-        values = run(program, constants, ())[1]
+        values = run(program, constants, (), arrays)[1]
         return [v.data if isinstance(v, _Value) else v for v in values]
 
-    jax.eval_shape(interpret, arrays)
+    jax.eval_shape(interpret, list(program.arrays))
     trained = any(use[0].direction == "backward" for use in constants.uses.values())
     found = [
         _literal(k, uses, fmt, saturate, trained, wide=k in constants.wide)
