@@ -92,7 +92,7 @@ prove: $(VENV)/.ready    ## every cast on all 2^32 inputs, going on where it sto
 	$(BIN)/python -m proofs.matrix_units
 	$(BIN)/python -m proofs.walks
 	$(PYTEST) -m slow
-	OPTIMIZED=1 $(PYTEST) -m "not slow and not gate" $(addprefix tests/,autocast autoscale cli training)
+	OPTIMIZED=1 $(PYTEST) -m "not slow and not gate" $(addprefix tests/,autocast autoscale cli planning training test_*.py)
 
 corpus: $(VENV)/.ready   ## the audit's totals on other people's failures: docs/corpus.json
 	$(BIN)/python -m pip install --quiet --group corpus

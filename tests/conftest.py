@@ -13,12 +13,11 @@ import pytest
 from jax._src import lru_cache
 
 # Packages whose tests run with most of XLA's optimizations off, unless `make prove` asks for them.
-QUICK = (
-    set() if os.environ.get("OPTIMIZED") else {"autocast", "autoscale", "cli", "layers", "training"}
-)
+QUICK = {"autocast", "autoscale", "cli", "layers", "planning", "tests", "training"}
+QUICK = set() if os.environ.get("OPTIMIZED") else QUICK
 
 ROOT = Path(__file__).parents[1]
-AUDIT = ROOT / "src/scalewise/auditing"
+LONG_EXAMPLES = [ROOT / "src/scalewise" / name for name in ("auditing", "planning")]
 # Compiled programs, of this machine: one that is compiled for other instructions doesn't run.
 COMPILED = ROOT / ".compiled" / platform.node()
 
@@ -101,14 +100,14 @@ def pytest_collection_modifyitems(items):
 
     Of a test marked ``thorough(keep=k, gate=g)``, k cases stay in ``make test`` (without ``keep``,
     none) and g others run in the gate. Of what remains of a file's tests without ``gate``, the gate
-    runs a twelfth. The examples in docstrings of the audit, each of which audits a program, run in
-    the gate.
+    runs a twelfth. The examples in docstrings of the audit and of plans, each of which runs a
+    program many times, run in the gate.
     """
     tests, pools = {}, {}
     for item in items:
         if item.get_closest_marker("thorough"):
             tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-        elif item.path.is_relative_to(AUDIT):
+        elif any(map(item.path.is_relative_to, LONG_EXAMPLES)):
             item.add_marker("gate")
     for name, cases in tests.items():
         options = cases[0].get_closest_marker("thorough").kwargs

@@ -340,6 +340,7 @@ def two_devices():
     ]
 
 
+@pytest.mark.thorough(gate=1)
 def test_two_devices_are_compared(two_devices):
     """A product of a matrix unit is one result, not the thousands of steps that compute it."""
     a, b = two_devices
@@ -356,6 +357,7 @@ def test_two_devices_are_compared(two_devices):
     assert compare(a, a).pairs[0].bits == 0
 
 
+@pytest.mark.thorough(gate=1)
 def test_recorded_results_have_the_lines_of_the_program(two_devices):
     """Also those that a recipe computes later, and those of functions that JAX has jitted."""
     arrays = [x for x in two_devices[0].arrays if x.file]
