@@ -33,7 +33,7 @@ def joint_findings(
 ) -> list[Finding]:
     found = []
     for what, own, error in zip(whats, parts, alone, strict=True):
-        others = [f"{x} ({y.where})" for x, y in zip(parts, whats, strict=True) if x is not own]
+        others = [_placed(x, y, what) for x, y in zip(parts, whats, strict=True) if x is not own]
         text = f"{own}, together with {joined(others)}"
         fix = dataclasses.replace(whole, text=text, size=own.size, kind=own.kind or whole.kind)
         joint = dataclasses.replace(
@@ -41,6 +41,12 @@ def joint_findings(
         )
         found.append(joint)
     return found
+
+
+def _placed(fix: Fix, finding: Finding, other: Finding) -> str:
+    """Returns a fix's text with its place, unless it names its line of the other finding's file."""
+    told = finding.file == other.file and f"line {finding.line}" in str(fix)
+    return str(fix) if told else f"{fix} ({finding.where})"
 
 
 def both(a: Fix, b: Fix) -> Fix:
