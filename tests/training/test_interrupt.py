@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from scalewise.training import _interrupt
-from scalewise.training._interrupt import held_interrupts, signal_of
+from scalewise.training import _progress as _interrupt
+from scalewise.training._console import held_interrupts, signal_of
 
 
 @pytest.fixture(autouse=True)

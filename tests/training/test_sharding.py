@@ -14,7 +14,7 @@ from rich.console import Console
 from devices import run_on_devices
 from scalewise import training
 from scalewise.training import InputError, Program, Sharding
-from scalewise.training._interrupt import Interrupted
+from scalewise.training._console import Interrupted
 from scalewise.training._train import _processes as processes
 
 OPTIMIZER = optax.adamw(1e-2)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar
 
 from markupsafe import Markup
 from rich.console import Console
 
 from .._output import counted, page_environment, plain, print_rows
+from .._output._chart import STYLE, Panel, chart_svg
 from .._types import Json
 from ..auditing._report._save import Listed
 from ..autoscaling import Operand, Products, Recipe
 from ..autoscaling._operand_settings import Role
 from . import _exports
-from ._draw import FrontPoint as FrontPoint
-from ._draw import front_svg
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +57,15 @@ class PlanLine:
         """The formats in words: ``"weight nvfp4, activation bf16"``."""
         named = {r: "unrounded" if x is None else x.format.name for r, x in self.operands.items()}
         return ", ".join(f"{role} {name}" for role, name in named.items()) or "as written"
+
+
+@dataclasses.dataclass(frozen=True)
+class FrontPoint:
+    """A plan that none beats in both cost and predicted error; ``measured`` is None if not run."""
+
+    cost: float
+    predicted: float
+    measured: float | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,15 +239,32 @@ class Plan(Listed):
         return [[figure(x) for x in dataclasses.astuple(p)] for p in self.front]
 
     def _page(self) -> str:
-        svg = front_svg(self.front, (self.cost, self.measured), self.unit, self.objective)
         return page_environment("scalewise.planning").rendered(
             "plan.html.j2",
+            styles=f"<style>{STYLE}</style>",
             plan=self,
             columns=self.columns,
             rows=self._rows(),
             front=self._front(),
-            svg=Markup(svg),  # made by front_svg, which escapes names
+            svg=Markup(self._front_svg()),  # its template escapes names
         )
+
+    def _front_svg(self) -> str:
+        """Draws the predicted front as a curve, runs as dots, and this plan as a ring.
+
+        Errors that aren't positive (a loss that fell to the same value) are left out.
+        """
+
+        def points(pairs: Iterable[tuple[float, float | None]]) -> list[tuple[float, float]]:
+            return [(cost, math.log10(abs(error))) for cost, error in pairs if error]
+
+        line = points((p.cost, p.predicted) for p in self.front)
+        runs = points((p.cost, p.measured) for p in self.front)
+        ring = points([(self.cost, self.measured)])
+        if not (line or runs or ring):
+            return ""
+        panel = Panel(self.objective, self.unit, [line], runs, ring, decades=True)
+        return chart_svg(self.objective, [panel])
 
 
 def figure(x: float | None) -> str:

@@ -2,7 +2,6 @@
 
 from ..._user_file import InputError as InputError
 from ._compare import compare as compare
-from ._corpus import corpus as corpus
 from ._files import Folder as Folder
 from ._methods import DEMO as DEMO
 from ._methods import METHODS as METHODS
@@ -10,6 +9,7 @@ from ._methods import Method as Method
 from ._methods import method as method
 from ._program import Program as Program
 from ._program import call_user as call_user
+from ._program import corpus as corpus
 from ._program import endless_batches as endless_batches
 from ._program import load_program as load_program
 from ._program import parameter_count as parameter_count

@@ -20,9 +20,7 @@ from ..._check import Count, checked
 from ..._output import rescue_folder, sentence, tolerant
 from ..._types import PyTree
 from ..._user_file import InputError
-from .._interrupt import held_interrupts, signal_of
-from .._progress import Progress
-from ._corpus import corpus
+from .._console import Progress, held_interrupts, signal_of
 from ._diagnose import finite_leaves
 from ._files import Folder
 from ._methods import DEMO, METHODS, Method, method
@@ -30,6 +28,7 @@ from ._program import (
     Program,
     call_user,
     check_step,
+    corpus,
     endless_batches,
     load_program,
     parameter_count,

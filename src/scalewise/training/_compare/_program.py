@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import jax
 import optax
 
-from ..._check import checked
+from ..._check import Count, checked
 from ..._types import PyTree
 from ..._user_file import InputError, describe_error, load_module, missing_module
 
@@ -184,3 +185,52 @@ def _kind(x: PyTree) -> str:
     if hasattr(x, "shape") and hasattr(x, "dtype"):
         return f"{x.dtype}{list(x.shape)}"
     return f"a {type(x).__name__}" + (f" of {len(x)}" if isinstance(x, tuple) else "")
+
+
+LIMIT = 2_000_000  # bytes: enough for some thousand steps
+
+
+@checked
+def corpus(path: str | Path | None = None, limit: Count = LIMIT) -> bytes:
+    """Returns the first `limit` bytes of a file, or of a folder's files in sorted order.
+
+    Args:
+        path: a file; a folder, whose files (hidden ones apart) are read in the order of their
+            paths; or None for the modules of Python's standard library.
+        limit: the largest number of bytes.
+
+    Raises:
+        InputError: there is no such file or folder, or it is empty.
+
+    Example:
+        >>> corpus(limit=3).decode().isprintable()
+        True
+    """
+    if path is None:
+        root = Path(sysconfig.get_path("stdlib"))
+        files = sorted(root.glob("*.py"))
+        if not files:
+            raise InputError(f"no Python sources in {root}: name a text file or folder with --data")
+    else:
+        root = Path(path)
+        if root.is_file():
+            files = [root]
+        elif root.is_dir():
+            found = (p.relative_to(root) for p in root.rglob("*") if p.is_file())
+            shown = (p for p in found if not any(part.startswith(".") for part in p.parts))
+            files = sorted(root / p for p in shown)
+        else:
+            raise InputError(f"no data at {str(root)!r}; expected a text file or a folder")
+    pieces, size = [], 0
+    for file in files:
+        try:
+            with file.open("rb") as stream:
+                pieces.append(stream.read(limit - size))
+        except OSError as error:
+            raise InputError(f"can't read data file {str(file)!r}: {error.strerror}") from None
+        size += len(pieces[-1])
+        if size >= limit:
+            break
+    if not size:
+        raise InputError(f"no data in {str(root)!r}: it is empty, some text is needed")
+    return b"".join(pieces)

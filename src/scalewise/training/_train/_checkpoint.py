@@ -32,8 +32,7 @@ from ..._output import check_source
 from ..._types import Json, PyTree
 from ..._user_file import InputError
 from ._identity import Settings, check_settings
-from ._processes import all_gather_json, call_on_first, is_first
-from ._sharding import is_whole, placed_like
+from ._sharding import all_gather_json, call_on_first, is_first, is_whole, placed_like
 
 if TYPE_CHECKING:
     from orbax.checkpoint import CheckpointManager

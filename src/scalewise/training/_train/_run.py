@@ -16,15 +16,13 @@ from ..._output import sentence
 from ..._types import Json, PyTree
 from ..._user_file import InputError
 from .._compare import Folder, Program, call_user, endless_batches, finite_or_none
-from .._interrupt import held_interrupts
-from .._progress import Progress
+from .._console import Progress, held_interrupts
 from .._state import TrainState
 from .._step import Step
 from ._checkpoint import CheckpointError, Checkpoints
 from ._identity import FILE, Settings
 from ._metrics import Log
-from ._processes import call_on_first, checked_everywhere, is_first
-from ._sharding import Sharding
+from ._sharding import Sharding, call_on_first, checked_everywhere, is_first
 
 Watch = Callable[[int, TrainState], Mapping[str, float | None]]
 PATIENCE = 100  # steps left out in a row after which the run ends with an error

@@ -31,15 +31,14 @@ from .._compare import (
     params_of,
 )
 from .._compare import method as named_method
-from .._interrupt import signal_of
+from .._console import signal_of
 from .._loss_scale import loss_scale_of
 from .._state import TrainState
 from .._step import Step, step
 from ._checkpoint import Checkpoints, state_digest
 from ._identity import check_program, program_text, read_identity, run_folder, write_identity
-from ._processes import call_on_first, claimed_by_first, is_first
 from ._run import Run, Watch
-from ._sharding import Sharding, check_processes
+from ._sharding import Sharding, call_on_first, check_processes, claimed_by_first, is_first
 
 
 @dataclass(frozen=True)
