@@ -15,7 +15,7 @@ from devices import run_on_devices
 from scalewise import training
 from scalewise.training import InputError, Program, Sharding
 from scalewise.training._console import Interrupted
-from scalewise.training._train import _processes as processes
+from scalewise.training._train import _sharding as processes
 
 OPTIMIZER = optax.adamw(1e-2)
 

@@ -7,9 +7,12 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
+from .._check import Pattern, checked
 from .._output import TargetError, check_target
 from .._types import Json
+from ..formats import RoundingMode
 from ._cast import KEEP, Options, Plan, checked_options, rows_of, shards_of, write_configs
 from ._encode import CHOICES, Choice, quantised, writer_of
 from ._files import UnreadableError
@@ -24,22 +27,23 @@ from ._write import Shard, digest, publish, staging, write_shards
 FOREIGN = (".gguf", ".bin", ".pt", ".pth", ".npy", ".npz", ".json", ".h5", ".msgpack")
 
 
+@checked
 def cast(
     path: str | os.PathLike[str],
     to: str,
     *,
     out: str | os.PathLike[str],
     layout: str | None = None,
-    keep: str = KEEP,
-    rules: Mapping[str, str] | None = None,
+    keep: Pattern = KEEP,
+    rules: Mapping[Pattern, str] | None = None,
     writer: str | None = None,
     scales: Choice = "amax",
-    strategy: str = "channel",
+    strategy: Literal["tensor", "channel", "block"] = "channel",
     fuse: bool = True,
     powers_of_two: bool = False,
     requantise: bool = False,
     unscaled_fp8: bool = False,
-    rounding: str = "nearest_even",
+    rounding: RoundingMode = "nearest_even",
     told: Callable[[Json, int], None] | None = None,
 ) -> CastReport:
     """Casts a checkpoint to a format in a layout, tensor by tensor, and reports what was lost.

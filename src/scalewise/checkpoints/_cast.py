@@ -16,10 +16,9 @@ import numpy as np
 from .._output import replacing
 from .._resolve import as_format
 from .._types import Json
-from ..formats import ROUNDINGS
 from ..formats import format as format_
 from ._configs import Strategy, hf_quant_config, quantization_config, strategy_of
-from ._encode import CHOICES, Choice, amax, encoded, quantised, shaped, writer_of
+from ._encode import Choice, amax, encoded, quantised, shaped, writer_of
 from ._files import DTYPES, UnreadableError
 from ._find import is_side
 from ._lay import (
@@ -69,17 +68,6 @@ class Options:
 
 def checked_options(options: Options) -> Options:
     """Returns the options with their formats' own names."""
-    for what, given, expected in (
-        ("scales", options.scales, CHOICES),
-        ("strategy", options.strategy, ("tensor", "channel", "block")),
-    ):
-        if given not in expected:
-            raise ValueError(f"{what} is {given!r}; expected one of {', '.join(expected)}")
-    for pattern in (options.keep, *(p for p, _ in options.rules)):
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ValueError(f"{pattern!r} is no regular expression ({error})") from None
     names = [(p, f if f == "keep" else as_format(f, "--tensors", blocks=True).name)
              for p, f in options.rules]  # fmt: skip
     to = as_format(options.to, "--to", blocks=True).name
@@ -93,10 +81,6 @@ def checked_options(options: Options) -> Options:
             raise ValueError(f"the layout plain has no {fmt}: it holds no scales")
     if options.strategy == "block" and layout != "compressed-tensors":
         raise ValueError(f"strategy is 'block'; the layout {layout} has tensor and channel")
-    if options.rounding not in ROUNDINGS:
-        raise ValueError(
-            f"rounding is {options.rounding!r}; expected one of {', '.join(ROUNDINGS)}"
-        )
     if layout != "scalewise" and options.rounding != "nearest_even":
         raise ValueError(f"rounding is {options.rounding!r}; the layout {layout} has nearest_even")
     return dataclasses.replace(options, to=to, rules=tuple(names), layout=layout)

@@ -7,67 +7,30 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
 
-from .._output import (
-    Printed,
-    Rows,
-    Saved,
-    counted,
-    print_rows,
-    tables_page,
-    visible,
-)
+from .._output import Printed, Report, Rows, counted
 from .._types import Json
 from ._faults import Finding
 
-if TYPE_CHECKING:
-    from rich.console import Console
 
-WORST = 10  # rows of a table in a terminal
+class CheckpointReport(Report):
+    """The result of a command."""
 
-
-class Report(Saved):
-    """The result of a command, with sentences and tables."""
-
-    title = "checkpoint"
     endings = (".html", ".json")
-    derived: ClassVar[tuple[str, ...]] = ()  # properties in the JSON file
-
-    def lines(self) -> list[str]:
-        raise NotImplementedError
-
-    def tables(self) -> list[Rows]:
-        raise NotImplementedError
-
-    def as_dict(self) -> dict[str, Json]:
-        """Returns what the JSON file holds; non-finite numbers are "inf", "-inf", "nan"."""
-        fields: Json = dataclasses.asdict(self)  # pyright: ignore[reportArgumentType]
-        return fields | {name: getattr(self, name) for name in self.derived}
-
-    def show(self, console: Console | None = None, *, everything: bool = False) -> None:
-        """Prints the report; of long tables the first rows, unless ``everything``."""
-        from rich.console import Console as Terminal
-
-        console = console or Terminal()
-        for line in self.lines():
-            console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
-        for found in self.tables():
-            if not found.rows:
-                continue
-            rows = found.rows if everything else found.rows[:WORST]
-            print_rows(console, found.headings, rows, title=found.title)
-            if len(rows) < len(found.rows):
-                console.print(f"and {len(found.rows) - len(rows)} more (--all)", highlight=False)
-
-    def _page(self) -> str:
-        return tables_page(self.title, self.lines(), [t for t in self.tables() if t.rows])
-
+    most = 10
     _repr_html_ = Printed._repr_html_
+
+    @property
+    def title(self) -> str:
+        return type(self).__name__.removesuffix("Report").lower()
+
+    @property
+    def heading(self) -> str:
+        return ""
 
 
 @dataclasses.dataclass(eq=False)
-class CastReport(Report):
+class CastReport(CheckpointReport):
     """What :func:`scalewise.checkpoints.cast` wrote and what was lost.
 
     Attributes:
@@ -86,7 +49,6 @@ class CastReport(Report):
     records: list[Json]
     dropped: list[str]
     resumed: int = 0
-    title = "cast"
     derived = ("sqnr",)
 
     @property
@@ -97,7 +59,7 @@ class CastReport(Report):
         lost = [r["loss"] for r in self.records if "loss" in r]
         return decibel(sum(x["signal"] for x in lost), sum(x["noise"] for x in lost))
 
-    def lines(self) -> list[str]:
+    def sentences(self) -> list[str]:
         done = Counter(r["what"] for r in self.records)
         counts = ", ".join(f"{n} {what}" for what, n in done.items())
         found = [f"{Path(self.source).name} -> {Path(self.target).name}: "
@@ -113,7 +75,7 @@ class CastReport(Report):
             found.append(f"kept of a run that ended early: {counted(self.resumed, 'tensor')}")
         return found
 
-    def tables(self) -> list[Rows]:
+    def tables(self, *, everything: bool = True) -> list[Rows]:
         lost = sorted((r for r in self.records if "loss" in r), key=lambda r: r["loss"]["sqnr"])
         rows = []
         for r in lost:
@@ -129,7 +91,7 @@ class CastReport(Report):
 
 
 @dataclasses.dataclass(eq=False)
-class CheckReport(Report):
+class CheckReport(CheckpointReport):
     """What :func:`scalewise.checkpoints.check` found.
 
     Attributes:
@@ -144,13 +106,12 @@ class CheckReport(Report):
     layout: str | None
     findings: list[Finding]
     weights: int
-    title = "check"
 
     def __bool__(self) -> bool:
         """True if nothing was found."""
         return not self.findings
 
-    def lines(self) -> list[str]:
+    def sentences(self) -> list[str]:
         beside = f" against {self.against}" if self.against else ""
         found = counted(len(self.findings), "fault") if self.findings else "no fault found"
         lines = [f"{self.path}: {found} in {counted(self.weights, 'quantised tensor')}{beside}"]
@@ -159,7 +120,7 @@ class CheckReport(Report):
             lines.append(f"{f.fault}: {first_of(f.tensors, 1)}: {f.evidence}{repair}")
         return lines
 
-    def tables(self) -> list[Rows]:
+    def tables(self, *, everything: bool = True) -> list[Rows]:
         rows = [(f.fault, ", ".join(f.tensors), f.evidence, f.repair or "", f.tried or "")
                 for f in self.findings[20:]]  # fmt: skip
         return [Rows("more", ("fault", "tensors", "evidence", "repair", "tried"), rows)]

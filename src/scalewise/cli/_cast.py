@@ -89,7 +89,7 @@ def cast(
                 data, fmt, out=target, layout=layout, rules=rules, writer=writer,
                 scales=scales, strategy=strategy, fuse=not no_fuse,  # pyright: ignore
                 powers_of_two=powers_of_two, requantise=requantise, unscaled_fp8=unscaled,
-                rounding=rounding, told=told, **options,
+                rounding=rounding, told=told, **options,  # pyright: ignore
             )  # fmt: skip
         shown(found, reports, json, everything=everything)
 

@@ -53,16 +53,17 @@ class Bits:
         return " ".join(filter(None, parts))
 
     def __repr__(self) -> str:
-        return f"{self}  {self._formula}"
+        equals = f" = {self.value!r}" if math.isfinite(self.value) else ""
+        return f"{self}  {self.formula}{equals}"
 
     @property
-    def _formula(self) -> str:
-        value = self.value
-        if not math.isfinite(value):
-            return str(value)
-        minus = "-" if self.sign and math.copysign(1, value) < 0 else ""
+    def formula(self) -> str:
+        """The value in terms of the fields: ``-2^-3 * (1 + 256/1024)``, or ``inf``."""
+        if not math.isfinite(self.value):
+            return str(self.value)
+        minus = "-" if self.sign and math.copysign(1, self.value) < 0 else ""
         steps = 1 << self.format.mantissa_bits
-        return f"{minus}2^{self.power} * ({self._leading} + {self.fraction}/{steps}) = {value!r}"
+        return f"{minus}2^{self.power} * ({self._leading} + {self.fraction}/{steps})"
 
 
 @checked
@@ -86,7 +87,10 @@ def bits(x: AnyFloat, fmt: FormatSpec = "fp32") -> Bits:
         (1 00000 0000000001  -2^-14 * (0 + 1/1024) = -5.960464477539063e-08, '0 11111 00')
     """
     fmt = named(fmt)
-    code = int(fmt.encode(x))
+    return fields_of(fmt, int(fmt.encode(x)))
+
+
+def fields_of(fmt: Format, code: int) -> Bits:
     width = fmt.exponent_bits + fmt.mantissa_bits
     fraction = code & ((1 << fmt.mantissa_bits) - 1)
     exponent = (code & ((1 << width) - 1)) >> fmt.mantissa_bits

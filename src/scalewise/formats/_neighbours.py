@@ -89,14 +89,8 @@ def _number(fmt: Format, code: int) -> float:
 
 def _last_not_above(fmt: Format, x: float) -> int:
     """Returns the largest positive finite code whose number is at most ``x``; -1 if none is."""
-    low, high = -1, fmt.max_code
-    while low < high:
-        middle = (low + high + 1) // 2
-        if _number(fmt, middle) <= x:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    code = int(_codes.encode(fmt, abs(x), "toward_zero", True))
+    return code if _number(fmt, code) <= x else -1
 
 
 def _above(fmt: Format, x: float) -> float:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import rich.text
 from markupsafe import Markup
 from rich import box
 from rich.console import Console
@@ -29,7 +30,7 @@ def plot(
     width: int,
     height: int,
     ascii_only: bool = False,
-) -> list[Text]:
+) -> list[rich.text.Text]:
     """Returns lines of text that plot curves over their index, with axis and legend.
 
     Args:

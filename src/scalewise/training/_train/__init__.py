@@ -1,6 +1,6 @@
 """Trains one program by one method, with metrics and checkpoints to resume from."""
 
-from ._checkpoint import CheckpointError as CheckpointError
+from ._folder import CheckpointError as CheckpointError
 from ._metrics import Log as Log
 from ._run import TrainingError as TrainingError
 from ._sharding import Sharding as Sharding

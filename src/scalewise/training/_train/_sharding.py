@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +17,6 @@ from ..._jax import process_allgather
 from ..._output import sentence
 from ..._types import Json, PyTree
 from ..._user_file import InputError
-from .._compare import Folder
 from .._console import Interrupted, signal_of
 
 
@@ -161,25 +158,6 @@ def call_on_first(call: Callable[[], Json], kind: type[Exception] = InputError) 
     if told is not None:
         raise kind(told)
     return found
-
-
-@contextmanager
-def claimed_by_first(folder: Folder | None) -> Iterator[Folder | None]:
-    """Creates and locks the run's folder in the first process, for all of them.
-
-    Args:
-        folder: as it is in the first process; others may have None. None in all: no folder.
-
-    Yields:
-        The folder under the name that it got.
-    """
-    with ExitStack() as stack:
-
-        def claim() -> str | None:
-            return folder and str(stack.enter_context(folder.claimed()).path.absolute())
-
-        path = call_on_first(claim)
-        yield None if path is None else Folder(Path(path), new=False)
 
 
 def checked_everywhere(check_interrupt: Callable[[], None]) -> Callable[[], None]:
