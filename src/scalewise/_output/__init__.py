@@ -11,9 +11,9 @@ from ._lock import FolderInUseError as FolderInUseError
 from ._lock import lock as lock
 from ._page import framed as framed
 from ._page import visible as visible
-from ._saved import Report as Report
 from ._saved import Rows as Rows
 from ._saved import Saved as Saved
+from ._saved import Tabular as Tabular
 from ._saved import as_csv as as_csv
 from ._saved import plain as plain
 from ._saved import tables_page as tables_page

@@ -102,7 +102,7 @@ def _is_number(cell: str) -> bool:
     return cell.lstrip("-+")[:1].isdigit() or cell in ("inf", "nan")
 
 
-class Report(Saved):
+class Tabular(Saved):
     """A result of sentences and tables, of which the terminal's text and the page are made.
 
     Attributes:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .._check import Positive, checked
-from .._output import Report, Rows, counted, plain
+from .._output import Rows, Tabular, counted, plain
 from .._resolve import as_format
 from .._types import Json, PyTree
 from ..autocasting import Autocast, Policy, Rule
@@ -45,7 +45,7 @@ class TunedPart:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tuning(Report):
+class Tuning(Tabular):
     """An assignment of formats to operations; :meth:`show` prints it, :meth:`save` writes it.
 
     Attributes:

@@ -52,12 +52,12 @@ class Finding:
 
 
 def merged(findings: Sequence[Finding]) -> list[Finding]:
-    groups: dict[tuple, list[Finding]] = {}
+    groups: dict[tuple[Fault, str], list[Finding]] = {}
     for f in findings:
-        key = (f.fault, f.repair) if f.repair else (f.fault, f.evidence)
-        groups.setdefault(key, []).append(f)
-    merged = []
-    for same in groups.values():
-        names = tuple(dict.fromkeys(n for f in same for n in f.tensors))
-        merged.append(dataclasses.replace(same[0], tensors=names))
-    return merged
+        groups.setdefault((f.fault, f.repair or f.evidence), []).append(f)
+    return [
+        dataclasses.replace(
+            same[0], tensors=tuple(dict.fromkeys(n for f in same for n in f.tensors))
+        )
+        for same in groups.values()
+    ]

@@ -19,7 +19,6 @@ from ..formats import CATALOGUE, E2M1FN, Format
 CHUNK = 1 << 17  # elements that are decoded at a time: temporaries stay in the cache
 BUFFER = 1 << 20  # elements of a streamed tensor
 TABULATED = 1 << 19  # elements from which a table of all pairs of a scale and a byte is faster
-BF16 = np.dtype(ml_dtypes.bfloat16)
 E8M0, E4M3, UE4M3, WIDE = "e8m0", "e4m3fn", "ue4m3", "fp32"
 
 

@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from .._output import Printed, Report, Rows, counted
+from .._output import Printed, Rows, Tabular, counted
 from .._types import Json
 from ._faults import Finding
 
 
-class CheckpointReport(Report):
+class CheckpointReport(Tabular):
     """The result of a command."""
 
     endings = (".html", ".json")

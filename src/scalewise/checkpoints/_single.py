@@ -79,9 +79,7 @@ def of_codes(weight: Weight, p: Packed) -> Iterator[Finding]:
         where = "all rows" if len(uniform) == count else f"rows from {uniform[0]}"
         yield Finding(Fault.RANDOM, (weight.name,), f"the codes of {where} are equally frequent")
     if p.element != E2M1FN:
-        nan = (
-            int(np.isnan(elements(p.element))[rows.reshape(-1)].sum()) if p.element.nan_code else 0
-        )
+        nan = int(np.isnan(elements(p.element))[rows.reshape(-1)].sum())
         if nan and not uniform:
             yield Finding(Fault.DIFFERENT, (weight.name,), f"{nan} codes are NaN")
 
@@ -125,9 +123,7 @@ def structure(
     suffixes = {s for s in suffixes if s not in ("", "_scale", ".scale")}
     codes = tuple({x.codes.removeprefix("{}") for x in LAYOUTS} - {"", ".weight"})
     lost = {n for p in source.problems for n in p.tensors if "missing" in p.fault}
-    alone: dict[str, Weight] = {
-        n: w for n, w in weights.items() if w.layout is None and not w.record
-    }  # fmt: skip
+    alone = {n: w for n, w in weights.items() if w.layout is None and not w.record}
     narrow = ("U8", "I8", "F4", *FP8)
     bare = {n for n, w in alone.items() if w.parts["codes"].dtype in narrow and
             (n.endswith((".weight", *codes)) or w.parts["codes"].dtype in FP8)}  # fmt: skip

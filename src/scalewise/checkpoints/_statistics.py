@@ -43,9 +43,8 @@ def relative(x: np.ndarray, truth: np.ndarray) -> float:
         wrong = x.astype(np.float64) - truth
     if not np.all(np.isfinite(wrong)):
         return math.inf
-    return float(
-        np.linalg.norm(wrong) / max(float(np.linalg.norm(truth.astype(np.float64))), 1e-30)
-    )
+    norm = max(float(np.linalg.norm(truth.astype(np.float64))), 1e-30)
+    return float(np.linalg.norm(wrong)) / norm
 
 
 def wrong_blocks(x: np.ndarray, truth: np.ndarray) -> float:

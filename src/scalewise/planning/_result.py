@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from markupsafe import Markup
 
-from .._output import Report, Rows, counted, plain, tables_page
+from .._output import Rows, Tabular, counted, plain, tables_page
 from .._output._chart import STYLE, Panel, chart_svg
 from .._types import Json
 from ..autoscaling import Operand, Products, Recipe
@@ -83,7 +83,7 @@ class Upgrade:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan(Report):
+class Plan(Tabular):
     """The formats of a program's products, and what they cost; :meth:`show` prints them.
 
     Attributes:

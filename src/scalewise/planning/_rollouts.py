@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._check import Natural, checked
-from .._output import Report, Rows
+from .._output import Rows, Tabular
 from .._types import PyTree
 from ..auditing._file import name_of
 from ..autoscaling import RecipeLike, autoscale
@@ -47,7 +47,7 @@ class Pair:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rollouts(Report):
+class Rollouts(Tabular):
     """Pairs of trainer's and rollout's formats; :meth:`show` prints a matrix of each figure."""
 
     function: str

@@ -330,22 +330,11 @@ def step(
     )
     if comm_format is not None and axis_name is None:
         raise ValueError("step: comm_format needs axis_name, the axes that gradients are sent over")
+    floor = scaling.min_scale if isinstance(scaling, DynamicLossScale) else 0.0
     return Step(
-        loss,
-        whole,
-        params,
-        accumulate,
-        has_aux,
-        transform,
-        delayed,
-        axis_name,
-        comm_format,
-        warn_after,
-        isinstance(policy, Schedule),
-        scaling.min_scale if isinstance(scaling, DynamicLossScale) else 0.0,
-        narrow,
-        check_finite,
-    )
+        loss, whole, params, accumulate, has_aux, transform, delayed, axis_name, comm_format,
+        warn_after, isinstance(policy, Schedule), floor, narrow, check_finite,
+    )  # fmt: skip
 
 
 def _warn_of_skipped(

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._check import checked
-from ..._output import Report, Rows, as_csv, counted, plain
+from ..._output import Rows, Tabular, as_csv, counted, plain
 from ..._types import Json
 from ._recording import RecordedArray, Recording, load_recording
 
@@ -211,7 +211,7 @@ class LineDifference:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class RecordingComparison(Report):
+class RecordingComparison(Tabular):
     """Where two recordings differ.
 
     Attributes:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._check import AnyFloat, Natural, Range, checked
-from ..._output import Printed, Report, Rows, counted, writable
+from ..._output import Printed, Rows, Tabular, counted, writable
 from ...scaled import load_safetensors, save_safetensors
 from .._run._equation_statistics import display_name, written_at
 from ._numbers import COUNTS, NEVER, NUMBERS, Numbers
@@ -122,7 +122,7 @@ class RecordedArray:
 
 @checked
 @dataclasses.dataclass(frozen=True, eq=False)
-class Recording(Report):
+class Recording(Tabular):
     """Statistics of what a device computed in a run of a function, by equation, in program order.
 
     Attributes:

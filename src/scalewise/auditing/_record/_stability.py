@@ -16,7 +16,7 @@ import numpy as np
 
 from ..._check import Range, checked
 from ..._jax import ShapedArray
-from ..._output import Report, Rows
+from ..._output import Rows, Tabular
 from ..._resolve import as_format
 from ..._types import PyTree
 from ...emulating import is_exact
@@ -56,7 +56,7 @@ class LineStability:
 
 
 @dataclasses.dataclass(frozen=True)
-class Stability(Report):
+class Stability(Tabular):
     """How many digits agree between runs that round at random.
 
     Attributes:
