@@ -42,16 +42,13 @@ class Budget:
     device: str | None = None
 
     def __post_init__(self):
-        given = [n for n in (*UNITS, "error") if getattr(self, n) is not None]
+        names = (*UNITS, "error")
+        given = [name for name in names if getattr(self, name) is not None]
         if len(given) != 1:
-            raise ValueError(
-                f"Budget needs one of bits, bytes, seconds and error, not {' and '.join(given)}"
-                if given
-                else "Budget needs one of bits, bytes, seconds and error"
-            )
-        if (given == ["seconds"] and self.device is None) or (
-            self.device is not None and given[0] not in ("seconds", "error")
-        ):
+            several = f", not {' and '.join(given)}" if given else ""
+            raise ValueError(f"Budget needs one of bits, bytes, seconds and error{several}")
+        needed, allowed = given == ["seconds"], given[0] in ("seconds", "error")
+        if needed if self.device is None else not allowed:
             raise ValueError("Budget.device is for seconds, which need it, or for error")
         if self.device is not None and not device(self.device).bandwidth:
             raise ValueError(f"Budget.device is {self.device!r}, whose speed isn't known")

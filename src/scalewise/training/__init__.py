@@ -2,7 +2,6 @@
 
 from . import _optax as _optax
 from . import mu_s as mu_s
-from ._compare import DEMO as DEMO
 from ._compare import METHODS as METHODS
 from ._compare import Comparison as Comparison
 from ._compare import Divergence as Divergence
@@ -13,7 +12,6 @@ from ._compare import Program as Program
 from ._compare import Record as Record
 from ._compare import compare as compare
 from ._compare import corpus as corpus
-from ._compare import load_program as load_program
 from ._compare import method as method
 from ._finite import all_finite as all_finite
 from ._layers import layer_scaled as layer_scaled
@@ -54,3 +52,7 @@ from ._weights import master_weights as master_weights
 from ._weights import stochastic_rounding as stochastic_rounding
 
 globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # help() lists them
+
+# for other packages of scalewise, not for users
+from ._compare import DEMO as DEMO
+from ._compare import load_program as load_program

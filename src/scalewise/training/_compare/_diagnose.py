@@ -12,18 +12,13 @@ import numpy as np
 from ..._jax import Tracer
 from ..._types import PyTree
 from ...interpret import Applied, Equation, Interpretation, State, Value, is_float, transform
+from .._finite import all_finite
 from ._program import Step
 
 
 def finite_leaves(tree: PyTree) -> jax.Array:
     """Returns for each leaf whether all of it is finite; integers always are."""
-
-    def finite(x: jax.Array) -> jax.Array:
-        if not jnp.issubdtype(jnp.result_type(x), jnp.floating):
-            return jnp.array(True)
-        return jnp.isfinite(jnp.asarray(x).astype(jnp.float32)).all()
-
-    return jnp.stack([finite(x) for x in jax.tree.leaves(tree)])
+    return jnp.stack([all_finite(x) for x in jax.tree.leaves(tree)])
 
 
 class _Found(Exception):

@@ -13,7 +13,7 @@ import optax
 
 from ..._check import Count, checked
 from ..._types import PyTree
-from ..._user_file import InputError, describe_error, load_module, missing_module
+from ..._user_file import InputError, call_user, load_module
 
 Step = Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
 PROTOCOL = {
@@ -101,26 +101,6 @@ def find_examples(folders: Iterable[Path]) -> dict[str, Path]:
         if found:
             return found
     return {}
-
-
-def call_user(call: Callable[..., PyTree], what: str, *args: PyTree) -> PyTree:
-    """Returns ``call(*args)``, where ``call`` runs a user's function.
-
-    Raises:
-        InputError: the function raised an exception; it is described in one sentence.
-    """
-    try:
-        return call(*args)
-    except (KeyboardInterrupt, InputError):
-        raise
-    except BaseException as error:  # SystemExit, or a class of the user's own
-        if isinstance(error, ValueError) and what.endswith(".batches"):  # it refuses its data
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise InputError(f"{what}: {first}") from error
-        missing = missing_module(error)
-        raise InputError(
-            f"{what} {missing}" if missing else f"{what} failed: {describe_error(error)}"
-        ) from error
 
 
 def endless_batches(program: Program, data: bytes, seed: int) -> Iterator[PyTree]:

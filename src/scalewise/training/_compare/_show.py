@@ -1,18 +1,15 @@
 """Shows a comparison: the table of figures and the curves, in a terminal and on a page."""
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import rich.text
 from markupsafe import Markup
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from ..._output import page_environment, print_table
+from ..._output import page_environment, print_rows
 from ..._output._chart import STYLE, Panel, chart_svg
 from ..._output._text import Text
 from ._results import WINDOW, Comparison, Record, smoothed
@@ -144,7 +141,12 @@ def announce(console: Console, program: str, parameters: int, size: int, steps: 
 
 
 def show(comparison: Comparison, console: Console) -> None:
-    print_table(console, table(comparison))
+    title = f"{comparison.program}: {comparison.steps_made} steps, ratios to "
+    headings = ["\nmethod", *(column.narrow for column in COLUMNS)]
+    rows = [(record.name, *cells(comparison, record)) for record in comparison.records]
+    styles = [COLOURS[i % len(COLOURS)] for i in range(len(rows))]
+    title += comparison.reference.name
+    print_rows(console, headings, rows, title=title, right=headings[1:], styles=styles)
     for record in comparison.records:
         if record.divergence:
             what = f", step {record.divergence.step}: {record.divergence.why}"
@@ -164,22 +166,6 @@ def show(comparison: Comparison, console: Console) -> None:
         console.print(f"interrupted after {comparison.steps_made} of {comparison.steps} steps")
     if comparison.folder:
         console.print(f"report: {escape(comparison.folder)}/report.html", highlight=False)
-
-
-def table(comparison: Comparison) -> Table:
-    title = f"{comparison.program}: {comparison.steps_made} steps, ratios to "
-    result = Table(
-        title=title + comparison.reference.name,
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    result.add_column("\nmethod", no_wrap=True)
-    for column in COLUMNS:
-        result.add_column(column.narrow, justify="right", no_wrap=True)
-    for record, colour in zip(comparison.records, itertools.cycle(COLOURS), strict=False):
-        result.add_row(Text(record.name, style=colour), *cells(comparison, record))
-    return result
 
 
 def cells(comparison: Comparison, record: Record) -> list[str]:
