@@ -21,7 +21,6 @@ from typer.testing import CliRunner
 from scalewise._output import (
     FolderInUseError,
     TargetError,
-    _lock,
     append,
     check_source,
     check_target,
@@ -136,10 +135,11 @@ def test_temporaries_of_a_killed_process_are_removed(tmp_path):
 
 
 HOLD = """
-import os, runpy, sys
+import os, sys
 from pathlib import Path
+from scalewise._output import lock
 
-with runpy.run_path(sys.argv[1])["lock"](Path(sys.argv[2])):
+with lock(Path(sys.argv[1])):
     print("locked", flush=True)
     sys.stdin.read()
     os._exit(1)  # as a kill ends it: nothing is cleaned up
@@ -153,7 +153,7 @@ def test_one_process_in_a_folder(tmp_path):
             pass
         assert (tmp_path / ".lock").exists()
     assert not list(tmp_path.iterdir())
-    command = [sys.executable, "-S", "-c", HOLD, _lock.__file__, str(tmp_path)]
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"locked\n"
         refused = f"in use by process {other.pid} on "

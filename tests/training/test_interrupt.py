@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from scalewise.training import _progress as _interrupt
+from scalewise.training import _console as _interrupt
 from scalewise.training._console import held_interrupts, signal_of
 
 

@@ -1,14 +1,15 @@
 """Output: atomic files, folder locks, terminal streams, HTML pages.
 
-All files that scalewise writes go through this package. It imports nothing from other layers.
+All files that scalewise writes go through this package. It imports nothing from other packages.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ._lock import FolderInUseError as FolderInUseError
-from ._lock import lock as lock
+from ._folder import Folder as Folder
+from ._folder import FolderInUseError as FolderInUseError
+from ._folder import lock as lock
 from ._page import framed as framed
 from ._page import visible as visible
 from ._saved import Rows as Rows

@@ -24,6 +24,7 @@ from ._find import is_side
 from ._lay import (
     base_of,
     laid_out,
+    own_job,
     repacked,
     repacked_exactly,
     torchao_metadata,
@@ -32,7 +33,6 @@ from ._lay import (
 from ._layouts import Layout, fused_key, writable
 from ._loss import loss
 from ._orbax import MARK
-from ._own import own_job
 from ._packed import Packed, Rows, values
 from ._source import Source
 from ._weights import Weight

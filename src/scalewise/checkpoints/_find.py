@@ -7,11 +7,11 @@ import os
 from collections.abc import Iterable, Mapping
 
 from .._types import Json
-from ._faults import Fault
 from ._files import Tensor, UnreadableError
 from ._layouts import FP8, LAYOUTS, METHODS, SIDE, Layout, Role
 from ._orbax import MARK
 from ._packed import ELEMENTS
+from ._report import Fault
 from ._source import Source, open_source
 from ._weights import Weight
 

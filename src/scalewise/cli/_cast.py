@@ -7,8 +7,7 @@ import typer
 
 from .._output import TargetError, check_source, replacing
 from ._checkpoints import check_reports, progress
-from ._refusal import refusal
-from ._results import shown
+from ._refusal import refusal, shown
 
 
 def cast(

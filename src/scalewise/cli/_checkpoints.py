@@ -9,8 +9,7 @@ import typer
 
 from .._output import check_source, writable
 from ._formats import show_numbers
-from ._refusal import refusal
-from ._results import shown
+from ._refusal import refusal, shown
 
 FILES = (".safetensors", ".gguf")
 PAGES = (".html", ".json")  # of reports of checkpoints

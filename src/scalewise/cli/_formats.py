@@ -1,4 +1,4 @@
-"""`scalewise formats`: the catalogue of formats; numbers in a format."""
+"""`scalewise formats` and `recipes`: the catalogues; numbers in a format."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from ._refusal import refusal
 
 if TYPE_CHECKING:
     from ..formats import Format
+import typer
+from rich.table import Table
 
 
 def formats(*, device: str | None = None) -> None:
@@ -143,7 +145,7 @@ def _parse(text: str, fmt: Format) -> tuple[int, Fraction | None]:
 
 def _show(console: Console, fmt: Format, text: str, code: int, given: Fraction | None) -> None:
     from ..formats import next_down, next_up
-    from ..formats._fields import fields_of
+    from ..formats._neighbours import fields_of
 
     fields = fields_of(fmt, code)
     line, value = Text(f"{text} in {fmt.name}: "), fields.value
@@ -168,3 +170,30 @@ def _decimal(x: float) -> str:
 
     exact = f"{Decimal(x):f}"
     return exact if len(exact) <= 60 else f"{Decimal(x):.50e}"
+
+
+def recipes(name: str | None = None) -> None:
+    """List the recipes of autoscale and the optimizer states; docs/recipes.md has the sources.
+
+    Args:
+        name (NAME): A recipe to show as Python code that makes it.
+
+    Example:
+        scalewise recipes fp8
+    """
+    from .. import training
+    from ..autoscaling.recipes import CATALOGUE, recipe
+
+    if name is not None:
+        with refusal(ValueError):
+            typer.echo(repr(recipe(name)))
+        return
+    table = Table(box=None, pad_edge=False)
+    table.add_column("recipe", no_wrap=True)
+    table.add_column("what")
+    states = [method for method in training.METHODS if method.startswith("state-")]
+    for known in (*CATALOGUE, *states):
+        table.add_row(known, training.METHODS[known].what)
+    console = Console()
+    console.width = min(console.width, 80)
+    console.print(table)

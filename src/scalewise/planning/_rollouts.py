@@ -16,7 +16,7 @@ from .._types import PyTree
 from ..auditing._file import name_of
 from ..autoscaling import RecipeLike, autoscale
 from ..interpret import check_callable
-from ._objective import kl
+from ._budget import kl
 from ._result import Plan, figure
 from ._sites import WIDE
 

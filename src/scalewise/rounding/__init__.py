@@ -1,10 +1,10 @@
 """Rounding: casts of floats to formats, each bit-exact with a single rounding."""
 
-from ._decode import decode as decode
+from ._codes import decode as decode
 from ._encoded import EncodedArray as EncodedArray
 from ._encoded import encode as encode
-from ._pack import pack as pack
-from ._pack import unpack as unpack
+from ._encoded import pack as pack
+from ._encoded import unpack as unpack
 from ._round import cast as cast
 from ._round import round_to as round_to
 

@@ -29,11 +29,10 @@ from ._loss_scale import (
     loss_scaled,
     scale_loss,
 )
-from ._model import Model, Structure, split
+from ._model import Metrics, Model, Structure, TrainState, split
 from ._moments import StateFormat, store_state
 from ._policy import loss_transform, named_policy
 from ._reduce import mean_over
-from ._state import Metrics, TrainState
 from ._weights import apply_updates, compensated, master_weights, stochastic_rounding
 
 Weights = Literal["plain", "master", "stochastic", "compensated"]

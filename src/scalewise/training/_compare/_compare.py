@@ -17,12 +17,10 @@ import jax.numpy as jnp
 from rich.console import Console
 
 from ..._check import Count, checked
-from ..._output import rescue_folder, sentence, tolerant
+from ..._output import Folder, rescue_folder, sentence, tolerant
 from ..._types import PyTree
 from ..._user_file import InputError
 from .._console import Progress, held_interrupts, signal_of
-from ._diagnose import finite_leaves
-from ._files import Folder
 from ._methods import DEMO, METHODS, Method, method
 from ._program import (
     Program,
@@ -34,7 +32,7 @@ from ._program import (
     parameter_count,
 )
 from ._results import Comparison
-from ._run import Run
+from ._run import Run, finite_leaves
 from ._show import announce, page, show
 
 

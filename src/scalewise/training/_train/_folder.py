@@ -16,10 +16,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..._output import check_source
+from ..._output import Folder, check_source
 from ..._types import Json, PyTree
 from ..._user_file import InputError
-from .._compare import Folder
 from ._checkpoint import (
     DamagedError,
     Settings,

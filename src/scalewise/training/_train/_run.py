@@ -12,11 +12,12 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from ..._output import sentence
+from ..._output import Folder, sentence
 from ..._types import Json, PyTree
-from .._compare import Folder, Program, call_user, endless_batches, finite_or_none
+from .._compare._program import Program, call_user, endless_batches
+from .._compare._results import finite_or_none
 from .._console import Progress, held_interrupts
-from .._state import TrainState
+from .._model import TrainState
 from .._step import Step
 from ._folder import CheckpointError, RunFolder
 from ._metrics import Log

@@ -16,12 +16,12 @@ import jax
 from rich.console import Console
 
 from ..._check import Count, checked
-from ..._output import tolerant
+from ..._output import Folder, tolerant
 from ..._types import PyTree
-from .._compare import (
-    METHODS,
-    Folder,
-    InputError,
+from ..._user_file import InputError
+from .._compare._methods import METHODS
+from .._compare._methods import method as named_method
+from .._compare._program import (
     Program,
     call_user,
     corpus,
@@ -30,10 +30,9 @@ from .._compare import (
     parameter_count,
     params_of,
 )
-from .._compare import method as named_method
 from .._console import signal_of
 from .._loss_scale import loss_scale_of
-from .._state import TrainState
+from .._model import TrainState
 from .._step import Step, step
 from ._checkpoint import state_digest
 from ._folder import RunFolder, claimed_by_first, program_text, run_folder
