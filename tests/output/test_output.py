@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from markupsafe import Markup
 from rich.console import Console
-from rich.table import Table
 from typer.testing import CliRunner
 
 from scalewise._output import (
@@ -26,7 +25,7 @@ from scalewise._output import (
     check_target,
     lock,
     page_environment,
-    print_table,
+    print_rows,
     remove_temporaries,
     replacing,
     sentence,
@@ -220,9 +219,11 @@ def test_no_figure_is_cut_off_on_a_narrow_terminal(monkeypatch):
     )
     for width in (1, 40):
         text = io.StringIO()
-        table = Table("a wide column", "another wide column")
-        table.add_row("1234567890" * 3, "0987654321" * 3)
-        print_table(Console(file=text, width=width), table)
+        headings, row = (
+            ("a wide column", "another wide column"),
+            ("1234567890" * 3, "0987654321" * 3),
+        )
+        print_rows(Console(file=text, width=width), headings, [row])
         assert "1234567890" * 3 in text.getvalue()
         assert "0987654321" * 3 in text.getvalue()
 

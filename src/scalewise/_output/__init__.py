@@ -22,7 +22,6 @@ from ._saved import writable as writable
 from ._stream import Printed as Printed
 from ._stream import counted as counted
 from ._stream import print_rows as print_rows
-from ._stream import print_table as print_table
 from ._stream import tolerant as tolerant
 from ._write import TargetError as TargetError
 from ._write import append as append

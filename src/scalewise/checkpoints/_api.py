@@ -13,14 +13,14 @@ from .._check import Pattern, checked
 from .._output import TargetError, check_target
 from .._types import Json
 from ..formats import RoundingMode
-from ._cast import KEEP, Options, Plan, checked_options, rows_of, shards_of, write_configs
+from ._cast import KEEP, CastJobs, Options, checked_options, rows_of, shards_of, write_configs
 from ._encode import CHOICES, Choice, quantised, writer_of
 from ._files import UnreadableError
 from ._find import family_of, intact, refuse_unscaled
 from ._layouts import writable
 from ._loss import loss
 from ._open import load
-from ._packed import Rows
+from ._packed import Decoded
 from ._report import CastReport
 from ._write import Shard, digest, publish, staging, write_shards
 
@@ -105,7 +105,7 @@ def cast(
         refuse_unscaled(path, weights)
     if target.suffix in FOREIGN:
         raise TargetError(f"cannot write {str(target)!r}: expected a folder or a .safetensors file")
-    plan = Plan(options, weights, family_of(source)[0])
+    plan = CastJobs(options, weights, family_of(source)[0])
     shards = shards_of(source, plan)
     single = target.suffix == ".safetensors"
     if single and len(shards) > 1:
@@ -173,7 +173,7 @@ def compare_scales(
         found[name] = {}
         for choice in choices:
             packed = quantised(x, target, writer, choice=choice)
-            found[name][choice] = loss(x, Rows(packed), packed).sqnr
+            found[name][choice] = loss(x, Decoded(packed), packed).sqnr
     if not found:
         raise ValueError(f"{path}: no weight of two axes matches {select!r}")
     return found
