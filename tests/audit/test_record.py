@@ -287,8 +287,8 @@ def test_a_difference_beyond_the_sample_is_told_by_bits_and_means():
     ("field", "value"),
     [
         ("dtype", 7), ("dtype", "float17"), ("file", 5), ("shape", "abc"), ("shape", [-1]),
-        ("shape", [1.5]), ("line", "3"), ("line", -1), ("primitive", None), ("result", True), ("visits", -1),
-        ("rms", None),
+        ("shape", [1.5]), ("line", "3"), ("line", -1), ("primitive", None), ("result", True),
+        ("visits", -1), ("rms", None),
     ],
 )  # fmt: skip
 def test_recordings_with_fields_of_other_types_are_refused(recordings, tmp_path, field, value):

@@ -34,7 +34,7 @@ from scalewise._output import (
 )
 from scalewise._output._text import Text
 from scalewise.cli import app
-from scalewise.cli._refusal import run
+from scalewise.cli._command import run
 from scalewise.scaled import save_safetensors
 
 

@@ -8,10 +8,9 @@ import typer
 from ._audit import audit
 from ._cast import cast
 from ._checkpoints import check, diff, inspect
+from ._command import add, run
 from ._formats import formats, recipes
 from ._functions import plan, record, tune
-from ._options import add
-from ._refusal import run
 from ._table import table
 from ._training import compare, train
 

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from .._output import TargetError, rescue_folder, sentence
-from ._refusal import UNUSABLE, check, refusal, tell
+from ._command import UNUSABLE, check, refusal, tell
 
 
 def audit(

@@ -7,7 +7,7 @@ import typer
 
 from .._output import TargetError, check_source, replacing
 from ._checkpoints import check_reports, progress
-from ._refusal import refusal, shown
+from ._command import refusal, shown
 
 
 def cast(

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from .._output import print_rows
-from ._refusal import refusal
+from ._command import refusal
 
 if TYPE_CHECKING:
     from ..formats import Format

@@ -1,11 +1,11 @@
-"""`scalewise tune`, `plan` and `record`: what is found out about a function of a user's file."""
+"""`scalewise tune`, `plan` and `record`: run and measure a function of a user's file."""
 
 import json
 from pathlib import Path
 
 import typer
 
-from ._refusal import check, computed, refusal
+from ._command import check, computed, refusal
 
 
 def tune(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from ._refusal import FAILED, check_program, refusal, tell
+from ._command import FAILED, check_program, refusal, tell
 
 
 def compare(

@@ -75,7 +75,7 @@ def claimed_by_first(folder: Folder | None) -> Iterator[Folder | None]:
 
 
 class RunFolder:
-    """What a run keeps in its folder; all processes call the same methods.
+    """Reads and writes a run's files and checkpoints; all processes call the same methods.
 
     Args:
         folder: of the run, claimed.
@@ -150,7 +150,7 @@ class RunFolder:
     def _newest(
         self, template: PyTree, run: str | None
     ) -> tuple[tuple[int, PyTree, list[str]] | None, str]:
-        """Returns the newest good checkpoint and the run's identity; None: most checkpoints' one."""
+        """Returns the newest good checkpoint, and the run's identity, by default most checkpoints'."""
         good: dict[Path, dict[str, Json]] = {}
         damaged: dict[Path, str] = {}
         for folder in self._checkpoints():
