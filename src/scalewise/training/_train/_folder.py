@@ -150,7 +150,7 @@ class RunFolder:
     def _newest(
         self, template: PyTree, run: str | None
     ) -> tuple[tuple[int, PyTree, list[str]] | None, str]:
-        """Returns the newest good checkpoint, and the run's identity, by default most checkpoints'."""
+        """Returns the newest good checkpoint, and the identity of the run: ``run``, or most's."""
         good: dict[Path, dict[str, Json]] = {}
         damaged: dict[Path, str] = {}
         for folder in self._checkpoints():
