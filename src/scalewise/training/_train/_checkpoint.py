@@ -191,8 +191,9 @@ def digests(arrays: Sequence[jax.Array | np.ndarray]) -> list[str]:
 
     All processes have to call this function; all get the same digests.
     """
-    parts = [_parts(x) if isinstance(x, jax.Array) and not is_whole(x) else [] for x in arrays]
-    everywhere = all_gather_json(parts) if any(parts) else [parts]
+    parts = [[] if is_whole(x) else _parts(x) for x in arrays]
+    # some processes may have no first replica of any part
+    everywhere = [parts] if all(map(is_whole, arrays)) else all_gather_json(parts)
     return [
         _sha(np.ascontiguousarray(x).tobytes())
         if is_whole(x)
