@@ -207,7 +207,7 @@ def state_digest(tree: PyTree) -> str:
     return _sha("\n".join(digests(without_keys(jax.tree.leaves(tree)))).encode())
 
 
-def _parts(x: jax.Array) -> list[str]:
+def _parts(x: PyTree) -> list[str]:
     return [
         f"{[(s.start or 0, s.stop) for s in shard.index]} {_sha(np.asarray(shard.data).tobytes())}"
         for shard in x.addressable_shards
