@@ -15,7 +15,6 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -26,7 +25,7 @@ from rich.console import Console
 import scalewise as sw
 from examples import lstm
 from scalewise import training
-from scalewise.training._compare._curves import _figure, _panel
+from scalewise._output._chart import Panel, chart_svg
 
 HERE = Path(__file__).parent
 RECORD = HERE / "mixed_precision" / "curves.json"
@@ -127,14 +126,13 @@ def train_masters() -> dict[str, Losses]:
 
 def figure(title: str, curves: dict[str, Losses]) -> str:
     """Returns one panel of curves as SVG; a curve ends at its first number that isn't finite."""
-    shown, records = [], []
+    shown, names = [], []
     for name, ys in curves.items():
         end = next((i for i, y in enumerate(ys) if y is None), None)
         shown.append([math.nan if y is None or (end or STEPS) < i else y for i, y in enumerate(ys)])
-        label = name if end is None else f"{name}: NaN in step {end + 1}"
-        records.append(SimpleNamespace(name=label, divergence=None, final_loss=0.0))
-    smooth = [_mean(ys) for ys in shown]
-    return _figure(title, [_panel(smooth, 0, f"{title}, mean of 5 steps")], records) + "\n"  # pyright: ignore
+        names.append(name if end is None else f"{name}: NaN in step {end + 1}")
+    smooth = [list(enumerate(_mean(ys), start=1)) for ys in shown]
+    return chart_svg(title, [Panel(f"{title}, mean of 5 steps", "step", smooth)], names) + "\n"
 
 
 def _mean(ys: list[float]) -> list[float]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib.util
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 # Names under which packages are installed, where these aren't the names of their modules.
 DISTRIBUTIONS = {"haiku": "dm-haiku", "sklearn": "scikit-learn"}
@@ -62,6 +63,26 @@ def missing_module(error: BaseException) -> str | None:
         return None
     name = error.name.partition(".")[0]
     return f"needs {name}, which isn't installed: pip install {DISTRIBUTIONS.get(name, name)}"
+
+
+def call_user(call: Callable[..., Any], what: str, *args: Any) -> Any:
+    """Returns ``call(*args)``, where ``call`` runs a user's function.
+
+    Raises:
+        InputError: the function raised an exception; it is described in one sentence.
+    """
+    try:
+        return call(*args)
+    except (KeyboardInterrupt, InputError):
+        raise
+    except BaseException as error:  # SystemExit, or a class of the user's own
+        if isinstance(error, ValueError) and what.endswith(".batches"):  # it refuses its data
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise InputError(f"{what}: {first}") from error
+        missing = missing_module(error)
+        raise InputError(
+            f"{what} {missing}" if missing else f"{what} failed: {describe_error(error)}"
+        ) from error
 
 
 def describe_error(

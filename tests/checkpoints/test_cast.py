@@ -230,7 +230,7 @@ def test_outputs_that_exist_and_invalid_options_are_errors(model, tmp_path):
         (("--to", "nvfp4", "--layout", "gptq"), "no layout to write is called 'gptq'"),
         (("--to", "mxfp6_e3m2", "--layout", "modelopt"), "the layout modelopt has no mxfp6_e3m2"),
         (("--to", "nvfp4", "--layout", "plain"), "the layout plain has no nvfp4"),
-        (("--to", "nvfp4", "--keep", "("), "is no regular expression"),
+        (("--to", "nvfp4", "--keep", "("), "keep is '('; expected a regular expression"),
         (("--to", "nvfp4", "--tensors", "x"), "expected PATTERN=FORMAT"),
         (("--to", "nvfp4", "--scales", "best"), "scales is 'best'"),
         (("--to", "nvfp4", "--layout", "modelopt", "--writer", "me"), "writer is 'me'"),

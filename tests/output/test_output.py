@@ -15,19 +15,17 @@ import numpy as np
 import pytest
 from markupsafe import Markup
 from rich.console import Console
-from rich.table import Table
 from typer.testing import CliRunner
 
 from scalewise._output import (
     FolderInUseError,
     TargetError,
-    _lock,
     append,
     check_source,
     check_target,
     lock,
     page_environment,
-    print_table,
+    print_rows,
     remove_temporaries,
     replacing,
     sentence,
@@ -36,7 +34,7 @@ from scalewise._output import (
 )
 from scalewise._output._text import Text
 from scalewise.cli import app
-from scalewise.cli._refusal import run
+from scalewise.cli._command import run
 from scalewise.scaled import save_safetensors
 
 
@@ -136,10 +134,11 @@ def test_temporaries_of_a_killed_process_are_removed(tmp_path):
 
 
 HOLD = """
-import os, runpy, sys
+import os, sys
 from pathlib import Path
+from scalewise._output import lock
 
-with runpy.run_path(sys.argv[1])["lock"](Path(sys.argv[2])):
+with lock(Path(sys.argv[1])):
     print("locked", flush=True)
     sys.stdin.read()
     os._exit(1)  # as a kill ends it: nothing is cleaned up
@@ -153,7 +152,7 @@ def test_one_process_in_a_folder(tmp_path):
             pass
         assert (tmp_path / ".lock").exists()
     assert not list(tmp_path.iterdir())
-    command = [sys.executable, "-S", "-c", HOLD, _lock.__file__, str(tmp_path)]
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"locked\n"
         refused = f"in use by process {other.pid} on "
@@ -220,9 +219,11 @@ def test_no_figure_is_cut_off_on_a_narrow_terminal(monkeypatch):
     )
     for width in (1, 40):
         text = io.StringIO()
-        table = Table("a wide column", "another wide column")
-        table.add_row("1234567890" * 3, "0987654321" * 3)
-        print_table(Console(file=text, width=width), table)
+        headings, row = (
+            ("a wide column", "another wide column"),
+            ("1234567890" * 3, "0987654321" * 3),
+        )
+        print_rows(Console(file=text, width=width), headings, [row])
         assert "1234567890" * 3 in text.getvalue()
         assert "0987654321" * 3 in text.getvalue()
 

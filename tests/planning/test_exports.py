@@ -82,7 +82,7 @@ def test_equal_formats_are_on_policy_and_narrower_rollouts_are_farther():
 def test_a_divergence_is_exact_for_small_differences():
     """Against float64; the difference of two logarithms in float32 would be noise."""
     z, d = normal(0, (16, 64)), 1e-4 * normal(1, (16, 64))
-    from scalewise.planning._objective import kl
+    from scalewise.planning._budget import kl
 
     with jax.enable_x64(True):
         a, b = (jnp.asarray(v, jnp.float64) for v in (z, z + d))

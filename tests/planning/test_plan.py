@@ -11,7 +11,7 @@ import scalewise as sw
 from arrays import normal
 from scalewise.autoscaling import Boundaries, Operand
 from scalewise.interpret import trace
-from scalewise.planning._objective import kl
+from scalewise.planning._budget import kl
 from scalewise.planning._sites import WIDE, sites
 from scalewise.planning._space import Lists, Space
 

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from scalewise.training import _interrupt
-from scalewise.training._interrupt import held_interrupts, signal_of
+from scalewise.training import _console as _interrupt
+from scalewise.training._console import held_interrupts, signal_of
 
 
 @pytest.fixture(autouse=True)
@@ -113,6 +113,6 @@ with runpy.run_path(sys.argv[1])["held_interrupts"]():
 
 
 def test_a_forked_child_can_be_terminated():
-    command = [sys.executable, "-S", "-c", FORKED, _interrupt.__file__]
+    command = [sys.executable, "-c", FORKED, _interrupt.__file__]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=50)
     assert done.stdout == f"{-signal.SIGTERM}\n"

@@ -5,10 +5,9 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
+from scalewise._output._chart import ticks
 from scalewise.training import Comparison, Divergence, Record
-from scalewise.training._compare._braille import plot
-from scalewise.training._compare._curves import curves_svg, ticks
-from scalewise.training._compare._show import page
+from scalewise.training._compare._show import curves_svg, page, plot
 
 
 def record(name, losses, divergence=None):

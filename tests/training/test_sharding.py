@@ -14,8 +14,9 @@ from rich.console import Console
 from devices import run_on_devices
 from scalewise import training
 from scalewise.training import InputError, Program, Sharding
-from scalewise.training._interrupt import Interrupted
-from scalewise.training._train import _processes as processes
+from scalewise.training._console import Interrupted
+from scalewise.training._train import _checkpoint as checkpoint
+from scalewise.training._train import _sharding as processes
 
 OPTIMIZER = optax.adamw(1e-2)
 
@@ -160,6 +161,13 @@ def test_a_signal_to_one_process_interrupts_all(monkeypatch):
     check()
     with pytest.raises(Interrupted, match="SIGTERM"):
         check()
+
+
+def test_a_process_without_a_first_replica_gathers_digests_too(monkeypatch):
+    monkeypatch.setattr(checkpoint, "is_whole", lambda x: False)
+    monkeypatch.setattr(checkpoint, "_parts", lambda x: [])
+    monkeypatch.setattr(checkpoint, "all_gather_json", lambda parts: [parts, [["of the other"]]])
+    assert checkpoint.digests([jnp.ones(2)]) == [checkpoint._sha(b"of the other")]
 
 
 def test_several_processes_need_a_mesh_of_all(monkeypatch, tmp_path):

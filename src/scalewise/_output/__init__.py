@@ -1,24 +1,27 @@
 """Output: atomic files, folder locks, terminal streams, HTML pages.
 
-All files that scalewise writes go through this package. It imports nothing from other layers.
+All files that scalewise writes go through this package. It imports nothing from other packages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from ._lock import FolderInUseError as FolderInUseError
-from ._lock import lock as lock
+from ._folder import Folder as Folder
+from ._folder import FolderInUseError as FolderInUseError
+from ._folder import lock as lock
 from ._page import framed as framed
 from ._page import visible as visible
+from ._saved import Rows as Rows
 from ._saved import Saved as Saved
+from ._saved import Tabular as Tabular
+from ._saved import as_csv as as_csv
 from ._saved import plain as plain
+from ._saved import tables_page as tables_page
 from ._saved import writable as writable
 from ._stream import Printed as Printed
 from ._stream import counted as counted
 from ._stream import print_rows as print_rows
-from ._stream import print_table as print_table
 from ._stream import tolerant as tolerant
 from ._write import TargetError as TargetError
 from ._write import append as append
@@ -43,15 +46,3 @@ def page_environment(package: str) -> Pages:
     from ._templates import Pages  # imports jinja2, which takes 0.1 s: not for --help
 
     return Pages(package)
-
-
-class Rows(NamedTuple):
-    title: str
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
-def tables_page(title: str, lines: Sequence[str], tables: Sequence[Rows]) -> str:
-    """Returns the HTML of sentences, of which the first is the verdict, and tables."""
-    pages = page_environment(__name__)
-    return pages.rendered("tables.html.j2", title=title, lines=lines, tables=tables)

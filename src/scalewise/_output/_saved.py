@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import csv
+import dataclasses
+import io
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from .._types import Json
 from ._page import framed
-from ._stream import Printed
+from ._stream import Printed, print_rows
 from ._write import check_writable, replacing
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 ENDINGS = (".html", ".json", ".csv")
 
@@ -75,6 +81,104 @@ class Saved(Printed):
         with replacing(path) as file:
             file.write(text.encode())
         return path
+
+
+class Rows(NamedTuple):
+    """A table of text; ``styles`` are those of its rows in a terminal."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    styles: Sequence[str | None] = ()
+
+    @property
+    def numbers(self) -> list[str]:
+        """The headings of columns in which each cell is a number, or empty."""
+        columns = zip(self.headings, zip(*self.rows, strict=True), strict=True)
+        return [head for head, cells in columns if all(map(_is_number, filter(None, cells)))]
+
+
+def _is_number(cell: str) -> bool:
+    return cell.lstrip("-+")[:1].isdigit() or cell in ("inf", "nan")
+
+
+class Tabular(Saved):
+    """A result of sentences and tables, of which the terminal's text and the page are made.
+
+    Attributes:
+        most: how many rows of a table are printed, unless ``everything`` is asked for.
+        derived: properties that the JSON file has beside the fields.
+    """
+
+    most: ClassVar[int | None] = None
+    derived: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def title(self) -> str:
+        """The title of the page."""
+        raise NotImplementedError
+
+    @property
+    def heading(self) -> str:
+        """The first line that is printed, before the sentences; "" for none."""
+        return self.title
+
+    def sentences(self) -> list[str]:
+        """Returns the sentences, of which the first is the verdict."""
+        raise NotImplementedError
+
+    def tables(self, *, everything: bool = True) -> list[Rows]:
+        """Returns the tables; only their most important rows unless ``everything``."""
+        raise NotImplementedError
+
+    def as_dict(self) -> dict[str, Json]:
+        """Returns what the JSON file holds; non-finite numbers are "inf", "-inf", "nan"."""
+        fields: Json = dataclasses.asdict(self)  # pyright: ignore[reportArgumentType]
+        return fields | {name: getattr(self, name) for name in self.derived}
+
+    def show(self, console: Console | None = None, *, everything: bool = False) -> None:
+        """Prints the sentences and the tables; of long ones some rows, unless ``everything``."""
+        from rich.console import Console as Terminal
+
+        from ._text import Text
+
+        console = console or Terminal()
+        if self.heading:
+            console.print(Text(self.heading), soft_wrap=True)
+        for i, line in enumerate(self.sentences()):
+            console.print(Text(line, style="" if i else "bold"), soft_wrap=True)
+        for table in self.tables(everything=everything):
+            rows = table.rows if everything else table.rows[: self.most]
+            if rows:
+                shown = {"title": table.title, "right": table.numbers}
+                print_rows(console, table.headings, rows, styles=table.styles[: len(rows)], **shown)
+            if len(rows) < len(table.rows):
+                rest = f"and {len(table.rows) - len(rows):,} more: --all, show(everything=True)"
+                console.print(Text(rest, style="dim"))
+
+    def _page(self) -> str:
+        return tables_page(self.title, self.sentences(), [t for t in self.tables() if t.rows])
+
+    def _csv(self) -> str:
+        first = self.tables()[0]
+        return as_csv(first.headings, first.rows)
+
+
+def tables_page(title: str, lines: Sequence[str], tables: Sequence[Rows], **more: str) -> str:
+    """Returns the HTML of sentences, of which the first is the verdict, and tables.
+
+    ``more`` may have a chart's SVG, its ``styles``, and a program's ``code``.
+    """
+    from ._templates import Pages  # imports jinja2, which takes 0.1 s: not for --help
+
+    values = {"title": title, "lines": lines, "tables": tables, "chart": "", "code": ""}
+    return Pages("scalewise._output").rendered("tables.html.j2", **(values | more))
+
+
+def as_csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\n").writerows([columns, *rows])
+    return stream.getvalue()
 
 
 def plain(x: Any) -> Any:

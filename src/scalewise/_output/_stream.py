@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # imported where it is used: arrays and transformations run without rich
     from rich.console import Console
-    from rich.table import Table
 
 WIDEST = 10_000  # columns
 
@@ -84,19 +83,6 @@ def tolerant(console: Console) -> Iterator[None]:
         console.file = stream
 
 
-def print_table(console: Console, table: Table) -> None:
-    """Prints a table as wide as its cells need, so that no figure is cut off."""
-    from rich.measure import Measurement
-
-    options = console.options.update(max_width=WIDEST)
-    before, needed = console.width, Measurement.get(console, options, table).maximum
-    console.width = max(before, needed)
-    try:
-        console.print(table)
-    finally:
-        console.width = before
-
-
 def print_rows(
     console: Console,
     headings: Sequence[str],
@@ -106,10 +92,11 @@ def print_rows(
     right: Container[str] = (),
     styles: Iterable[str | None] = (),
 ) -> None:
-    """Prints rows below headings; the columns whose headings are in ``right`` end at one edge.
+    """Prints rows below headings, as wide as the cells need, so that no figure is cut off.
 
-    Rows may have a style each.
+    The columns whose headings are in ``right`` end at one edge; rows may have a style each.
     """
+    from rich.measure import Measurement
     from rich.table import Table
 
     from ._text import Text
@@ -120,7 +107,13 @@ def print_rows(
         table.add_column(heading, justify=justify, no_wrap=True)
     for row, style in zip_longest(rows, styles):
         table.add_row(*map(Text, row), style=style)
-    print_table(console, table)
+    options = console.options.update(max_width=WIDEST)
+    before, needed = console.width, Measurement.get(console, options, table).maximum
+    console.width = max(before, needed)
+    try:
+        console.print(table)
+    finally:
+        console.width = before
 
 
 class Printed:

@@ -1,10 +1,6 @@
 """Audits a function: which operation on which line loses accuracy, why, and a tried fix."""
 
-from .._output import writable as writable
 from ._audit import audit as audit
-from ._file import arguments as arguments
-from ._file import load_function as load_function
-from ._file import user_errors as user_errors
 from ._monitor import Monitor as Monitor
 from ._readings import Exponents as Exponents
 from ._readings import Reading as Reading
@@ -19,7 +15,6 @@ from ._record._record import record as record
 from ._record._recording import RecordedArray as RecordedArray
 from ._record._recording import Recording as Recording
 from ._record._recording import load_recording as load_recording
-from ._record._recording import recordable as recordable
 from ._record._stability import LineStability as LineStability
 from ._record._stability import Stability as Stability
 from ._record._stability import stability as stability
@@ -38,3 +33,10 @@ from ._tune import Tuning as Tuning
 from ._tune import tune as tune
 
 globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # help() lists them
+
+# for other packages of scalewise, not for users
+from .._output import writable as writable
+from ._file import arguments as arguments
+from ._file import load_function as load_function
+from ._file import user_errors as user_errors
+from ._record._recording import recordable as recordable

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._user_file import InputError, describe_error, function_file, load_module
+from .._user_file import InputError, call_user, describe_error, function_file, load_module
 from ._run._equation_statistics import display_name
 
 
@@ -120,23 +120,15 @@ def inputs(
     return *as_arguments(made[0]), made[1]
 
 
-def _function_of(module: ModuleType, name: str) -> Callable:
+def _function_of(module: ModuleType, name: str, what: str = "function") -> Callable:
     function = getattr(module, name, None)
     if not callable(function):
-        raise InputError(f"{module.__file__} defines no function {name!r}")
+        raise InputError(f"{module.__file__} defines no {what} {name!r}")
     return function
 
 
 def made_by(module: ModuleType, factory: str) -> Any:
-    make = getattr(module, factory, None)
-    if not callable(make):
-        raise InputError(f"{module.__file__} defines no factory {factory!r} for the arguments")
-    try:
-        return make()
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise InputError(f"the factory {factory} failed: {describe_error(error)}") from error
+    return call_user(_function_of(module, factory, "factory"), f"the factory {factory}")
 
 
 def as_arguments(made: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:

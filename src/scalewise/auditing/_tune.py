@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from .._check import Positive, checked
-from .._output import Rows, counted, plain, tables_page
+from .._output import Rows, Tabular, counted, plain
 from .._resolve import as_format
 from .._types import Json, PyTree
 from ..autocasting import Autocast, Policy, Rule
@@ -18,7 +18,6 @@ from ..formats import BF16, FP16, FP32, Format, FormatLike
 from ..interpret import trace
 from ._bisect import fewest
 from ._file import name_of
-from ._report._save import Listed
 from ._run._equation_statistics import EquationStatistics
 from ._run._interpretations import Reference, TableEmulation
 from ._run._rounding import format_params
@@ -46,7 +45,7 @@ class TunedPart:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tuning(Listed):
+class Tuning(Tabular):
     """An assignment of formats to operations; :meth:`show` prints it, :meth:`save` writes it.
 
     Attributes:
@@ -62,9 +61,6 @@ class Tuning(Listed):
         tried: the names of the formats to choose from.
         parts: all operations by function and primitive, float32 first, then by their size.
     """
-
-    columns: ClassVar = ("format", "function", "primitive", "operations", "numbers")
-    left: ClassVar = 3
 
     formats: dict[Part, str]
     error: OutputError
@@ -93,7 +89,7 @@ class Tuning(Listed):
         )
 
     @property
-    def heading(self) -> str:
+    def title(self) -> str:
         return f"tune  {self.function}   {counted(self.runs, 'run')}"
 
     def __repr__(self) -> str:
@@ -108,14 +104,13 @@ class Tuning(Listed):
             | {"parts": [dataclasses.asdict(part) for part in self.parts]}
         )
 
-    def _page(self) -> str:
-        runs = counted(self.runs, "run")
-        said = f"{runs}; results of these operations are rounded to the formats."
-        parts = Rows("Parts", self.columns, self._rows())
-        return tables_page(f"Formats for {self.function}", [self.verdict, said], [parts])
+    def sentences(self) -> list[str]:
+        return [self.verdict]
 
-    def _rows(self) -> list[list[str]]:
-        return [[str(getattr(part, name)) for name in self.columns] for part in self.parts]
+    def tables(self, *, everything: bool = True) -> list[Rows]:
+        heads = [field.name for field in dataclasses.fields(TunedPart)]
+        rows = [[str(x) for x in dataclasses.astuple(part)] for part in self.parts]
+        return [Rows("Parts: their results are rounded to these formats", heads, rows)]
 
 
 @checked

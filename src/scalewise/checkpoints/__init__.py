@@ -10,7 +10,6 @@ from ._api import compare_scales as compare_scales
 from ._check import check as check
 from ._diff import DiffReport as DiffReport
 from ._diff import diff as diff
-from ._faults import Finding as Finding
 from ._files import UnreadableError as UnreadableError
 from ._inspect import InspectReport as InspectReport
 from ._inspect import inspect as inspect
@@ -19,5 +18,6 @@ from ._open import load as load
 from ._open import save as save
 from ._report import CastReport as CastReport
 from ._report import CheckReport as CheckReport
+from ._report import Finding as Finding
 
 globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # help() lists them

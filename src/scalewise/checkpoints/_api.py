@@ -7,39 +7,43 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
+from .._check import Pattern, checked
 from .._output import TargetError, check_target
 from .._types import Json
-from ._cast import KEEP, Options, Plan, checked_options, rows_of, shards_of, write_configs
+from ..formats import RoundingMode
+from ._cast import KEEP, CastJobs, Options, checked_options, rows_of, shards_of, write_configs
 from ._encode import CHOICES, Choice, quantised, writer_of
 from ._files import UnreadableError
 from ._find import family_of, intact, refuse_unscaled
 from ._layouts import writable
 from ._loss import loss
 from ._open import load
-from ._packed import Rows
+from ._packed import Decoded
 from ._report import CastReport
 from ._write import Shard, digest, publish, staging, write_shards
 
 FOREIGN = (".gguf", ".bin", ".pt", ".pth", ".npy", ".npz", ".json", ".h5", ".msgpack")
 
 
+@checked
 def cast(
     path: str | os.PathLike[str],
     to: str,
     *,
     out: str | os.PathLike[str],
     layout: str | None = None,
-    keep: str = KEEP,
-    rules: Mapping[str, str] | None = None,
+    keep: Pattern = KEEP,
+    rules: Mapping[Pattern, str] | None = None,
     writer: str | None = None,
     scales: Choice = "amax",
-    strategy: str = "channel",
+    strategy: Literal["tensor", "channel", "block"] = "channel",
     fuse: bool = True,
     powers_of_two: bool = False,
     requantise: bool = False,
     unscaled_fp8: bool = False,
-    rounding: str = "nearest_even",
+    rounding: RoundingMode = "nearest_even",
     told: Callable[[Json, int], None] | None = None,
 ) -> CastReport:
     """Casts a checkpoint to a format in a layout, tensor by tensor, and reports what was lost.
@@ -101,7 +105,7 @@ def cast(
         refuse_unscaled(path, weights)
     if target.suffix in FOREIGN:
         raise TargetError(f"cannot write {str(target)!r}: expected a folder or a .safetensors file")
-    plan = Plan(options, weights, family_of(source)[0])
+    plan = CastJobs(options, weights, family_of(source)[0])
     shards = shards_of(source, plan)
     single = target.suffix == ".safetensors"
     if single and len(shards) > 1:
@@ -169,7 +173,7 @@ def compare_scales(
         found[name] = {}
         for choice in choices:
             packed = quantised(x, target, writer, choice=choice)
-            found[name][choice] = loss(x, Rows(packed), packed).sqnr
+            found[name][choice] = loss(x, Decoded(packed), packed).sqnr
     if not found:
         raise ValueError(f"{path}: no weight of two axes matches {select!r}")
     return found

@@ -16,15 +16,15 @@ import numpy as np
 from .._output import replacing
 from .._resolve import as_format
 from .._types import Json
-from ..formats import ROUNDINGS
 from ..formats import format as format_
 from ._configs import Strategy, hf_quant_config, quantization_config, strategy_of
-from ._encode import CHOICES, Choice, amax, encoded, quantised, shaped, writer_of
+from ._encode import Choice, amax, encoded, quantised, shaped, writer_of
 from ._files import DTYPES, UnreadableError
 from ._find import is_side
 from ._lay import (
     base_of,
     laid_out,
+    own_job,
     repacked,
     repacked_exactly,
     torchao_metadata,
@@ -33,8 +33,7 @@ from ._lay import (
 from ._layouts import Layout, fused_key, writable
 from ._loss import loss
 from ._orbax import MARK
-from ._own import own_job
-from ._packed import Packed, Rows, values
+from ._packed import Decoded, Packed, values
 from ._source import Source
 from ._weights import Weight
 from ._write import Entry, Job, Shard, entry_of
@@ -69,17 +68,6 @@ class Options:
 
 def checked_options(options: Options) -> Options:
     """Returns the options with their formats' own names."""
-    for what, given, expected in (
-        ("scales", options.scales, CHOICES),
-        ("strategy", options.strategy, ("tensor", "channel", "block")),
-    ):
-        if given not in expected:
-            raise ValueError(f"{what} is {given!r}; expected one of {', '.join(expected)}")
-    for pattern in (options.keep, *(p for p, _ in options.rules)):
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ValueError(f"{pattern!r} is no regular expression ({error})") from None
     names = [(p, f if f == "keep" else as_format(f, "--tensors", blocks=True).name)
              for p, f in options.rules]  # fmt: skip
     to = as_format(options.to, "--to", blocks=True).name
@@ -93,17 +81,13 @@ def checked_options(options: Options) -> Options:
             raise ValueError(f"the layout plain has no {fmt}: it holds no scales")
     if options.strategy == "block" and layout != "compressed-tensors":
         raise ValueError(f"strategy is 'block'; the layout {layout} has tensor and channel")
-    if options.rounding not in ROUNDINGS:
-        raise ValueError(
-            f"rounding is {options.rounding!r}; expected one of {', '.join(ROUNDINGS)}"
-        )
     if layout != "scalewise" and options.rounding != "nearest_even":
         raise ValueError(f"rounding is {options.rounding!r}; the layout {layout} has nearest_even")
     return dataclasses.replace(options, to=to, rules=tuple(names), layout=layout)
 
 
 @dataclasses.dataclass
-class Plan:
+class CastJobs:
     """The jobs of a cast, and what the header and the config will say."""
 
     options: Options
@@ -207,7 +191,7 @@ class Plan:
         )  # fmt: skip
         if layout.transposed and isinstance(x, np.ndarray):
             x = np.swapaxes(x, -1, -2)
-        lost = loss(x, Rows(packed), packed)
+        lost = loss(x, Decoded(packed), packed)
         what = "requantised" if weight.layout else "quantised"
         record = weight.record_of(what, layout.format, packed.size, lost)
         return list(laid_out(packed, layout, base).values()), record
@@ -220,7 +204,7 @@ class Plan:
                 groups.setdefault(key, []).append(name)
         return groups
 
-    def _largest(self, weight: Weight, layout: Layout, x: np.ndarray | Rows) -> float:
+    def _largest(self, weight: Weight, layout: Layout, x: np.ndarray | Decoded) -> float:
         """Returns the largest magnitude behind the tensor's scale, over tensors that share it."""
         key = fused_key(weight.name) if self.options.fuse and layout.whole else None
         names = [weight.name] if key is None else self._fused[key]
@@ -251,12 +235,12 @@ def _again(weight: Weight) -> str:
     )
 
 
-def rows_of(weight: Weight) -> np.ndarray | Rows:
+def rows_of(weight: Weight) -> np.ndarray | Decoded:
     """Returns the numbers of a weight, decoded when rows are sliced if it is quantised."""
     if weight.layout is None:
         return weight.value() if weight.record else weight.parts["codes"].array()
     packed = weight.packed
-    return values(packed) if packed.transposed else Rows(packed)
+    return values(packed) if packed.transposed else Decoded(packed)
 
 
 def _copied(weight: Weight) -> tuple[Sequence[np.ndarray], Json]:
@@ -265,10 +249,10 @@ def _copied(weight: Weight) -> tuple[Sequence[np.ndarray], Json]:
     return [x.bytes], weight.record_of("copied", x.dtype, size)
 
 
-def _decoded(weight: Weight, entry: Entry) -> tuple[Sequence[np.ndarray | Rows], Json]:
+def _decoded(weight: Weight, entry: Entry) -> tuple[Sequence[np.ndarray | Decoded], Json]:
     dtype = DTYPES[entry.dtype]
     if weight.layout is not None and not weight.packed.transposed:
-        y = Rows(weight.packed, dtype)
+        y = Decoded(weight.packed, dtype)
     else:
         y = weight.value(dtype)
     narrow = weight.layout is not None or weight.record
@@ -282,7 +266,7 @@ def _cast_alone(weight: Weight, fmt: str) -> tuple[Sequence[np.ndarray], Json]:
     wide = x.reshape(-1, x.shape[-1]) if x.ndim > 1 else x.reshape(1, -1)
     codes = encoded(wide, format_(fmt))
     packed = Packed(codes, format_(fmt), np.ones((1, 1), np.float32), "fp32", wide.shape)
-    lost = loss(wide, Rows(packed), packed)
+    lost = loss(wide, Decoded(packed), packed)
     return [codes.reshape(x.shape)], weight.record_of("cast", fmt, x.size, lost)
 
 
@@ -295,7 +279,7 @@ def _template(weight: Weight, layout: Layout, options: Options, note: str | None
     return shaped(shape, layout, options.strategy)
 
 
-def shards_of(source: Source, plan: Plan) -> list[Shard]:
+def shards_of(source: Source, plan: CastJobs) -> list[Shard]:
     jobs: dict[str, list[Job]] = {f.path.name: [] for f in source.files}
     for weight in plan.weights.values():
         job = plan.job(weight)
@@ -316,7 +300,7 @@ def shards_of(source: Source, plan: Plan) -> list[Shard]:
     return shards
 
 
-def write_configs(folder: Path, source: Source, plan: Plan, shards: Sequence[Shard]) -> None:
+def write_configs(folder: Path, source: Source, plan: CastJobs, shards: Sequence[Shard]) -> None:
     base = source.path if source.path.is_dir() else source.path.parent
     written = {s.name for s in shards} | {f.path.name for f in source.files}
     if source.path.is_dir():

@@ -11,16 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from ._faults import Fault, Finding, merged
 from ._files import UnreadableError
 from ._find import family_of, find
 from ._layouts import fused_key
 from ._packed import E8M0, Packed
-from ._repairs import MATRICES, Repair, Sample, sample_of, tries
-from ._report import CheckReport
-from ._single import of_codes, of_scales, structure
-from ._source import open_source
-from ._statistics import (
+from ._repairs import (
+    MATRICES,
+    Repair,
+    Sample,
     code_levels,
     correlation,
     level,
@@ -28,9 +26,14 @@ from ._statistics import (
     profile,
     relative,
     residue,
+    sample_of,
     spread,
+    tries,
     wrong_blocks,
 )
+from ._report import CheckReport, Fault, Finding, merged
+from ._single import of_codes, of_scales, structure
+from ._source import open_source
 from ._weights import Weight
 
 # Relative errors beyond which numbers aren't the original's: MXFP4's is at most 0.16 for normal

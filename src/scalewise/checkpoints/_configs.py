@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from .._types import Json
@@ -52,24 +52,34 @@ def _module(name: str) -> str:
 def _compressed_tensors(written: Written, ignored: Sequence[str]) -> dict[str, Json]:
     kinds: dict[tuple[Layout, Strategy], list[str]] = {}
     for name, kind in written.items():
-        kinds.setdefault(kind if kind[0].block is None else (kind[0], ""), []).append(name)
-    groups = {}
-    for i, ((layout, strategy), names) in enumerate(kinds.items()):
-        exact = [f"re:^{re.escape(_module(name))}$" for name in names]
-        groups[f"group_{i}"] = {
+        kinds.setdefault(kind if kind[0].block is None else (kind[0], ""), []).append(_module(name))
+    groups = [(kind, _activations(*kind), names) for kind, names in kinds.items()]
+    found = compressed_tensors(groups, ignored)
+    if len(groups) == 1:
+        found["config_groups"]["group_0"]["targets"] = ["Linear"]
+    return found | {"quantization_status": "compressed"}
+
+
+def compressed_tensors(
+    groups: Iterable[tuple[tuple[Layout, Strategy], Json, Sequence[str]]], ignored: Sequence[str]
+) -> dict[str, Json]:
+    """Returns the config of groups: how weights are stored, activations' arguments, modules."""
+    found = {
+        f"group_{i}": {
             "format": layout.name.partition("/")[2],
-            "input_activations": _activations(layout, strategy),
+            "input_activations": activations,
             "output_activations": None,
-            "targets": ["Linear"] if len(kinds) == 1 else exact,
+            "targets": [f"re:^{re.escape(name)}$" for name in names],
             "weights": weight_arguments(layout, strategy),
         }
-    formats = [group["format"] for group in groups.values()]
+        for i, ((layout, strategy), activations, names) in enumerate(groups)
+    }
+    formats = {group["format"] for group in found.values()}
     return {
-        "config_groups": groups,
-        "format": formats[0] if len(formats) == 1 else "mixed-precision",
-        "ignore": list(ignored),
+        "config_groups": found,
+        "format": formats.pop() if len(formats) == 1 else "mixed-precision",
+        "ignore": sorted(ignored),
         "quant_method": "compressed-tensors",
-        "quantization_status": "compressed",
     }
 
 

@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .._output import counted
+from .._output import Rows, counted
 from ._find import intact, is_side
 from ._loss import Loss, loss
-from ._packed import Rows as Decoded
-from ._report import Report, Rows, _db, first_of
+from ._packed import Decoded
+from ._report import CheckpointReport, _db, first_of
 from ._weights import Weight
 
 
@@ -39,7 +39,7 @@ class Difference:
 
 
 @dataclasses.dataclass(eq=False)
-class DiffReport(Report):
+class DiffReport(CheckpointReport):
     """What :func:`scalewise.checkpoints.diff` found.
 
     Attributes:
@@ -55,7 +55,6 @@ class DiffReport(Report):
     differences: list[Difference]
     missing: list[str]
     extra: list[str]
-    title = "diff"
     derived = ("equal",)
 
     @property
@@ -71,7 +70,7 @@ class DiffReport(Report):
         """True if all arrays are there and none is beyond the tolerance."""
         return not (self.beyond or self.missing or self.extra)
 
-    def lines(self) -> list[str]:
+    def sentences(self) -> list[str]:
         equal = sum(d.error == 0 for d in self.differences)
         found = [f"{counted(len(self.differences), 'array')} in both: {equal} equal in value, "
                  f"{len(self.differences) - equal} unequal, {len(self.beyond)} beyond a relative "
@@ -81,7 +80,7 @@ class DiffReport(Report):
                 found.append(f"only in {where}: {first_of(names)}")
         return found
 
-    def tables(self) -> list[Rows]:
+    def tables(self, *, everything: bool = True) -> list[Rows]:
         rows = []
         for d in self.differences:
             if d.error == 0:

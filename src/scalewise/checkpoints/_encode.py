@@ -18,8 +18,8 @@ from ..formats import BLOCK_FORMATS, E2M1FN, E4M3FN, BlockFormat, Format
 from ._layouts import Layout
 from ._packed import (
     CHUNK,
+    Decoded,
     Packed,
-    Rows,
     elements,
     largest_of_blocks,
     pack_nibbles,
@@ -100,7 +100,7 @@ def encoded(x: np.ndarray, fmt: Format) -> np.ndarray:
     return np.take(_codes(fmt), prefix, mode="wrap")
 
 
-def amax(x: np.ndarray | Rows) -> float:
+def amax(x: np.ndarray | Decoded) -> float:
     top = 0.0
     for _, _, rows in slabs(x):
         largest = float(np.max(np.abs(rows), initial=0.0))
@@ -111,7 +111,7 @@ def amax(x: np.ndarray | Rows) -> float:
 
 
 def quantised(
-    x: np.ndarray | Rows,
+    x: np.ndarray | Decoded,
     layout: Layout,
     writer: Writer,
     *,
@@ -194,7 +194,7 @@ def _whole(
     return np.where(np.isfinite(whole) & (whole > 0), whole, np.float32(1)).reshape(())
 
 
-def _rows(x: np.ndarray | Rows, out: Packed, writer: Writer, choice: Choice) -> None:
+def _rows(x: np.ndarray | Decoded, out: Packed, writer: Writer, choice: Choice) -> None:
     """Quantises a matrix with scales for blocks of a row, several rows at a time."""
     columns, size = x.shape[-1], out.block[1]
     step = max(1, CHUNK // max(1, columns))
@@ -302,7 +302,9 @@ def _lloyd(blocks: np.ndarray, scale: np.ndarray, out: Packed, writer: Writer) -
     return encoded(np.clip(ideal, smallest, np.float32(448)).astype(np.float32), E4M3FN)
 
 
-def _tiles(x: np.ndarray | Rows, out: Packed, writer: Writer, largest: float, powers: bool) -> None:
+def _tiles(
+    x: np.ndarray | Decoded, out: Packed, writer: Writer, largest: float, powers: bool
+) -> None:
     """Quantises a matrix to E4M3 with float32 scales of tiles, channels or the tensor."""
     (r, c), columns, high = out.block, x.shape[1], np.float32(448)
     one = out.scale.size == 1

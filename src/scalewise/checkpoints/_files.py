@@ -13,7 +13,6 @@ import math
 from functools import cached_property
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 
 from .._extras import require
@@ -24,7 +23,6 @@ from ..scaled._safetensors import DTYPES, MOST_HEADER
 BITS = {name: 8 * dtype.itemsize for name, dtype in DTYPES.items()} | {"F4": 4}
 GGUF_PLAIN = ("F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64")
 MOST_JSON = 64_000_000  # bytes of an index or a config
-BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
 class UnreadableError(ValueError):
@@ -166,9 +164,7 @@ def open_gguf(path: Path) -> File:
         raise
     except Exception as error:  # the package checks little before it reads
         raise UnreadableError(f"{path} is no complete GGUF file ({error!r})") from None
-    metadata = {key: field.types[0].name if field.types else "" for key, field in
-                reader.fields.items()}  # fmt: skip
-    file = File(path, {"gguf": str(len(metadata))})
+    file = File(path, {"gguf": str(len(reader.fields))})
     for t in reader.tensors:
         kind = t.tensor_type.name
         dtype = kind if kind in GGUF_PLAIN else f"GGUF_{kind}"

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterable, Mapping
 
 from .._types import Json
-from ._faults import Fault
 from ._files import Tensor, UnreadableError
 from ._layouts import FP8, LAYOUTS, METHODS, SIDE, Layout, Role
 from ._orbax import MARK
 from ._packed import ELEMENTS
+from ._report import Fault
 from ._source import Source, open_source
 from ._weights import Weight
 
@@ -89,13 +88,11 @@ def _suffix(template: str) -> str:
 
 def _by_suffix(tensors: Iterable[str]) -> dict[str, list[str]]:
     suffixes = {_suffix(x.scale) for x in LAYOUTS if _suffix(x.scale)}
-    ends = re.compile("|".join(f"(?:{re.escape(s)})" for s in sorted(suffixes, key=len)) + "$")
     found: dict[str, list[str]] = {}
     for name in tensors:
-        if ends.search(name):
-            for s in suffixes:
-                if name.endswith(s):
-                    found.setdefault(s, []).append(name)
+        for s in suffixes:
+            if name.endswith(s):
+                found.setdefault(s, []).append(name)
     return found
 
 
@@ -180,11 +177,8 @@ def _own(source: Source, records: Mapping[str, Json]) -> dict[str, Weight]:
 
 
 def unscaled(weights: Mapping[str, Weight]) -> list[str]:
-    return [
-        w.name
-        for w in weights.values()
-        if w.layout is None and not w.record and w.parts["codes"].dtype in FP8
-    ]
+    plain = (w for w in weights.values() if w.layout is None and not w.record)
+    return [w.name for w in plain if w.parts["codes"].dtype in FP8]
 
 
 def is_side(name: str) -> bool:

@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .._output import counted
+from .._output import Rows, counted
 from .._types import Json
 from ._files import UnreadableError
 from ._find import family_of, find, is_side, unscaled
 from ._layouts import METHODS
-from ._report import Report, Rows, first_of
+from ._report import CheckpointReport, first_of
 from ._source import open_source
 from ._weights import Weight
 
@@ -46,7 +46,7 @@ class Group:
 
 
 @dataclasses.dataclass(eq=False)
-class InspectReport(Report):
+class InspectReport(CheckpointReport):
     """What :func:`scalewise.checkpoints.inspect` found.
 
     Attributes:
@@ -69,7 +69,6 @@ class InspectReport(Report):
     side: list[str]
     wide: list[str]
     suspicious: list[str]
-    title = "inspect"
     derived = ("bits",)
 
     @property
@@ -77,7 +76,7 @@ class InspectReport(Report):
         """Bits of all tensors over their numbers."""
         return 8 * self.bytes / max(1, sum(g.numbers for g in self.groups))
 
-    def lines(self) -> list[str]:
+    def sentences(self) -> list[str]:
         numbers = sum(g.numbers for g in self.groups)
         arrays = sum(g.tensors for g in self.groups)
         found = [
@@ -92,7 +91,7 @@ class InspectReport(Report):
             found.append(f"beside weights, for activations or loaders: {first_of(self.side)}")
         return found + [f"suspicious: {s}" for s in self.suspicious]
 
-    def tables(self) -> list[Rows]:
+    def tables(self, *, everything: bool = True) -> list[Rows]:
         heads = ("layout", "format", "arrays", "numbers", "bytes", "bits", "scales")
         rows = [(g.layout, g.format, str(g.tensors), f"{g.numbers:,}", f"{g.bytes:,}",
                  f"{g.bits:.3f}", "" if g.scales is None else

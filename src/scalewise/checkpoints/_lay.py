@@ -1,17 +1,29 @@
-"""Lays a packed weight out as the tensors of a layout, with the same codes if it can hold them."""
+"""Lays a weight out as the tensors of a layout, with the same codes if it can hold them."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
+from functools import partial
 
+import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
+from .. import scaled
+from .._resolve import as_format
 from .._types import Json
-from ..formats import E2M1FN
+from ..formats import E2M1FN, BlockFormat, Format
+from ..scaled import FourOverSix, LeastSquares, ScaledArray, Scaling, quantize
+from ..scaled._safetensors import NAMES, _parts
+from ._encode import Choice
 from ._layouts import Layout
+from ._loss import loss
 from ._packed import E8M0, WIDE, Packed
+from ._weights import Weight
+from ._write import Entry, Job
 
 SCALE_DTYPES = {"torchao": {E8M0: ml_dtypes.float8_e8m0fnu}}
 
@@ -133,4 +145,41 @@ def repacked(packed: Packed, layout: Layout) -> Packed:
         whole = (np.float32(1) / whole).astype(np.float32)
     return dataclasses.replace(
         packed, whole=whole, divides=layout.divides, transposed=layout.transposed
+    )
+
+
+def own_job(weight: Weight, fmt: str, rounding: Json, choice: Choice) -> tuple[Job, Json]:
+    """Returns the job that writes a ScaledArray, as ``scaled.save_safetensors`` does."""
+    found = as_format(fmt, "--to", blocks=True)
+    scaling = _scaling(choice, found)
+    run = partial(quantize, fmt=found, rounding=rounding, scaling=scaling)
+    example = jax.eval_shape(run, jax.ShapeDtypeStruct(weight.shape, np.float32))
+    parts: Json
+    parts, record = _parts(weight.name, example)
+    entries = tuple(Entry(n, NAMES[np.dtype(x.dtype)], x.shape) for n, x in parts.items())
+    return Job(entries, partial(_make, weight, run, found)), record
+
+
+def _scaling(choice: Choice, fmt: Format | BlockFormat) -> Scaling | None:
+    if choice == "four_over_six":
+        return FourOverSix()
+    if choice in ("least_squares", "mse") and isinstance(fmt, Format):
+        return LeastSquares(power_of_two=True)
+    return None
+
+
+def _make(
+    weight: Weight, run: partial, fmt: Format | BlockFormat
+) -> tuple[Sequence[np.ndarray], Json]:
+    x = weight.value()
+    stored: ScaledArray = run(jnp.asarray(x))
+    parts, _ = _parts(weight.name, stored)
+    y = np.asarray(stored.value())
+    lost = loss(x, y)
+    element = fmt.element if isinstance(fmt, BlockFormat) else fmt
+    ones = scaled.ScaledArray(jnp.ones(stored.shape, jnp.float32), stored.scale, stored.block)
+    top = np.asarray(ones.value()).astype(np.float64) * float(element.max)
+    lost.saturated = int(np.sum(np.isfinite(x) & (np.abs(x.astype(np.float64)) > top)))
+    return [np.asarray(p) for p in parts.values()], weight.record_of(
+        "quantised", fmt.name, x.size, lost
     )

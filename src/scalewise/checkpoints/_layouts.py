@@ -85,25 +85,26 @@ class Layout:
 
 
 def _fp4(name: str, fmt: str, **fields: Any) -> Layout:
-    block = {"nvfp4": (1, 16), "mxfp4": (1, 32)}[fmt]
-    dtypes = ("F8_E4M3",) if fmt == "nvfp4" else E8M0
     given: dict[str, Any] = {
+        "weight": "{}.weight",
         "code_dtypes": ("U8", "F4"),
-        "scale_dtypes": dtypes,
-        "block": block,
-    } | fields
-    fields = {"weight": "{}.weight", "nibbles": "pairs", **given}
-    return Layout(name, fmt, **fields)
+        "scale_dtypes": ("F8_E4M3",) if fmt == "nvfp4" else E8M0,
+        "block": {"nvfp4": (1, 16), "mxfp4": (1, 32)}[fmt],
+        "nibbles": "pairs",
+    }
+    return Layout(name, fmt, **given | fields)
 
 
 def _fp8(name: str, **fields: Any) -> Layout:
     given: dict[str, Any] = {
+        "format": "e4m3fn",
         "weight": "{}.weight",
         "codes": "{}.weight",
         "scale": "{}.weight_scale",
+        "code_dtypes": FP8,
+        "scale_dtypes": WIDE,
     }
-    dtypes: dict[str, Any] = {"code_dtypes": FP8, "scale_dtypes": WIDE}
-    return Layout(name, fields.pop("format", "e4m3fn"), **given | dtypes | fields)
+    return Layout(name, **given | fields)
 
 
 _CT, _MO, _AO = "compressed-tensors", "modelopt", "torchao"

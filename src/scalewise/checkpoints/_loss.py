@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from ._packed import Packed, Rows, largest_of_blocks, slabs
+from ._packed import Decoded, Packed, largest_of_blocks, slabs
 
 MEASURED = 128  # columns behind one of the blocks that are compared, but for narrower formats
 
@@ -51,7 +51,7 @@ def decibel(signal: float, noise: float) -> float:
     return 10 * math.log10(signal / noise) if signal else -math.inf
 
 
-def loss(x: np.ndarray | Rows, y: np.ndarray | Rows, packed: Packed | None = None) -> Loss:
+def loss(x: np.ndarray | Decoded, y: np.ndarray | Decoded, packed: Packed | None = None) -> Loss:
     """Returns the difference of two arrays."""
     x, y = (np.reshape(z, (1, -1)) if isinstance(z, np.ndarray) and z.ndim < 2 else z
             for z in (x, y))  # fmt: skip
@@ -102,7 +102,7 @@ def _worst(found: Loss, noise: np.ndarray, signal: np.ndarray, start: tuple, siz
         found.worst = [*start[:-1], start[-1] + row, block * size], sqnr
 
 
-def _saturated(x: np.ndarray | Rows, packed: Packed) -> int:
+def _saturated(x: np.ndarray | Decoded, packed: Packed) -> int:
     top, count = np.float32(float(packed.element.max)), 0
     r, c = packed.block
     limits = [m.factors() * top * np.float32(1 + 2.0**-22) for m in packed.matrices()]

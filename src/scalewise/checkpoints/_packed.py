@@ -19,7 +19,6 @@ from ..formats import CATALOGUE, E2M1FN, Format
 CHUNK = 1 << 17  # elements that are decoded at a time: temporaries stay in the cache
 BUFFER = 1 << 20  # elements of a streamed tensor
 TABULATED = 1 << 19  # elements from which a table of all pairs of a scale and a byte is faster
-BF16 = np.dtype(ml_dtypes.bfloat16)
 E8M0, E4M3, UE4M3, WIDE = "e8m0", "e4m3fn", "ue4m3", "fp32"
 
 
@@ -139,7 +138,7 @@ def values(packed: Packed, dtype: np.dtype | type = np.float32) -> np.ndarray:
     return np.swapaxes(out, -1, -2) if packed.transposed else out
 
 
-class Rows:
+class Decoded:
     """The values of a packed tensor that isn't transposed, decoded when rows are sliced."""
 
     def __init__(self, packed: Packed, dtype: np.dtype | type = np.float32):
@@ -151,14 +150,14 @@ class Rows:
     def _decoder(self) -> Decoder:
         return Decoder(self._packed, self._dtype)
 
-    def __getitem__(self, key: tuple[int, ...] | slice) -> Rows | np.ndarray:
+    def __getitem__(self, key: tuple[int, ...] | slice) -> Decoded | np.ndarray:
         """Returns a matrix of leading axes' indices, or rows of a matrix."""
         p = self._packed
         if isinstance(key, tuple):
             if not key:
                 return self
             at = int(np.ravel_multi_index(key, p.codes.shape[:-2]))
-            return Rows(next(p.matrices_at([at])), self._dtype)
+            return Decoded(next(p.matrices_at([at])), self._dtype)
         start, stop, _ = key.indices(self.shape[0])
         out = np.empty((stop - start, self.shape[1]), self._dtype)
         self._decoder.rows(start, out)
@@ -177,7 +176,7 @@ class Rows:
                 yield part
 
 
-def slabs(x: np.ndarray | Rows) -> Iterator[tuple[tuple[int, ...], int, np.ndarray]]:
+def slabs(x: np.ndarray | Decoded) -> Iterator[tuple[tuple[int, ...], int, np.ndarray]]:
     """Yields (index of leading axes, first row, float32 rows) over an array of two axes or more."""
     *lead, rows, columns = x.shape
     step = max(1, CHUNK // max(1, columns))

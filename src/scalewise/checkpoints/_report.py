@@ -1,73 +1,92 @@
-"""Reports of checkpoints: shown in a terminal, saved as a page or as JSON."""
+"""Faults of checkpoints, and reports: shown in a terminal, saved as a page or as JSON."""
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
 
-from .._output import (
-    Printed,
-    Rows,
-    Saved,
-    counted,
-    print_rows,
-    tables_page,
-    visible,
-)
+from .._output import Printed, Rows, Tabular, counted
 from .._types import Json
-from ._faults import Finding
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-WORST = 10  # rows of a table in a terminal
 
 
-class Report(Saved):
-    """The result of a command, with sentences and tables."""
+class Fault(enum.StrEnum):
+    """A fault of a checkpoint; its value is what reports show."""
 
-    title = "checkpoint"
+    INVERTED = "global scale inverted"
+    TWICE = "global scale applied twice"
+    TRANSPOSED = "scale transposed"
+    SWIZZLED = "scale swizzled"
+    WRONG_BLOCK = "scale of the wrong block"
+    NUMBER = "E8M0 byte read as a number"
+    BIAS = "E8M0 with a wrong bias"
+    ROUNDED = "float32 scales rounded to E8M0"
+    MISSING = "scale missing"
+    NIBBLES = "nibbles swapped"
+    NEGATIVE_ZERO = "zero coded as -0"
+    UNEQUAL = "unequal global scales"
+    TENSOR_MISSING = "tensor missing"
+    TENSOR_STALE = "tensor stale"
+    TENSOR_DUPLICATED = "tensor duplicated"
+    SHARD_MISSING = "shard missing"
+    BAD_SCALE = "NaN, infinite or zero scales"
+    RANDOM = "weights near random"
+    MISSHAPEN = "scale of a wrong shape"
+    DIFFERENT = "other numbers than the original"
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """A fault.
+
+    Attributes:
+        fault: its kind.
+        tensors: its names.
+        evidence: what shows it.
+        repair: what would undo it, None if nothing that was tried does.
+        tried: what the repair gave on the file itself.
+    """
+
+    fault: Fault
+    tensors: tuple[str, ...]
+    evidence: str
+    repair: str | None = None
+    tried: str | None = None
+
+
+def merged(findings: Sequence[Finding]) -> list[Finding]:
+    groups: dict[tuple[Fault, str], list[Finding]] = {}
+    for f in findings:
+        groups.setdefault((f.fault, f.repair or f.evidence), []).append(f)
+    return [
+        dataclasses.replace(
+            same[0], tensors=tuple(dict.fromkeys(n for f in same for n in f.tensors))
+        )
+        for same in groups.values()
+    ]
+
+
+class CheckpointReport(Tabular):
+    """The result of a command."""
+
     endings = (".html", ".json")
-    derived: ClassVar[tuple[str, ...]] = ()  # properties in the JSON file
-
-    def lines(self) -> list[str]:
-        raise NotImplementedError
-
-    def tables(self) -> list[Rows]:
-        raise NotImplementedError
-
-    def as_dict(self) -> dict[str, Json]:
-        """Returns what the JSON file holds; non-finite numbers are "inf", "-inf", "nan"."""
-        fields: Json = dataclasses.asdict(self)  # pyright: ignore[reportArgumentType]
-        return fields | {name: getattr(self, name) for name in self.derived}
-
-    def show(self, console: Console | None = None, *, everything: bool = False) -> None:
-        """Prints the report; of long tables the first rows, unless ``everything``."""
-        from rich.console import Console as Terminal
-
-        console = console or Terminal()
-        for line in self.lines():
-            console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
-        for found in self.tables():
-            if not found.rows:
-                continue
-            rows = found.rows if everything else found.rows[:WORST]
-            print_rows(console, found.headings, rows, title=found.title)
-            if len(rows) < len(found.rows):
-                console.print(f"and {len(found.rows) - len(rows)} more (--all)", highlight=False)
-
-    def _page(self) -> str:
-        return tables_page(self.title, self.lines(), [t for t in self.tables() if t.rows])
-
+    most = 10
     _repr_html_ = Printed._repr_html_
+
+    @property
+    def title(self) -> str:
+        return type(self).__name__.removesuffix("Report").lower()
+
+    @property
+    def heading(self) -> str:
+        return ""
 
 
 @dataclasses.dataclass(eq=False)
-class CastReport(Report):
+class CastReport(CheckpointReport):
     """What :func:`scalewise.checkpoints.cast` wrote and what was lost.
 
     Attributes:
@@ -86,7 +105,6 @@ class CastReport(Report):
     records: list[Json]
     dropped: list[str]
     resumed: int = 0
-    title = "cast"
     derived = ("sqnr",)
 
     @property
@@ -97,7 +115,7 @@ class CastReport(Report):
         lost = [r["loss"] for r in self.records if "loss" in r]
         return decibel(sum(x["signal"] for x in lost), sum(x["noise"] for x in lost))
 
-    def lines(self) -> list[str]:
+    def sentences(self) -> list[str]:
         done = Counter(r["what"] for r in self.records)
         counts = ", ".join(f"{n} {what}" for what, n in done.items())
         found = [f"{Path(self.source).name} -> {Path(self.target).name}: "
@@ -113,7 +131,7 @@ class CastReport(Report):
             found.append(f"kept of a run that ended early: {counted(self.resumed, 'tensor')}")
         return found
 
-    def tables(self) -> list[Rows]:
+    def tables(self, *, everything: bool = True) -> list[Rows]:
         lost = sorted((r for r in self.records if "loss" in r), key=lambda r: r["loss"]["sqnr"])
         rows = []
         for r in lost:
@@ -129,7 +147,7 @@ class CastReport(Report):
 
 
 @dataclasses.dataclass(eq=False)
-class CheckReport(Report):
+class CheckReport(CheckpointReport):
     """What :func:`scalewise.checkpoints.check` found.
 
     Attributes:
@@ -144,13 +162,12 @@ class CheckReport(Report):
     layout: str | None
     findings: list[Finding]
     weights: int
-    title = "check"
 
     def __bool__(self) -> bool:
         """True if nothing was found."""
         return not self.findings
 
-    def lines(self) -> list[str]:
+    def sentences(self) -> list[str]:
         beside = f" against {self.against}" if self.against else ""
         found = counted(len(self.findings), "fault") if self.findings else "no fault found"
         lines = [f"{self.path}: {found} in {counted(self.weights, 'quantised tensor')}{beside}"]
@@ -159,7 +176,7 @@ class CheckReport(Report):
             lines.append(f"{f.fault}: {first_of(f.tensors, 1)}: {f.evidence}{repair}")
         return lines
 
-    def tables(self) -> list[Rows]:
+    def tables(self, *, everything: bool = True) -> list[Rows]:
         rows = [(f.fault, ", ".join(f.tensors), f.evidence, f.repair or "", f.tried or "")
                 for f in self.findings[20:]]  # fmt: skip
         return [Rows("more", ("fault", "tensors", "evidence", "repair", "tried"), rows)]

@@ -8,13 +8,12 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from ..formats import E2M1FN
-from ._faults import Fault, Finding
 from ._find import is_side
 from ._layouts import FP8, LAYOUTS
 from ._packed import E8M0, WIDE, Packed, elements
-from ._repairs import is_bytes, negative_zeros
+from ._repairs import is_bytes, is_uniform, negative_zeros, powers
+from ._report import Fault, Finding
 from ._source import Source
-from ._statistics import is_uniform, powers
 from ._weights import Weight
 
 
@@ -79,9 +78,7 @@ def of_codes(weight: Weight, p: Packed) -> Iterator[Finding]:
         where = "all rows" if len(uniform) == count else f"rows from {uniform[0]}"
         yield Finding(Fault.RANDOM, (weight.name,), f"the codes of {where} are equally frequent")
     if p.element != E2M1FN:
-        nan = (
-            int(np.isnan(elements(p.element))[rows.reshape(-1)].sum()) if p.element.nan_code else 0
-        )
+        nan = int(np.isnan(elements(p.element))[rows.reshape(-1)].sum())
         if nan and not uniform:
             yield Finding(Fault.DIFFERENT, (weight.name,), f"{nan} codes are NaN")
 
@@ -125,9 +122,7 @@ def structure(
     suffixes = {s for s in suffixes if s not in ("", "_scale", ".scale")}
     codes = tuple({x.codes.removeprefix("{}") for x in LAYOUTS} - {"", ".weight"})
     lost = {n for p in source.problems for n in p.tensors if "missing" in p.fault}
-    alone: dict[str, Weight] = {
-        n: w for n, w in weights.items() if w.layout is None and not w.record
-    }  # fmt: skip
+    alone = {n: w for n, w in weights.items() if w.layout is None and not w.record}
     narrow = ("U8", "I8", "F4", *FP8)
     bare = {n for n, w in alone.items() if w.parts["codes"].dtype in narrow and
             (n.endswith((".weight", *codes)) or w.parts["codes"].dtype in FP8)}  # fmt: skip

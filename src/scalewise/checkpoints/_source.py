@@ -11,9 +11,9 @@ import numpy as np
 
 from .._output import counted
 from .._types import Json
-from ._faults import Fault, Finding
 from ._files import File, Tensor, UnreadableError, open_file, open_gguf, read_json
 from ._orbax import MARK, open_orbax
+from ._report import Fault, Finding
 
 
 @dataclasses.dataclass(eq=False)

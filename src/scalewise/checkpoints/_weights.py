@@ -139,10 +139,7 @@ def _packed(weight: Weight) -> Packed:
                     layout.divides, layout.transposed)  # fmt: skip
     swizzled = layout.swizzled or bool(weight.record and weight.record.get("is_swizzled_scales"))
     block, scale = _blocks(weight, packed, swizzled)
-    if packed.kind != "fp32":
-        scale = scale.view(np.uint8)
-    else:
-        scale = scale.astype(np.float32)
+    scale = scale.astype(np.float32) if packed.kind == "fp32" else scale.view(np.uint8)
     return dataclasses.replace(packed, scale=scale, block=block)
 
 
@@ -181,7 +178,7 @@ def _blocks(weight: Weight, packed: Packed, swizzled: bool) -> tuple[tuple[int, 
         scale = np.swapaxes(scale, -1, -2)  # as transformers' FbgemmFp8 writes experts' down_proj
     said = layout.family == "deepseek" and weight.block is not None
     hints = [b for b in (weight.block, None if said else layout.block) if b is not None]
-    block = next((b for b in hints if _fits(scale.shape, shape, b)), None)
+    block = next((b for b in hints if scale.shape == _scales(shape, b)), None)
     if block is None and hints:
         wanted = _scales(shape, hints[0])
         if swizzled:
@@ -209,10 +206,6 @@ def _misfit(weight: Weight, scale: tuple, shape: tuple, more: str = "") -> Unrea
 def _scales(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, ...]:
     *lead, rows, columns = shape
     return (*lead, -(-rows // block[0]), -(-columns // block[1]))
-
-
-def _fits(scale: tuple, shape: tuple, block: tuple[int, int]) -> bool:
-    return scale == _scales(shape, block)
 
 
 def _size(n: int, scales: int) -> int:

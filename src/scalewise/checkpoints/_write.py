@@ -24,7 +24,7 @@ from .._output._write import PREFIX
 from .._types import Json
 from ..scaled._safetensors import DTYPES, MOST_HEADER, NAMES
 from ._files import BITS, UnreadableError
-from ._packed import Rows
+from ._packed import Decoded
 
 SYNC = 64 << 20  # bytes between two synchronisations with the disk
 JOURNAL = "journal.jsonl"
@@ -48,7 +48,7 @@ class Job:
     """Tensors that are made together, and the function that makes their bytes and a record."""
 
     entries: tuple[Entry, ...]
-    make: Callable[[], tuple[Sequence[np.ndarray | Rows], Json]]
+    make: Callable[[], tuple[Sequence[np.ndarray | Decoded], Json]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +175,7 @@ def _write_shard(
             arrays, record = job.make()
             for entry, x in zip(job.entries, arrays, strict=True):
                 _check(entry, x)
-                for part in x.streamed() if isinstance(x, Rows) else (x,):
+                for part in x.streamed() if isinstance(x, Decoded) else (x,):
                     file.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
             count = sum(e.nbytes for e in job.entries)
             waiting, unsynced = [*waiting, record], unsynced + count
@@ -187,7 +187,7 @@ def _write_shard(
     return []
 
 
-def _check(entry: Entry, x: np.ndarray | Rows) -> None:
+def _check(entry: Entry, x: np.ndarray | Decoded) -> None:
     if x.nbytes != entry.nbytes:
         raise AssertionError(f"{entry} got {x.nbytes} bytes")
 

@@ -8,16 +8,11 @@ import typer
 from ._audit import audit
 from ._cast import cast
 from ._checkpoints import check, diff, inspect
-from ._compare import compare
-from ._formats import formats
-from ._options import add
-from ._plan import plan
-from ._recipes import recipes
-from ._record import record
-from ._refusal import run
+from ._command import add, run
+from ._formats import formats, recipes
+from ._functions import plan, record, tune
 from ._table import table
-from ._train import train
-from ._tune import tune
+from ._training import compare, train
 
 app = typer.Typer(
     name="scalewise",

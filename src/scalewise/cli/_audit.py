@@ -10,8 +10,7 @@ from typing import Any
 import typer
 
 from .._output import TargetError, rescue_folder, sentence
-from ._refusal import UNUSABLE, refusal, tell
-from ._results import check
+from ._command import UNUSABLE, check, refusal, tell
 
 
 def audit(

@@ -7,8 +7,7 @@ import typer
 
 from .._output import TargetError, check_source, replacing
 from ._checkpoints import check_reports, progress
-from ._refusal import refusal
-from ._results import shown
+from ._command import refusal, shown
 
 
 def cast(
@@ -89,7 +88,7 @@ def cast(
                 data, fmt, out=target, layout=layout, rules=rules, writer=writer,
                 scales=scales, strategy=strategy, fuse=not no_fuse,  # pyright: ignore
                 powers_of_two=powers_of_two, requantise=requantise, unscaled_fp8=unscaled,
-                rounding=rounding, told=told, **options,
+                rounding=rounding, told=told, **options,  # pyright: ignore
             )  # fmt: skip
         shown(found, reports, json, everything=everything)
 

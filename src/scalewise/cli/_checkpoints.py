@@ -8,9 +8,8 @@ from typing import Any
 import typer
 
 from .._output import check_source, writable
+from ._command import refusal, shown
 from ._formats import show_numbers
-from ._refusal import refusal
-from ._results import shown
 
 FILES = (".safetensors", ".gguf")
 PAGES = (".html", ".json")  # of reports of checkpoints

@@ -1,4 +1,4 @@
-"""`scalewise formats`: the catalogue of formats; numbers in a format."""
+"""`scalewise formats` and `recipes`: the catalogues; numbers in a format."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from rich.console import Console
 from rich.text import Text
 
 from .._output import print_rows
-from ._refusal import refusal
+from ._command import refusal
 
 if TYPE_CHECKING:
     from ..formats import Format
+import typer
+from rich.table import Table
 
 
 def formats(*, device: str | None = None) -> None:
@@ -143,27 +145,18 @@ def _parse(text: str, fmt: Format) -> tuple[int, Fraction | None]:
 
 def _show(console: Console, fmt: Format, text: str, code: int, given: Fraction | None) -> None:
     from ..formats import next_down, next_up
+    from ..formats._neighbours import fields_of
 
-    value = float(fmt.decode(code))
-    e, m = fmt.exponent_bits, fmt.mantissa_bits
-    bits = f"{code:0{fmt.bits}b}"
-    line = Text(f"{text} in {fmt.name}: ")
-    if fmt.signed:
-        line.append(bits[0] + " ", style="red")
-    line.append(bits[-(e + m) : len(bits) - m] + " ", style="green")
-    line.append(bits[len(bits) - m :], style="blue")
-    line.append(f"  ({code:#0{2 + -(-fmt.bits // 4)}x})")
-    console.print(line)
+    fields = fields_of(fmt, code)
+    line, value = Text(f"{text} in {fmt.name}: "), fields.value
+    colours = ("red", "green", "blue") if fmt.signed else ("green", "blue")
+    for part, colour in zip(str(fields).split(), colours, strict=False):
+        line.append(f"{part} ", style=colour)
+    console.print(line.append(f" ({code:#0{2 + -(-fmt.bits // 4)}x})"))
     if not math.isfinite(value):
         console.print(f"  value      {value}")
         return
-    field, fraction = (code >> m) & ((1 << e) - 1), code & ((1 << m) - 1)
-    assert fmt.bias is not None
-    sign = "-" if math.copysign(1, value) < 0 else ""
-    lead, power = 1, field - fmt.bias
-    if field == 0 and (fmt.subnormals or value == 0):
-        lead, power = 0, 1 - fmt.bias
-    console.print(f"  formula    {sign}2^{power} × ({lead} + {fraction}/{1 << m})")
+    console.print(f"  formula    {fields.formula.replace('*', '×')}")
     console.print(f"  value      {_decimal(value)}")
     console.print(f"  neighbours {next_down(fmt, value)!r}  {next_up(fmt, value)!r}")
     if given is not None:
@@ -177,3 +170,30 @@ def _decimal(x: float) -> str:
 
     exact = f"{Decimal(x):f}"
     return exact if len(exact) <= 60 else f"{Decimal(x):.50e}"
+
+
+def recipes(name: str | None = None) -> None:
+    """List the recipes of autoscale and the optimizer states; docs/recipes.md has the sources.
+
+    Args:
+        name (NAME): A recipe to show as Python code that makes it.
+
+    Example:
+        scalewise recipes fp8
+    """
+    from .. import training
+    from ..autoscaling.recipes import CATALOGUE, recipe
+
+    if name is not None:
+        with refusal(ValueError):
+            typer.echo(repr(recipe(name)))
+        return
+    table = Table(box=None, pad_edge=False)
+    table.add_column("recipe", no_wrap=True)
+    table.add_column("what")
+    states = [method for method in training.METHODS if method.startswith("state-")]
+    for known in (*CATALOGUE, *states):
+        table.add_row(known, training.METHODS[known].what)
+    console = Console()
+    console.width = min(console.width, 80)
+    console.print(table)

@@ -11,8 +11,7 @@ import typer
 from rich.console import Console
 
 from .._output import check_target, print_rows, replacing
-from ._options import add
-from ._refusal import refusal
+from ._command import add, refusal
 
 table = typer.Typer(
     help="Compute exact errors, over every input of a format.", no_args_is_help=True

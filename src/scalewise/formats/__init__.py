@@ -1,16 +1,7 @@
 """Formats: the numbers that each format represents and their codes. Uses NumPy only, not JAX."""
 
-from ._block import BLOCK_FORMATS as BLOCK_FORMATS
-from ._block import MXFP4 as MXFP4
-from ._block import MXFP6_E2M3 as MXFP6_E2M3
-from ._block import MXFP6_E3M2 as MXFP6_E3M2
-from ._block import MXFP8_E4M3 as MXFP8_E4M3
-from ._block import MXFP8_E5M2 as MXFP8_E5M2
-from ._block import NVFP4 as NVFP4
-from ._block import BlockFormat as BlockFormat
-from ._block import block_format as block_format
-from ._catalogue import ALIASES as ALIASES
 from ._catalogue import BF16 as BF16
+from ._catalogue import BLOCK_FORMATS as BLOCK_FORMATS
 from ._catalogue import CATALOGUE as CATALOGUE
 from ._catalogue import DLFLOAT16 as DLFLOAT16
 from ._catalogue import E2M1FN as E2M1FN
@@ -27,30 +18,41 @@ from ._catalogue import E8M0 as E8M0
 from ._catalogue import FP16 as FP16
 from ._catalogue import FP32 as FP32
 from ._catalogue import FP64 as FP64
+from ._catalogue import MXFP4 as MXFP4
+from ._catalogue import MXFP6_E2M3 as MXFP6_E2M3
+from ._catalogue import MXFP6_E3M2 as MXFP6_E3M2
+from ._catalogue import MXFP8_E4M3 as MXFP8_E4M3
+from ._catalogue import MXFP8_E5M2 as MXFP8_E5M2
+from ._catalogue import NVFP4 as NVFP4
 from ._catalogue import TF32 as TF32
 from ._catalogue import UE4M4 as UE4M4
 from ._catalogue import UE5M3 as UE5M3
 from ._catalogue import UE5M11 as UE5M11
 from ._catalogue import UE8M8 as UE8M8
+from ._catalogue import BlockFormat as BlockFormat
+from ._catalogue import block_format as block_format
 from ._catalogue import format as format
 from ._catalogue import p3109 as p3109
-from ._codes import SATURATE as SATURATE
-from ._codes import check_codes as check_codes
-from ._codes import check_saturate as check_saturate
-from ._fields import Bits as Bits
-from ._fields import bits as bits
 from ._format import Format as Format
-from ._like import BlockFormatLike as BlockFormatLike
-from ._like import FloatDType as FloatDType
 from ._like import FormatLike as FormatLike
 from ._like import RoundingMode as RoundingMode
 from ._like import Saturation as Saturation
+from ._neighbours import Bits as Bits
+from ._neighbours import bits as bits
 from ._neighbours import next_down as next_down
 from ._neighbours import next_up as next_up
 from ._neighbours import ulp as ulp
 from ._roundings import ROUNDINGS as ROUNDINGS
-from ._roundings import Rest as Rest
 from ._roundings import Rounding as Rounding
-from ._roundings import rounding_mode as rounding_mode
 
 globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # help() lists them
+
+# for other packages of scalewise, not for users
+from ._catalogue import ALIASES as ALIASES
+from ._codes import SATURATE as SATURATE
+from ._codes import check_codes as check_codes
+from ._codes import check_saturate as check_saturate
+from ._like import BlockFormatLike as BlockFormatLike
+from ._like import FloatDType as FloatDType
+from ._roundings import Rest as Rest
+from ._roundings import rounding_mode as rounding_mode

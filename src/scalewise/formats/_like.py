@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeAlias
 import numpy as np
 
 from .._check import Range
-from ._block import BlockFormat
+from ._catalogue import BlockFormat
 from ._format import Format
 
 

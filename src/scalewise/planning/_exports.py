@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from .._types import Json
 from ..autoscaling import Operand
-from ..checkpoints._configs import Strategy, algorithm_of, weight_arguments
+from ..checkpoints import _configs as configs
+from ..checkpoints._configs import Strategy, algorithm_of
 from ..checkpoints._layouts import Layout, writable
 from ..formats import E8M0, BlockFormat
 
@@ -55,23 +56,11 @@ def compressed_tensors(layers: Sequence[Layer], rename: Rename) -> dict[str, Jso
             ignored.append(rename(name))
         else:
             kinds.setdefault((weight, _narrow(activation)), []).append(rename(name))
-    groups = {
-        f"group_{i}": {
-            "format": _layout("compressed-tensors", weight)[0].name.partition("/")[2],
-            "input_activations": activation and _activation(activation),
-            "output_activations": None,
-            "targets": [f"re:^{re.escape(name)}$" for name in names],
-            "weights": weight_arguments(*_layout("compressed-tensors", weight)),
-        }
-        for i, ((weight, activation), names) in enumerate(kinds.items())
-    }
-    formats = {group["format"] for group in groups.values()}
-    return {
-        "config_groups": groups,
-        "format": formats.pop() if len(formats) == 1 else "mixed-precision",
-        "ignore": sorted(ignored),
-        "quant_method": "compressed-tensors",
-    }
+    groups = [
+        (_layout("compressed-tensors", weight), activation and _activation(activation), names)
+        for (weight, activation), names in kinds.items()
+    ]
+    return configs.compressed_tensors(groups, ignored)
 
 
 def modelopt(layers: Sequence[Layer], rename: Rename) -> dict[str, Json]:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
-from collections.abc import Callable, Mapping
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Mapping
 
 from markupsafe import Markup
-from rich.console import Console
 
-from .._output import counted, page_environment, plain, print_rows
+from .._output import Rows, Tabular, counted, plain, tables_page
+from .._output._chart import STYLE, Panel, chart_svg
 from .._types import Json
-from ..auditing._report._save import Listed
 from ..autoscaling import Operand, Products, Recipe
 from ..autoscaling._operand_settings import Role
 from . import _exports
-from ._draw import FrontPoint as FrontPoint
-from ._draw import front_svg
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +57,15 @@ class PlanLine:
 
 
 @dataclasses.dataclass(frozen=True)
+class FrontPoint:
+    """A plan that none beats in both cost and predicted error; ``measured`` is None if not run."""
+
+    cost: float
+    predicted: float
+    measured: float | None
+
+
+@dataclasses.dataclass(frozen=True)
 class Upgrade:
     """The change of one line that lowers the objective most for its cost.
 
@@ -77,7 +83,7 @@ class Upgrade:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan(Listed):
+class Plan(Tabular):
     """The formats of a program's products, and what they cost; :meth:`show` prints them.
 
     Attributes:
@@ -95,11 +101,6 @@ class Plan(Listed):
         alike: how many plans were run that the prediction couldn't tell from this one.
         exact: whether the front is exact, or thinned out to 16,384 plans on the way.
     """
-
-    columns: ClassVar = (
-        "line", "weights", "formats", "bits", "numbers", "predicted", "measured", "note",
-    )  # fmt: skip
-    left: ClassVar = 3
 
     function: str
     objective: str
@@ -181,16 +182,11 @@ class Plan(Listed):
         return _exports.torchao(self._layers(), rename)
 
     @property
-    def heading(self) -> str:
+    def title(self) -> str:
         return f"plan  {self.function}   {counted(self.runs, 'run')}"
 
-    def show(self, console: Console | None = None) -> None:
-        """Prints the verdict, the lines and the Pareto front."""
-        console = console or Console()
-        super().show(console)
-        console.print()
-        heads = (self.unit, "predicted", "measured")
-        print_rows(console, heads, self._front(), right=heads)
+    def sentences(self) -> list[str]:
+        return [self.verdict]
 
     def __repr__(self) -> str:
         return f"<Plan of {self.verdict} show(), save('plan.html'), .recipe, python()>"
@@ -211,8 +207,9 @@ class Plan(Listed):
             for path in x.weights
         ]
 
-    def _rows(self) -> list[list[str]]:
-        return [
+    def tables(self, *, everything: bool = True) -> list[Rows]:
+        heads = ("line", "weights", "formats", "bits", "numbers", "predicted", "measured", "note")
+        rows = [
             [
                 x.name,
                 ", ".join(map(_exports.module_name, x.weights)),
@@ -225,20 +222,41 @@ class Plan(Listed):
             ]
             for x in self.lines
         ]
-
-    def _front(self) -> list[list[str]]:
-        return [[figure(x) for x in dataclasses.astuple(p)] for p in self.front]
+        front = [[figure(x) for x in dataclasses.astuple(p)] for p in self.front]
+        heads_of_front = (self.unit, "predicted", "measured")
+        return [Rows("Lines", heads, rows), Rows("Pareto front", heads_of_front, front)]
 
     def _page(self) -> str:
-        svg = front_svg(self.front, (self.cost, self.measured), self.unit, self.objective)
-        return page_environment("scalewise.planning").rendered(
-            "plan.html.j2",
-            plan=self,
-            columns=self.columns,
-            rows=self._rows(),
-            front=self._front(),
-            svg=Markup(svg),  # made by front_svg, which escapes names
+        thinned = "" if self.exact else " (thinned out to 16,384 plans on the way)"
+        said = (
+            f"{self.alike} plans were run that the prediction can't tell apart. The line is the "
+            f"predicted front{thinned}, dots are runs, the ring is this plan. The recipe is below."
         )
+        return tables_page(
+            self.title,
+            [self.verdict, said],
+            self.tables(),
+            chart=Markup(self._front_svg()),  # its template escapes names
+            styles=f"<style>{STYLE}</style>",
+            code=self.python(),
+        )
+
+    def _front_svg(self) -> str:
+        """Draws the predicted front as a curve, runs as dots, and this plan as a ring.
+
+        Errors that aren't positive (a loss that fell to the same value) are left out.
+        """
+
+        def points(pairs: Iterable[tuple[float, float | None]]) -> list[tuple[float, float]]:
+            return [(cost, math.log10(abs(error))) for cost, error in pairs if error]
+
+        line = points((p.cost, p.predicted) for p in self.front)
+        runs = points((p.cost, p.measured) for p in self.front)
+        ring = points([(self.cost, self.measured)])
+        if not (line or runs or ring):
+            return ""
+        panel = Panel(self.objective, self.unit, [line], runs, ring, decades=True)
+        return chart_svg(self.objective, [panel])
 
 
 def figure(x: float | None) -> str:

@@ -9,16 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
 
 from .._check import Natural, checked
-from .._output import Printed, Rows, framed, print_rows, tables_page
-from .._output._text import Text
+from .._output import Rows, Tabular
 from .._types import PyTree
 from ..auditing._file import name_of
 from ..autoscaling import RecipeLike, autoscale
 from ..interpret import check_callable
-from ._objective import kl
+from ._budget import kl
 from ._result import Plan, figure
 from ._sites import WIDE
 
@@ -49,7 +47,7 @@ class Pair:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rollouts(Printed):
+class Rollouts(Tabular):
     """Pairs of trainer's and rollout's formats; :meth:`show` prints a matrix of each figure."""
 
     function: str
@@ -69,25 +67,18 @@ class Rollouts(Printed):
             f"{worst.trainer} and {worst.rollout}, KL {figure(worst.kl)}; show()>"
         )
 
-    def show(self, console: Console | None = None) -> None:
-        """Prints a table of trainers (rows) and rollouts (columns) for each figure."""
-        console = console or Console()
-        for title, rows in self._tables():
-            console.print(Text(title, style="bold"))
-            print_rows(console, ("trainer", *self._rollouts), rows, right=self._rollouts)
-            console.print()
-
-    def _repr_html_(self) -> str:
-        headings = ("trainer", *self._rollouts)
-        tables = [Rows(title, headings, rows) for title, rows in self._tables()]
-        return framed(tables_page(f"Rollouts of {self.function}", [], tables))
-
     @property
-    def _rollouts(self) -> list[str]:
-        return list(dict.fromkeys(p.rollout for p in self.pairs))
+    def title(self) -> str:
+        return f"Rollouts of {self.function}"
 
-    def _tables(self) -> list[tuple[str, list[list[str]]]]:
-        trainers = list(dict.fromkeys(p.trainer for p in self.pairs))
+    def sentences(self) -> list[str]:
+        return []
+
+    def tables(self, *, everything: bool = True) -> list[Rows]:
+        trainers, engines = (
+            list(dict.fromkeys(getattr(p, side) for p in self.pairs))
+            for side in ("trainer", "rollout")
+        )
         titles = {
             "kl": "KL(rollout || trainer), in nats a position",
             "mean": "difference of log probabilities, mean",
@@ -95,9 +86,12 @@ class Rollouts(Printed):
         }
 
         def row(trainer: str, name: str) -> list[str]:
-            return [trainer, *(figure(getattr(self[trainer, r], name)) for r in self._rollouts)]
+            return [trainer, *(figure(getattr(self[trainer, r], name)) for r in engines)]
 
-        return [(title, [row(t, name) for t in trainers]) for name, title in titles.items()]
+        return [
+            Rows(title, ("trainer", *engines), [row(t, name) for t in trainers])
+            for name, title in titles.items()
+        ]
 
 
 @checked

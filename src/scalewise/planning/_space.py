@@ -14,10 +14,8 @@ import numpy as np
 from ..autoscaling import Operand
 from ..autoscaling._operand_settings import Role
 from ..interpret import Program
-from ._budget import Budget, Option
-from ._family import Family
-from ._objective import ObjectiveName, objective
-from ._predict import Prediction, Sensitivity, prediction, sensitivity
+from ._budget import Budget, ObjectiveName, Option, objective
+from ._predict import Family, Prediction, Sensitivity, prediction, sensitivity
 from ._sites import Site, sites
 
 Choice = tuple[int, ...]  # by site, the index of its option

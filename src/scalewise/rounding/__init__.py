@@ -1,19 +1,21 @@
 """Rounding: casts of floats to formats, each bit-exact with a single rounding."""
 
+from ._codes import decode as decode
+from ._encoded import EncodedArray as EncodedArray
+from ._encoded import encode as encode
+from ._encoded import pack as pack
+from ._encoded import unpack as unpack
+from ._round import cast as cast
+from ._round import round_to as round_to
+
+globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # help() lists them
+
+# for other packages of scalewise, not for users
 from ._bits import round_bits as round_bits
 from ._carrier import from_float64 as from_float64
 from ._carrier import has_float64 as has_float64
 from ._carrier import to_float64 as to_float64
-from ._decode import decode as decode
-from ._encoded import EncodedArray as EncodedArray
-from ._encoded import encode as encode
 from ._nearest import CONVERTED as CONVERTED
 from ._nearest import converted as converted
 from ._nearest import nearest_codes as nearest_codes
-from ._pack import pack as pack
-from ._pack import unpack as unpack
-from ._round import cast as cast
-from ._round import round_to as round_to
 from ._stored import StoredArray as StoredArray
-
-globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # help() lists them

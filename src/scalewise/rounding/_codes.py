@@ -1,17 +1,21 @@
-"""Exact conversion between codes and floats that a format represents, in integer operations."""
+"""Exact conversion between codes and floats, both ways, in integer operations."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
-from ..formats import Format
+from .._check import checked
+from .._jax import Tracer
+from ..formats import Format, check_codes
 from ..formats import format as format_
-from ._bits import F32, carrier_of, fits
+from ._bits import F32, carrier_of, fits, from_units
 from ._carrier import from_float64
-from ._decode import decoded
 
 
 def widened(x: jax.Array) -> jax.Array:
@@ -73,3 +77,80 @@ def codes_of(x: jax.Array, fmt: Format) -> jax.Array:
 
 def _constant(value: int, c) -> np.generic:
     return c.const(value % (1 << c.bits))
+
+
+@checked
+def decode(codes: ArrayLike, fmt: Format | str) -> jax.Array:
+    """Returns the numbers of codes, exactly. Works under jit, vmap and sharding.
+
+    Args:
+        codes: unsigned integers below 2^bits, as :func:`scalewise.cast` returns them, any shape.
+            Under a JAX transformation they aren't checked, and higher bits are ignored.
+        fmt: a format of up to 32 bits, all of whose numbers float32 represents, or its name.
+
+    Returns:
+        A float32 array of the codes' shape.
+
+    Raises:
+        TypeError: the codes aren't integers.
+        ValueError: a code is out of range, or float32 doesn't represent all numbers of the format.
+
+    Example:
+        >>> decode(np.array([0x3C, 0x7E], np.uint8), "e4m3fn").tolist()
+        [1.5, 448.0]
+    """
+    fmt = format_(fmt)
+    codes = codes if isinstance(codes, jax.Array) else np.asarray(codes)
+    if not jnp.issubdtype(codes.dtype, jnp.integer):
+        raise TypeError(f"decode: codes of {fmt.name} are {codes.dtype}; expected integers")
+    if not fits(fmt, F32):
+        raise ValueError(
+            f"decode: float32 doesn't represent all numbers of {fmt.name}; use Format.decode"
+        )
+    if not isinstance(codes, Tracer):
+        check_codes(fmt, codes)
+    return decoded(codes, fmt)
+
+
+@partial(jax.jit, static_argnums=1, inline=True)
+def decoded(codes: jax.Array, fmt: Format) -> jax.Array:
+    u, m = np.uint32, fmt.mantissa_bits
+    assert fmt.bias is not None
+    codes = codes.astype(u)
+    magnitude = codes & u(2 ** (fmt.exponent_bits + m) - 1)
+    field, fraction = magnitude >> u(m), magnitude & u(2**m - 1)
+    bits = (magnitude << u(23 - m)) + u(((127 - fmt.bias) << 23) % 2**32)
+    lowest = (
+        fmt.min_exponent - m + 149
+    )  # log2 of the quantum over the smallest subnormal of float32
+    first = fmt.min_exponent + fmt.bias  # the exponent field of the smallest normal number
+    if fmt.subnormals:
+        small = (
+            from_units(fraction << u(lowest), F32) if lowest < 32 - m else _scaled(fraction, fmt)
+        )
+        bits = jnp.where(field == u(0), small, bits)
+    if fmt.min_exponent < -126:  # some normal numbers of the format are subnormal in float32
+        units = (fraction | u(1 << m)) << (field + u((lowest - first) % 2**32))
+        among = (field >= u(first)) & (field < u(first - 126 - fmt.min_exponent))
+        bits = jnp.where(among, units, bits)
+    if fmt.zero:
+        bits = jnp.where(magnitude == 0, u(0), bits)
+    if fmt.infinity_code is not None:
+        bits = jnp.where(magnitude == u(fmt.infinity_code), u(F32.bits_of(np.inf)), bits)
+    nan = u(F32.bits_of(np.nan))
+    if fmt.nan in ("ieee", "all_ones"):
+        last = fmt.max_code if fmt.infinity_code is None else fmt.infinity_code
+        bits = jnp.where(magnitude > u(last), nan, bits)
+    if fmt.signed:
+        sign = (codes >> u(fmt.bits - 1)) & u(1)
+        if fmt.nan == "negative_zero":
+            bits = jnp.where((sign != 0) & (magnitude == 0), nan, bits)
+        elif not fmt.negative_zero:
+            sign = jnp.where(magnitude == 0, u(0), sign)
+        bits |= sign << u(31)
+    return lax.bitcast_convert_type(bits, np.float32)
+
+
+def _scaled(fraction: jax.Array, fmt: Format) -> jax.Array:
+    quantum = np.float32(2.0 ** (fmt.min_exponent - fmt.mantissa_bits))
+    return lax.bitcast_convert_type(fraction.astype(np.float32) * quantum, np.uint32)

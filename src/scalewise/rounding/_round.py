@@ -13,14 +13,13 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from .._check import checked
+from .._jax import ad, batching, jex, mlir
 from ..formats import Format, Rounding, check_saturate, rounding_mode
 from ..formats import format as format_
 from ._bits import F32, F64, Carrier, carrier_of, fits, round_bits
-from ._carrier import from_float64, has_float64, to_float64
+from ._carrier import contains, from_float64, has_float64, result_dtype, to_float64
 from ._codes import codes_of, stored, widened
-from ._holds import contains, result_dtype
 from ._nearest import CONVERTED, converted, is_plain, nearest_codes
-from ._straight import straight_through
 
 Gradient = Literal["identity", "clipped"]
 
@@ -298,3 +297,38 @@ def _check(fmt: Format, rounding: Any, saturate: Any, gradient: Any) -> Rounding
     if gradient not in ("identity", "clipped"):
         raise ValueError(f"gradient is {gradient!r}; expected 'identity' or 'clipped'")
     return mode
+
+
+straight_through_p = jex.Primitive("straight_through")
+
+
+def straight_through(y: jax.Array, x: jax.Array) -> jax.Array:
+    """Returns ``y`` with the derivative of ``x``: the tangent of y is that of x, in x's dtype.
+
+    JAX gives a tangent the dtype of its primal value, but cotangents in an 8-bit dtype become
+    NaN above its largest number. So the tangent of ``y`` keeps x's dtype. JAX's rules for
+    conversions, products with ``preferred_element_type`` and operations that move data pass such
+    a tangent on unchanged. Arithmetic in the 8-bit dtype itself isn't differentiable.
+    """
+    return straight_through_p.bind(jax.lax.stop_gradient(y), x)
+
+
+def _jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Any, Any]:
+    y = straight_through_p.bind(*primals)
+    tangent = tangents[1]
+    if type(tangent) is ad.Zero:
+        return y, ad.Zero.from_primal_value(y)  # pyright: ignore[reportAttributeAccessIssue]
+    return y, tangent
+
+
+def _batched(args: tuple[Any, Any], dims: tuple[Any, Any]) -> tuple[Any, Any]:
+    size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
+    moved = [batching.bdim_at_front(x, d, size) for x, d in zip(args, dims, strict=True)]
+    return straight_through_p.bind(*moved), 0
+
+
+straight_through_p.def_impl(lambda y, x: y)
+straight_through_p.def_abstract_eval(lambda y, x: y)
+mlir.register_lowering(straight_through_p, lambda ctx, y, x: [y])
+ad.primitive_jvps[straight_through_p] = _jvp
+batching.primitive_batchers[straight_through_p] = _batched

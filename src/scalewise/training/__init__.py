@@ -1,50 +1,51 @@
 """Mixed-precision training: loss scaling, narrow weights and moments, whole steps and runs."""
 
-from . import _optax as _optax
+from .._extras import require as _require
+
+_require("optax", "train", "scalewise.training")
+
+from .._output import Folder as Folder
+from .._user_file import InputError as InputError
 from . import mu_s as mu_s
-from ._compare import DEMO as DEMO
-from ._compare import METHODS as METHODS
-from ._compare import Comparison as Comparison
-from ._compare import Divergence as Divergence
-from ._compare import Folder as Folder
-from ._compare import InputError as InputError
-from ._compare import Method as Method
-from ._compare import Program as Program
-from ._compare import Record as Record
-from ._compare import compare as compare
-from ._compare import corpus as corpus
-from ._compare import load_program as load_program
-from ._compare import method as method
+from ._compare._compare import compare as compare
+from ._compare._methods import METHODS as METHODS
+from ._compare._methods import Method as Method
+from ._compare._methods import method as method
+from ._compare._program import Program as Program
+from ._compare._program import corpus as corpus
+from ._compare._results import Comparison as Comparison
+from ._compare._results import Divergence as Divergence
+from ._compare._results import Record as Record
 from ._finite import all_finite as all_finite
-from ._layers import layer_scaled as layer_scaled
-from ._layers import layer_scales as layer_scales
 from ._loss_scale import DynamicLossScale as DynamicLossScale
 from ._loss_scale import LossScaledState as LossScaledState
 from ._loss_scale import LossScaleState as LossScaleState
 from ._loss_scale import StaticLossScale as StaticLossScale
+from ._loss_scale import layer_scaled as layer_scaled
+from ._loss_scale import layer_scales as layer_scales
 from ._loss_scale import loss_scale_of as loss_scale_of
 from ._loss_scale import loss_scaled as loss_scaled
 from ._loss_scale import scale_loss as scale_loss
 from ._loss_scale import unscale as unscale
+from ._model import Metrics as Metrics
+from ._model import TrainState as TrainState
 from ._moments import NARROW_ADAM as NARROW_ADAM
 from ._moments import STATES as STATES
 from ._moments import store_state as store_state
 from ._moments import widen as widen
 from ._reduce import mean_over as mean_over
-from ._state import Metrics as Metrics
-from ._state import TrainState as TrainState
 from ._state_codes import ExpandedStorage as ExpandedStorage
 from ._state_codes import ExpandedStored as ExpandedStored
 from ._state_codes import TableStorage as TableStorage
 from ._state_codes import TableStored as TableStored
 from ._step import Step as Step
 from ._step import step as step
-from ._train import CheckpointError as CheckpointError
-from ._train import Log as Log
-from ._train import Sharding as Sharding
-from ._train import Trained as Trained
-from ._train import TrainingError as TrainingError
-from ._train import train as train
+from ._train._folder import CheckpointError as CheckpointError
+from ._train._metrics import Log as Log
+from ._train._run import TrainingError as TrainingError
+from ._train._sharding import Sharding as Sharding
+from ._train._train import Trained as Trained
+from ._train._train import train as train
 from ._weights import CompensatedState as CompensatedState
 from ._weights import MasterState as MasterState
 from ._weights import StochasticState as StochasticState
@@ -54,3 +55,7 @@ from ._weights import master_weights as master_weights
 from ._weights import stochastic_rounding as stochastic_rounding
 
 globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # help() lists them
+
+# for other packages of scalewise, not for users
+from ._compare._methods import DEMO as DEMO
+from ._compare._program import load_program as load_program

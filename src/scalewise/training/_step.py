@@ -29,11 +29,10 @@ from ._loss_scale import (
     loss_scaled,
     scale_loss,
 )
-from ._model import Model, Structure, split
+from ._model import Metrics, Model, Structure, TrainState, split
 from ._moments import StateFormat, store_state
 from ._policy import loss_transform, named_policy
 from ._reduce import mean_over
-from ._state import Metrics, TrainState
 from ._weights import apply_updates, compensated, master_weights, stochastic_rounding
 
 Weights = Literal["plain", "master", "stochastic", "compensated"]
@@ -330,22 +329,11 @@ def step(
     )
     if comm_format is not None and axis_name is None:
         raise ValueError("step: comm_format needs axis_name, the axes that gradients are sent over")
+    floor = scaling.min_scale if isinstance(scaling, DynamicLossScale) else 0.0
     return Step(
-        loss,
-        whole,
-        params,
-        accumulate,
-        has_aux,
-        transform,
-        delayed,
-        axis_name,
-        comm_format,
-        warn_after,
-        isinstance(policy, Schedule),
-        scaling.min_scale if isinstance(scaling, DynamicLossScale) else 0.0,
-        narrow,
-        check_finite,
-    )
+        loss, whole, params, accumulate, has_aux, transform, delayed, axis_name, comm_format,
+        warn_after, isinstance(policy, Schedule), floor, narrow, check_finite,
+    )  # fmt: skip
 
 
 def _warn_of_skipped(

@@ -13,13 +13,10 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
 
 from ..._check import checked
-from ..._output import Rows, Saved, counted, plain, print_rows, tables_page
-from ..._output._text import Text
+from ..._output import Rows, Tabular, as_csv, counted, plain
 from ..._types import Json
-from .._report._save import as_csv
 from ._recording import RecordedArray, Recording, load_recording
 
 
@@ -100,7 +97,6 @@ def _aligned(
 # Means and root mean squares are sums in float32, on each device in another order: differences up
 # to this don't count.
 SUMS = 1e-5
-SHOWN = 40  # lines
 COLUMNS = (
     "where", "function", "direction", "primitive", "dtype", "arrays", "differ", "difference",
     "bits", "non_finite_a", "non_finite_b", "visits_a", "visits_b",
@@ -215,7 +211,7 @@ class LineDifference:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class RecordingComparison(Saved):
+class RecordingComparison(Tabular):
     """Where two recordings differ.
 
     Attributes:
@@ -228,6 +224,8 @@ class RecordingComparison(Saved):
     b: Recording
     pairs: tuple[ArrayDifference, ...]
     unmatched: tuple[int, int]
+
+    most = 40
 
     @cached_property
     def lines(self) -> tuple[LineDifference, ...]:
@@ -288,37 +286,24 @@ class RecordingComparison(Saved):
             parts.append(f"{a:,} and {counted(b, 'array')} have no counterpart")
         return "; ".join(parts) + "."
 
-    def show(self, console: Console | None = None, *, everything: bool = False) -> None:
-        """Prints a sentence, and a table of the lines that differ in program order."""
-        console = console or Console()
-        console.print(Text(f"compare  {title(self)}"))
-        console.print(Text(self.verdict, style="bold"))
-        for which, x in (("first", self.a), ("second", self.b)):
-            made = x.first_non_finite
-            if made is not None:
-                console.print(Text(f"The {which}'s first non-finite number: {_place(made)}."))
-        lines = self.lines if everything else self.lines[:SHOWN]
-        if not lines:
-            return
-        in_one = [bool(line.non_finite[0]) != bool(line.non_finite[1]) for line in lines]
+    @property
+    def title(self) -> str:
+        return f"compare  {_side(self.a)} -> {_side(self.b)}"
+
+    def sentences(self) -> list[str]:
+        firsts = [("first", self.a.first_non_finite), ("second", self.b.first_non_finite)]
+        made = [f"The {which}'s first non-finite number: {_place(x)}." for which, x in firsts if x]
+        return [self.verdict, *made]
+
+    def tables(self, *, everything: bool = True) -> list[Rows]:
+        title = "Lines that differ, in program order; differences relative to the larger norm"
+        in_one = [bool(x.non_finite[0]) != bool(x.non_finite[1]) for x in self.lines]
         styles = ["red" if x else None for x in in_one]
-        print_rows(console, HEADINGS, map(cells, lines), right=HEADINGS[5:], styles=styles)
-        rest = len(self.lines) - len(lines)
-        if rest:
-            text = f"and {counted(rest, 'more line')}: show(everything=True)"
-            console.print(Text(text, style="dim"))
+        return [Rows(title, HEADINGS, [cells(line) for line in self.lines], styles)]
 
     def __repr__(self) -> str:
         found = f"{self.differ} of {len(self.pairs)} pairs of arrays differ"
         return f"<RecordingComparison: {found}; show()>"
-
-    def _page(self) -> str:
-        said = (
-            "Lines on which the recordings differ, in program order. A difference is that of the "
-            "sampled numbers, relative to the larger of their norms."
-        )
-        lines = Rows("Lines", HEADINGS, [cells(line) for line in self.lines])
-        return tables_page(title(self), [self.verdict, said], [lines])
 
     def _csv(self) -> str:
         rows = (
@@ -415,15 +400,10 @@ def _place(x: RecordedArray) -> str:
     return x.where if x.path else f"{x.primitive} at {x.where}"
 
 
-def title(comparison: RecordingComparison) -> str:
-    """``step on cpu (cpu), jax 0.10.2 -> step on ...``."""
-
-    def side(x: Recording) -> str:
-        versions = dict(x.versions)
-        how = ", one compiled program" if x.fused else ""
-        return f"{x.function} on {x.device}, jax {versions.get('jax', '?')}{how}"
-
-    return f"{side(comparison.a)} -> {side(comparison.b)}"
+def _side(x: Recording) -> str:
+    """``step on cpu (cpu), jax 0.10.2``."""
+    how = ", one compiled program" if x.fused else ""
+    return f"{x.function} on {x.device}, jax {dict(x.versions).get('jax', '?')}{how}"
 
 
 def cells(line: LineDifference) -> tuple[str, ...]:

@@ -13,23 +13,15 @@ from typing import Annotated, Any
 
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
 
 from ..._check import AnyFloat, Natural, Range, checked
-from ..._output import Printed, counted, print_rows, writable
-from ..._output._text import Text
+from ..._output import Printed, Rows, Tabular, counted, writable
 from ...scaled import load_safetensors, save_safetensors
 from .._run._equation_statistics import display_name, written_at
 from ._numbers import COUNTS, NEVER, NUMBERS, Numbers
 from ._recorder import Site
 
 ENDING = ".safetensors"
-# Fields of a recorded array that are written as JSON; the rest are arrays.
-TEXTS = (
-    "primitive", "result", "path", "shape", "dtype", "file", "line", "function", "caller", "scope",
-    "direction",
-)  # fmt: skip
-COUNTERS = ("visits", "first", "clock", "checksum", *COUNTS)
 SHOWN = 12  # arrays shown up to the first non-finite number, or of the largest magnitudes
 COLUMNS = (
     "line", "function", "primitive", "type", "visits", "smallest", "largest", "not finite",
@@ -130,7 +122,7 @@ class RecordedArray:
 
 @checked
 @dataclasses.dataclass(frozen=True, eq=False)
-class Recording(Printed):
+class Recording(Tabular):
     """Statistics of what a device computed in a run of a function, by equation, in program order.
 
     Attributes:
@@ -178,23 +170,22 @@ class Recording(Printed):
             f"numbers are {kind}, though those of its operands are finite."
         )
 
-    def show(self, console: Console | None = None, *, everything: bool = False) -> None:
-        """Prints the first non-finite number, and the arrays before it; or all arrays."""
-        console = console or Console()
+    @property
+    def title(self) -> str:
         versions = ", ".join(f"{name} {version}" for name, version in self.versions)
         how = "one compiled program" if self.fused else "each equation compiled alone"
-        head = Text(f"record  {self.function} on {self.device}")
-        head.append(f"   {versions}; {how}; {counted(len(self.arrays), 'array')}", style="dim")
-        console.print(head)
-        console.print(Text(self.verdict, style="bold"))
-        note = _jit_note(self.jit_difference)
-        if note:
-            console.print(Text(note, style="dim"))
+        arrays = counted(len(self.arrays), "array")
+        return f"record  {self.function} on {self.device}   {versions}; {how}; {arrays}"
+
+    def sentences(self) -> list[str]:
+        return list(filter(None, [self.verdict, _jit_note(self.jit_difference)]))
+
+    def tables(self, *, everything: bool = True) -> list[Rows]:
         shown, title = _shown(self, everything)
         styles = ["red" if x.created else None for x in shown]
-        print_rows(
-            console, COLUMNS, map(_cells, shown), title=title, right=COLUMNS[4:], styles=styles
-        )
+        return [Rows(title, COLUMNS, list(map(_cells, shown)), styles)]
+
+    _repr_html_ = Printed._repr_html_
 
     def __repr__(self) -> str:
         return f"<Recording of {self.function} on {self.device}: {len(self.arrays)} arrays>"
@@ -207,13 +198,11 @@ class Recording(Printed):
             OSError: the file can't be written.
         """
         path = recordable(path)
-        texts = [{name: getattr(x, name) for name in TEXTS} for x in self.arrays]
+        names = [f.name for f in dataclasses.fields(RecordedArray) if f.name != "samples"]
         header = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        header["arrays"] = texts
+        header["arrays"] = [{name: getattr(x, name) for name in names} for x in self.arrays]
         tensors = {
             "recording": np.frombuffer(json.dumps(header).encode(), np.uint8),
-            "counts": np.array([[getattr(x, n) for n in COUNTERS] for x in self.arrays], np.int64),
-            "numbers": np.array([[getattr(x, n) for n in NUMBERS] for x in self.arrays]),
             "lengths": np.array([x.samples.shape[1] for x in self.arrays], np.int64),
             "samples": np.concatenate([x.samples for x in self.arrays], axis=1),
         }
@@ -247,15 +236,8 @@ def load_recording(path: str | os.PathLike[str]) -> Recording:
             raise ValueError(f"lengths {lengths} for samples of shape {table.shape}")
         samples = np.split(table, np.cumsum(lengths)[:-1], axis=1)
         arrays = [
-            RecordedArray(
-                **(text | {"shape": tuple(text["shape"])}),
-                **dict(zip(COUNTERS, map(int, counts), strict=True)),
-                **dict(zip(NUMBERS, map(float, numbers), strict=True)),
-                samples=some,
-            )
-            for text, counts, numbers, some in zip(
-                header["arrays"], tensors["counts"], tensors["numbers"], samples, strict=True
-            )
+            RecordedArray(**(row | {"shape": tuple(row["shape"])}), samples=some)
+            for row, some in zip(header["arrays"], samples, strict=True)
         ]
         versions = tuple((str(name), str(version)) for name, version in header["versions"])
         return Recording(**(header | {"arrays": tuple(arrays), "versions": versions}))

@@ -13,12 +13,10 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
 
 from ..._check import Range, checked
 from ..._jax import ShapedArray
-from ..._output import Printed, print_rows
-from ..._output._text import Text
+from ..._output import Rows, Tabular
 from ..._resolve import as_format
 from ..._types import PyTree
 from ...emulating import is_exact
@@ -58,7 +56,7 @@ class LineStability:
 
 
 @dataclasses.dataclass(frozen=True)
-class Stability(Printed):
+class Stability(Tabular):
     """How many digits agree between runs that round at random.
 
     Attributes:
@@ -75,17 +73,21 @@ class Stability(Printed):
     lines: tuple[LineStability, ...]
     outputs: tuple[LineStability, ...]
 
-    def show(self, console: Console | None = None, *, everything: bool = False) -> None:
-        """Prints the outputs, and the lines about which the runs agree least (or all)."""
-        console = console or Console()
-        text = f"stability  {self.function} in {self.low}, {self.runs} runs"
-        console.print(Text(f"{text} that round at random"))
+    @property
+    def title(self) -> str:
+        runs = f"{self.runs} runs that round at random"
+        return f"stability  {self.function} in {self.low}, {runs}"
+
+    def sentences(self) -> list[str]:
+        return []
+
+    def tables(self, *, everything: bool = True) -> list[Rows]:
         worst = sorted(self.lines, key=lambda x: (x.digits, -x.spread))
         shown = set(worst if everything else worst[:SHOWN])
         title = "in program order" if everything else "with the fewest digits that agree"
-        lines = [x for x in self.lines if x in shown]
-        for name, rows in (("Outputs", self.outputs), (f"Lines {title}", lines)):
-            print_rows(console, COLUMNS, map(_cells, rows), title=name, right=COLUMNS[3:])
+        rows = [_cells(x) for x in self.lines if x in shown]
+        outputs = Rows("Outputs", COLUMNS, list(map(_cells, self.outputs)))
+        return [outputs, Rows(f"Lines {title}", COLUMNS, rows)]
 
 
 Several = Annotated[int, Range(lambda n: n >= 2, "an integer of at least 2")]

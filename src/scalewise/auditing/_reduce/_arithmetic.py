@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ... import autoscaling as autoscaling_
 from ... import devices as devices_
@@ -25,7 +26,11 @@ from ...primitives import Family, names
 from ._graph import Origin
 from ._render import Slice
 
-PRELUDE = ("import jax, scalewise", "import jax.numpy as jnp", "from jax import lax")
+LOADED = "inputs = LOADED"
+TEMPLATES = Environment(
+    loader=PackageLoader("scalewise.auditing._reduce", "."),
+    undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+)  # fmt: skip
 CASTS = {FP16: "float16", BF16: "bfloat16", FP32: "float32"}
 MOVES = names(lambda row: row.family is Family.STRUCTURAL)
 IMPORTED = (autoscaling_, scaled_, formats_, devices_)  # modules with the names in a recipe's text
@@ -69,42 +74,10 @@ class Rounded(_Reduced):
         ]
         return list(emulation.apply((), equation, lows)[1])
 
-    def explained(self) -> list[str]:
-        return [
-            f"The inputs are what the {self.wide} run had there. {self.name} is emulated: each",
-            f"operation is computed in {self.wide}, and its result rounded by `low`.",
-        ]
-
-    def imports(self, piece: Slice) -> list[str]:
-        return []
-
-    def definitions(self, piece: Slice) -> list[str]:
+    def values(self, piece: Slice) -> dict[str, Any]:
+        """Returns the template's values for a slice."""
         floats = {n for n, o in piece.inputs.items() if is_float(o.aval)}
-
-        def call(cast: str) -> str:
-            given = [f"{cast}(inputs['{n}'])" if n in floats else f"jnp.asarray(inputs['{n}'])"
-                     for n in piece.inputs]  # fmt: skip
-            return f"program({', '.join([*given, cast])})"
-
-        return [
-            f"def program({', '.join(piece.inputs)}, cast):",
-            *(f"    {line}" for line in _typed(piece.lines, self.wide)),
-            f"    return {piece.result}",
-            "",
-            "",
-            "def low(x):",
-            f"    return {self._source}",
-            "",
-            "",
-            "def wide(x):",
-            f"    return jnp.asarray(x, jnp.{self.wide})",
-            "",
-            "",
-            "def results():",
-            f"    a = {call('low')}",
-            f"    b = {call('wide')}",
-            "    return a, b",
-        ]
+        return {"lines": piece.lines, "floats": floats, "low": self._source, "imports": []}
 
     @property
     def _native(self) -> str | None:
@@ -144,70 +117,33 @@ class Interpreted(_Reduced):
             for y, a in zip(outs, equation.out_avals, strict=True)
         ]
 
-    def explained(self) -> list[str]:
-        run = "autocast" if isinstance(self.low, Autocast) else "autoscale"
+    def values(self, piece: Slice) -> dict[str, Any]:
+        """Returns the template's values for a slice."""
+        if isinstance(self.low, Autocast):
+            policy = self._policy(piece)
+            imports = ["from scalewise.autocasting import Rule"] if policy.rules else []
+            found = {"run": "autocast", "setting": f"policy = {_policy_text(policy)}"}
+            return found | {"imports": imports, "lines": piece.lines}
+        text, imports = recipe_text(self._recipe(piece))
+        found = {"run": "autoscale", "setting": f"recipe = {text}"}
+        return found | {"imports": imports, "lines": list(self._scoped(piece))}
+
+    def _scoped(self, piece: Slice) -> Iterator[str]:
+        """Yields the lines of a slice within the scopes that they have in the audited program."""
         lines = [
-            f"The inputs are what the {self.wide} run had there. `low` is the program under the",
-            f"{self.name}, as scalewise.{run} runs it.",
+            (origin.equation.scope if origin.equation else "", f"{name} = {name} * 1.0")
+            for name, origin in piece.inputs.items()
+            if is_float(origin.aval) and _is_computed(origin)
         ]
-        if self.name == "recipe":
-            lines += [
-                "A scope is that of the audited program: it tells what is part of a backward pass,",
-                "and which exceptions apply. A factor of 1.0 marks an input that was computed, and",
-                "isn't an argument.",
-            ]
-        return lines
-
-    def imports(self, piece: Slice) -> list[str]:
-        if isinstance(self.low, Autocast):
-            rules = self._policy(piece).rules
-            return ["from scalewise.autocasting import Rule"] if rules else []
-        return recipe_text(self._recipe(piece))[1]
-
-    def definitions(self, piece: Slice) -> list[str]:
-        if isinstance(self.low, Autocast):
-            defined, run = f"policy = {_policy_text(self._policy(piece))}", "autocast"
-        else:
-            defined, run = f"recipe = {recipe_text(self._recipe(piece))[0]}", "autoscale"
-        return [
-            defined,
-            "",
-            "",
-            *self._program(piece),
-            "",
-            "",
-            f"low = scalewise.{run}(program, {self.name})",
-            "",
-            "",
-            "def results():",
-            f"    given = [jnp.asarray(inputs[n]) for n in {list(piece.inputs)}]",
-            *(
-                ["    narrow = [x.astype(jnp.float32) if x.dtype == jnp.float64 else x"
-                 " for x in given]"]
-                if self.wide == "float64" else ["    narrow = given"]
-            ),
-            "    a = low(*narrow)",
-            "    a = a.value() if isinstance(a, scalewise.ScaledArray) else a",
-            "    return a, program(*given)",
-        ]  # fmt: skip
-
-    def _program(self, piece: Slice) -> list[str]:
-        lines: list[tuple[str, str]] = []
-        for name, origin in piece.inputs.items():
-            if self.name == "recipe" and is_float(origin.aval) and _is_computed(origin):
-                lines.append((origin.equation.scope if origin.equation else "",
-                              f"{name} = {name} * 1.0"))  # fmt: skip
         for operation, line in zip(piece.operations, piece.lines, strict=True):
             assert operation.equation is not None
             lines.append((operation.equation.scope, line))
-        text, before = [f"def program({', '.join(piece.inputs)}):"], ""
+        before = ""
         for scope, line in lines:
-            scope = scope if self.name == "recipe" else ""
             if scope and scope != before:
-                text.append(f"    with jax.named_scope({scope!r}):")
-            text.append(f"{'        ' if scope else '    '}{_typed([line], self.wide)[0]}")
+                yield f"with jax.named_scope({scope!r}):"
+            yield f"{'    ' if scope else ''}{line}"
             before = scope
-        return [*text, f"    return {piece.result}"]
 
     def _recipe(self, piece: Slice) -> Recipe:
         """Returns the recipe without exceptions for other operations, which it would refuse."""
@@ -248,14 +184,39 @@ class Interpreted(_Reduced):
 ReducedArithmetic: TypeAlias = Rounded | Interpreted
 
 
+def source(
+    own: ReducedArithmetic, piece: Slice, inputs: str, finding: str = "", operations: int = 0
+) -> str:
+    """Returns the file of a slice, whose ``results()`` computes it in both arithmetics.
+
+    Args:
+        own, piece: the arithmetic and the slice.
+        inputs: the line or lines that define ``inputs``.
+        finding: a sentence.
+        operations: how many operations the audited program ran up to there.
+    """
+    values = {"run": "", "setting": "", "floats": (), "low": ""} | own.values(piece)
+    values["lines"] = [line.replace("FLOAT", f"jnp.{own.wide}") for line in values["lines"]]
+    both = own.wide == "float64"
+    text = {"finding": finding, "operations": operations, "inputs": inputs}
+    return TEMPLATES.get_template("reduced.py.j2").render(
+        piece=piece, name=own.name, wide=own.wide, both=both, **text, **values
+    )
+
+
+def run(code: str, arrays: Mapping[str, ArrayLike]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the results of a file that takes its inputs from ``LOADED``."""
+    names: dict[str, Any] = {"__name__": "reduced", "LOADED": arrays}
+    exec(compile(code, "reduced.py", "exec"), names)
+    low, wide = names["results"]()
+    return np.asarray(low), np.asarray(wide)
+
+
 def results(
     own: ReducedArithmetic, piece: Slice, arrays: Mapping[str, ArrayLike]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns what a slice's file computes of some inputs: in the arithmetic, and in its dtype."""
-    names: dict[str, Any] = {"inputs": arrays}
-    exec("\n".join([*PRELUDE, *own.imports(piece), *own.definitions(piece)]), names)
-    low, wide = names["results"]()
-    return np.asarray(low), np.asarray(wide)
+    return run(source(own, piece, LOADED), arrays)
 
 
 def arithmetic(low: Any, dtype: Any) -> ReducedArithmetic | None:
@@ -300,7 +261,3 @@ def _is_computed(origin: Origin) -> bool:
         return True
     return any(is_float(o.aval) and o.constant is None and _is_computed(o)
                for o in origin.operands)  # fmt: skip
-
-
-def _typed(lines: Sequence[str], dtype: str) -> list[str]:
-    return [line.replace("FLOAT", f"jnp.{dtype}") for line in lines]

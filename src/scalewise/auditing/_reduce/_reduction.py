@@ -13,7 +13,7 @@ from rich.console import Console
 
 from ..._output import Printed, check_writable, replacing
 from ..._output._text import Text
-from ._arithmetic import ReducedArithmetic
+from ._arithmetic import LOADED, ReducedArithmetic, run, source
 from ._render import Slice
 
 LOADING = 'inputs = dict(np.load(Path(__file__).with_suffix(".npz")))'
@@ -80,50 +80,15 @@ class Reduction(Printed):
 
 
 def run_code(reduction: Reduction) -> tuple[np.ndarray, np.ndarray]:
-    names: dict[str, Any] = {"__name__": "reduced", "LOADED": reduction.inputs}
-    code = _code(reduction, embed=reduction.is_small)
-    code = code.replace(LOADING, "inputs = LOADED")
+    code = _code(reduction, embed=reduction.is_small).replace(LOADING, LOADED)
     with jax.enable_x64(reduction.arithmetic.dtype == np.float64):
-        exec(compile(code, "reduced.py", "exec"), names)
-        low, wide = names["results"]()
-        return np.asarray(low), np.asarray(wide)
+        return run(code, reduction.inputs)
 
 
 def _code(reduction: Reduction, *, embed: bool) -> str:
-    own, arithmetic = reduction.piece, reduction.arithmetic
-    defined = arithmetic.definitions(own)
-    text = "\n".join(defined)
-    both = arithmetic.wide == "float64"
-    lines = [
-        f'"""{_sentence(reduction.finding)}',
-        "",
-        f"Reduced by scalewise's audit to {len(own.lines)} of {reduction.operations} operations.",
-        *arithmetic.explained(),
-        "Run this file: it prints the result in both.",
-        '"""',
-        "",
-        *(["from pathlib import Path", ""] if not embed else []),
-        *(["import jax"] if both or "jax.named_scope" in text else []),
-        "import jax.numpy as jnp",
-        "import numpy as np",
-        *(["import scalewise"] if "scalewise." in text else []),
-        *(["from jax import lax"] if "lax." in text else []),
-        *arithmetic.imports(own),
-        "",
-        *(_embedded(reduction.inputs) if embed else [LOADING]),
-        "",
-        "",
-        *defined,
-        "",
-        "",
-        'if __name__ == "__main__":',
-        *(['    jax.config.update("jax_enable_x64", True)'] if both else []),
-        "    a, b = results()",
-        f'    print("{arithmetic.name}:", a)',
-        f'    print("{arithmetic.wide}:", b)',
-        "",
-    ]
-    return "\n".join(lines)
+    inputs = "\n".join(_embedded(reduction.inputs)) if embed else LOADING
+    finding, operations = _sentence(reduction.finding), reduction.operations
+    return source(reduction.arithmetic, reduction.piece, inputs, finding, operations)
 
 
 def _sentence(text: str) -> str:

@@ -8,13 +8,12 @@ from typing import Any
 
 from rich.console import Console
 
-from ..._output import Saved, plain
+from ..._output import Saved, as_csv, plain
 from ..._types import Json
 from .._reduce._reduction import Reduction
 from .._search._apply import AuditedArithmetic
 from .._search._findings import Finding
 from ._page import page
-from ._save import as_csv
 from ._summary import Summary
 from ._terminal import show
 from ._trace import TraceRow, trace

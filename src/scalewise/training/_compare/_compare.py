@@ -17,25 +17,22 @@ import jax.numpy as jnp
 from rich.console import Console
 
 from ..._check import Count, checked
-from ..._output import rescue_folder, sentence, tolerant
+from ..._output import Folder, rescue_folder, sentence, tolerant
 from ..._types import PyTree
 from ..._user_file import InputError
-from .._interrupt import held_interrupts, signal_of
-from .._progress import Progress
-from ._corpus import corpus
-from ._diagnose import finite_leaves
-from ._files import Folder
+from .._console import Progress, held_interrupts, signal_of
 from ._methods import DEMO, METHODS, Method, method
 from ._program import (
     Program,
     call_user,
     check_step,
+    corpus,
     endless_batches,
     load_program,
     parameter_count,
 )
 from ._results import Comparison
-from ._run import Run
+from ._run import Run, finite_leaves
 from ._show import announce, page, show
 
 
@@ -105,19 +102,20 @@ def compare(
                 runs.append([one, *(one.restarted(*other) for other in others)])
                 gc.collect()  # of traces, which contain reference cycles: some 100 MB for the GPT
         with held_interrupts() as check_interrupt:
-            ended = _train(runs, first, streams, steps, folder, console, check_interrupt)
-            if not ended.steps:
-                raise ended.cause or KeyboardInterrupt()
+            made, cause = _train(runs, first, streams, steps, folder, console, check_interrupt)
+            if not made:
+                raise cause or KeyboardInterrupt()
+            interrupted = isinstance(cause, KeyboardInterrupt)
             comparison = Comparison(
                 program=program.name,
                 steps=steps,
                 seed=seed,
-                records=tuple(by_seed[0].record(ended.steps, by_seed) for by_seed in runs),
-                interrupted=isinstance(ended.cause, KeyboardInterrupt),
+                records=tuple(by_seed[0].record(made, by_seed) for by_seed in runs),
+                interrupted=interrupted,
                 folder="" if folder is None else str(folder.path),
                 environment=environment(),
-                failure=ended.failure,
-                signal=ended.signal,
+                failure=_failure(cause, made),
+                signal=signal_of(cause) if interrupted else 0,
             )
             if folder is not None:
                 comparison = write(comparison, folder)
@@ -135,20 +133,10 @@ def _checked_methods(given: Sequence[str | Method]) -> list[Method]:
     return methods
 
 
-@dataclasses.dataclass(frozen=True)
-class _Ended:
-    steps: int
-    cause: KeyboardInterrupt | Exception | None = None
-
-    @property
-    def signal(self) -> int:
-        return signal_of(self.cause) if isinstance(self.cause, KeyboardInterrupt) else 0
-
-    @property
-    def failure(self) -> str:
-        if isinstance(self.cause, OSError):
-            return f"metrics.jsonl can't be written after step {self.steps}: {sentence(self.cause)}"
-        return str(self.cause) if isinstance(self.cause, InputError) else ""
+def _failure(cause: KeyboardInterrupt | Exception | None, steps: int) -> str:
+    if isinstance(cause, OSError):
+        return f"metrics.jsonl can't be written after step {steps}: {sentence(cause)}"
+    return str(cause) if isinstance(cause, InputError) else ""
 
 
 def _train(
@@ -159,7 +147,8 @@ def _train(
     folder: Folder | None,
     console: Console,
     check_interrupt: Callable[[], None],
-) -> _Ended:
+) -> tuple[int, KeyboardInterrupt | Exception | None]:
+    """Returns how many steps all methods made, and what ended the training early, if anything."""
     made = 0
     try:
         names = [by_seed[0].method.name for by_seed in runs]
@@ -180,8 +169,8 @@ def _train(
                     check_interrupt()
                     batches = [next(stream) for stream in streams]
     except (KeyboardInterrupt, OSError, InputError) as error:
-        return _Ended(made, error)
-    return _Ended(made)
+        return made, error
+    return made, None
 
 
 def write(comparison: Comparison, folder: Folder) -> Comparison:

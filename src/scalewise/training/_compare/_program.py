@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +11,9 @@ from pathlib import Path
 import jax
 import optax
 
-from ..._check import checked
+from ..._check import Count, checked
 from ..._types import PyTree
-from ..._user_file import InputError, describe_error, load_module, missing_module
+from ..._user_file import InputError, call_user, load_module
 
 Step = Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
 PROTOCOL = {
@@ -102,26 +103,6 @@ def find_examples(folders: Iterable[Path]) -> dict[str, Path]:
     return {}
 
 
-def call_user(call: Callable[..., PyTree], what: str, *args: PyTree) -> PyTree:
-    """Returns ``call(*args)``, where ``call`` runs a user's function.
-
-    Raises:
-        InputError: the function raised an exception; it is described in one sentence.
-    """
-    try:
-        return call(*args)
-    except (KeyboardInterrupt, InputError):
-        raise
-    except BaseException as error:  # SystemExit, or a class of the user's own
-        if isinstance(error, ValueError) and what.endswith(".batches"):  # it refuses its data
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise InputError(f"{what}: {first}") from error
-        missing = missing_module(error)
-        raise InputError(
-            f"{what} {missing}" if missing else f"{what} failed: {describe_error(error)}"
-        ) from error
-
-
 def endless_batches(program: Program, data: bytes, seed: int) -> Iterator[PyTree]:
     """Yields the program's batches; when they end, they start again under the next seed."""
     what = f"{program.name}.batches"
@@ -184,3 +165,52 @@ def _kind(x: PyTree) -> str:
     if hasattr(x, "shape") and hasattr(x, "dtype"):
         return f"{x.dtype}{list(x.shape)}"
     return f"a {type(x).__name__}" + (f" of {len(x)}" if isinstance(x, tuple) else "")
+
+
+LIMIT = 2_000_000  # bytes: enough for some thousand steps
+
+
+@checked
+def corpus(path: str | Path | None = None, limit: Count = LIMIT) -> bytes:
+    """Returns the first `limit` bytes of a file, or of a folder's files in sorted order.
+
+    Args:
+        path: a file; a folder, whose files (hidden ones apart) are read in the order of their
+            paths; or None for the modules of Python's standard library.
+        limit: the largest number of bytes.
+
+    Raises:
+        InputError: there is no such file or folder, or it is empty.
+
+    Example:
+        >>> corpus(limit=3).decode().isprintable()
+        True
+    """
+    if path is None:
+        root = Path(sysconfig.get_path("stdlib"))
+        files = sorted(root.glob("*.py"))
+        if not files:
+            raise InputError(f"no Python sources in {root}: name a text file or folder with --data")
+    else:
+        root = Path(path)
+        if root.is_file():
+            files = [root]
+        elif root.is_dir():
+            found = (p.relative_to(root) for p in root.rglob("*") if p.is_file())
+            shown = (p for p in found if not any(part.startswith(".") for part in p.parts))
+            files = sorted(root / p for p in shown)
+        else:
+            raise InputError(f"no data at {str(root)!r}; expected a text file or a folder")
+    pieces, size = [], 0
+    for file in files:
+        try:
+            with file.open("rb") as stream:
+                pieces.append(stream.read(limit - size))
+        except OSError as error:
+            raise InputError(f"can't read data file {str(file)!r}: {error.strerror}") from None
+        size += len(pieces[-1])
+        if size >= limit:
+            break
+    if not size:
+        raise InputError(f"no data in {str(root)!r}: it is empty, some text is needed")
+    return b"".join(pieces)

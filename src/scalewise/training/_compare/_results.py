@@ -162,14 +162,12 @@ class Comparison:
 
     def _row(self, record: Record) -> dict[str, Json]:
         figures = ("final_loss", "median_seconds", "build_seconds", "bytes_per_parameter")
-        row: dict[str, Json] = {"name": record.name, "what": record.what}
+        same = ("trace_seconds", "compile_seconds", "state_bytes", "parameters", "temporary_bytes")
+        row: dict[str, Json] = {name: getattr(record, name) for name in ("name", "what", *same)}
         for figure in figures:
             row[figure] = finite_or_none(getattr(record, figure))
             row[f"{figure}_ratio"] = finite_or_none(self.ratio(record, figure))
-        row |= {"trace_seconds": record.trace_seconds, "compile_seconds": record.compile_seconds}
-        row |= {"state_bytes": record.state_bytes, "parameters": record.parameters}
         row |= {"non_finite_steps": record.non_finite, "skipped_steps": record.skipped}
-        row |= {"temporary_bytes": record.temporary_bytes}
         row |= {"final_loss_by_seed": [finite_or_none(x) for x in record.finals]}
         row |= {"final_loss_spread": finite_or_none(record.spread)}
         row |= {"early_difference": finite_or_none(self.early_difference(record))}

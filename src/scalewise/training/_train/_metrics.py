@@ -13,9 +13,9 @@ from types import ModuleType
 from typing import cast
 
 from ..._check import checked
-from ..._output import check_source
+from ..._output import Folder, check_source
 from ..._types import Json
-from .._compare import Folder, finite_or_none
+from .._compare._results import finite_or_none
 
 NAME = "metrics.jsonl"
 

@@ -12,19 +12,16 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from ..._output import sentence
+from ..._output import Folder, sentence
 from ..._types import Json, PyTree
-from ..._user_file import InputError
-from .._compare import Folder, Program, call_user, endless_batches, finite_or_none
-from .._interrupt import held_interrupts
-from .._progress import Progress
-from .._state import TrainState
+from .._compare._program import Program, call_user, endless_batches
+from .._compare._results import finite_or_none
+from .._console import Progress, held_interrupts
+from .._model import TrainState
 from .._step import Step
-from ._checkpoint import CheckpointError, Checkpoints
-from ._identity import FILE, Settings
+from ._folder import CheckpointError, RunFolder
 from ._metrics import Log
-from ._processes import call_on_first, checked_everywhere, is_first
-from ._sharding import Sharding
+from ._sharding import Sharding, call_on_first, checked_everywhere, is_first
 
 Watch = Callable[[int, TrainState], Mapping[str, float | None]]
 PATIENCE = 100  # steps left out in a row after which the run ends with an error
@@ -40,12 +37,10 @@ class Run:
     method: str
     step: Step
     state: TrainState
-    checkpoints: Checkpoints | None
     console: Console
-    settings: Settings
     watch: Watch | None
     sharding: Sharding | None
-    identity: str = ""
+    checkpoints: RunFolder | None = None
     done: int = 0  # the last step that was made
     saved: int = 0
     left_out: int = 0  # in a row, up to the last step
@@ -55,20 +50,15 @@ class Run:
         what = f"{self.program.name}.loss_of"
         return call_user(self._jitted().trace, what, self.state, self._placed(batch))
 
-    def restore(self, checkpoints: Checkpoints, identity: str | None, about: Settings) -> None:
+    def restore(self, folder: RunFolder, program: str) -> None:
         """Continues from the newest good checkpoint of the run, if there is any."""
-        found = checkpoints.restore(self.state, about, identity)
-        self.identity = identity or ""
+        self.checkpoints = folder
+        found = folder.restore(self.state, program)
         if found is None:
-            if identity is None:
-                raise InputError(
-                    f"{FILE} isn't what scalewise train wrote there, and there is no checkpoint to "
-                    "tell which run it was: begin another folder with --out"
-                )
             return
-        self.done, self.state, self.identity = found.step, found.state, found.run
+        self.done, self.state, damaged = found
         self.saved = self.done
-        for text in found.damaged:
+        for text in damaged:
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
         self.console.print(f"resumed after step {self.done}", highlight=False)
 
@@ -197,7 +187,7 @@ class Run:
 
     def _save(self) -> None:
         if self.checkpoints is not None and self.done > self.saved:
-            self.checkpoints.save(self.done, self.state, self.settings, self.identity)
+            self.checkpoints.save(self.done, self.state)
             self.saved = self.done
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,8 +13,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
 from ..._check import checked
-from ..._types import PyTree
+from ..._jax import process_allgather
+from ..._output import sentence
+from ..._types import Json, PyTree
 from ..._user_file import InputError
+from .._console import Interrupted, signal_of
 
 
 @checked
@@ -121,3 +125,52 @@ def placed_like(leaf: PyTree, array: PyTree) -> PyTree:
     if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
         return jax.make_array_from_callback(array.shape, leaf.sharding, lambda index: array[index])
     return jnp.asarray(array)
+
+
+def is_first() -> bool:
+    return jax.process_index() == 0
+
+
+def all_gather_json(value: Json) -> list[Json]:
+    """Returns the values of all processes, in the order of the processes; all have to call it."""
+    if jax.process_count() == 1:
+        return [value]
+    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    sizes = process_allgather(np.int32(len(text))).ravel()
+    rows = process_allgather(np.pad(text, (0, max(sizes) - len(text)))).astype(np.uint8)
+    return [json.loads(row[:n].tobytes()) for row, n in zip(rows, sizes, strict=True)]
+
+
+def call_on_first(call: Callable[[], Json], kind: type[Exception] = InputError) -> Json:
+    """Calls ``call`` in the first process only, and returns its result in every process.
+
+    Its exception is raised in the first process as it is, in all others as one of this kind.
+    """
+    value, failed, told = None, None, None
+    if is_first():
+        try:
+            value = call()
+        except Exception as error:
+            failed, told = error, sentence(error) if isinstance(error, OSError) else str(error)
+    found, told = all_gather_json([value, told])[0]
+    if failed is not None:
+        raise failed
+    if told is not None:
+        raise kind(told)
+    return found
+
+
+def checked_everywhere(check_interrupt: Callable[[], None]) -> Callable[[], None]:
+    """Returns a function that raises an interrupt of any process in all of them, at one step."""
+
+    def check() -> None:
+        own: KeyboardInterrupt | None = None
+        try:
+            check_interrupt()
+        except KeyboardInterrupt as error:
+            own = error
+        signals = all_gather_json(0 if own is None else signal_of(own))
+        if any(signals):
+            raise own or Interrupted(max(signals))
+
+    return check

@@ -16,12 +16,12 @@ import jax
 from rich.console import Console
 
 from ..._check import Count, checked
-from ..._output import tolerant
+from ..._output import Folder, tolerant
 from ..._types import PyTree
-from .._compare import (
-    METHODS,
-    Folder,
-    InputError,
+from ..._user_file import InputError
+from .._compare._methods import METHODS
+from .._compare._methods import method as named_method
+from .._compare._program import (
     Program,
     call_user,
     corpus,
@@ -30,16 +30,14 @@ from .._compare import (
     parameter_count,
     params_of,
 )
-from .._compare import method as named_method
-from .._interrupt import signal_of
+from .._console import signal_of
 from .._loss_scale import loss_scale_of
-from .._state import TrainState
+from .._model import TrainState
 from .._step import Step, step
-from ._checkpoint import Checkpoints, state_digest
-from ._identity import check_program, program_text, read_identity, run_folder, write_identity
-from ._processes import call_on_first, claimed_by_first, is_first
+from ._checkpoint import state_digest
+from ._folder import RunFolder, claimed_by_first, program_text, run_folder
 from ._run import Run, Watch
-from ._sharding import Sharding, check_processes
+from ._sharding import Sharding, call_on_first, check_processes, is_first
 
 
 @dataclass(frozen=True)
@@ -151,29 +149,19 @@ def train(
         "data": hashlib.sha256(text).hexdigest()[:16],
         **({} if sharding is None else {"mesh": sharding.mesh_shape}),
     }
-    expected = {} if allow_changes else settings
     folders: list[Folder | None] = []  # of the first process
+    expected = {} if allow_changes else settings
     call_on_first(lambda: folders.append(run_folder(out, resume, expected)))
     batch = next(endless_batches(program, text, seed))
     state = _initial(program, train_step, batch, seed, sharding)
     with ExitStack() as stack:
         stack.enter_context(tolerant(console))
         folder = stack.enter_context(claimed_by_first(folders[0] if folders else None))
-        checkpoints = None
-        if folder is not None:
-            kept = Checkpoints(folder.path / "checkpoints", keep)
-            checkpoints = stack.enter_context(closing(kept))
-        run = Run(
-            program, method, train_step, state, checkpoints, console, settings, watch, sharding
-        )
+        run = Run(program, method, train_step, state, console, watch, sharding)
         traced = run.trace(batch)
-        if folder is not None and checkpoints is not None:
-            written = program_text(traced.jaxpr)
-            if not allow_changes:
-                call_on_first(lambda: check_program(folder, written))
-            identity = call_on_first(lambda: read_identity(folder, expected))
-            run.restore(checkpoints, identity, expected)
-            call_on_first(lambda: write_identity(folder, settings, written, run.identity))
+        if folder is not None:
+            kept = RunFolder(folder, settings, keep, allow_changes)
+            run.restore(stack.enter_context(closing(kept)), program_text(traced.jaxpr))
         interrupt = run.train(traced, folder, text, seed, steps, every)
         return _result(run, interrupt, folder)
 

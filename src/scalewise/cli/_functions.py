@@ -1,12 +1,39 @@
-"""`scalewise plan`: finds the formats of a function's products at a given cost."""
+"""`scalewise tune`, `plan` and `record`: run and measure a function of a user's file."""
 
 import json
 from pathlib import Path
 
 import typer
 
-from ._refusal import refusal
-from ._results import check, computed
+from ._command import check, computed, refusal
+
+
+def tune(
+    target: str,
+    *,
+    tol: float = 0.001,
+    fmt: list[str] | None = None,
+    args: str | None = None,
+    seed: int = 0,
+    out: list[Path] | None = None,
+) -> None:
+    """Find the narrowest formats of a function's parts that keep its outputs within a tolerance.
+
+    Args:
+        tol: The outputs' relative error to keep, against float32.
+        fmt (--format NAME): A format to try; may be given again. Default: bf16.
+
+    Example:
+        scalewise tune model.py:loss_of --args example --format bf16
+    """
+    check(target, out)
+    # JAX takes a second to import: not for --help
+    from scalewise.auditing import tune as tuned
+    from scalewise.auditing import writable
+
+    formats = tuple(fmt or ("bf16",))
+    computed(lambda f: tuned(f, tol=tol, formats=formats), target, args, seed, out, writable)
+
 
 EXPORTS = ("python", "compressed-tensors", "modelopt", "torchao")
 
@@ -73,3 +100,37 @@ def plan(
                 typer.echo(json.dumps(found.modelopt(), indent=1))
             case "torchao":
                 typer.echo(found.torchao())
+
+
+def record(
+    target: str,
+    *,
+    args: str | None = None,
+    fused: bool = False,
+    seed: int = 0,
+    out: Path | None = None,
+    everything: bool = False,
+) -> None:
+    """Show the first non-finite number that a function computes on this device, and its numbers.
+
+    Exits with 1 if an operation makes a non-finite number, with 2 if the run or writing fails.
+
+    Args:
+        fused: Read the numbers within one compiled program.
+        out (FILE): A .safetensors file to write, for `scalewise diff`.
+
+    Example:
+        scalewise record model.py:train_step --out here.safetensors
+    """
+    files = None if out is None else [out]
+    check(target, files)
+    # JAX takes a second to import: not for --help
+    from scalewise.auditing import record as recorded
+    from scalewise.auditing import recordable
+
+    recording = computed(
+        lambda f: recorded(f, fused=fused),
+        target, args, seed, files, recordable, everything=everything,
+    )  # fmt: skip
+    if recording.first_non_finite is not None:
+        raise typer.Exit(1)
