@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .._types import PyTree
+from ..auditing._file import name_of
 from ._export import ExportError, first_line, use_as_forward, without_validation
 from ._place import line_of_error
 from ._torch import Module, torch
@@ -76,6 +77,7 @@ def as_module(function: Callable[..., Any]) -> Module:
     instance = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     vars(forward)["__signature__"] = inspect.Signature([instance, *own])
     name = getattr(function, "__name__", "function")
+    name = name_of(function) if name == "<lambda>" else name
     members = {"forward": forward, "__module__": getattr(function, "__module__", None)}
     return type(name, (torch.nn.Module,), members)()
 

@@ -30,7 +30,7 @@ from ..interpret import (
 )
 from ..rounding import to_float64
 from ..scaled import saturation
-from ._arguments import check_runs
+from ._arguments import as_module, check_runs
 from ._convert import to_jax, to_torch
 from ._export import Exported, Granularity, held
 from ._function import Given, function, tensors_of, traced, with_dtypes
@@ -57,7 +57,8 @@ def emulate(
     is that of :func:`scalewise.emulate`, and doesn't depend on the device.
 
     Args:
-        model: a ``torch.nn.Module``; it isn't changed. Later changes of its weights are not seen.
+        model: a ``torch.nn.Module``, or a function of tensors; it isn't changed. Later changes of
+            its weights are not seen.
         fmt: a format of up to 25 significant bits, or a name or dtype of one. None, with a device:
             the model runs in its own dtypes.
         saturate: what overflow does, as for :func:`scalewise.round_to`.
@@ -79,6 +80,7 @@ def emulate(
         ValueError: an unknown format or device, both or neither of them; ``autocast`` with a format
             of more than 16 bits, or with a device.
     """
+    model = model if isinstance(model, torch.nn.Module) else as_module(model)
     if (fmt is None) == (device is None):
         raise ValueError("emulate: expected a format or a device, and not both")
     if device is not None:

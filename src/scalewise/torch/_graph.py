@@ -20,7 +20,9 @@ from ._operation import Call, in_steps, operation, rounded_in_program, rounds_se
 from ._place import at, line_of, mark, scope_of
 from ._reference import Matched, Sides
 from ._regions import is_marked
-from ._registry import DRAWS, IN_STEPS, RULES, STAGED, WITH_GRAPHS, MissingRuleError, rule_of
+from ._registry import (
+    DRAWS, IN_STEPS, NARROWED, RULES, STAGED, WITH_GRAPHS, MissingRuleError, rule_of,
+)  # fmt: skip
 from ._torch import Node, torch
 
 A = torch.ops.aten
@@ -196,6 +198,8 @@ def apply(
 ) -> Any:
     function = rule_of(target)
     assert function is not None, target
+    if target in NARROWED and _is_narrow(dtypes[0]):
+        args = [_narrowed(x, dtypes[0]) for x in args]
     leaves, tree = jax.tree.flatten(hashable((args, kwargs)), is_leaf=_is_none)
     is_array = [isinstance(x, jax.Array | np.ndarray) for x in leaves]
     at = tuple(i for i, array in enumerate(is_array) if array)
@@ -229,6 +233,13 @@ def apply(
         outs, tree = jax.tree.flatten(call(*arrays))
     outs = [y.astype(d) for y, d in zip(outs, dtypes, strict=True)]
     return jax.tree.unflatten(tree, outs)
+
+
+def _narrowed(x: Any, dtype: np.dtype) -> Any:
+    """Returns a Python number that a dtype can't hold as an array in it."""
+    if not isinstance(x, float) or float(np.asarray(x).astype(dtype)) == x:
+        return x
+    return rounded_in_program(np.float32(x), dtype)
 
 
 def _is_narrow(dtype: np.dtype) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jax.scipy import special
 
-from .._registry import IN_STEPS, rule, rules
+from .._registry import IN_STEPS, NARROWED, rule, rules
 from .._torch import torch
 from ._promotion import as_array, as_dtype, as_float, common, promoted, ranked
 
@@ -120,9 +120,17 @@ def div_mode(x, y, rounding_mode=None):
     return jnp.trunc(x / y)
 
 
+# numbers that torch rounds to the tensor's dtype, unlike factors and terms
+NARROWED.update(
+    (A.pow.Tensor_Scalar, A.pow.Scalar, A.remainder.Scalar, A.fmod.Scalar)
+)  # fmt: skip
+
+
 @rule(A.pow.Tensor_Scalar)
 def pow_scalar(x, exponent):
     x, exponent = common(x, exponent)
+    if isinstance(exponent, jax.Array):
+        return jnp.power(x, exponent)
     whole = float(exponent).is_integer() and abs(exponent) <= 8
     if whole and (exponent >= 0 or jnp.issubdtype(x.dtype, jnp.inexact)):
         return lax.square(x) if exponent == 2 else lax.integer_pow(x, int(exponent))
