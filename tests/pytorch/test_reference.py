@@ -124,7 +124,8 @@ class Numbers(nn.Module):
 
 
 MODELS = [
-    (Numbers(), normal(64).abs()), (Buffer(torch.tensor([7e4, 1e-9, 0.1])), normal(3)), (Statistics(), normal(5, 4)),
+    (Numbers(), normal(64).abs()),
+    (Buffer(torch.tensor([7e4, 1e-9, 0.1])), normal(3)), (Statistics(), normal(5, 4)),
     (Rotary(), normal(300, 4)), (Constant(), normal(3)), (Range(), normal(5)),
     (Filled(), normal(3)), (Attribute(), normal(3)), (Branch(), normal(16)),
     (Epsilon(), normal(16, scale=1e-3)), (Limit(), normal(16).abs()), (Keeps(), normal(4, 8)),

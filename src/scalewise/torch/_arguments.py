@@ -78,7 +78,7 @@ def as_module(function: Callable[..., Any]) -> Module:
     vars(forward)["__signature__"] = inspect.Signature([instance, *own])
     name = getattr(function, "__name__", "function")
     name = name_of(function) if name == "<lambda>" else name
-    members = {"forward": forward, "__module__": getattr(function, "__module__", None)}
+    members = {"forward": forward, "__module__": getattr(function, "__module__", None) or ""}
     return type(name, (torch.nn.Module,), members)()
 
 

@@ -260,9 +260,7 @@ def in_torch(report: Any, audited: AuditedModel) -> Any:
         return dataclasses.replace(finding, fix=fix, primitive=primitive)
 
     return dataclasses.replace(
-        report,
-        findings=tuple(map(one, report.findings)),
-        unfixed=tuple(map(one, report.unfixed)),
+        report, findings=tuple(map(one, report.findings)), unfixed=tuple(map(one, report.unfixed))
     )
 
 

@@ -20,9 +20,7 @@ from ._operation import Call, in_steps, operation, rounded_in_program, rounds_se
 from ._place import at, line_of, mark, scope_of
 from ._reference import Matched, Sides
 from ._regions import is_marked
-from ._registry import (
-    DRAWS, IN_STEPS, NARROWED, RULES, STAGED, WITH_GRAPHS, MissingRuleError, rule_of,
-)  # fmt: skip
+from ._registry import DRAWS, IN_STEPS, RULES, STAGED, WITH_GRAPHS, MissingRuleError, rule_of
 from ._torch import Node, torch
 
 A = torch.ops.aten
@@ -32,6 +30,8 @@ NUMBERS = {
     A.where.ScalarOther, A.where.ScalarSelf, A.where.Scalar, A.clamp.default, A.clamp_min.default,
     A.clamp_max.default,
 }  # fmt: skip
+# Operations of which torch rounds a Python number to the tensor's dtype, unlike factors and terms.
+NARROWED = {A.pow.Tensor_Scalar, A.pow.Scalar, A.remainder.Scalar, A.fmod.Scalar}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -102,7 +102,7 @@ class Tangent:
         return arrays[:n], arrays[n:]
 
     def of_some(self, operands: Sequence[Any]) -> Callable[..., list[Any]]:
-        """Returns the real and complex results as a function of the operands that have a tangent."""
+        """Returns real and complex results as a function of the operands that have a tangent."""
 
         def function(*some: Any) -> list[Any]:
             given = list(operands)

@@ -26,8 +26,6 @@ STAGED: set[Overload] = set()
 # overloads that torch computes by several operations or in the operands' own arithmetic, so that
 # each step of their rule rounds its result
 IN_STEPS: set[Overload] = set()
-# overloads that round their Python numbers to the dtype of their result
-NARROWED: set[Overload] = set()
 
 
 def rule(*overloads: Overload) -> Callable[[Callable], Callable]:

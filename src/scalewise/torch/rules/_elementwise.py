@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jax.scipy import special
 
-from .._registry import IN_STEPS, NARROWED, rule, rules
+from .._registry import IN_STEPS, rule, rules
 from .._torch import torch
 from ._promotion import as_array, as_dtype, as_float, common, promoted, ranked
 
@@ -118,12 +118,6 @@ def div_mode(x, y, rounding_mode=None):
     if jnp.issubdtype(x.dtype, jnp.integer):
         return lax.div(x, jnp.broadcast_to(as_array(y, x), x.shape))
     return jnp.trunc(x / y)
-
-
-# numbers that torch rounds to the tensor's dtype, unlike factors and terms
-NARROWED.update(
-    (A.pow.Tensor_Scalar, A.pow.Scalar, A.remainder.Scalar, A.fmod.Scalar)
-)  # fmt: skip
 
 
 @rule(A.pow.Tensor_Scalar)
