@@ -25,10 +25,9 @@ HARMLESS = (
 
 def checked_model(model: Any, args: Sequence[PyTree], kwargs: Any, method: str = "forward") -> Any:
     """Returns a module, or a plain function as one; raises where it can't be audited."""
-    if not isinstance(model, torch.nn.Module):
-        if not callable(model):
-            raise TypeError(f"expected a torch.nn.Module or a function, not {type(model).__name__}")
-        model = as_module(model)
+    if not callable(model):
+        raise TypeError(f"expected a torch.nn.Module or a function, not {type(model).__name__}")
+    model = as_module(model)
     for name, given, expected in (("args", args, tuple | list), ("kwargs", kwargs, Mapping | None)):
         if not isinstance(given, expected):
             kind = "a tuple of inputs, as in (x,)" if name == "args" else "a dict of inputs"
@@ -65,7 +64,10 @@ def check_inputs(args: Sequence[PyTree], kwargs: Any) -> list[Any]:
     return leaves
 
 
-def as_module(function: Callable[..., Any]) -> Module:
+def as_module(function: Module | Callable[..., Any]) -> Module:
+    if isinstance(function, torch.nn.Module):
+        return function
+
     @functools.wraps(function)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)

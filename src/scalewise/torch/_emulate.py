@@ -80,18 +80,17 @@ def emulate(
         ValueError: an unknown format or device, both or neither of them; ``autocast`` with a format
             of more than 16 bits, or with a device.
     """
-    model = model if isinstance(model, torch.nn.Module) else as_module(model)
     if (fmt is None) == (device is None):
         raise ValueError("emulate: expected a format or a device, and not both")
     if device is not None:
         if autocast:
             raise ValueError("emulate: autocast=True needs a format, and takes no device")
         own = OnDevice(matrix_units(device))
-        return _Emulated(model, own, {"method": method, "granularity": granularity})
+        return _Emulated(as_module(model), own, {"method": method, "granularity": granularity})
     assert fmt is not None
     fmt = as_format(fmt, "emulate")
     options = {"method": method, "granularity": granularity, "autocast": autocast}
-    return _Emulated(model, (fmt, saturation(saturate, fmt)), options)
+    return _Emulated(as_module(model), (fmt, saturation(saturate, fmt)), options)
 
 
 class _Emulated(torch.nn.Module):
