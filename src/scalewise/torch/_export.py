@@ -156,7 +156,8 @@ def _exported(
 
 def _decomposed(program: Any, granularity: str) -> tuple[Any, bool]:
     autocasts = inline_regions(program.graph_module)
-    if granularity == "operation" and not (_without_rule(program) or _writes(program)):
+    writes = any(map(_writes_to_operand, program.graph_module.graph.nodes))
+    if granularity == "operation" and not (_without_rule(program) or writes):
         return program, autocasts  # decomposing would trace it again, to the same operations
     split = _decompositions(frozenset(RULES) if granularity == "operation" else frozenset())
     with (
@@ -177,10 +178,6 @@ def _decomposed(program: Any, granularity: str) -> tuple[Any, bool]:
 def _without_rule(program: Any) -> set[Any]:
     called = {n.target for n in program.graph_module.graph.nodes if n.op == "call_function"}
     return {target for target in called if rule_of(target) is None}
-
-
-def _writes(program: Any) -> bool:
-    return any(map(_writes_to_operand, program.graph_module.graph.nodes))
 
 
 def _writes_to_operand(node: Any) -> bool:

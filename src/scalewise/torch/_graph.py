@@ -213,12 +213,8 @@ def apply(
         made = jnp.asarray(function(*args, **kwargs))
         return rounded_in_program(made.astype(jnp.float32), dtypes[0])
     in_own_steps = granularity == "decomposed" or target in IN_STEPS
-    if (
-        arrays
-        and not in_own_steps
-        and target not in STAGED
-        and _rounds_several_times(call, arrays, dtypes)
-    ):
+    may_be_one = arrays and not in_own_steps and target not in STAGED
+    if may_be_one and _rounds_several_times(call, arrays, dtypes):
         if target in NUMBERS:
             call, arrays = _with_numbers(call, arrays, len(_leaves(args)))
         shape = jax.eval_shape(call, *arrays)
