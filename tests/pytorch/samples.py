@@ -351,7 +351,8 @@ SAMPLES |= {
 OTHER = {
     A.empty_strided.default, A.randperm.default, A._local_scalar_dense.default,
     A.sym_is_contiguous.default, A.sym_size.int, A.sym_stride.int, A.sym_numel.default,
-    A.sym_storage_offset.default, A._embedding_bag.default, A.rand.default, A.randn.default,
+    A.sym_storage_offset.default, A._embedding_bag.default, A._embedding_bag_forward_only.default,
+    A.rand.default, A.randn.default,
     A.rand_like.default, A.randn_like.default, A.bernoulli.p, A.normal.float_float,
     A.normal.Tensor_float, A.normal.float_Tensor, A.normal.Tensor_Tensor, A.uniform.default,
     A.normal_functional.default, A.randint.low, A.randint.default, A.randint_like.low_dtype,

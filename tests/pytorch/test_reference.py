@@ -3,6 +3,7 @@
 import copy
 import warnings
 
+import jax
 import numpy as np
 import pytest
 import torch
@@ -115,7 +116,15 @@ class Mask(nn.Module):
         return torch.softmax(x[:, None] * x[None] + mask, -1)
 
 
+class Numbers(nn.Module):
+    """Numbers that torch rounds to the tensor's dtype."""
+
+    def forward(self, x):
+        return torch.stack([0.999 ** (512 * x), x**0.7, x % 0.7, torch.fmod(x, 0.3)])
+
+
 MODELS = [
+    (Numbers(), normal(64).abs()),
     (Buffer(torch.tensor([7e4, 1e-9, 0.1])), normal(3)), (Statistics(), normal(5, 4)),
     (Rotary(), normal(300, 4)), (Constant(), normal(3)), (Range(), normal(5)),
     (Filled(), normal(3)), (Attribute(), normal(3)), (Branch(), normal(16)),
@@ -236,6 +245,21 @@ def test_a_backward_pass_that_cannot_be_traced_is_refused():
         jax.grad(f, argnums=1)(params, st.to_jax(normal(3)))
 
 
+@pytest.mark.parametrize("granularity", ["operation", "decomposed"])
+def test_an_operation_in_several_steps_has_a_line_and_a_fix(granularity):
+    def loss(x, y):
+        summed = nn.functional.mse_loss(x, y, reduction="sum")
+        return summed / x.numel() + torch.logsumexp(y, -1).mean()
+
+    given = normal(50, 60, scale=8.0), normal(50, 60, scale=8.0, seed=1)
+    report = st.audit(loss, given, low="fp16", granularity=granularity)
+    first = loss.__code__.co_firstlineno
+    assert {e.line for e in report.equations} == {first, first + 1, first + 2}
+    worst = report.findings[0]
+    assert (worst.kind, worst.line) == ("overflow", first + 1)
+    assert float(worst.fix.apply(loss)(*given)) == pytest.approx(float(loss(*given)), rel=1e-2)
+
+
 def test_findings_name_the_lines_of_helper_functions():
     report = st.audit(Custom(), (normal(3, 4),), low="fp16", trials=0)
     exp = next(e for e in report.equations if e.primitive == "exp")
@@ -267,6 +291,15 @@ class PerExample(Step):
         return torch.func.vmap(torch.func.grad(lambda x: self.layer(x).tanh().sum()))(x)
 
 
+class Coded(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.code = nn.Linear(4, 1)
+
+    def forward(self, x):
+        return x @ self.code.weight.T
+
+
 def linear(dtype=torch.float32):
     return nn.Linear(4, 3, dtype=dtype)
 
@@ -286,6 +319,8 @@ def linear(dtype=torch.float32):
         (lambda: st.audit(JITTED, (normal(2, 4),)), "pass the module that torch.jit compiled"),
         (lambda: st.audit(Step(), (normal(2, 4),)), "let it return the loss, and pass grad=True"),
         (lambda: st.audit(PerExample(), (normal(2, 4),)), "one example after the other"),
+        (lambda: st.audit(torch.cov, (normal(2, 4),)), "write a covariance as y @ y.T / "),
+        (lambda: st.audit(Coded(), (normal(2, 4),)), "torch.fx has an attribute of this name: ren"),
         (lambda: st.audit(3, (normal(2, 4),)), "a torch.nn.Module or a function, not int"),
     ],
 )
@@ -301,6 +336,9 @@ def test_plain_functions_and_torchs_dtypes():
     report = st.audit(product, (normal(4), normal(4, seed=1)), low=torch.bfloat16, trials=0)
     assert report.function == "product"
     assert 0 < report.error.relative < 2**-8
+    report = st.audit(lambda x: 3 * x, (normal(4),), low="bf16", trials=0)
+    assert report.function.startswith("<lambda> at test_reference.py:")
+    np.testing.assert_array_equal(st.emulate(product, "bf16")(*[torch.ones(4)] * 2), np.ones(4))
 
 
 def factorizations(x, y):
@@ -331,3 +369,26 @@ def test_linear_algebra_and_complex_numbers(f):
     function, params = st.function(f, (x, y))
     for got, want in zip(function(params, *st.to_jax((x, y))), f(x, y), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradients_pass_through_complex_numbers(dtype):
+    class Turned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(normal(8, seed=1))
+
+        def forward(self, x):
+            spectrum = torch.fft.rfft((x * self.w).float())
+            turned = spectrum * torch.polar(torch.ones(5), torch.arange(5.0))
+            return torch.fft.irfft(turned * turned, n=8).pow(2).sum() + spectrum.abs().sum()
+
+    model, x = Turned().to(dtype), normal(8).to(dtype)
+    model(x).backward()
+    f, params = st.function(model, (x,))
+    got = jax.grad(f)(params, st.to_jax(x))["w"]
+    want = model.w.grad.float()
+    tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-2}
+    np.testing.assert_allclose(np.float32(got), want, **tolerance)
+    report = st.audit(Turned(), (normal(8),), low="bf16", grad=True, trials=0)
+    assert 0 < report.error.relative < 0.05

@@ -18,6 +18,7 @@ from ._equation import warn_kernel as warn_kernel
 from ._floats import HasDtype as HasDtype
 from ._floats import Value as Value
 from ._floats import is_float as is_float
+from ._floats import is_inexact as is_inexact
 from ._floats import map_floats as map_floats
 from ._interpret import interpret_jaxpr as interpret_jaxpr
 from ._interpretation import Applied as Applied

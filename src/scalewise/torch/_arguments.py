@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .._types import PyTree
+from ..auditing._file import name_of
 from ._export import ExportError, first_line, use_as_forward, without_validation
 from ._place import line_of_error
 from ._torch import Module, torch
@@ -24,10 +25,9 @@ HARMLESS = (
 
 def checked_model(model: Any, args: Sequence[PyTree], kwargs: Any, method: str = "forward") -> Any:
     """Returns a module, or a plain function as one; raises where it can't be audited."""
-    if not isinstance(model, torch.nn.Module):
-        if not callable(model):
-            raise TypeError(f"expected a torch.nn.Module or a function, not {type(model).__name__}")
-        model = as_module(model)
+    if not callable(model):
+        raise TypeError(f"expected a torch.nn.Module or a function, not {type(model).__name__}")
+    model = as_module(model)
     for name, given, expected in (("args", args, tuple | list), ("kwargs", kwargs, Mapping | None)):
         if not isinstance(given, expected):
             kind = "a tuple of inputs, as in (x,)" if name == "args" else "a dict of inputs"
@@ -64,7 +64,10 @@ def check_inputs(args: Sequence[PyTree], kwargs: Any) -> list[Any]:
     return leaves
 
 
-def as_module(function: Callable[..., Any]) -> Module:
+def as_module(function: Module | Callable[..., Any]) -> Module:
+    if isinstance(function, torch.nn.Module):
+        return function
+
     @functools.wraps(function)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
@@ -76,7 +79,8 @@ def as_module(function: Callable[..., Any]) -> Module:
     instance = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     vars(forward)["__signature__"] = inspect.Signature([instance, *own])
     name = getattr(function, "__name__", "function")
-    members = {"forward": forward, "__module__": getattr(function, "__module__", None)}
+    name = name_of(function) if name == "<lambda>" else name
+    members = {"forward": forward, "__module__": getattr(function, "__module__", None) or ""}
     return type(name, (torch.nn.Module,), members)()
 
 

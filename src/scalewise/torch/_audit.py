@@ -110,16 +110,8 @@ def audit(
         options["saturate"] = saturate
     else:
         fmt = format_(low)
-        chosen = low_function(
-            model,
-            args,
-            kwargs,
-            fmt,
-            method=method,
-            granularity=granularity,
-            autocast=autocast,
-            reference=True,
-        )
+        run = {"method": method, "granularity": granularity, "autocast": autocast}
+        chosen = low_function(model, args, kwargs, fmt, reference=True, **run)
         f, params = chosen.f, chosen.params
         exported, dtype = chosen.exported, torch_dtype(chosen.dtype)
         low = TorchEmulation(fmt, saturation(saturate, fmt), chosen.dtype)

@@ -30,7 +30,7 @@ from ..interpret import (
 )
 from ..rounding import to_float64
 from ..scaled import saturation
-from ._arguments import check_runs
+from ._arguments import as_module, check_runs
 from ._convert import to_jax, to_torch
 from ._export import Exported, Granularity, held
 from ._function import Given, function, tensors_of, traced, with_dtypes
@@ -57,7 +57,8 @@ def emulate(
     is that of :func:`scalewise.emulate`, and doesn't depend on the device.
 
     Args:
-        model: a ``torch.nn.Module``; it isn't changed. Later changes of its weights are not seen.
+        model: a ``torch.nn.Module``, or a function of tensors; it isn't changed. Later changes of
+            its weights are not seen.
         fmt: a format of up to 25 significant bits, or a name or dtype of one. None, with a device:
             the model runs in its own dtypes.
         saturate: what overflow does, as for :func:`scalewise.round_to`.
@@ -85,11 +86,11 @@ def emulate(
         if autocast:
             raise ValueError("emulate: autocast=True needs a format, and takes no device")
         own = OnDevice(matrix_units(device))
-        return _Emulated(model, own, {"method": method, "granularity": granularity})
+        return _Emulated(as_module(model), own, {"method": method, "granularity": granularity})
     assert fmt is not None
     fmt = as_format(fmt, "emulate")
     options = {"method": method, "granularity": granularity, "autocast": autocast}
-    return _Emulated(model, (fmt, saturation(saturate, fmt)), options)
+    return _Emulated(as_module(model), (fmt, saturation(saturate, fmt)), options)
 
 
 class _Emulated(torch.nn.Module):

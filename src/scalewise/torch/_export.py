@@ -116,18 +116,13 @@ def _has_unknown_shape(node: Any) -> bool:
 
 def _erase_checks(graph: Any) -> None:
     """Erases what changes nothing, and what only checks of numbers need, such as that a branch is
-    still the right one."""
+    still the right one. torch keeps operations that raise or draw though nothing reads them."""
     A, nodes = torch.ops.aten, list(graph.nodes)
     for node in reversed(nodes):
         if node.target is A.dropout.default and not node.args[2]:  # not in training
             node.replace_all_uses_with(node.args[0])
-        unused = not node.users and node.op == "call_function"
-        if node.target is A._assert_scalar.default or (
-            unused and node.target in (A._local_scalar_dense.default, A.item.default)
-        ):
+        if node.op == "call_function" and not node.users and not _writes_to_operand(node):
             graph.erase_node(node)
-        elif unused and not isinstance(node.target, torch._ops.OperatorBase):
-            graph.erase_node(node)  # Python's functions of numbers that torch knows as symbols
     graph.eliminate_dead_code()
 
 
@@ -161,7 +156,8 @@ def _exported(
 
 def _decomposed(program: Any, granularity: str) -> tuple[Any, bool]:
     autocasts = inline_regions(program.graph_module)
-    if granularity == "operation" and not (_without_rule(program) or _writes(program)):
+    writes = any(map(_writes_to_operand, program.graph_module.graph.nodes))
+    if granularity == "operation" and not (_without_rule(program) or writes):
         return program, autocasts  # decomposing would trace it again, to the same operations
     split = _decompositions(frozenset(RULES) if granularity == "operation" else frozenset())
     with (
@@ -184,9 +180,9 @@ def _without_rule(program: Any) -> set[Any]:
     return {target for target in called if rule_of(target) is None}
 
 
-def _writes(program: Any) -> bool:
-    schemas = (getattr(n.target, "_schema", None) for n in program.graph_module.graph.nodes)
-    return any(schema is not None and schema.is_mutable for schema in schemas)
+def _writes_to_operand(node: Any) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable
 
 
 _SPLIT = "_split_decomp_table_to_cia_and_python_decomp"
@@ -272,6 +268,8 @@ _ADVICE = {
     "pack_padded_sequence: run the layer on the padded batch, and mask the steps behind each "
     "length",
     "linalg_lstsq": "write torch.linalg.pinv(a) @ b in place of torch.linalg.lstsq(a, b)",
+    "aten.equal.default": "torch.equal, torch.cov and torch.corrcoef branch on numbers: write a "
+    "covariance as y @ y.T / (n - 1), where y = x - x.mean(1, keepdim=True)",
     "DynamicOutputShape": _FIXED,
     "UnbackedSymbol": _FIXED,
     "Cache": "pass use_cache=False",
@@ -286,6 +284,8 @@ _ADVICE = {
     "vmap": 'set model.config._attn_implementation = "eager"',
     "ScriptModule": "pass the module that torch.jit compiled",
     "Jitted": "pass the module that torch.jit compiled",
+    "references nonexistent attribute": "torch.fx has an attribute of this name: rename the "
+    "submodule or tensor",
     "UnsupportedOperator": "write this operation with dense tensors",
 }
 LONGEST = 160  # characters of torch's message

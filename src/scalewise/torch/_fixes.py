@@ -81,8 +81,7 @@ class TorchFix(Fix):
         Raises:
             TypeError: a loss scale, which isn't a change of the model.
         """
-        if not isinstance(target, torch.nn.Module):
-            target = as_module(target)
+        target = as_module(target)
         assert self.origin is not None
         assert self.audited is not None
         power = self._power
@@ -260,9 +259,7 @@ def in_torch(report: Any, audited: AuditedModel) -> Any:
         return dataclasses.replace(finding, fix=fix, primitive=primitive)
 
     return dataclasses.replace(
-        report,
-        findings=tuple(map(one, report.findings)),
-        unfixed=tuple(map(one, report.unfixed)),
+        report, findings=tuple(map(one, report.findings)), unfixed=tuple(map(one, report.unfixed))
     )
 
 

@@ -69,7 +69,7 @@ def function(
     """
     check_inputs(args, kwargs)
     given = tuple(args), dict(kwargs or {})
-    model = model if isinstance(model, torch.nn.Module) else as_module(model)
+    model = as_module(model)
     f, exported = traced(model, given, method=method, granularity=granularity, buffers=buffers)
     return f, exported.params
 

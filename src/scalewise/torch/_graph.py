@@ -30,6 +30,8 @@ NUMBERS = {
     A.where.ScalarOther, A.where.ScalarSelf, A.where.Scalar, A.clamp.default, A.clamp_min.default,
     A.clamp_max.default,
 }  # fmt: skip
+# Operations of which torch rounds a Python number to the tensor's dtype, unlike factors and terms.
+NARROWED = {A.pow.Tensor_Scalar, A.pow.Scalar, A.remainder.Scalar, A.fmod.Scalar}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -196,6 +198,8 @@ def apply(
 ) -> Any:
     function = rule_of(target)
     assert function is not None, target
+    if target in NARROWED and _is_narrow(dtypes[0]):
+        args = [_narrowed(x, dtypes[0]) for x in args]
     leaves, tree = jax.tree.flatten(hashable((args, kwargs)), is_leaf=_is_none)
     is_array = [isinstance(x, jax.Array | np.ndarray) for x in leaves]
     at = tuple(i for i, array in enumerate(is_array) if array)
@@ -209,12 +213,8 @@ def apply(
         made = jnp.asarray(function(*args, **kwargs))
         return rounded_in_program(made.astype(jnp.float32), dtypes[0])
     in_own_steps = granularity == "decomposed" or target in IN_STEPS
-    if (
-        arrays
-        and not in_own_steps
-        and target not in STAGED
-        and _rounds_several_times(call, arrays, dtypes)
-    ):
+    may_be_one = arrays and not in_own_steps and target not in STAGED
+    if may_be_one and _rounds_several_times(call, arrays, dtypes):
         if target in NUMBERS:
             call, arrays = _with_numbers(call, arrays, len(_leaves(args)))
         shape = jax.eval_shape(call, *arrays)
@@ -229,6 +229,13 @@ def apply(
         outs, tree = jax.tree.flatten(call(*arrays))
     outs = [y.astype(d) for y, d in zip(outs, dtypes, strict=True)]
     return jax.tree.unflatten(tree, outs)
+
+
+def _narrowed(x: Any, dtype: np.dtype) -> Any:
+    """Returns a Python number that a dtype can't hold as an array in it."""
+    if not isinstance(x, float) or float(np.asarray(x).astype(dtype)) == x:
+        return x
+    return rounded_in_program(np.float32(x), dtype)
 
 
 def _is_narrow(dtype: np.dtype) -> bool:

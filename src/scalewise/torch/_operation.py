@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._jax import Parameter, ShapedArray, ad, batching, jex, mlir
+from .._jax import Parameter, ShapedArray, ad, batching, jex, mlir, source_info_util
 from .._types import PyTree, TreeDef
-from ..interpret import InDtype, all_equations, interpret_jaxpr, is_float
+from ..interpret import InDtype, all_equations, interpret_jaxpr, is_float, is_inexact
 from ..primitives import PRIMITIVES, Family, having, names
 from ._torch import torch
 
@@ -82,12 +82,17 @@ def in_steps(
     if len(floats) != 1 or (low := floats.pop()).itemsize != 2:
         return jax.tree.leaves(function(*arrays))
     wide = [jax.ShapeDtypeStruct(x.shape, jnp.float32 if is_float(x) else x.dtype) for x in arrays]
-    return interpret_jaxpr(InSteps(low), jax.make_jaxpr(function)(*wide), (), arrays)[1]
+    closed = jax.make_jaxpr(function)(*wide)
+    # JAX cuts their tracebacks off here: the steps are to have the lines of whoever calls this
+    here = [x.replace(source_info=source_info_util.new_source_info()) for x in closed.eqns]
+    closed = closed.replace(jaxpr=closed.jaxpr.replace(eqns=here))
+    return interpret_jaxpr(InSteps(low), closed, (), arrays)[1]
 
 
 @dataclasses.dataclass(frozen=True)
 class Tangent:
-    """The derivative of a function along tangents of some operands: linear in the last operands."""
+    """The derivative of a function along tangents of some operands, real or complex: linear in the
+    last operands."""
 
     function: Callable[..., PyTree]  # of arrays
     at: tuple[int, ...]  # the positions of the operands that have a tangent
@@ -97,14 +102,15 @@ class Tangent:
         return arrays[:n], arrays[n:]
 
     def of_some(self, operands: Sequence[Any]) -> Callable[..., list[Any]]:
-        """Returns the float results as a function of the operands that have a tangent."""
+        """Returns real and complex results as a function of the operands that have a tangent."""
 
         def function(*some: Any) -> list[Any]:
             given = list(operands)
             for i, x in zip(self.at, some, strict=True):
                 given[i] = x
-            outs = jax.tree.leaves(self.function(*given))
-            return [y.astype(some[0].dtype) for y in outs if is_float(y)]
+            outs = [y for y in jax.tree.leaves(self.function(*given)) if is_inexact(y)]
+            wide = some[0].real.dtype
+            return [y.astype(wide) if is_float(y) else y for y in outs]
 
         return function
 
@@ -124,8 +130,9 @@ class Cotangent:
     def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
         operands, cotangents = arrays[: -self.results], arrays[-self.results :]
         some = [operands[i] for i in self.tangent.at]
-        _, pull = jax.vjp(self.tangent.of_some(operands), *some)
-        return list(pull(list(cotangents)))
+        outs, pull = jax.vjp(self.tangent.of_some(operands), *some)
+        given = [c.astype(y.dtype) for c, y in zip(cotangents, outs, strict=True)]
+        return list(pull(given))
 
 
 @functools.cache
@@ -221,17 +228,16 @@ def _jvp(
     at = tuple(
         i
         for i, (x, t) in enumerate(zip(primals, tangents, strict=True))
-        if is_float(x) and type(t) is not ad.Zero
+        if is_inexact(x) and type(t) is not ad.Zero
     )
-    floats = [y for y in outs if is_float(y)]
-    if not at or not floats:
-        return outs, [ad.Zero.from_primal_value(y) for y in outs]  # pyright: ignore
-    given = [ad.instantiate_zeros(tangents[i]) for i in at]
-    tangent = Tangent(function, at)
-    moved = operation(f"{name}_jvp", tangent, [y.dtype for y in floats], *primals, *given)
-    found = iter(moved)
+    moving = [y for y in outs if is_inexact(y)] if at else []
+    given, found = [ad.instantiate_zeros(tangents[i]) for i in at], iter(())
+    if moving:
+        tangent = Tangent(function, at)
+        types = [y.dtype for y in moving]
+        found = iter(operation(f"{name}_jvp", tangent, types, *primals, *given))
     return outs, [
-        next(found) if is_float(y) else ad.Zero.from_primal_value(y)  # pyright: ignore
+        next(found) if moving and is_inexact(y) else ad.Zero(jax.typeof(y).to_tangent_aval())
         for y in outs
     ]
 

@@ -137,12 +137,8 @@ class Sides:
         other = self.matched.other.get(node)
         values = self.matched.exported.values
         wide: Any = values.get(other.name) if other is not None else None
-        if (
-            other is None
-            or not _is_float(value)
-            or not _is_float(wide)
-            or wide.dtype == value.dtype
-        ):
+        floats = _is_float(value) and _is_float(wide)
+        if other is None or not floats or wide.dtype == value.dtype:
             return value
         with np.errstate(over="ignore"):
             rounded = np.asarray(wide).astype(value.dtype)

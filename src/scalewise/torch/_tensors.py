@@ -125,12 +125,7 @@ def cast(
     if nearest and fmt in EXACT_IN_TORCH and x.dtype == torch.float32:
         return x.to(EXACT_IN_TORCH[fmt])
     out = cast_array(
-        array,
-        fmt,
-        rounding=rounding,
-        saturate=saturate,
-        key=_key(key),
-        subnormals=subnormals,
+        array, fmt, rounding=rounding, saturate=saturate, key=_key(key), subnormals=subnormals
     )
     return _with_gradient(x, to_torch(out))
 

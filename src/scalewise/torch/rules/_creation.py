@@ -76,19 +76,26 @@ def _key(position):
     return jax.random.fold_in(jax.random.key(0), position)
 
 
-@random_rule(A.randn.default)
-def randn(position, shape, dtype=None, **options):
-    return jax.random.normal(_key(position), shape, _dtype(dtype))
+def _around(draw, position, x, *generator, **options):
+    """Draws in float32 whatever the dtype is, so that runs in two dtypes have the same numbers."""
+    return draw(_key(position), x.astype(jnp.float32)).astype(x.dtype)
+
+
+def _drawn(draw, position, shape, dtype=None, **options):
+    return draw(_key(position), shape, jnp.float32).astype(_dtype(dtype))
+
+
+randn, rand = (partial(_drawn, draw) for draw in (jax.random.normal, jax.random.uniform))
 
 
 @random_rule(A.uniform.default)
 def uniform(position, x, low=0.0, high=1.0, **options):
-    return jax.random.uniform(_key(position), x.shape, x.dtype, low, high)
+    return low + (high - low) * rand(position, x.shape).astype(x.dtype)
 
 
 @random_rule(A.normal_functional.default)
 def normal_like(position, x, mean=0.0, std=1.0, **options):
-    return mean + std * jax.random.normal(_key(position), x.shape, x.dtype)
+    return mean + std * randn(position, x.shape).astype(x.dtype)
 
 
 @random_rule(A.normal.Tensor_float, A.normal.float_Tensor, A.normal.Tensor_Tensor)
@@ -120,10 +127,6 @@ def multinomial(position, x, num_samples, replacement=False, **options):
         return jnp.argmax(logs[..., None, :] + noise, -1)
     noise = jax.random.gumbel(_key(position), x.shape, jnp.float32)
     return jnp.argsort(logs + noise, -1, descending=True)[..., :num_samples]
-
-
-def _around(draw, position, x, *generator, **options):
-    return draw(_key(position), x.astype(jnp.float32)).astype(x.dtype)
 
 
 @random_rule(A.binomial.default)
@@ -182,8 +185,8 @@ random_rules({
     A.poisson.default: partial(_around, jax.random.poisson),
     A._standard_gamma.default: partial(_around, jax.random.gamma),
     A._sample_dirichlet.default: partial(_around, jax.random.dirichlet),
-    A.rand.default: lambda position, shape, dtype=None, **options: (
-        jax.random.uniform(_key(position), shape, _dtype(dtype))),
+    A.rand.default: rand,
+    A.randn.default: randn,
     A.rand_like.default: lambda position, x, dtype=None, **options: (
         uniform(position, full_like(x, 0, dtype))),
     A.randn_like.default: lambda position, x, dtype=None, **options: (

@@ -123,6 +123,8 @@ def div_mode(x, y, rounding_mode=None):
 @rule(A.pow.Tensor_Scalar)
 def pow_scalar(x, exponent):
     x, exponent = common(x, exponent)
+    if isinstance(exponent, jax.Array):
+        return jnp.power(x, exponent)
     whole = float(exponent).is_integer() and abs(exponent) <= 8
     if whole and (exponent >= 0 or jnp.issubdtype(x.dtype, jnp.inexact)):
         return lax.square(x) if exponent == 2 else lax.integer_pow(x, int(exponent))

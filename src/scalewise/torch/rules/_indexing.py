@@ -58,10 +58,7 @@ def index_put(x, indices, values, accumulate=False):
         mask = masks[0].reshape(masks[0].shape + (1,) * (x.ndim - masks[0].ndim))
         return jnp.where(mask, values.reshape((1,) * x.ndim).astype(x.dtype), x)
     _check_static(indices, x)
-    at = x.at[_indices(indices)]
-    values = values.astype(x.dtype)
-    shape = x[_indices(indices)].shape
-    values = jnp.broadcast_to(values, shape)
+    at, values = x.at[_indices(indices)], values.astype(x.dtype)
     return at.add(values) if accumulate else at.set(values)
 
 

@@ -111,7 +111,7 @@ def col2im(x, output_size, kernel, dilation, padding, stride):
     return out[..., top : top + height, left : left + width]
 
 
-@rule(A._embedding_bag.default)
+@rule(A._embedding_bag.default, A._embedding_bag_forward_only.default)
 def embedding_bag(
     weight, index, offsets, scale_grad_by_freq=False, mode=SUM, sparse=False,
     per_sample_weights=None, include_last_offset=False, padding_idx=-1,
