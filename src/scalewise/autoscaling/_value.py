@@ -34,6 +34,8 @@ class Memo:
         stored: by format, the value as it waits for the backward pass.
         again: by format, what the backward pass computes again from the value.
         measured: what is computed again from the value to find scales.
+        extreme: one number of the array's largest magnitude, with as many axes: of an argument's
+            slice, found before the loop.
         changed: values that equations read in place of this one: after a transform, as the forward
             product read it, or in a dtype (``rounds="every_op"``), by what was done.
         largest: the largest magnitude, of delayed scaling.
@@ -48,6 +50,7 @@ class Memo:
     stored: dict[Format, StoredValue] = dataclasses.field(default_factory=dict)
     again: dict[Format | None, Copy] = dataclasses.field(default_factory=dict)
     measured: Copy | None = None
+    extreme: jax.Array | None = None
     changed: dict[Hashable, ScaledValue] = dataclasses.field(default_factory=dict)
     largest: jax.Array | None = None
     measure: str = ""
@@ -144,16 +147,17 @@ class ScaledValue:
 
     def tree_flatten(self):
         static = tuple(getattr(self, name) for name in self.STATIC)
-        if isinstance(self.exponent, int):
-            return (self.data,), (self.exponent, *static)
-        return (self.data, self.exponent), (None, *static)
+        known = isinstance(self.exponent, int)
+        children = self.data, None if known else self.exponent, self.memo.extreme
+        return children, (self.exponent if known else None, *static)
 
     @classmethod
     def tree_unflatten(cls, static, children):
         exponent, *rest = static
-        data, *traced = children
+        data, traced, extreme = children
         fields = dict(zip(cls.STATIC, rest, strict=True))
-        return cls(data, traced[0] if traced else exponent, **fields)
+        memo = Memo(extreme=extreme)
+        return cls(data, traced if exponent is None else exponent, **fields, memo=memo)
 
 
 @jax.tree_util.register_pytree_node_class
