@@ -24,6 +24,7 @@ from ..interpret import (
     Readers,
     State,
     Value,
+    is_carry,
     is_float,
 )
 from ..primitives import Family, having, params
@@ -275,6 +276,8 @@ class Boundaries(OperandRounding):
 
     def _computed(self, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
         rule = RULES[equation.name]
+        if equation.name in ("add", "add_any"):
+            inputs = [_added(equation, i, x) for i, x in enumerate(inputs)]
         origin = _origin(equation, inputs, rule.family)
         if equation.direction == "backward" and rule.family not in (
             Family.CONTRACTION,
@@ -298,6 +301,8 @@ class Boundaries(OperandRounding):
                 normalised(load(y)) if isinstance(y, ScaledValue | DeferredProduct) else y
                 for y in outs
             ]
+        if equation.name == "convert_element_type" and isinstance(x := inputs[0], ScaledValue):
+            outs[0].memo.in_float32 = x.memo.in_float32
         fields: dict[str, object] = {"origin": origin}
         if rule.family is Family.STRUCTURAL and (
             self.recipe.products.short_form is None or self.overrides.have_products
@@ -334,6 +339,15 @@ class Boundaries(OperandRounding):
         data = encode(x * (1 / scale), sent)
         assert isinstance(data, jax.Array)
         return data, scale
+
+
+def _added(equation: Equation, position: int, x: Value) -> Value:
+    """Returns an addend; a product that a loop adds to its float32 carry isn't rounded before."""
+    if not isinstance(x, ScaledValue) or x.memo.in_float32 is None or x.data.dtype != jnp.float32:
+        return x
+    if not is_carry(equation, 1 - position):
+        return x
+    return dataclasses.replace(x, data=x.memo.in_float32(), lineage=None, memo=Memo())
 
 
 def _transposed_product(equation: Equation, inputs: Sequence[Value]) -> ScaledValue | None:

@@ -84,7 +84,15 @@ class DeferredProduct:
     def _multiply(self, equation: Equation, operands: Sequence[Factor]) -> ScaledValue:
         with self.placed():  # not on the line that reads the value
             product = multiply(equation, operands, self.dtype, self.device, self.units)
-            return self._as_value(product.value(), product)
+            value = self._as_value(product.value(), product)
+        if len(product.factors) == 2 and not any(map(jnp.ndim, product.factors)):
+            value.memo.in_float32 = functools.partial(self._in_float32, equation, operands)
+        return value
+
+    def _in_float32(self, equation: Equation, operands: Sequence[Factor]) -> jax.Array:
+        with self.placed():
+            product = multiply(equation, operands, jnp.float32, self.device, self.units)
+            return product.by_one_factor()
 
     def _exchange(self, first: int, second: int) -> tuple[int, ...]:
         """Returns the permutation that moves one operand's axes in a result behind the other's."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import ClassVar, Literal, TypeAlias
@@ -38,6 +39,7 @@ class Memo:
             slice, found before the loop.
         changed: values that equations read in place of this one: after a transform, as the forward
             product read it, or in a dtype (``rounds="every_op"``), by what was done.
+        in_float32: computes a product in float32, whose 16-bit result was converted to it.
         largest: the largest magnitude, of delayed scaling.
         measure: by which the scale was found (``rounds="every_op"``); empty if it was propagated.
         role: in the forward products that have read it.
@@ -52,6 +54,7 @@ class Memo:
     measured: Copy | None = None
     extreme: jax.Array | None = None
     changed: dict[Hashable, ScaledValue] = dataclasses.field(default_factory=dict)
+    in_float32: Callable[[], jax.Array] | None = None
     largest: jax.Array | None = None
     measure: str = ""
     role: Role | Literal[""] = ""
@@ -270,6 +273,12 @@ class UnscaledProduct:
         for factor in self.factors:
             out = lax.mul(out, leading(lax.convert_element_type(factor, out.dtype), out))
         return out.astype(raw.dtype)
+
+
+    def by_one_factor(self) -> jax.Array:
+        """Returns the value as a sum reads it: XLA computes both in the product's own kernel."""
+        factor = functools.reduce(lax.mul, self.factors)
+        return self.raw * lax.min(factor, factor.dtype.type(2.0**127))  # 0 times infinity is NaN
 
 
 def wide_dtype(dtype: DTypeLike) -> DTypeLike:

@@ -10,6 +10,7 @@ from ._calls import CONTROL as CONTROL
 from ._equation import CALLBACKS as CALLBACKS
 from ._equation import CONTRACTIONS as CONTRACTIONS
 from ._equation import KERNELS as KERNELS
+from ._equation import is_carry as is_carry
 from ._equation import Equation as Equation
 from ._equation import all_equations as all_equations
 from ._equation import contracts as contracts
