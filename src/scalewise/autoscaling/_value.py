@@ -274,7 +274,6 @@ class UnscaledProduct:
             out = lax.mul(out, leading(lax.convert_element_type(factor, out.dtype), out))
         return out.astype(raw.dtype)
 
-
     def by_one_factor(self) -> jax.Array:
         """Returns the value as a sum reads it: XLA computes both in the product's own kernel."""
         factor = functools.reduce(lax.mul, self.factors)
