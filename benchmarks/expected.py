@@ -22,6 +22,7 @@ class Expected:
         gathered: dtypes in which more than scales is gathered over devices.
         sent: bytes sent to other devices, at most, of plain's.
         reductions: launches of all-reduces, at most.
+        speed: of plain's by the bound, at least.
     """
 
     narrow: int
@@ -31,6 +32,7 @@ class Expected:
     gathered: tuple[str, ...] = ()
     sent: float = 0.0
     reductions: int = 0
+    speed: float = 0.0
 
 
 def moved(name: str, s: Summary, plain: Summary, expected: Expected) -> Iterator[str]:
@@ -48,8 +50,11 @@ def moved(name: str, s: Summary, plain: Summary, expected: Expected) -> Iterator
         yield f"{name}: {total} products, expected the plain program's {plain.products.total()}"
     if others := {x.target for x in narrow if expected.target not in x.target}:
         yield f"{name}: narrow products by {sorted(others)}, expected {expected.target!r}"
-    if wide := {x.result for x in s.products} - {"bf16"}:
-        yield f"{name}: products return {sorted(wide)}, expected ['bf16']"
+    known = {"bf16"} | {x.result for x in plain.products}
+    if wide := {x.result for x in s.products} - known:
+        yield f"{name}: products return {sorted(wide)}, expected {sorted(known)}"
+    if (speed := plain.seconds / s.seconds) < expected.speed:
+        yield f"{name}: {speed:.3g} of plain's speed, expected at least {expected.speed}"
     yield from least("kernels", s.kernels, expected.kernels)
     outside = s.bytes_outside / plain.bytes_outside
     yield from least("bytes outside of products, of plain's,", outside, expected.outside)
