@@ -15,7 +15,8 @@ class Expected:
     """Bounds of a run's figures; those of other runs are relative to the plain program's.
 
     Args:
-        narrow: matrix products with 8-bit operands, exactly; with the others as many as plain has.
+        narrow: matrix products with 8-bit operands, exactly; with the others they have as many
+            operations as plain's.
         kernels: launches, at most.
         outside: bytes moved outside of products, at most, of plain's.
         target: part of the name of the library function of each narrow product.
@@ -43,11 +44,12 @@ def moved(name: str, s: Summary, plain: Summary, expected: Expected) -> Iterator
             yield f"{name}: {what} {got:.4g}, expected at most {most:.4g}"
 
     narrow = {x: n for x, n in s.products.items() if x.bits <= 8}
-    count, total = sum(narrow.values()), s.products.total()
+    count = sum(narrow.values())
+    total, all_ = (sum(x.flops * n for x, n in of.products.items()) for of in (s, plain))
     if count != expected.narrow:
         yield f"{name}: {count} products have 8-bit operands, expected {expected.narrow}"
-    if total != plain.products.total():
-        yield f"{name}: {total} products, expected the plain program's {plain.products.total()}"
+    if total < 0.99 * all_:  # XLA joins products that have an operand in common, or pads them
+        yield f"{name}: {total:.4g} operations in products, expected the plain program's {all_:.4g}"
     if others := {x.target for x in narrow if expected.target not in x.target}:
         yield f"{name}: narrow products by {sorted(others)}, expected {expected.target!r}"
     known = {"bf16"} | {x.result for x in plain.products}

@@ -177,6 +177,15 @@ CHECKS: dict[Run, Expected] = {
     Run("gpt", "fp16"): Expected(narrow=0, kernels=150, outside=1.0),
     Run("gpt", "fp8"): Expected(narrow=27, kernels=265, outside=1.25),
     Run("gpt", "fp8_delayed"): Expected(narrow=27, kernels=240, outside=1.2),
+    Run("llama", "fp8"): Expected(narrow=12, kernels=245, outside=1.05, speed=1.04),
+    Run("llama_cudnn", "fp8"): Expected(narrow=12, kernels=220, outside=1.14, speed=1.0),
+    Run("llama_scan", "fp8"): Expected(narrow=14, kernels=340, outside=0.95, speed=1.12),
+    Run("llama_scan_cudnn", "fp8"): Expected(narrow=14, kernels=295, outside=1.0, speed=1.08),
+    Run("accumulation", "fp8"): Expected(narrow=112, kernels=1180, outside=0.94, speed=1.1),
+    Run("lora", "fp8"): Expected(narrow=54, kernels=515, outside=0.86, speed=1.2),
+    Run("moe_einsum", "fp8"): Expected(narrow=0, kernels=210, outside=1.01, speed=0.99),
+    Run("moe_ragged", "fp8"): Expected(narrow=6, kernels=285, outside=0.92, speed=1.12),
+    Run("vit", "fp8"): Expected(narrow=0, kernels=160, outside=1.07, speed=0.95),
     Run("mlp", "fp8", fsdp=8): Expected(8, kernels=70, outside=2.4, reductions=7, **NARROW_GATHERS),
     Run("mlp", "fp8_delayed", fsdp=8): Expected(
         8, kernels=66, outside=2.1, reductions=2, **NARROW_GATHERS

@@ -65,7 +65,7 @@ class Memo:
     def copy(self) -> Memo:
         own = {name: dict(getattr(self, name)) for name in ("copies", "stored", "again")}
         changed = {purpose: value.inside() for purpose, value in self.changed.items()}
-        return dataclasses.replace(self, **own, changed=changed)
+        return dataclasses.replace(self, **own, changed=changed, in_float32=None)
 
 
 @jax.tree_util.register_pytree_node_class
@@ -276,6 +276,8 @@ class UnscaledProduct:
 
     def by_one_factor(self) -> jax.Array:
         """Returns the value as a sum reads it: XLA computes both in the product's own kernel."""
+        if not self.factors:
+            return self.raw
         factor = functools.reduce(lax.mul, self.factors)
         return self.raw * lax.min(factor, factor.dtype.type(2.0**127))  # 0 times infinity is NaN
 
