@@ -184,8 +184,13 @@ CHECKS: dict[Run, Expected] = {
     Run("accumulation", "fp8"): Expected(narrow=112, kernels=1180, outside=0.94, speed=1.1),
     Run("lora", "fp8"): Expected(narrow=54, kernels=515, outside=0.86, speed=1.2),
     Run("moe_einsum", "fp8"): Expected(narrow=0, kernels=210, outside=1.01, speed=0.99),
-    Run("moe_ragged", "fp8"): Expected(narrow=6, kernels=285, outside=0.92, speed=1.12),
-    Run("vit", "fp8"): Expected(narrow=0, kernels=160, outside=1.07, speed=0.95),
+    Run("moe_ragged", "fp8"): Expected(narrow=6, kernels=270, outside=0.91, speed=1.13),
+    Run("vit", "fp8"): Expected(narrow=0, kernels=150, outside=0.85, speed=1.1),
+    Run("resnet", "fp8"): Expected(narrow=0, kernels=160, outside=1.0, speed=1.0),
+    Run("prefill", "fp8"): Expected(narrow=15, kernels=105, outside=1.04, speed=1.2),
+    Run("prefill_cudnn", "fp8"): Expected(narrow=15, kernels=92, outside=1.08, speed=1.3),
+    Run("decode", "fp8"): Expected(narrow=15, kernels=112, outside=0.4, speed=2.2),
+    Run("decode_fp8_cache", "fp8"): Expected(narrow=19, kernels=140, outside=0.3, speed=2.6),
     Run("mlp", "fp8", fsdp=8): Expected(8, kernels=70, outside=2.4, reductions=7, **NARROW_GATHERS),
     Run("mlp", "fp8_delayed", fsdp=8): Expected(
         8, kernels=66, outside=2.1, reductions=2, **NARROW_GATHERS
@@ -318,7 +323,7 @@ def main() -> None:
         faults += [
             f"{run}: {r.temporary} temporary bytes, expected at most plain's {most}"
             for run, r in by_run.items()
-            if run.program in MODELS and r.temporary > (most := by_run[run.plain].temporary)
+            if run.program in MODELS and r.temporary > 1.01 * (most := by_run[run.plain].temporary)
         ]
         sys.exit("\n".join(faults) or None)
 

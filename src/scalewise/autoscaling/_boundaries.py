@@ -55,8 +55,9 @@ from ._value import (
 
 # Families whose results may leave the range of their operands.
 MULTIPLY = (Family.PRODUCT, Family.POWER, Family.CONTRACTION)
-PERMUTES = having("same_order") | {"convert_element_type", "transpose", "rev"}
-OPAQUE = KERNELS - having("attention")
+PERMUTES = having("same_order") | {"convert_element_type", "transpose"}
+# cuDNN's attention stays in the program's 16 bits, as recipes leave attention's products in theirs
+OPAQUE = frozenset(name for name in KERNELS if not name.startswith("dot_product_attention"))
 # Sums of gradients with at least this many elements are computed once: see `force_materialize`.
 MATERIALIZED_SIZE = 4096
 

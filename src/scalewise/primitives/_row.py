@@ -68,7 +68,6 @@ FACTS = MappingProxyType({
     "indexes": "its integers are indices of its operand's elements",
     "host": "calls a Python function on the host",
     "contraction": "multiplies and adds, in a form that no rule of contractions covers",
-    "attention": "a kernel of a library, which recipes leave as they do attention's products",
     "bilinear": "linear in one operand, given the others, whatever its family",
     "collective": "exchanges data between the devices of a mesh",
     "direct": "lowered to one operation of its operands' types, or re-issues traced jaxprs",

@@ -347,14 +347,14 @@ core_map                             kernel       -
 cudnn_fusion                         kernel       -
 custom_call                          kernel       -          own_dtype
 custom_fusion                        kernel       -
-dot_product_attention_bwd            kernel       -          attention
-dot_product_attention_bwd_wrapper    kernel       -          attention
-dot_product_attention_fp8_bwd        kernel       -          attention
-dot_product_attention_fp8_bwd_wrapper kernel       -          attention
-dot_product_attention_fp8_fwd        kernel       -          attention
-dot_product_attention_fp8_fwd_wrapper kernel       -          attention
-dot_product_attention_fwd            kernel       -          attention
-dot_product_attention_fwd_wrapper    kernel       -          attention
+dot_product_attention_bwd            kernel       -
+dot_product_attention_bwd_wrapper    kernel       -
+dot_product_attention_fp8_bwd        kernel       -
+dot_product_attention_fp8_bwd_wrapper kernel       -
+dot_product_attention_fp8_fwd        kernel       -
+dot_product_attention_fp8_fwd_wrapper kernel       -
+dot_product_attention_fwd            kernel       -
+dot_product_attention_fwd_wrapper    kernel       -
 ffi_call                             kernel       -          own_dtype
 fused_call                           kernel       -
 fusible                              kernel       -
