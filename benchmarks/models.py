@@ -378,12 +378,13 @@ MODELS: dict[str, Callable[[str], tuple[Callable, Make]]] = {
     "moe_einsum": lambda size: llama(SIZES[size] | {"hidden": 3584}, moe="einsum"),
     "moe_ragged": lambda size: llama(SIZES[size] | {"hidden": 3584}, moe="ragged"),
     "prefill": lambda size: prefill(SIZES[size]),
+    "prefill_cudnn": lambda size: prefill(SIZES[size], attention="cudnn"),
     "decode": lambda size: decode(SIZES[size]),
     "decode_fp8_cache": lambda size: decode(SIZES[size]),
     "vit": lambda size: vit(**IMAGES[size]),
     "resnet": lambda size: resnet(**IMAGES[size]),
 }
-STORED = {"lora": 1, "prefill": 0, "decode": 0, "decode_fp8_cache": 0}
+STORED = {"lora": 1, "prefill": 0, "prefill_cudnn": 0, "decode": 0, "decode_fp8_cache": 0}
 """Programs whose weights a recipe gets quantized, and the argument that holds them."""
 
 

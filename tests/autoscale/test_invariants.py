@@ -31,6 +31,16 @@ def roundings(jaxpr, loops=0):
     return found
 
 
+def measured(jaxpr):
+    """Of each array that is rounded with one scale: its shape, and of the one it is found from."""
+    for eqn in open_jaxpr(jaxpr)[0].eqns:
+        call = eqn.params.get("call") if eqn.primitive.name == "outlined" else None
+        if call is not None and call.function.__name__ == "_narrow_copy":
+            yield tuple(x.aval.shape for x in eqn.invars)
+        for inner in nested_jaxprs(eqn):
+            yield from measured(inner)
+
+
 def loss(w, x):
     """In bfloat16: a cast stands between each weight and its product."""
     up, down = (w[n].astype(jnp.bfloat16) for n in ("up", "down"))
@@ -90,3 +100,39 @@ def test_a_recomputed_forward_pass_keeps_its_rounded_weights():
     assert counted[(64, 128), 0] == counted[(128, 64), 0] == 1
     barriers = str(jax.make_jaxpr(step)(WEIGHTS, BATCHES[0])).count("optimization_barrier")
     assert barriers >= 1  # the activations are computed again
+
+
+def test_slices_of_stacked_weights_are_measured_before_the_loops():
+    """A scan over layers, computed again in the backward pass: both loops round by one scale."""
+
+    def stacked(w, x):
+        @jax.checkpoint
+        def layer(x, own):
+            y = x.astype(jnp.bfloat16) @ own.astype(jnp.bfloat16)
+            return x + jnp.tanh(y).astype(jnp.float32), None
+
+        return jnp.sum(jnp.square(lax.scan(layer, x, w)[0]))
+
+    def unrolled(w, x):
+        for own in w:
+            y = x.astype(jnp.bfloat16) @ own.astype(jnp.bfloat16)
+            x = x + jnp.tanh(y).astype(jnp.float32)
+        return jnp.sum(jnp.square(x))
+
+    w = normal(0, (3, 64, 64)) * jnp.array([1.0, 1e-3, 1e3])[:, None, None]
+    f = sw.autoscale(jax.grad(stacked), "fp8")
+    weights = [by for x, by in measured(jax.make_jaxpr(f)(w, BATCHES[0])) if x == (64, 64)]
+    assert weights == [(1, 1)] * 2  # forward and backward
+    got = jax.jit(f)(w, BATCHES[0])
+    want = jax.jit(sw.autoscale(jax.grad(unrolled), "fp8"))(w, BATCHES[0])
+    np.testing.assert_allclose(got, want, rtol=1e-2, atol=1e-2 * float(jnp.abs(want).max()))
+
+
+def test_a_product_is_added_to_a_loops_float32_carry_unrounded():
+    """A device adds it within the product's own kernel, which therefore returns float32."""
+    f = jax.jit(sw.autoscale(accumulated(loss), "fp8"))
+    text = f.trace(WEIGHTS, BATCHES).lower(lowering_platforms=("cuda",)).as_text()
+    products = [s for s in text.splitlines() if "stablehlo.dot_general" in s]
+    sums = [s for s in products if s.endswith(("tensor<64x128xf32>", "tensor<128x64xf32>"))]
+    assert len(sums) == 2
+    assert all("f8E4M3FN" in s and "f8E5M2" in s for s in sums)

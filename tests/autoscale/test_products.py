@@ -193,6 +193,17 @@ def half(w):
     return jnp.mean(jnp.square(jax.nn.gelu(x @ w) @ w))
 
 
+def test_an_operand_of_a_bfloat16_algorithm_is_written_in_bfloat16():
+    """XLA on a GPU would write a float32 operand, and round it for each product."""
+    algorithm = jax.lax.DotAlgorithmPreset.BF16_BF16_F32
+
+    def f(x, w):
+        return jnp.matmul(x, w, precision=algorithm, preferred_element_type=jnp.float32)
+
+    left_alone = sw.autoscale(f, sw.Recipe(forward=None, backward=None))
+    assert operands(lowered(left_alone, X, W.astype(jnp.bfloat16))) == {"bf16 bf16"}
+
+
 @pytest.mark.parametrize("recipe", ["fp8", "bf16", "fp16"])
 def test_a_bfloat16_program_stays_in_bfloat16(recipe):
     text = lowered(sw.autoscale(jax.value_and_grad(half), recipe), W)

@@ -103,3 +103,42 @@ def test_smaller_arrays_are_kept():
     kept = replace(sw.recipes.fp16, min_size=10**9)
     got = [jax.jit(sw.autoscale(jax.grad(loss), r))(W) for r in (everything, kept)]
     np.testing.assert_allclose(got[0], got[1], rtol=2e-2, atol=1e-5)
+
+
+def mixed(q, k, v, attention):
+    """The gradient of an attention whose queries and keys are rotated in float32."""
+
+    def loss(q, k, v):
+        halves = jnp.split(q.astype(jnp.float32), 2, axis=-1)
+        q = jnp.concatenate([-halves[1], halves[0]], axis=-1).astype(jnp.bfloat16)
+        return jnp.sum(attention(q * 2, k, v * 2).astype(jnp.float32))
+
+    return jax.grad(loss, (0, 1, 2))(q, k, v)
+
+
+def heads(seed):
+    return normal(seed, (2, 128, 4, 128)).astype(jnp.bfloat16)
+
+
+@pytest.mark.parametrize("implementation", ["xla", "cudnn"])
+def test_nothing_of_attention_in_bfloat16_is_stored_anew_for_a_device(implementation, monkeypatch):
+    """Neither scores, which the compiler computes again, nor what a kernel returned for another."""
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91000)
+    monkeypatch.setattr(cudnn, "check_compute_capability", lambda *_: True)
+
+    def attention(q, k, v):
+        return jax.nn.dot_product_attention(q, k, v, implementation=implementation)
+
+    recipe = replace(sw.recipes.fp8, device="h100")
+    f = sw.autoscale(lambda q, k, v: mixed(q, k, v, attention), recipe)
+    with jax.numpy_dtype_promotion("standard"):  # JAX's own code needs it
+        program = str(jax.make_jaxpr(f)(heads(0), heads(1), heads(2)))  # a warning is an error
+    assert "f16" not in program.replace("bf16", "")
+
+
+def test_a_value_of_16_bits_is_stored_rather_than_its_rounded_source():
+    f = sw.autoscale(lambda q: mixed(q, q, q, lambda q, k, v: jnp.square(q)), "fp8")
+    program = str(jax.make_jaxpr(f)(heads(0)))
+    assert "f16" not in program.replace("bf16", "")

@@ -27,7 +27,7 @@ GOOD = replace(
     launches=Counter({"all-gather": 4, "reduce-scatter": 1, "all-reduce": 9}),
 )  # fmt: skip
 EXPECTED = Expected(
-    narrow=3, kernels=20, outside=1.2, gathered=("f8e4m3fn",), sent=0.75, reductions=9
+    narrow=3, kernels=20, outside=1.2, gathered=("f8e4m3fn",), sent=0.75, reductions=9, speed=1.0
 )
 
 
@@ -39,9 +39,13 @@ def test_nothing_is_said_of_what_is_expected():
     ("change", "said"),
     [
         ({"kernels": 21}, "kernels 21, expected at most 20"),
+        ({"seconds_outside": 1.5}, "0.8 of plain's speed, expected at least 1"),
         ({"bytes_outside": 1300}, "bytes outside of products, of plain's, 1.3, expected at most"),
         ({"products": Counter({NARROW: 2, WIDE: 3})}, "2 products have 8-bit operands, expected 3"),
-        ({"products": Counter({NARROW: 3, WIDE: 3})}, "6 products, expected the plain program's 5"),
+        (
+            {"products": Counter({NARROW: 3, WIDE: 1})},
+            "4096 operations in products, expected the plain program's 5120",
+        ),
         (
             {"products": Counter({replace(NARROW, result="f32"): 3, WIDE: 2})},
             "products return ['f32'], expected ['bf16']",

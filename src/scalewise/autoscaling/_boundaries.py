@@ -24,11 +24,12 @@ from ..interpret import (
     Readers,
     State,
     Value,
+    is_carry,
     is_float,
 )
-from ..primitives import Family, params
+from ..primitives import Family, having, params
 from ..rounding import encode
-from ..scaled import EXPONENTS, Amax, ScaledArray, at_least, combined
+from ..scaled import EXPONENTS, Amax, ScaledArray, amax, at_least, combined
 from ..scaled import RULES as SCALE_RULES
 from ._layout import force_materialize
 from ._narrow import has_exponent, holds, is_stored, store_array, store_value
@@ -54,6 +55,9 @@ from ._value import (
 
 # Families whose results may leave the range of their operands.
 MULTIPLY = (Family.PRODUCT, Family.POWER, Family.CONTRACTION)
+PERMUTES = having("same_order") | {"convert_element_type", "transpose"}
+# cuDNN's attention stays in the program's 16 bits, as recipes leave attention's products in theirs
+OPAQUE = frozenset(name for name in KERNELS if not name.startswith("dot_product_attention"))
 # Sums of gradients with at least this many elements are computed once: see `force_materialize`.
 MATERIALIZED_SIZE = 4096
 
@@ -143,7 +147,20 @@ class Boundaries(OperandRounding):
             return value.unstacked()
         if value.constant_value is not None:
             return ScaledValue(materialize(value), 0, value.origin)
-        return dataclasses.replace(value, exponent=rows(value.exponent), memo=Memo())
+        memo = Memo(extreme=self._extremes(value))
+        return dataclasses.replace(value, exponent=rows(value.exponent), memo=memo)
+
+    def _extremes(self, value: ScaledValue) -> jax.Array | None:
+        """Returns the largest magnitudes of an argument's slices, found once for all loops."""
+        x, setting = value.data, self.recipe.products.operand("forward", "weight")
+        if value.origin != "stored" or setting is None or not setting.per_tensor or x.ndim < 3:
+            return None
+        if setting.scaling.source not in ("amax", "history") or self.traced:
+            return None
+        if value.memo.extreme is None:
+            wide = x.astype(wide_dtype(x.dtype))
+            value.memo.extreme = amax(wide, range(1, x.ndim), True)
+        return value.memo.extreme
 
     def invariant(self, value: Value, readers: Readers, equation: Equation) -> Value:
         """Rounds weights that each iteration of a loop multiplies by once, before the loop."""
@@ -193,13 +210,21 @@ class Boundaries(OperandRounding):
         if purpose not in x.memo.changed:
             (made,) = self._computed(equation, [x])
             assert isinstance(made, ScaledValue)
+            if x.memo.extreme is not None and equation.name in PERMUTES:
+                extreme = x.memo.extreme.astype(made.data.dtype).reshape((1,) * made.data.ndim)
+                made.memo.extreme = extreme
             x.memo.changed[purpose] = made
         return x.memo.changed[purpose]
 
     def behind(self, value: Value, barrier: Value) -> Value:
-        """Keeps the narrow copies of arguments, which aren't made again."""
+        """Keeps the narrow copies of arguments, which aren't made again.
+
+        An argument of which nothing was made needs no barrier, behind which it would be copied.
+        """
         if not isinstance(value, ScaledValue) or value.origin != "stored":
             return barrier
+        if not value.memo.copies and not value.memo.changed:
+            return value
         return dataclasses.replace(barrier, memo=value.memo)
 
     def merge(self, state: State, axes: AxisName) -> State:
@@ -243,7 +268,7 @@ class Boundaries(OperandRounding):
         transposed = _transposed_product(equation, inputs)
         if transposed is not None:
             return [transposed]
-        if equation.name in KERNELS and self.overrides.find(equation, "rounded") is not None:
+        if equation.name in OPAQUE and self.overrides.find(equation, "rounded") is not None:
             warn_opaque(equation)
         for same in (moved, assigned, self._moved):
             if (found := same(equation, inputs)) is not None:
@@ -252,8 +277,13 @@ class Boundaries(OperandRounding):
 
     def _computed(self, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
         rule = RULES[equation.name]
+        if equation.name in ("add", "add_any"):
+            inputs = [_added(equation, i, x) for i, x in enumerate(inputs)]
         origin = _origin(equation, inputs, rule.family)
-        if equation.direction == "backward" and rule.family is not Family.CONTRACTION:
+        if equation.direction == "backward" and rule.family not in (
+            Family.CONTRACTION,
+            Family.KERNEL,  # which gets the numbers that the forward one has returned
+        ):
             fmt = self.overrides.find(equation, self.recipe.residuals)
             fmt = fmt if isinstance(fmt, Format) else None
             late = [self._for_backward(x, fmt) for x in inputs]
@@ -272,6 +302,8 @@ class Boundaries(OperandRounding):
                 normalised(load(y)) if isinstance(y, ScaledValue | DeferredProduct) else y
                 for y in outs
             ]
+        if equation.name == "convert_element_type" and isinstance(x := inputs[0], ScaledValue):
+            outs[0].memo.in_float32 = x.memo.in_float32
         fields: dict[str, object] = {"origin": origin}
         if rule.family is Family.STRUCTURAL and (
             self.recipe.products.short_form is None or self.overrides.have_products
@@ -286,7 +318,8 @@ class Boundaries(OperandRounding):
         ]
         if equation.direction == "forward" and not self.traced and isinstance(outs[0], ScaledValue):
             kept = functools.partial(self._stays_wide, fmt=self.recipe.residuals)
-            how = lineage(equation, inputs, self.recipe.min_size, kept)
+            small, keeps_norms = self.recipe.min_size, self.prefers_speed
+            how = lineage(equation, inputs, outs[0], small, kept, keeps_norms)
             statistic = is_statistic(equation, inputs)
             if how is not None or statistic:
                 outs[0] = dataclasses.replace(outs[0], lineage=how, is_statistic=statistic)
@@ -307,6 +340,15 @@ class Boundaries(OperandRounding):
         data = encode(x * (1 / scale), sent)
         assert isinstance(data, jax.Array)
         return data, scale
+
+
+def _added(equation: Equation, position: int, x: Value) -> Value:
+    """Returns an addend; a product that a loop adds to its float32 carry isn't rounded before."""
+    if not isinstance(x, ScaledValue) or x.memo.in_float32 is None or x.data.dtype != jnp.float32:
+        return x
+    if not is_carry(equation, 1 - position):
+        return x
+    return dataclasses.replace(x, data=x.memo.in_float32(), lineage=None, memo=Memo())
 
 
 def _transposed_product(equation: Equation, inputs: Sequence[Value]) -> ScaledValue | None:

@@ -16,6 +16,7 @@ from ..formats import BlockFormat, Format
 from ..interpret import Equation, RoundedOperand, Value
 from ..primitives import params
 from ..scaled import (
+    Amax,
     ScaledArray,
     Scaling,
     amax,
@@ -339,7 +340,9 @@ class OperandRounding(Residuals):
         self, value: ScaledValue, fmt: Format, scaling: Scaling, operand_id: str
     ) -> ScaledArray:
         if self.amaxes is None:
-            return narrow_copy(value.data, self._measured(value), fmt, scaling)
+            known = isinstance(scaling, Amax) or value.memo.extreme is None
+            measured = self._measured(value) if known else value.data
+            return narrow_copy(value.data, measured, fmt, scaling)
         largest = self._largest(value)
         self.amaxes.record(operand_id, largest)
         scaling = self.amaxes.strategy(operand_id, largest, scaling)
@@ -364,7 +367,7 @@ class OperandRounding(Residuals):
     def _largest(self, value: ScaledValue) -> jax.Array:
         if value.memo.largest is None:
             measured = self._measured(value, arguments=False).astype(jnp.float32)
-            value.memo.largest = amax(measured, range(value.data.ndim), False)
+            value.memo.largest = amax(measured, range(measured.ndim), False)
         return value.memo.largest
 
     def magnitudes(self, inputs: Sequence[Value]) -> jax.Array:

@@ -26,11 +26,13 @@ from ..ops import matmul
 from ..primitives import params
 from ._block_product import block_product, on_device, takes_blocks
 from ._blocks import Blocks, Factor, quantized, widened
+from ._layout import stored_copy
 from ._predict import terms_of
 from ._units import units_of
 from ._value import Exponent, Origin, ScaledValue, UnscaledProduct, leading, wide_dtype
 
 SIXTEEN = (FP16.dtype, BF16.dtype)
+ROUNDED_TO_BF16 = (lax.DotAlgorithmPreset.BF16_BF16_F32, lax.DotAlgorithmPreset.BF16_BF16_BF16)
 DEFAULT_DEVICE = DEVICES["h100"]  # if no other device is named or present
 
 
@@ -82,7 +84,15 @@ class DeferredProduct:
     def _multiply(self, equation: Equation, operands: Sequence[Factor]) -> ScaledValue:
         with self.placed():  # not on the line that reads the value
             product = multiply(equation, operands, self.dtype, self.device, self.units)
-            return self._as_value(product.value(), product)
+            value = self._as_value(product.value(), product)
+        if len(product.factors) == 2 and not any(map(jnp.ndim, product.factors)):
+            value.memo.in_float32 = functools.partial(self._in_float32, equation, operands)
+        return value
+
+    def _in_float32(self, equation: Equation, operands: Sequence[Factor]) -> jax.Array:
+        with self.placed():
+            product = multiply(equation, operands, jnp.float32, self.device, self.units)
+            return product.by_one_factor()
 
     def _exchange(self, first: int, second: int) -> tuple[int, ...]:
         """Returns the permutation that moves one operand's axes in a result behind the other's."""
@@ -165,7 +175,7 @@ def multiply(
     def narrow(arrays: Sequence[Factor]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         assert unit_dtypes is not None
         arrays, ones = plain(arrays), tuple(map(jnp.ones_like, _tensor_scales(arrays)))
-        factors = [widened(x, d, k) for (x, _), (d, k) in zip(arrays, unit_dtypes, strict=True)]
+        factors = [_in_dtype(x, d, k) for (x, _), (d, k) in zip(arrays, unit_dtypes, strict=True)]
         precise = equation.with_params(precision=_precision(equation, factors))
         out = _bound(precise, factors, dtype)
         shifted = [
@@ -184,6 +194,12 @@ def multiply(
     found = lax.platform_dependent(arrays, cpu=wide, **routes, default=narrow)
     raw, factors = cast(tuple[jax.Array, tuple[jax.Array, ...]], found)
     return UnscaledProduct(raw, factors)
+
+
+def _in_dtype(x: jax.Array, dtype: np.dtype, shift: int) -> jax.Array:
+    """Returns an operand in the dtype of its units; one that becomes narrower is stored once."""
+    made = widened(x, dtype, shift)
+    return stored_copy(made) if dtype.itemsize < x.dtype.itemsize else made
 
 
 def _by_block_units(
@@ -301,6 +317,8 @@ def _unit_dtypes(
             (x, y), (j, k) = units.formats, units.shifts
             return (x.dtype, j), (y.dtype, k)  # pyright: ignore
     wider = {d for d in (a, b) if d.itemsize > 1}
+    if params.precision(equation) in ROUNDED_TO_BF16:  # XLA would round them for each product
+        wider = {jnp.dtype(BF16.dtype) if d == jnp.float32 else d for d in wider}
     if not wider <= set(SIXTEEN) or len(wider) == 2:
         return None
     own = jnp.dtype(dtype if dtype in SIXTEEN else FP16.dtype)  # each holds every FP8 number

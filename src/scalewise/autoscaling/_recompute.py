@@ -28,9 +28,19 @@ DEEPEST = 48  # most operations between a value and its source
 
 
 def lineage(
-    equation: Equation, inputs: Sequence[Value], small: int, kept: Callable[[ScaledValue], bool]
+    equation: Equation,
+    inputs: Sequence[Value],
+    result: ScaledValue,
+    small: int,
+    kept: Callable[[ScaledValue], bool],
+    keeps_norms: bool,
 ) -> Lineage | None:
-    """Returns how a result is computed again; None if it is stored, as small arrays are."""
+    """Returns how a result is computed again; None if it is stored, as small arrays are.
+
+    ``kept`` says of a value that it is stored unrounded, and ``keeps_norms`` that the source of a
+    softmax or a norm is. A result that is stored unrounded isn't computed again from a source that
+    would be rounded for it.
+    """
     if equation.name not in RECOMPUTED or len(equation.out_avals) != 1:
         return None
     floats = [x for x in inputs if isinstance(x, ScaledValue) and x.constant_value is None]
@@ -40,11 +50,12 @@ def lineage(
     if len(sources) > 1 or depth > DEEPEST:
         return None
     source = next(iter(sources.values()), None)
-    if source is not None and not kept(source) and not _is_stable(equation, floats):
-        return None
-    costly = equation.name in COSTLY or any(x.lineage.costly for x in large if x.lineage)
     own = [x.lineage.normalises for x in floats if x.lineage]
     normalises = any(own) or any(x.is_statistic for x in floats)
+    rounded = source is not None and not kept(source) and not (normalises and keeps_norms)
+    if rounded and (kept(result) or not _is_stable(equation, floats)):
+        return None
+    costly = equation.name in COSTLY or any(x.lineage.costly for x in large if x.lineage)
     return Lineage(equation, tuple(inputs), source, costly, normalises, depth)
 
 

@@ -110,12 +110,15 @@ class Residuals(RuleContext):
         return RULES[equation.name].rule(self, equation, inputs)
 
     def _measured(self, value: ScaledValue, *, arguments: bool = True) -> jax.Array:
-        """Returns the value's numbers, to find a scale from: as a copy if that saves memory.
+        """Returns the value's numbers, to find a scale from: as a copy if that saves memory; or
+        the largest alone, if it is known.
 
         A device reads an argument, or the source of a costly function, once to find the scale and
         once to round. Without the copy its compiler would store a wide result between the two.
         """
         source = value if value.lineage is None else value.lineage.source
+        if value.memo.extreme is not None:
+            return value.memo.extreme
         if source is None or not at_least(value.data.size, self.recipe.min_size):
             return value.data
         costly = value.lineage is not None and value.lineage.costly

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import ClassVar, Literal, TypeAlias
@@ -34,8 +35,11 @@ class Memo:
         stored: by format, the value as it waits for the backward pass.
         again: by format, what the backward pass computes again from the value.
         measured: what is computed again from the value to find scales.
+        extreme: one number of the array's largest magnitude, with as many axes: of an argument's
+            slice, found before the loop.
         changed: values that equations read in place of this one: after a transform, as the forward
             product read it, or in a dtype (``rounds="every_op"``), by what was done.
+        in_float32: computes a product in float32, whose 16-bit result was converted to it.
         largest: the largest magnitude, of delayed scaling.
         measure: by which the scale was found (``rounds="every_op"``); empty if it was propagated.
         role: in the forward products that have read it.
@@ -48,7 +52,9 @@ class Memo:
     stored: dict[Format, StoredValue] = dataclasses.field(default_factory=dict)
     again: dict[Format | None, Copy] = dataclasses.field(default_factory=dict)
     measured: Copy | None = None
+    extreme: jax.Array | None = None
     changed: dict[Hashable, ScaledValue] = dataclasses.field(default_factory=dict)
+    in_float32: Callable[[], jax.Array] | None = None
     largest: jax.Array | None = None
     measure: str = ""
     role: Role | Literal[""] = ""
@@ -59,7 +65,7 @@ class Memo:
     def copy(self) -> Memo:
         own = {name: dict(getattr(self, name)) for name in ("copies", "stored", "again")}
         changed = {purpose: value.inside() for purpose, value in self.changed.items()}
-        return dataclasses.replace(self, **own, changed=changed)
+        return dataclasses.replace(self, **own, changed=changed, in_float32=None)
 
 
 @jax.tree_util.register_pytree_node_class
@@ -144,16 +150,17 @@ class ScaledValue:
 
     def tree_flatten(self):
         static = tuple(getattr(self, name) for name in self.STATIC)
-        if isinstance(self.exponent, int):
-            return (self.data,), (self.exponent, *static)
-        return (self.data, self.exponent), (None, *static)
+        known = isinstance(self.exponent, int)
+        children = self.data, None if known else self.exponent, self.memo.extreme
+        return children, (self.exponent if known else None, *static)
 
     @classmethod
     def tree_unflatten(cls, static, children):
         exponent, *rest = static
-        data, *traced = children
+        data, traced, extreme = children
         fields = dict(zip(cls.STATIC, rest, strict=True))
-        return cls(data, traced[0] if traced else exponent, **fields)
+        memo = Memo(extreme=extreme)
+        return cls(data, traced if exponent is None else exponent, **fields, memo=memo)
 
 
 @jax.tree_util.register_pytree_node_class
@@ -266,6 +273,13 @@ class UnscaledProduct:
         for factor in self.factors:
             out = lax.mul(out, leading(lax.convert_element_type(factor, out.dtype), out))
         return out.astype(raw.dtype)
+
+    def by_one_factor(self) -> jax.Array:
+        """Returns the value as a sum reads it: XLA computes both in the product's own kernel."""
+        if not self.factors:
+            return self.raw
+        factor = functools.reduce(lax.mul, self.factors)
+        return self.raw * lax.min(factor, factor.dtype.type(2.0**127))  # 0 times infinity is NaN
 
 
 def wide_dtype(dtype: DTypeLike) -> DTypeLike:

@@ -277,6 +277,21 @@ def _bodies(eqn: jex.JaxprEqn) -> list[Jaxpr]:
     return nested_jaxprs(eqn) if steps is None else [steps]
 
 
+def is_carry(equation: Equation, operand: int) -> bool:
+    """Returns whether an operand is a carry of the loop in whose body the equation stands."""
+    loop = equation.within
+    if loop is None or loop.name not in ("scan", "while"):
+        return False
+    carries = len(loop.out_avals)
+    if loop.name == "scan":
+        known = params.scan(loop)
+        body, first, carries = known.body, known.consts, known.carries
+    else:
+        known = params.while_loop(loop)
+        body, first = known.body, known.body_consts
+    return equation.eqn.invars[operand] in _jax.open_jaxpr(body)[0].invars[first:][:carries]
+
+
 def count_work(jaxpr: Jaxpr) -> int:
     """Returns how many equations a jaxpr computes, with nested bodies and a scan's iterations."""
     total = 0

@@ -98,6 +98,10 @@ def converted(x: jax.Array, fmt: Format, saturate: bool | str) -> jax.Array:
     top = np.float32(float(fmt.max))
     if saturate is not False:
         within = lax.clamp(-top, x, top)
-        infinite = lax.abs(x) == np.float32(np.inf)
-        x = jnp.where(infinite, x, within) if saturate == "finite" else within
+        if saturate != "finite":
+            x = within
+        elif fmt.infinities:
+            x = jnp.where(lax.abs(x) == np.float32(np.inf), x, within)
+        else:  # NaN for an infinity, without a select, which XLA on a GPU computes in a pass before
+            x = within + x * np.float32(0)
     return lax.convert_element_type(x, np.dtype(fmt.dtype))
