@@ -156,8 +156,8 @@ bitcast_convert_type                 fallback     -          own_dtype direct
 ceil                                 fallback     -          elementwise direct recomputed whole
 cholesky                             fallback     -          single packed
 cholesky_update                      fallback     -          single
-complex                              fallback     -
-conj                                 fallback     -
+complex                              fallback     -          single
+conj                                 fallback     -          single
 coo_fromdense                        fallback     -
 coo_todense                          fallback     -
 cos                                  fallback     -          elementwise direct costly nan=infinite
