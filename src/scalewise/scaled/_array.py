@@ -115,9 +115,9 @@ class ScaledArray(StoredArray):
         name = "scale" if self.exponent is None else "exponent"
         scale = np.shape(self._factor) if self._factor is not None else ()
         if self.block is not None:
-            pair = self.block if isinstance(self.block, tuple | list) else ()
+            pair: Any = self.block if isinstance(self.block, tuple | list) else ()
             whole = len(pair) == 2 and all(isinstance(n, int | np.integer) for n in pair)
-            axis, size = (pair[0], pair[1]) if whole else (0, 0)
+            axis, size = pair if whole else (0, 0)
             if not -len(shape) <= axis < len(shape) or size < 1:
                 raise ValueError(
                     f"ScaledArray: block is {self.block!r}; expected (axis, size) with an axis of "
