@@ -69,6 +69,7 @@ ENTRIES = {
         "unpack": {"packed": np.zeros(2, np.uint8), "fmt": "e2m1fn", "size": 4},
     },
     "scaled": {
+        "ScaledArray": {"data": X},
         "quantize": {"x": X, "fmt": "e4m3fn"},
         "dequantize": {"a": S},
         "rebalance": {"a": S, "factor": 2.0},
@@ -215,6 +216,7 @@ EXACT = {
     ("stability", "runs"): [], ("Mx", "exponent"): [], ("readings", "groups"): [0],
     ("save_safetensors", "arrays"): [{}], ("store_state", "storages"): [{}],
     ("softmax", "axis"): [-1, 0], ("train", "program"): [], ("compare", "program"): [],
+    ("ScaledArray", "scale"): [None, *ARRAY[:5]], ("ScaledArray", "exponent"): [None, -1, 0],
     ("as_scaled", "scale"): [None, *ARRAY], ("train", "recipe"): [],
     ("function_table", "domain"): [[]], ("step", "moments"): [None, {}],
 }  # fmt: skip

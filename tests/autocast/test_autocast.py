@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 
 from arrays import normal
+from primitives import FLOATS
 from programs import DIFFERENTIABLE, PROGRAMS, scalar
 from scalewise.autocasting import FULL, LOW, Policy, Rule, autocast, placements, policy
 
@@ -55,6 +56,24 @@ def test_a_gradient_from_outside_is_the_gradient_inside(f):
     outside = jax.grad(autocast(scalar(f), "f16"))(example())
     inside = autocast(jax.grad(scalar(f)), "f16")(example())
     same(outside, inside)
+
+
+@pytest.mark.filterwarnings("ignore:.*(can.t be transformed|no units|has no rule)")
+def test_every_primitive_takes_operands_that_a_product_left_narrow():
+    """``complex`` and ``conj`` take no 16-bit numbers, library kernels neither."""
+    for name, (f, args) in FLOATS.items():
+        floats = [getattr(x, "dtype", None) == F32 for x in args]
+
+        def product(x, one):
+            return jnp.reshape(jnp.reshape(x, (-1, 1)) @ one, jnp.shape(x))
+
+        def program(one, *args, f=f, floats=floats):
+            pairs = zip(args, floats, strict=True)
+            return f(*[product(x, one) if c else x for x, c in pairs])
+
+        given = jnp.ones((1, 1)), *args
+        want = jax.eval_shape(program, *given)
+        assert jax.eval_shape(autocast(program, "bf16"), *given) == want, name
 
 
 def test_vmap_outside_and_inside():

@@ -170,3 +170,24 @@ def test_a_constant_beside_a_huge_number_keeps_its_value(recipe):
         return jnp.stack([y[0] for y in several])
 
     np.testing.assert_array_equal(sw.autoscale(bounded, recipe)(x), [2, 6, 3, 1])
+
+
+FACTORED = {
+    "solve": lambda a: jnp.linalg.solve(a, a[:, :2]),
+    "inverse": jnp.linalg.inv,
+    "lu": jax.scipy.linalg.lu,
+    "cholesky": lambda a: jnp.linalg.cholesky(a @ a.T),
+    "hessenberg": jax.scipy.linalg.hessenberg,
+}
+
+
+@pytest.mark.parametrize("name", FACTORED)
+def test_factors_of_matrices_of_any_magnitude(name):
+    """L's elements are at most 1 beside U's of the matrix's own magnitude, in one array."""
+    a = normal(0, (8, 8)) / 8 + 3 * jnp.eye(8)
+    for k in (-40, 40):
+        given = a * np.float32(2.0**k)
+        want = FACTORED[name](given)
+        got = sw.autoscale(FACTORED[name], "fp16_every_op")(given)
+        for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            np.testing.assert_allclose(np.linalg.norm(x - y) / np.linalg.norm(y), 0, atol=0.002)

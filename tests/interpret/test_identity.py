@@ -199,6 +199,29 @@ def test_an_output_that_hides_arrays_is_refused():
         identity(lambda x: lambda: x * 2)(example())
 
 
+class Awaited:
+    def __await__(self):
+        yield
+
+
+@pytest.mark.filterwarnings("ignore:Python iterable type:DeprecationWarning")
+@pytest.mark.parametrize(
+    "f", [lambda x: Awaited(), lambda x: (row for row in x), lambda x: [map(jnp.sin, x)]]
+)
+def test_results_that_are_computed_later_are_refused(f):
+    with pytest.raises(TypeError, match="it would compute after the function has returned"):
+        identity(f)(example())
+
+
+@pytest.mark.parametrize(
+    "array", [np.array(["a"]), np.array([None]), np.datetime64("2020"), np.zeros(2, [("a", "f4")])]
+)
+def test_arrays_that_jax_cannot_hold_are_passed_on(array):
+    y, same = identity(lambda x, a: (x * 2, a))(example(), array)
+    assert_same_bits(y, example() * 2)
+    assert same is array
+
+
 def test_numbers_on_which_a_function_fails_are_traced_as_jit_does():
     def f(x, state):
         return x / jnp.sqrt(1 / state["step"]), {"step": state["step"] + 1}

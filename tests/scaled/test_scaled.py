@@ -264,6 +264,10 @@ def test_quantizing_again_keeps_or_absorbs_the_scale():
             ValueError,
             "expected a scale or an exponent, not both",
         ),
+        *(
+            (lambda data=data: sw.ScaledArray(data, 2.0), TypeError, "ScaledArray: data is ")
+            for data in ("a", None, 1.5, [1.0], np.array(["a"]), np.array([1j]))
+        ),
         (
             lambda: sw.ScaledArray.from_exponent(jnp.ones(2), 1.0),
             TypeError,

@@ -301,6 +301,20 @@ def test_equinox(policy):
             ValueError,
             r"accumulate=3 splits each array .* into 3 equal parts; one has shape \(8,",
         ),
+        (lambda: step(loss, optax.sgd(1.0))(params(), 1.0), TypeError, "expected the TrainState"),
+        *(
+            (
+                lambda out=out, aux=aux: run(
+                    step(lambda *_: out, optax.sgd(1.0), has_aux=aux), params()
+                ),
+                TypeError,
+                f"step: loss returned .*expected {'a pair of ' if aux else ''}a real scalar",
+            )
+            for out, aux in [
+                *((x, False) for x in (None, 1, 1j, "a", (1.0, 2), jnp.ones(3), [], {})),
+                *((x, True) for x in (1.0, (1.0, 2, 3), (1, 2))),
+            ]
+        ),
     ],
 )
 def test_invalid_arguments_are_errors(make, error, message):

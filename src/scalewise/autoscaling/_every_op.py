@@ -56,6 +56,7 @@ from ._every_op_value import (
     bound_of_data,
     constant_limit,
     is_independent,
+    is_packed,
     widened,
     widest_dtype,
 )
@@ -88,6 +89,8 @@ class EveryOp(RuleContext):
     constants, a step counter) are computed in float32, and rounded when an operation reads them
     together with a value that does depend on one, or when a loop carries them. Rounded earlier, a
     uniform random number becomes 1 and the normal number made of it infinite.
+
+    A packed factor (L beside U) stays in float32 until an operation takes one matrix of it.
 
     A nonzero number is never flushed to zero: an element whose square is lost in a second moment,
     or that is a divisor, would become infinite.
@@ -259,12 +262,17 @@ class EveryOp(RuleContext):
         if all(map(is_independent, floats)) and not moves_constant:
             return state, self._independent(equation, inputs)
         compares = rule.family is Family.COMPARISON
-        inputs = [self.read(x, exact=compares) if isinstance(x, ScaledValue) else x for x in inputs]
+        contraction = rule.family is Family.CONTRACTION  # whose operands stay narrow
+        inputs = [
+            self.read(x, exact=compares, splits=not contraction)
+            if isinstance(x, ScaledValue)
+            else x
+            for x in inputs
+        ]
         if (moves or equation.name in EXACT) and equation.name != "convert_element_type":
             own = next(x for x in inputs if isinstance(x, ScaledValue))
             if rule is not FALLBACK and not per_slice(own) and not is_rescale(equation):
                 return state, self._moved(equation, inputs, own)
-        contraction = rule.family is Family.CONTRACTION  # whose operands stay narrow
         dtype = widest_dtype(equation)
         stacked = [isinstance(x, ScaledValue) and per_slice(x) for x in inputs]
         wide: list[Value] = [
@@ -307,7 +315,10 @@ class EveryOp(RuleContext):
         bound = bound_of_data(own)
 
         def moved(y: jax.Array, _: ShapedArray) -> EveryOpValue:
-            return EveryOpValue(y, own.exponent, own.origin, constant_value, bound=bound)
+            packed = is_packed(own)
+            return EveryOpValue(
+                y, own.exponent, own.origin, constant_value, bound=bound, packed=packed
+            )
 
         return map_floats(moved, outs, equation.out_avals)
 
@@ -317,7 +328,7 @@ class EveryOp(RuleContext):
     def _in_format(self, x: Value) -> Value:
         if not isinstance(x, ScaledValue) or x.data.dtype == self.dtype:
             return x
-        if x.constant_value is None and is_independent(x):  # rounded beside a dependent value
+        if is_packed(x) or (x.constant_value is None and is_independent(x)):  # rounded where read
             return x
         if self.dtype not in x.memo.changed:
             known = x.constant_value is not None
@@ -326,13 +337,16 @@ class EveryOp(RuleContext):
             )
         return x.memo.changed[self.dtype]
 
-    def read(self, x: ScaledValue, exact: bool = False) -> ScaledValue:
+    def read(self, x: ScaledValue, exact: bool = False, splits: bool = False) -> ScaledValue:
         """Returns a value rounded, as an equation that depends on float arguments reads it.
 
         Args:
             x: the value.
             exact: True if the equation only compares it, which needs no rounding.
+            splits: True if the equation may take one matrix of a packed value, which it rounds.
         """
+        if splits and is_packed(x):
+            return x
         if x.constant_value is not None or x.data.dtype == self.dtype or per_slice(x):
             return x
         if self.keeps_float32 and not is_independent(x):

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..formats import Format
 from ..interpret import Equation, Value, outlined
-from ..primitives import Family, names
+from ..primitives import Family, having, names
 from ..scaled import predicted_size, static_scale
 from ._every_op_value import (
     EveryOpValue,
@@ -30,6 +30,7 @@ from ._value import Exponent, ScaledValue
 # Families whose results need the format's whole range (of aligned operands, one may be a mask).
 FULL_RANGE = (Family.FALLBACK, Family.POWER, Family.ALIGNED)
 # Primitives whose rules find the exponent of their result from data.
+PACKED = having("packed")
 READ_DATA = names(lambda row: row.family is Family.CONTRACTIVE) | {"reduce_prod"}
 
 
@@ -91,6 +92,10 @@ class ResultRounding:
             )
         if self.keeps_float32:
             return y if y.constant_value is not None else self.rescaled(y)
+        if equation.name in PACKED:
+            if not self.propagates:
+                y = dataclasses.replace(self, keeps_float32=True).rescaled(y)
+            return EveryOpValue(y.data, y.exponent, y.origin, packed=True)
         if is_rescale(equation):
             return self.rescaled(y)
         if self.propagates:

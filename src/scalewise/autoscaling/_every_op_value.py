@@ -36,16 +36,23 @@ class EveryOpValue(ScaledValue):
         bound: log2 of the largest magnitude that finite data can have.
         independent: whether it depends on no float argument, but on constants, integers and random
             bits alone. Its data are then in the compute dtype, its exponent is 0.
+        packed: whether it holds matrices of several magnitudes, which no scale fits. Its data are
+            then in the compute dtype.
     """
 
-    STATIC: ClassVar = ("origin", "constant_value", "log2_std", "bound", "independent")
+    STATIC: ClassVar = ("origin", "constant_value", "log2_std", "bound", "independent", "packed")
 
     bound: int = TOP
     independent: bool = False
+    packed: bool = False
 
 
 def is_independent(x: ScaledValue) -> bool:
     return x.constant_value is not None or (isinstance(x, EveryOpValue) and x.independent)
+
+
+def is_packed(x: ScaledValue) -> bool:
+    return isinstance(x, EveryOpValue) and x.packed
 
 
 def bound_of_data(x: ScaledValue) -> int:
@@ -92,7 +99,7 @@ def propagated_bound(
     bounds = [
         bound_aligned(recipe, x) if family is Family.ALIGNED else bound_of_data(x) for x in floats
     ]
-    if name == "select_n" and not constant:
+    if any(map(is_packed, floats)) or (name == "select_n" and not constant):
         return None  # the chosen elements determine its scale
     if name in BOUNDED and any(map(may_bound, floats)):
         return None  # clip(x, -1, 1) and where(ok, x, 1) lose 1 at a huge x's scale

@@ -8,13 +8,12 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
-import numpy as np
 
 from .._check import checked
 from .._types import PyTree
 from ..formats import BlockFormat, BlockFormatLike, Format
 from ..formats import format as format_
-from ..interpret import Argument, Equation, Value, check_callable, transform
+from ..interpret import Argument, Equation, Value, check_callable, is_array, transform
 from ._autoscale import interpretation
 from ._boundaries import Boundaries
 from ._every_op import EveryOp
@@ -28,7 +27,6 @@ from .recipes import fp16
 from .recipes import recipe as recipe_
 
 Kind = Literal["contraction", "result", "residual", "carry", "stacked", "collective", "output"]
-ARRAYS = jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +135,9 @@ def explain(f: Callable[..., Any], recipe: RecipeLike = fp16) -> Callable[..., E
 
     def explained(*args: PyTree, **kwargs: PyTree) -> Explanation:
         leaves, tree = jax.tree.flatten((args, kwargs))
-        arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, ARRAYS)}
+        arrays = {
+            i: x for i, x in enumerate(leaves) if is_array(x) or isinstance(x, jax.ShapeDtypeStruct)
+        }
         record = _Recorder(recipe)
 
         def dry(arrays: Mapping[int, Argument]) -> list[Value]:

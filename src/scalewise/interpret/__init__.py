@@ -37,6 +37,7 @@ from ._outline import outlined as outlined
 from ._program import Program as Program
 from ._program import check_callable as check_callable
 from ._program import check_updates as check_updates
+from ._program import is_array as is_array
 from ._program import lifted as lifted
 from ._program import run as run
 from ._program import trace as trace

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import jax
@@ -23,7 +23,6 @@ from ._interpret import interpret_body
 from ._interpretation import Argument, Interpretation, State
 from ._objects import Call, pure_call
 
-ARRAYS = jax.Array | np.ndarray | np.generic
 PLAIN_KEYS = jax.tree_util.DictKey | jax.tree_util.SequenceKey
 
 
@@ -129,7 +128,7 @@ def _trace(call: Call, interpretation: Interpretation, name: str, as_jit: bool) 
     arrays = [
         i
         for i, x in enumerate(leaves)
-        if isinstance(x, ARRAYS) or _jax.is_reference(x) or interpretation.is_argument(x)
+        if is_array(x) or _jax.is_reference(x) or interpretation.is_argument(x)
     ]
     numbers = [i for i, leaf in enumerate(leaves) if _is_number(leaf)]
     within = [i for i in numbers if len(where[i][0]) > 2]
@@ -160,12 +159,12 @@ def _traced(
         before = jax.tree.leaves((a, k))
         outs, out_tree = jax.tree_util.tree_flatten_with_path(f(*a, **k))
         check_updates((a, k), [*before, *(leaf for _, leaf in outs)], f, name)
-        static = {i: leaf for i, (_, leaf) in enumerate(outs) if not isinstance(leaf, ARRAYS)}
+        static = {i: leaf for i, (_, leaf) in enumerate(outs) if not is_array(leaf)}
         for i, leaf in static.items():
             _check_static(leaf, outs[i][0], f, name)
-        paths = [jax.tree_util.keystr(p) for p, leaf in outs if isinstance(leaf, ARRAYS)]
+        paths = [jax.tree_util.keystr(p) for p, leaf in outs if is_array(leaf)]
         found[:] = [(out_tree, static, paths)]
-        return [jnp.asarray(leaf) for _, leaf in outs if isinstance(leaf, ARRAYS)]
+        return [jnp.asarray(leaf) for _, leaf in outs if is_array(leaf)]
 
     arrays = [jnp.asarray(x) if _is_number(x) else x for x in (where[i][1] for i in traced)]
     jaxpr = jax.make_jaxpr(flat)(*[interpretation.abstract(x) for x in arrays])
@@ -266,6 +265,13 @@ def _argument(path: jax.tree_util.KeyPath) -> str:
     return jax.tree_util.keystr(tuple(path[1:]))
 
 
+def is_array(leaf: object) -> bool:
+    """Returns whether a leaf is an array that JAX can hold: one of text or of objects is not."""
+    if not isinstance(leaf, np.ndarray | np.generic):
+        return isinstance(leaf, jax.Array)
+    return leaf.dtype.kind not in "OSUMm" and leaf.dtype.names is None
+
+
 def _is_number(leaf: object) -> bool:
     return isinstance(leaf, int | float | complex) and not isinstance(leaf, bool)
 
@@ -294,6 +300,12 @@ def _check_static(leaf: object, path: jax.tree_util.KeyPath, f: Callable, name: 
         raise TypeError(
             f"{name}: output{jax.tree_util.keystr(tuple(path))} of {getattr(f, '__name__', f)} is "
             "a mutable array; return its value, x[...]"
+        )
+    if isinstance(leaf, Iterator | Awaitable):
+        raise TypeError(
+            f"{name}: output{jax.tree_util.keystr(tuple(path))} of {getattr(f, '__name__', f)} is "
+            f"{_describe(leaf)}; it would compute after the function has returned: a function "
+            "under a transformation returns arrays in pytrees"
         )
     inner = [getattr(leaf, "__dict__", None)]
     inner += [cell.cell_contents for cell in getattr(leaf, "__closure__", None) or ()]

@@ -51,7 +51,9 @@ FACTS = MappingProxyType({
     "selects": "one of the operands' elements at each index",
     "same_order": "the operand's elements in the same order",
     "keeps_constant": "the result of an operand whose elements are equal has equal elements",
-    "single": "needs float32 at least: a library's kernel, or code that calls one",
+    "single": "needs float32 at least: a library's kernel, its caller, or complex numbers",
+    "packed": "its result holds several matrices, or one beside what is left of its operand, of "
+    "different magnitudes",
     "own_dtype": "depends on the bits of its operand's dtype, or holds code traced for that dtype",
     "drops": "may leave elements of its operands out, so that one which isn't finite may be gone",
     "keeps_scale": "no larger than the largest operand, whose scale `every_op` therefore keeps",

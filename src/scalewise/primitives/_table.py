@@ -154,10 +154,10 @@ bessel_i0e                           fallback     range      elementwise series
 bessel_i1e                           fallback     range      elementwise series
 bitcast_convert_type                 fallback     -          own_dtype direct
 ceil                                 fallback     -          elementwise direct recomputed whole
-cholesky                             fallback     -          single
+cholesky                             fallback     -          single packed
 cholesky_update                      fallback     -          single
-complex                              fallback     -
-conj                                 fallback     -
+complex                              fallback     -          single
+conj                                 fallback     -          single
 coo_fromdense                        fallback     -
 coo_todense                          fallback     -
 cos                                  fallback     -          elementwise direct costly nan=infinite
@@ -181,10 +181,10 @@ exp2                                 fallback     range      elementwise costly
 expm1                                fallback     range      elementwise direct costly
 fft                                  fallback     -          own_dtype
 floor                                fallback     -          elementwise direct recomputed whole
-geqp3                                fallback     -          single
-geqrf                                fallback     -          single
+geqp3                                fallback     -          single packed
+geqrf                                fallback     -          single packed
 global_array_to_host_local_array     fallback     -
-hessenberg                           fallback     -          single
+hessenberg                           fallback     -          single packed
 host_local_array_to_global_array     fallback     -
 householder_product                  fallback     -          single
 igamma                               fallback     range      elementwise series
@@ -196,7 +196,7 @@ log                                  fallback     range      elementwise direct 
 log1p                                fallback     range      elementwise direct costly nan=negative pole=log
 log2                                 fallback     range      elementwise
 logistic                             fallback     -          elementwise direct stable costly
-lu                                   fallback     -          single
+lu                                   fallback     -          single packed
 nextafter                            fallback     -          elementwise own_dtype
 one_minus_square                     fallback     -          elementwise
 ormqr                                fallback     -
@@ -244,7 +244,7 @@ tan                                  fallback     range      elementwise direct 
 tie                                  fallback     -
 todense                              fallback     -
 triangular_solve                     fallback     -          single
-tridiagonal                          fallback     -          single
+tridiagonal                          fallback     -          single packed
 tridiagonal_solve                    fallback     -          single
 unreduced_pmax                       fallback     -
 unreduced_pmin                       fallback     -

@@ -13,10 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from .._check import checked
+from .._check import checked, shown
 from .._jax import ShapedArray, Tracer
 from ..rounding import EncodedArray, StoredArray
 from ._power import exponent_of, ldexp, power_of_two
+
+REAL = np.floating, np.integer, np.bool_
 
 
 def _on_value(operate: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
@@ -41,7 +43,8 @@ class ScaledArray(StoredArray):
             float dtype; their shape is subject to the same rule. See :meth:`from_exponent`.
 
     Raises:
-        TypeError: a scale that isn't of real numbers, or an exponent that isn't of integers.
+        TypeError: data that aren't an array of real numbers, a scale that isn't of real numbers, or
+            an exponent that isn't of integers.
         ValueError: both a scale and an exponent, one that doesn't broadcast, a Python number out of
             the range of :attr:`dtype`, or an invalid block.
 
@@ -61,6 +64,12 @@ class ScaledArray(StoredArray):
 
     def __post_init__(self):
         super().__post_init__()
+        dtype = getattr(self.data, "dtype", None)
+        if dtype is None or not any(jnp.issubdtype(dtype, kind) for kind in REAL):
+            raise TypeError(
+                f"ScaledArray: data is {shown(self.data)}; expected an array of real numbers, or "
+                "an EncodedArray"
+            )
         stored = isinstance(self.scale, EncodedArray | ScaledArray | jax.ShapeDtypeStruct)
         if self.scale is not None and not stored:
             object.__setattr__(
@@ -69,10 +78,11 @@ class ScaledArray(StoredArray):
         if self.exponent is not None:
             if self.scale is not None:
                 raise ValueError("ScaledArray: expected a scale or an exponent, not both")
-            exponent = jnp.asarray(self.exponent)
+            given = self.exponent
+            exponent = given if hasattr(given, "dtype") else np.asarray(given)
             if not jnp.issubdtype(exponent.dtype, jnp.integer):
                 raise TypeError(f"ScaledArray: exponent is {exponent.dtype}; expected integers")
-            object.__setattr__(self, "exponent", exponent.astype(jnp.int32))
+            object.__setattr__(self, "exponent", jnp.asarray(exponent, jnp.int32))
         self._check_shapes()
 
     @classmethod
@@ -105,7 +115,9 @@ class ScaledArray(StoredArray):
         name = "scale" if self.exponent is None else "exponent"
         scale = np.shape(self._factor) if self._factor is not None else ()
         if self.block is not None:
-            axis, size = self.block
+            pair: Any = self.block if isinstance(self.block, tuple | list) else ()
+            whole = len(pair) == 2 and all(isinstance(n, int | np.integer) for n in pair)
+            axis, size = pair if whole else (0, 0)
             if not -len(shape) <= axis < len(shape) or size < 1:
                 raise ValueError(
                     f"ScaledArray: block is {self.block!r}; expected (axis, size) with an axis of "

@@ -14,9 +14,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from .._check import shown
 from .._types import PyTree, TreeDef
 from ..autoscaling import AmaxHistory
+from ..interpret import has_objects
+from ._finite import is_array, is_float_array
 
 Model: TypeAlias = Any
 """A pytree of parameters, or a Flax NNX or Equinox module."""
@@ -155,3 +159,33 @@ class Metrics(NamedTuple):
     skipped: jax.Array
     skipped_in_a_row: jax.Array
     aux: PyTree = None
+
+
+def check_call(state: object, batch: PyTree) -> None:
+    """Raises TypeError if a step is called without a state, or with an object as its batch."""
+    if not isinstance(state, TrainState):
+        raise TypeError(
+            f"step: state is {shown(state)}; expected the TrainState of init(model), or of the "
+            "step before"
+        )
+    if has_objects(batch):
+        raise TypeError(
+            "step: the batch holds a Flax NNX object, whose updates would be lost; keep it in "
+            "the model, or pass its values"
+        )
+
+
+def loss_and_aux(out: PyTree, has_aux: bool) -> tuple[jax.Array, PyTree]:
+    """Returns what a loss function returned, as an array and what is beside it.
+
+    Raises:
+        TypeError: the loss isn't a real number, as ``jax.grad`` asks for.
+    """
+    pair = isinstance(out, tuple | list) and len(out) == 2
+    loss, aux = out if has_aux and pair else (out, None)
+    single = has_aux <= pair and is_array(loss) and np.shape(loss) == ()
+    if not single or not is_float_array(jnp.asarray(loss)):
+        expected = "a pair of a real scalar and more" if has_aux else "a real scalar"
+        hint = "" if has_aux else ": take its mean, or say has_aux=True of a pair"
+        raise TypeError(f"step: loss returned {shown(out)}; expected {expected}{hint}")
+    return jnp.asarray(loss), aux

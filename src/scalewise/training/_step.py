@@ -18,7 +18,6 @@ from .._types import AxisName, PyTree
 from ..autocasting import PolicyLike
 from ..autoscaling import AmaxHistory, Recipe, RecipeLike, Schedule, WithHistory
 from ..formats import FormatLike
-from ..interpret import has_objects
 from ._finite import all_finite, at_least_float32, floats_as, tree_where
 from ._loss_scale import (
     DynamicLossScale,
@@ -29,7 +28,7 @@ from ._loss_scale import (
     loss_scaled,
     scale_loss,
 )
-from ._model import Metrics, Model, Structure, TrainState, split
+from ._model import Metrics, Model, Structure, TrainState, check_call, loss_and_aux, split
 from ._moments import StateFormat, store_state
 from ._policy import loss_transform, named_policy
 from ._reduce import mean_over
@@ -110,11 +109,7 @@ class Step:
             batch: the loss function's arguments beside the model, one or several, pytrees whose
                 arrays have the examples along their first axis.
         """
-        if has_objects(batch):
-            raise TypeError(
-                "step: the batch holds a Flax NNX object, whose updates would be lost; keep it in "
-                "the model, or pass its values"
-            )
+        check_call(state, batch)
         finite_batch = jnp.bool_(True)
         if self.check_finite:
             computed = floats_as(jnp.float16, batch) if self.narrow else batch
@@ -222,8 +217,8 @@ class Step:
                 params = jax.tree.map(at_least_float32, params)
             model = structure.merge(params, rest)
             out = self.loss(model, *jax.tree.unflatten(treedef, arrays))
-            loss, aux = out if self.has_aux else (out, None)
-            return at_least_float32(jnp.asarray(loss)), structure.rest(model), aux
+            loss, aux = loss_and_aux(out, self.has_aux)
+            return at_least_float32(loss), structure.rest(model), aux
 
         return self.transform(whole)(*[step] * self.scheduled, params, rest, arrays)
 
