@@ -317,7 +317,7 @@ def _jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Any, Any]
     y = straight_through_p.bind(*primals)
     tangent = tangents[1]
     if type(tangent) is ad.Zero:
-        return y, ad.Zero.from_primal_value(y)  # pyright: ignore[reportAttributeAccessIssue]
+        return y, ad.Zero(jax.typeof(y).to_tangent_aval())
     return y, tangent
 
 
