@@ -8,7 +8,8 @@ from .entries import failing, integers, normal, uniform
 
 @failing(
     "https://github.com/SheffieldML/GPy/issues/660", "float32", "cancellation precision",
-    "gram = jnp.exp(-0.5 * (x[:, None] - x) ** 2)", "cross = jnp.exp(-0.5 * (new[:, None] - x) ** 2)",
+    "gram = jnp.exp(-0.5 * (x[:, None] - x) ** 2)",
+    "cross = jnp.exp(-0.5 * (new[:, None] - x) ** 2)",
     "explained = cross * jnp.linalg.solve(gram", "variance = 1.0 - jnp.sum(explained, axis=-1)",
     args=lambda: (jnp.arange(12.0) / 2.0, jnp.arange(5.0) + 0.25),
 )  # fmt: skip
@@ -112,7 +113,8 @@ def area_of_needles_fixed(a, b, c):
 @failing(
     "https://github.com/kornia/kornia/issues/3966", "fp16", "underflow nan overflow",
     "length = jnp.maximum(jnp.sqrt(jnp.sum(vector**2, axis=-1, keepdims=True)), 1e-8)",
-    args=lambda: (jnp.abs(normal(6, 1)) + 1.0, normal(6, 3, seed=1) * (jnp.arange(6) != 2)[:, None]),
+    args=lambda: (jnp.abs(normal(6, 1)) + 1.0,
+                  normal(6, 3, seed=1) * (jnp.arange(6) != 2)[:, None]),
 )  # fmt: skip
 def quaternion_logarithm(real, vector):
     length = jnp.maximum(jnp.sqrt(jnp.sum(vector**2, axis=-1, keepdims=True)), 1e-8)
@@ -152,7 +154,8 @@ def planck_low_frequencies_fixed(frequency, temperature):
 
 
 @failing(
-    "https://github.com/google-deepmind/optax/issues/1163", "float32", "precision swamping cancellation",
+    "https://github.com/google-deepmind/optax/issues/1163", "float32",
+    "precision swamping cancellation",
     "grown = (1.0 + rate / 525600.0) ** 525600.0",
     args=lambda: (uniform(16, low=0.02, high=0.08),),
 )  # fmt: skip

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 import scalewise as sw
 
-from .entries import failing, integers, normal, uniform
+from .entries import failing, normal, uniform
 
 WIDE = "p=f32,c=f32,o=f32"
 

@@ -84,7 +84,8 @@ def clipped_by_curvature(momentum, curvature):
 @failing(
     "https://github.com/pytorch/pytorch/issues/64966", "bf16", "swamping precision",
     "return average + (weights - average) / (seen + 1.0)",
-    args=lambda: (1.0 + 0.125 * jnp.arange(8.0) / 8.0, 1.25 + 0.125 * jnp.arange(8.0), jnp.float32(340.0)),
+    args=lambda: (1.0 + 0.125 * jnp.arange(8.0) / 8.0, 1.25 + 0.125 * jnp.arange(8.0),
+                  jnp.float32(340.0)),
     change=True, limit=0.2,
 )  # fmt: skip
 def stochastic_weight_average(average, weights, seen):
@@ -94,7 +95,8 @@ def stochastic_weight_average(average, weights, seen):
 @failing(
     "https://github.com/google-deepmind/jax_privacy/issues/14", "fp16", "overflow",
     "size = jnp.sqrt(jnp.sum(gradient**2))",
-    args=lambda: (normal(8, 4), normal(16, 8, seed=1, scale=16.0), normal(16, 4, seed=2, scale=16.0)),
+    args=lambda: (normal(8, 4), normal(16, 8, seed=1, scale=16.0),
+                  normal(16, 4, seed=2, scale=16.0)),
 )  # fmt: skip
 def private_gradients(w, x, y):
     """Gradients of single examples, each clipped, and their mean."""
