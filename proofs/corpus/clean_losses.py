@@ -30,7 +30,7 @@ def quantile_huber(predicted, target):
 def clipped_policy_loss(log_ratio, entropy, advantage):
     ratio = jnp.exp(log_ratio)
     surrogate = jnp.minimum(ratio * advantage, jnp.clip(ratio, 0.75, 1.25) * advantage)
-    return -jnp.mean(surrogate + 0.01 * entropy)
+    return -jnp.mean(surrogate) - 0.01 * jnp.mean(entropy)
 
 
 @clean("https://docs.jax.dev/en/latest/notebooks/neural_network_with_tfds_data.html", "fp16",

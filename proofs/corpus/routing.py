@@ -24,7 +24,8 @@ def expert_capacity(logits, values):
 
 
 @failing(
-    "https://github.com/NVIDIA/TensorRT-Model-Connect/issues/667", "bf16", "precision cancellation",
+    "https://github.com/NVIDIA/TensorRT-Model-Connect/issues/667", "bf16",
+    "precision cancellation swamping",
     "bias = slopes[:, None, None] * jnp.arange(1000", "scores = jnp.einsum(",
     args=lambda: (normal(2, 1, 8), normal(2, 1000, 8, seed=1), jnp.asarray([0.5, 0.0625])),
 )  # fmt: skip
