@@ -84,7 +84,7 @@ class Finding:
 
 def finding(group: Group, fmt: Format, saturate: Saturation) -> Finding:
     first = group.first
-    kind = kind_of(group, saturate, fmt)
+    kind = kind_of(group, saturate)
     iterations = [e["first"] for e in group.equations if e.looped and e["first"] >= 0]
     return Finding(
         kind=kind.name,

@@ -18,8 +18,8 @@ class FindingKind:
     """One way in which an operation goes wrong."""
 
     name: str  # ``Finding.kind``
-    # returns True if there is evidence, given a group, the ``saturate`` argument and the format
-    found: Callable[[Group, Saturation, Format], bool]
+    # returns True if there is evidence, given a group and the ``saturate`` argument
+    found: Callable[[Group, Saturation], bool]
     evidence: Callable[[Group, Format], str]  # returns what happened, in one phrase with numbers
     # whether numbers leave the format's range: formats with more range are tried
     out_of_range: bool = False
@@ -35,7 +35,7 @@ FINDING_KINDS: dict[str, FindingKind] = {}  # by name; a finding is of the first
 
 
 def register(
-    name: str, found: Callable[[Group, Saturation, Format], bool], **fields: bool | str
+    name: str, found: Callable[[Group, Saturation], bool], **fields: bool | str
 ) -> Callable[[Callable[[Group, Format], str]], Callable[[Group, Format], str]]:
     def add(evidence: Callable[[Group, Format], str]) -> Callable[[Group, Format], str]:
         FINDING_KINDS[name] = FindingKind(name, found, evidence, **fields)  # pyright: ignore[reportArgumentType]
@@ -44,8 +44,8 @@ def register(
     return add
 
 
-def kind_of(group: Group, saturate: Saturation, fmt: Format) -> FindingKind:
-    return next(kind for kind in FINDING_KINDS.values() if kind.found(group, saturate, fmt))
+def kind_of(group: Group, saturate: Saturation) -> FindingKind:
+    return next(kind for kind in FINDING_KINDS.values() if kind.found(group, saturate))
 
 
 def exceeds(amax: float, fmt: Format) -> str:
@@ -59,7 +59,7 @@ def exceeds(amax: float, fmt: Format) -> str:
 
 
 @register(
-    "nan", lambda g, *_: g.total("nan") > 0,
+    "nan", lambda g, _: g.total("nan") > 0,
     out_of_range=True, event=True, style="bold red", severe=True,
 )  # fmt: skip
 def _nan(group: Group, fmt: Format) -> str:
@@ -81,12 +81,12 @@ def _too_large(group: Group, fmt: Format) -> str:
 
 
 register(
-    "overflow", lambda g, saturate, _: g.total("overflowed") > 0 and saturate is False,
+    "overflow", lambda g, saturate: g.total("overflowed") > 0 and saturate is False,
     out_of_range=True, event=True, style="bold red", severe=True,
 )(_too_large)  # fmt: skip
 
 
-def _saturates(group: Group, saturate: Saturation, fmt: Format) -> bool:
+def _saturates(group: Group, saturate: Saturation) -> bool:
     clipped = group.total("overflowed") > 0 and saturate is not False
     if clipped or group.share("operands_saturated") >= OPERANDS_SATURATED:
         return True
@@ -106,7 +106,7 @@ def _saturation(group: Group, fmt: Format) -> str:
 
 @register(
     "accumulation",
-    lambda g, *_: any(e.accumulated for e in g.equations),
+    lambda g, _: any(e.accumulated for e in g.equations),
     event=True,
     style="yellow",
 )
@@ -124,33 +124,27 @@ def _operands_flushed(group: Group) -> bool:
     return group.share("operands_flushed") >= OPERANDS_FLUSHED
 
 
-def _loses_digits(group: Group, fmt: Format) -> bool:
-    """Returns True if numbers are subnormal, and rounded by more than normal ones can be."""
-    unit = float(group.own_format(fmt).eps)
-    return any(e["subnormal"] and e.introduced > unit for e in group.equations)
-
-
 @register(
-    "underflow",
-    lambda g, _, fmt: (
-        g.share("flushed") >= FLUSHED or _operands_flushed(g) or _loses_digits(g, fmt)
-    ),
+    "underflow", lambda g, _: g.share("flushed") >= FLUSHED or _operands_flushed(g),
     out_of_range=True, event=True, style="yellow",
 )  # fmt: skip
 def _underflow(group: Group, fmt: Format) -> str:
     if _operands_flushed(group):  # then the products flushed are those of such operands
         return f"{_of_operands(group, 'operands_flushed')} flushed to zero with their scale"
-    subnormal = int(group.total("subnormal"))
+    return numbers_lost(group, "flushed")
+
+
+def numbers_lost(group: Group, name: str) -> str:
     inverses = [e["reference_min_inverse"] for e in group.equations]
     smallest = min((1 / x for x in inverses if x), default=0.0)
     down = f" (smallest value 2^{math.log2(smallest):.1f})" if smallest else ""
-    flushed = int(group.total("flushed"))
-    count, lost = (flushed, "flushed to zero") if flushed else (subnormal, "are subnormal")
-    return f"{count:,} of {int(group.total('elements')):,} numbers {lost}{down}"
+    count, elements = int(group.total(name)), int(group.total("elements"))
+    lost = {"flushed": "flushed to zero", "subnormal": "are subnormal"}[name]
+    return f"{count:,} of {elements:,} numbers {lost}{down}"
 
 
 @register(
-    "decision", lambda g, *_: g.total("differ") > 0, event=True, carried_in=True, style="yellow"
+    "decision", lambda g, _: g.total("differ") > 0, event=True, carried_in=True, style="yellow"
 )
 def _decision(group: Group, fmt: Format) -> str:
     differ, decided = int(group.total("differ")), int(group.total("decided"))
@@ -163,7 +157,7 @@ def _decided(group: Group) -> str:
     return "indices" if group.first.primitive in INDICES else "integers"
 
 
-def _swamps(group: Group, saturate: Saturation, fmt: Format) -> bool:
+def _swamps(group: Group, saturate: Saturation) -> bool:
     """Returns True if additions change nothing; outside of loops, if they don't cancel instead."""
     accumulates = any(e.looped for e in group.equations)
     return group.swamped >= SWAMPED and (accumulates or not group.cancels)
@@ -176,14 +170,14 @@ def _swamping(group: Group, fmt: Format) -> str:
     return f"{share} of additions change nothing; bias of the errors {drift:+.2f}"
 
 
-@register("cancellation", lambda g, *_: g.cancels, carried_in=True)
+@register("cancellation", lambda g, _: g.cancels, carried_in=True)
 def _cancellation(group: Group, fmt: Format) -> str:
     bits = max(e["bits"] for e in group.equations if e["cancelled"] or not group.cancels)
     error = group.worst("inherited")
     return f"{bits:.0f} of {fmt.precision} bits cancel; relative error left {error:.2g}"
 
 
-@register("amplified", lambda g, *_: g.amplifies, carried_in=True)
+@register("amplified", lambda g, _: g.amplifies, carried_in=True)
 def _amplified(group: Group, fmt: Format) -> str:
     error = group.worst("inherited")
     return f"the error carried in is amplified {group.factor:.0f} times; relative error {error:.2g}"
@@ -194,6 +188,8 @@ def _precision(group: Group, fmt: Format) -> str:
     made, unit = group.worst("introduced"), float(group.own_format(fmt).eps) / 2
     if made < EXACT * unit:
         return made_here(max(group.equations, key=lambda e: e.inherited))
+    if group.total("subnormal") and made > 2 * unit:  # more than a normal number can lose
+        return f"{numbers_lost(group, 'subnormal')}; error made here {made:.2g}"
     return f"error made here {made:.2g}, {made / unit:.2g} times half a unit in the last place"
 
 

@@ -31,7 +31,7 @@ from ._findings import Finding, constant_finding
 from ._fixes import Context, Fix, proposals
 from ._groups import Group
 from ._joint import faults, try_lines, try_pairs
-from ._kinds import FINDING_KINDS, made_here
+from ._kinds import FINDING_KINDS, made_here, numbers_lost
 from ._literals import Literal
 from ._lost_updates import search_lost_updates
 from ._measure import better, enough, gain, key_of, near, same
@@ -428,10 +428,10 @@ def _smallest_gradients(search: Search, what: Finding) -> Finding:
     moved = dataclasses.replace(search.finding_of(Group((small,))), tried=what.tried)
     if moved.kind == "underflow":
         return moved
-    text = FINDING_KINDS["underflow"].evidence(Group((small,)), search.fmt)
-    return (
-        dataclasses.replace(moved, kind="underflow", evidence=text) if small["subnormal"] else what
-    )
+    if not small["subnormal"]:
+        return what
+    text = numbers_lost(Group((small,)), "subnormal")
+    return dataclasses.replace(moved, kind="underflow", evidence=text)
 
 
 def _is_part_of(fix: Fix, other: Fix) -> bool:
