@@ -16,11 +16,11 @@ AREAS = (
     "norms", "attention", "losses", "optimizers", "states", "statistics", "physics", "algebra",
     "geometry", "likelihoods", "sums", "masks", "recipes", "policies", "indices", "learning",
     "signals", "graphs", "modules", "densities", "solvers", "stacks",
-    "trainers",
+    "trainers", "rollouts", "samplers", "contrasts", "filters", "routing", "updates", "mixtures",
 )  # fmt: skip
 CLEAN_AREAS = (
-    "clean_arrays", "clean_equinox", "clean_flax", "clean_haiku", "clean_keras", "clean_models",
-    "clean_numpyro", "clean_optax", "clean_steps",
+    "clean_arrays", "clean_equinox", "clean_flax", "clean_haiku", "clean_keras", "clean_losses",
+    "clean_models", "clean_numpyro", "clean_optax", "clean_steps",
 )  # fmt: skip
 OPTIONAL = ("keras", "numpyro")  # without them their programs are left out
 HALVES = ("seen", "scored")

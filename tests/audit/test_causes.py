@@ -126,6 +126,37 @@ def hidden_epsilon(w, query, docs):
     return -jnp.mean(jnp.log(jnp.diag(p) + 1e-8))  # here
 
 
+def rising(step, warmup):
+    return step * warmup**-1.5  # here
+
+
+def capacity(chosen):
+    def body(count, one):
+        count = count + one  # here
+        return count, jnp.where(count <= 300.0, one, 0.0)
+
+    return lax.scan(body, jnp.zeros(()), chosen)[1]
+
+
+def triplet(embedded):
+    def distance(a, b):
+        return jnp.sqrt(jnp.sum((a - b) ** 2, -1) + 1e-12)  # here
+
+    def loss(embedded):
+        anchor, positive, negative = embedded
+        return jnp.mean(distance(anchor, positive) - distance(anchor, negative))
+
+    return jax.grad(loss)(embedded)
+
+
+def distances(x, y):
+    cross = x @ y.T  # here
+    own = jnp.sum(x**2, -1, keepdims=True) + jnp.sum(y**2, -1)[None]
+    return own - 2.0 * cross
+
+
+TRIPLES = normal(0, 3, 16, 8, scale=0.4)
+TRIPLES = TRIPLES.at[1, 3].set(TRIPLES[0, 3]).at[2, 3].set(TRIPLES[0, 3] + 0.02)
 QUERIES = normal(1, 12, 16, scale=24.0)
 BATCHES = normal(2, 90, 10, 8)
 RIGHT = jnp.argmax(BATCHES @ normal(1, 8, 4), -1)
@@ -182,8 +213,18 @@ FOUND = {  # function, arguments, format; the kinds and the fix's first words th
     "softmax_head": (
         softmax_head, (normal(0, 4, 8), normal(1, 8, 8)), "e4m3fn", {"overflow"}, "-224 in place",
     ),
+    "rising": (  # subnormal, not flushed
+        rising, (500.0 + 100.0 * jnp.arange(8.0), jnp.float32(16000)), "fp16", {"precision"},
+        "float32 for this pow",
+    ),
+    "capacity": (capacity, (jnp.ones(400),), "bf16", {"swamping"}, "float32 for the add"),
+    "triplet": (triplet, (TRIPLES,), "fp16", {"underflow"}, "float32 for line"),
+    "distances": (
+        distances, (normal(0, 8, 3) + 6, normal(1, 12, 3) + 6), "c=bf16", {"amplified"},
+        "Rule('full', primitive='dot_general'",
+    ),
 }  # fmt: skip
-QUICK = ("normalized",)
+QUICK = ("normalized", "rising")
 SLOW = [pytest.param(name, marks=pytest.mark.thorough) for name in FOUND if name not in QUICK]
 
 
@@ -196,6 +237,7 @@ def test_the_line_at_fault_comes_first(name):
     assert first.line in marked(yeo_johnson if f is both_means else f)
     assert first.kind in kinds
     assert str(first.fix).startswith(fix)
+    assert ("subnormal" in first.evidence) == (f is rising)
     better = first.non_finite_after < first.non_finite_before
     assert better or first.error_after < 0.5 * first.error_before
 
@@ -259,7 +301,22 @@ def elbo(x, mean, logvar, logits):
     return jnp.mean(reconstruction + divergence)
 
 
+def huber(away):
+    size = jnp.abs(away)
+    return jnp.mean(
+        jnp.where(away < 0, 0.25, 0.75) * jnp.where(size <= 1, 0.5 * away**2, size - 0.5)
+    )
+
+
+def smoothed(logits, wanted):
+    return jnp.mean(optax.softmax_cross_entropy(logits, optax.smooth_labels(wanted, 0.1)))
+
+
 CLEAN = {
+    "squares that aren't chosen": (huber, (normal(0, 16, 8, scale=424.0),), "fp16"),
+    "a lucky rounding": (
+        smoothed, (normal(0, 24, 10, scale=4.0), jax.nn.one_hot(jnp.arange(24) % 10, 10)), "fp16",
+    ),
     "a scalar loss": (
         elbo, (jnp.round(jax.random.uniform(jax.random.key(0), (48, 32))), normal(1, 48, 4),
                normal(2, 48, 4, scale=0.3), normal(3, 48, 32)), "bf16",

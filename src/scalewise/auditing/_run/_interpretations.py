@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from ..._jax import ShapedArray, entry, jex
+from ..._jax import ShapedArray, Tracer, entry, jex
 from ..._types import PyTree
 from ...emulating import Emulation, is_exact
 from ...formats import BF16, FP16
@@ -149,7 +149,11 @@ class Reference(Interpretation):
 
     def lift(self, x: Argument, aval: HasDtype) -> jax.Array:
         x = jnp.asarray(x)
-        return x if x.dtype == self.dtype else from_float64(to_float64(x), self.dtype)
+        if x.dtype == self.dtype:
+            return x
+        if not isinstance(x, Tracer) and len(x.devices()) == 1:  # JAX would compile nine programs
+            return jnp.asarray(np.asarray(x).astype(self.dtype))
+        return from_float64(to_float64(x), self.dtype)
 
     def constant(self, x: np.ndarray, aval: ShapedArray) -> jax.Array:
         return jnp.asarray(x, self.dtype)

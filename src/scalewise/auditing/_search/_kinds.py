@@ -105,7 +105,10 @@ def _saturation(group: Group, fmt: Format) -> str:
 
 
 @register(
-    "accumulation", lambda g, _: any(e.accumulated for e in g.equations), event=True, style="yellow"
+    "accumulation",
+    lambda g, _: any(e.accumulated for e in g.equations),
+    event=True,
+    style="yellow",
 )
 def _accumulation(group: Group, fmt: Format) -> str:
     worst = max(group.equations, key=lambda e: e.accumulated)
@@ -128,11 +131,16 @@ def _operands_flushed(group: Group) -> bool:
 def _underflow(group: Group, fmt: Format) -> str:
     if _operands_flushed(group):  # then the products flushed are those of such operands
         return f"{_of_operands(group, 'operands_flushed')} flushed to zero with their scale"
+    return numbers_lost(group, "flushed")
+
+
+def numbers_lost(group: Group, name: str) -> str:
     inverses = [e["reference_min_inverse"] for e in group.equations]
     smallest = min((1 / x for x in inverses if x), default=0.0)
     down = f" (smallest value 2^{math.log2(smallest):.1f})" if smallest else ""
-    elements = int(group.total("elements"))
-    return f"{int(group.total('flushed')):,} of {elements:,} numbers flushed to zero{down}"
+    count, elements = int(group.total(name)), int(group.total("elements"))
+    lost = {"flushed": "flushed to zero", "subnormal": "are subnormal"}[name]
+    return f"{count:,} of {elements:,} numbers {lost}{down}"
 
 
 @register(
@@ -180,6 +188,8 @@ def _precision(group: Group, fmt: Format) -> str:
     made, unit = group.worst("introduced"), float(group.own_format(fmt).eps) / 2
     if made < EXACT * unit:
         return made_here(max(group.equations, key=lambda e: e.inherited))
+    if group.total("subnormal") and made > 2 * unit:  # more than a normal number can lose
+        return f"{numbers_lost(group, 'subnormal')}; error made here {made:.2g}"
     return f"error made here {made:.2g}, {made / unit:.2g} times half a unit in the last place"
 
 

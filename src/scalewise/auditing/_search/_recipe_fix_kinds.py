@@ -18,7 +18,7 @@ from ...scaled import Amax, Mx
 from .._run._equation_statistics import Equations, EquationStatistics, is_ambiguous
 from .._run._loss_scale import LossScaled, autocast_of
 from .._run._specialize import nominal_format, of_recipe
-from .._thresholds import FLOAT32_ERROR
+from .._thresholds import AMPLIFIED, FLOAT32_ERROR
 from ._fix_kinds import error_path, like
 from ._fixes import Context, Fix, register
 
@@ -43,7 +43,8 @@ def _undoes_everything(context: Context, affected: Equations) -> bool:
 
 
 def _is_worth_it(context: Context, undoes: bool) -> bool:
-    return not undoes or not context.slight or context.kind.out_of_range
+    clear = context.kind.name == "cancellation" and context.group.factor >= 2 * AMPLIFIED
+    return not undoes or not context.slight or context.kind.out_of_range or clear
 
 
 # -- policies -------------------------------------------------------------------------------------

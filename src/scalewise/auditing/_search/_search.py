@@ -31,7 +31,7 @@ from ._findings import Finding, constant_finding
 from ._fixes import Context, Fix, proposals
 from ._groups import Group
 from ._joint import faults, try_lines, try_pairs
-from ._kinds import FINDING_KINDS, made_here
+from ._kinds import FINDING_KINDS, made_here, numbers_lost
 from ._literals import Literal
 from ._lost_updates import search_lost_updates
 from ._measure import better, enough, gain, key_of, near, same
@@ -240,7 +240,7 @@ def _try_fixes(search: Search, what: Finding, changes: Iterator[Fix], clear: flo
         best = None
     if best:
         best = search.fewer_lines(*best)
-        if _is_like_any_rounding(search, what, best[0]):
+        if _is_like_any_rounding(search, _at_cause(search, what, best[0]), best[0]):
             best = None
     if best is None:
         if tried:
@@ -275,19 +275,22 @@ def _is_enough(search: Search, helped: Sequence[tuple[Fix, Outcome]], before: Ou
 def _is_like_any_rounding(search: Search, what: Finding, fix: Fix) -> bool:
     """Returns True if the error is that of any program, and a fix says nothing about its cause.
 
-    That is a fix which rounds the outputs less, which leaves nothing that rounds, or which
-    needs several lines of whose errors none is amplified: wider formats for enough operations
-    remove any error.
+    That is any fix of an error within one rounding, one which rounds the outputs less, which
+    leaves nothing that rounds, or which, of errors that aren't amplified, needs those of several
+    lines or removes more than was made there: wider formats for enough operations remove any error.
     """
     if not fix.indices or not search.is_small or FINDING_KINDS[what.kind].event:
         return False
     slight = float(search.fmt.eps) * 2.0**-10
     rounded = {e.index for e in search.outcome.equations if e.introduced > slight}
     outputs = {e.index for e in search.outcome.equations if e.is_output}
+    made = [e.introduced for e in search.outcome.equations if e.index in fix.indices]
+    by_chance = max(made, default=0.0) < ENOUGH * search.outcome.error.relative
     return (
-        rounded <= {*fix.indices}
+        search.is_harmless
+        or rounded <= {*fix.indices}
         or not outputs.isdisjoint(fix.indices)
-        or (len(search.by_line(fix)) > 1 and _at_cause(search, what, fix).kind == "precision")
+        or (what.kind == "precision" and (by_chance or len(search.by_line(fix)) > 1))
     )
 
 
@@ -311,7 +314,8 @@ def _best(search: Search, helped: Sequence[tuple[Fix, Outcome]]) -> tuple[Fix, O
     ]
     helped = parts or helped
     most = max(FEW_OPERATIONS, len(search.outcome.equations) / 2)
-    few = [x for x in helped if x[0].size <= most and search.may_be_roundings(x[1].error)]
+    few = [x for x in helped if x[0].size <= most or len(search.by_line(x[0])) == 1]
+    few = [x for x in few if search.may_be_roundings(x[1].error)]
     helped = few or helped
     least = min(after.error for _, after in helped)
     rounding = FEW_ROUNDINGS * search.rounding if search.outcome.error.non_finite else 0.0
@@ -366,7 +370,8 @@ def _carried_to(
     if event:
         evidence = f"{moved.evidence}, {evidence}"
     if what.kind == "decision":
-        kind, evidence = what.kind, f"{evidence}; at {what.where} {what.evidence}"
+        kind = moved.kind if event else what.kind
+        evidence = f"{evidence}; at {what.where} {what.evidence}"
     else:
         amplified = _amplification(cause, search.causes.equations[what.equations[0]])
         kind = "amplified" if amplified and not event else moved.kind
@@ -423,9 +428,10 @@ def _smallest_gradients(search: Search, what: Finding) -> Finding:
     moved = dataclasses.replace(search.finding_of(Group((small,))), tried=what.tried)
     if moved.kind == "underflow":
         return moved
-    count, size = int(small["subnormal"]), int(small["elements"])
-    text = f"{count:,} of {size:,} numbers are subnormal"
-    return dataclasses.replace(moved, kind="underflow", evidence=text) if count else what
+    if not small["subnormal"]:
+        return what
+    text = numbers_lost(Group((small,)), "subnormal")
+    return dataclasses.replace(moved, kind="underflow", evidence=text)
 
 
 def _is_part_of(fix: Fix, other: Fix) -> bool:
