@@ -35,6 +35,7 @@ PAGES = {
     "https://publications.aston.ac.uk/id/eprint/373/",
     "https://docs.kidger.site/diffrax/further_details/faq/",
     "https://people.eecs.berkeley.edu/~wkahan/Qdrtcs.pdf",
+    "https://people.eecs.berkeley.edu/~wkahan/Triangle.pdf",
     "https://github.com/google-deepmind/dm-haiku/blob/main/haiku/_src/moving_averages.py",
 }
 

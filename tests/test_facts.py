@@ -172,13 +172,23 @@ def own_dtype(b):
 
 
 def single(b):
-    """It isn't defined for bfloat16, or is a solver, whose parameters hold functions."""
+    """It isn't defined for bfloat16, takes complex numbers, or is a solver, whose parameters hold
+    functions."""
+    if any(map(np.iscomplexobj, b.operands)):
+        return True
     narrow = [x.astype(jnp.bfloat16) if i in b.floats else x for i, x in enumerate(b.operands)]
     try:
         b(*narrow)
     except Exception:
         return True
     return any(callable(x) or "jaxpr" in type(x).__name__.lower() for x in b.params.values())
+
+
+def packed(b):
+    """Parts of its first result grow by different factors with its operand."""
+    before, after = b.results[0], b.replaced(0, 4 * b.operands[0])[0]
+    factors = after[before != 0] / before[before != 0]
+    return len(np.unique(np.round(factors, 2))) > 1
 
 
 def drops(b):
@@ -275,7 +285,7 @@ def linear_algebra(b):
 HOLDS = {
     "exact": exact, "elementwise": elementwise, "chooses": chooses, "selects": selects,
     "same_order": same_order, "keeps_constant": keeps_constant, "own_dtype": own_dtype,
-    "single": single,
+    "single": single, "packed": packed,
     "drops": drops, "keeps_scale": keeps_scale, "reduces": reduces, "stable": stable,
     "in_norms": in_norms, "adds": adds, "accumulates": accumulates, "indexes": indexes,
     "host": host, "whole": whole,

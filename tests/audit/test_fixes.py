@@ -142,7 +142,7 @@ def test_two_faults_that_one_fix_removes_are_two_findings():
     assert {first.line, second.line} == {f.__code__.co_firstlineno + 1, first.line}
     assert first.order == second.order == 1
     assert first.error_after < 0.1 < first.error_alone < first.error_before
-    assert str(second.fix).endswith(f"({first.where})")
+    assert str(second.fix).endswith(f"together with float32 for line {first.line}")
     check_applied(report, f, w, 0.5 * w, normal(0, (16,)))
 
 

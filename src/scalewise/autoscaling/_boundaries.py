@@ -302,8 +302,10 @@ class Boundaries(OperandRounding):
                 normalised(load(y)) if isinstance(y, ScaledValue | DeferredProduct) else y
                 for y in outs
             ]
-        if equation.name == "convert_element_type" and isinstance(x := inputs[0], ScaledValue):
-            outs[0].memo.in_float32 = x.memo.in_float32
+        if equation.name == "convert_element_type":
+            x, y = inputs[0], outs[0]
+            if isinstance(x, ScaledValue) and isinstance(y, ScaledValue):
+                y.memo.in_float32 = x.memo.in_float32
         fields: dict[str, object] = {"origin": origin}
         if rule.family is Family.STRUCTURAL and (
             self.recipe.products.short_form is None or self.overrides.have_products
