@@ -33,6 +33,7 @@ def test_the_corpus_is_large_and_split_by_a_hash_of_the_name():
 PAGES = {
     "http://joschu.net/blog/kl-approx.html",
     "https://publications.aston.ac.uk/id/eprint/373/",
+    "https://docs.jax.dev/en/latest/notebooks/autodiff_cookbook.html",
     "https://docs.kidger.site/diffrax/further_details/faq/",
     "https://people.eecs.berkeley.edu/~wkahan/Qdrtcs.pdf",
     "https://people.eecs.berkeley.edu/~wkahan/Triangle.pdf",
