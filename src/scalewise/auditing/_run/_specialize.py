@@ -36,15 +36,26 @@ def _policy_of(policy: Policy, equation: Equation) -> Autocast:
     return Autocast(Policy(compute=policy.compute, low=low, full=full))
 
 
-def _exception(recipe: Recipe, equation: Equation) -> Overrides:
-    """Returns the entry of ``Recipe.keep`` for an equation, or one that never matches."""
-    keep = recipe.keep
+def _exception(low: Boundaries | EveryOp, equation: Equation) -> Overrides:
+    """Returns the entry of ``Recipe.keep`` for an equation; one that never matches if there is none
+    and the code depends on whether the recipe has any."""
+    keep, overrides = low.recipe.keep, FormatOverrides(low.recipe.keep)
     if not keep:
         return ()
-    fmt = FormatOverrides(keep).find(equation, keep)  # `keep` itself: no override applies
-    if fmt is keep or isinstance(fmt, tuple):
-        return (("", FP32),)
-    return ((equation.name, fmt),)
+    fmt = overrides.find(equation, keep)  # `keep` itself: no override applies
+    if fmt is not keep and not isinstance(fmt, tuple):
+        return ((equation.name, fmt),)
+    shared = isinstance(low, Boundaries) and not overrides.have_products
+    return () if shared else (("", FP32),)
+
+
+@functools.lru_cache(maxsize=1024)
+def _without_products(recipe: Recipe) -> Recipe:
+    """Returns a recipe that rounds everything but operands of products in the same way."""
+    same = dataclasses.replace(recipe, emulate=None)
+    if recipe.rounds == "every_op" or recipe.products.short_form is None:
+        return same
+    return dataclasses.replace(same, forward=FP32, backward=FP32)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -78,10 +89,10 @@ def _of_recipe(low: Boundaries | EveryOp, equation: Equation) -> tuple[Interpret
     if isinstance(low, Boundaries) and low.traced:
         return _as_it_is(low, equation)
     recipe = low.recipe
-    if recipe.emulate is not None and RULES[equation.name].family is not Family.CONTRACTION:
-        recipe = dataclasses.replace(recipe, emulate=None)
+    if RULES[equation.name].family is not Family.CONTRACTION:
+        recipe = _without_products(recipe)
     scope = equation.scope if equation.name.startswith("copy") else ""  # may ask for another scale
-    return _recipe(recipe, _exception(recipe, equation)), (equation.direction, scope)
+    return _recipe(recipe, _exception(low, equation)), (equation.direction, scope)
 
 
 def _as_it_is(low: Interpretation, equation: Equation) -> tuple[Interpretation, Hashable]:
