@@ -90,6 +90,10 @@ class Tuning(Tabular):
 
     @property
     def title(self) -> str:
+        return f"Formats for {self.function}"
+
+    @property
+    def heading(self) -> str:
         return f"tune  {self.function}   {counted(self.runs, 'run')}"
 
     def __repr__(self) -> str:
@@ -110,7 +114,7 @@ class Tuning(Tabular):
     def tables(self, *, everything: bool = True) -> list[Rows]:
         heads = [field.name for field in dataclasses.fields(TunedPart)]
         rows = [[str(x) for x in dataclasses.astuple(part)] for part in self.parts]
-        return [Rows("Parts: their results are rounded to these formats", heads, rows)]
+        return [Rows("Parts, and the format of their results", heads, rows)]
 
 
 @checked

@@ -183,6 +183,10 @@ class Plan(Tabular):
 
     @property
     def title(self) -> str:
+        return f"Formats for {self.function}"
+
+    @property
+    def heading(self) -> str:
         return f"plan  {self.function}   {counted(self.runs, 'run')}"
 
     def sentences(self) -> list[str]:

@@ -288,6 +288,10 @@ class RecordingComparison(Tabular):
 
     @property
     def title(self) -> str:
+        return f"Two recordings of {self.a.function}"
+
+    @property
+    def heading(self) -> str:
         return f"compare  {_side(self.a)} -> {_side(self.b)}"
 
     def sentences(self) -> list[str]:

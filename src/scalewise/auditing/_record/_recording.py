@@ -172,6 +172,10 @@ class Recording(Tabular):
 
     @property
     def title(self) -> str:
+        return f"Recording of {self.function}"
+
+    @property
+    def heading(self) -> str:
         versions = ", ".join(f"{name} {version}" for name, version in self.versions)
         how = "one compiled program" if self.fused else "each equation compiled alone"
         arrays = counted(len(self.arrays), "array")

@@ -75,6 +75,10 @@ class Stability(Tabular):
 
     @property
     def title(self) -> str:
+        return f"Stability of {self.function} in {self.low}"
+
+    @property
+    def heading(self) -> str:
         runs = f"{self.runs} runs that round at random"
         return f"stability  {self.function} in {self.low}, {runs}"
 
