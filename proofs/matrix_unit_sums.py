@@ -7,7 +7,8 @@
 Each sum is a dot product of two steps of the instruction (four of one with single terms), on random
 and directed operands (``proofs.matrix_units``); the formats that an instruction multiplies take
 turns. Counts are written to ``docs/matrix_unit_sums.json`` after each round, from which the next
-run goes on; ``docs/matrix_units_page.py`` shows them. All rounds take an hour, MMA-Sim's a few hours.
+run goes on; ``docs/matrix_units_page.py`` shows them. All rounds take an hour, MMA-Sim's a
+few hours.
 """
 
 from __future__ import annotations
