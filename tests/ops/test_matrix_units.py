@@ -222,7 +222,11 @@ def test_emulate_with_a_format_and_a_device():
     on_device = sw.emulate(jnp.matmul, "e4m3fn", device="h100", saturate=True)
     rounded = (sw.round_to(x, "e4m3fn") for x in (a, b))
     by_unit = ops.matmul(*rounded, accumulator=matrix_unit("h100", "e4m3fn"))
-    np.testing.assert_array_equal(on_device(a, b), sw.round_to(by_unit, "e4m3fn", saturate=True))
+    want = sw.round_to(by_unit, "e4m3fn", saturate=True)
+    np.testing.assert_array_equal(on_device(a, b), want)
+    np.testing.assert_array_equal(jax.jit(on_device)(a, b), want)  # lowered without x64
+    batched = jax.vmap(jax.jit(on_device), (0, None))
+    np.testing.assert_array_equal(batched(a[:, None], b)[:, 0], want)
     with pytest.raises(ValueError, match="expected a format, a device, or both"):
         sw.emulate(jnp.matmul)
     with pytest.raises(ValueError, match="no matrix units are known of 'h1000'"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -69,14 +70,23 @@ def _batch(
 ) -> tuple[jax.Array, int]:
     pairs = list(zip(operands, dims, strict=True))
     size = next(x.shape[d] for x, d in pairs if d is not None)
-    whole = [
-        jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
-        for x, d in pairs
-    ]
-    return unit_p.bind(*whole, unit=unit, out=out), 0
+    with jax.enable_x64(True):
+        whole = [
+            jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
+            for x, d in pairs
+        ]
+        return unit_p.bind(*whole, unit=unit, out=out), 0
+
+
+def _lower(
+    ctx: mlir.LoweringRuleContext, *operands: mlir.ir.Value, **params: Any
+) -> Sequence[mlir.ir.Value]:
+    # `emulate` binds float64 operands with x64 on; an outer `jit` lowers them after it has ended.
+    with jax.enable_x64(True):
+        return mlir.lower_fun(_run, multiple_results=False)(ctx, *operands, **params)
 
 
 unit_p.def_impl(_run)
 unit_p.def_abstract_eval(_abstract)
 batching.primitive_batchers[unit_p] = _batch
-mlir.register_lowering(unit_p, mlir.lower_fun(_run, multiple_results=False))
+mlir.register_lowering(unit_p, _lower)
