@@ -147,6 +147,17 @@ def test_fp8_without_a_scale_is_refused_unless_the_caller_says_so(tmp_path):
     assert tree.value("a.weight").tolist() == np.ones((4, 8)).tolist()
 
 
+@pytest.mark.parametrize(("options", "message"), [
+    ({"layout": "gpt-oss"}, "the layout gpt-oss can't hold the others, such as 'a.weight'"),
+    ({"keep": "."}, "keep 1 of 1$"),
+])  # fmt: skip
+def test_a_cast_that_would_only_copy_is_refused(options, message, tmp_path):
+    save_safetensors(tmp_path / "x.safetensors", {"a.weight": np.ones((4, 32), np.float32)})
+    with pytest.raises(checkpoints.UnreadableError, match=message):
+        checkpoints.cast(tmp_path / "x.safetensors", "mxfp4", out=tmp_path / "y", **options)
+    assert not (tmp_path / "y").exists()
+
+
 def test_shards_keep_their_names_and_the_index_is_written(tmp_path):
     folder, tensors = tmp_path / "model", weights()
     folder.mkdir()

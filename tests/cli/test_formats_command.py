@@ -46,6 +46,7 @@ def test_the_rounding_error_is_that_of_the_decimal_number():
     ("arguments", "message"),
     [
         (["one"], "'one' is no number and no code such as 0x3c00"),
+        (["no/folder"], "No such file or directory: 'no/folder'"),
         (["0x10000", "--format", "fp16"], "code 0x10000 is beyond fp16's 16 bits"),
         (["1", "--format", "e4m3fm"], "no format is called 'e4m3fm'; did you mean"),
     ],

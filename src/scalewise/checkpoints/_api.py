@@ -107,6 +107,7 @@ def cast(
         raise TargetError(f"cannot write {str(target)!r}: expected a folder or a .safetensors file")
     plan = CastJobs(options, weights, family_of(source)[0])
     shards = shards_of(source, plan)
+    plan.refuse_a_copy()
     single = target.suffix == ".safetensors"
     if single and len(shards) > 1:
         raise UnreadableError(f"{path} has {len(shards)} shards; give a folder as --out")

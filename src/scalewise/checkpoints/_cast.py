@@ -95,6 +95,7 @@ class CastJobs:
     family: str | None
     written: dict[str, tuple[Layout, Strategy]] = dataclasses.field(default_factory=dict)
     kept: list[str] = dataclasses.field(default_factory=list)
+    copied: list[Weight] = dataclasses.field(default_factory=list)
     dropped: list[str] = dataclasses.field(default_factory=list)
     records: dict[str, Json] = dataclasses.field(default_factory=dict)
     own: dict[str, Json] = dataclasses.field(default_factory=dict)
@@ -110,6 +111,7 @@ class CastJobs:
                 return None
             if fmt is None or not self._castable(weight, fmt):
                 self._keep(weight)
+                self.copied.append(weight)
                 entry = Entry(x.name, x.dtype, x.shape)
                 return Job((entry,), partial(_copied, weight))
         if fmt is None:
@@ -127,6 +129,19 @@ class CastJobs:
             job, self.own[weight.name] = own_job(weight, fmt, options.rounding, options.scales)
             return job
         return self._quantised(weight, fmt)
+
+    def refuse_a_copy(self) -> None:
+        """Raises an error if a narrow format was asked for and no tensor gets it."""
+        options = self.options
+        if options.to in WIDE or len(self.copied) < max(1, len(self.weights) - len(self.dropped)):
+            return
+        unfit = [w for w in self.copied if options.format_of(w.name) is not None]
+        why = f"--keep and --tensors keep {len(self.copied) - len(unfit)} of {len(self.copied)}"
+        if unfit:
+            largest = max(unfit, key=lambda w: math.prod(w.shape))
+            why += (f", and the layout {options.layout} can't hold the others, "
+                    f"such as {largest.name!r} of shape {list(largest.shape)}")  # fmt: skip
+        raise UnreadableError(f"no tensor would become {options.to}: {why}")
 
     def _keep(self, weight: Weight) -> None:
         self.kept.append(weight.name)

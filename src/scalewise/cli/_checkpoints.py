@@ -1,5 +1,6 @@
 """`scalewise inspect`, `diff` and `check`: checkpoints, beside numbers, reports and recordings."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,7 +64,8 @@ def inspect(
             if text.startswith("--"):  # Typer lets unknown ones through, for negative numbers
                 raise ValueError(f"there is no option {text.partition('=')[0]}")
     path = Path(what[0])
-    if len(what) > 1 or not (_is_checkpoint(path) or path.exists()):
+    of_file = os.sep in what[0] or _is_checkpoint(path) or path.exists()
+    if len(what) > 1 or not of_file:
         return show_numbers(what, fmt)
     with refusal(ValueError):
         if not _is_checkpoint(_there(path)):
