@@ -319,6 +319,11 @@ def _imports(tree: ast.Module) -> Mapping[str, Any]:
                 module = sys.modules.get(f"{node.module}.{x.name}")
                 own = module or getattr(sys.modules.get(node.module), x.name, None)
                 found[x.asname or x.name] = own
+    names = [x for x in ast.walk(tree) if isinstance(x, ast.Name)]
+    bound = {x.id for x in names if isinstance(x.ctx, ast.Store)}
+    bound |= {x.arg for x in ast.walk(tree) if isinstance(x, ast.arg)}
+    for name in {x.id for x in names} - bound - set(found):  # imported by a notebook's other cell
+        found[name] = getattr(sys.modules["__main__"], name, None)
     return found
 
 

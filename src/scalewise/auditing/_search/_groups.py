@@ -67,7 +67,7 @@ class Group:
 
     def weight(self, fmt: Format) -> float:
         worst = self.worst_equation(fmt)
-        equations = (worst,) if _is_out_of_range(worst) else self.equations
+        equations = (worst,) if is_out_of_range(worst) else self.equations
         return sum(self.harm(e, fmt) for e in equations)
 
     def worst_equation(self, fmt: Format) -> EquationStatistics:
@@ -78,7 +78,7 @@ class Group:
         """Additions that change nothing count by the error they make; inside a loop each counts
         fully."""
         e = equation
-        if _is_out_of_range(e):
+        if is_out_of_range(e):
             return OUT_OF_RANGE - e.index  # the earliest usually causes the others
         lost = 1.0 if e.looped else min(16 * e.introduced / float(fmt.eps), 1.0)
         lost *= 0.0 if e.adds_constant else e.share("swamped")
@@ -88,7 +88,7 @@ class Group:
         return made + min(10 * e.share("differ"), 1.0) + e.share("operands_saturated")
 
 
-def _is_out_of_range(equation: EquationStatistics) -> bool:
+def is_out_of_range(equation: EquationStatistics) -> bool:
     return bool(equation["nan"] or equation["overflowed"])
 
 

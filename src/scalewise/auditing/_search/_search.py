@@ -29,7 +29,7 @@ from .._thresholds import (
 from . import _fix_kinds, _recipe_fix_kinds  # noqa: F401  # they register fixes, in this order
 from ._findings import Finding, constant_finding
 from ._fixes import Context, Fix, proposals
-from ._groups import Group
+from ._groups import Group, is_out_of_range
 from ._joint import faults, try_lines, try_pairs
 from ._kinds import FINDING_KINDS, made_here, numbers_lost
 from ._literals import Literal
@@ -338,7 +338,10 @@ def _at_cause(search: Search, what: Finding, fix: Fix) -> Finding:
     wide = [e for e in search.outcome.equations if e.index in set(fix.indices)]
     cause = fix.cause
     if cause is None or (wide and cause.index not in fix.indices):
-        cause = max(wide, key=lambda e: e.introduced, default=None)
+        beyond = [e for e in wide if is_out_of_range(e)]  # their errors aren't measured
+        cause = max(
+            beyond or wide, key=lambda e: -e.index if beyond else e.introduced, default=None
+        )
     if cause is None:
         return what
     places = {(cause.file, cause.line)}

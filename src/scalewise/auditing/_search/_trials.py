@@ -198,7 +198,10 @@ class Search:
         return found
 
     def fewer_lines(self, fix: Fix, after: Outcome) -> tuple[Fix, Outcome]:
-        limit = OutputError(after.error.non_finite, 2 * after.error.relative)
+        most = 2 * after.error.relative
+        if not self.outcome.error.non_finite:  # at least half of what the fix removes
+            most = min(most, (after.error.relative + self.outcome.error.relative) / 2)
+        limit = OutputError(after.error.non_finite, most)
         found, end = (fix, after), max(self.reserve, self.trials - NARROWING)
 
         def helps(lines: list[list[EquationStatistics]]) -> bool:
