@@ -372,3 +372,31 @@ def test_samples_are_spread_over_the_whole_result(n):
     assert at[0] == 0
     assert np.all(np.diff(at) >= 1)
     assert n - at[-1] <= max(n / SAMPLE, 1) + 1
+
+
+def test_an_overflow_behind_another_is_named_rather_than_a_rounding():
+    def length(x):
+        return jnp.sqrt(jnp.sum(x * x, -1))
+
+    def cosine(a, b):
+        product = jnp.sum(a * b, -1)
+        return product / (length(a) * length(b) + 1e-8)
+
+    x = 30 * jax.random.normal(jax.random.key(0), (4, 512))
+    found = sw.audit(cosine, "fp16")(x, x).findings
+    assert {(f.kind, f.primitive) for f in found if f.fix} == {("overflow", "reduce_sum")}
+
+
+def test_flushed_numbers_that_cost_nothing_are_not_the_cause():
+    def contrastive(z):
+        z = z / jnp.linalg.norm(z, axis=-1, keepdims=True)
+        scores = z @ z.T
+        scores = scores / 0.01
+        return -jnp.mean(jnp.diag(jax.nn.log_softmax(scores)))
+
+    report = sw.audit(jax.value_and_grad(contrastive), "bf16")(
+        jax.random.normal(jax.random.key(0), (16, 32))
+    )
+    first = report.findings[0]
+    assert (first.kind, first.direction) == ("cancellation", "backward")
+    assert first.error_after < 0.8 * first.error_before

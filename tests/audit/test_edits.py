@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import linecache
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -142,6 +143,20 @@ def test_a_gradient_with_a_loss_scale_is_the_gradient():
 def test_an_edit_that_is_not_known_is_none():
     report = sw.audit(lambda x: jnp.sum(x, dtype=x.dtype), "fp16")(jnp.full(64, 6e4))
     assert all(isinstance(edits(report, x), list) for x in report.findings)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_an_edit_in_a_notebook_whose_imports_are_in_another_cell(known, tmp_path, monkeypatch):
+    path = tmp_path / f"cell_{known}.py"
+    path.write_text("def f(x):\n    return jnp.sum(x * x, -1)\n")
+    if known:  # as in a notebook
+        monkeypatch.setattr(sys.modules["__main__"], "jnp", jnp, raising=False)
+    cell = {"jnp": jnp}
+    exec(compile(path.read_text(), path, "exec"), cell)
+    report = sw.audit(cell["f"], "fp16")(NORMAL * 50)
+    lines = [line for edit in edits(report, report.findings[0]) for line in edit.after]
+    wide = "    return jnp.sum(jnp.float32(x) * jnp.float32(x), -1)"
+    assert lines == ([wide] if known else [])
 
 
 def test_a_covered_line_is_not_latent():

@@ -260,6 +260,8 @@ def _operands(node: ast.expr, names: Mapping[str, Any], top: bool = False) -> It
         case ast.Subscript(value) if not _is_leaf(node):
             yield from _operands(value, names, top)
         case ast.Call(ast.Attribute(owner, name), arguments) if name in ARITHMETIC:
+            if _root(owner) in names and names[_root(owner)] is None:
+                raise _NotKnownError  # a module, or an array
             if not _is_imported(owner, names):
                 yield from _operands(owner, names)
                 return
@@ -274,7 +276,12 @@ def _operands(node: ast.expr, names: Mapping[str, Any], top: bool = False) -> It
             raise _NotKnownError
 
 
-def _is_imported(node: ast.expr, names: Mapping[str, Any]) -> bool:
+def _root(node: ast.expr) -> str:
+    """Returns the name that an attribute is of, "" for another expression."""
     while isinstance(node, ast.Attribute):
         node = node.value
-    return isinstance(node, ast.Name) and isinstance(names.get(node.id), ModuleType)
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _is_imported(node: ast.expr, names: Mapping[str, Any]) -> bool:
+    return isinstance(names.get(_root(node)), ModuleType)

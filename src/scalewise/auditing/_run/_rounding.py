@@ -18,6 +18,9 @@ from ...formats import format as format_
 FORMAT_PARAMS = 8
 
 
+SMALLEST_EXPONENT = -800  # of a normal number, of formats that `round_by` rounds to
+
+
 def format_params(fmt: FormatLike, saturate: Saturation = False) -> np.ndarray:
     """Returns a format as the eight numbers that :func:`round_by` reads.
 

@@ -20,7 +20,14 @@ from ...emulating import Constant, EmulationWithDraws
 from ...interpret import Applied, Argument, Equation, Interpretation, State, Value, transform
 from .._run._interpretations import FP32_MAX, TableEmulation, as_cast, restored
 from .._run._loss_scale import LossScaled
-from .._run._rounding import FP32_PARAMS, FP64_PARAMS, format_params, is_wide, scale_params
+from .._run._rounding import (
+    FP32_PARAMS,
+    FP64_PARAMS,
+    SMALLEST_EXPONENT,
+    format_params,
+    is_wide,
+    scale_params,
+)
 from .._run._session import Outcome, Session
 
 
@@ -51,6 +58,11 @@ class FormatChoice:
         formats = self.formats.copy()
         for index in indices:
             formats[index] = scale_params(formats[index], power)
+        return dataclasses.replace(self, formats=formats)
+
+    def without_underflow(self, indices: Sequence[int]) -> FormatChoice:
+        formats = self.formats.copy()
+        formats[list(indices), 1] = SMALLEST_EXPONENT
         return dataclasses.replace(self, formats=formats)
 
     def without_limits(self, limits: Sequence[float]) -> FormatChoice:

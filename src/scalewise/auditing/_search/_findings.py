@@ -82,9 +82,10 @@ class Finding:
         return called_at(self.callers)
 
 
-def finding(group: Group, fmt: Format, saturate: Saturation) -> Finding:
+def finding(group: Group, fmt: Format, saturate: Saturation, refuted: str = "") -> Finding:
+    """Returns a group's finding, of another kind than the one that a run has refuted."""
     first = group.first
-    kind = kind_of(group, saturate)
+    kind = kind_of(group, saturate, refuted)
     iterations = [e["first"] for e in group.equations if e.looped and e["first"] >= 0]
     return Finding(
         kind=kind.name,

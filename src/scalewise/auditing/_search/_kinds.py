@@ -44,8 +44,9 @@ def register(
     return add
 
 
-def kind_of(group: Group, saturate: Saturation) -> FindingKind:
-    return next(kind for kind in FINDING_KINDS.values() if kind.found(group, saturate))
+def kind_of(group: Group, saturate: Saturation, refuted: str = "") -> FindingKind:
+    kinds = (kind for name, kind in FINDING_KINDS.items() if name != refuted)
+    return next(kind for kind in kinds if kind.found(group, saturate))
 
 
 def exceeds(amax: float, fmt: Format) -> str:

@@ -27,6 +27,7 @@ from .._thresholds import (
     unusable,
 )
 from . import _fix_kinds, _recipe_fix_kinds  # noqa: F401  # they register fixes, in this order
+from ._apply import FormatChoice
 from ._findings import Finding, constant_finding
 from ._fixes import Context, Fix, proposals
 from ._groups import Group, is_out_of_range
@@ -249,7 +250,7 @@ def _try_fixes(search: Search, what: Finding, changes: Iterator[Fix], clear: flo
             search.unfixed = [x for x in search.unfixed if not same(what, x)] + [what]
         return False
     fix, after = best
-    what = _at_cause(search, what, fix)
+    what = _unless_refuted(search, _at_cause(search, what, fix), fix)
     found = faults(search, what, fix) or [dataclasses.replace(what, fix=search.accepted(fix))]
     if len(found) == 1:
         cause = _decided_after(search, found[0], fix, after) or _amplified_after(
@@ -356,6 +357,22 @@ def _at_cause(search: Search, what: Finding, fix: Fix) -> Finding:
     if cause.index not in search.causes.back(what.equations, DEPTH):
         return _amplified_after(search, moved, fix)  # another fault
     return _carried_to(search, what, moved, cause, fix)
+
+
+def _unless_refuted(search: Search, what: Finding, fix: Fix) -> Finding:
+    """Returns the finding; if it is of numbers that are flushed and keeping these doesn't help,
+    one of the largest error that is made where the fix is."""
+    wide = [e for e in search.outcome.equations if e.index in set(fix.indices)]
+    finite = not search.outcome.error.non_finite
+    tested = isinstance(search.current, FormatChoice) and what.kind == "underflow" and finite
+    if not tested or not what.equations or not wide or search.trials <= 0:
+        return what
+    kept = search.run(search.current.without_underflow(what.equations))
+    if better(kept.error, search.outcome.error, GAIN):
+        return what
+    most = Group((max(wide, key=lambda e: e.introduced),))
+    moved = dataclasses.replace(search.finding_of(most, what.kind), tried=what.tried)
+    return _amplified_after(search, moved, fix)
 
 
 def _carried_to(

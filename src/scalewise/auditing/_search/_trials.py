@@ -146,8 +146,8 @@ class Search:
     def groups_in(self, outcome: Outcome) -> list[Group]:
         return groups(outcome.equations, self.fmt, outcome.causes)
 
-    def finding_of(self, group: Group) -> Finding:
-        found = finding(group, self.fmt, self.saturate)
+    def finding_of(self, group: Group, refuted: str = "") -> Finding:
+        found = finding(group, self.fmt, self.saturate, refuted)
         before = self.causes.producers(group.first.index) if found.kind == "decision" else []
         if len(before) == 1 and before[0].primitive in WHOLE_NUMBERS and before[0].file:
             return dataclasses.replace(found, **place_of(before[0]))
