@@ -212,6 +212,7 @@ def test_operators():
         (-a, -plain), (a[0], plain[0]), (a[:, 1], plain[:, 1]), (3 * a, 3 * plain),
         (a * plain, plain * plain), (a + 1, plain + 1), (1 - a, 1 - plain), (a / 2, plain / 2),
         (a @ plain, plain @ plain), (plain @ a, plain @ plain), (a + a, plain + plain),
+        (a // 2, plain // 2), (7 // a, 7 // plain), (a % 3, plain % 3), (7 % a, 7 % plain),
     ]:  # fmt: skip
         np.testing.assert_array_equal(got, want)
     assert isinstance(a[0], sw.ScaledArray)

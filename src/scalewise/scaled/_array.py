@@ -22,7 +22,11 @@ REAL = np.floating, np.integer, np.bool_
 
 
 def _on_value(operate: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    return lambda self, *other: operate(self.value(), *other)
+    def compute(self: ScaledArray, *other: ArrayLike) -> jax.Array:
+        """Computes with the plain array, and returns one."""
+        return operate(self.value(), *other)
+
+    return compute
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -236,6 +240,8 @@ class ScaledArray(StoredArray):
     __add__ = __radd__ = _on_value(operator.add)
     __sub__, __rsub__ = _on_value(operator.sub), _on_value(lambda x, y: y - x)
     __truediv__, __rtruediv__ = _on_value(operator.truediv), _on_value(lambda x, y: y / x)
+    __floordiv__, __rfloordiv__ = _on_value(operator.floordiv), _on_value(lambda x, y: y // x)
+    __mod__, __rmod__ = _on_value(operator.mod), _on_value(lambda x, y: y % x)
     __pow__, __rpow__ = _on_value(operator.pow), _on_value(lambda x, y: y**x)
     __matmul__, __rmatmul__ = _on_value(operator.matmul), _on_value(lambda x, y: y @ x)
     __lt__, __le__ = _on_value(operator.lt), _on_value(operator.le)
