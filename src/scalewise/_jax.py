@@ -298,6 +298,34 @@ def is_partitioned(ctx: mlir.LoweringRuleContext) -> bool:
     return getattr(axes, "num_devices", None) != 1
 
 
+def gpu_kernel(
+    kernel: Callable[..., None],
+    grid: tuple[int, ...],
+    operands: Iterable[tuple[jax.Array, tuple[int, ...], tuple[int, ...]]],
+    results: Iterable[tuple[jax.ShapeDtypeStruct, tuple[int, ...], tuple[int, ...]]],
+    *,
+    interpret: bool = False,
+) -> list[jax.Array]:
+    """Calls a Pallas kernel that Triton compiles.
+
+    Each operand and result comes with the shape of its tiles, and the axes of the grid along which
+    its axes are split into them.
+    """
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+
+    def specs(arrays):
+        return [pl.BlockSpec(t, lambda *i, o=o: tuple(i[a] for a in o)) for _, t, o in arrays]
+
+    operands, results = list(operands), list(results)
+    call = pl.pallas_call(
+        kernel, [y for y, *_ in results], grid=grid, in_specs=specs(operands),
+        out_specs=specs(results), interpret=interpret,
+        compiler_params=triton.CompilerParams(num_warps=4, num_stages=1),
+    )  # fmt: skip
+    return call(*[x for x, *_ in operands])
+
+
 def is_exported(ctx: mlir.LoweringRuleContext) -> bool:
     """Returns whether a program is lowered by ``jax.export``, which allows only stable operations.
 

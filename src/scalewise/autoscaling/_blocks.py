@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
+from ..devices import Device
 from ..formats import BF16, E8M0, BlockFormat, Format, RoundingMode
 from ..formats import format as format_
 from ..interpret import by_platform, outlined
@@ -26,6 +27,8 @@ from ..scaled import (
     round_in_blocks,
     rounds_in_blocks,
 )
+
+from ._block_kernel import has_kernel, rounded_by_kernel
 
 
 @jax.tree_util.register_dataclass
@@ -79,6 +82,7 @@ def in_blocks(
     rounding: RoundingMode = "nearest_even",
     tile: tuple[int, int] | None = None,
     key: jax.Array | None = None,
+    device: Device | None = None,
 ) -> Blocks:
     """Returns ``x`` rounded to a block format along an axis.
 
@@ -96,8 +100,10 @@ def in_blocks(
     if not (own and known and has_type):
         return Blocks(outlined(_in_blocks, options, x, data), fmt, x.dtype)
     assert scaling is None or isinstance(scaling, Mx)
-    result = _copy_type(x.shape, fmt, axis)
-    return Blocks(by_platform(_in_blocks, _unread, options, result, x), fmt, x.dtype, x, scaling)
+    rounded, result = _in_blocks, _copy_type(x.shape, fmt, axis)
+    if has_kernel(x, fmt, scaling, axis, device):
+        rounded, options = rounded_by_kernel, options[:3]
+    return Blocks(by_platform(rounded, _unread, options, result, x), fmt, x.dtype, x, scaling)
 
 
 def _dtype(fmt: BlockFormat | Format, dtype: DTypeLike) -> np.dtype:

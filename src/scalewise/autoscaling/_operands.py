@@ -329,7 +329,7 @@ class OperandRounding(Residuals):
         if isinstance(fmt, BlockFormat):
             axis = block_axis(setting, contracted, x.ndim)
             tile = (kept[-1], setting.tile) if setting.tile > 1 and kept else None
-            return in_blocks(x, fmt, scaling.of_blocks(), axis, rounding, tile, key)
+            return in_blocks(x, fmt, scaling.of_blocks(), axis, rounding, tile, key, self.device)
         if setting.per == "channel":
             return quantize(x, fmt, scaling=scaling, axis=kept, rounding=rounding, key=key)
         if rounding == "nearest_even":

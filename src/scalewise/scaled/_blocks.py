@@ -53,7 +53,7 @@ def quantize_blocks(
     blocks, measured = (split_blocks(z, fmt.size, axis) for z in (x, measured))
     whole = partial(merge_blocks, shape=x.shape, axis=axis)
     tainted = None
-    if _nan_scales(fmt, scaling):
+    if nan_scales(fmt, scaling):
         tainted = ~jnp.all(jnp.isfinite(measured), axis=axis + 1)
     if tile is not None:  # from here on an axis of the blocks
         tile = tile[0] + (tile[0] > axis), tile[1]
@@ -92,7 +92,7 @@ def quantize_blocks(
     return ScaledArray(data, scale, (axis, fmt.size))
 
 
-def _nan_scales(fmt: BlockFormat, scaling: Scaling | None) -> bool:
+def nan_scales(fmt: BlockFormat, scaling: Scaling | None) -> bool:
     return fmt.element.nan_code is None or (isinstance(scaling, Mx) and scaling.nan_scale)
 
 
@@ -117,7 +117,7 @@ def round_in_blocks(x: jax.Array, fmt: BlockFormat, scaling: Mx | None = None) -
     bits = lax.bitcast_convert_type(blocks, u)
     magnitude = lax.bitwise_and(bits, u(0x7FFFFFFF))
     infinity = _bits_of(np.inf)
-    nan_scales = _nan_scales(fmt, scaling)
+    nan_scales = nan_scales(fmt, scaling)
     if nan_scales:
         largest = lax.reduce_max(lax.bitcast_convert_type(magnitude, np.int32), (2,))
     else:
@@ -298,14 +298,9 @@ def _over_powers(
         return stored(shrink(x, inverse, rounding))
 
     def on_gpu() -> jax.Array | EncodedArray:
-        # XLA on NVIDIA's GPUs flushes no subnormals (`xla_gpu_ftz`), and transposes what it stores
-        # in the same kernel, if nothing is selected on the way there: an infinity becomes NaN by
-        # its product with 0
         if options["saturate"] != "finite" or element.infinities:
             return plainly()
-        y = shrink(x, inverse, rounding)
-        top, zero = (np.asarray(n, x.dtype) for n in (float(element.max), 0.0))
-        return stored(lax.clamp(-top, y, top) + y * zero, saturate=False)
+        return stored(in_range(x, exponent, element, rounding), saturate=False)
 
     if x.dtype == jnp.float64:
         return plainly()
@@ -313,6 +308,19 @@ def _over_powers(
     return lax.platform_dependent(
         cuda=on_gpu, default=lambda: stored(_divided(x, exponent, inverse, rounding))
     )
+
+
+def in_range(
+    x: jax.Array, exponent: jax.Array, element: Format, rounding: str = "nearest_even"
+) -> jax.Array:
+    """Returns ``x / 2**exponent``, clamped to the range of a format; an infinity becomes NaN.
+
+    XLA on NVIDIA's GPUs flushes no subnormals (``xla_gpu_ftz``), and transposes what it stores in
+    the same kernel, if nothing is selected on the way there: hence a product with 0.
+    """
+    y = shrink(x, _inverse(exponent, x.dtype), rounding)
+    top, zero = (np.asarray(n, x.dtype) for n in (float(element.max), 0.0))
+    return lax.clamp(-top, y, top) + y * zero
 
 
 def _inverse(exponent: jax.Array, dtype: DTypeLike) -> jax.Array:
