@@ -10,6 +10,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 
 from .._jax import ad, batching, gpu_kernel, is_exported, is_partitioned, jex, mlir, needs_devices
 from ..devices import Device, units_for
@@ -40,20 +41,24 @@ def has_kernel(
 
 def rounded_by_kernel(options: tuple, x: jax.Array) -> ScaledArray:
     """Returns an array in blocks along an axis; the kernels of both axes are one for XLA."""
-    fmt, scaling, axis = options
-    outs = both_ways_p.bind(x.reshape(-1, x.shape[-1]), fmt=fmt, scaling=scaling)
+    fmt, scaling, axis, dtype = options
+    outs = both_ways_p.bind(x.reshape(-1, x.shape[-1]), fmt=fmt, scaling=scaling, dtype=dtype)
     data, scale = outs[:2] if axis == x.ndim - 1 else outs[2:]
     scale = lax.bitcast_convert_type(scale, jnp.float8_e8m0fnu)
     if axis == x.ndim - 1:
         parts = [y.reshape(*x.shape[:-1], -1) for y in (data, scale)]
     else:
-        parts = [y.reshape(-1, *x.shape[:-2], y.size // (x.size // x.shape[-2])) for y in (data, scale)]
+        parts = [
+            y.reshape(-1, *x.shape[:-2], y.size // (x.size // x.shape[-2])) for y in (data, scale)
+        ]
         parts = [jnp.moveaxis(y, 0, -1) for y in parts]
     return ScaledArray(*parts, (axis, fmt.size))
 
 
-def _by_xla(x: jax.Array, *, fmt: BlockFormat, scaling: Mx | None) -> list[jax.Array]:
-    found = []
+def _by_xla(
+    x: jax.Array, *, fmt: BlockFormat, scaling: Mx | None, dtype: DTypeLike
+) -> list[jax.Array]:
+    found, x = [], x.astype(dtype)
     for axis in (1, 0):
         copy = quantize_measured(x, x, fmt, scaling, axis)
         parts = copy.data, lax.bitcast_convert_type(copy.scale, jnp.uint8)
@@ -62,7 +67,7 @@ def _by_xla(x: jax.Array, *, fmt: BlockFormat, scaling: Mx | None) -> list[jax.A
 
 
 def by_kernel(
-    x: jax.Array, *, fmt: BlockFormat, scaling: Mx | None, interpret: bool = False
+    x: jax.Array, *, fmt: BlockFormat, scaling: Mx | None, dtype: DTypeLike, interpret: bool = False
 ) -> list[jax.Array]:
     (rows, columns), n = x.shape, fmt.size
     kinds = (1, fmt.element.dtype), (n, jnp.uint8)
@@ -71,12 +76,12 @@ def by_kernel(
         for a, b, order in ((rows, columns, (0, 1)), (columns, rows, (1, 0)))
         for m, d in kinds
     ]
-    grid, kernel = (rows // TILE, columns // TILE), partial(_kernel, fmt, scaling or Mx())
+    grid, kernel = (rows // TILE, columns // TILE), partial(_kernel, fmt, scaling or Mx(), dtype)
     return gpu_kernel(kernel, grid, [(x, (TILE, TILE), (0, 1))], outs, interpret=interpret)
 
 
-def _kernel(fmt: BlockFormat, scaling: Mx, x, *outs) -> None:
-    tile = x[...].astype(jnp.float32)
+def _kernel(fmt: BlockFormat, scaling: Mx, dtype: DTypeLike, x, *outs) -> None:
+    tile = x[...].astype(dtype).astype(jnp.float32)
     for axis, (numbers, scales) in ((1, outs[:2]), (0, outs[2:])):
         blocks = split_blocks(tile, fmt.size, axis)
         exponent = scaling.exponents(blocks, fmt.element, (axis + 1,))
@@ -97,7 +102,10 @@ def _batched(args, dims, **params):
 
 
 def _abstract(x, **params):
-    return [x.update(shape=y.shape, dtype=y.dtype) for y in jax.eval_shape(partial(_by_xla, **params), x)]
+    return [
+        x.update(shape=y.shape, dtype=y.dtype)
+        for y in jax.eval_shape(partial(_by_xla, **params), x)
+    ]
 
 
 both_ways_p.def_impl(_by_xla)

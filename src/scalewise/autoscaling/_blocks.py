@@ -27,7 +27,6 @@ from ..scaled import (
     round_in_blocks,
     rounds_in_blocks,
 )
-
 from ._block_kernel import has_kernel, rounded_by_kernel
 
 
@@ -83,11 +82,13 @@ def in_blocks(
     tile: tuple[int, int] | None = None,
     key: jax.Array | None = None,
     device: Device | None = None,
+    wide: jax.Array | None = None,
 ) -> Blocks:
     """Returns ``x`` rounded to a block format along an axis.
 
     ``scaling`` is None for the format's own; ``tile`` is another axis, and how many of its
     indices share a scale; ``key`` is for stochastic rounding of the numbers or of the scales.
+    ``device``, if one is known, may have a kernel that reads ``wide``, which ``x`` was cast from.
     """
     # the numbers of a key, since one of the older kind is an array of them
     data = None if key is None else jax.random.key_data(key)
@@ -100,10 +101,15 @@ def in_blocks(
     if not (own and known and has_type):
         return Blocks(outlined(_in_blocks, options, x, data), fmt, x.dtype)
     assert scaling is None or isinstance(scaling, Mx)
-    rounded, result = _in_blocks, _copy_type(x.shape, fmt, axis)
+    rounded, given, result = _in_blocks, x, _copy_type(x.shape, fmt, axis)
     if has_kernel(x, fmt, scaling, axis, device):
-        rounded, options = rounded_by_kernel, options[:3]
-    return Blocks(by_platform(rounded, _unread, options, result, x), fmt, x.dtype, x, scaling)
+        rounded, given, options = (
+            rounded_by_kernel,
+            x if wide is None else wide,
+            (*options[:3], x.dtype),
+        )
+    copy = by_platform(rounded, _unread, options, result, given)
+    return Blocks(copy, fmt, x.dtype, x, scaling)
 
 
 def _dtype(fmt: BlockFormat | Format, dtype: DTypeLike) -> np.dtype:
@@ -184,5 +190,7 @@ def widened(x: jax.Array, dtype: DTypeLike, shift: int = 0) -> jax.Array:
     if x.dtype.itemsize > 1:
         return x.astype(dtype)
     if not shift:
-        return decode(lax.bitcast_convert_type(x, jnp.uint8), format_(x.dtype)).astype(dtype)
+        fmt = format_(x.dtype)
+        codes = lax.bitcast_convert_type(x, jnp.uint8 if fmt.bits == 8 else jnp.uint4)
+        return decode(codes.astype(jnp.uint8), fmt).astype(dtype)
     return (x.astype(jnp.float32) * np.float32(2.0**-shift)).astype(dtype)

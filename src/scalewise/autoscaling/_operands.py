@@ -33,6 +33,7 @@ from ._narrow import holds
 from ._operand_settings import GRADIENT, Operand, Role
 from ._products import multiply
 from ._quantized import QuantizedOperand, QuantizedValue, apart
+from ._recompute import before_cast
 from ._residuals import Residuals, load
 from ._roles import between_activations, is_reread, role_read_later, roles
 from ._rules import RULES
@@ -329,7 +330,17 @@ class OperandRounding(Residuals):
         if isinstance(fmt, BlockFormat):
             axis = block_axis(setting, contracted, x.ndim)
             tile = (kept[-1], setting.tile) if setting.tile > 1 and kept else None
-            return in_blocks(x, fmt, scaling.of_blocks(), axis, rounding, tile, key, self.device)
+            return in_blocks(
+                x,
+                fmt,
+                scaling.of_blocks(),
+                axis,
+                rounding,
+                tile,
+                key,
+                self.device,
+                before_cast(value),
+            )
         if setting.per == "channel":
             return quantize(x, fmt, scaling=scaling, axis=kept, rounding=rounding, key=key)
         if rounding == "nearest_even":

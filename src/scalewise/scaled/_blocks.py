@@ -117,8 +117,8 @@ def round_in_blocks(x: jax.Array, fmt: BlockFormat, scaling: Mx | None = None) -
     bits = lax.bitcast_convert_type(blocks, u)
     magnitude = lax.bitwise_and(bits, u(0x7FFFFFFF))
     infinity = _bits_of(np.inf)
-    nan_scales = nan_scales(fmt, scaling)
-    if nan_scales:
+    whole_blocks = nan_scales(fmt, scaling)
+    if whole_blocks:
         largest = lax.reduce_max(lax.bitcast_convert_type(magnitude, np.int32), (2,))
     else:
         largest = lax.bitcast_convert_type(amax_by_keys(blocks, (2,)), np.int32)
@@ -150,7 +150,7 @@ def round_in_blocks(x: jax.Array, fmt: BlockFormat, scaling: Mx | None = None) -
     # times 2**exponent in two factors, each of which is a normal number
     first = lax.shift_right_arithmetic(exponent, np.int32(1))
     factors = [_power(lax.add(e, np.int32(127))) for e in (first, lax.sub(exponent, first))]
-    if nan_scales:
+    if whole_blocks:
         nan = lax.full_like(factors[1], np.nan)
         factors[1] = lax.select(lax.ge(largest, infinity.view(np.int32)), nan, factors[1])
     sign = lax.bitwise_and(bits, u(1 << 31))
