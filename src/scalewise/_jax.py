@@ -301,27 +301,31 @@ def is_partitioned(ctx: mlir.LoweringRuleContext) -> bool:
 def gpu_kernel(
     kernel: Callable[..., None],
     grid: tuple[int, ...],
-    operands: Iterable[tuple[jax.Array, tuple[int, ...], tuple[int, ...]]],
-    results: Iterable[tuple[jax.ShapeDtypeStruct, tuple[int, ...], tuple[int, ...]]],
-    *,
-    interpret: bool = False,
+    operands: Sequence[tuple[jax.Array, tuple[int, ...], tuple[int, ...] | None]],
+    results: Sequence[tuple[jax.ShapeDtypeStruct, tuple[int, ...], tuple[int, ...]]],
+    interpret: bool,
 ) -> list[jax.Array]:
-    """Calls a Pallas kernel that Triton compiles.
+    """Calls a Pallas kernel that Triton compiles: a function of its place in the grid and tiles.
 
     Each operand and result comes with the shape of its tiles, and the axes of the grid along which
-    its axes are split into them.
+    its axes are split into them; None for an operand that each program reads whole.
     """
-    from jax.experimental import pallas as pl
+    from jax.experimental import pallas
     from jax.experimental.pallas import triton
 
     def specs(arrays):
-        return [pl.BlockSpec(t, lambda *i, o=o: tuple(i[a] for a in o)) for _, t, o in arrays]
+        def place(order, tile):
+            return lambda *at: (0,) * len(tile) if order is None else tuple(at[a] for a in order)
 
-    operands, results = list(operands), list(results)
-    call = pl.pallas_call(
-        kernel, [y for y, *_ in results], grid=grid, in_specs=specs(operands),
-        out_specs=specs(results), interpret=interpret,
-        compiler_params=triton.CompilerParams(num_warps=4, num_stages=1),
+        return [pallas.BlockSpec(tile, place(order, tile)) for _, tile, order in arrays]
+
+    def body(*tiles):
+        kernel(tuple(map(pallas.program_id, range(len(grid)))), *tiles)
+
+    options = triton.CompilerParams(num_warps=4, num_stages=1)
+    call = pallas.pallas_call(
+        body, [y for y, *_ in results], grid=grid, in_specs=specs(operands),
+        out_specs=specs(results), interpret=interpret, compiler_params=options,
     )  # fmt: skip
     return call(*[x for x, *_ in operands])
 

@@ -1,119 +1,353 @@
-"""One kernel for NVIDIA's GPUs that rounds an array to blocks along both of its last axes.
+"""A kernel for NVIDIA's GPUs that rounds an array to blocks, in the layouts that products read.
 
-It reads the array once. XLA reads it three times: for the scales along either axis, and to round.
+It casts, transforms and rounds an array that it reads once for both of its last axes. XLA reads it
+for the scales along each axis and to round, and writes transforms and codes in 32 bits.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
 from .._jax import ad, batching, gpu_kernel, is_exported, is_partitioned, jex, mlir, needs_devices
 from ..devices import Device, units_for
-from ..formats import BlockFormat
-from ..scaled import Mx, ScaledArray, Scaling, is_known, quantize_measured, rounds_in_blocks
-from ..scaled._blocks import in_range, nan_scales, split_blocks
+from ..formats import E8M0, NVFP4, BlockFormat, Format, RoundingMode, Saturation
+from ..rounding import pack
+from ..rounding._bits import round_bits
+from ..rounding._codes import codes_of, stored
+from ..rounding._nearest import nearest_codes
+from ..scaled import (
+    Amax,
+    Mx,
+    ScaledArray,
+    Scaling,
+    amax,
+    is_known,
+    quantize_measured,
+    rounds_in_blocks,
+)
+from ..scaled._blocks import (
+    in_range,
+    nan_scales,
+    over_scales,
+    over_tiles,
+    scales_of,
+    split_blocks,
+    tensor_scale_of,
+    usable,
+)
+from ._keys import hadamard_transform
 
 TILE = 64  # rows and columns of an array that one program of the kernel rounds
+ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)  # of Threefry-2x32
 
-both_ways_p = jex.Primitive("both_ways")
-both_ways_p.multiple_results = True
+by_kernel_p = jex.Primitive("by_kernel")
+by_kernel_p.multiple_results = True
 
 
-def has_kernel(
-    x: jax.Array, fmt: BlockFormat, scaling: Scaling | None, axis: int, device: Device | None
-) -> bool:
-    """Returns whether the kernel rounds an operand for a GPU with units for its blocks."""
+@dataclasses.dataclass(frozen=True)
+class BlockRounding:
+    """How the kernel rounds a matrix.
+
+    Attributes:
+        fmt, scaling, rounding: as for ``quantize``.
+        axes: those along which blocks lie.
+        dtype: to which numbers are cast first.
+        tile: the number of rows, or columns, that share a scale.
+        operands: the names of the operands beside the matrix: ``"whole"``, the tensor's scale;
+            ``"key"``, of random bits; ``"signs"``, of a Hadamard transform.
+    """
+
+    fmt: BlockFormat
+    scaling: Scaling | None
+    axes: tuple[int, ...]
+    dtype: DTypeLike
+    rounding: RoundingMode = "nearest_even"
+    tile: int = 1
+    operands: tuple[str, ...] = ()
+
+    @property
+    def packed(self) -> int:
+        return 8 // self.fmt.element.bits
+
+    def types(self, shape: tuple[int, int]) -> list[jax.ShapeDtypeStruct]:
+        """Returns the types of numbers and scales for each axis, which is the last one of both."""
+        fmt, found = self.fmt, []
+        data = jnp.uint8 if self.packed > 1 else fmt.element.dtype
+        for axis in self.axes:
+            a, b = shape if axis else shape[::-1]
+            found.append(jax.ShapeDtypeStruct((a, b // self.packed), data))
+            found.append(jax.ShapeDtypeStruct((a, b // fmt.size), fmt.scale.dtype))
+        return found
+
+
+def _is_threefry(key: jax.Array) -> bool:
+    return str(jax.random.key_impl(key)) == "threefry2x32" and jax.config.jax_threefry_partitionable
+
+
+def kernel_for(
+    x: jax.Array,
+    fmt: BlockFormat,
+    scaling: Scaling | None,
+    axis: int,
+    rounding: RoundingMode,
+    tile: tuple[int, int] | None,
+    key: jax.Array | None,
+    signs: jax.Array | None,
+    device: Device | None,
+) -> BlockRounding | None:
+    """Returns how the kernel rounds an operand for a GPU with units for its blocks, or None."""
     if device is None or device.platform != "cuda" or units_for(fmt, fmt, device) is None:
-        return False
-    own = rounds_in_blocks(fmt, scaling) and not nan_scales(fmt, scaling)
-    if not own or fmt.element.infinities or x.dtype.itemsize > 4 or axis < x.ndim - 2:
-        return False
-    if x.ndim < 2 or not all(map(is_known, x.shape)) or x.shape[-2] % fmt.size:
-        return False
-    *rows, columns = x.shape
-    return x.size > 0 and not columns % TILE and not x.size // columns % TILE
-
-
-def rounded_by_kernel(options: tuple, x: jax.Array) -> ScaledArray:
-    """Returns an array in blocks along an axis; the kernels of both axes are one for XLA."""
-    fmt, scaling, axis, dtype = options
-    outs = both_ways_p.bind(x.reshape(-1, x.shape[-1]), fmt=fmt, scaling=scaling, dtype=dtype)
-    data, scale = outs[:2] if axis == x.ndim - 1 else outs[2:]
-    scale = lax.bitcast_convert_type(scale, jnp.float8_e8m0fnu)
-    if axis == x.ndim - 1:
-        parts = [y.reshape(*x.shape[:-1], -1) for y in (data, scale)]
+        return None
+    if x.ndim < 2 or not all(map(is_known, x.shape)) or axis < x.ndim - 2 or x.dtype.itemsize > 4:
+        return None
+    rows, columns = x.size // max(x.shape[-1], 1), x.shape[-1]
+    if not 0 < x.size < 2**31 or rows % TILE or columns % TILE or x.shape[-2] % fmt.size:
+        return None
+    axes, plain = (1, 0), rounding == "nearest_even" and key is None
+    if fmt == NVFP4:
+        threefry = key is None or _is_threefry(key)
+        square = tile is None or (
+            {axis, tile[0]} == {x.ndim - 1, x.ndim - 2} and tile[1] == fmt.size
+        )
+        fits = isinstance(scaling, Amax | None) and threefry and square
+        fits = fits and rounding == ("nearest_even" if key is None else "stochastic")
+        fits = fits and (signs is None or signs.size in (4, 16, 64))
+        axes = axes if tile is not None else (axis - x.ndim + 2,)
     else:
-        parts = [
-            y.reshape(-1, *x.shape[:-2], y.size // (x.size // x.shape[-2])) for y in (data, scale)
-        ]
-        parts = [jnp.moveaxis(y, 0, -1) for y in parts]
-    return ScaledArray(*parts, (axis, fmt.size))
+        fits = (
+            plain
+            and signs is None
+            and tile is None
+            and rounds_in_blocks(fmt, scaling)
+            and fmt.element.bits == 8
+        )
+        fits = fits and not nan_scales(fmt, scaling) and not fmt.element.infinities
+    size = 1 if tile is None else tile[1]
+    return BlockRounding(fmt, scaling, axes, x.dtype, rounding, size) if fits else None
 
 
-def _by_xla(
-    x: jax.Array, *, fmt: BlockFormat, scaling: Mx | None, dtype: DTypeLike
-) -> list[jax.Array]:
-    found, x = [], x.astype(dtype)
-    for axis in (1, 0):
-        copy = quantize_measured(x, x, fmt, scaling, axis)
-        parts = copy.data, lax.bitcast_convert_type(copy.scale, jnp.uint8)
-        found += [y if axis else y.T for y in parts]
+def rounded_by_kernel(
+    options: tuple, x: jax.Array, key: jax.Array | None, signs: jax.Array | None
+) -> ScaledArray:
+    """Returns an array in blocks along an axis; the kernels of both axes may be one for XLA."""
+    _, _, axis, *_, rule = options
+    matrix, whole, fmt = x.reshape(-1, x.shape[-1]), None, rule.fmt
+    named = {name: z for name, z in (("key", key), ("signs", signs)) if z is not None}
+    if fmt.tensor_scale is not None:
+        if signs is None:
+            largest = amax(matrix.astype(rule.dtype).astype(jnp.float32), (0, 1), False)
+        else:
+            largest = jnp.max(_bound(_largest, _largest_by_xla, rule, matrix, signs)[0])
+        whole = named["whole"] = tensor_scale_of(largest, fmt, rule.scaling)
+    rule = dataclasses.replace(rule, operands=tuple(named))
+    outs = _bound(_rounded, _rounded_by_xla, rule, matrix, *named.values())
+    at = 2 * rule.axes.index(axis - x.ndim + 2)
+    data, scale = outs[at : at + 2]
+    if rule.packed > 1:
+        data = lax.bitcast_convert_type(data, fmt.element.dtype).reshape(data.shape[0], -1)
+    if axis == x.ndim - 1:
+        data, scale = (y.reshape(*x.shape[:-1], -1) for y in (data, scale))
+    else:
+        sizes = x.shape[-2], x.shape[-2] // fmt.size
+        data, scale = (
+            jnp.moveaxis(y.reshape(-1, *x.shape[:-2], n), 0, -1)
+            for y, n in zip((data, scale), sizes, strict=True)
+        )
+    scale = scale if whole is None else ScaledArray(scale, whole)
+    return ScaledArray(data, scale, (axis, fmt.size))
+
+
+# -- one tile ------------------------------------------------------------------------------------
+
+
+def _rounded(rule: BlockRounding, x: jax.Array, *operands: jax.Array, interpret: bool = False):
+    types, results = rule.types(x.shape), []
+    for i, y in enumerate(types):
+        order = (0, 1) if rule.axes[i // 2] else (1, 0)
+        tile = TILE, TILE * y.shape[1] // x.shape[order[1]]
+        codes = jax.ShapeDtypeStruct(y.shape, jnp.uint8) if i % 2 else y
+        results.append((codes, tile, order))
+    kernel = partial(_round_tile, rule, x.shape[1])
+    outs = _called(kernel, x, operands, results, interpret)
+    return [lax.bitcast_convert_type(y, t.dtype) for y, t in zip(outs, types, strict=True)]
+
+
+def _called(kernel: Callable, x: jax.Array, operands: Sequence[jax.Array], results, interpret):
+    whole = [(z.reshape(-1), (z.size,), None) for z in operands]
+    grid = tuple(n // TILE for n in x.shape)
+    return gpu_kernel(kernel, grid, [(x, (TILE, TILE), (0, 1)), *whole], results, interpret)
+
+
+def _round_tile(rule: BlockRounding, columns: int, at: tuple, x, *refs) -> None:
+    """Rounds a tile along the last axis, transposed first for blocks along the other one.
+
+    Transposed at the end, Triton takes minutes to compile it.
+    """
+    fmt, element = rule.fmt, rule.fmt.element
+    own, outs = dict(zip(rule.operands, refs, strict=False)), list(refs[len(rule.operands) :])
+    signs = own["signs"][...] if "signs" in own else None
+    for axis in rule.axes:
+        blocks = split_blocks(_numbers(rule, x[...], axis, signs), fmt.size, 1)
+        if fmt.scale == E8M0:
+            exponent = (rule.scaling or Mx()).exponents(blocks, element, (2,))
+            data = in_range(blocks, jnp.expand_dims(exponent, 2), element).astype(element.dtype)
+            scale = (exponent + 127).astype(jnp.uint8)
+        else:
+            measured, tainted = usable(blocks, fmt, rule.scaling, 2, None)
+            finite = jnp.where(jnp.isfinite(measured), jnp.abs(measured), 0)
+            if rule.tile > 1:  # the largest of each block before those of the tile
+                largest = over_tiles(jnp.max, jnp.max(finite, 2), (0, rule.tile))
+                finite = jnp.expand_dims(largest, 2)
+            options = {"whole": own["whole"][0], "encode": _encode}
+            scale, factor = scales_of(finite, tainted, fmt, 2, rule.scaling, **options)
+            bits = _bits(own["key"], columns, at, axis) if "key" in own else None
+            data = _codes(over_scales(blocks, factor, 2, rule.rounding), rule, bits)
+            scale = lax.bitcast_convert_type(scale, jnp.uint8)
+        data = data.reshape(TILE, TILE)
+        outs.pop(0)[...] = _packed(data) if rule.packed > 1 else data
+        outs.pop(0)[...] = scale
+
+
+def _numbers(rule: BlockRounding, x: jax.Array, axis: int, signs: jax.Array | None) -> jax.Array:
+    x = (x if axis else x.T).astype(rule.dtype).astype(jnp.float32)
+    if signs is None:
+        return x
+    return butterflies(x, signs).astype(rule.dtype).astype(jnp.float32)
+
+
+def butterflies(x: jax.Array, signs: jax.Array) -> jax.Array:
+    """Returns the Hadamard transform of parts of a matrix's rows; their size is 4**k."""
+    size, (rows, length) = signs.size, x.shape
+    blocks = x.reshape(rows, length // size, size)
+    x, half = blocks * lax.broadcast_in_dim(signs, blocks.shape, (2,)), size // 2
+    while half:
+        pairs = x.reshape(rows, length // (2 * half), 2, 1, half)
+        i, j = (lax.broadcasted_iota(jnp.int32, (2, 2), a) for a in (0, 1))
+        sign = (1 - 2 * (i & j)).astype(jnp.float32)
+        sign = lax.broadcast_in_dim(sign, (*pairs.shape[:3], 2, half), (2, 3))
+        x, half = jnp.sum(pairs * sign, axis=2), half // 2
+    return x.reshape(rows, length) * np.float32(size**-0.5)
+
+
+def _encode(x: jax.Array, fmt: Format, saturate: Saturation = True) -> jax.Array:
+    return stored(nearest_codes(x, fmt, saturate), fmt)
+
+
+def _codes(x: jax.Array, rule: BlockRounding, bits: jax.Array | None) -> jax.Array:
+    fmt = rule.fmt.element
+    if bits is None:
+        return nearest_codes(x, fmt, "finite")
+    return codes_of(round_bits(x, fmt, "finite", rule.rounding, bits.reshape(x.shape), True), fmt)
+
+
+def _packed(codes: jax.Array) -> jax.Array:
+    """Packs codes of four bits along the last axis."""
+    pairs = codes.astype(jnp.uint32).reshape(codes.shape[0], -1, 2)
+    shift = 4 * lax.broadcasted_iota(jnp.uint32, pairs.shape, 2)
+    return jnp.sum(pairs << shift, axis=-1, dtype=jnp.uint32).astype(jnp.uint8)
+
+
+def _bits(key, columns: int, at: tuple, axis: int) -> jax.Array:
+    own = (TILE * at[a] + lax.broadcasted_iota(jnp.int32, (TILE, TILE), a ^ 1 ^ axis) for a in (0, 1))
+    row, column = own
+    return random_bits(key[0], key[1], (row * columns + column).astype(jnp.uint32))
+
+
+def random_bits(first: jax.Array, second: jax.Array, index: jax.Array) -> jax.Array:
+    """Returns what ``jax.random.bits`` has at flat indices of an array: Threefry-2x32."""
+    keys = first, second, first ^ second ^ np.uint32(0x1BD11BDA)
+    x, y = jnp.broadcast_to(first, index.shape), index + second
+    for i in range(5):
+        for r in ROTATIONS[i % 2]:
+            x = x + y
+            y = ((y << np.uint32(r)) | (y >> np.uint32(32 - r))) ^ x
+        x, y = x + keys[(i + 1) % 3], y + keys[(i + 2) % 3] + np.uint32(i + 1)
+    return x ^ y
+
+
+def _largest(rule: BlockRounding, x: jax.Array, signs: jax.Array, *, interpret: bool = False):
+    shape = tuple(n // TILE for n in x.shape)
+    result = jax.ShapeDtypeStruct(shape, jnp.float32), (1, 1), (0, 1)
+    return _called(partial(_largest_of_tile, rule), x, [signs], [result], interpret)
+
+
+def _largest_of_tile(rule: BlockRounding, at: tuple, x, signs, out) -> None:
+    tile = jnp.abs(_numbers(rule, x[...], rule.axes[0], signs[...]))
+    out[...] = jnp.max(jnp.where(tile < np.inf, tile, 0)).reshape(1, 1)
+
+
+# -- without the kernel --------------------------------------------------------------------------
+
+
+def _transformed(rule: BlockRounding, x: jax.Array, axis: int, signs: jax.Array | None):
+    x = x.astype(rule.dtype)
+    return x if signs is None else hadamard_transform(x, axis, signs).astype(rule.dtype)
+
+
+def _largest_by_xla(rule: BlockRounding, x: jax.Array, signs: jax.Array) -> list[jax.Array]:
+    largest = amax(_transformed(rule, x, rule.axes[0], signs).astype(jnp.float32), (0, 1), False)
+    return [jnp.broadcast_to(largest, [n // TILE for n in x.shape])]
+
+
+def _rounded_by_xla(rule: BlockRounding, x: jax.Array, *operands: jax.Array) -> list[jax.Array]:
+    own, found = dict(zip(rule.operands, operands, strict=True)), []
+    key = jax.random.wrap_key_data(own["key"]) if "key" in own else None
+    for axis in rule.axes:
+        y = _transformed(rule, x, axis, own.get("signs"))
+        tile = None if rule.tile == 1 else (1 - axis, rule.tile)
+        options = {"rounding": rule.rounding, "tile": tile, "key": key}
+        copy = quantize_measured(y, y, rule.fmt, rule.scaling, axis, **options)
+        data, scale = copy.data, copy.scale.data if "whole" in own else copy.scale
+        data = data.unpacked() if rule.packed > 1 else data
+        data, scale = (data, scale) if axis else (data.T, scale.T)
+        found += [pack(data, rule.fmt.element) if rule.packed > 1 else data, scale]
     return found
 
 
-def by_kernel(
-    x: jax.Array, *, fmt: BlockFormat, scaling: Mx | None, dtype: DTypeLike, interpret: bool = False
-) -> list[jax.Array]:
-    (rows, columns), n = x.shape, fmt.size
-    kinds = (1, fmt.element.dtype), (n, jnp.uint8)
-    outs = [
-        (jax.ShapeDtypeStruct((a, b // m), d), (TILE, TILE // m), order)
-        for a, b, order in ((rows, columns, (0, 1)), (columns, rows, (1, 0)))
-        for m, d in kinds
-    ]
-    grid, kernel = (rows // TILE, columns // TILE), partial(_kernel, fmt, scaling or Mx(), dtype)
-    return gpu_kernel(kernel, grid, [(x, (TILE, TILE), (0, 1))], outs, interpret=interpret)
+# -- the primitive -------------------------------------------------------------------------------
 
 
-def _kernel(fmt: BlockFormat, scaling: Mx, dtype: DTypeLike, x, *outs) -> None:
-    tile = x[...].astype(dtype).astype(jnp.float32)
-    for axis, (numbers, scales) in ((1, outs[:2]), (0, outs[2:])):
-        blocks = split_blocks(tile, fmt.size, axis)
-        exponent = scaling.exponents(blocks, fmt.element, (axis + 1,))
-        data = in_range(blocks, jnp.expand_dims(exponent, axis + 1), fmt.element)
-        data = data.reshape(tile.shape).astype(fmt.element.dtype)
-        code = (exponent + 127).astype(jnp.uint8)
-        numbers[...], scales[...] = (data, code) if axis else (data.T, code.T)
+def _bound(kernel: Callable, plain: Callable, rule: BlockRounding, *operands: jax.Array):
+    return by_kernel_p.bind(*operands, kernel=kernel, plain=plain, rule=rule)
 
 
-def _lower(ctx: mlir.LoweringRuleContext, x: mlir.ir.Value, **params):
-    split = is_partitioned(ctx) or is_exported(ctx)
-    return mlir.lower_fun(_by_xla if split else by_kernel, multiple_results=True)(ctx, x, **params)
+def _by_xla(*operands: jax.Array, kernel: Callable, plain: Callable, rule: BlockRounding):
+    return plain(rule, *operands)
 
 
-def _batched(args, dims, **params):
-    outs = jax.vmap(partial(_by_xla, **params), in_axes=dims)(*args)
+def _by_gpu(*operands: jax.Array, kernel: Callable, plain: Callable, rule: BlockRounding):
+    return kernel(rule, *operands)
+
+
+def _lower(ctx: mlir.LoweringRuleContext, *operands: mlir.ir.Value, **params):
+    inlined = _by_xla if is_partitioned(ctx) or is_exported(ctx) else _by_gpu
+    return mlir.lower_fun(inlined, multiple_results=True)(ctx, *operands, **params)
+
+
+def _batched(operands, dims, **params):
+    outs = jax.vmap(partial(_by_xla, **params), in_axes=dims)(*operands)
     return outs, [0] * len(outs)
 
 
-def _abstract(x, **params):
-    return [
-        x.update(shape=y.shape, dtype=y.dtype)
-        for y in jax.eval_shape(partial(_by_xla, **params), x)
-    ]
+def _abstract(x, *operands, **params):
+    outs = jax.eval_shape(partial(_by_xla, **params), x, *operands)
+    return [x.update(shape=y.shape, dtype=y.dtype, weak_type=False) for y in outs]
 
 
-both_ways_p.def_impl(_by_xla)
-both_ways_p.def_abstract_eval(_abstract)
-batching.primitive_batchers[both_ways_p] = _batched
-ad.primitive_jvps[both_ways_p] = lambda primals, tangents, **params: jax.jvp(
+by_kernel_p.def_impl(_by_xla)
+by_kernel_p.def_abstract_eval(_abstract)
+batching.primitive_batchers[by_kernel_p] = _batched
+ad.primitive_jvps[by_kernel_p] = lambda primals, tangents, **params: jax.jvp(
     partial(_by_xla, **params), primals, [ad.instantiate_zeros(t) for t in tangents]
 )
-mlir.register_lowering(both_ways_p, mlir.lower_fun(_by_xla, multiple_results=True))
-mlir.register_lowering(both_ways_p, _lower, platform="cuda")
-needs_devices(both_ways_p)
+mlir.register_lowering(by_kernel_p, mlir.lower_fun(_by_xla, multiple_results=True))
+mlir.register_lowering(by_kernel_p, _lower, platform="cuda")
+needs_devices(by_kernel_p)
