@@ -50,7 +50,7 @@ DESCRIPTIONS = Path(__file__).parent / "devices"
 # in one direction, and the eight adapters of 400 Gbit/s of a DGX, over which rings are laid.
 DEVICES = {
     "h100": hlo.Device(3.35e12, {8: 1979e12, 16: 989e12, 32: 494e12}, 450e9, 400e9),
-    "b200": hlo.Device(7.7e12, {8: 4500e12, 16: 2250e12, 32: 1100e12}, 900e9, 400e9),
+    "b200": hlo.Device(7.7e12, {4: 9000e12, 8: 4500e12, 16: 2250e12, 32: 1100e12}, 900e9, 400e9),
 }
 RECIPES = ("plain", "bf16", "fp16", "fp8", "fp8_delayed", "mxfp8", "hand", "flax")
 NODE = 8  # devices that share a host

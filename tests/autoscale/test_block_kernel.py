@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from scalewise import autoscale, recipes
 from scalewise.autoscaling import _block_kernel as kernel
 from scalewise.autoscaling._block_kernel import BlockRounding
 from scalewise.formats import MXFP8_E4M3, NVFP4
@@ -64,3 +65,19 @@ def test_the_kernel_gives_the_bits_of_the_operations_that_it_replaces(name):
         np.testing.assert_array_equal(np.isnan(np.asarray(a, np.float32)), nan)
         codes = [np.asarray(z).view(np.uint8) for z in (a, b)]
         np.testing.assert_array_equal(*(np.where(nan, 0, c) for c in codes))
+
+
+@pytest.mark.parametrize("name", ["mxfp8", "nvfp4"])
+def test_a_cpu_rounds_as_if_no_device_with_the_kernel_were_named(name):
+    def loss(w, x):
+        return jnp.sum(jnp.tanh(x @ w) ** 2)
+
+    x, w = matrix(0)[:, 64:] * 0.1, matrix(0)[:, :128] * 0.1
+    x, w = (jnp.nan_to_num(z, posinf=1, neginf=-1) for z in (x, w))
+    found = []
+    for device in (None, "b200"):
+        recipe = getattr(recipes, name)
+        recipe = dataclasses.replace(recipe, device=device, narrow="always")
+        step = autoscale(jax.value_and_grad(loss, argnums=(0, 1)), recipe)
+        found.append(jax.jit(step)(w, x))
+    jax.tree.map(np.testing.assert_array_equal, *found)

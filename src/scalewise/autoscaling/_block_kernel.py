@@ -16,10 +16,20 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
-from .._jax import ad, batching, gpu_kernel, is_exported, is_partitioned, jex, mlir, needs_devices
+from .._jax import (
+    ad,
+    batching,
+    gpu_kernel,
+    has_explicit_mesh,
+    is_exported,
+    is_partitioned,
+    jex,
+    mlir,
+    needs_devices,
+)
 from ..devices import Device, units_for
 from ..formats import E8M0, NVFP4, BlockFormat, Format, RoundingMode, Saturation
-from ..rounding import pack
+from ..rounding import EncodedArray, pack
 from ..rounding._bits import round_bits
 from ..rounding._codes import codes_of, stored
 from ..rounding._nearest import nearest_codes
@@ -46,7 +56,7 @@ from ..scaled._blocks import (
 from ._keys import hadamard_transform
 
 TILE = 64  # rows and columns of an array that one program of the kernel rounds
-ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)  # of Threefry-2x32
+THREEFRY, ROTATIONS = "threefry2x32", ((13, 15, 26, 6), (17, 29, 16, 24))
 
 by_kernel_p = jex.Primitive("by_kernel")
 by_kernel_p.multiple_results = True
@@ -77,7 +87,7 @@ class BlockRounding:
     def packed(self) -> int:
         return 8 // self.fmt.element.bits
 
-    def types(self, shape: tuple[int, int]) -> list[jax.ShapeDtypeStruct]:
+    def types(self, shape: tuple[int, ...]) -> list[jax.ShapeDtypeStruct]:
         """Returns the types of numbers and scales for each axis, which is the last one of both."""
         fmt, found = self.fmt, []
         data = jnp.uint8 if self.packed > 1 else fmt.element.dtype
@@ -86,10 +96,6 @@ class BlockRounding:
             found.append(jax.ShapeDtypeStruct((a, b // self.packed), data))
             found.append(jax.ShapeDtypeStruct((a, b // fmt.size), fmt.scale.dtype))
         return found
-
-
-def _is_threefry(key: jax.Array) -> bool:
-    return str(jax.random.key_impl(key)) == "threefry2x32" and jax.config.jax_threefry_partitionable
 
 
 def kernel_for(
@@ -106,30 +112,26 @@ def kernel_for(
     """Returns how the kernel rounds an operand for a GPU with units for its blocks, or None."""
     if device is None or device.platform != "cuda" or units_for(fmt, fmt, device) is None:
         return None
-    if x.ndim < 2 or not all(map(is_known, x.shape)) or axis < x.ndim - 2 or x.dtype.itemsize > 4:
+    last = {x.ndim - 2, x.ndim - 1}
+    if x.ndim < 2 or axis not in last or x.dtype.itemsize > 4 or has_explicit_mesh():
         return None
-    rows, columns = x.size // max(x.shape[-1], 1), x.shape[-1]
-    if not 0 < x.size < 2**31 or rows % TILE or columns % TILE or x.shape[-2] % fmt.size:
+    if not all(map(is_known, x.shape)) or not 0 < x.size < 2**31 or x.shape[-2] % fmt.size:
         return None
-    axes, plain = (1, 0), rounding == "nearest_even" and key is None
+    if x.shape[-1] % TILE or x.size // x.shape[-1] % TILE:
+        return None
     if fmt == NVFP4:
-        threefry = key is None or _is_threefry(key)
-        square = tile is None or (
-            {axis, tile[0]} == {x.ndim - 1, x.ndim - 2} and tile[1] == fmt.size
-        )
-        fits = isinstance(scaling, Amax | None) and threefry and square
-        fits = fits and rounding == ("nearest_even" if key is None else "stochastic")
+        partitionable = jax.config.jax_threefry_partitionable  # pyright: ignore
+        threefry = partitionable and str(key is not None and jax.random.key_impl(key)) == THREEFRY
+        fits = rounding == "nearest_even" if key is None else rounding == "stochastic" and threefry
+        fits = fits and isinstance(scaling, Amax | None)
+        fits = fits and (tile is None or ({axis, tile[0]} == last and tile[1] == fmt.size))
         fits = fits and (signs is None or signs.size in (4, 16, 64))
-        axes = axes if tile is not None else (axis - x.ndim + 2,)
     else:
-        fits = (
-            plain
-            and signs is None
-            and tile is None
-            and rounds_in_blocks(fmt, scaling)
-            and fmt.element.bits == 8
-        )
-        fits = fits and not nan_scales(fmt, scaling) and not fmt.element.infinities
+        fits = rounding == "nearest_even" and key is None and signs is None and tile is None
+        fits = fits and rounds_in_blocks(fmt, scaling) and not nan_scales(fmt, scaling)
+        fits = fits and fmt.element.bits == 8 and not fmt.element.infinities
+    both = fmt != NVFP4 or tile is not None  # whether both axes are rounded alike
+    axes = (1, 0) if both else (axis - x.ndim + 2,)
     size = 1 if tile is None else tile[1]
     return BlockRounding(fmt, scaling, axes, x.dtype, rounding, size) if fits else None
 
@@ -210,7 +212,7 @@ def _round_tile(rule: BlockRounding, columns: int, at: tuple, x, *refs) -> None:
             scale, factor = scales_of(finite, tainted, fmt, 2, rule.scaling, **options)
             bits = _bits(own["key"], columns, at, axis) if "key" in own else None
             data = _codes(over_scales(blocks, factor, 2, rule.rounding), rule, bits)
-            scale = lax.bitcast_convert_type(scale, jnp.uint8)
+            scale = lax.bitcast_convert_type(jnp.asarray(scale), jnp.uint8)
         data = data.reshape(TILE, TILE)
         outs.pop(0)[...] = _packed(data) if rule.packed > 1 else data
         outs.pop(0)[...] = scale
@@ -256,7 +258,9 @@ def _packed(codes: jax.Array) -> jax.Array:
 
 
 def _bits(key, columns: int, at: tuple, axis: int) -> jax.Array:
-    own = (TILE * at[a] + lax.broadcasted_iota(jnp.int32, (TILE, TILE), a ^ 1 ^ axis) for a in (0, 1))
+    own = (
+        TILE * at[a] + lax.broadcasted_iota(jnp.int32, (TILE, TILE), a ^ 1 ^ axis) for a in (0, 1)
+    )
     row, column = own
     return random_bits(key[0], key[1], (row * columns + column).astype(jnp.uint32))
 
@@ -305,9 +309,9 @@ def _rounded_by_xla(rule: BlockRounding, x: jax.Array, *operands: jax.Array) -> 
         tile = None if rule.tile == 1 else (1 - axis, rule.tile)
         options = {"rounding": rule.rounding, "tile": tile, "key": key}
         copy = quantize_measured(y, y, rule.fmt, rule.scaling, axis, **options)
-        data, scale = copy.data, copy.scale.data if "whole" in own else copy.scale
-        data = data.unpacked() if rule.packed > 1 else data
-        data, scale = (data, scale) if axis else (data.T, scale.T)
+        data = copy.data.unpacked() if isinstance(copy.data, EncodedArray) else copy.data
+        scale = copy.scale.data if isinstance(copy.scale, ScaledArray) else copy.scale
+        data, scale = (z if axis else z.T for z in map(jnp.asarray, (data, scale)))
         found += [pack(data, rule.fmt.element) if rule.packed > 1 else data, scale]
     return found
 

@@ -137,12 +137,13 @@ def _copy_type(
     return ScaledArray.tree_unflatten((axis, fmt.size), (data, scale, None))
 
 
-def _unread(options: tuple, x: jax.Array, *_: jax.Array | None) -> ScaledArray:
+def _unread(options: tuple, x: jax.Array, *given: jax.Array | None) -> ScaledArray:
     """Returns zeros whose scales are NaN, in place of a copy that nothing reads."""
+    del given
     fmt, _, axis, *_, rule = options
 
     def blank(type_: jax.ShapeDtypeStruct) -> jax.Array:
-        number = np.nan if type_.dtype == jnp.float8_e8m0fnu else 0
+        number = np.nan if type_.dtype in (jnp.float8_e8m0fnu, jnp.float32) else 0
         return lax.full(type_.shape, number, type_.dtype)
 
     by_kernel = isinstance(rule, BlockRounding)

@@ -328,7 +328,7 @@ class OperandRounding(Residuals):
         fmt, rounding = setting.format, setting.rounding
         scaling, x = setting.scaling.predicted(value.log2_std), value.data
         wide, signs = value.memo.untransformed or (before_cast(value), None)
-        source = x if signs is None else wide
+        source = x if wide is None or signs is None else wide
         key = operand_key(self.key, operand_id, source) if setting.draws else None
         kept = tuple(a for a in range(x.ndim) if a not in contracted)
         if isinstance(fmt, BlockFormat):
