@@ -17,7 +17,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax._src import core, dispatch, mesh
+from jax._src import config, core, dispatch, mesh
 from jax._src import source_info_util as source_info_util
 from jax._src.interpreters import pxla
 from jax._src.interpreters.batching import AxisData as AxisData
@@ -342,6 +342,11 @@ def is_exported(ctx: mlir.LoweringRuleContext) -> bool:
 def in_mesh(abstract: AbstractMesh) -> AbstractContextManager[object]:
     """Returns a context in which new arrays belong to a mesh, if there is any."""
     return nullcontext() if abstract.empty else mesh.use_abstract_mesh(abstract)
+
+
+def without_varying_types() -> AbstractContextManager[object]:
+    """Returns a context in which types don't carry the mesh axes that they vary over."""
+    return config._check_vma(False)
 
 
 def has_name(axis: AxisData) -> bool:

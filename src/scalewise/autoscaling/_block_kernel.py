@@ -17,6 +17,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from .._jax import (
+    ShapedArray,
     ad,
     batching,
     gpu_kernel,
@@ -26,6 +27,7 @@ from .._jax import (
     jex,
     mlir,
     needs_devices,
+    without_varying_types,
 )
 from ..devices import Device, units_for
 from ..formats import E8M0, NVFP4, BlockFormat, Format, RoundingMode, Saturation
@@ -333,7 +335,9 @@ def _by_gpu(*operands: jax.Array, kernel: Callable, plain: Callable, rule: Block
 
 def _lower(ctx: mlir.LoweringRuleContext, *operands: mlir.ir.Value, **params):
     inlined = _by_xla if is_partitioned(ctx) or is_exported(ctx) else _by_gpu
-    return mlir.lower_fun(inlined, multiple_results=True)(ctx, *operands, **params)
+    with without_varying_types():  # which Pallas doesn't infer
+        types = [ShapedArray(a.shape, a.dtype) for a in ctx.avals_in]
+        return mlir.lower_fun(inlined, True)(ctx.replace(avals_in=types), *operands, **params)
 
 
 def _batched(operands, dims, **params):

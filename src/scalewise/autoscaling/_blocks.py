@@ -133,7 +133,7 @@ def _copy_type(
     scale = jax.ShapeDtypeStruct(counts, fmt.scale.dtype)
     if fmt.tensor_scale is not None:
         whole = jax.ShapeDtypeStruct((), jnp.float32)
-        scale = ScaledArray.tree_unflatten((None,), (scale, whole, None))
+        scale = ScaledArray.tree_unflatten(None, (scale, whole, None))
     return ScaledArray.tree_unflatten((axis, fmt.size), (data, scale, None))
 
 
