@@ -11,6 +11,7 @@ import pytest
 from scalewise import autoscale, recipes
 from scalewise.autoscaling import _block_kernel as kernel
 from scalewise.autoscaling._block_kernel import BlockRounding
+from scalewise.autoscaling._keys import hadamard_transform
 from scalewise.formats import MXFP8_E4M3, NVFP4
 from scalewise.scaled import Amax, Mx
 
@@ -27,10 +28,10 @@ RULES = {
 }
 
 
-def interpreted(f, rule):
+def interpreted(rule: BlockRounding):
     """Without XLA's excess precision, which leaves out a cast to bfloat16 and back."""
     exact = {"xla_allow_excess_precision": False}
-    return jax.jit(partial(f, rule, interpret=True), compiler_options=exact)
+    return jax.jit(partial(kernel.by_kernel, rule=rule, interpret=True), compiler_options=exact)
 
 
 def matrix(binades: int) -> jax.Array:
@@ -49,16 +50,17 @@ def test_the_kernel_gives_the_bits_of_the_operations_that_it_replaces(name):
     x = matrix(0 if "signs" in rule.operands else 20)
     given = {"key": jax.random.key_data(jax.random.key(3)), "signs": jnp.asarray(SIGNS)}
     signs = given["signs"] if "signs" in rule.operands else None
-    rounded = kernel._transformed(rule, x, rule.axes[0], signs).astype(jnp.float32)
-    largest = kernel.amax(rounded, (0, 1), False)
+    rounded = x.astype(rule.dtype)
     if signs is not None:
-        assert jnp.max(interpreted(kernel._largest, rule)(x, signs)[0]) == largest
+        rounded = hadamard_transform(rounded, rule.axes[0], signs).astype(rule.dtype)
+    largest = kernel.largest(rule, x, signs)
+    assert largest == kernel.amax(rounded.astype(jnp.float32), (0, 1), False)
     if rule.fmt is NVFP4:
         given["whole"] = kernel.tensor_scale_of(largest, rule.fmt, rule.scaling)
         rule = dataclasses.replace(rule, operands=(*rule.operands, "whole"))
     operands = [given[n] for n in rule.operands]
-    found = interpreted(kernel._rounded, rule)(x, *operands)
-    expected = kernel._rounded_by_xla(rule, x, *operands)
+    found = interpreted(rule)(x, *operands)
+    expected = kernel.by_xla(x, *operands, rule=rule)
     for a, b, t in zip(found, expected, rule.types(x.shape), strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype) == (t.shape, t.dtype)
         nan = np.isnan(np.asarray(b, np.float32))

@@ -7,7 +7,7 @@ for the scales along each axis and to round, and writes transforms and codes in 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
 from functools import partial
 
 import jax
@@ -101,17 +101,10 @@ class BlockRounding:
 
 
 def kernel_for(
-    x: jax.Array,
-    fmt: BlockFormat,
-    scaling: Scaling | None,
-    axis: int,
-    rounding: RoundingMode,
-    tile: tuple[int, int] | None,
-    key: jax.Array | None,
-    signs: jax.Array | None,
-    device: Device | None,
+    x: jax.Array, options: tuple, signs: jax.Array | None, device: Device | None
 ) -> BlockRounding | None:
     """Returns how the kernel rounds an operand for a GPU with units for its blocks, or None."""
+    fmt, scaling, axis, rounding, tile, kind = options
     if device is None or device.platform != "cuda" or units_for(fmt, fmt, device) is None:
         return None
     last = {x.ndim - 2, x.ndim - 1}
@@ -121,20 +114,18 @@ def kernel_for(
         return None
     if x.shape[-1] % TILE or x.size // x.shape[-1] % TILE:
         return None
+    nearest, both = rounding == "nearest_even" and kind is None, fmt != NVFP4 or tile is not None
     if fmt == NVFP4:
         partitionable = jax.config.jax_threefry_partitionable  # pyright: ignore
-        threefry = partitionable and str(key is not None and jax.random.key_impl(key)) == THREEFRY
-        fits = rounding == "nearest_even" if key is None else rounding == "stochastic" and threefry
+        fits = nearest or (rounding == "stochastic" and str(kind) == THREEFRY and partitionable)
         fits = fits and isinstance(scaling, Amax | None)
         fits = fits and (tile is None or ({axis, tile[0]} == last and tile[1] == fmt.size))
         fits = fits and (signs is None or signs.size in (4, 16, 64))
     else:
-        fits = rounding == "nearest_even" and key is None and signs is None and tile is None
-        fits = fits and rounds_in_blocks(fmt, scaling) and not nan_scales(fmt, scaling)
+        fits = nearest and signs is None and tile is None and rounds_in_blocks(fmt, scaling)
         fits = fits and fmt.element.bits == 8 and not fmt.element.infinities
-    both = fmt != NVFP4 or tile is not None  # whether both axes are rounded alike
-    axes = (1, 0) if both else (axis - x.ndim + 2,)
-    size = 1 if tile is None else tile[1]
+        fits = fits and not nan_scales(fmt, scaling)
+    axes, size = (1, 0) if both else (axis - x.ndim + 2,), 1 if tile is None else tile[1]
     return BlockRounding(fmt, scaling, axes, x.dtype, rounding, size) if fits else None
 
 
@@ -146,13 +137,10 @@ def rounded_by_kernel(
     matrix, whole, fmt = x.reshape(-1, x.shape[-1]), None, rule.fmt
     named = {name: z for name, z in (("key", key), ("signs", signs)) if z is not None}
     if fmt.tensor_scale is not None:
-        if signs is None:
-            largest = amax(matrix.astype(rule.dtype).astype(jnp.float32), (0, 1), False)
-        else:
-            largest = jnp.max(_bound(_largest, _largest_by_xla, rule, matrix, signs)[0])
-        whole = named["whole"] = tensor_scale_of(largest, fmt, rule.scaling)
+        whole = tensor_scale_of(largest(rule, matrix, signs), fmt, rule.scaling)
+        named["whole"] = whole
     rule = dataclasses.replace(rule, operands=tuple(named))
-    outs = _bound(_rounded, _rounded_by_xla, rule, matrix, *named.values())
+    outs = by_kernel_p.bind(matrix, *named.values(), rule=rule)
     at = 2 * rule.axes.index(axis - x.ndim + 2)
     data, scale = outs[at : at + 2]
     if rule.packed > 1:
@@ -169,25 +157,42 @@ def rounded_by_kernel(
     return ScaledArray(data, scale, (axis, fmt.size))
 
 
+def largest(rule: BlockRounding, x: jax.Array, signs: jax.Array | None) -> jax.Array:
+    """Returns the largest finite magnitude of an operand, or of its transform, in one pass of XLA.
+
+    Each row of a transform's part is an array of its own, so that nothing is stored in between.
+    """
+    wide = x.astype(rule.dtype).astype(jnp.float32)
+    if signs is None:
+        return amax(wide, (0, 1), False)
+    size, axis = signs.size, rule.axes[0] + 1
+    blocks = split_blocks(wide, size, rule.axes[0])
+    rows = [lax.index_in_dim(blocks, i, axis, False) * signs[i] for i in range(size)]
+    half = size // 2
+    while half:
+        rows = [rows[i - half] - y if i & half else y + rows[i + half] for i, y in enumerate(rows)]
+        half //= 2
+    rows = [(y * np.float32(size**-0.5)).astype(rule.dtype).astype(jnp.float32) for y in rows]
+    magnitudes = [jnp.where(lax.abs(y) < np.float32(np.inf), lax.abs(y), 0) for y in rows]
+    return jnp.max(functools.reduce(lax.max, magnitudes))
+
+
 # -- one tile ------------------------------------------------------------------------------------
 
 
-def _rounded(rule: BlockRounding, x: jax.Array, *operands: jax.Array, interpret: bool = False):
+def by_kernel(
+    x: jax.Array, *operands: jax.Array, rule: BlockRounding, interpret: bool = False
+) -> list[jax.Array]:
     types, results = rule.types(x.shape), []
     for i, y in enumerate(types):
         order = (0, 1) if rule.axes[i // 2] else (1, 0)
         tile = TILE, TILE * y.shape[1] // x.shape[order[1]]
         codes = jax.ShapeDtypeStruct(y.shape, jnp.uint8) if i % 2 else y
         results.append((codes, tile, order))
-    kernel = partial(_round_tile, rule, x.shape[1])
-    outs = _called(kernel, x, operands, results, interpret)
+    given = [(x, (TILE, TILE), (0, 1)), *((z.reshape(-1), (z.size,), None) for z in operands)]
+    grid, kernel = tuple(n // TILE for n in x.shape), partial(_round_tile, rule, x.shape[1])
+    outs = gpu_kernel(kernel, grid, given, results, interpret)
     return [lax.bitcast_convert_type(y, t.dtype) for y, t in zip(outs, types, strict=True)]
-
-
-def _called(kernel: Callable, x: jax.Array, operands: Sequence[jax.Array], results, interpret):
-    whole = [(z.reshape(-1), (z.size,), None) for z in operands]
-    grid = tuple(n // TILE for n in x.shape)
-    return gpu_kernel(kernel, grid, [(x, (TILE, TILE), (0, 1)), *whole], results, interpret)
 
 
 def _round_tile(rule: BlockRounding, columns: int, at: tuple, x, *refs) -> None:
@@ -279,35 +284,16 @@ def random_bits(first: jax.Array, second: jax.Array, index: jax.Array) -> jax.Ar
     return x ^ y
 
 
-def _largest(rule: BlockRounding, x: jax.Array, signs: jax.Array, *, interpret: bool = False):
-    shape = tuple(n // TILE for n in x.shape)
-    result = jax.ShapeDtypeStruct(shape, jnp.float32), (1, 1), (0, 1)
-    return _called(partial(_largest_of_tile, rule), x, [signs], [result], interpret)
-
-
-def _largest_of_tile(rule: BlockRounding, at: tuple, x, signs, out) -> None:
-    tile = jnp.abs(_numbers(rule, x[...], rule.axes[0], signs[...]))
-    out[...] = jnp.max(jnp.where(tile < np.inf, tile, 0)).reshape(1, 1)
-
-
 # -- without the kernel --------------------------------------------------------------------------
 
 
-def _transformed(rule: BlockRounding, x: jax.Array, axis: int, signs: jax.Array | None):
-    x = x.astype(rule.dtype)
-    return x if signs is None else hadamard_transform(x, axis, signs).astype(rule.dtype)
-
-
-def _largest_by_xla(rule: BlockRounding, x: jax.Array, signs: jax.Array) -> list[jax.Array]:
-    largest = amax(_transformed(rule, x, rule.axes[0], signs).astype(jnp.float32), (0, 1), False)
-    return [jnp.broadcast_to(largest, [n // TILE for n in x.shape])]
-
-
-def _rounded_by_xla(rule: BlockRounding, x: jax.Array, *operands: jax.Array) -> list[jax.Array]:
+def by_xla(x: jax.Array, *operands: jax.Array, rule: BlockRounding) -> list[jax.Array]:
     own, found = dict(zip(rule.operands, operands, strict=True)), []
     key = jax.random.wrap_key_data(own["key"]) if "key" in own else None
     for axis in rule.axes:
-        y = _transformed(rule, x, axis, own.get("signs"))
+        y = x.astype(rule.dtype)
+        if "signs" in own:
+            y = hadamard_transform(y, axis, own["signs"]).astype(rule.dtype)
         tile = None if rule.tile == 1 else (1 - axis, rule.tile)
         options = {"rounding": rule.rounding, "tile": tile, "key": key}
         copy = quantize_measured(y, y, rule.fmt, rule.scaling, axis, **options)
@@ -321,41 +307,29 @@ def _rounded_by_xla(rule: BlockRounding, x: jax.Array, *operands: jax.Array) -> 
 # -- the primitive -------------------------------------------------------------------------------
 
 
-def _bound(kernel: Callable, plain: Callable, rule: BlockRounding, *operands: jax.Array):
-    return by_kernel_p.bind(*operands, kernel=kernel, plain=plain, rule=rule)
-
-
-def _by_xla(*operands: jax.Array, kernel: Callable, plain: Callable, rule: BlockRounding):
-    return plain(rule, *operands)
-
-
-def _by_gpu(*operands: jax.Array, kernel: Callable, plain: Callable, rule: BlockRounding):
-    return kernel(rule, *operands)
-
-
-def _lower(ctx: mlir.LoweringRuleContext, *operands: mlir.ir.Value, **params):
-    inlined = _by_xla if is_partitioned(ctx) or is_exported(ctx) else _by_gpu
+def _lower(ctx: mlir.LoweringRuleContext, *operands: mlir.ir.Value, rule: BlockRounding):
+    inlined = by_xla if is_partitioned(ctx) or is_exported(ctx) else by_kernel
     with without_varying_types():  # which Pallas doesn't infer
-        types = [ShapedArray(a.shape, a.dtype) for a in ctx.avals_in]
-        return mlir.lower_fun(inlined, True)(ctx.replace(avals_in=types), *operands, **params)
+        types = [ShapedArray(a.shape, a.dtype) for a in ctx.avals_in]  # pyright: ignore
+        return mlir.lower_fun(inlined)(ctx.replace(avals_in=types), *operands, rule=rule)
 
 
 def _batched(operands, dims, **params):
-    outs = jax.vmap(partial(_by_xla, **params), in_axes=dims)(*operands)
+    outs = jax.vmap(partial(by_xla, **params), in_axes=dims)(*operands)
     return outs, [0] * len(outs)
 
 
 def _abstract(x, *operands, **params):
-    outs = jax.eval_shape(partial(_by_xla, **params), x, *operands)
+    outs = jax.eval_shape(partial(by_xla, **params), x, *operands)
     return [x.update(shape=y.shape, dtype=y.dtype, weak_type=False) for y in outs]
 
 
-by_kernel_p.def_impl(_by_xla)
+by_kernel_p.def_impl(by_xla)
 by_kernel_p.def_abstract_eval(_abstract)
 batching.primitive_batchers[by_kernel_p] = _batched
 ad.primitive_jvps[by_kernel_p] = lambda primals, tangents, **params: jax.jvp(
-    partial(_by_xla, **params), primals, [ad.instantiate_zeros(t) for t in tangents]
+    partial(by_xla, **params), primals, [ad.instantiate_zeros(t) for t in tangents]
 )
-mlir.register_lowering(by_kernel_p, mlir.lower_fun(_by_xla, multiple_results=True))
+mlir.register_lowering(by_kernel_p, mlir.lower_fun(by_xla, multiple_results=True))
 mlir.register_lowering(by_kernel_p, _lower, platform="cuda")
 needs_devices(by_kernel_p)

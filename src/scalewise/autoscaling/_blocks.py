@@ -14,9 +14,9 @@ from jax.typing import DTypeLike
 
 from ..devices import Device
 from ..formats import BF16, E8M0, BlockFormat, Format, RoundingMode
-from ..formats import format as format_
 from ..interpret import by_platform, outlined
-from ..rounding import EncodedArray, decode
+from ..rounding import EncodedArray
+from ..rounding._codes import widened as from_codes
 from ..rounding._encoded import is_packed
 from ..scaled import (
     ScaledArray,
@@ -97,7 +97,7 @@ def in_blocks(
     data = None if key is None else jax.random.key_data(key)
     kind = None if key is None else jax.random.key_impl(key)
     options, element = (fmt, scaling, axis, rounding, tile, kind), fmt.element
-    rule = kernel_for(x, fmt, scaling, axis, rounding, tile, key, signs, device)
+    rule = kernel_for(x, options, signs, device)
     if rule is not None:
         options, given = (*options, rule), x if wide is None else wide
         result = _copy_type(x.shape, fmt, axis, by_kernel=True)
@@ -197,10 +197,7 @@ def widened(x: jax.Array, dtype: DTypeLike, shift: int = 0) -> jax.Array:
     """
     if x.dtype == dtype and not shift:
         return x
-    if x.dtype.itemsize > 1:
-        return x.astype(dtype)
-    if not shift:
-        fmt = format_(x.dtype)
-        codes = lax.bitcast_convert_type(x, jnp.uint8 if fmt.bits == 8 else jnp.uint4)
-        return decode(codes.astype(jnp.uint8), fmt).astype(dtype)
+    if x.dtype.itemsize > 1 or not shift:
+        wide = x if x.dtype.itemsize > 1 else from_codes(x)
+        return wide.astype(dtype)
     return (x.astype(jnp.float32) * np.float32(2.0**-shift)).astype(dtype)
