@@ -7,7 +7,6 @@ for the scales along each axis and to round, and writes transforms and codes in 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from functools import partial
 
 import jax
@@ -45,6 +44,7 @@ from ..scaled import (
     quantize_measured,
     rounds_in_blocks,
 )
+from ..scaled._amax import amax_by_keys
 from ..scaled._blocks import (
     in_range,
     nan_scales,
@@ -173,8 +173,7 @@ def largest(rule: BlockRounding, x: jax.Array, signs: jax.Array | None) -> jax.A
         rows = [rows[i - half] - y if i & half else y + rows[i + half] for i, y in enumerate(rows)]
         half //= 2
     rows = [(y * np.float32(size**-0.5)).astype(rule.dtype).astype(jnp.float32) for y in rows]
-    magnitudes = [jnp.where(lax.abs(y) < np.float32(np.inf), lax.abs(y), 0) for y in rows]
-    return jnp.max(functools.reduce(lax.max, magnitudes))
+    return amax_by_keys(rows, range(rows[0].ndim))
 
 
 # -- one tile ------------------------------------------------------------------------------------
