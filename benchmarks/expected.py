@@ -15,8 +15,8 @@ class Expected:
     """Bounds of a run's figures; those of other runs are relative to the plain program's.
 
     Args:
-        narrow: matrix products with 8-bit operands, exactly; with the others they have as many
-            operations as plain's.
+        narrow: matrix products with operands of at most 8 bits, exactly; with the others they have
+            as many operations as plain's.
         kernels: launches, at most.
         outside: bytes moved outside of products, at most, of plain's.
         target: part of the name of the library function of each narrow product.
@@ -47,7 +47,7 @@ def moved(name: str, s: Summary, plain: Summary, expected: Expected) -> Iterator
     count = sum(narrow.values())
     total, all_ = (sum(x.flops * n for x, n in of.products.items()) for of in (s, plain))
     if count != expected.narrow:
-        yield f"{name}: {count} products have 8-bit operands, expected {expected.narrow}"
+        yield f"{name}: {count} products have 8-bit operands or less, expected {expected.narrow}"
     if total < 0.99 * all_:  # XLA joins products that have an operand in common, or pads them
         yield f"{name}: {total:.4g} operations in products, expected the plain program's {all_:.4g}"
     if others := {x.target for x in narrow if expected.target not in x.target}:

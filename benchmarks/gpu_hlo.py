@@ -50,7 +50,7 @@ DESCRIPTIONS = Path(__file__).parent / "devices"
 # in one direction, and the eight adapters of 400 Gbit/s of a DGX, over which rings are laid.
 DEVICES = {
     "h100": hlo.Device(3.35e12, {8: 1979e12, 16: 989e12, 32: 494e12}, 450e9, 400e9),
-    "b200": hlo.Device(7.7e12, {8: 4500e12, 16: 2250e12, 32: 1100e12}, 900e9, 400e9),
+    "b200": hlo.Device(7.7e12, {4: 9000e12, 8: 4500e12, 16: 2250e12, 32: 1100e12}, 900e9, 400e9),
 }
 RECIPES = ("plain", "bf16", "fp16", "fp8", "fp8_delayed", "mxfp8", "hand", "flax")
 NODE = 8  # devices that share a host
@@ -164,6 +164,7 @@ def _measured(run: Run, triton: bool, dump: Path | None) -> Result:
 # -- checks --------------------------------------------------------------------------------------
 
 
+BLOCKS = "cudnn$blockScaledDot"
 NARROW_GATHERS: Any = {"gathered": ("f8e4m3fn",), "sent": 0.76}
 CHECKS: dict[Run, Expected] = {
     Run("mlp", "bf16"): Expected(narrow=0, kernels=22, outside=0.9),
@@ -171,8 +172,13 @@ CHECKS: dict[Run, Expected] = {
     Run("mlp", "fp8"): Expected(narrow=8, kernels=56, outside=1.4),
     Run("mlp", "fp8_delayed"): Expected(narrow=8, kernels=49, outside=1.25),
     Run("mlp", "mxfp8"): Expected(narrow=0, kernels=56, outside=1.75),
-    Run("mlp", "mxfp8", device="b200"): Expected(
-        narrow=8, kernels=75, outside=1.87, target="cudnn$blockScaledDot"
+    Run("mlp", "mxfp8", device="b200"): Expected(8, kernels=45, outside=1.35, target=BLOCKS),
+    Run("mlp", "nvfp4", device="b200"): Expected(8, kernels=104, outside=1.85, target=BLOCKS),
+    Run("llama_cudnn", "mxfp8", device="b200"): Expected(
+        12, kernels=188, outside=1.06, target=BLOCKS, speed=1.03
+    ),
+    Run("llama_cudnn", "nvfp4", device="b200"): Expected(
+        21, kernels=326, outside=1.17, target=BLOCKS, speed=1.04
     ),
     Run("gpt", "fp16"): Expected(narrow=0, kernels=150, outside=1.0),
     Run("gpt", "fp8"): Expected(narrow=27, kernels=265, outside=1.25),

@@ -200,7 +200,9 @@ class Device:
     def seconds(self, kernel: Kernel) -> float:
         """Roofline bound of all launches of a kernel."""
         product = kernel.product
-        compute = product.flops / self.peaks[max(8, product.bits)] if product else 0.0
+        compute = 0.0
+        if product:  # at the rate of the narrowest units that take the operands
+            compute = product.flops / self.peaks[min(b for b in self.peaks if b >= product.bits)]
         return kernel.count * max(kernel.bytes / self.bandwidth, compute)
 
     def seconds_sending(self, collective: Collective) -> float:

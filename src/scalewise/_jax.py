@@ -17,7 +17,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax._src import core, dispatch, mesh
+from jax._src import config, core, dispatch, mesh
 from jax._src import source_info_util as source_info_util
 from jax._src.interpreters import pxla
 from jax._src.interpreters.batching import AxisData as AxisData
@@ -298,6 +298,38 @@ def is_partitioned(ctx: mlir.LoweringRuleContext) -> bool:
     return getattr(axes, "num_devices", None) != 1
 
 
+def gpu_kernel(
+    kernel: Callable[..., None],
+    grid: tuple[int, ...],
+    operands: Sequence[tuple[jax.Array, tuple[int, ...], tuple[int, ...] | None]],
+    results: Sequence[tuple[jax.ShapeDtypeStruct, tuple[int, ...], tuple[int, ...]]],
+    interpret: bool,
+) -> list[jax.Array]:
+    """Calls a Pallas kernel that Triton compiles: a function of its place in the grid and tiles.
+
+    Each operand and result comes with the shape of its tiles, and the axes of the grid along which
+    its axes are split into them; None for an operand that each program reads whole.
+    """
+    from jax.experimental import pallas
+    from jax.experimental.pallas import triton
+
+    def specs(arrays):
+        def place(order, tile):
+            return lambda *at: (0,) * len(tile) if order is None else tuple(at[a] for a in order)
+
+        return [pallas.BlockSpec(tile, place(order, tile)) for _, tile, order in arrays]
+
+    def body(*tiles):
+        kernel(tuple(map(pallas.program_id, range(len(grid)))), *tiles)
+
+    options = triton.CompilerParams(num_warps=4, num_stages=1)
+    call = pallas.pallas_call(
+        body, [y for y, *_ in results], grid=grid, in_specs=specs(operands),
+        out_specs=specs(results), interpret=interpret, compiler_params=options,
+    )  # fmt: skip
+    return call(*[x for x, *_ in operands])
+
+
 def is_exported(ctx: mlir.LoweringRuleContext) -> bool:
     """Returns whether a program is lowered by ``jax.export``, which allows only stable operations.
 
@@ -310,6 +342,11 @@ def is_exported(ctx: mlir.LoweringRuleContext) -> bool:
 def in_mesh(abstract: AbstractMesh) -> AbstractContextManager[object]:
     """Returns a context in which new arrays belong to a mesh, if there is any."""
     return nullcontext() if abstract.empty else mesh.use_abstract_mesh(abstract)
+
+
+def without_varying_types() -> AbstractContextManager[object]:
+    """Returns a context in which types don't carry the mesh axes that they vary over."""
+    return config._check_vma(False)
 
 
 def has_name(axis: AxisData) -> bool:

@@ -113,6 +113,27 @@ def test_blocks_go_to_the_units_of_a_device_that_has_them(recipe):
     assert ("stablehlo.dot_general" in text) == mixed
 
 
+@pytest.mark.parametrize("name", ["mxfp8", "nvfp4"])
+def test_operands_of_whole_tiles_are_rounded_by_our_kernel_for_a_gpu_with_units(name):
+    recipe, w = replace(sw.recipes.recipe(name), narrow="always"), normal(0, (64, 64))
+    gradient = jax.grad(lambda w: jnp.mean(jnp.square(w @ w)))
+    for device, used in (("b200", True), ("h100", False)):
+        with warnings.catch_warnings(action="ignore"):  # an h100 has no units for blocks
+            text = lowered(sw.autoscale(gradient, replace(recipe, device=device)), w)
+        assert ("__gpu$xla.gpu.triton" in text) == used
+        assert ("block_scaled_dot" in text) == used
+
+
+def test_a_stored_nvfp4_weight_is_multiplied_by_the_units_as_it_is():
+    w = quantize(normal(0, (48, 64)), "nvfp4", axis=1)
+    recipe = replace(sw.recipes.nvfp4, device="b200", narrow="always")
+    text = lowered(sw.autoscale(lambda x, w: x @ w.T, recipe), normal(1, (8, 64)), w)
+    assert re.search(
+        r"bitcast_convert %\w+ : \(tensor<48x32xui8>\) -> tensor<48x32x2xf4E2M1FN>", text
+    )
+    assert "stablehlo.dot_general" not in text
+
+
 def test_batches_of_blocks_go_to_the_units_too():
     def f(x, w):
         return jnp.sum(jnp.square(jnp.einsum("ecd,edf->ecf", x * 2, w)))

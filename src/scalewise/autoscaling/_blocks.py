@@ -12,13 +12,13 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
+from ..devices import Device
 from ..formats import BF16, E8M0, BlockFormat, Format, RoundingMode
-from ..formats import format as format_
 from ..interpret import by_platform, outlined
-from ..rounding import EncodedArray, decode
+from ..rounding import EncodedArray
+from ..rounding._codes import widened as from_codes
 from ..rounding._encoded import is_packed
 from ..scaled import (
-    Mx,
     ScaledArray,
     Scaling,
     is_known,
@@ -26,6 +26,7 @@ from ..scaled import (
     round_in_blocks,
     rounds_in_blocks,
 )
+from ._block_kernel import BlockRounding, kernel_for, rounded_by_kernel
 
 
 @jax.tree_util.register_dataclass
@@ -39,14 +40,16 @@ class Blocks:
         in_flight: the dtype of the operand in flight.
         source: the operand itself, which a CPU rounds in one function without the copy between;
             None if it multiplies the copy's numbers by their scales.
-        scaling: how the scales of the source's blocks are chosen; None for the format's own.
+        key: the numbers of the random key by which the source is rounded, if any.
+        options: how the source is rounded, as :func:`in_blocks` is asked to.
     """
 
     copy: ScaledArray
     format: BlockFormat | Format = dataclasses.field(metadata={"static": True})
     in_flight: DTypeLike = dataclasses.field(metadata={"static": True})
     source: jax.Array | None = None
-    scaling: Mx | None = dataclasses.field(default=None, metadata={"static": True})
+    key: jax.Array | None = None
+    options: tuple = dataclasses.field(default=(), metadata={"static": True})
 
     @property
     def ndim(self) -> int:
@@ -59,8 +62,8 @@ class Blocks:
 
     def value(self, dtype: DTypeLike | None = None) -> jax.Array:
         dtype = jnp.dtype(self.dtype if dtype is None else dtype)
-        operands = self.copy, self.source
-        options = self.format, self.dtype, dtype, self.scaling
+        operands = self.copy, self.source, self.key
+        options = self.format, self.dtype, dtype, self.options
         if self.source is None:
             return outlined(_from_copy, options, *operands)
         result = jax.ShapeDtypeStruct(self.source.shape, dtype)
@@ -79,25 +82,35 @@ def in_blocks(
     rounding: RoundingMode = "nearest_even",
     tile: tuple[int, int] | None = None,
     key: jax.Array | None = None,
+    device: Device | None = None,
+    wide: jax.Array | None = None,
+    signs: jax.Array | None = None,
 ) -> Blocks:
     """Returns ``x`` rounded to a block format along an axis.
 
     ``scaling`` is None for the format's own; ``tile`` is another axis, and how many of its
     indices share a scale; ``key`` is for stochastic rounding of the numbers or of the scales.
+    ``device``, if one is known, may have a kernel. It reads ``wide`` instead, of which ``x`` is a
+    cast and, with ``signs``, a Hadamard transform.
     """
     # the numbers of a key, since one of the older kind is an array of them
     data = None if key is None else jax.random.key_data(key)
     kind = None if key is None else jax.random.key_impl(key)
     options, element = (fmt, scaling, axis, rounding, tile, kind), fmt.element
+    rule = kernel_for(x, options, signs, device)
+    if rule is not None:
+        options, given = (*options, rule), x if wide is None else wide
+        result = _copy_type(x.shape, fmt, axis, by_kernel=True)
+        copy = by_platform(rounded_by_kernel, _unread, options, result, given, data, signs)
+        return Blocks(copy, fmt, x.dtype, x, data, options[:-1])
     known = all(map(is_known, x.shape)) and x.size
     has_type = is_packed(element) or (element.dtype is not None and element.bits == 8)
     plain = tile is None and rounding == "nearest_even" and key is None
     own = plain and rounds_in_blocks(fmt, scaling) and _dtype(fmt, x.dtype) == jnp.bfloat16
     if not (own and known and has_type):
         return Blocks(outlined(_in_blocks, options, x, data), fmt, x.dtype)
-    assert scaling is None or isinstance(scaling, Mx)
-    result = _copy_type(x.shape, fmt, axis)
-    return Blocks(by_platform(_in_blocks, _unread, options, result, x), fmt, x.dtype, x, scaling)
+    copy = by_platform(_in_blocks, _unread, options, _copy_type(x.shape, fmt, axis), x)
+    return Blocks(copy, fmt, x.dtype, x, None, options)
 
 
 def _dtype(fmt: BlockFormat | Format, dtype: DTypeLike) -> np.dtype:
@@ -107,35 +120,40 @@ def _dtype(fmt: BlockFormat | Format, dtype: DTypeLike) -> np.dtype:
     return jnp.dtype(jnp.bfloat16 if exact and dtype in (jnp.float32, jnp.bfloat16) else dtype)
 
 
-def _copy_type(shape: tuple[int, ...], fmt: BlockFormat, axis: int) -> ScaledArray:
+def _copy_type(
+    shape: tuple[int, ...], fmt: BlockFormat, axis: int, *, by_kernel: bool = False
+) -> ScaledArray:
     *outer, length = shape
     element = fmt.element
     data = jax.ShapeDtypeStruct(shape, element.dtype)
-    if is_packed(element):
+    if is_packed(element) and not by_kernel:
         packed = jax.ShapeDtypeStruct((*outer, -(-length * element.bits // 8)), jnp.uint8)
         data = EncodedArray.tree_unflatten((element, length), (packed,))
     counts = tuple(-(-n // fmt.size) if i == axis else n for i, n in enumerate(shape))
-    scale = jax.ShapeDtypeStruct(counts, jnp.float8_e8m0fnu)
+    scale = jax.ShapeDtypeStruct(counts, fmt.scale.dtype)
+    if fmt.tensor_scale is not None:
+        whole = jax.ShapeDtypeStruct((), jnp.float32)
+        scale = ScaledArray.tree_unflatten(None, (scale, whole, None))
     return ScaledArray.tree_unflatten((axis, fmt.size), (data, scale, None))
 
 
-def _unread(options: tuple, x: jax.Array) -> ScaledArray:
+def _unread(options: tuple, x: jax.Array, *given: jax.Array | None) -> ScaledArray:
     """Returns zeros whose scales are NaN, in place of a copy that nothing reads."""
-    fmt, _, axis, *_ = options
+    del given
+    fmt, _, axis, *_, rule = options
 
     def blank(type_: jax.ShapeDtypeStruct) -> jax.Array:
-        number = np.nan if type_.dtype == jnp.float8_e8m0fnu else 0
+        number = np.nan if type_.dtype in (jnp.float8_e8m0fnu, jnp.float32) else 0
         return lax.full(type_.shape, number, type_.dtype)
 
-    return jax.tree.map(blank, _copy_type(x.shape, fmt, axis))
+    by_kernel = isinstance(rule, BlockRounding)
+    return jax.tree.map(blank, _copy_type(x.shape, fmt, axis, by_kernel=by_kernel))
 
 
 def quantized(x: Blocks) -> ScaledArray:
     if x.source is None:
         return x.copy
-    assert x.copy.block is not None
-    plain = "nearest_even", None, None
-    return outlined(_in_blocks, (x.format, x.scaling, x.copy.block[0], *plain), x.source)
+    return outlined(_in_blocks, x.options, x.source, x.key)
 
 
 def _in_blocks(options: tuple, x: jax.Array, data: jax.Array | None = None) -> ScaledArray:
@@ -145,25 +163,29 @@ def _in_blocks(options: tuple, x: jax.Array, data: jax.Array | None = None) -> S
     return quantize_measured(x, x, fmt, scaling, axis, rounding=rounding, tile=tile, key=key)
 
 
-def _from_copy(options: tuple, copy: ScaledArray, source: jax.Array | None) -> jax.Array:
-    del source
+def _from_copy(options: tuple, copy: ScaledArray, *_: jax.Array | None) -> jax.Array:
     _, narrow, dtype, _ = options
     data = copy.data
     data = data if isinstance(data, EncodedArray) else widened(data, jnp.float32)
     return dataclasses.replace(copy, data=data).value().astype(narrow).astype(dtype)
 
 
-def _from_source(options: tuple, copy: ScaledArray, source: jax.Array) -> jax.Array:
+def _from_source(
+    options: tuple, copy: ScaledArray, source: jax.Array, key: jax.Array | None
+) -> jax.Array:
+    fmt, _, dtype, own = options
+    if key is not None or not rounds_in_blocks(fmt, own[1]):
+        return _from_copy(options, outlined(_in_blocks, own, source, key))
     assert copy.block is not None
     axis, size = copy.block
     outer, length, inner = source.shape[:axis], source.shape[axis], source.shape[axis + 1 :]
     count, length = (1, length) if length % size else (length // size, size)
     rows = source.reshape(math.prod(outer) * count, length, math.prod(inner))
-    return outlined(_rounded, options, rows).reshape(source.shape)
+    return outlined(_rounded, (fmt, dtype, own[1]), rows).reshape(source.shape)
 
 
 def _rounded(options: tuple, x: jax.Array) -> jax.Array:
-    fmt, _, dtype, scaling = options
+    fmt, dtype, scaling = options
     return round_in_blocks(x.astype(jnp.float32), fmt, scaling).astype(dtype)
 
 
@@ -175,8 +197,7 @@ def widened(x: jax.Array, dtype: DTypeLike, shift: int = 0) -> jax.Array:
     """
     if x.dtype == dtype and not shift:
         return x
-    if x.dtype.itemsize > 1:
-        return x.astype(dtype)
-    if not shift:
-        return decode(lax.bitcast_convert_type(x, jnp.uint8), format_(x.dtype)).astype(dtype)
+    if x.dtype.itemsize > 1 or not shift:
+        wide = x if x.dtype.itemsize > 1 else from_codes(x)
+        return wide.astype(dtype)
     return (x.astype(jnp.float32) * np.float32(2.0**-shift)).astype(dtype)

@@ -12,7 +12,6 @@ from scipy.linalg import hadamard
 
 from ..interpret import Equation
 from ..scaled import merge_blocks, split_blocks
-from ._value import wide_dtype
 
 
 def operand_key(key: jax.Array | None, operand_id: str, *operands: jax.Array) -> jax.Array:
@@ -43,7 +42,7 @@ def hadamard_transform(
     H is Sylvester's Hadamard matrix. The result is float32 or float64; its axis has the next
     multiple of ``len(signs)``, filled up by zeros.
     """
-    x = x.astype(wide_dtype(x.dtype))
+    x = x.astype(jnp.float64 if x.dtype == jnp.float64 else jnp.float32)
     size = len(signs)
     blocks = split_blocks(x, size, axis)
     matrix = signs[:, None].astype(x.dtype) * np.asarray(hadamard(size) * size**-0.5, x.dtype)

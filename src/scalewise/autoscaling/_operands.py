@@ -33,6 +33,7 @@ from ._narrow import holds
 from ._operand_settings import GRADIENT, Operand, Role
 from ._products import multiply
 from ._quantized import QuantizedOperand, QuantizedValue, apart
+from ._recompute import before_cast
 from ._residuals import Residuals, load
 from ._roles import between_activations, is_reread, role_read_later, roles
 from ._rules import RULES
@@ -174,7 +175,7 @@ class OperandRounding(Residuals):
             def transform(x: ScaledValue, axis: int = own[-1]) -> jax.Array:
                 return hadamard_transform(x.data, axis, signs).astype(x.data.dtype)
 
-            done.append(self._changed(value, purpose, reread, transform))
+            done.append(self._changed(value, purpose, reread, transform, signs))
         return done, axes
 
     def _from_forward(
@@ -209,11 +210,13 @@ class OperandRounding(Residuals):
         purpose: Hashable,
         reread: bool,
         change: Callable[[ScaledValue], jax.Array],
+        signs: jax.Array | None = None,
     ) -> ScaledValue:
         if purpose not in value.memo.changed:
             x = load(self._stored(value, self.recipe.residuals)) if reread else value
             origin = "residual" if reread else x.origin
-            fields = {"lineage": None, "base": None, "memo": Memo(), "constant_value": None}
+            memo = Memo(untransformed=None if signs is None else (x.data, signs))
+            fields = {"lineage": None, "base": None, "memo": memo, "constant_value": None}
             made = dataclasses.replace(x, data=change(x), origin=origin, **fields)
             value.memo.changed[purpose] = made
         return value.memo.changed[purpose]
@@ -324,12 +327,15 @@ class OperandRounding(Residuals):
     ) -> ScaledArray | Blocks:
         fmt, rounding = setting.format, setting.rounding
         scaling, x = setting.scaling.predicted(value.log2_std), value.data
-        key = operand_key(self.key, operand_id, x) if setting.draws else None
+        wide, signs = value.memo.untransformed or (before_cast(value), None)
+        source = x if wide is None or signs is None else wide
+        key = operand_key(self.key, operand_id, source) if setting.draws else None
         kept = tuple(a for a in range(x.ndim) if a not in contracted)
         if isinstance(fmt, BlockFormat):
             axis = block_axis(setting, contracted, x.ndim)
             tile = (kept[-1], setting.tile) if setting.tile > 1 and kept else None
-            return in_blocks(x, fmt, scaling.of_blocks(), axis, rounding, tile, key)
+            known = self.device, wide, signs
+            return in_blocks(x, fmt, scaling.of_blocks(), axis, rounding, tile, key, *known)
         if setting.per == "channel":
             return quantize(x, fmt, scaling=scaling, axis=kept, rounding=rounding, key=key)
         if rounding == "nearest_even":

@@ -13,13 +13,14 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
-from ..formats import BLOCK_FORMATS, E4M3FN, FP32, BlockFormat, Format
+from ..formats import BLOCK_FORMATS, E4M3FN, FP32, NVFP4, BlockFormat, Format
 from ..formats import format as format_
 from ..interpret import Argument, Equation, Value, is_float
 from ..primitives import params
 from ..rounding import EncodedArray, encode
 from ..scaled import ScaledArray
 from ..scaled._quotient import quotient
+from ._block_product import in_four_bits
 from ._blocks import Blocks, Factor
 from ._value import ScaledValue, materialize
 
@@ -258,17 +259,23 @@ def _each(
 ) -> QuantizedValue:
     """Applies a function to numbers and scales; ``axis`` is the blocked one afterwards."""
     scale, upper = (None if s is None else f(s) for s in (x.scale, x.upper))
-    data = f(_unpacked(x.data))
+    data = f(_unpacked(x))
     block = None
     if x.block is not None and axis is not None:
         block = axis - len(data.shape), x.block[1]
     return QuantizedValue(data, scale, upper, block, x.dtype)
 
 
-def _unpacked(data: jax.Array | EncodedArray) -> jax.Array:
-    """Returns codes of fewer than 8 bits as E4M3FN, which holds their numbers."""
+def _unpacked(x: QuantizedValue) -> jax.Array:
+    """Returns codes of fewer than 8 bits in a dtype that holds their numbers.
+
+    NVFP4's stay as they are, four bits each, which units multiply; all others become E4M3FN.
+    """
+    data = x.data
     if not isinstance(data, EncodedArray):
         return data
+    if x.format == NVFP4:
+        return in_four_bits(data)
     return data.astype(jnp.float32).astype(E4M3FN.dtype)
 
 

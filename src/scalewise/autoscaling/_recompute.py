@@ -15,6 +15,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import jax
+
 from ..interpret import Equation, Value, is_quantization
 from ..primitives import having, params
 from ..scaled import at_least, is_known
@@ -57,6 +59,15 @@ def lineage(
         return None
     costly = equation.name in COSTLY or any(x.lineage.costly for x in large if x.lineage)
     return Lineage(equation, tuple(inputs), source, costly, normalises, depth)
+
+
+def before_cast(x: ScaledValue) -> jax.Array | None:
+    """Returns the argument that a value was cast from, as float32 weights are; None for others."""
+    if x.lineage is None or x.lineage.equation.name != "convert_element_type":
+        return None
+    source = x.lineage.inputs[0]
+    is_argument = isinstance(source, ScaledValue) and source.origin == "stored"
+    return source.data if is_argument and source.exponent == x.exponent == 0 else None
 
 
 def is_statistic(equation: Equation, inputs: Sequence[Value]) -> bool:

@@ -39,6 +39,7 @@ class Memo:
             slice, found before the loop.
         changed: values that equations read in place of this one: after a transform, as the forward
             product read it, or in a dtype (``rounds="every_op"``), by what was done.
+        untransformed: the array that this value is a Hadamard transform of, and the signs.
         in_float32: computes a product in float32, whose 16-bit result was converted to it.
         largest: the largest magnitude, of delayed scaling.
         measure: by which the scale was found (``rounds="every_op"``); empty if it was propagated.
@@ -54,6 +55,7 @@ class Memo:
     measured: Copy | None = None
     extreme: jax.Array | None = None
     changed: dict[Hashable, ScaledValue] = dataclasses.field(default_factory=dict)
+    untransformed: tuple[jax.Array, jax.Array] | None = None
     in_float32: Callable[[], jax.Array] | None = None
     largest: jax.Array | None = None
     measure: str = ""

@@ -75,17 +75,25 @@ def _by_parts(x: jax.Array, axes: Sequence[int]) -> jax.Array:
     return lax.reduce_max(lax.bitcast_convert_type(bits, x.dtype), axes)
 
 
-def amax_by_keys(x: jax.Array, axes: Sequence[int]) -> jax.Array:
+def amax_by_keys(x: jax.Array | Sequence[jax.Array], axes: Sequence[int]) -> jax.Array:
     """The maximum of magnitudes' bits, moved so that those of infinities and NaN are negative.
 
     One maximum of integers, which devices also find among themselves, of a chain of single
     operations: of a select XLA's GPU backend writes the operand out first. 0 for no elements.
+    Of several arrays of one shape, the maximum of all.
     """
-    integer = np.int64 if x.dtype == jnp.float64 else np.int32
-    zero = integer(np.iinfo(integer).min) - np.asarray(np.inf, x.dtype).view(integer)
-    bits = lax.bitwise_and(lax.bitcast_convert_type(x, integer), integer(np.iinfo(integer).max))
-    largest = lax.max(lax.reduce_max(lax.add(bits, zero), axes), zero)
-    return lax.bitcast_convert_type(lax.sub(largest, zero), x.dtype)
+    arrays = [x] if isinstance(x, jax.Array) else x
+    dtype = arrays[0].dtype
+    integer = np.int64 if dtype == jnp.float64 else np.int32
+    zero = integer(np.iinfo(integer).min) - np.asarray(np.inf, dtype).view(integer)
+
+    def key(x: jax.Array) -> jax.Array:
+        bits = lax.bitcast_convert_type(x, integer)
+        return lax.add(lax.bitwise_and(bits, integer(np.iinfo(integer).max)), zero)
+
+    keys = functools.reduce(lax.max, map(key, arrays))
+    largest = lax.max(lax.reduce_max(keys, axes), zero)
+    return lax.bitcast_convert_type(lax.sub(largest, zero), dtype)
 
 
 def _finite_bits(x: jax.Array) -> jax.Array:

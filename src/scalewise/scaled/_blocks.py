@@ -52,13 +52,9 @@ def quantize_blocks(
         scaling.check(fmt)
     blocks, measured = (split_blocks(z, fmt.size, axis) for z in (x, measured))
     whole = partial(merge_blocks, shape=x.shape, axis=axis)
-    tainted = None
-    if _nan_scales(fmt, scaling):
-        tainted = ~jnp.all(jnp.isfinite(measured), axis=axis + 1)
     if tile is not None:  # from here on an axis of the blocks
         tile = tile[0] + (tile[0] > axis), tile[1]
-        finite = jnp.where(jnp.isfinite(measured), jnp.abs(measured), 0)
-        measured = over_tiles(jnp.max, finite, tile)
+    measured, tainted = usable(measured, fmt, scaling, axis + 1, tile)
 
     def stored(blocks: jax.Array, saturate: Saturation | None = None) -> jax.Array | EncodedArray:
         if fmt.element.dtype is None or fmt.element.bits < 8:  # codes, packed along the last axis
@@ -82,9 +78,8 @@ def quantize_blocks(
         choose = None
         if isinstance(scaling, FourOverSix):
             choose = partial(_smaller_error, blocks, fmt.element, axis + 1, tile)
-        scale, factor = _scales(finite, tainted, fmt, axis + 1, scaling, choose)
-        divisor = jnp.expand_dims(factor, axis + 1).astype(blocks.dtype)
-        scaled = nonzero(quotient(blocks, divisor), blocks, options["rounding"])
+        scale, factor = scales_of(finite, tainted, fmt, axis + 1, scaling, choose)
+        scaled = over_scales(blocks, factor, axis + 1, options["rounding"])
         if isinstance(scaling, MsEden):
             scale = scaling.corrected(scale, scaled, fmt, axis + 1, options["key"])
             options["key"] = None
@@ -92,7 +87,30 @@ def quantize_blocks(
     return ScaledArray(data, scale, (axis, fmt.size))
 
 
-def _nan_scales(fmt: BlockFormat, scaling: Scaling | None) -> bool:
+def usable(
+    measured: jax.Array,
+    fmt: BlockFormat,
+    scaling: Scaling | None,
+    axis: int,
+    tile: tuple[int, int] | None,
+) -> tuple[jax.Array, jax.Array | None]:
+    """Returns the numbers of blocks from which scales are found, and which blocks are NaN."""
+    tainted = None
+    if nan_scales(fmt, scaling):
+        tainted = _any(~jnp.isfinite(measured), axis)
+    if tile is not None:
+        finite = jnp.where(jnp.isfinite(measured), jnp.abs(measured), 0)
+        measured = over_tiles(jnp.max, finite, tile)
+    return measured, tainted
+
+
+def over_scales(blocks: jax.Array, factor: jax.Array, axis: int, rounding: str) -> jax.Array:
+    """Returns blocks divided by the factors that scales stand for, to be rounded next."""
+    divisor = jnp.expand_dims(factor, axis).astype(blocks.dtype)
+    return nonzero(quotient(blocks, divisor), blocks, rounding)
+
+
+def nan_scales(fmt: BlockFormat, scaling: Scaling | None) -> bool:
     return fmt.element.nan_code is None or (isinstance(scaling, Mx) and scaling.nan_scale)
 
 
@@ -117,8 +135,8 @@ def round_in_blocks(x: jax.Array, fmt: BlockFormat, scaling: Mx | None = None) -
     bits = lax.bitcast_convert_type(blocks, u)
     magnitude = lax.bitwise_and(bits, u(0x7FFFFFFF))
     infinity = _bits_of(np.inf)
-    nan_scales = _nan_scales(fmt, scaling)
-    if nan_scales:
+    whole_blocks = nan_scales(fmt, scaling)
+    if whole_blocks:
         largest = lax.reduce_max(lax.bitcast_convert_type(magnitude, np.int32), (2,))
     else:
         largest = lax.bitcast_convert_type(amax_by_keys(blocks, (2,)), np.int32)
@@ -150,7 +168,7 @@ def round_in_blocks(x: jax.Array, fmt: BlockFormat, scaling: Mx | None = None) -
     # times 2**exponent in two factors, each of which is a normal number
     first = lax.shift_right_arithmetic(exponent, np.int32(1))
     factors = [_power(lax.add(e, np.int32(127))) for e in (first, lax.sub(exponent, first))]
-    if nan_scales:
+    if whole_blocks:
         nan = lax.full_like(factors[1], np.nan)
         factors[1] = lax.select(lax.ge(largest, infinity.view(np.int32)), nan, factors[1])
     sign = lax.bitwise_and(bits, u(1 << 31))
@@ -239,29 +257,26 @@ def _smaller_error(
     return jnp.squeeze(errors[1] < errors[0] * np.asarray(1 - 2.0**-16, blocks.dtype), axis)
 
 
-def _scales(
+def scales_of(
     usable: jax.Array,
     tainted: jax.Array | None,
     fmt: BlockFormat,
     axis: int,
     scaling: Scaling | None,
     choose: Callable[..., jax.Array] | None = None,
+    whole: jax.Array | None = None,
+    encode: Callable[..., jax.Array | EncodedArray] = encode,
 ) -> tuple[jax.Array | EncodedArray | ScaledArray, jax.Array]:
     """Returns scales that are no powers of two, as stored, and the factors that they stand for.
 
-    With a tensor scale the largest of them becomes the largest number of their format. Each is
-    multiplied by 3/2 where ``choose``, a function of two candidates' factors, returns True.
+    With a tensor scale, ``whole`` if it is known, the largest of them becomes the largest number of
+    their format. Each is multiplied by 3/2 where ``choose``, a function of two candidates' factors,
+    returns True. ``encode`` rounds and stores them.
     """
-    scaling = scaling or Amax(power_of_two=False)
-    scale, _ = scaling.scale(usable, fmt.element, (axis,))
-    scale = jnp.where(jnp.any(usable != 0, axis=axis), scale, 0)
-    whole = None
+    scale = _unrounded_scales(usable, fmt, (axis,), scaling)
+    given = whole is not None
     if fmt.tensor_scale is not None:
-        largest = jnp.max(scale, initial=0)
-        if scaling.largest_block_scale is not None:
-            room = float(fmt.scale.max) / scaling.largest_block_scale
-            largest = largest * np.asarray(room, largest.dtype)
-        whole, _ = to_top(largest.astype(jnp.float32), fmt.scale, False)
+        whole = tensor_scale(scale, fmt, scaling) if whole is None else whole
         scale = quotient(scale, whole.astype(scale.dtype))
     # float32's subnormals would be flushed, and zeros divided by 0
     smallest = max(float(fmt.scale.smallest), float(jnp.finfo(jnp.float32).tiny))
@@ -279,7 +294,35 @@ def _scales(
         stored = encode(factor, fmt.scale)
     if tainted is not None:
         stored = encode(jnp.where(tainted, jnp.nan, factor), fmt.scale)
-    return (stored, factor) if whole is None else (ScaledArray(stored, whole), factor * whole)
+    if whole is None:
+        return stored, factor
+    return stored if given else ScaledArray(stored, whole), factor * whole
+
+
+def tensor_scale(scale: jax.Array, fmt: BlockFormat, scaling: Scaling | None) -> jax.Array:
+    """Returns the upper scale of two levels, from unrounded scales of blocks."""
+    largest = jnp.max(scale, initial=0)
+    room = None if scaling is None else scaling.largest_block_scale
+    if room is not None:
+        largest = largest * np.asarray(float(fmt.scale.max) / room, largest.dtype)
+    return to_top(largest.astype(jnp.float32), fmt.scale, False)[0]
+
+
+def tensor_scale_of(amax: jax.Array, fmt: BlockFormat, scaling: Scaling | None) -> jax.Array:
+    """Returns the upper scale of two levels, from the largest finite magnitude."""
+    return tensor_scale(_unrounded_scales(amax.reshape(1), fmt, (0,), scaling), fmt, scaling)
+
+
+def _unrounded_scales(
+    usable: jax.Array, fmt: BlockFormat, axes: tuple[int, ...], scaling: Scaling | None
+) -> jax.Array:
+    scale, _ = (scaling or Amax(power_of_two=False)).scale(usable, fmt.element, axes)
+    return jnp.where(_any(usable != 0, axes), scale, 0)
+
+
+def _any(condition: jax.Array, axis: int | tuple[int, ...]) -> jax.Array:
+    """``jnp.any``; Triton has no reductions of booleans."""
+    return jnp.max(condition.astype(jnp.int32), axis=axis, initial=0) > 0
 
 
 def _over_powers(
@@ -298,14 +341,9 @@ def _over_powers(
         return stored(shrink(x, inverse, rounding))
 
     def on_gpu() -> jax.Array | EncodedArray:
-        # XLA on NVIDIA's GPUs flushes no subnormals (`xla_gpu_ftz`), and transposes what it stores
-        # in the same kernel, if nothing is selected on the way there: an infinity becomes NaN by
-        # its product with 0
         if options["saturate"] != "finite" or element.infinities:
             return plainly()
-        y = shrink(x, inverse, rounding)
-        top, zero = (np.asarray(n, x.dtype) for n in (float(element.max), 0.0))
-        return stored(lax.clamp(-top, y, top) + y * zero, saturate=False)
+        return stored(in_range(x, exponent, element, rounding), saturate=False)
 
     if x.dtype == jnp.float64:
         return plainly()
@@ -313,6 +351,19 @@ def _over_powers(
     return lax.platform_dependent(
         cuda=on_gpu, default=lambda: stored(_divided(x, exponent, inverse, rounding))
     )
+
+
+def in_range(
+    x: jax.Array, exponent: jax.Array, element: Format, rounding: str = "nearest_even"
+) -> jax.Array:
+    """Returns ``x / 2**exponent``, clamped to the range of a format; an infinity becomes NaN.
+
+    XLA on NVIDIA's GPUs flushes no subnormals (``xla_gpu_ftz``), and transposes what it stores in
+    the same kernel, if nothing is selected on the way there: hence a product with 0.
+    """
+    y = shrink(x, _inverse(exponent, x.dtype), rounding)
+    top, zero = (np.asarray(n, x.dtype) for n in (float(element.max), 0.0))
+    return lax.clamp(-top, y, top) + y * zero
 
 
 def _inverse(exponent: jax.Array, dtype: DTypeLike) -> jax.Array:
