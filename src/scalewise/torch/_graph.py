@@ -20,7 +20,9 @@ from ._operation import Call, in_steps, operation, rounded_in_program, rounds_se
 from ._place import at, line_of, mark, scope_of
 from ._reference import Matched, Sides
 from ._regions import is_marked
-from ._registry import DRAWS, IN_STEPS, RULES, STAGED, WITH_GRAPHS, MissingRuleError, rule_of
+from ._registry import (
+    DRAWS, IN_STEPS, RULES, STAGED, STATIC_SHAPES, WITH_GRAPHS, MissingRuleError, rule_of,
+)  # fmt: skip
 from ._torch import Node, torch
 
 A = torch.ops.aten
@@ -102,6 +104,8 @@ class Graph:
             raise
         except NotImplementedError as error:
             raise MissingRuleError(f"{line_of(node)}: {error}") from error
+        except jax.errors.JAXTypeError as error:  # a rule needs the number that an array has
+            raise MissingRuleError(f"{line_of(node)}: {STATIC_SHAPES}") from error
 
     def _inner(self, node: Node, read: Callable[[Node], Any]) -> Any:
         return None if node in self._deferred else self.computed(node, read)
