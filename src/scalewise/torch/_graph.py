@@ -11,17 +11,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._autocast import autocast
+from ._autocast import autocast, refusal
 from ._convert import jax_dtype, torch_dtype
 from ._derivatives import backward_passes, differentiated
-from ._export import Exported, Granularity
+from ._export import Exported, ExportError, Granularity
 from ._gradients import GRADIENT, gradient
 from ._operation import Call, in_steps, operation, rounded_in_program, rounds_several_times
 from ._place import at, line_of, mark, scope_of
 from ._reference import Matched, Sides
 from ._regions import is_marked
 from ._registry import (
-    DRAWS, IN_STEPS, RULES, STAGED, STATIC_SHAPES, WITH_GRAPHS, MissingRuleError, rule_of,
+    DRAWS,
+    IN_STEPS,
+    RULES,
+    STAGED,
+    STATIC_SHAPES,
+    WITH_GRAPHS,
+    MissingRuleError,
+    rule_of,
 )  # fmt: skip
 from ._torch import Node, torch
 
@@ -141,6 +148,8 @@ class Graph:
         args, kwargs = fakes
         if low is not None:
             args, kwargs = autocast(node.target, args, kwargs, low, _to)
+        if why := refusal(node, args, low):
+            raise ExportError(f"{line_of(node)}: under torch.autocast, {why}")
         with torch.no_grad():
             return node.target(*args, **kwargs)
 
