@@ -33,6 +33,7 @@ LOSSES = {
     A.smooth_l1_loss.default: [(X, Y), (X, Y, 0, 0.5), (X, Y, 2, 0.0)],
     A.huber_loss.default: [(X, Y), (X, Y, 0, 0.5)],
     A.kl_div.default: [(X, TARGET), (X, TARGET * MASK, 0), (X, Y, 2, {"log_target": True})],
+    A.binary_cross_entropy.default: [(TARGET, TARGET), (TARGET, TARGET, POSITIVE, 0)],
     A.binary_cross_entropy_with_logits.default: [
         (X * 4, TARGET),
         (X, TARGET, POSITIVE, POSITIVE[0], 0),

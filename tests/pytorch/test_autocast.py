@@ -1,5 +1,6 @@
 """``autocast=True`` and ``loss_scale``: torch's lists, and training in mixed precision."""
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -230,3 +231,27 @@ def test_what_is_refused(options, message):
     model, args = perceptron()
     with pytest.raises(ValueError, match=message):
         st.audit(model, args, **options)
+
+
+def unsafe(x, w):
+    return torch.nn.functional.binary_cross_entropy((x @ w).sigmoid(), torch.ones(4, 4))
+
+
+def unpromoted(x, w):
+    y = x @ w  # in 16 bits, and its exponential in float32
+    return torch.zeros_like(y).index_add(0, torch.arange(4), y.exp())
+
+
+def promoted(x, w):
+    y = x @ w
+    return torch.zeros(4, 4, dtype=y.dtype).index_add(0, torch.arange(4), y)
+
+
+@pytest.mark.parametrize(("f", "message"), [
+    (unsafe, "autocast refuses binary_cross_entropy"),
+    (unpromoted, "index_add of float16 and float32 raises"), (promoted, ""),
+])  # fmt: skip
+def test_what_torch_refuses_under_autocast(f, message):
+    args = torch.randn(4, 8), torch.randn(8, 4)
+    with pytest.raises(ValueError, match=message) if message else contextlib.nullcontext():
+        st.audit(f, args, low="fp16", autocast=True, trials=0)

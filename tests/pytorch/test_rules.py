@@ -68,6 +68,7 @@ STEPS = {  # reductions come after the steps, so that they show in every number
     "smooth_l1_loss": lambda a, b: (a, b, 1, 0.5),
     "huber_loss": lambda a, b: (a, b, 0, 0.7),
     "kl_div": lambda a, b: (a, b.softmax(-1), 0),
+    "binary_cross_entropy": lambda a, b: (a.sigmoid(), b.sigmoid(), None, 0),
     "binary_cross_entropy_with_logits": lambda a, b: (a, b.sigmoid(), b[0], b[1].exp(), 0),
     "xlogy": lambda a, b: (a, b.exp()),
     "logsumexp": lambda a, b: (a, [-1]),

@@ -15,7 +15,7 @@ import numpy as np
 
 from .._types import PyTree
 from ._convert import jax_dtype
-from ._torch import torch
+from ._torch import Node, torch
 
 # Names of overloads, "default" left out.
 _LOW = """
@@ -49,6 +49,8 @@ _PROMOTED = """
     addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add
 """
 PROMOTED = frozenset(_PROMOTED.split())
+# Neither promote their operands nor are listed; fake tensors don't check their dtypes.
+EQUAL_DTYPES = frozenset(["index_add", "index_copy", "index_reduce", "put"])
 # Operations of a graph that torch calls inside of a listed one.
 INSIDE = {
     "_prelu_kernel": "prelu",
@@ -90,6 +92,19 @@ def autocast(
         return cast(x, dtype) if _is_eligible(x) and _dtype(x) != dtype else x
 
     return jax.tree.map(converted, (args, kwargs))
+
+
+def refusal(node: Node, args: Sequence[PyTree], low: np.dtype | None) -> str:
+    """Returns why torch raises in place of computing an operation, or ""."""
+    name = listed(node.target)
+    if name == "binary_cross_entropy" and low is not None:
+        return "autocast refuses binary_cross_entropy: use binary_cross_entropy_with_logits"
+    dtypes = sorted({str(_dtype(x)) for x in args if _is_eligible(x)})
+    if name not in EQUAL_DTYPES or len(dtypes) == 1:
+        return ""
+    # a constant's dtype may be one that the model read without autocast
+    is_constant = node.args[0].op == "call_function" and not node.args[0].all_input_nodes
+    return "" if is_constant else f"{name} of {' and '.join(dtypes)} raises: convert one by .to()"
 
 
 def _dtype(x: Any) -> np.dtype | None:

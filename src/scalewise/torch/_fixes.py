@@ -93,7 +93,7 @@ class TorchFix(Fix):
             return copy.deepcopy(target).bfloat16()
         now = target.now if isinstance(target, FixedModel) else self.origin.start
         assert now is not None
-        model = target.model[0] if isinstance(target, FixedModel) else target
+        model = target.model if isinstance(target, FixedModel) else target
         return FixedModel(model, self.audited, self.origin.indices, self.change(now))
 
     @property
@@ -149,7 +149,7 @@ class FixedModel(torch.nn.Module):
 
     def __init__(self, model: Module, audited: AuditedModel, indices: Any, now: FormatChoice):
         super().__init__()
-        self.model = [model]  # in a list, so that it isn't a submodule
+        self.model = model
         self.audited, self.indices, self.now = audited, indices, now
         self._rounded = audited.named(indices)  # other operations move numbers
         self._wide = audited.named(p for p, (i, _) in indices.items() if is_wide(now.formats[i]))
@@ -157,7 +157,7 @@ class FixedModel(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         exported = self.audited.exported
-        held = dict(self.model[0].named_parameters()) | dict(self.model[0].named_buffers())
+        held = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
         known: dict[str, Any] = {n: to_torch(x) for n, x in exported.values.items()}
         for placed in (exported.weights, exported.buffers):
             known |= {n: self._narrowed(name, held[name]) for n, name in placed.items()}

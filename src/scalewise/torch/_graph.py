@@ -11,16 +11,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._autocast import autocast
+from ._autocast import autocast, refusal
 from ._convert import jax_dtype, torch_dtype
 from ._derivatives import backward_passes, differentiated
-from ._export import Exported, Granularity
+from ._export import Exported, ExportError, Granularity
 from ._gradients import GRADIENT, gradient
 from ._operation import Call, in_steps, operation, rounded_in_program, rounds_several_times
 from ._place import at, line_of, mark, scope_of
 from ._reference import Matched, Sides
 from ._regions import is_marked
-from ._registry import DRAWS, IN_STEPS, RULES, STAGED, WITH_GRAPHS, MissingRuleError, rule_of
+from ._registry import (
+    DRAWS,
+    IN_STEPS,
+    RULES,
+    STAGED,
+    STATIC_SHAPES,
+    WITH_GRAPHS,
+    MissingRuleError,
+    rule_of,
+)  # fmt: skip
 from ._torch import Node, torch
 
 A = torch.ops.aten
@@ -102,6 +111,8 @@ class Graph:
             raise
         except NotImplementedError as error:
             raise MissingRuleError(f"{line_of(node)}: {error}") from error
+        except jax.errors.JAXTypeError as error:  # a rule needs the number that an array has
+            raise MissingRuleError(f"{line_of(node)}: {STATIC_SHAPES}") from error
 
     def _inner(self, node: Node, read: Callable[[Node], Any]) -> Any:
         return None if node in self._deferred else self.computed(node, read)
@@ -137,6 +148,8 @@ class Graph:
         args, kwargs = fakes
         if low is not None:
             args, kwargs = autocast(node.target, args, kwargs, low, _to)
+        if why := refusal(node, args, low):
+            raise ExportError(f"{line_of(node)}: under torch.autocast, {why}")
         with torch.no_grad():
             return node.target(*args, **kwargs)
 

@@ -92,7 +92,7 @@ def check_covered(targets: Iterable[tuple[Overload, str]], unknown: Sequence[str
         elif rule_of(target) is None:
             missing.setdefault(target, []).append(line)
     if symbolic and not missing:
-        raise MissingRuleError(f"{symbolic[0]}: {_STATIC_SHAPES}")
+        raise MissingRuleError(f"{symbolic[0]}: {STATIC_SHAPES}")
     if not missing:
         return
     ordered = sorted(missing, key=str)
@@ -111,7 +111,7 @@ def check_covered(targets: Iterable[tuple[Overload, str]], unknown: Sequence[str
 # Python's functions of sizes that torch.export doesn't know.
 _OF_SHAPES = {operator.ge, operator.le, operator.gt, operator.lt, operator.eq, operator.ne,
               operator.add, operator.sub, operator.mul, operator.floordiv}  # fmt: skip
-_STATIC_SHAPES = (
+STATIC_SHAPES = (
     "Shapes can't depend on numbers: keep all elements, and choose by torch.where (for indices, "
     "torch.nonzero_static(x, size=n))."
 )
@@ -121,5 +121,5 @@ def _unsupported(target: Any) -> str:
     if not isinstance(target, torch._ops.OpOverload):
         return "Control flow isn't supported: write both ways, and choose by torch.where."
     if torch.Tag.dynamic_output_shape in target.tags:
-        return _STATIC_SHAPES
+        return STATIC_SHAPES
     return ""

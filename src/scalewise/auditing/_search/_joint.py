@@ -50,7 +50,9 @@ def _placed(fix: Fix, finding: Finding, other: Finding) -> str:
 
 
 def both(a: Fix, b: Fix) -> Fix:
-    return Fix(f"{a}; {b}", lambda now: b.change(a.change(now)))
+    known = a.indices and b.indices  # a constant's change is no operation's
+    indices = tuple(dict.fromkeys((*a.indices, *b.indices))) if known else ()
+    return Fix(f"{a}; {b}", lambda now: b.change(a.change(now)), indices=indices)
 
 
 def try_pairs(search: Search) -> bool:

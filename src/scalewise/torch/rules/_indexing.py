@@ -131,7 +131,8 @@ rules({
     A.scatter_add.default: lambda x, dim, index, source: (
         x.at[_along(index, dim % x.ndim)].add(_source(index, source))),
     A.index_add.default: lambda x, dim, index, source, alpha=1: (
-        x.at[_row(x, dim, index)].add(source if alpha == 1 else source * alpha)),
+        x.at[_row(x, dim, index)].add(
+            (source if alpha == 1 else source * alpha).astype(x.dtype))),
     A.index_reduce.default: lambda x, dim, index, source, reduce, include_self=True: (
         _reduced_at(x, _row(x, dim, index), source, reduce, include_self)),
     A.scatter_reduce.two: lambda x, dim, index, source, reduce, include_self=True: (

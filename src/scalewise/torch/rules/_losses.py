@@ -26,7 +26,7 @@ A = torch.ops.aten
 NONE, MEAN, SUM = 0, 1, 2  # torch's reductions
 IN_STEPS.update(
     (A.mse_loss.default, A.l1_loss.default, A.smooth_l1_loss.default, A.huber_loss.default,
-     A.kl_div.default, A.binary_cross_entropy_with_logits.default)
+     A.kl_div.default, A.binary_cross_entropy.default, A.binary_cross_entropy_with_logits.default)
 )  # fmt: skip
 
 
@@ -95,6 +95,13 @@ def binary_cross_entropy_with_logits(x, y, weight=None, pos_weight=None, reducti
     if pos_weight is not None:
         log_chance = log_chance * (ranked(pos_weight - 1, y)[0] * y + 1)
     loss = (1 - y) * x - log_chance
+    return _reduced(loss if weight is None else loss * ranked(weight, loss)[0], reduction)
+
+
+@rule(A.binary_cross_entropy.default)
+def binary_cross_entropy(x, y, weight=None, reduction=MEAN):
+    x, y = common(x, y)
+    loss = (y - 1) * jnp.maximum(jnp.log1p(-x), -100) - y * jnp.maximum(jnp.log(x), -100)
     return _reduced(loss if weight is None else loss * ranked(weight, loss)[0], reduction)
 
 

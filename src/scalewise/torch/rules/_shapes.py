@@ -98,7 +98,7 @@ def split(x, size, dim=0):
 
 @rule(A.select.int)
 def select(x, dim, index):
-    return lax.index_in_dim(x, index, dim, keepdims=False)
+    return lax.dynamic_index_in_dim(x, index, dim, keepdims=False)  # of a number in the graph
 
 
 def _selection(x, dim, start, end, step):
