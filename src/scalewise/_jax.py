@@ -21,6 +21,7 @@ from jax._src import core, dispatch, mesh
 from jax._src import source_info_util as source_info_util
 from jax._src.interpreters import pxla
 from jax._src.interpreters.batching import AxisData as AxisData
+from jax._src.interpreters.batching import BatchTracer
 from jax._src.state.types import AbstractRef
 from jax.core import ShapedArray as ShapedArray
 from jax.core import Tracer as Tracer
@@ -118,6 +119,8 @@ def without_references(jaxpr: Jaxpr) -> tuple[Jaxpr, list[core.Ref], list[int]]:
 
 def is_to_be_transposed(x: object) -> bool:
     """Returns whether ``x`` is the trace of an argument of ``jax.linear_transpose``."""
+    while isinstance(x, BatchTracer):
+        x = x.val
     return isinstance(x, JaxprTracer) and not x.is_known()
 
 
