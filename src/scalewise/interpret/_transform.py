@@ -130,7 +130,7 @@ class _Call:
         for value, aval, path in zip(values, self.out_avals, self.paths, strict=True):
             with _jax.in_own_mesh(value):
                 y = self.interpretation.emit(value, aval, path) if is_float(aval) else value
-                outs.append(_jax.vary(y, _jax.varying(aval)))
+                outs.append(_jax.typed_as(_jax.vary(y, _jax.varying(aval)), aval))
         return outs
 
     def call(self, operands: list[Argument]) -> list[PyTree]:
