@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+import scalewise as sw
 from arrays import normal
 from programs import DIFFERENTIABLE, PROGRAMS, scalar
 from scalewise.interpret import Equation, Interpretation, transform
@@ -236,3 +237,17 @@ def test_numbers_on_which_a_function_fails_are_traced_as_jit_does():
 def test_rejects_non_callables():
     with pytest.raises(TypeError, match=r"identity\(f, ...\) takes a function, not a dict: \{\}"):
         identity({})
+
+
+@pytest.mark.parametrize("t", [identity, lambda f: sw.autoscale(f, "fp16_every_op")])
+def test_results_are_arrays_as_weakly_typed_as_the_programs_own(t):
+    def f(a, x):
+        looped = jax.lax.scan(lambda c, _: (c, c), a, None, 2)
+        return 2 * a, a * x, jnp.full(2, a), jax.jit(lambda: 3)(), looped
+
+    for jit in (jax.jit, lambda f: f):
+        got, want = (jax.tree.leaves(jit(g)(2.0, np.ones(3, np.float32))) for g in (t(f), f))
+        described = [
+            [(isinstance(x, jax.Array), jax.typeof(x)) for x in outs] for outs in (got, want)
+        ]
+        assert described[0] == described[1]

@@ -137,8 +137,9 @@ def _(pushforward, primals, tangents):
 
 
 def untransposable(name: str, x: jax.Array) -> jax.Array:
-    """Returns ``x``, the result of a program that says so where JAX would transpose its roundings."""
-    if not isinstance(x, Tracer) or not is_inexact(x.aval):
+    """Returns ``x``, a result whose transposition is refused: it would transpose roundings."""
+    aval = jax.typeof(x)
+    if not isinstance(x, Tracer) or not is_inexact(aval):
         return x
 
     def refused(*_):
@@ -147,5 +148,4 @@ def untransposable(name: str, x: jax.Array) -> jax.Array:
             "jax.linear_transpose to what autoscale or emulate returns, and jit the transpose"
         )
 
-    aval = jax.typeof(x)
     return Linear(lambda _, arrays: arrays, refused, refused, [aval], [aval])([], [x])[0]

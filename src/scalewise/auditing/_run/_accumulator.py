@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -137,7 +138,7 @@ class Accumulator:
             self._statistics = self._on_own_device(statistics)
 
     def _on_own_device(self, tree: Tree) -> Tree:
-        """Returns arrays that a program on other devices has computed, on the statistics' device."""
+        """Returns arrays that another device may have computed, on the statistics' own."""
         arrays = (x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array))
         if all(x.device == self._device for x in arrays):
             return tree
@@ -209,7 +210,7 @@ def _update(state: Statistics, indices: jax.Array, records: Sequence[jax.Array])
 
 
 @functools.lru_cache(maxsize=64)
-def _compiled_update(rows: int, device: jax.Device) -> Callable:
+def _compiled_update(rows: int, device: Any) -> Callable:
     """Ahead of time: under ``jit`` it would compile again for each tracing context."""
     empty = empty_statistics(np.zeros((rows, FORMAT_PARAMS)))
     example = empty, np.zeros(BATCH, np.int64), (np.zeros(RECORD),) * BATCH
