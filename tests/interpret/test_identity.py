@@ -245,9 +245,9 @@ def test_results_are_arrays_as_weakly_typed_as_the_programs_own(t):
         looped = jax.lax.scan(lambda c, _: (c, c), a, None, 2)
         return 2 * a, a * x, jnp.full(2, a), jax.jit(lambda: 3)(), looped
 
-    for jit in (jax.jit, lambda f: f):
-        got, want = (jax.tree.leaves(jit(g)(2.0, np.ones(3, np.float32))) for g in (t(f), f))
-        described = [
-            [(isinstance(x, jax.Array), jax.typeof(x)) for x in outs] for outs in (got, want)
-        ]
-        assert described[0] == described[1]
+    def described(g):
+        leaves = jax.tree.leaves(g(2.0, jnp.ones(3)))
+        return [(isinstance(x, jax.Array), jax.typeof(x)) for x in leaves]
+
+    assert described(t(f)) == described(f)
+    assert described(jax.jit(t(f))) == described(jax.jit(f))
