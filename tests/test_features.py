@@ -201,12 +201,36 @@ def test_meshes_of_four_devices():
 ON_A_MESH = """
 import sys
 sys.path.insert(0, "tests")
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scalewise as sw
+from jax import P, lax
+from test_features import test_a_feature_is_audited as audited
 from test_features import test_a_feature_under_an_interpretation as check
 
 names = "auto_axes", "explicit_axes", "sharding_constraint", "shard_map", "gradient_over_a_mesh"
 for name in names:
     for interpretation in "autoscale-fp8", "autoscale-mxfp8", "emulate-bf16", "autocast-bfloat16":
         check(name, interpretation)
+audited("auto_axes", "bfloat16")
+audited("explicit_axes_eagerly", "fp8")
+
+third = jax.devices()[3]
+W, X = np.ones((4, 4), np.float32) / 3, np.ones((2, 4), np.float32)
+loop = lambda w, x: lax.fori_loop(0, 700, lambda _, x: x @ w / 2, x)
+for f in lambda w, x: jnp.tanh(x @ w), loop:
+    report = sw.audit(f, "float16", trials=0)
+    expected = report(W, X).error.relative
+    with jax.default_device(third):
+        assert report(W, X).error.relative == expected
+    assert report(*jax.device_put((W, X), third)).error.relative == expected
+
+rows = jax.shard_map(  # in FP16, whose literals the audit keeps in float32
+    lambda x: jax.nn.relu(x) * 0.1, mesh=jax.make_mesh((4,), ("i",)), in_specs=P(None, "i"),
+    out_specs=P(None, "i"),
+)
+assert sw.audit(jax.grad(lambda x: rows(x).sum()), "float16", trials=0)(X).error.relative < 2e-3
 """
 
 

@@ -242,7 +242,8 @@ class Disturbed(Interpretation):
         if self.model.predicted:
             size = 2.0 ** round(x.log2_std)
         elif self.model.blocks:
-            size = np.max(finite(x.data), contracted, keepdims=True, initial=0)
+            along = contracted or tuple(range(np.ndim(x.data)))[-1:]  # of an outer product
+            size = np.max(finite(x.data), along, keepdims=True, initial=0)
         return self.rounded(np.asarray(x.data), rounding, size)
 
     def as_float32(self, y: np.ndarray, terms: np.ndarray) -> np.ndarray:

@@ -21,6 +21,8 @@ from jax._src import config, core, dispatch, mesh
 from jax._src import source_info_util as source_info_util
 from jax._src.interpreters import pxla
 from jax._src.interpreters.batching import AxisData as AxisData
+from jax._src.interpreters.batching import BatchTracer
+from jax._src.lax import lax as lax_internal
 from jax._src.state.types import AbstractRef
 from jax.core import ShapedArray as ShapedArray
 from jax.core import Tracer as Tracer
@@ -118,6 +120,8 @@ def without_references(jaxpr: Jaxpr) -> tuple[Jaxpr, list[core.Ref], list[int]]:
 
 def is_to_be_transposed(x: object) -> bool:
     """Returns whether ``x`` is the trace of an argument of ``jax.linear_transpose``."""
+    while isinstance(x, BatchTracer):
+        x = x.val
     return isinstance(x, JaxprTracer) and not x.is_known()
 
 
@@ -352,6 +356,15 @@ def without_varying_types() -> AbstractContextManager[object]:
 def has_name(axis: AxisData) -> bool:
     """Returns whether the program can name the axis that ``vmap`` maps over."""
     return axis.name is not core.no_axis_name
+
+
+def typed_as(x: PyTree, aval: ShapedArray) -> PyTree:
+    """Returns a result as JAX returns it: a JAX array, weakly typed if its type ``aval`` is."""
+    if isinstance(x, np.ndarray):
+        x = jnp.asarray(x)
+    if not aval.weak_type or not isinstance(x, jax.Array) or x.dtype != aval.dtype:
+        return x
+    return lax_internal._convert_element_type(x, weak_type=True)
 
 
 def needs_devices(primitive: jex.Primitive) -> None:

@@ -75,6 +75,37 @@ def test_forward_mode_of_a_custom_vjp_is_refused_with_a_reason():
         jax.jvp(sw.autoscale(f), (1.0,), (1.0,))
 
 
+OUTER = {
+    "emulate": lambda f: sw.emulate(f, "bf16"),
+    "autoscale": lambda f: sw.autoscale(f, "fp8"),
+    "autocast": lambda f: sw.autocast(f, "bfloat16"),
+}
+
+
+@pytest.mark.parametrize("outer", OUTER)
+def test_a_derivative_within_another_transformation_is_interpreted(outer):
+    def f(w, x):
+        return jnp.mean(jnp.tanh(x @ w) ** 2)
+
+    gradients = [OUTER[outer](jax.grad(f))(W, X) for f in (f, identity(f))]
+    np.testing.assert_array_equal(*gradients)
+    assert np.any(gradients[0] != jax.grad(f)(W, X))
+
+
+def test_a_transposed_map_and_the_refusals_of_a_jit_and_a_checkpoint():
+    for name, t in OUTER.items():
+        f = t(lambda x: x @ W)
+        (got,) = jax.linear_transpose(jax.vmap(f), X)(X)
+        np.testing.assert_allclose(got, X @ W.T, rtol=0.2, atol=0.2)
+        for within in (jax.jit, jax.checkpoint):
+            transpose = jax.linear_transpose(within(f), X)
+            if name == "autocast":  # casts are linear
+                np.testing.assert_allclose(transpose(X)[0], X @ W.T, rtol=0.02, atol=0.02)
+                continue
+            with pytest.raises(TypeError, match=f"{name}: .* can't be transposed within jit"):
+                transpose(X)
+
+
 def test_a_scaled_argument_has_a_tangent():
     stored = sw.quantize(W, "fp16")
 

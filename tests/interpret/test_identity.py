@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+import scalewise as sw
 from arrays import normal
 from programs import DIFFERENTIABLE, PROGRAMS, scalar
 from scalewise.interpret import Equation, Interpretation, transform
@@ -236,3 +237,17 @@ def test_numbers_on_which_a_function_fails_are_traced_as_jit_does():
 def test_rejects_non_callables():
     with pytest.raises(TypeError, match=r"identity\(f, ...\) takes a function, not a dict: \{\}"):
         identity({})
+
+
+@pytest.mark.parametrize("t", [identity, lambda f: sw.autoscale(f, "fp16_every_op")])
+def test_results_are_arrays_as_weakly_typed_as_the_programs_own(t):
+    def f(a, x):
+        looped = jax.lax.scan(lambda c, _: (c, c), a, None, 2)
+        return 2 * a, a * x, jnp.full(2, a), jax.jit(lambda: 3)(), looped
+
+    def described(g):
+        leaves = jax.tree.leaves(g(2.0, jnp.ones(3)))
+        return [(isinstance(x, jax.Array), jax.typeof(x)) for x in leaves]
+
+    assert described(t(f)) == described(f)
+    assert described(jax.jit(t(f))) == described(jax.jit(f))

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -79,6 +80,7 @@ class Autocast(Interpretation):
 
     policy: Policy
     record: Callable[[Equation, np.dtype], None] | None = None
+    transposes: ClassVar[bool] = True
 
     def opens(self, equation: Equation) -> bool:
         return True

@@ -60,10 +60,12 @@ class Interpretation:
         inline: True to replace nested jits by their bodies, except those with compiler options.
         decides: True if a predicate or index may be a value that stands for several (see
             :meth:`decisions`).
+        transposes: True if JAX can transpose what a linear program becomes.
     """
 
     inline: ClassVar[bool] = False
     decides: ClassVar[bool] = False
+    transposes: ClassVar[bool] = False
 
     def opens(self, equation: Equation) -> bool:
         """Returns whether an operation of another library, such as ATen's, is interpreted step by

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 
 import jax
 from jax.sharding import PartitionSpec
 
 from .. import _jax
-from .._jax import AxisData, ShapedArray, ad, batching, jex, mlir
+from .._jax import AxisData, Jaxpr, ShapedArray, Tracer, ad, batching, jex, mlir
+from ._floats import is_inexact
 
 Arrays = Sequence[jax.Array]
 
@@ -32,6 +33,7 @@ class Linear:
         derivative: returns the change of the results for ``(constants, indices, tangents,
             arrays)``, the tangents of the constants at these indices.
         in_avals, out_avals: the types of the arrays and of the results.
+        constant_avals: the types of the constants, where the function is called.
     """
 
     run: Callable[[Arrays, Arrays], Arrays]
@@ -39,9 +41,21 @@ class Linear:
     derivative: Callable[[Arrays, tuple[int, ...], Arrays, Arrays], Arrays]
     in_avals: Sequence[ShapedArray]
     out_avals: Sequence[ShapedArray]
+    constant_avals: Sequence[ShapedArray] = ()
 
     def __call__(self, constants: Arrays, arrays: Arrays) -> list[jax.Array]:
-        return linear_p.bind(*constants, *arrays, function=self, count=len(constants))
+        called = dataclasses.replace(self, constant_avals=list(map(jax.typeof, constants)))
+        return linear_p.bind(*constants, *arrays, function=called, count=len(constants))
+
+    @cached_property
+    def _opened(self) -> tuple[Jaxpr, Arrays]:
+        n = len(self.constant_avals)
+        program = jax.make_jaxpr(lambda *xs: self.run(xs[:n], xs[n:]))
+        return _jax.open_jaxpr(program(*self.constant_avals, *self.in_avals))
+
+    # of an equation's body, as an interpretation of the derivative reads them
+    jaxpr = property(lambda self: self._opened[0])
+    consts = property(lambda self: self._opened[1])
 
     def over_axis(self, dims: Sequence[int | None], axis: AxisData) -> Linear:
         def mapped(f: Callable, *in_axes) -> Callable:
@@ -120,3 +134,18 @@ def _(pushforward, primals, tangents):
     (results, operands), (_, moved) = primals, tangents
     changes = pushforward((operands,), (moved,))[1]
     return differentiated_by(pushforward, results, operands), changes
+
+
+def untransposable(name: str, x: jax.Array) -> jax.Array:
+    """Returns ``x``, a result whose transposition is refused: it would transpose roundings."""
+    aval = jax.typeof(x)
+    if not isinstance(x, Tracer) or not is_inexact(aval):
+        return x
+
+    def refused(*_):
+        raise TypeError(
+            f"{name}: a function can't be transposed within jit or checkpoint: apply "
+            "jax.linear_transpose to what autoscale or emulate returns, and jit the transpose"
+        )
+
+    return Linear(lambda _, arrays: arrays, refused, refused, [aval], [aval])([], [x])[0]

@@ -21,7 +21,7 @@ from ._equation import all_equations
 from ._floats import Value, is_float, is_inexact, map_floats, with_items
 from ._interpret import interpret_jaxpr
 from ._interpretation import Argument, Interpretation
-from ._linear import Linear, differentiated_by
+from ._linear import Linear, differentiated_by, untransposable
 from ._objects import pure_call
 from ._program import Program, check_callable, trace
 
@@ -111,7 +111,7 @@ class _Call:
         operands = [*(consts[i] for i in call.outer), *arrays]
         if any(map(_jax.is_to_be_transposed, operands)):
             return call.transposable(operands)
-        interpreted = jax.custom_jvp(call.call)
+        interpreted = jax.custom_jvp(call.primal)
         interpreted.defjvp(call.pushforward, symbolic_zeros=True)
         return interpreted(operands)
 
@@ -130,7 +130,7 @@ class _Call:
         for value, aval, path in zip(values, self.out_avals, self.paths, strict=True):
             with _jax.in_own_mesh(value):
                 y = self.interpretation.emit(value, aval, path) if is_float(aval) else value
-                outs.append(_jax.vary(y, _jax.varying(aval)))
+                outs.append(_jax.typed_as(_jax.vary(y, _jax.varying(aval)), aval))
         return outs
 
     def call(self, operands: list[Argument]) -> list[PyTree]:
@@ -138,6 +138,12 @@ class _Call:
         with self.interpretation.context():
             program, values = self.closed(operands[:n]), self.lifted(operands)[n:]
             return self.emit(interpret_jaxpr(self.interpretation, program, STATELESS, values)[1])
+
+    def primal(self, operands: list[Argument]) -> list[PyTree]:
+        outs = self.call(operands)
+        if self.interpretation.transposes:
+            return outs
+        return jax.tree.map(partial(untransposable, self.name), outs)
 
     def transposable(self, operands: Sequence[Argument]) -> list[PyTree]:
         """Calls a linear program in a form whose transpose interprets the transposed program."""

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 AxisPair = tuple[tuple[int, ...], tuple[int, ...]]  # of the left and of the right operand
 BODIES = {row.name: row.body for row in PRIMITIVES.values() if row.body is not None}
-BODIES["outlined"] = "jaxpr"  # scalewise's own primitive
+# scalewise's own primitives
+BODIES |= {"outlined": "jaxpr", "interpreted_derivative": "function"}
 DEGREES = {"square": 2.0, "sqrt": 0.5, "rsqrt": -0.5, "cbrt": 1 / 3}
 # The parameters that hold a function of scalars (a reduction's operator, a scatter's update), and
 # those that hold its constants.

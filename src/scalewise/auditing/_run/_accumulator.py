@@ -7,12 +7,14 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..._jax import Tree
 from ...interpret import outlined
 from ._elementary import Uncounted
 from ._rounding import FORMAT_PARAMS
@@ -51,6 +53,7 @@ class Accumulator:
         self.formats = formats
         padded = np.concatenate([formats, np.tile(formats[:1], (rows - len(formats), 1))])
         self._statistics, self._sent = empty_statistics(padded), formats.tobytes()
+        (self._device,) = self._statistics.formats.devices()
         self._pending: list[tuple[int, jax.Array]] = []
         self._in_flight: collections.deque[tuple[int, jax.Array]] = collections.deque()
         self._in_flight_numbers = 0
@@ -89,7 +92,7 @@ class Accumulator:
 
     def prepare(self) -> None:
         with jax.enable_x64(True):
-            _compiled_update(len(self._statistics.formats))
+            _compiled_update(len(self._statistics.formats), self._device)
 
     def flush(self) -> Statistics:
         if not self.keeps:
@@ -123,15 +126,23 @@ class Accumulator:
             self._send_formats()
             count = len(self._statistics.formats)
             padding = [(count - 1, np.zeros(RECORD))] * (BATCH - len(self._pending))
+            self._pending = self._on_own_device(self._pending)
             indices, records = zip(*self._pending, *padding, strict=True)
             arguments = self._statistics, np.array(indices), records
-            self._statistics = _compiled_update(count)(*arguments)
+            self._statistics = _compiled_update(count, self._device)(*arguments)
             self._pending = []
 
     def replace(self, statistics: Statistics) -> None:
         assert not self._pending
         if self.keeps:
-            self._statistics = statistics
+            self._statistics = self._on_own_device(statistics)
+
+    def _on_own_device(self, tree: Tree) -> Tree:
+        """Returns arrays that another device may have computed, on the statistics' own."""
+        arrays = (x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array))
+        if all(x.device == self._device for x in arrays):
+            return tree
+        return jax.device_put(jax.device_get(tree))  # uncommitted: a loop on any device takes it
 
 
 @jax.tree_util.register_dataclass
@@ -199,11 +210,12 @@ def _update(state: Statistics, indices: jax.Array, records: Sequence[jax.Array])
 
 
 @functools.lru_cache(maxsize=64)
-def _compiled_update(rows: int) -> Callable:
+def _compiled_update(rows: int, device: Any) -> Callable:
     """Ahead of time: under ``jit`` it would compile again for each tracing context."""
     empty = empty_statistics(np.zeros((rows, FORMAT_PARAMS)))
     example = empty, np.zeros(BATCH, np.int64), (np.zeros(RECORD),) * BATCH
-    return jax.jit(_update, donate_argnums=0).lower(*example).compile()
+    with jax.default_device(device):  # a thread doesn't know its caller's
+        return jax.jit(_update, donate_argnums=0).lower(*example).compile()
 
 
 @functools.lru_cache(maxsize=8192)
