@@ -66,7 +66,7 @@ def scaled_experts_fixed(x, experts, gates, common):
     small = x / 16.0
     routed = jnp.einsum("ti,eio,te->to", x, experts, gates)
     hidden = (small + small @ common + routed) / 256.0
-    return 4096.0 * hidden / jnp.sqrt(jnp.mean(jnp.square(hidden), axis=-1, keepdims=True))
+    return 4096.0 * (hidden / jnp.sqrt(jnp.mean(jnp.square(hidden), axis=-1, keepdims=True)))
 
 
 @failing(
