@@ -101,6 +101,11 @@ class Uncounted(NamedTuple):
     samples: jax.Array  # float64[3, SAMPLE], of the exact result and of both addends
     tainted: Flag  # whether an input was
 
+    def first(self, n: int) -> Uncounted:
+        """Returns the same without padding, of a result of at most ``n`` numbers."""
+        arrays = (self.low[:n], self.exact[:n], self.reference[:n], self.samples[:, :n])
+        return Uncounted(self.op_params, *arrays, self.tainted)
+
     def counted(self) -> tuple[jax.Array, Record]:
         exact, op_params = self.exact.astype, self.op_params
         tally, tainted = count(self.low, exact, self.reference, op_params, [self.tainted])
@@ -109,6 +114,6 @@ class Uncounted(NamedTuple):
 
 
 def stack_samples(low: jax.Array, reference: jax.Array, samples: PyTree, op_params: jax.Array):
-    at = sample_positions(op_params[COUNT], low.size)
+    at = sample_positions(op_params[COUNT], low.size)[: samples[0].size]
     low, reference = (x[at].astype(jnp.float64) for x in (low, reference))
     return jnp.stack([low, samples[0], reference, *samples[1:]])
