@@ -123,7 +123,7 @@ def time_mixing_fixed(keys, values, decay):
 
 
 @failing(
-    "https://arxiv.org/abs/1707.06887", "bf16", "precision decision amplified cancellation",
+    "https://arxiv.org/abs/1707.06887", "bf16", "precision decision cancellation",
     "place = (target + 10.0) / spacing", "target = jnp.clip(rewards[:, None] + 0.99 * atoms",
     "atoms = jnp.linspace(", "below = jnp.floor(place)", "weight = place - below",
     args=lambda: (normal(16, scale=0.5), uniform(16, 51, seed=1)),
@@ -276,7 +276,7 @@ def sigmoid_pairs_fixed(params, images, texts):
 
 
 @failing(
-    "https://arxiv.org/abs/2006.10739", "p=f32,c=bf16,o=f32", "precision amplified",
+    "https://arxiv.org/abs/2006.10739", "p=f32,c=bf16,o=f32", "precision",
     "phases = places @ frequencies",
     args=lambda: (uniform(64, 3), np.round(normal(3, 16, seed=1, scale=60.0)),
                   normal(32, 4, seed=2)),

@@ -14,8 +14,7 @@ import numpy as np
 from jax import lax
 
 from ...interpret import outlined
-from ._elementary import Uncounted
-from ._equation import EquationPlan
+from ._elementary import TINY, Uncounted
 from ._rounding import FORMAT_PARAMS
 from ._statistics import (
     DECIDED,
@@ -34,7 +33,6 @@ from ._statistics import (
 
 BATCH = 32  # records that one call adds to the statistics
 IN_FLIGHT = 1 << 22  # numbers of results dispatched and not yet computed
-TINY = 32  # numbers of a loop's results up to which they are counted without padding, at once
 MIN_ROWS = 64  # statistics have this many rows times a power of four: programs share the code
 
 
@@ -61,14 +59,14 @@ class Accumulator:
     def op_params(self, index: int, rest: np.ndarray) -> jax.Array:
         return _on_device(self.formats[index].tobytes() + rest.tobytes())
 
-    def add(self, index: int, record: jax.Array, plan: EquationPlan) -> Accumulator:
+    def add(self, index: int, record: jax.Array, numbers: int) -> Accumulator:
         """Waits while more than IN_FLIGHT numbers are being computed, so that freed memory is
         reused."""
         if not self.keeps:
             return self
         self._pending.append((index, record))
-        self._in_flight.append((plan.length, record))
-        self._in_flight_numbers += plan.length
+        self._in_flight.append((numbers, record))
+        self._in_flight_numbers += numbers
         while self._in_flight_numbers > IN_FLIGHT and len(self._in_flight) > 1:
             before, done = self._in_flight.popleft()
             self._in_flight_numbers -= before
@@ -145,25 +143,22 @@ class Visits:
         statistics: without the visits of this iteration.
         records, events: of each equation visited in this iteration, to be counted and added at its
             end by one operation for all.
-        tiny: indices of the records of at most TINY numbers.
     """
 
     statistics: Statistics
     records: dict[int, jax.Array | Uncounted] = dataclasses.field(default_factory=dict)
     events: dict[int, jax.Array] = dataclasses.field(default_factory=dict)
-    tiny: frozenset[int] = dataclasses.field(default=frozenset(), metadata={"static": True})
 
     @property
     def formats(self) -> jax.Array:
         return self.statistics.formats
 
     def op_params(self, index: int, rest: np.ndarray) -> jax.Array:
-        return jnp.concatenate([self.statistics.formats[index], jnp.asarray(rest)])
+        return outlined(_op_params, None, self.statistics.formats, np.int64(index), rest)
 
-    def add(self, index: int, record: jax.Array | Uncounted, plan: EquationPlan) -> Visits:
+    def add(self, index: int, record: jax.Array | Uncounted, numbers: int) -> Visits:
         """Returns the state with a visit of equation ``index``."""
-        tiny = self.tiny | {index} if plan.size <= TINY else self.tiny
-        return dataclasses.replace(self, records={**self.records, index: record}, tiny=tiny)
+        return dataclasses.replace(self, records={**self.records, index: record})
 
     def add_events(self, index: int, events: jax.Array, visited: bool) -> Visits:
         return dataclasses.replace(self, events={**self.events, index: events})
@@ -176,22 +171,28 @@ class Visits:
         records = [(some, [self.records[i] for i in some]) for some in groups]
         apart = np.array([i not in self.records for i in self.events], np.float64)
         events = np.array([*self.events], np.int64), [*self.events.values()], apart
-        are_tiny = tuple(int(some[0]) in self.tiny for some in groups)
-        return Visits(outlined(_settle, are_tiny, self.statistics, records, events))
+        return Visits(outlined(_settle, None, self.statistics, records, events))
 
-    def _length(self, index: int) -> tuple[int, bool]:
+    def _length(self, index: int) -> int:
         record = self.records[index]
-        return record.low.size if isinstance(record, Uncounted) else 0, index in self.tiny
+        return record.low.size if isinstance(record, Uncounted) else 0
 
 
-def _settle(are_tiny: Sequence[bool], state: Statistics, records, events) -> Statistics:
-    for tiny, (indices, some) in zip(are_tiny, records, strict=True):
+def _op_params(_: None, formats: jax.Array, index: jax.Array, rest: jax.Array) -> jax.Array:
+    return jnp.concatenate([formats[index], rest])
+
+
+def _counted(result: tuple[Uncounted, jax.Array]) -> tuple[jax.Array, ...]:
+    return summarize(result[0].counted()[1], result[1])
+
+
+def _settle(_: None, state: Statistics, records, events) -> Statistics:
+    for indices, some in records:
         if isinstance(some[0], Uncounted):
-            some = [x.first(TINY) for x in some] if tiny else some
             stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *some)
             results = stacked, state.formats[indices]
-            each = jax.vmap if tiny else functools.partial(functools.partial, lax.map)
-            found = each(lambda x: summarize(x[0].counted()[1], x[1]))(results)
+            is_tiny = some[0].low.size <= TINY
+            found = jax.vmap(_counted)(results) if is_tiny else lax.map(_counted, results)
         else:
             found = summaries(state, indices, some)
         state = add_visits(state, indices, *found)

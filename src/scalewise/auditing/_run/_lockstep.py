@@ -264,7 +264,7 @@ class Lockstep(Evaluator):
             if state.keeps:
                 self.magnitudes.add(equation.path, newest)
         if record is not None:
-            state = state.add(index, record, plan)
+            state = state.add(index, record, plan.length)
         if events is not None:
             state = state.add_events(index, events, record is None)
         return state, self.with_constancy(plan, inputs, outs)
