@@ -17,10 +17,11 @@ AREAS = (
     "geometry", "likelihoods", "sums", "masks", "recipes", "policies", "indices", "learning",
     "signals", "graphs", "modules", "densities", "solvers", "stacks",
     "trainers", "rollouts", "samplers", "contrasts", "filters", "routing", "updates", "mixtures",
+    "generators", "estimators",
 )  # fmt: skip
 CLEAN_AREAS = (
     "clean_arrays", "clean_equinox", "clean_flax", "clean_haiku", "clean_keras", "clean_losses",
-    "clean_models", "clean_numpyro", "clean_optax", "clean_steps",
+    "clean_models", "clean_numpyro", "clean_optax", "clean_steps", "clean_flows",
 )  # fmt: skip
 OPTIONAL = ("keras", "numpyro")  # without them their programs are left out
 HALVES = ("seen", "scored")

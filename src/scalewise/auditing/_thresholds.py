@@ -95,6 +95,8 @@ DEPTH = 12
 BACK = 3
 # Findings about lost changes: each takes up to four trials.
 MOST = 12
+# Findings up to which each is tried by itself, without a run that tells whether any is at fault.
+FEW_TOGETHER = 2
 # Runs with changed arguments: a single number may come out nearly the same by chance once.
 RUNS = 2
 

@@ -16,7 +16,7 @@ from jax import lax
 
 from ..._jax import Tree
 from ...interpret import outlined
-from ._elementary import Uncounted
+from ._elementary import TINY, Uncounted
 from ._rounding import FORMAT_PARAMS
 from ._statistics import (
     DECIDED,
@@ -165,7 +165,7 @@ class Visits:
         return self.statistics.formats
 
     def op_params(self, index: int, rest: np.ndarray) -> jax.Array:
-        return jnp.concatenate([self.statistics.formats[index], jnp.asarray(rest)])
+        return outlined(_op_params, None, self.statistics.formats, np.int64(index), rest)
 
     def add(self, index: int, record: jax.Array | Uncounted, numbers: int) -> Visits:
         """Returns the state with a visit of equation ``index``."""
@@ -189,12 +189,21 @@ class Visits:
         return record.low.size if isinstance(record, Uncounted) else 0
 
 
+def _op_params(_: None, formats: jax.Array, index: jax.Array, rest: jax.Array) -> jax.Array:
+    return jnp.concatenate([formats[index], rest])
+
+
+def _counted(result: tuple[Uncounted, jax.Array]) -> tuple[jax.Array, ...]:
+    return summarize(result[0].counted()[1], result[1])
+
+
 def _settle(_: None, state: Statistics, records, events) -> Statistics:
     for indices, some in records:
         if isinstance(some[0], Uncounted):
             stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *some)
             results = stacked, state.formats[indices]
-            found = lax.map(lambda x: summarize(x[0].counted()[1], x[1]), results)
+            is_tiny = some[0].low.size <= TINY
+            found = jax.vmap(_counted)(results) if is_tiny else lax.map(_counted, results)
         else:
             found = summaries(state, indices, some)
         state = add_visits(state, indices, *found)

@@ -25,6 +25,7 @@ OTHER, SAME, ADD, SUB, MUL, DIV, SQRT = range(7)  # OTHER: the exact result is p
 NAMES = {
     "add": ADD, "add_any": ADD, "sub": SUB, "mul": MUL, "square": MUL, "div": DIV, "sqrt": SQRT,
 }  # fmt: skip
+TINY = 32  # numbers of a loop's result up to which they are counted without padding
 POWERS = {1: SAME, 2: MUL}
 
 
@@ -45,7 +46,7 @@ def quotient(code: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def elementary(
-    counts: bool,
+    left: int,
     combine: Callable,
     op_params: jax.Array,
     arrays: Sequence[Pair],
@@ -54,7 +55,7 @@ def elementary(
     """Computes an operation on flat operands in both runs, rounds the low result and counts.
 
     Args:
-        counts: False to leave the counting for later.
+        left: how many numbers are left to be counted later; 0 to count them all now.
         combine: :func:`product` or :func:`quotient`.
         op_params: float64[OP_PARAMS].
         arrays, scalars: two each. ``op_params`` selects each operand: the whole of ``arrays[i]``
@@ -78,12 +79,12 @@ def elementary(
     samples = combine(op_params[OPERATION], *addends), *addends
     taints = [x.tainted for x in (*arrays, *scalars)]
     low = round_by(exact(arrays[0].low.dtype), op_params)
-    if not counts:
+    if left:
         tainted = functools.reduce(jnp.logical_or, taints)
         apart = Uncounted(
             op_params, low, exact(jnp.float64), reference, jnp.stack(samples), tainted
         )
-        return Pair(low, reference, is_tainted(low, reference)), apart
+        return Pair(low, reference, is_tainted(low, reference)), apart.first(left)
     tally, tainted = count(low, exact, reference, op_params, taints)
     samples = stack_samples(low, reference, samples, op_params)
     return Pair(low, reference, tainted), Record(tally, samples, op_params).packed()
@@ -101,6 +102,11 @@ class Uncounted(NamedTuple):
     samples: jax.Array  # float64[3, SAMPLE], of the exact result and of both addends
     tainted: Flag  # whether an input was
 
+    def first(self, n: int) -> Uncounted:
+        """Returns the first ``n`` numbers: the others are padding."""
+        arrays = (self.low[:n], self.exact[:n], self.reference[:n], self.samples[:, :n])
+        return Uncounted(self.op_params, *arrays, self.tainted)
+
     def counted(self) -> tuple[jax.Array, Record]:
         exact, op_params = self.exact.astype, self.op_params
         tally, tainted = count(self.low, exact, self.reference, op_params, [self.tainted])
@@ -109,6 +115,6 @@ class Uncounted(NamedTuple):
 
 
 def stack_samples(low: jax.Array, reference: jax.Array, samples: PyTree, op_params: jax.Array):
-    at = sample_positions(op_params[COUNT], low.size)
+    at = sample_positions(op_params[COUNT], low.size)[: samples[0].size]
     low, reference = (x[at].astype(jnp.float64) for x in (low, reference))
     return jnp.stack([low, samples[0], reference, *samples[1:]])

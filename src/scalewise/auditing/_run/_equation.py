@@ -257,9 +257,9 @@ def count_result(op_params: jax.Array, *uncounted) -> tuple[jax.Array, jax.Array
     return tainted, record.packed()
 
 
-def leave_result(op_params: jax.Array, *uncounted) -> tuple[jax.Array, Uncounted]:
+def leave_result(left: int, op_params: jax.Array, *uncounted) -> tuple[jax.Array, Uncounted]:
     found = uncounted_of(op_params, *uncounted)
-    return is_tainted(found.low, found.reference), found
+    return is_tainted(found.low, found.reference), found.first(left)
 
 
 def run_both(

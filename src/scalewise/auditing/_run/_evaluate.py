@@ -11,7 +11,7 @@ import numpy as np
 
 from ..._types import PyTree
 from ...interpret import Equation, Value, outlined
-from ._elementary import DIV, OTHER, SQRT, elementary, product, quotient
+from ._elementary import DIV, OTHER, SQRT, TINY, elementary, product, quotient
 from ._equation import (
     EquationPlan,
     any_tainted,
@@ -97,15 +97,16 @@ class Evaluator(Paired):
             outs, uncounted, events = call(step, op_params, list(inputs), *past)
             if not uncounted:
                 return outs, None, events
-            count = _count_result if self._counts(plan) else _leave_result
-            tainted, record = self.call(count, op_params, *uncounted)
+            left = self._left(plan)
+            count = (_leave_result, left) if left else (_count_result,)
+            tainted, record = self.call(*count, op_params, *uncounted)
             return with_taint(outs, tainted), record, events
         if plan.operation == OTHER:
             arrays, scalars = self._as_operands(call(step, op_params, list(inputs)), inputs)
         else:
             arrays, scalars = self._operands(plan, inputs)
         combine = quotient if plan.operation in (DIV, SQRT) else product
-        out, record = self.call(elementary, self._counts(plan), combine, op_params, arrays, scalars)
+        out, record = self.call(elementary, self._left(plan), combine, op_params, arrays, scalars)
         return [out], record, None
 
     def drawn(self, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
@@ -152,10 +153,12 @@ class Evaluator(Paired):
         with jax.ensure_compile_time_eval():  # a loop may be the first to ask
             return Pair(*jax.device_put((low, reference, np.False_)))
 
-    def _counts(self, plan: EquationPlan) -> bool:
-        """Returns False if the events are counted later: those of a loop's small results are
-        counted together, since each piece of a compiled program costs time to compile."""
-        return not self.compiling or plan.length > SMALL[-1]
+    def _left(self, plan: EquationPlan) -> int:
+        """Returns how many numbers are counted later: those of a loop's small results, together,
+        since each piece of a compiled program costs time to compile."""
+        if not self.compiling or plan.length > SMALL[-1]:
+            return 0
+        return TINY if plan.size <= TINY else plan.length
 
     def _rounds_apart(self, plan: EquationPlan) -> bool:
         """Returns True if the rounding is a program of its own: for one result, under emulation."""
@@ -182,7 +185,7 @@ def release() -> None:
         function.clear_cache()  # pyright: ignore[reportAttributeAccessIssue]
 
 
-_count_result, _leave_result = jax.jit(count_result), jax.jit(leave_result)
+_count_result, _leave_result = jax.jit(count_result), jax.jit(leave_result, static_argnums=0)
 _any_tainted = jax.jit(any_tainted)
 
 

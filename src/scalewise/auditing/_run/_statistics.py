@@ -270,7 +270,7 @@ def summarize(record: Record, fmt: jax.Array) -> tuple[jax.Array, ...]:
     largest, finite = _float(jnp.max(tally.largest)), _float(jnp.max(tally.finite))
     amax = jnp.where(largest < record.op_params[2], largest, finite)
     sampled = jnp.minimum(size, SAMPLE)
-    mask = jnp.arange(SAMPLE, dtype=jnp.float64) < sampled
+    mask = jnp.arange(record.samples.shape[1], dtype=jnp.float64) < sampled
     *additions, bits = _addition_measures(record, fmt, mask)
     sums, maxima = _error_measures(record.samples[:3], mask, fmt)
     columns = [*additions, *sums, bits, *maxima]

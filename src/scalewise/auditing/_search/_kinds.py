@@ -64,21 +64,28 @@ def exceeds(amax: float, fmt: Format) -> str:
     out_of_range=True, event=True, style="bold red", severe=True,
 )  # fmt: skip
 def _nan(group: Group, fmt: Format) -> str:
-    count, elements = int(group.total("nan")), int(group.total("elements"))
-    return f"{count:,} of {elements:,} numbers are NaN, though no input is"
+    count, some = _counted(group, "nan")
+    return f"{some} {'is' if count == 1 else 'are'} NaN, though no input is"
+
+
+def _counted(group: Group, name: str, of: str = "elements", what: str = "number"):
+    """Returns a count, and the words for it: ``3 of 7 numbers``, ``the only number``."""
+    count, every = int(group.total(name)), int(group.total(of))
+    return count, f"the only {what}" if every == 1 else f"{count:,} of {every:,} {what}s"
 
 
 def _too_large(group: Group, fmt: Format) -> str:
     fmt = group.own_format(fmt)
     amax = max(e["amax"] for e in group.equations)
-    count = f"{int(group.total('overflowed')):,} of {int(group.total('elements')):,} numbers"
+    count, some = _counted(group, "overflowed")
+    one = count == 1
     if amax <= float(fmt.max):
         if any(e.exact_sum < math.inf for e in group.equations):
-            return f"{count} leave the range of the device's accumulator"
+            return f"{some} {'leaves' if one else 'leave'} the range of the device's accumulator"
         row = PRIMITIVES.get(group.first.primitive)
         why = (row and row.pole) or "a division by 0"
-        return f"{count} are infinite, though no input is: {why}"
-    return f"{exceeds(amax, fmt)} in {count}"
+        return f"{some} {'is' if one else 'are'} infinite, though no input is: {why}"
+    return f"{exceeds(amax, fmt)} in {some}"
 
 
 register(
@@ -102,7 +109,8 @@ def _saturates(group: Group, saturate: Saturation) -> bool:
 def _saturation(group: Group, fmt: Format) -> str:
     if group.total("overflowed"):
         return _too_large(group, fmt)
-    return f"{_of_operands(group, 'operands_saturated')} exceed the largest with their scale"
+    count, some = _of_operands(group, "operands_saturated")
+    return f"{some} {'exceeds' if count == 1 else 'exceed'} the largest with their scale"
 
 
 @register(
@@ -117,8 +125,9 @@ def _accumulation(group: Group, fmt: Format) -> str:
     return f"error made here {made:.2g}, by the device's accumulator: {exact:.2g} with exact sums"
 
 
-def _of_operands(group: Group, name: str) -> str:
-    return f"{int(group.total(name)):,} of {int(group.total('operands')):,} numbers of its operands"
+def _of_operands(group: Group, name: str) -> tuple[int, str]:
+    count, some = _counted(group, name, "operands")
+    return count, f"{some} of its operands"
 
 
 def _operands_flushed(group: Group) -> bool:
@@ -131,7 +140,7 @@ def _operands_flushed(group: Group) -> bool:
 )  # fmt: skip
 def _underflow(group: Group, fmt: Format) -> str:
     if _operands_flushed(group):  # then the products flushed are those of such operands
-        return f"{_of_operands(group, 'operands_flushed')} flushed to zero with their scale"
+        return f"{_of_operands(group, 'operands_flushed')[1]} flushed to zero with their scale"
     return numbers_lost(group, "flushed")
 
 
@@ -139,23 +148,20 @@ def numbers_lost(group: Group, name: str) -> str:
     inverses = [e["reference_min_inverse"] for e in group.equations]
     smallest = min((1 / x for x in inverses if x), default=0.0)
     down = f" (smallest value 2^{math.log2(smallest):.1f})" if smallest else ""
-    count, elements = int(group.total(name)), int(group.total("elements"))
-    lost = {"flushed": "flushed to zero", "subnormal": "are subnormal"}[name]
-    return f"{count:,} of {elements:,} numbers {lost}{down}"
+    count, some = _counted(group, name)
+    subnormal = f"{'is' if count == 1 else 'are'} subnormal"
+    return f"{some} {subnormal if name == 'subnormal' else 'flushed to zero'}{down}"
 
 
 @register(
     "decision", lambda g, _: g.total("differ") > 0, event=True, carried_in=True, style="yellow"
 )
 def _decision(group: Group, fmt: Format) -> str:
-    differ, decided = int(group.total("differ")), int(group.total("decided"))
-    return f"{differ:,} of {decided:,} {_decided(group)} differ from the reference run's"
-
-
-def _decided(group: Group) -> str:
-    if group.first.dtype == "bool":
-        return "comparisons"
-    return "indices" if group.first.primitive in INDICES else "integers"
+    is_index = group.first.primitive in INDICES
+    what = "comparison" if group.first.dtype == "bool" else "index" if is_index else "integer"
+    count, some = _counted(group, "differ", "decided", what)
+    some = some.replace("indexs", "indices")
+    return f"{some} {'differs' if count == 1 else 'differ'} from the reference run's"
 
 
 def _swamps(group: Group, saturate: Saturation) -> bool:

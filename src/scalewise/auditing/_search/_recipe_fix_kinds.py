@@ -43,7 +43,9 @@ def _undoes_everything(context: Context, affected: Equations) -> bool:
 
 
 def _is_worth_it(context: Context, undoes: bool) -> bool:
-    clear = context.kind.name == "cancellation" and context.group.factor >= 2 * AMPLIFIED
+    clear = (
+        context.kind.name in ("cancellation", "amplified") and context.group.factor >= 2 * AMPLIFIED
+    )
     return not undoes or not context.slight or context.kind.out_of_range or clear
 
 

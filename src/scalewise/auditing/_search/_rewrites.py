@@ -53,6 +53,17 @@ def is_square(equation: Equation) -> bool:
 
 
 SUMS = having("adds")
+MINUS_ONE = {"exp": "expm1(x) in place of exp(x) - 1"}
+ONE_MINUS = {
+    "exp": "-expm1(x) in place of 1 - exp(x)",
+    "cos": "2 * sin(x / 2)**2 in place of 1 - cos(x)",
+    "logistic": "sigmoid(-x) in place of 1 - sigmoid(x)",
+}
+NEAR_ONE = {
+    "acos": "2 * arcsin(sqrt(x / 2)) in place of arccos(1 - x)",
+    "acosh": "2 * arcsinh(sqrt(x / 2)) in place of arccosh(1 + x)",
+    "pow": "exp(n * log1p(x)) in place of (1 + x)**n",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,9 +95,11 @@ class _Finder:
     def sources(self, index: int) -> list[int]:
         return [i for operand in self.operands.get(index, ()) for i in operand]
 
-    def constant(self, index: int) -> float | None:
+    def constant(self, index: int, at: int | None = None) -> float | None:
+        """Returns an operand that is a number: the one at a position, or the first one."""
         atoms = self.equations[index].eqn.invars
-        literals = [x.val for x in atoms if isinstance(x, jex.Literal) and np.size(x.val) == 1]
+        literals = [x.val for x in (atoms if at is None else atoms[at : at + 1])
+                    if isinstance(x, jex.Literal) and np.size(x.val) == 1]  # fmt: skip
         return float(literals[0]) if literals else None
 
     def at(self, root: int) -> Iterator[Rewrite]:
@@ -95,9 +108,16 @@ class _Finder:
             case "log":
                 yield from self._logarithm(root, sources)
             case "sub" if self.constant(root) == 1:
+                texts = ONE_MINUS if self.constant(root, 0) == 1 else MINUS_ONE
                 for i in sources:
-                    if self.name(i) == "exp":
-                        yield Rewrite("expm1(x) in place of exp(x) - 1", (i,), root)
+                    if self.name(i) in texts:
+                        yield Rewrite(texts[self.name(i)], (i,), root)
+            case ("acos" | "acosh" | "pow") as name:
+                for i in sources:
+                    minus = self.name(i) == "sub" and self.constant(i, 0) == 1
+                    plus = self.name(i) in SUMS and self.constant(i) == 1
+                    if minus if name == "acos" else plus:
+                        yield Rewrite(NEAR_ONE[name], (i,), root)
             case "sqrt":
                 for i in sources:
                     parts = self.sources(i)
@@ -113,13 +133,28 @@ class _Finder:
         for i in sources:
             exponentials = [j for j in self.sources(i) if self.name(j) == "exp"]
             sigmoids = [j for j in self.sources(i) if self.name(j) == "logistic"]
-            inner = (*exponentials, i)
-            if self.name(i) == "logistic":
+            inner, name = (*exponentials, i), self.name(i)
+            if name == "cosh":
+                yield Rewrite("logaddexp(x, -x) - log(2) in place of log(cosh(x))", (i,), root)
+            elif name == "cumsum" and exponentials:
+                yield Rewrite("cumlogsumexp(x) in place of log(cumsum(exp(x)))", inner, root)
+            elif name == "mul" and exponentials:
+                text = "slogdet(a) in place of log(det(a))"
+                text = (
+                    text if self.is_made_of(i, "lu") else "x + log(s) in place of log(s * exp(x))"
+                )
+                yield Rewrite(text, inner, root)
+            elif name == "sub" and exponentials and self.constant(i, 0) == 1:
+                yield Rewrite("log(-expm1(x)) in place of log(1 - exp(x))", inner, root)
+            elif name == "sub" and exponentials and self.constant(i, 1) == 1:
+                text = "x + log(-expm1(-x)) in place of log(exp(x) - 1)"
+                yield Rewrite(text, inner, root)
+            elif self.name(i) == "logistic":
                 yield Rewrite("log_sigmoid(x) in place of log(sigmoid(x))", (i,), root)
             elif self.name(i) == "sub" and self.constant(i) == 1 and sigmoids:
                 text = "log_sigmoid(-x) in place of log(1 - sigmoid(x))"
                 yield Rewrite(text, (*sigmoids, i), root)
-            elif self.name(i) == "sub" and self.constant(i) == 1:
+            elif self.name(i) == "sub" and self.constant(i, 0) == 1:
                 yield Rewrite("log1p(-x) in place of log(1 - x)", (i,), root)
             elif self.name(i) == "reduce_sum":
                 yield from self._sum_of_exponentials(root, i)
@@ -140,6 +175,10 @@ class _Finder:
                 sums = [j for j in self.sources(i) if self.name(j) == "reduce_sum"]
                 inner = (*exponentials, *sums, i)
                 yield Rewrite("log_softmax(x) in place of log(softmax(x))", inner, root)
+
+    def is_made_of(self, index: int, name: str, depth: int = 6) -> bool:
+        before = self.sources(index) if depth else []
+        return any(self.name(i) == name or self.is_made_of(i, name, depth - 1) for i in before)
 
     def _sum_of_exponentials(
         self, root: int, total: int, mean: tuple[int, ...] = ()

@@ -20,6 +20,7 @@ from .._thresholds import (
     EXACT,
     FEW_OPERATIONS,
     FEW_ROUNDINGS,
+    FEW_TOGETHER,
     GAIN,
     MANY_ROUNDINGS,
     MANY_SWAMPED,
@@ -29,7 +30,7 @@ from .._thresholds import (
 from . import _fix_kinds, _recipe_fix_kinds  # noqa: F401  # they register fixes, in this order
 from ._apply import FormatChoice
 from ._findings import Finding, constant_finding
-from ._fixes import Context, Fix, proposals
+from ._fixes import Context, Fix, proposals, widened
 from ._groups import Group, is_out_of_range
 from ._joint import faults, try_lines, try_pairs
 from ._kinds import FINDING_KINDS, made_here, numbers_lost
@@ -95,7 +96,8 @@ def _is_worth_trying(search: Search, group: Group, what: Finding) -> bool:
     if what.kind == "swamping" and search.is_small and group.swamped < MANY_SWAMPED:
         return False
     if FINDING_KINDS[what.kind].event or error.non_finite:
-        return group.weight(search.fmt) >= EVENT or not search.is_least(error)
+        least = search.is_least(error) or search.is_harmless
+        return group.weight(search.fmt) >= EVENT or not least
     few = MANY_ROUNDINGS if search.found else FEW_ROUNDINGS
     return error.relative > few * search.rounding
 
@@ -106,6 +108,7 @@ def _search_findings(search: Search) -> None:
     _search_constants(search)
     tried: set[tuple[int, ...]] = set()
     failures: collections.Counter[str] = collections.Counter()  # so that directions alternate
+    ruled_out = _ruled_out(search)
     while search.trials > search.reserve and not near(search.outcome.error, search.float32_error):
         found = search.groups_in(search.outcome)
         fresh = [g for g in found if g.indices not in tried]
@@ -117,10 +120,37 @@ def _search_findings(search: Search) -> None:
         if not _is_worth_trying(search, group, what):
             continue
         failures[what.direction] += 1
-        if _try_fixes(search, what, _fixes(search, group, what)):
+        changes = _fixes(search, group, what)
+        if group.indices in ruled_out:
+            changes = (fix for fix in changes if not fix.size)
+        if _try_fixes(search, what, changes):
             tried.clear()
+            ruled_out = _ruled_out(search)
             failures.clear()
             _search_constants(search)
+
+
+def _ruled_out(search: Search) -> set[tuple[int, ...]]:
+    """Returns the groups whose wider formats can't be at fault for an error that may be the sum of
+    many roundings: all of theirs together leave more of it than one of them would have to."""
+    if not search.is_small or not search.session.adjustable:
+        return set()
+    fresh = ((g, search.finding_of(g)) for g in search.groups_in(search.outcome))
+    pending = [[x for x in fresh if _is_worth_trying(search, *x)]]
+    equations, found = {e.index: e for e in search.outcome.equations}, set()
+    while pending:
+        some = pending.pop()
+        if len(some) <= FEW_TOGETHER or search.trials <= search.reserve:
+            continue
+        wide = {i for g, what in some for fix in _fixes(search, g, what) for i in fix.indices}
+        setting = search.untried(widened(search.word, "all", [equations[i] for i in sorted(wide)]))
+        if setting is not None and not better(
+            search.run(setting).error, search.outcome.error, CLEAR
+        ):
+            found |= {g.indices for g, _ in some}
+        elif setting is not None:
+            pending += [some[: len(some) // 2], some[len(some) // 2 :]]
+    return found
 
 
 def _search_constants(search: Search) -> None:
