@@ -229,7 +229,7 @@ def apply(
     may_be_one = arrays and not in_own_steps and target not in STAGED
     if may_be_one and _rounds_several_times(call, arrays, dtypes):
         if target in NUMBERS:
-            call, arrays = _with_numbers(call, arrays, len(_leaves(args)))
+            call, arrays = _with_numbers(call, arrays, len(jax.tree.leaves(args, is_leaf=_is_none)))
         shape = jax.eval_shape(call, *arrays)
         call = dataclasses.replace(call, static=_widened(call.static))
         name = getattr(target, "_opname", getattr(target, "__name__", str(target)))
@@ -257,10 +257,6 @@ def _is_narrow(dtype: np.dtype) -> bool:
 
 def _is_none(x: Any) -> bool:
     return x is None
-
-
-def _leaves(args: Any) -> list[Any]:
-    return jax.tree.leaves(args, is_leaf=_is_none)
 
 
 def _with_numbers(call: Call, arrays: list[Any], count: int) -> tuple[Call, list[Any]]:
