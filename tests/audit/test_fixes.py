@@ -192,6 +192,21 @@ def test_findings_are_sorted_by_the_effect_of_their_fix():
     assert tried == sorted(tried, reverse=True)
 
 
+def test_an_operation_that_amplifies_is_kept_in_float32():
+    """Though that leaves nothing of the policy: its error of 11 % is no gradient's."""
+    places = jnp.asarray(np.random.default_rng(0).uniform(size=(32, 3)), "float32")
+    frequencies = jnp.asarray(np.random.default_rng(1).integers(-90, 90, (3, 16)), "float32")
+
+    def features(x, w):
+        phases = x @ w
+        return jnp.sin(phases)
+
+    report = sw.audit(features, "c=bf16")(places, frequencies)
+    worst = report.findings[0]
+    assert (worst.kind, worst.primitive) == ("amplified", "dot_general")
+    assert report.error_fixed.relative < 1e-4
+
+
 def test_an_exception_to_a_policy():
     def layer(x, w):
         return jnp.sum((x @ w) * 1e-3)
@@ -330,6 +345,27 @@ def test_a_kind_of_finding_is_told_in_words(context, kind):
         emulation = low_interpretation("fp16")
         tried = dataclasses.replace(context, kind=kind, low=emulation)
         assert any(f.kind.name == "wider_result" for f in proposals("format", tried))
+
+
+def test_a_single_number_is_told_in_the_singular():
+    found = sw.audit(lambda x: jnp.exp(x), "fp16", trials=0)(jnp.array([12.0])).unfixed[0]
+    assert found.evidence.endswith("in the only number")
+    found = sw.audit(lambda x: 1 / (x * x), "fp16", trials=0)(jnp.array([1e-5, 1.0]))
+    assert "1 of 2 numbers is infinite" in str([x.evidence for x in found.unfixed])
+
+
+def test_roundings_of_many_operations_cost_few_trials():
+    def layers(x, w):
+        for i in range(12):
+            x = jnp.tanh(x @ w[i]) + x - 0.5 * jnp.mean(x)
+        return x
+
+    keys = np.random.default_rng(0)
+    x, w = keys.standard_normal((4, 8)), keys.standard_normal((12, 8, 8)) * 0.3
+    report = sw.audit(layers, "fp16")(jnp.asarray(x, "float32"), jnp.asarray(w, "float32"))
+    assert not report.findings
+    assert report.trials <= 3
+    assert "none of the fixes tried helps" in report.verdict
 
 
 def test_a_fix_for_another_program_is_refused():

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import scalewise as sw
@@ -59,6 +60,57 @@ def test_the_fix_has_the_functions_error(text):
     assert text in [str(finding.fix) for finding in report.findings]
     got, want = report.apply_fixes(f)(x), better(x)
     assert jnp.linalg.norm(got - want) <= 2.0**-10 * jnp.linalg.norm(want)
+
+
+SMALL = jnp.linspace(1e-6, 1e-5, 8)
+WIDE = jnp.linspace(2.0, 30.0, 8)
+MATRIX = 1e-2 * jnp.eye(40) + 1e-4 * np.random.default_rng(0).standard_normal((40, 40))
+OTHERS = {
+    "logaddexp(x, -x) - log(2) in place of log(cosh(x))": (
+        lambda x: jnp.log(jnp.cosh(x)), "fp16", WIDE,
+    ),
+    "cumlogsumexp(x) in place of log(cumsum(exp(x)))": (
+        lambda x: jnp.log(jnp.cumsum(jnp.exp(x))), "fp16", WIDE,
+    ),
+    "x + log(-expm1(-x)) in place of log(exp(x) - 1)": (
+        lambda x: jnp.log(jnp.exp(x) - 1), "fp16", WIDE,
+    ),
+    "slogdet(a) in place of log(det(a))": (
+        lambda a: jnp.log(jnp.linalg.det(a)), "float32", MATRIX,
+    ),
+    "2 * arcsinh(sqrt(x / 2)) in place of arccosh(1 + x)": (
+        lambda x: jnp.arccosh(1 + x), "float32", SMALL,
+    ),
+    "2 * arcsin(sqrt(x / 2)) in place of arccos(1 - x)": (
+        lambda x: jnp.arccos(1 - x), "float32", SMALL,
+    ),
+    "exp(n * log1p(x)) in place of (1 + x)**n": (lambda x: (1 + x) ** 3000.5, "float32", SMALL),
+    "-expm1(x) in place of 1 - exp(x)": (lambda x: 1 - jnp.exp(-x), "float32", SMALL),
+    "log(-expm1(x)) in place of log(1 - exp(x))": (
+        lambda x: jnp.log(1 - jnp.exp(-x)), "float32", SMALL,
+    ),
+    "2 * sin(x / 2)**2 in place of 1 - cos(x)": (
+        lambda x: (1 - jnp.cos(x)) / x, "float32", 1e3 * SMALL,
+    ),
+    "sigmoid(-x) in place of 1 - sigmoid(x)": (
+        lambda x: 1 - jax.nn.sigmoid(x), "float32", WIDE / 3,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", OTHERS)
+@pytest.mark.thorough(keep=3)
+def test_the_first_fix_is_what_an_expert_would_write(text):
+    f, low, x = OTHERS[text]
+    report = sw.audit(f, low, reference="float64" if low == "float32" else None)(x)
+    assert str(report.findings[0].fix) == text
+    assert not report.error_fixed.non_finite
+    assert report.error_fixed.relative <= float(sw.format(low).eps)
+
+
+def test_a_logarithm_of_one_less_is_no_log1p():
+    report = sw.audit(lambda x: jnp.log(x - 1), "float32", reference="float64")(1 + 1e4 * SMALL)
+    assert not any("log1p" in str(x.fix) for x in report.findings)
 
 
 def test_a_softmax_that_subtracts_the_maximum_is_left():

@@ -64,28 +64,28 @@ def exceeds(amax: float, fmt: Format) -> str:
     out_of_range=True, event=True, style="bold red", severe=True,
 )  # fmt: skip
 def _nan(group: Group, fmt: Format) -> str:
-    count, some = _counted(group, "nan")
-    return f"{some} {'is' if count == 1 else 'are'} NaN, though no input is"
+    return _told(group, "nan", "is NaN, though no input is", "are NaN, though no input is")
 
 
-def _counted(group: Group, name: str, of: str = "elements", what: str = "number"):
-    """Returns a count, and the words for it: ``3 of 7 numbers``, ``the only number``."""
+def _told(group: Group, name: str, one: str, many: str, of: str = "elements", what: str = "number"):
+    """Returns ``3 of 7 numbers are NaN``, ``1 of 7 numbers is NaN`` or ``the only number is NaN``,
+    from the words for one and for many."""
     count, every = int(group.total(name)), int(group.total(of))
-    return count, f"the only {what}" if every == 1 else f"{count:,} of {every:,} {what}s"
+    some = f"the only {what}" if every == 1 else f"{count:,} of {every:,} {what}s"
+    return f"{some} {one if count == 1 else many}".replace("indexs", "indices").rstrip()
 
 
 def _too_large(group: Group, fmt: Format) -> str:
     fmt = group.own_format(fmt)
     amax = max(e["amax"] for e in group.equations)
-    count, some = _counted(group, "overflowed")
-    one = count == 1
-    if amax <= float(fmt.max):
-        if any(e.exact_sum < math.inf for e in group.equations):
-            return f"{some} {'leaves' if one else 'leave'} the range of the device's accumulator"
-        row = PRIMITIVES.get(group.first.primitive)
-        why = (row and row.pole) or "a division by 0"
-        return f"{some} {'is' if one else 'are'} infinite, though no input is: {why}"
-    return f"{exceeds(amax, fmt)} in {some}"
+    if amax > float(fmt.max):
+        return f"{exceeds(amax, fmt)} in {_told(group, 'overflowed', '', '')}"
+    if any(e.exact_sum < math.inf for e in group.equations):
+        where = "the range of the device's accumulator"
+        return _told(group, "overflowed", f"leaves {where}", f"leave {where}")
+    row = PRIMITIVES.get(group.first.primitive)
+    why = f"infinite, though no input is: {(row and row.pole) or 'a division by 0'}"
+    return _told(group, "overflowed", f"is {why}", f"are {why}")
 
 
 register(
@@ -109,8 +109,8 @@ def _saturates(group: Group, saturate: Saturation) -> bool:
 def _saturation(group: Group, fmt: Format) -> str:
     if group.total("overflowed"):
         return _too_large(group, fmt)
-    count, some = _of_operands(group, "operands_saturated")
-    return f"{some} {'exceeds' if count == 1 else 'exceed'} the largest with their scale"
+    rest = "of its operands exceed{} the largest with their scale"
+    return _told(group, "operands_saturated", rest.format("s"), rest.format(""), of="operands")
 
 
 @register(
@@ -125,11 +125,6 @@ def _accumulation(group: Group, fmt: Format) -> str:
     return f"error made here {made:.2g}, by the device's accumulator: {exact:.2g} with exact sums"
 
 
-def _of_operands(group: Group, name: str) -> tuple[int, str]:
-    count, some = _counted(group, name, "operands")
-    return count, f"{some} of its operands"
-
-
 def _operands_flushed(group: Group) -> bool:
     return group.share("operands_flushed") >= OPERANDS_FLUSHED
 
@@ -140,7 +135,8 @@ def _operands_flushed(group: Group) -> bool:
 )  # fmt: skip
 def _underflow(group: Group, fmt: Format) -> str:
     if _operands_flushed(group):  # then the products flushed are those of such operands
-        return f"{_of_operands(group, 'operands_flushed')[1]} flushed to zero with their scale"
+        text = "of its operands flushed to zero with their scale"
+        return _told(group, "operands_flushed", text, text, of="operands")
     return numbers_lost(group, "flushed")
 
 
@@ -148,9 +144,9 @@ def numbers_lost(group: Group, name: str) -> str:
     inverses = [e["reference_min_inverse"] for e in group.equations]
     smallest = min((1 / x for x in inverses if x), default=0.0)
     down = f" (smallest value 2^{math.log2(smallest):.1f})" if smallest else ""
-    count, some = _counted(group, name)
-    subnormal = f"{'is' if count == 1 else 'are'} subnormal"
-    return f"{some} {subnormal if name == 'subnormal' else 'flushed to zero'}{down}"
+    if name == "flushed":
+        return _told(group, name, f"flushed to zero{down}", f"flushed to zero{down}")
+    return _told(group, name, f"is subnormal{down}", f"are subnormal{down}")
 
 
 @register(
@@ -159,9 +155,8 @@ def numbers_lost(group: Group, name: str) -> str:
 def _decision(group: Group, fmt: Format) -> str:
     is_index = group.first.primitive in INDICES
     what = "comparison" if group.first.dtype == "bool" else "index" if is_index else "integer"
-    count, some = _counted(group, "differ", "decided", what)
-    some = some.replace("indexs", "indices")
-    return f"{some} {'differs' if count == 1 else 'differ'} from the reference run's"
+    rest = "from the reference run's"
+    return _told(group, "differ", f"differs {rest}", f"differ {rest}", "decided", what)
 
 
 def _swamps(group: Group, saturate: Saturation) -> bool:

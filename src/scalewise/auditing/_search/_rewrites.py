@@ -53,17 +53,32 @@ def is_square(equation: Equation) -> bool:
 
 
 SUMS = having("adds")
-MINUS_ONE = {"exp": "expm1(x) in place of exp(x) - 1"}
-ONE_MINUS = {
-    "exp": "-expm1(x) in place of 1 - exp(x)",
-    "cos": "2 * sin(x / 2)**2 in place of 1 - cos(x)",
-    "logistic": "sigmoid(-x) in place of 1 - sigmoid(x)",
-}
-NEAR_ONE = {
-    "acos": "2 * arcsin(sqrt(x / 2)) in place of arccos(1 - x)",
-    "acosh": "2 * arcsinh(sqrt(x / 2)) in place of arccosh(1 + x)",
-    "pow": "exp(n * log1p(x)) in place of (1 + x)**n",
-}
+FIRST, LAST, EITHER = (0,), (1,), (0, 1)
+# The last operation; the one before it; the positions at one of which that has the operand 1 (() if
+# it needs none); an operation that it is made of ("" for any); the text. The first match counts.
+PATTERNS = (
+    ("log", "cosh", (), "", "logaddexp(x, -x) - log(2) in place of log(cosh(x))"),
+    ("log", "cumsum", (), "exp", "cumlogsumexp(x) in place of log(cumsum(exp(x)))"),
+    ("log", "mul", (), "exp", "x + log(s) in place of log(s * exp(x))"),
+    ("log", "logistic", (), "", "log_sigmoid(x) in place of log(sigmoid(x))"),
+    ("log", "sub", FIRST, "logistic", "log_sigmoid(-x) in place of log(1 - sigmoid(x))"),
+    ("log", "sub", FIRST, "exp", "log(-expm1(x)) in place of log(1 - exp(x))"),
+    ("log", "sub", FIRST, "", "log1p(-x) in place of log(1 - x)"),
+    ("log", "sub", LAST, "exp", "x + log(-expm1(-x)) in place of log(exp(x) - 1)"),
+    ("log", "reduce_prod", (), "exp", "sum(x) in place of log(prod(exp(x)))"),
+    ("log", "add", EITHER, "exp", "softplus(x) in place of log(1 + exp(x))"),
+    ("log", "add", EITHER, "", "log1p(x) in place of log(1 + x)"),
+    ("acos", "sub", FIRST, "", "2 * arcsin(sqrt(x / 2)) in place of arccos(1 - x)"),
+    ("acosh", "add", EITHER, "", "2 * arcsinh(sqrt(x / 2)) in place of arccosh(1 + x)"),
+    ("pow", "add", EITHER, "", "exp(n * log1p(x)) in place of (1 + x)**n"),
+)
+# The same where 1 is an operand of the last operation, a difference.
+DIFFERENCES = (
+    ("exp", FIRST, "-expm1(x) in place of 1 - exp(x)"),
+    ("exp", LAST, "expm1(x) in place of exp(x) - 1"),
+    ("cos", FIRST, "2 * sin(x / 2)**2 in place of 1 - cos(x)"),
+    ("logistic", FIRST, "sigmoid(-x) in place of 1 - sigmoid(x)"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +95,10 @@ class Rewrite:
 
 
 def rewrites(equations: Sequence[Equation], operands: Operands) -> list[Rewrite]:
+    """Returns what may be written in other ways; of expressions within each other the largest."""
     finder = _Finder(equations, operands)
-    return [found for root in range(len(equations)) for found in finder.at(root)]
+    found = [x for root in range(len(equations)) for x in finder.at(root)]
+    return [x for x in found if not any({*x.inner, x.root} <= {*y.inner} for y in found)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,29 +112,19 @@ class _Finder:
     def sources(self, index: int) -> list[int]:
         return [i for operand in self.operands.get(index, ()) for i in operand]
 
-    def constant(self, index: int, at: int | None = None) -> float | None:
-        """Returns an operand that is a number: the one at a position, or the first one."""
-        atoms = self.equations[index].eqn.invars
-        literals = [x.val for x in (atoms if at is None else atoms[at : at + 1])
-                    if isinstance(x, jex.Literal) and np.size(x.val) == 1]  # fmt: skip
-        return float(literals[0]) if literals else None
+    def has_number(self, index: int, number: float | None, at: Sequence[int] = EITHER) -> bool:
+        """Returns True if an operand at one of the positions is this number (None: any)."""
+        atoms = [x for i, x in enumerate(self.equations[index].eqn.invars) if i in at]
+        values = [x.val for x in atoms if isinstance(x, jex.Literal) and np.size(x.val) == 1]
+        return any(number is None or float(x) == number for x in values)
 
     def at(self, root: int) -> Iterator[Rewrite]:
         sources = self.sources(root)
+        for i in sources:
+            yield from self._listed(root, i)
         match self.name(root):
             case "log":
                 yield from self._logarithm(root, sources)
-            case "sub" if self.constant(root) == 1:
-                texts = ONE_MINUS if self.constant(root, 0) == 1 else MINUS_ONE
-                for i in sources:
-                    if self.name(i) in texts:
-                        yield Rewrite(texts[self.name(i)], (i,), root)
-            case ("acos" | "acosh" | "pow") as name:
-                for i in sources:
-                    minus = self.name(i) == "sub" and self.constant(i, 0) == 1
-                    plus = self.name(i) in SUMS and self.constant(i) == 1
-                    if minus if name == "acos" else plus:
-                        yield Rewrite(NEAR_ONE[name], (i,), root)
             case "sqrt":
                 for i in sources:
                     parts = self.sources(i)
@@ -129,52 +136,34 @@ class _Finder:
             case "div":
                 yield from self._softmax(root)
 
+    def _listed(self, root: int, i: int) -> Iterator[Rewrite]:
+        for before, one, text in DIFFERENCES if self.name(root) == "sub" else ():
+            if self.name(i) == before and self.has_number(root, 1, one):
+                yield Rewrite(text, (i,), root)
+        for last, before, one, part, text in PATTERNS:
+            inner = [j for j in self.sources(i) if self.name(j) == part]
+            alike = (self.name(root), self.name(i)) == (last, before) and (inner or not part)
+            if alike and (not one or self.has_number(i, 1, one)):
+                if before == "mul" and self.is_made_of(i, "lu"):
+                    text = "slogdet(a) in place of log(det(a))"
+                yield Rewrite(text, (*inner, i), root)
+                return
+
     def _logarithm(self, root: int, sources: Sequence[int]) -> Iterator[Rewrite]:
         for i in sources:
             exponentials = [j for j in self.sources(i) if self.name(j) == "exp"]
-            sigmoids = [j for j in self.sources(i) if self.name(j) == "logistic"]
-            inner, name = (*exponentials, i), self.name(i)
-            if name == "cosh":
-                yield Rewrite("logaddexp(x, -x) - log(2) in place of log(cosh(x))", (i,), root)
-            elif name == "cumsum" and exponentials:
-                yield Rewrite("cumlogsumexp(x) in place of log(cumsum(exp(x)))", inner, root)
-            elif name == "mul" and exponentials:
-                text = "slogdet(a) in place of log(det(a))"
-                text = (
-                    text if self.is_made_of(i, "lu") else "x + log(s) in place of log(s * exp(x))"
-                )
-                yield Rewrite(text, inner, root)
-            elif name == "sub" and exponentials and self.constant(i, 0) == 1:
-                yield Rewrite("log(-expm1(x)) in place of log(1 - exp(x))", inner, root)
-            elif name == "sub" and exponentials and self.constant(i, 1) == 1:
-                text = "x + log(-expm1(-x)) in place of log(exp(x) - 1)"
-                yield Rewrite(text, inner, root)
-            elif self.name(i) == "logistic":
-                yield Rewrite("log_sigmoid(x) in place of log(sigmoid(x))", (i,), root)
-            elif self.name(i) == "sub" and self.constant(i) == 1 and sigmoids:
-                text = "log_sigmoid(-x) in place of log(1 - sigmoid(x))"
-                yield Rewrite(text, (*sigmoids, i), root)
-            elif self.name(i) == "sub" and self.constant(i, 0) == 1:
-                yield Rewrite("log1p(-x) in place of log(1 - x)", (i,), root)
-            elif self.name(i) == "reduce_sum":
+            sums = [j for j in self.sources(i) if self.name(j) == "reduce_sum"]
+            if self.name(i) == "reduce_sum":
                 yield from self._sum_of_exponentials(root, i)
-            elif self.name(i) in ("div", "mul") and self.constant(i) is not None:
-                sums = [j for j in self.sources(i) if self.name(j) == "reduce_sum"]
+            elif self.name(i) in ("div", "mul") and self.has_number(i, None):
                 for total in sums:
                     yield from self._sum_of_exponentials(root, total, (i,))
-            elif self.name(i) == "reduce_prod" and exponentials:
-                yield Rewrite("sum(x) in place of log(prod(exp(x)))", inner, root)
-            elif self.name(i) in SUMS and self.constant(i) == 1 and exponentials:
-                yield Rewrite("softplus(x) in place of log(1 + exp(x))", inner, root)
-            elif self.name(i) in SUMS and self.constant(i) == 1:
-                yield Rewrite("log1p(x) in place of log(1 + x)", (i,), root)
             elif self.name(i) in SUMS and len(exponentials) > 1:
                 text = "logaddexp(x, y) in place of log(exp(x) + exp(y))"
-                yield Rewrite(text, inner, root)
-            elif self.name(i) == "div" and any(self.name(j) == "exp" for j in self.sources(i)):
-                sums = [j for j in self.sources(i) if self.name(j) == "reduce_sum"]
-                inner = (*exponentials, *sums, i)
-                yield Rewrite("log_softmax(x) in place of log(softmax(x))", inner, root)
+                yield Rewrite(text, (*exponentials, i), root)
+            elif self.name(i) == "div" and exponentials:
+                text = "log_softmax(x) in place of log(softmax(x))"
+                yield Rewrite(text, (*exponentials, *sums, i), root)
 
     def is_made_of(self, index: int, name: str, depth: int = 6) -> bool:
         before = self.sources(index) if depth else []

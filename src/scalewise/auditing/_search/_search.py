@@ -123,6 +123,7 @@ def _search_findings(search: Search) -> None:
         changes = _fixes(search, group, what)
         if group.indices in ruled_out:
             changes = (fix for fix in changes if not fix.size)
+            what = dataclasses.replace(what, tried=True)
         if _try_fixes(search, what, changes):
             tried.clear()
             ruled_out = _ruled_out(search)
@@ -261,7 +262,7 @@ def _try_fixes(search: Search, what: Finding, changes: Iterator[Fix], clear: flo
             pending = [x for x in pending if not x.size or not _is_part_of(x, fix)]
         if helps and fix is not probe and _is_enough(search, helped, before):
             break
-    what = dataclasses.replace(what, tried=bool(tried))
+    what = dataclasses.replace(what, tried=what.tried or bool(tried))
     best = _best(search, helped)
     last = search.final and not search.found
     required = clear if search.is_small else GAIN if last else ENOUGH
