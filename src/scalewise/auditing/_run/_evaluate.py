@@ -98,8 +98,8 @@ class Evaluator(Paired):
             if not uncounted:
                 return outs, None, events
             left = self._left(plan)
-            count = (_leave_result, left) if left else (_count_result,)
-            tainted, record = self.call(*count, op_params, *uncounted)
+            count, how = (_leave_result, (left,)) if left else (_count_result, ())
+            tainted, record = self.call(count, *how, op_params, *uncounted)
             return with_taint(outs, tainted), record, events
         if plan.operation == OTHER:
             arrays, scalars = self._as_operands(call(step, op_params, list(inputs)), inputs)
