@@ -71,8 +71,9 @@ def _told(group: Group, name: str, one: str, many: str, of: str = "elements", wh
     """Returns ``3 of 7 numbers are NaN``, ``1 of 7 numbers is NaN`` or ``the only number is NaN``,
     from the words for one and for many."""
     count, every = int(group.total(name)), int(group.total(of))
-    some = f"the only {what}" if every == 1 else f"{count:,} of {every:,} {what}s"
-    return f"{some} {one if count == 1 else many}".replace("indexs", "indices").rstrip()
+    plural = "indices" if what == "index" else f"{what}s"
+    some = f"the only {what}" if every == 1 else f"{count:,} of {every:,} {plural}"
+    return f"{some} {one if count == 1 else many}".rstrip()
 
 
 def _too_large(group: Group, fmt: Format) -> str:
