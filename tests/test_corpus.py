@@ -31,6 +31,9 @@ def test_the_corpus_is_large_and_split_by_a_hash_of_the_name():
 
 # of authors and libraries, where the source has no thread, preprint or DOI
 PAGES = {
+    "https://optax.readthedocs.io/en/latest/api/transformations.html",
+    "https://docs.sciml.ai/Catalyst/stable/",
+    "https://www.tensorflow.org/probability/api_docs/python/tfp/math/softplus_inverse",
     "http://joschu.net/blog/kl-approx.html",
     "https://publications.aston.ac.uk/id/eprint/373/",
     "https://docs.jax.dev/en/latest/notebooks/autodiff_cookbook.html",
