@@ -145,12 +145,13 @@ def _ruled_out(search: Search) -> set[tuple[int, ...]]:
             continue
         wide = {i for g, what in some for fix in _fixes(search, g, what) for i in fix.indices}
         setting = search.untried(widened(search.word, "all", [equations[i] for i in sorted(wide)]))
-        if setting is not None and not better(
-            search.run(setting).error, search.outcome.error, CLEAR
-        ):
-            found |= {g.indices for g, _ in some}
-        elif setting is not None:
+        if setting is None:
+            continue
+        outcome = search.results[key_of(setting)] = search.run(setting)
+        if better(outcome.error, search.outcome.error, CLEAR):
             pending += [some[: len(some) // 2], some[len(some) // 2 :]]
+        else:
+            found |= {g.indices for g, _ in some}
     return found
 
 
