@@ -19,6 +19,7 @@ from .._jax import (
     ShapedArray,
     ad,
     batching,
+    compiles_gpu_kernels,
     gpu_kernel,
     has_explicit_mesh,
     is_exported,
@@ -307,7 +308,8 @@ def by_xla(x: jax.Array, *operands: jax.Array, rule: BlockRounding) -> list[jax.
 
 
 def _lower(ctx: mlir.LoweringRuleContext, *operands: mlir.ir.Value, rule: BlockRounding):
-    inlined = by_xla if is_partitioned(ctx) or is_exported(ctx) else by_kernel
+    plain = is_partitioned(ctx) or is_exported(ctx) or not compiles_gpu_kernels()
+    inlined = by_xla if plain else by_kernel
     with without_varying_types():  # which Pallas doesn't infer
         types = [ShapedArray(a.shape, a.dtype) for a in ctx.avals_in]  # pyright: ignore
         return mlir.lower_fun(inlined)(ctx.replace(avals_in=types), *operands, rule=rule)

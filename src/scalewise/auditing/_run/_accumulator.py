@@ -16,7 +16,7 @@ from jax import lax
 
 from ..._jax import Tree
 from ...interpret import outlined
-from ._elementary import TINY, Uncounted
+from ._elementary import Uncounted
 from ._rounding import FORMAT_PARAMS
 from ._statistics import (
     DECIDED,
@@ -202,8 +202,7 @@ def _settle(_: None, state: Statistics, records, events) -> Statistics:
         if isinstance(some[0], Uncounted):
             stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *some)
             results = stacked, state.formats[indices]
-            is_tiny = some[0].low.size <= TINY
-            found = jax.vmap(_counted)(results) if is_tiny else lax.map(_counted, results)
+            found = lax.map(_counted, results)
         else:
             found = summaries(state, indices, some)
         state = add_visits(state, indices, *found)
