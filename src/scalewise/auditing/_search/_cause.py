@@ -1,0 +1,151 @@
+"""The cause of an error that a fix removes: the operation that a finding names, and its kind."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from .._run._equation_statistics import EquationStatistics
+from .._run._session import Outcome
+from .._thresholds import AMPLIFIED_SHOWN, DEPTH, GAIN
+from ._apply import FormatChoice
+from ._findings import Finding, constant_finding
+from ._fixes import Fix
+from ._groups import Group, is_out_of_range
+from ._kinds import FINDING_KINDS, made_here, numbers_lost
+from ._measure import better
+from ._trials import Search
+
+
+def at_cause(search: Search, what: Finding, fix: Fix) -> Finding:
+    """Returns the finding where the error is made, if the fix is there and not here."""
+    if fix.kind is not None and fix.kind.name == "loss_scale":
+        return _smallest_gradients(search, what)
+    wide = [e for e in search.outcome.equations if e.index in set(fix.indices)]
+    cause = fix.cause
+    if cause is None or (wide and cause.index not in fix.indices):
+        beyond = [e for e in wide if is_out_of_range(e)]  # their errors aren't measured
+        cause = max(
+            beyond or wide, key=lambda e: -e.index if beyond else e.introduced, default=None
+        )
+    if cause is None:
+        return what
+    places = {(cause.file, cause.line)}
+    if what.kind != "amplified":
+        places |= {(e.file, e.line) for e in wide}
+    if (what.file, what.line) in places:
+        return amplified_after(search, what, fix)
+    constant = next((x for x in search.literals if (x.file, x.line) in places), None)
+    if not what.equations and constant is not None:
+        return dataclasses.replace(constant_finding(constant), tried=what.tried)
+    moved = dataclasses.replace(search.finding_of(Group((cause,))), tried=what.tried)
+    if cause.index not in search.causes.back(what.equations, DEPTH):
+        return amplified_after(search, moved, fix)  # another fault
+    return _carried_to(search, what, moved, cause, fix)
+
+
+def unless_refuted(search: Search, what: Finding, fix: Fix) -> Finding:
+    """Returns the finding; if it is of numbers that are flushed and keeping these doesn't help,
+    one of the largest error that is made where the fix is."""
+    wide = [e for e in search.outcome.equations if e.index in set(fix.indices)]
+    finite = not search.outcome.error.non_finite
+    tested = isinstance(search.current, FormatChoice) and what.kind == "underflow" and finite
+    if not tested or not what.equations or not wide or search.trials <= 0:
+        return what
+    kept = search.run(search.current.without_underflow(what.equations))
+    if better(kept.error, search.outcome.error, GAIN):
+        return what
+    most = Group((max(wide, key=lambda e: e.introduced),))
+    moved = dataclasses.replace(search.finding_of(most, what.kind), tried=what.tried)
+    return amplified_after(search, moved, fix)
+
+
+def _carried_to(
+    search: Search, what: Finding, moved: Finding, cause: EquationStatistics, fix: Fix
+) -> Finding:
+    if FINDING_KINDS[what.kind].out_of_range:
+        moved = amplified_after(search, moved, fix)
+        evidence = f"{moved.evidence}; at {what.where} {what.evidence}"
+        return dataclasses.replace(moved, evidence=evidence)
+    if not FINDING_KINDS[what.kind].carried_in:
+        return amplified_after(search, moved, fix)
+    if moved.kind == "cancellation":  # exact itself: what it leaves is the error carried in
+        return moved
+    event, evidence = FINDING_KINDS[moved.kind].event, made_here(cause)
+    if event:
+        evidence = f"{moved.evidence}, {evidence}"
+    if what.kind == "decision":
+        kind = moved.kind if event else what.kind
+        evidence = f"{evidence}; at {what.where} {what.evidence}"
+    else:
+        amplified = _amplification(cause, search.causes.equations[what.equations[0]])
+        kind = "amplified" if amplified and not event else moved.kind
+        evidence += amplified
+    return dataclasses.replace(moved, kind=kind, evidence=evidence)
+
+
+def amplified_after(search: Search, what: Finding, fix: Fix) -> Finding:
+    swamps = what.kind == "swamping" and not any(
+        search.causes.equations[i].looped for i in what.equations
+    )
+    if not (what.kind == "precision" or swamps) or not what.equations:
+        return what
+    here = (what.file, what.line)
+    line = [e.index for e in search.causes.equations.values() if (e.file, e.line) == here]
+    found = search.causes.amplified({*what.equations, *set(line) & set(fix.indices)})
+    if found is None:
+        return what
+    made, by = found
+    for e in (by, *search.causes.path(by.index)):  # where the digits are lost, on this line
+        cancels = search.finding_of(Group((e,)))
+        if cancels.kind == "cancellation" and (e.file, e.line) == here:
+            return cancels
+    if swamps and search.finding_of(Group((by,))).kind != "cancellation":
+        return what  # what is added is small wherever the sum is read
+    moved, amplified = search.finding_of(Group((made,))), _amplification(made, by)
+    if not amplified:
+        return what
+    evidence = made_here(made) + amplified
+    return dataclasses.replace(moved, kind="amplified", evidence=evidence)
+
+
+def decided_after(search: Search, what: Finding, fix: Fix, after: Outcome) -> Finding | None:
+    if what.kind != "precision" or not what.equations:
+        return None
+    left = {e.index: e["differ"] for e in after.equations}
+    undone = [
+        e for e in search.outcome.equations
+        if e["differ"] > 2 * left.get(e.index, 0.0)
+        and {*fix.indices} & {e.index, *search.causes.back((e.index,), DEPTH)}
+    ]  # fmt: skip
+    if not undone:
+        return None
+    most = search.finding_of(Group((max(undone, key=lambda e: e["differ"] - left[e.index]),)))
+    evidence = f"{what.evidence}; at {most.where} {most.evidence}"
+    return dataclasses.replace(what, kind="decision", evidence=evidence)
+
+
+def _smallest_gradients(search: Search, what: Finding) -> Finding:
+    if FINDING_KINDS[what.kind].out_of_range:
+        return what
+    gradients = [e for e in search.outcome.equations if e.index in search.session.loss_scaled]
+    small = max(gradients, key=lambda e: (e.share("flushed"), e.share("subnormal")))
+    moved = dataclasses.replace(search.finding_of(Group((small,))), tried=what.tried)
+    if moved.kind == "underflow":
+        return moved
+    if not small["subnormal"]:
+        return what
+    text = numbers_lost(Group((small,)), "subnormal")
+    return dataclasses.replace(moved, kind="underflow", evidence=text)
+
+
+def _amplification(made: EquationStatistics, by: EquationStatistics) -> str:
+    """In a loop the numbers may shrink from one iteration to the next, and the errors of all of
+    them together don't compare."""
+    where = f"by {by.primitive} at {by.short}"
+    factor = by.inherited / made.inherited if made.inherited else 0.0
+    if factor == math.inf:
+        return f", which is all that is left {where}"
+    if made.looped or by.looped:
+        return f", amplified {where}" if factor > 1 else ""
+    return f", amplified {factor:.0f} times {where}" if factor >= AMPLIFIED_SHOWN else ""
