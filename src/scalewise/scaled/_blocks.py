@@ -302,9 +302,9 @@ def scales_of(
 def tensor_scale(scale: jax.Array, fmt: BlockFormat, scaling: Scaling | None) -> jax.Array:
     """Returns the upper scale of two levels, from unrounded scales of blocks."""
     largest = jnp.max(scale, initial=0)
-    room = None if scaling is None else scaling.largest_block_scale
-    if room is not None:
-        largest = largest * np.asarray(float(fmt.scale.max) / room, largest.dtype)
+    top = None if scaling is None else scaling.largest_block_scale
+    if top is not None:
+        largest = largest * np.asarray(float(fmt.scale.max) / top, largest.dtype)
     return to_top(largest.astype(jnp.float32), fmt.scale, False)[0]
 
 
