@@ -137,6 +137,18 @@ def test_the_error_is_that_of_emulation_against_the_plain_program(name):
     assert primitive in differ if primitive else not differ
 
 
+def test_a_loop_that_ends_first_in_the_low_run_differs_at_its_condition():
+    def iterations(dtype):
+        x, total, count = np.float32(0.00311).astype(dtype), np.zeros((), dtype), 0
+        while total < 1:
+            total, count = (total + x).astype(dtype), count + 1
+        return count
+
+    report = sw.audit(steps_to_one, "bf16", trials=0)(jnp.float32(0.00311))
+    (condition,) = [e for e in report.equations if e.primitive == "lt"]
+    assert condition["differ"] == iterations(np.float32) - iterations(jnp.bfloat16) > 0
+
+
 def test_decisions_are_counted_at_their_line():
     (one,) = [e for e in sw.audit(positions, "bf16", trials=0)(jnp.ones(700)).equations
               if e["decided"]]  # fmt: skip

@@ -157,8 +157,9 @@ def _while_loop(interpretation, equation: Equation, state, inputs):
         before, going = again(state, carry)
         after, new = body(before, carry, going)
         first, *others = interpretation.decisions(going)
-        if others:  # iterations after the end of the first decision's loop don't count
-            after = jax.tree.map(partial(jnp.where, jnp.any(first)), after, state)
+        if others:  # of iterations after the first decision's loop, the condition alone counts
+            before = at_boundary(interpretation, before)
+            after = jax.tree.map(partial(jnp.where, jnp.any(first)), after, before)
         if counts:
             together = functools.reduce(jnp.logical_and, map(jnp.any, (first, *others)))
             steps = zip(counts, (together, ~together), strict=True)
