@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import scalewise as sw
 from arrays import normal
@@ -160,6 +161,19 @@ def test_discrete_decisions_are_reported():
     assert router.measured > 5 * router.predicted
     assert "decisions change at test_plan.py" in router.note
     assert "(argmax)" in router.note
+
+
+@pytest.mark.parametrize("objective", ["kl", "error"])
+def test_products_that_vmap_cannot_batch_are_planned(objective):
+    def experts(params, x):
+        sizes = jnp.array([5, 11])
+        h = jnp.tanh(lax.ragged_dot(x, params["up"], sizes))
+        return lax.ragged_dot(h, params["down"], sizes)
+
+    params = {"up": normal(0, (2, 16, 32)) / 4, "down": normal(1, (2, 32, 16)) / 6}
+    found = sw.plan(experts, 6, objective=objective)(params, normal(2, (16, 16)))
+    assert [line.weights for line in found.lines] == [("[0]['up']",), ("[0]['down']",)]
+    assert found.measured == pytest.approx(found.predicted, rel=0.3)
 
 
 def test_a_promise_is_kept_by_the_fewest_bits():
