@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 import scalewise as sw
 from scalewise.auditing._search._updates import carried
@@ -46,6 +47,33 @@ def test_an_average_that_forgets_nothing(decay, lost):
     want = np.linalg.norm(c["mean"] - before)
     assert np.linalg.norm(a["mean"] - rounded) < 0.5 * want
     assert np.linalg.norm(b["mean"] - rounded) == pytest.approx(want, rel=0.2)
+
+
+class Average(nnx.Module):
+    def __init__(self):
+        self.mean = nnx.Variable(W + 3)
+
+
+def in_an_object(average, x):
+    average.mean[...] = 0.999 * average.mean[...] + (1 - 0.999) * x
+
+
+def in_a_mutable_array(mean, x):
+    mean[...] = 0.999 * mean[...] + (1 - 0.999) * x
+
+
+@pytest.mark.parametrize("f", [in_an_object, in_a_mutable_array])
+def test_an_average_that_is_updated_in_place(f):
+    state = Average() if f is in_an_object else jax.new_ref(W + 3)
+    report = sw.audit(f, "bf16", trials=4)(state, W)
+    assert report.findings[0].evidence.startswith("the constant 0.999 becomes 1")
+    assert report.verdict.startswith("No: in_a")
+
+
+def test_an_average_of_several_steps():
+    f = average(0.999)
+    report = sw.audit(lambda state: f(state, W), "bf16", trials=4, steps=3)(STATE)
+    assert report.findings[0].evidence.startswith("the constant 0.999 becomes 1")
 
 
 def sgd(rate):

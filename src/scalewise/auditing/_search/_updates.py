@@ -69,7 +69,8 @@ class Update:
 
 def carried(program: Program) -> list[Carried]:
     """Returns the outputs that are arguments of the next call: of the same shape and dtype, with
-    the path that an argument has below its first key.
+    the path that an argument has below its first key. What a function updates in place (a mutable
+    array, a Flax NNX object) is named as that argument.
 
     An argument that is one array has no such path: it is replaced by the result, or by the first
     part of it, if it is the first argument.
@@ -83,13 +84,14 @@ def carried(program: Program) -> list[Carried]:
     found: list[Carried] = []
     for i, (path, kind) in enumerate(outs):
         for j, (argument, other) in enumerate(arguments):
+            in_place = path == f"argument{argument}"
             below = re.sub(r"^\[[^]]*\]", "", argument)
             before = path.removesuffix(below)
             fits = path.endswith(below) and re.fullmatch(r"(\[\d+\])?", before)
-            whole = not below
+            whole = not below and not in_place
             if whole and not (argument == "[0]" and before in ("", "[0]")):
                 continue
-            if fits and kind == other and j not in {x.argument for x in found}:
+            if (fits or in_place) and kind == other and j not in {x.argument for x in found}:
                 found.append(Carried(i, j, whole))
                 break
     return found
@@ -112,7 +114,7 @@ def updates(session: Session, outcome: Outcome) -> list[Update]:
             indices = _rounds(outcome.origins[output], causes)
             made = max((causes.equations[i].introduced for i in indices), default=0.0)
             path = outcome.outputs[output][0]
-            adds = len(references) > 1 and any(_adds_to_argument(causes, i) for i in indices)
+            adds = len(references) > 1 and any(_adds_to_argument(outcome, i) for i in indices)
             made *= size / change
             found.append(Update(path, indices, change / size, error / change, made, whole, adds))
     return found
@@ -146,7 +148,7 @@ def decays(
         indices = _rounds(outcome.origins[output], causes)
         scaled = [
             causes.equations[i] for i in {*indices, *causes.back(indices, BACK)}
-            if i in causes.equations and _scales_argument(causes, i)
+            if i in causes.equations and _scales_argument(outcome, i)
         ]  # fmt: skip
         places = {(e.file, e.line) for e in scaled if e.primitive == "mul"}
         found += [(x, indices) for x in ones if (x.file, x.line) in places]
@@ -162,7 +164,7 @@ def lost_contributions(outcome: Outcome) -> list[int]:
             continue
         for before in causes.producers(e.index):
             factor = _factor(outcome.recorded[before.index])
-            if _scales_argument(causes, before.index) and 0 < abs(factor) < SMALL_FACTOR:
+            if _scales_argument(outcome, before.index) and 0 < abs(factor) < SMALL_FACTOR:
                 found.append(e.index)
     return found
 
@@ -187,20 +189,26 @@ def _is_number(atom: object) -> TypeGuard[jex.Literal]:
     return isinstance(atom, jex.Literal) and np.size(atom.val) == 1
 
 
-def _scales_argument(causes: Causes, index: int) -> bool:
+def _operands(outcome: Outcome, index: int) -> Sequence[Sequence[int]]:
+    """Returns the equations that operands come from in the first call, whose state is argument."""
+    flow = outcome.dataflow
+    return (flow.flow if flow.loops.get(index) else flow.operands).get(index, ())
+
+
+def _scales_argument(outcome: Outcome, index: int) -> bool:
     """Returns True if no operand of an equation comes from another: they are arguments."""
-    return not any(causes.operands.get(index, ()))
+    return not any(_operands(outcome, index))
 
 
-def _adds_to_argument(causes: Causes, index: int) -> bool:
-    if causes.equations[index].primitive not in ADDITIONS:
+def _adds_to_argument(outcome: Outcome, index: int) -> bool:
+    if outcome.recorded[index].name not in ADDITIONS:
         return False
     return any(
         all(
-            causes.equations[i].primitive == "convert_element_type" and _scales_argument(causes, i)
+            outcome.recorded[i].name == "convert_element_type" and _scales_argument(outcome, i)
             for i in operand
         )
-        for operand in causes.operands.get(index, ())
+        for operand in _operands(outcome, index)
     )
 
 
