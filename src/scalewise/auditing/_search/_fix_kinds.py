@@ -234,6 +234,7 @@ def _float32(context: Context) -> Iterator[Fix]:
         (f"line {here.line}", like(here, equations, "file", "line", "direction")),
         (f"line {here.line}, both ways", like(here, equations, "file", "line")),
         (f"all of {here.name}", like(here, equations, "file", "function")),
+        *_call(here, equations),
         ("the optimizer", like(here, equations, "direction") if optimizer else []),
     ):
         indices = tuple(e.index for e in found)
@@ -253,6 +254,13 @@ def _float32_addition(context: Context) -> Iterator[Fix]:
         yield widened(context.word, f"line {here.line}, its result kept in {context.word}", line)
     if here.direction == "optimizer":  # what is added may be wrong too
         yield widened(context.word, "the optimizer", like(here, context.equations, "direction"))
+
+
+def _call(
+    here: EquationStatistics, equations: Equations
+) -> list[tuple[str, list[EquationStatistics]]]:
+    own = like(here, equations, "caller") if here.caller else []
+    return [(described(own, equations), own)] if own else []
 
 
 def like(here: EquationStatistics, equations: Equations, *names: str) -> list[EquationStatistics]:

@@ -204,18 +204,38 @@ def _place(equation: EquationStatistics) -> tuple[str | None, int, str]:
     return equation.file, equation.line, equation.direction
 
 
+def library_calls(some: Equations, every: Equations) -> dict[str, list[EquationStatistics]]:
+    """Returns all operations of each call of a library that several of its lines are among
+    ``some`` of, by the user's line: a user can't write a change of a library's lines."""
+    lines: dict[str, set[object]] = {}
+    for e in some:
+        if e.caller:
+            lines.setdefault(e.caller, set()).add((e.file, e.line))
+    several = {caller for caller, own in lines.items() if len(own) > 1}
+    return {x: [e for e in every if e.caller == x] for x in several}
+
+
 def described(some: Equations, every: Equations) -> str:
-    """Returns ``lines 3 and 7``, or ``the mul and sub at lines 3 and 7`` if they have others."""
-    there, chosen = {_place(e) for e in some}, {e.index for e in some}
+    """Returns ``lines 3 and 7``, ``the mul and sub at lines 3 and 7`` if they have others, or ``the
+    call at model.py:5`` for all operations of a library's call."""
+    chosen = {e.index for e in some}
+    whole = {x for x, own in library_calls(some, every).items() if {e.index for e in own} <= chosen}
+    calls = [f"the call at {Path(caller).name}" for caller in sorted(whole)]
+    some = [e for e in some if e.caller not in whole]
+    if calls and not some:
+        return joined(calls)
+    there = {_place(e) for e in some}
     rest = [e for e in every if _place(e) in there and e.index not in chosen]
     places = sorted({(e.file, e.line) for e in some if e.file and e.line})
     if not places:
-        return f"{len(some)} operations"
+        return joined([*calls, f"{len(some)} operations"])
     if len({file for file, _ in places}) > 1:
         where = joined(f"{Path(file).name}:{line}" for file, line in places)
     else:
         where = f"line{'s' * (len(places) > 1)} {joined(str(line) for _, line in places)}"
-    return f"the {joined(dict.fromkeys(e.primitive for e in some))} at {where}" if rest else where
+    if rest:
+        where = f"the {joined(dict.fromkeys(e.primitive for e in some))} at {where}"
+    return joined([*calls, where])
 
 
 def joined(words: Iterable[str]) -> str:

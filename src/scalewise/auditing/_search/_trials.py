@@ -16,7 +16,7 @@ from .._run._session import Outcome, OutputError, Session
 from .._thresholds import NARROWER, NARROWING, ROUNDING, SMALL
 from ._apply import AuditedArithmetic, FormatChoice
 from ._findings import Finding, finding, place_of
-from ._fixes import Fix, described, widened
+from ._fixes import Fix, described, library_calls, widened
 from ._groups import Group, groups
 from ._literals import Literal
 from ._measure import fixed, is_slight, key_of, near, same
@@ -172,6 +172,11 @@ class Search:
     def accept(self, fix: Fix, after: Outcome, findings: Sequence[Finding]) -> None:
         order = max((x.order for x in self.found), default=0) + 1
         self.unfixed = [x for x in self.unfixed if not any(same(x, y) for y in findings)]
+        for i, x in enumerate(self.found):  # this fix has that finding's own one
+            if x.fix and x.fix.indices and {*x.fix.indices} < {*fix.indices}:
+                before = OutputError(x.non_finite_before, x.error_before)
+                own = dataclasses.replace(x, fix=self.accepted(fix))
+                self.found[i] = fixed(own, order, before, after.error)
         self.found += [fixed(x, order, self.outcome.error, after.error) for x in findings]
         self.failed = []
         self.current, self.outcome = fix.change(self.current), after
@@ -192,9 +197,13 @@ class Search:
 
     def by_line(self, fix: Fix) -> dict[tuple[str | None, int], list[EquationStatistics]]:
         found: dict[tuple[str | None, int], list[EquationStatistics]] = {}
-        for e in self.outcome.equations:
-            if e.index in set(fix.indices):
-                found.setdefault((e.file, e.line), []).append(e)
+        chosen = set(fix.indices)
+        some = [e for e in self.outcome.equations if e.index in chosen]
+        calls = library_calls(some, self.outcome.equations)
+        whole = {x for x, own in calls.items() if {e.index for e in own} <= chosen}
+        for e in some:
+            place = (e.caller, 0) if e.caller in whole else (e.file, e.line)
+            found.setdefault(place, []).append(e)
         return found
 
     def fewer_lines(self, fix: Fix, after: Outcome) -> tuple[Fix, Outcome]:
@@ -218,5 +227,17 @@ class Search:
                 found = dataclasses.replace(narrow, kind=fix.kind), outcome
             return enough
 
-        fewest(list(self.by_line(fix).values()), helps)
+        lines: dict[tuple[str | None, int], list[EquationStatistics]] = {}
+        chosen = set(fix.indices)
+        for e in self.outcome.equations:
+            if e.index in chosen:
+                lines.setdefault((e.file, e.line), []).append(e)
+        fewest(list(lines.values()), helps)
+        few = {e.index: e for e in self.outcome.equations if e.index in set(found[0].indices)}
+        for call in library_calls(list(few.values()), self.outcome.equations).values():
+            few |= {e.index: e for e in call}
+        if few.keys() == set(fix.indices):
+            return fix, after
+        if len(few) > len(found[0].indices):
+            helps([list(few.values())])
         return found
