@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from rich.style import Style
 
@@ -144,6 +145,25 @@ def test_two_faults_that_one_fix_removes_are_two_findings():
     assert first.error_after < 0.1 < first.error_alone < first.error_before
     assert str(second.fix).endswith(f"together with float32 for line {first.line}")
     check_applied(report, f, w, 0.5 * w, normal(0, (16,)))
+
+
+def test_lines_of_a_library_are_fixed_as_the_call_and_fixes_within_others_as_one():
+    optimizer = optax.adamw(1e-3)
+
+    def step(state, x):
+        weights, moments = state
+        grads = jax.grad(lambda w: jnp.mean((x @ w) ** 2))(weights)
+        updates, moments = optimizer.update(grads, moments, weights)
+        return optax.apply_updates(weights, updates), moments
+
+    weights, x = normal(0, (16, 8)) / 4, normal(1, (32, 16)) / 100
+    with jax.numpy_dtype_promotion("standard"):
+        report = sw.audit(step, "fp16")((weights, optimizer.init(weights)), x)
+    fixes = {str(finding.fix) for finding in report.findings}
+    call = f"test_fixes.py:{step.__code__.co_firstlineno + 3}"
+    assert f"float32 for the call at {call}" in fixes
+    assert not any("_tree_math.py" in text for text in fixes)
+    assert float(report.error_fixed) < 2.0**-11
 
 
 def test_a_subnormal_constant_is_found_if_its_error_is_that_of_the_outputs():
