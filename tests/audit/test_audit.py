@@ -141,6 +141,14 @@ def test_literals_of_published_constants():
     assert sw.literals(f, "fp32")(jnp.ones(1)) == ()
 
 
+def test_literals_of_random_draws_are_left_out():
+    def f(x, key):
+        return x * 0.999 + jax.random.normal(key, x.shape)
+
+    found = sw.literals(f, "bf16")(jnp.ones(3), jax.random.key(0))
+    assert [c.number for c in found] == [np.float32(0.999)]
+
+
 def test_saturation_is_fixed_by_a_scale():
     def f(x, w):
         return x @ w

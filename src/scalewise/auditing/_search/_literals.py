@@ -122,13 +122,24 @@ def written(number: float) -> str:
     return short if np.float32(short) == single else str(single)
 
 
+Use = tuple[str | None, int, str, float]  # file, line, primitive, number
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Value:
-    """An array; its ``constant_value`` if every element is that literal of the program."""
+    """An array, and what it is made of.
+
+    Attributes:
+        constant_value: the literal of the program that every element is.
+        fixed: the uses of literals in it, if it is made of literals alone; else None.
+        drawn: whether it is a random draw, which isn't rounded before it meets an argument.
+    """
 
     data: Any
     constant_value: float | None = dataclasses.field(default=None, metadata={"static": True})
+    fixed: frozenset[Use] | None = dataclasses.field(default=None, metadata={"static": True})
+    drawn: bool = dataclasses.field(default=False, metadata={"static": True})
 
 
 class _Constants(Interpretation):
@@ -138,7 +149,8 @@ class _Constants(Interpretation):
 
     def __init__(self, is_low: Callable[[ShapedArray], bool] = lambda aval: True):
         self.is_low = is_low  # whether arrays of a type are in the format
-        self.uses: dict[tuple[str | None, int, str, float], list[Equation]] = {}
+        self.uses: dict[Use, list[Equation]] = {}
+        self.counted: set[Use] = set()  # uses of which an argument's numbers depend
         self.wide: set[tuple] = set()  # uses by a narrow operation that has them in a wider type
 
     def is_argument(self, leaf: object) -> bool:
@@ -148,12 +160,14 @@ class _Constants(Interpretation):
         return _Value(jnp.asarray(x, aval.dtype))
 
     def constant(self, x: np.ndarray, aval: ShapedArray) -> _Value:
-        return _Value(jnp.asarray(x, aval.dtype), float(x) if x.size == 1 else None)
+        number = float(x) if x.size == 1 else None
+        return _Value(jnp.asarray(x, aval.dtype), number, frozenset())
 
     def lower(self, value: _Value, aval: ShapedArray) -> jax.Array:
         return value.data
 
     def canonical(self, value: _Value, aval: ShapedArray, boundary: Boundary, equation: Equation):
+        self.counted |= value.fixed or set()
         return _Value(value.data)
 
     def select(self, predicate: jax.Array, on_true: _Value, on_false: _Value) -> _Value:
@@ -166,9 +180,14 @@ class _Constants(Interpretation):
             for x, a in zip(inputs, equation.in_avals, strict=True)
             if isinstance(x, _Value)
         ]
+        floats = [x for x in inputs if isinstance(x, _Value)]
+        drawn = any(x.drawn for x in floats) or equation.name == "bitcast_convert_type"
+        if drawn and all(x.drawn or x.fixed is not None for x in floats):
+            made = zip(outs, equation.out_avals, strict=True)
+            return state, [_Value(y, drawn=True) if is_float(a) else y for y, a in made]
         numbers = [number if low else None for number, low in constants]
         moves = equation.name in MOVES
-        kept = None
+        kept, own = None, {use for x in floats for use in x.fixed or ()}
         if (moves or equation.name == "convert_element_type") and len(numbers) == 1:
             kept = numbers[0]
         else:
@@ -180,8 +199,11 @@ class _Constants(Interpretation):
                     use = (file, line, equation.name, number)
                     self.uses.setdefault(use, []).append(equation)
                     self.wide |= set() if low else {use}
+                    own.add(use)
+        fixed = frozenset(own) if floats and all(x.fixed is not None for x in floats) else None
+        self.counted |= own if fixed is None else set()
         return state, [
-            _Value(y, kept) if is_float(a) else y
+            _Value(y, kept, fixed) if is_float(a) else y
             for y, a in zip(outs, equation.out_avals, strict=True)
         ]
 
@@ -237,6 +259,8 @@ def changed_and_masks(
 
     def interpret(arrays):
         values = run(program, constants, (), arrays)[1]
+        for v in values:
+            constants.counted |= (isinstance(v, _Value) and v.fixed) or set()
         return [v.data if isinstance(v, _Value) else v for v in values]
 
     jax.eval_shape(interpret, list(program.arrays))
@@ -244,6 +268,7 @@ def changed_and_masks(
     found = [
         _literal(k, uses, fmt, saturate, trained, wide=k in constants.wide)
         for k, uses in constants.uses.items()
+        if k in constants.counted
     ]
     top = float(fmt.max)
     masks = [x for *_, name, x in constants.uses if name in SELECTS and top / 2 < abs(x) <= top]
