@@ -11,7 +11,7 @@ import pytest
 import scalewise as sw
 from scalewise.formats import BLOCK_FORMATS, MXFP4, MXFP8_E4M3, MXFP8_E5M2, BlockFormat
 from scalewise.scaled import SCALINGS, Mx, round_in_blocks, rounds_in_blocks
-from scalewise.scaled._mx import EXPONENTS
+from scalewise.scaled._block_scales import EXPONENTS
 
 MX_FORMATS = [f for f in BLOCK_FORMATS.values() if f.tensor_scale is None]
 

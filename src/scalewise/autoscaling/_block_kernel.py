@@ -33,8 +33,7 @@ from ..devices import Device, units_for
 from ..formats import E8M0, NVFP4, BlockFormat, Format, RoundingMode, Saturation
 from ..rounding import EncodedArray, pack
 from ..rounding._bits import round_bits
-from ..rounding._codes import codes_of, stored
-from ..rounding._nearest import nearest_codes
+from ..rounding._codes import codes_of, nearest_codes, stored
 from ..scaled import (
     Amax,
     Mx,

@@ -19,7 +19,7 @@ from ..interpret import Argument, Equation, Value, is_float
 from ..primitives import params
 from ..rounding import EncodedArray, encode
 from ..scaled import ScaledArray
-from ..scaled._quotient import quotient
+from ..scaled._power import quotient
 from ._block_product import in_four_bits
 from ._blocks import Blocks, Factor
 from ._value import ScaledValue, materialize

@@ -22,8 +22,7 @@ from .._check import Count, checked
 from ..formats import Format
 from ..rounding import round_bits
 from ..scaled import power_of_two
-from ._arithmetic import Arithmetic
-from ._sums import pad
+from ._arithmetic import Arithmetic, pad
 
 NO_EXPONENT = -(1 << 20)  # of a sum that is zero: less than any other
 BLOCK = 16  # numbers behind one scale

@@ -19,7 +19,7 @@ from .._resolve import as_format
 from ..devices import MatrixUnit
 from ..formats import FP32, BlockFormat, FloatDType, Format, RoundingMode, rounding_mode
 from ..rounding import round_bits, to_float64
-from ._unit_primitive import in_dtype, unit_matmul
+from ._matrix_units import in_dtype, unit_matmul
 
 
 @checked

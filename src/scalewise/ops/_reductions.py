@@ -13,6 +13,7 @@ from .._check import Natural, checked, checked_axes
 from ..formats import FloatDType, FormatLike
 from ..formats import format as format_
 from ..rounding import round_to
+from ._arithmetic import Axis, as_rows
 from ._contractions import Accumulator, matmul
 from ._one_format import (
     in_one_format,
@@ -23,7 +24,6 @@ from ._one_format import (
     sum_along,
     var_along,
 )
-from ._sums import Axis, as_rows
 from .functions import COMPUTE, float_array
 
 

@@ -18,8 +18,7 @@ from ..formats import Format, Rounding, check_saturate, rounding_mode
 from ..formats import format as format_
 from ._bits import F32, F64, Carrier, carrier_of, fits, round_bits
 from ._carrier import contains, from_float64, has_float64, result_dtype, to_float64
-from ._codes import codes_of, stored, widened
-from ._nearest import CONVERTED, converted, is_plain, nearest_codes
+from ._codes import CONVERTED, codes_of, converted, is_plain, nearest_codes, stored, widened
 
 Gradient = Literal["identity", "clipped"]
 

@@ -2,9 +2,17 @@
 
 from . import scaled_tree as scaled_tree
 from ._amax import amax as amax
+from ._amax import at_least as at_least
+from ._amax import is_known as is_known
+from ._amax import predicted_size as predicted_size
+from ._amax import to_top as to_top
 from ._array import ScaledArray as ScaledArray
 from ._array import dequantize as dequantize
 from ._array import rebalance as rebalance
+from ._block_scales import FourOverSix as FourOverSix
+from ._block_scales import MsEden as MsEden
+from ._block_scales import Mx as Mx
+from ._block_scales import Quest as Quest
 from ._blocks import merge_blocks as merge_blocks
 from ._blocks import round_in_blocks as round_in_blocks
 from ._blocks import rounds_in_blocks as rounds_in_blocks
@@ -17,14 +25,7 @@ from ._contractions import matmul as matmul
 from ._convert import as_scaled as as_scaled
 from ._convert import asarray as asarray
 from ._convert import dynamic_rescale as dynamic_rescale
-from ._e2m1_scales import FourOverSix as FourOverSix
-from ._e2m1_scales import MsEden as MsEden
-from ._e2m1_scales import Quest as Quest
-from ._measures import HIGHEST as HIGHEST
-from ._measures import LOWEST as LOWEST
-from ._measures import ZERO_EXPONENT as ZERO_EXPONENT
-from ._measures import scaled_down as scaled_down
-from ._mx import Mx as Mx
+from ._convert import scaled_down as scaled_down
 from ._operations import abs as abs
 from ._operations import add as add
 from ._operations import cast as cast
@@ -50,6 +51,9 @@ from ._operations import square as square
 from ._operations import sub as sub
 from ._operations import tanh as tanh
 from ._operations import where as where
+from ._power import HIGHEST as HIGHEST
+from ._power import LOWEST as LOWEST
+from ._power import ZERO_EXPONENT as ZERO_EXPONENT
 from ._power import exponent_of as exponent_of
 from ._power import ldexp as ldexp
 from ._power import power_of_two as power_of_two
@@ -72,23 +76,19 @@ from ._rules import combined as combined
 from ._rules import static_scale as static_scale
 from ._safetensors import load_safetensors as load_safetensors
 from ._safetensors import save_safetensors as save_safetensors
+from ._scaling import SCALINGS as SCALINGS
 from ._scaling import Amax as Amax
+from ._scaling import Axes as Axes
 from ._scaling import Delayed as Delayed
 from ._scaling import Fixed as Fixed
 from ._scaling import LeastSquares as LeastSquares
 from ._scaling import Propagated as Propagated
 from ._scaling import Rms as Rms
+from ._scaling import Scales as Scales
+from ._scaling import Scaling as Scaling
 from ._scaling import Unit as Unit
+from ._scaling import check_scaling as check_scaling
 from ._scaling import shifted as shifted
-from ._scaling import to_top as to_top
-from ._sizes import at_least as at_least
-from ._sizes import is_known as is_known
-from ._sizes import predicted_size as predicted_size
-from ._strategy import SCALINGS as SCALINGS
-from ._strategy import Axes as Axes
-from ._strategy import Scales as Scales
-from ._strategy import Scaling as Scaling
-from ._strategy import check_scaling as check_scaling
 from .scaled_tree import is_scaled as is_scaled
 
 globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # help() lists them

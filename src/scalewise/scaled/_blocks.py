@@ -15,16 +15,12 @@ from jax.typing import DTypeLike
 
 from ..formats import E8M0, BlockFormat, Format, Saturation
 from ..rounding import EncodedArray, cast, encode, round_to
-from ..rounding._nearest import is_plain
-from ._amax import amax_by_keys
+from ..rounding._codes import is_plain
+from ._amax import amax_by_keys, is_known, to_top
 from ._array import ScaledArray
-from ._e2m1_scales import FourOverSix, MsEden
-from ._mx import Mx
-from ._power import layout, nonzero, power_of_two, shrink
-from ._quotient import quotient
-from ._scaling import Amax, to_top
-from ._sizes import is_known
-from ._strategy import Scaling
+from ._block_scales import FourOverSix, MsEden, Mx
+from ._power import layout, nonzero, power_of_two, quotient, shrink
+from ._scaling import Amax, Scaling
 
 
 class CastOptions(TypedDict):

@@ -14,8 +14,7 @@ from .. import rounding
 from ..formats import FormatLike, Saturation
 from ..formats import format as format_
 from ._array import ScaledArray
-from ._measures import ZERO_EXPONENT
-from ._power import exponent_of, ldexp, split_power
+from ._power import ZERO_EXPONENT, exponent_of, ldexp, split_power
 from ._rules import EXPONENTS, FACTORS, RULES, Algebra, Scale, ScaleRule, combined
 
 

@@ -1,4 +1,4 @@
-"""Exact powers of two, also those whose exponent is out of range."""
+"""Exact powers of two, and quotients that are rounded to a narrow format next."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from ..formats import rounding_mode
+
+ZERO_EXPONENT = -(1 << 20)  # the exponent of zeros, below all others
+LOWEST, HIGHEST = np.int32(-126), np.int32(126)  # 2^e and 2^-e are normal float32 numbers
 
 
 def layout(dtype: DTypeLike) -> tuple[type[np.int32 | np.int64], int, int]:
@@ -89,3 +92,44 @@ def nonzero(y: jax.Array, x: jax.Array, rounding: str) -> jax.Array:
     least = np.asarray(2.0 ** (2 - layout(x.dtype)[2]), x.dtype)
     gone = (x != 0) & (jnp.abs(y) < least)
     return jnp.where(gone, jnp.copysign(least, x), y)
+
+
+def quotient(x: jax.Array, divisor: jax.Array) -> jax.Array:
+    """Returns ``x / divisor`` on the exact quotient's side of each number of few bits.
+
+    Rounded to a format of at most 10 mantissa bits (24 from float64), in any mode, the result is
+    the correctly rounded quotient. XLA multiplies by a reciprocal where a divisor is broadcast,
+    and even a correctly rounded float32 quotient can be a midpoint of the format that the exact
+    one isn't: the nearest number was missed in one of 12,000 codes of NVFP4.
+
+    The upper half ``q`` of an approximate quotient's bits leaves an exact remainder, ``x - q
+    divisor``, if the divisor is split in two as well: each product of halves is exact, whether
+    or not a compiler fuses it with a subtraction. The remainder's sign is the side.
+
+    The divisor is positive and normal. The result is within a unit in its last place above
+    2^-100 (float64: 2^-960); an infinity, a NaN and a zero are what division gives.
+    """
+    integer, mantissa_bits, bias = layout(x.dtype)
+    low = (mantissa_bits + 2) // 2  # bits of the lower half
+    upper = integer(-(1 << low))
+    power = power_of_two(jnp.clip(-exponent_of(divisor), 1 - bias, bias - 1), x.dtype)
+    x, divisor = x * power, divisor * power  # from 1 to 4: no remainder underflows
+    inverse = 1 / divisor
+    first = _masked(divisor, integer(0), upper)
+    near = x * inverse
+    q = _masked(near, integer(1 << (low - 1)), upper)
+    rest = (x - q * first) - q * (divisor - first)
+    y = q + rest * inverse
+    bits, side = (lax.bitcast_convert_type(z, integer) for z in (q, rest))
+    step = integer(1) | (
+        (side ^ bits) >> integer(np.iinfo(integer).bits - 1)
+    )  # away from zero, or to it
+    y = jnp.where(y == q, lax.bitcast_convert_type(bits + step, x.dtype), y)
+    y = jnp.where(rest == 0, q, y)  # keeps the sign of zero
+    return jnp.where(lax.abs(rest) < np.asarray(np.inf, x.dtype), y, near)
+
+
+def _masked(x: jax.Array, addend: np.integer, mask: np.integer) -> jax.Array:
+    """Returns the float whose bits are ``(bits of x + addend) & mask``."""
+    bits = lax.bitcast_convert_type(x, addend.dtype)
+    return lax.bitcast_convert_type((bits + addend) & mask, x.dtype)

@@ -25,10 +25,8 @@ from ..rounding import encode, has_float64, round_to
 from ._array import ScaledArray
 from ._blocks import quantize_blocks
 from ._casts import saturation
-from ._power import exponent_of, nonzero, shrink
-from ._quotient import quotient
-from ._scaling import Amax
-from ._strategy import Scaling, check_scaling
+from ._power import exponent_of, nonzero, quotient, shrink
+from ._scaling import Amax, Scaling, check_scaling
 
 
 def storable(fmt: Format) -> Format:
