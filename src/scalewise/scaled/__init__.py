@@ -1,11 +1,6 @@
 """Scaled arrays: data times a scale, operations on them, the strategies that choose the scale."""
 
 from . import scaled_tree as scaled_tree
-from ._amax import amax as amax
-from ._amax import at_least as at_least
-from ._amax import is_known as is_known
-from ._amax import predicted_size as predicted_size
-from ._amax import to_top as to_top
 from ._array import ScaledArray as ScaledArray
 from ._array import dequantize as dequantize
 from ._array import rebalance as rebalance
@@ -13,19 +8,11 @@ from ._block_scales import FourOverSix as FourOverSix
 from ._block_scales import MsEden as MsEden
 from ._block_scales import Mx as Mx
 from ._block_scales import Quest as Quest
-from ._blocks import merge_blocks as merge_blocks
-from ._blocks import round_in_blocks as round_in_blocks
-from ._blocks import rounds_in_blocks as rounds_in_blocks
-from ._blocks import split_blocks as split_blocks
 from ._casts import SATURATION_RULES as SATURATION_RULES
 from ._casts import saturation as saturation
-from ._contractions import conv as conv
-from ._contractions import dot_general as dot_general
-from ._contractions import matmul as matmul
 from ._convert import as_scaled as as_scaled
 from ._convert import asarray as asarray
 from ._convert import dynamic_rescale as dynamic_rescale
-from ._convert import scaled_down as scaled_down
 from ._operations import abs as abs
 from ._operations import add as add
 from ._operations import cast as cast
@@ -51,6 +38,45 @@ from ._operations import square as square
 from ._operations import sub as sub
 from ._operations import tanh as tanh
 from ._operations import where as where
+from ._quantize import quantize as quantize
+from ._rules import RULES as RULES
+from ._rules import ScaleRule as ScaleRule
+from ._safetensors import load_safetensors as load_safetensors
+from ._safetensors import save_safetensors as save_safetensors
+from ._scaling import SCALINGS as SCALINGS
+from ._scaling import Amax as Amax
+from ._scaling import Delayed as Delayed
+from ._scaling import Fixed as Fixed
+from ._scaling import LeastSquares as LeastSquares
+from ._scaling import Propagated as Propagated
+from ._scaling import Rms as Rms
+from ._scaling import Scaling as Scaling
+from ._scaling import Unit as Unit
+from ._sums import conv as conv
+from ._sums import cumsum as cumsum
+from ._sums import dot_general as dot_general
+from ._sums import log_softmax as log_softmax
+from ._sums import matmul as matmul
+from ._sums import max as max
+from ._sums import mean as mean
+from ._sums import min as min
+from ._sums import softmax as softmax
+from ._sums import sum as sum
+from .scaled_tree import is_scaled as is_scaled
+
+globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # help() lists them
+
+# for other packages of scalewise, not for users
+from ._amax import amax as amax
+from ._amax import at_least as at_least
+from ._amax import is_known as is_known
+from ._amax import predicted_size as predicted_size
+from ._amax import to_top as to_top
+from ._blocks import merge_blocks as merge_blocks
+from ._blocks import round_in_blocks as round_in_blocks
+from ._blocks import rounds_in_blocks as rounds_in_blocks
+from ._blocks import split_blocks as split_blocks
+from ._convert import scaled_down as scaled_down
 from ._power import HIGHEST as HIGHEST
 from ._power import LOWEST as LOWEST
 from ._power import ZERO_EXPONENT as ZERO_EXPONENT
@@ -58,37 +84,13 @@ from ._power import exponent_of as exponent_of
 from ._power import ldexp as ldexp
 from ._power import power_of_two as power_of_two
 from ._power import split_power as split_power
-from ._quantize import quantize as quantize
 from ._quantize import quantize_measured as quantize_measured
 from ._quantize import storable as storable
-from ._reductions import cumsum as cumsum
-from ._reductions import log_softmax as log_softmax
-from ._reductions import max as max
-from ._reductions import mean as mean
-from ._reductions import min as min
-from ._reductions import softmax as softmax
-from ._reductions import sum as sum
 from ._rules import EXPONENTS as EXPONENTS
 from ._rules import FACTORS as FACTORS
-from ._rules import RULES as RULES
-from ._rules import ScaleRule as ScaleRule
 from ._rules import combined as combined
 from ._rules import static_scale as static_scale
-from ._safetensors import load_safetensors as load_safetensors
-from ._safetensors import save_safetensors as save_safetensors
-from ._scaling import SCALINGS as SCALINGS
-from ._scaling import Amax as Amax
 from ._scaling import Axes as Axes
-from ._scaling import Delayed as Delayed
-from ._scaling import Fixed as Fixed
-from ._scaling import LeastSquares as LeastSquares
-from ._scaling import Propagated as Propagated
-from ._scaling import Rms as Rms
 from ._scaling import Scales as Scales
-from ._scaling import Scaling as Scaling
-from ._scaling import Unit as Unit
 from ._scaling import check_scaling as check_scaling
 from ._scaling import shifted as shifted
-from .scaled_tree import is_scaled as is_scaled
-
-globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # help() lists them
