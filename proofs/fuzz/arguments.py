@@ -116,9 +116,7 @@ ENTRIES = {
         "Arithmetic": {"fmt": sw.formats.FP16},
         "beta_high": {"fmt": "fp16", "n": 4},
         "beta_low": {"fmt": "fp16"},
-        "cast_table": {"fmt": "e4m3fn"},
         "function_table": {"fmt": "e4m3fn"},
-        "function_ranges": {"fmt": "e4m3fn"},
         "ulp_bound": {"fmt": sw.formats.FP16, "n": 4},
         "cross_entropy": {"logits": X, "labels": np.zeros(4, int)},
         "dot": {"a": X[0], "b": X[0]},
@@ -280,8 +278,6 @@ EXPENSIVE = {
     "train",
     "compare",
     "function_table",
-    "function_ranges",
-    "cast_table",
     "corpus",
 }
 

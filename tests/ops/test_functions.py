@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import mpmath
 import numpy as np
 import pytest
+from proofs.function_tables import cast_table
 from typer.testing import CliRunner
 
 from scalewise.cli import app
 from scalewise.formats import format as format_
-from scalewise.ops import cast_table, function_table, functions, isinf_sign
+from scalewise.ops import function_table, functions, isinf_sign
 from scalewise.ops._tables import reference
 from scalewise.ops.functions import FUNCTIONS
 

@@ -16,7 +16,6 @@ from ._methods import beta_low as beta_low
 from ._norms import l2_norm as l2_norm
 from ._norms import layer_norm as layer_norm
 from ._norms import rms_norm as rms_norm
-from ._ranges import function_ranges as function_ranges
 from ._reductions import cross_entropy as cross_entropy
 from ._reductions import log_softmax as log_softmax
 from ._reductions import logsumexp as logsumexp
@@ -24,7 +23,6 @@ from ._reductions import mean as mean
 from ._reductions import softmax as softmax
 from ._reductions import sum as sum
 from ._reductions import var as var
-from ._tables import cast_table as cast_table
 from ._tables import function_table as function_table
 from .functions import isinf_sign as isinf_sign
 
@@ -34,6 +32,4 @@ globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # h
 
 # for other packages of scalewise, not for users
 from ._matrix_units import unit_product as unit_product
-from ._ranges import FunctionRange as FunctionRange
-from ._tables import CastErrors as CastErrors
 from ._tables import FunctionErrors as FunctionErrors
