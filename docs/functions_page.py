@@ -12,10 +12,10 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from proofs.function_tables import CastErrors, cast_table, function_ranges
+from proofs.function_tables import CastErrors, cast_table, function_ranges  # noqa: E402
 
-from scalewise.formats import format as format_
-from scalewise.ops import FunctionErrors, function_table
+from scalewise.formats import format as format_  # noqa: E402
+from scalewise.ops import FunctionErrors, function_table  # noqa: E402
 
 FORMATS = ("fp16", "bf16")
 CASTS = ("fp16", "bf16", "dlfloat16", "e5m2", "e4m3fn", "e2m1fn")

@@ -14,7 +14,7 @@ from jax import lax
 from ..interpret import Value
 from ..scaled import HIGHEST, LOWEST, ZERO_EXPONENT, power_of_two
 from ._families import INFINITE
-from ._search import TOP, clipped
+from ._rescale import TOP, clipped
 from ._value import Exponent, ScaledValue
 
 MASK = 20  # log2 of the least constant that is taken for a mask, such as -1e9

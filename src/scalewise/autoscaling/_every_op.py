@@ -65,9 +65,8 @@ from ._narrow import has_exponent, has_scale, is_stored, store_array
 from ._overrides import FormatOverrides, warn_opaque
 from ._products import accumulated
 from ._recipe import Recipe
-from ._rescale import is_rescale
+from ._rescale import TOP, is_rescale
 from ._rules import FALLBACK, RULES
-from ._search import TOP
 from ._value import Exponent, ScaledValue, leading, materialize, per_slice, wide_dtype
 
 # The form of a function's float results: plain arrays, or ScaledArrays with either kind of scale.

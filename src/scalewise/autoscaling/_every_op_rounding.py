@@ -22,9 +22,8 @@ from ._every_op_value import (
 from ._families import propagated_power
 from ._predict import terms_of
 from ._recipe import Recipe
-from ._rescale import is_rescale
+from ._rescale import TOP, bound_of, is_rescale, rescaled, rounded, zeros_exponent
 from ._rules import FALLBACK, RULES, Rule
-from ._search import TOP, bound_of, rescaled, rounded, zeros_exponent
 from ._value import Exponent, ScaledValue
 
 # Families whose results need the format's whole range (of aligned operands, one may be a mask).

@@ -16,7 +16,7 @@ from ..interpret import Equation, is_float
 from ..primitives import Family, having, names
 from ._align import MASK
 from ._recipe import Recipe
-from ._search import TOP
+from ._rescale import TOP
 from ._value import Memo, ScaledValue
 
 # Operations whose results are numbers of the format if their operand's elements are.

@@ -31,11 +31,11 @@ from ._keys import hadamard_signs, hadamard_transform, operand_key, place_of
 from ._layout import loaded_after, narrow_copy, stored_copy
 from ._narrow import holds
 from ._operand_settings import GRADIENT, Operand, Role
+from ._predict import between_activations, is_reread, role_read_later, roles
 from ._products import multiply
 from ._quantized import QuantizedOperand, QuantizedValue, apart
 from ._recompute import before_cast
 from ._residuals import Residuals, load
-from ._roles import between_activations, is_reread, role_read_later, roles
 from ._rules import RULES
 from ._saturation import block_axis, rounded_operand
 from ._value import Exponent, Memo, ScaledValue, StoredValue, wide_dtype

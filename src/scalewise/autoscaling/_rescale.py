@@ -1,11 +1,77 @@
-"""Functions by which users mark where a scale is found from the data."""
+"""Finds scales from data and rounds, for ``rounds="every_op"``, also where users ask for it."""
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
+from ..formats import Format
 from ..interpret import Equation
+from ..scaled import ZERO_EXPONENT, is_known, scaled_down
+from ._value import Exponent
+
+TOP = 15  # log2 of the largest data: FP16 ends just below 2^16
+
+
+def rescaled(options: tuple, data: jax.Array, exponent: jax.Array) -> list[jax.Array]:
+    """Returns data with an exponent found from them; in float32, unless they are rounded, once."""
+    measure, fmt, rounds = options
+    down, found = scaled_down(data, measure, fmt)
+    exponent = jnp.where(found == ZERO_EXPONENT, found, found + exponent)
+    if not rounds:
+        return [down, exponent]
+    clip = bound_of(measure, data.size) > TOP
+    return [to_format(down, data.astype(jnp.float32), fmt, clip=clip), exponent]
+
+
+def rounded(options: tuple, data: jax.Array) -> list[jax.Array]:
+    fmt, clip = options
+    return [to_format(data, data, fmt, clip=clip)]
+
+
+def bound_of(measure: str, size: int) -> int:
+    """Returns log2 of the largest magnitude of ``size`` data after :func:`scaled_down`."""
+    if measure == "l2" and is_known(size):  # one element may hold the whole sum of squares
+        return 1 + math.ceil(math.log2(max(1, size)) / 2)
+    return TOP if measure == "max" else TOP + 1
+
+
+def to_format(data: jax.Array, signs: jax.Array, fmt: Format, *, clip: bool) -> jax.Array:
+    """Rounds float32 data to the nearest numbers of FP16 or BF16, in its dtype.
+
+    FP16's subnormals are kept. A number too small for them becomes the smallest one rather than
+    zero, since it may be a divisor or the argument of a logarithm; ``signs`` are the numbers
+    before they were scaled down, which may have made some of them zero. Rounds by
+    ``reduce_precision``, which flushes subnormals, since XLA drops a convert there and back.
+    With ``clip``, finite data may exceed the format's largest number, and become that.
+    """
+    if clip:
+        data = clipped(data, float(fmt.max))
+    whole = lax.reduce_precision(data, fmt.exponent_bits, fmt.mantissa_bits)
+    if fmt.exponent_bits == 8:
+        return whole.astype(fmt.dtype)
+    size, unit = lax.abs(data), np.float32(float(fmt.smallest))
+    few = lax.round(data * np.float32(1 / unit), lax.RoundingMethod.TO_NEAREST_EVEN) * unit
+    few = lax.select(size < unit, lax.sign(signs).astype(jnp.float32) * unit, few)
+    return lax.select(size < np.float32(float(fmt.smallest_normal)), few, whole).astype(fmt.dtype)
+
+
+def clipped(data: jax.Array, top: float) -> jax.Array:
+    """Clips finite data to between ``-top`` and ``top``; infinities stay."""
+    limit = data.dtype.type(top)
+    infinite = lax.abs(data) == data.dtype.type(np.inf)
+    return lax.select(infinite, data, lax.clamp(-limit, data, limit))
+
+
+def zeros_exponent(exponent: Exponent) -> jax.Array:
+    """Returns :data:`ZERO_EXPONENT` for an exponent that roots or powers have made of it."""
+    beyond = lax.abs(jnp.int32(exponent)) > -ZERO_EXPONENT // 4
+    return jnp.where(beyond, np.int32(ZERO_EXPONENT), jnp.int32(exponent))
+
 
 SCOPE = "scalewise.rescale"
 

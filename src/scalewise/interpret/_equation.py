@@ -21,7 +21,7 @@ from . import _wide
 from ._floats import is_float
 
 if TYPE_CHECKING:
-    from ._body import Body
+    from ._interpret import Body
 
 Direction = Literal["forward", "backward", "update"]
 CONTRACTIONS = names(lambda row: row.family is Family.CONTRACTION) | having("contraction")

@@ -15,11 +15,10 @@ from jax.typing import ArrayLike
 from .. import _jax
 from .._jax import Jaxpr, ShapedArray, Tracer, jex
 from .._types import PyTree, TreeDef
-from ._body import Body, body_of
 from ._equation import CALLBACKS, all_equations
 from ._floats import Value, is_float, with_items
 from ._integers import Integers, integers
-from ._interpret import interpret_body
+from ._interpret import Body, body_of, interpret_body
 from ._interpretation import Argument, Interpretation, State
 from ._objects import Call, pure_call
 
