@@ -24,17 +24,13 @@ NEAR = 9  # log2 of how much larger than the others it may be without being take
 def aligned(
     inputs: Sequence[Value], limit: int, *, masks: bool = True
 ) -> tuple[list[Value], Exponent | None]:
-    """Returns float operands with exponent 0, and the one that was taken off them; None without
-    floats.
+    """Returns float operands with exponent 0, and what was taken off them; None without floats.
 
-    Constants count like any other operand, or their data would overflow. One that may stand for an
-    infinity (a mask, or an array made of constants and integers alone) is clipped at 2^20 if it is
-    beyond that and beyond 2^9 times the others' largest number: the others would vanish beside it.
-
-    Args:
-        inputs: the operands.
-        limit: log2 of the largest data of a constant.
-        masks: False if no constant is a mask, since each element of the result depends on it.
+    Constants count like any other operand, or their data, below ``2**limit``, would overflow. One
+    that may stand for an infinity (a mask, or an array made of constants and integers alone) is
+    clipped at 2^20 if it is beyond that and beyond 2^9 times the others' largest number: the others
+    would vanish beside it. Without ``masks`` none is, since each element of the result depends on
+    it.
     """
     floats = [x for x in inputs if isinstance(x, ScaledValue)]
     if not floats:

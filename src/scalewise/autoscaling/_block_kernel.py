@@ -257,7 +257,6 @@ def _codes(x: jax.Array, rule: BlockRounding, bits: jax.Array | None) -> jax.Arr
 
 
 def _packed(codes: jax.Array) -> jax.Array:
-    """Packs codes of four bits along the last axis."""
     pairs = codes.astype(jnp.uint32).reshape(codes.shape[0], -1, 2)
     shift = 4 * lax.broadcasted_iota(jnp.uint32, pairs.shape, 2)
     return jnp.sum(pairs << shift, axis=-1, dtype=jnp.uint32).astype(jnp.uint8)

@@ -53,8 +53,6 @@ def static_exponent(equation: Equation) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class ResultRounding:
-    """How results are rounded to ``recipe.residuals``, or, by the same rules, left in float32."""
-
     recipe: Recipe
     keeps_float32: bool = False
 

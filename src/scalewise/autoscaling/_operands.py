@@ -224,7 +224,6 @@ class OperandRounding(Residuals):
     def numbers(
         self, value: ScaledValue, setting: Operand, contracted: tuple[int, ...]
     ) -> jax.Array:
-        """Returns a value's numbers after a rounding, in the dtype in flight."""
         x, axis = value.data, contracted[-1]
         signs = hadamard_signs(setting.hadamard, None)
         if setting.hadamard > 1:

@@ -257,7 +257,6 @@ def _same(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
 def _each(
     x: QuantizedValue, f: Callable[[jax.Array], jax.Array], axis: int | None = None
 ) -> QuantizedValue:
-    """Applies a function to numbers and scales; ``axis`` is the blocked one afterwards."""
     scale, upper = (None if s is None else f(s) for s in (x.scale, x.upper))
     data = f(_unpacked(x))
     block = None

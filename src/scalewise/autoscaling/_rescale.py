@@ -61,7 +61,6 @@ def to_format(data: jax.Array, signs: jax.Array, fmt: Format, *, clip: bool) -> 
 
 
 def clipped(data: jax.Array, top: float) -> jax.Array:
-    """Clips finite data to between ``-top`` and ``top``; infinities stay."""
     limit = data.dtype.type(top)
     infinite = lax.abs(data) == data.dtype.type(np.inf)
     return lax.select(infinite, data, lax.clamp(-limit, data, limit))

@@ -170,11 +170,7 @@ _BY_NAME = {(u.architecture, u.left.name, u.right.name): u for u in UNITS}
 
 
 def architecture_of(device: str) -> str:
-    """Returns the architecture of a device's matrix units, ``"hopper"`` for ``"h100"``.
-
-    Raises:
-        ValueError: a TPU or CPU, for which no rules were published, or an unknown name.
-    """
+    """Returns the architecture of a device's matrix units, ``"hopper"`` for ``"h100"``."""
     name = str(device).lower().replace("_", " ")
     known = sorted({unit.architecture for unit in UNITS})
     if (found := ARCHITECTURES.get(name, name)) in known:

@@ -165,8 +165,7 @@ def device(name: str | Device) -> Device:
 def device_for(name: str | Device | None) -> Device | None:
     """Returns the device of a name; for None that of JAX's default backend, if the table has it.
 
-    A program is traced before it is lowered for a platform, so a device that isn't named can only
-    be the one that JAX runs on. To compile ahead of time for another device, name it.
+    A program is traced before it is lowered for a platform: to compile for another device, name it.
     """
     return present() if name is None else device(name)
 
@@ -244,7 +243,6 @@ def shift_to(fmt: Format, other: Format) -> int | None:
 
 
 def partners_of(fmt: Format | BlockFormat, device: Device) -> dict[str, float]:
-    """Returns the formats that a device's units multiply with one, and the rates."""
     known = BLOCK_FORMATS if isinstance(fmt, BlockFormat) else CATALOGUE
     found = {name: units_for(fmt, other, device) for name, other in known.items()}
     return {name: units.rate for name, units in found.items() if units is not None}

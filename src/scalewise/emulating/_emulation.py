@@ -146,7 +146,6 @@ class OnDevice(Interpretation):
 
 
 def _kept(equation: Equation, x: Value) -> Widened | None:
-    """Returns the result of an equation that widens 16 bits in an operation, or moves elements."""
     if isinstance(x, Widened):
         return Widened(equation.bind(x.narrow)[0]) if equation.name in EXACT else None
     (before,), after = equation.in_avals, equation.out_avals[0]

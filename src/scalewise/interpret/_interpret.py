@@ -155,7 +155,6 @@ def _apply(interpretation, equation: Equation, state, inputs):
 
 
 def canonical(interpretation, equation, values, avals, boundary):
-    """Returns values in their canonical forms, cast to vary over the mesh axes of their types."""
     values = map_floats(
         lambda v, a: interpretation.canonical(v, a, boundary, equation),
         values,

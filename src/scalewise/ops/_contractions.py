@@ -275,7 +275,6 @@ def _(accumulator, out, primals, tangents):
 def _factors(
     accumulator: Sums | None, a: jax.Array, b: jax.Array, *scales: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the operands, elements of block formats times their scales."""
     if not scales:
         return a, b
     assert isinstance(accumulator, MatrixUnit)

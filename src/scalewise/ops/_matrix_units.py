@@ -184,7 +184,6 @@ _STEPS = {
 def _operand(
     unit: MatrixUnit, x: jax.Array, fmt: Format | BlockFormat, scales: jax.Array | None, axis: int
 ) -> _Terms:
-    """Returns the terms of one operand, ``[K, rows]``, in the steps of the unit."""
     element = fmt.element if isinstance(fmt, BlockFormat) else fmt
     values = to_float64(x)
     if element == TF32:  # the units cut float32 off
@@ -219,15 +218,11 @@ def unit_product(
     scales: tuple[jax.Array, jax.Array] | None = None,
     initial: jax.Array | None = None,
 ) -> jax.Array:
-    """Returns ``a @ b`` as a matrix unit adds it up, as a float64 array.
+    """Returns ``a @ b`` as a matrix unit adds it up, float64; to be called with x64 on.
 
-    Call it under ``jax.enable_x64(True)``.
-
-    Args:
-        unit: the instruction, and the order over K.
-        a, b: ``[M, K]`` and ``[K, N]``, numbers of the unit's formats; elements of block formats.
-        scales: of block formats, ``[M, K / size]`` and ``[K / size, N]``.
-        initial: the accumulator at the beginning, ``[M, N]``; zeros by default.
+    ``a`` is ``[M, K]`` and ``b`` ``[K, N]``, numbers of the unit's formats, or elements of block
+    formats with ``scales``, ``[M, K / size]`` and ``[K / size, N]``. ``initial`` is the accumulator
+    at the beginning; zeros by default.
     """
     of_a, of_b = (scales[0].T, scales[1]) if scales else (None, None)
     left = _operand(unit, a.T, unit.left, of_a, 0)

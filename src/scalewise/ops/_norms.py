@@ -124,7 +124,6 @@ def _norm(
 
 
 def _float(eps: ArrayLike) -> jax.Array:
-    """Returns epsilon in float32 at least; the format rounds it later."""
     eps = jnp.asarray(eps)
     return eps if eps.dtype == jnp.float64 else eps.astype(jnp.float32)
 

@@ -38,7 +38,6 @@ def in_one_format(
     x: jax.Array,
     **options: Hashable,
 ) -> jax.Array:
-    """Computes a function along the last axis in a format's arithmetic; its gradient is exact."""
     fmt = as_format(fmt, exact.__name__)
     if not fmt.signed or not fmt.zero:
         raise ValueError(
@@ -130,7 +129,6 @@ def divided(A: Arithmetic, lead: jax.Array, exponent: jax.Array, count: int) -> 
 
 
 def _total(A: Arithmetic, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns the sum of the finite elements, its exponent, and NaN, an infinity or 0."""
     fine = jnp.isfinite(x)
     special = jnp.sum(jnp.where(fine, A.const(0), x), axis=-1)
     lead, exponent = rounded(A, sum_of(A, jnp.where(fine, x, A.const(0)), plan(A, x.shape[-1])))

@@ -254,7 +254,6 @@ def _along(
 
 
 def _stored(y: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """Rounds once to the storage dtype; the gradient ignores the rounding."""
     if y.dtype == dtype or y.dtype.itemsize < 4:
         return y.astype(dtype)
     return round_to(y, format_(dtype)).astype(dtype)

@@ -94,7 +94,6 @@ def function_table(
 
 
 def known(names: Iterable[str] | None, where: str) -> list[str]:
-    """Returns names of functions, by default all; raises ValueError for an unknown one."""
     names = list(FUNCTIONS if names is None else names)
     if unknown := [n for n in names if n not in FUNCTIONS]:
         raise ValueError(
@@ -104,13 +103,11 @@ def known(names: Iterable[str] | None, where: str) -> list[str]:
 
 
 def finite(fmt: Format) -> np.ndarray:
-    """Returns all finite numbers of a format, ascending."""
     values = fmt.values()
     return np.unique(values[np.isfinite(values)])
 
 
 def exactly(function: Elementary, x: float, where: str) -> Mpf:
-    """Returns a value to 300 bits."""
     mpmath = require("mpmath", "tables", where)
     with mpmath.workprec(DIGITS):
         if isinstance(function.exact, str):

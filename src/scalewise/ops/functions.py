@@ -72,12 +72,7 @@ class Elementary:
     def __call__(self, x: ArrayLike, *, compute: FloatDType | None = None) -> jax.Array:
         """Returns the function's values in x's dtype; overflow gives infinity, or NaN without one.
 
-        Args:
-            x: float array.
-            compute: dtype to compute in. Default: ``COMPUTE`` of x's.
-
-        Raises:
-            TypeError: x isn't a float array.
+        ``compute`` is the dtype to compute in, by default ``COMPUTE`` of x's.
         """
         x = float_array(x, self.name)
         wide = np.dtype(COMPUTE[x.dtype] if compute is None else compute)

@@ -22,7 +22,6 @@ _UNIT = 2.0**-149  # the smallest subnormal of float32
 
 
 def has_float64() -> bool:
-    """Returns True if JAX's x64 mode is on, so that float64 is available."""
     return jax.dtypes.canonicalize_dtype(np.float64) == np.float64
 
 

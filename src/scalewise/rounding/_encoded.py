@@ -233,7 +233,6 @@ def _codes(codes: Any, fmt: Format) -> jax.Array:
 
 
 def _group(fmt: Format) -> tuple[int, int]:
-    """Returns the smallest number of codes that fills whole bytes, and the number of bytes."""
     whole = math.lcm(fmt.bits, 8)
     return whole // fmt.bits, whole // 8
 

@@ -203,7 +203,6 @@ def _(options, primals, tangents):
 
 
 def _clipped(x: jax.Array, fmt: Format, saturate: bool | str) -> jax.Array:
-    """Clips ``x`` to the format's range as ``saturate`` says; NaN stays NaN."""
     if saturate is False:
         return x
     # by integer operations: XLA turns float comparisons into min and max, which flush subnormals

@@ -21,18 +21,10 @@ SMALL, LARGE, PARTS = 4096, 1 << 18, 4
 
 
 def amax(x: jax.Array, axes: Sequence[int], keepdims: bool) -> jax.Array:
-    """Returns the largest magnitude of the finite elements over the axes, in one pass.
+    """Returns the largest magnitude of the finite elements over the axes, exact, in one pass.
 
-    NaN and infinities are left out, so that they change no scale. A constant under differentiation.
-
-    Args:
-        x: float32 or float64, any shape.
-        axes: axes to reduce.
-        keepdims: whether the reduced axes stay, with length 1.
-
-    Returns:
-        An array of x's dtype, exact; 0 where there is no finite element. Subnormal magnitudes may
-        be returned as 0.
+    NaN and infinities are left out, so that they change no scale; 0 where there is no finite
+    element. Subnormal magnitudes may be returned as 0. A constant under differentiation.
 
     Example:
         >>> import jax.numpy as jnp

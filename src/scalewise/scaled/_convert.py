@@ -160,23 +160,14 @@ MEASURES = ("max", "l1", "l2", "least_squares")
 
 
 def scaled_down(data: jax.Array, measure: str, fmt: Format) -> tuple[jax.Array, jax.Array]:
-    """Returns ``data / 2**exponent`` with an exponent that brings float data well into a format.
+    """Returns ``data / 2**exponent``, exact, and the exponent that brings data well into a format.
 
-    The largest magnitude (``"max"``) is brought to the format's last but one binade, but at most to
-    2^14 to 2^15, which is FP16's.
-    By the root mean square (``"l2"``), the mean (``"l1"``) or the smallest squared error
-    (``"least_squares"``) the data are brought to unit size. NaN and infinities don't count.
-
-    Args:
-        data: float32 or float64. For ``"l2"``, squares below float32's smallest number count as
-            zeros.
-        measure: one of the four.
-        fmt: the format that ``"max"`` and ``"least_squares"`` scale for.
-
-    Returns:
-        The data, and an int32 exponent from -126 to 126; :data:`ZERO_EXPONENT` for zeros alone.
-        The quotient is exact. XLA doesn't repeat a division in each of the kernels that read its
-        result, as it repeats a product: that made an optimizer step compile three times as long.
+    ``"max"`` brings the largest magnitude to the format's last but one binade, but at most to 2^14
+    to 2^15, which is FP16's; ``"l2"`` (the root mean square), ``"l1"`` (the mean) and
+    ``"least_squares"`` bring the data to unit size. NaN and infinities don't count, nor do squares
+    below float32's smallest number. The int32 exponent is from -126 to 126, of zeros
+    :data:`ZERO_EXPONENT`. XLA doesn't repeat a division in each of the kernels that read its
+    result, as it repeats a product: that made an optimizer step compile three times as long.
     """
     if data.dtype == jnp.float64:
         data, moved = _as_float32(data)

@@ -113,7 +113,6 @@ def _plain(name: str, x: ArrayLike) -> ScaledArray:
 
 
 def _with_exponent(x: ScaledOperand) -> ScaledOperand:
-    """Returns the operand with an exponent; the data take what else its scale is."""
     if x.algebra is EXPONENTS:
         return x
     mantissa, power = split_power(x.scale)
@@ -122,8 +121,7 @@ def _with_exponent(x: ScaledOperand) -> ScaledOperand:
 
 
 def common_dtype(*xs: ScaledOperand) -> np.dtype:
-    """Returns the widest dtype of the operands', of numbers without axes only if there are no
-    others.
+    """Returns the widest dtype of the operands', of numbers without axes if there are no others.
 
     FP16 for two of 8 bits that differ, float32 for FP16 and BF16.
     """
@@ -151,7 +149,6 @@ def applied(
     name: str = "",
     static: tuple[float, ...] = (),
 ) -> ScaledArray:
-    """Computes an operation on what its rule, or the rule of that name, reads of the operands."""
     found = operands(name or str(rule), *xs)
     rule = RULES[rule] if isinstance(rule, str) else rule
     data, scale = combined(rule, found[0].algebra, found, *static)

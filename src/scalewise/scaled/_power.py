@@ -20,12 +20,7 @@ def layout(dtype: DTypeLike) -> tuple[type[np.int32 | np.int64], int, int]:
 
 
 def power_of_two(exponent: jax.Array, dtype: DTypeLike = jnp.float32) -> jax.Array:
-    """Returns ``2**exponent`` as a float, made from bits.
-
-    Args:
-        exponent: int32, within the exponents of dtype's normal numbers (float32: -126 to 127).
-        dtype: float32 or float64.
-    """
+    """Returns ``2**exponent``, of a normal number of the dtype, made from bits."""
     integer, mantissa_bits, bias = layout(dtype)
     bits = (exponent.astype(integer) + integer(bias)) << integer(mantissa_bits)
     return lax.bitcast_convert_type(bits, dtype)
@@ -45,13 +40,6 @@ def ldexp(x: jax.Array, exponent: jax.Array) -> jax.Array:
     Exact wherever the result is a normal number; below, as the backend rounds or flushes. A factor
     out of range is applied in two halves, the exponent clipped to twice the dtype's range.
 
-    Args:
-        x: float32 or float64, any shape.
-        exponent: int32, a scalar or a shape that broadcasts to x's.
-
-    Returns:
-        An array of x's dtype.
-
     Example:
         >>> import jax.numpy as jnp
         >>> float(ldexp(jnp.float32(2.0**-100), jnp.int32(200))) == 2.0**100
@@ -69,9 +57,6 @@ def split_power(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
     Zeros, infinities and NaN keep the power 1; numbers below twice the smallest normal one keep
     that.
-
-    Args:
-        x: float32 or float64.
     """
     _, _, bias = layout(x.dtype)
     usable = jnp.isfinite(x) & (x != 0)
@@ -130,6 +115,5 @@ def quotient(x: jax.Array, divisor: jax.Array) -> jax.Array:
 
 
 def _masked(x: jax.Array, addend: np.integer, mask: np.integer) -> jax.Array:
-    """Returns the float whose bits are ``(bits of x + addend) & mask``."""
     bits = lax.bitcast_convert_type(x, addend.dtype)
     return lax.bitcast_convert_type((bits + addend) & mask, x.dtype)

@@ -30,11 +30,7 @@ from ._scaling import Amax, Scaling, check_scaling
 
 
 def storable(fmt: Format) -> Format:
-    """Returns the format if XLA has a dtype of whole bytes for it that holds zero.
-
-    Raises:
-        ValueError: XLA has none.
-    """
+    """Returns the format if XLA has a dtype of whole bytes for it that holds zero; else raises."""
     if fmt.dtype is None or fmt.bits < 8 or not fmt.zero:
         can = [f.name for f in CATALOGUE.values() if f.dtype and 8 <= f.bits <= 16 and f.zero]
         raise ValueError(
@@ -130,12 +126,9 @@ def quantize_measured(
 ) -> ScaledArray:
     """:func:`quantize` with scales found from another array of the same numbers.
 
-    Args:
-        x, fmt, scaling: as for :func:`quantize`; an element format gets one scale.
-        measured: ``x`` as well, computed apart from it: what a compiler need not store for both.
-        axis: the one along which blocks lie; None for an element format.
-        rounding, key: as for :func:`quantize`.
-        tile: of a block format, another axis, and how many of its indices share a scale.
+    ``measured`` is ``x``, computed apart from it: what a compiler need not store for both. ``axis``
+    is the one along which blocks lie, None for an element format, which gets one scale. ``tile`` is
+    another axis, and how many of its indices share the scale of a block.
     """
     dtype = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
     x, measured = x.astype(dtype), measured.astype(dtype)

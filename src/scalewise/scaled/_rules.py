@@ -173,11 +173,7 @@ def combined(
 ) -> tuple[list[jax.Array], S]:
     """Returns what an operation is computed on for each operand, and the scale of its result.
 
-    Args:
-        rule: of the operation.
-        algebra: of the operands' scales.
-        operands: of the operation, in order.
-        static: the rule's n or s.
+    ``static`` is the rule's n or s.
     """
     scales = [x.scale for x in operands]
     match rule.reads:

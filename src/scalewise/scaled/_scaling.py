@@ -98,14 +98,7 @@ class Scaling:
 
 
 def check_scaling(scaling: object, where: str) -> None:
-    """Rejects objects that aren't strategies.
-
-    Args:
-        where: the argument or field, for the message.
-
-    Raises:
-        TypeError: a name, a class instead of an instance, or any other object.
-    """
+    """Rejects with a TypeError what is no strategy: a name, a class instead of an instance."""
     if isinstance(scaling, Scaling):
         return
     if isinstance(scaling, type) and issubclass(scaling, Scaling):
