@@ -2,6 +2,7 @@
 
 from ..primitives import Family as Family
 from . import recipes as recipes
+from ._autoscale import Schedule as Schedule
 from ._autoscale import autoscale as autoscale
 from ._autoscale import interpretation as interpretation
 from ._boundaries import Boundaries as Boundaries
@@ -14,13 +15,13 @@ from ._history import AmaxHistory as AmaxHistory
 from ._history import OperandAmaxes as OperandAmaxes
 from ._narrow import SqrtStored as SqrtStored
 from ._narrow import is_stored as is_stored
+from ._narrow import quantize_params as quantize_params
 from ._narrow import store as store
 from ._narrow import store_array as store_array
 from ._operand_settings import Operand as Operand
 from ._operand_settings import Products as Products
 from ._overrides import FormatOverrides as FormatOverrides
 from ._overrides import scope_parts as scope_parts
-from ._quantize_params import quantize_params as quantize_params
 from ._recipe import Recipe as Recipe
 from ._recipe import RecipeLike as RecipeLike
 from ._recipe import Storage as Storage
@@ -28,4 +29,3 @@ from ._rescale import rescale as rescale
 from ._rescale import rescale_gradient as rescale_gradient
 from ._rules import RULES as RULES
 from ._rules import register as register
-from ._schedule import Schedule as Schedule

@@ -39,8 +39,7 @@ from ._overrides import warn_opaque
 from ._predict import of_argument, predict, role_of
 from ._products import DeferredProduct
 from ._quantized import QuantizedValue, assigned, moved, quantized_argument
-from ._recompute import is_statistic, lineage
-from ._residuals import load, load_product
+from ._residuals import is_statistic, lineage, load, load_product
 from ._rules import RULES
 from ._value import (
     Memo,

@@ -48,15 +48,16 @@ from ..scaled import (
 from ..scaled import RULES as SCALE_RULES
 from ._align import aligned, chosen, finite_factor
 from ._blocks import Factor
-from ._every_op_rounding import ResultRounding, propagating_rule
-from ._every_op_value import (
+from ._every_op_rounding import (
     ADDS,
     EXACT,
     EveryOpValue,
+    ResultRounding,
     bound_of_data,
     constant_limit,
     is_independent,
     is_packed,
+    propagating_rule,
     widened,
     widest_dtype,
 )

@@ -24,8 +24,15 @@ from ..formats import format as format_
 from ..interpret import Equation, bind, rebind, unit_for, unit_result
 from ..ops import matmul
 from ..primitives import params
-from ._block_product import block_product, on_device, takes_blocks
-from ._blocks import Blocks, Factor, quantized, widened
+from ._blocks import (
+    Blocks,
+    Factor,
+    block_product,
+    on_device,
+    quantized,
+    takes_blocks,
+    widened,
+)
 from ._layout import stored_copy
 from ._predict import terms_of
 from ._units import units_of

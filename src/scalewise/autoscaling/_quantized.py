@@ -20,8 +20,7 @@ from ..primitives import params
 from ..rounding import EncodedArray, encode
 from ..scaled import ScaledArray
 from ..scaled._power import quotient
-from ._block_product import in_four_bits
-from ._blocks import Blocks, Factor
+from ._blocks import Blocks, Factor, in_four_bits
 from ._value import ScaledValue, materialize
 
 

@@ -16,8 +16,7 @@ from .. import _jax
 from .._jax import Jaxpr, ShapedArray, jex
 from ._equation import CALLBACKS, Equation
 from ._floats import Value, with_items
-from ._interpret import interpret_jaxpr
-from ._interpretation import Argument, Interpretation, State
+from ._interpret import Argument, Interpretation, State, interpret_jaxpr
 
 Path = tuple[int, ...]
 

@@ -8,8 +8,6 @@ from ._block_scales import FourOverSix as FourOverSix
 from ._block_scales import MsEden as MsEden
 from ._block_scales import Mx as Mx
 from ._block_scales import Quest as Quest
-from ._casts import SATURATION_RULES as SATURATION_RULES
-from ._casts import saturation as saturation
 from ._convert import as_scaled as as_scaled
 from ._convert import asarray as asarray
 from ._convert import dynamic_rescale as dynamic_rescale
@@ -38,7 +36,9 @@ from ._operations import square as square
 from ._operations import sub as sub
 from ._operations import tanh as tanh
 from ._operations import where as where
+from ._quantize import SATURATION_RULES as SATURATION_RULES
 from ._quantize import quantize as quantize
+from ._quantize import saturation as saturation
 from ._rules import RULES as RULES
 from ._rules import ScaleRule as ScaleRule
 from ._safetensors import load_safetensors as load_safetensors

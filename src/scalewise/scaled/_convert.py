@@ -19,8 +19,8 @@ from ..rounding import EncodedArray
 from . import scaled_tree
 from ._amax import is_known, top_exponent
 from ._array import ScaledArray, rebalance
-from ._operand import stored
 from ._power import HIGHEST, LOWEST, ZERO_EXPONENT, exponent_of, power_of_two, split_power
+from ._rules import stored
 from ._scaling import LeastSquares
 from .scaled_tree import is_scaled
 

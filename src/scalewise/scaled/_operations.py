@@ -24,9 +24,18 @@ from .._check import checked, checked_axes
 from .._resolve import as_format
 from ..formats import FormatLike, RoundingMode, Saturation
 from ._array import ScaledArray
-from ._casts import saturation
-from ._operand import applied, common_dtype, operands, scaled_result
-from ._rules import BESIDE, EXPONENTS, FACTORS, RULES, combined
+from ._quantize import saturation
+from ._rules import (
+    BESIDE,
+    EXPONENTS,
+    FACTORS,
+    RULES,
+    applied,
+    combined,
+    common_dtype,
+    operands,
+    scaled_result,
+)
 
 Operand = ScaledArray | ArrayLike
 SUM_RULES = {"max": RULES["add"], "l2": BESIDE}

@@ -16,9 +16,22 @@ from .._check import checked, checked_axes
 from .._jax import Tracer
 from ..formats import FormatLike
 from ._array import ScaledArray
-from ._operand import ScaledOperand, apart, applied, common_dtype, operands, scaled_result
 from ._operations import Operand
-from ._rules import EXPONENTS, FACTORS, KEPT, RULES, Algebra, combined, static_scale
+from ._rules import (
+    EXPONENTS,
+    FACTORS,
+    KEPT,
+    RULES,
+    Algebra,
+    ScaledOperand,
+    apart,
+    applied,
+    combined,
+    common_dtype,
+    operands,
+    scaled_result,
+    static_scale,
+)
 
 Axis = int | Sequence[int] | None
 
