@@ -16,11 +16,6 @@ from ._equation import contracts as contracts
 from ._equation import is_carry as is_carry
 from ._equation import operation_body as operation_body
 from ._equation import warn_kernel as warn_kernel
-from ._floats import HasDtype as HasDtype
-from ._floats import Value as Value
-from ._floats import is_float as is_float
-from ._floats import is_inexact as is_inexact
-from ._floats import map_floats as map_floats
 from ._interpret import Applied as Applied
 from ._interpret import Argument as Argument
 from ._interpret import Boundary as Boundary
@@ -47,4 +42,9 @@ from ._rebind import rebind as rebind
 from ._rebind import unit_for as unit_for
 from ._rebind import unit_result as unit_result
 from ._transform import transform as transform
+from ._wide import HasDtype as HasDtype
+from ._wide import Value as Value
 from ._wide import bind as bind
+from ._wide import is_float as is_float
+from ._wide import is_inexact as is_inexact
+from ._wide import map_floats as map_floats

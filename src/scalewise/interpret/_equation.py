@@ -18,7 +18,7 @@ from .. import _jax
 from .._jax import Jaxpr, Parameter, ShapedArray, jex
 from ..primitives import Family, having, names, params
 from . import _wide
-from ._floats import is_float
+from ._wide import is_float
 
 if TYPE_CHECKING:
     from ._interpret import Body

@@ -19,7 +19,7 @@ from .._jax import Jaxpr, ShapedArray, avals_of, jex
 from .._types import AxisName, PyTree
 from ..primitives import params
 from ._equation import Equation, contracts, operation_body
-from ._floats import Value, is_float, map_floats
+from ._wide import Value, is_float, map_floats
 
 Boundary = Literal["carry", "branch", "stacked", "mapped"]
 

@@ -20,9 +20,8 @@ from ..formats import format as format_
 from ..ops import conv_general_dilated, dot_general
 from ..primitives import PRIMITIVES, having, params
 from ._equation import Equation
-from ._floats import Value, is_float, map_floats
 from ._interpret import Applied, Argument, Interpretation, State, interpret_jaxpr
-from ._wide import bind
+from ._wide import Value, bind, is_float, map_floats
 
 OWN_DTYPE = having("own_dtype")
 WIDE = {"float64", "int64", "uint64", "complex128"}  # which JAX has only with 64 bits enabled

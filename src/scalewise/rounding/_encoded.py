@@ -20,8 +20,7 @@ from .._jax import Tracer
 from .._types import PyTree
 from ..formats import Format, check_codes
 from ..formats import format as format_
-from ._carrier import has_float64
-from ._codes import decoded
+from ._codes import decoded, has_float64
 from ._round import cast
 
 Node = TypeVar("Node")

@@ -17,8 +17,20 @@ from .._jax import ad, batching, jex, mlir
 from ..formats import Format, Rounding, check_saturate, rounding_mode
 from ..formats import format as format_
 from ._bits import F32, F64, Carrier, carrier_of, fits, round_bits
-from ._carrier import contains, from_float64, has_float64, result_dtype, to_float64
-from ._codes import CONVERTED, codes_of, converted, is_plain, nearest_codes, stored, widened
+from ._codes import (
+    CONVERTED,
+    codes_of,
+    contains,
+    converted,
+    from_float64,
+    has_float64,
+    is_plain,
+    nearest_codes,
+    result_dtype,
+    stored,
+    to_float64,
+    widened,
+)
 
 Gradient = Literal["identity", "clipped"]
 
