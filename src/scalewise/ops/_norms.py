@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from functools import partial
 
 import jax
@@ -15,20 +14,11 @@ from jax.typing import ArrayLike
 from .._check import Count, NonNegative, Positive, checked, checked_axes
 from .._resolve import as_format
 from ..formats import Format, FormatLike
+from ..rounding import float_array
 from ._arithmetic import Arithmetic, as_rows, check_order
 from ._auto import add, auto_norm, constant, middle, plan, root_of, sum_of_squares
 from ._methods import METHODS, SEGMENTED, Setting
 from ._one_format import centred
-from .functions import float_array
-
-
-@dataclasses.dataclass(frozen=True)
-class Norm:
-    """Static arguments of a norm; ``nonnegative``: epsilon is known not to be negative."""
-
-    method: str
-    setting: Setting
-    nonnegative: bool
 
 
 @checked
@@ -90,10 +80,11 @@ def l2_norm(
     """
     x = float_array(x, "l2_norm")
     fmt = as_format(x.dtype if arithmetic is None else arithmetic, "l2_norm")
-    norm = _norm(method, fmt, order, block, eps, beta)
+    setting = _setting(method, fmt, order, block, beta)
     x, axes = as_rows(x, axis, "l2_norm")
-    zero = isinstance(eps, (int, float, np.number)) and float(eps) == 0
-    y = _l2(norm, x, None if zero else jnp.broadcast_to(_float(eps), x.shape[:-1]))
+    known = float(eps) if isinstance(eps, (int, float, np.number)) else -1.0
+    e = None if known == 0 else jnp.broadcast_to(_float(eps), x.shape[:-1])
+    y = _l2(method, setting, known >= 0, x, e)
     return jnp.expand_dims(y, axes) if keepdims else y
 
 
@@ -103,9 +94,9 @@ def arithmetic_of(fmt: Format) -> Arithmetic:
     return Arithmetic(fmt, "nearest_even" if fmt.signed else "toward_zero")
 
 
-def _norm(
-    method: str, fmt: Format, order: str | None, block: int, eps: ArrayLike, beta: float | None
-) -> Norm:
+def _setting(
+    method: str, fmt: Format, order: str | None, block: int, beta: float | None
+) -> Setting:
     if beta is not None and method not in SEGMENTED:
         raise ValueError(f"l2_norm: beta is for two_segment methods, not for {method!r}")
     arithmetic = arithmetic_of(fmt)
@@ -119,8 +110,7 @@ def _norm(
         names = ", ".join(map(repr, ("auto", *METHODS)))
         raise ValueError(f"l2_norm: method is {method!r}; expected one of {names}")
     check_order(order)
-    nonnegative = isinstance(eps, (int, float, np.number)) and float(eps) >= 0
-    return Norm(method, Setting(arithmetic, order, block, beta and float(beta)), nonnegative)
+    return Setting(arithmetic, order, block, beta and float(beta))
 
 
 def _float(eps: ArrayLike) -> jax.Array:
@@ -128,42 +118,42 @@ def _float(eps: ArrayLike) -> jax.Array:
     return eps if eps.dtype == jnp.float64 else eps.astype(jnp.float32)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-@partial(jax.jit, static_argnums=0)
-def _l2(norm: Norm, x: jax.Array, eps: jax.Array | None) -> jax.Array:
-    arithmetic = norm.setting.arithmetic
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _l2(
+    method: str, setting: Setting, nonnegative: bool, x: jax.Array, eps: jax.Array | None
+) -> jax.Array:
+    arithmetic = setting.arithmetic
     with arithmetic.context():
         a, e, special = _enter(arithmetic, x, eps)
-        if norm.method == "auto":
-            root = auto_norm(arithmetic, a, e, norm.nonnegative or eps is None)
+        if method == "auto":
+            root = auto_norm(arithmetic, a, e, nonnegative)
             y = root.value(arithmetic.fmt).astype(arithmetic.carrier)
         else:
-            y = METHODS[norm.method][0](norm.setting, a, e)
+            y = METHODS[method][0](setting, a, e)
         y = jnp.where(jnp.isnan(special) | jnp.isinf(special), special, y)
         return arithmetic.leave(Arithmetic(arithmetic.fmt).round(y), x.dtype)
 
 
 @_l2.defjvp
-def _(
-    norm: Norm, primals: Sequence[jax.Array], tangents: Sequence[jax.Array]
-) -> tuple[jax.Array, jax.Array]:
+def _(method, setting, nonnegative, primals, tangents):
     (x, eps), (dx, deps) = primals, tangents
-    direction, half = _derivatives(norm, x, eps)
+    direction, half = _derivatives(setting.arithmetic.fmt, nonnegative, x, eps)
     tangent = jnp.sum(direction * dx, axis=-1)
     if half is not None:
         tangent = tangent + (half * deps).astype(x.dtype)
-    return _l2(norm, x, eps), tangent
+    return _l2(method, setting, nonnegative, x, eps), tangent
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jax.jit, static_argnums=(0, 1))
 def _derivatives(
-    norm: Norm, x: jax.Array, eps: jax.Array | None
+    fmt: Format, nonnegative: bool, x: jax.Array, eps: jax.Array | None
 ) -> tuple[jax.Array, jax.Array | None]:
     """Returns x / norm and 1 / (2 norm), from the norm's parts: neither overflows with it."""
-    arithmetic = arithmetic_of(norm.setting.arithmetic.fmt)
+    arithmetic = arithmetic_of(fmt)
     with arithmetic.context():
         a, e, special = _enter(arithmetic, x, eps)
-        parts = auto_norm(arithmetic, a, e, norm.nonnegative or eps is None)
+        parts = auto_norm(arithmetic, a, e, nonnegative)
         root, k = parts.significand, parts.exponent
         safe = jnp.where(root > 0, root, arithmetic.const(1))
         nearest = Arithmetic(arithmetic.fmt)
@@ -194,15 +184,6 @@ def _enter(
     worst = jnp.where(ordinary, worst, jnp.where(e == -np.inf, np.nan, worst + e))
     zero = arithmetic.const(0)
     return jnp.where(fine, a, zero), jnp.where(ordinary, e, zero), worst
-
-
-@dataclasses.dataclass(frozen=True)
-class Normalisation:
-    """Static arguments: the arithmetic, epsilon, and whether the mean is subtracted first."""
-
-    arithmetic: Arithmetic
-    eps: float
-    centred: bool
 
 
 @checked
@@ -302,7 +283,7 @@ def _apply(
     rows = jnp.moveaxis(x, axis, -1)
     if rows.size == 0:
         return x
-    y = _normalised(Normalisation(arithmetic, float(eps), centred), rows)
+    y = _normalised(arithmetic, float(eps), centred, rows)
     for what, operate in zip(affine, ("mul", "add"), strict=True):
         if what is not None:
             what = jnp.asarray(what)
@@ -330,37 +311,39 @@ def _(arithmetic, operate, primals, tangents):
     return _rounded(arithmetic, operate, a, b), tangent
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _normalised(how: Normalisation, x: jax.Array) -> jax.Array:
-    return _with_inverse(how, x)[0]
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+def _normalised(A: Arithmetic, eps: float, centre: bool, x: jax.Array) -> jax.Array:
+    return _with_inverse(A, eps, centre, x)[0]
 
 
 @_normalised.defjvp
-def _(how: Normalisation, primals, tangents):
+def _(A, eps, centre, primals, tangents):
     (x,), (t,) = primals, tangents
-    y, inverse = _with_inverse(how, x)
+    y, inverse = _with_inverse(A, eps, centre, x)
     wide, t = y.astype(inverse.dtype), t.astype(inverse.dtype)
-    if how.centred:
+    if centre:
         t = t - jnp.mean(t, axis=-1, keepdims=True)
     along = jnp.mean(wide * t, axis=-1, keepdims=True)
     return y, ((t - wide * along) * inverse[..., None]).astype(x.dtype)
 
 
-@partial(jax.jit, static_argnums=0)
-def _with_inverse(how: Normalisation, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _with_inverse(
+    A: Arithmetic, eps: float, centre: bool, x: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """Returns the quotients in x's dtype, and 1 / rms in float32 (float64 for float64)."""
-    A, n = how.arithmetic, x.shape[-1]
+    n = x.shape[-1]
     p = plan(A, n)
     with A.context():
         entered = A.enter(x)
         fine = jnp.all(jnp.isfinite(entered), axis=-1)
         d = jnp.where(fine[..., None], entered, A.const(0))
         moved = jnp.zeros(d.shape[:-1], np.int32)
-        if how.centred:
+        if centre:
             d, moved = centred(A, d)
         total = sum_of_squares(A, jnp.abs(d), p)
-        if how.eps > 0:
-            total = add(total, constant(n * how.eps, 2 * moved, p), p)
+        if eps > 0:
+            total = add(total, constant(n * eps, 2 * moved, p), p)
         whole = n.bit_length() - 1
         total = dataclasses.replace(total, exponent=total.exponent - whole)
         parts = root_of(A, total)

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike, DTypeLike
 from .._check import Natural, checked, checked_axes
 from ..formats import FloatDType, FormatLike
 from ..formats import format as format_
-from ..rounding import round_to
+from ..rounding import float_array, round_to
 from ._arithmetic import Axis, as_rows
 from ._contractions import Accumulator, matmul
 from ._one_format import (
@@ -24,7 +24,7 @@ from ._one_format import (
     sum_along,
     var_along,
 )
-from .functions import COMPUTE, float_array
+from .functions import COMPUTE
 
 
 @checked

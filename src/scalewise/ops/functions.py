@@ -20,7 +20,7 @@ from scipy.special import erf, erfc
 from .._check import checked
 from ..formats import CATALOGUE, FloatDType
 from ..formats import format as format_
-from ..rounding import round_to
+from ..rounding import float_array, round_to
 
 
 class _Dtypes(dict[np.dtype, np.dtype]):
@@ -34,13 +34,6 @@ COMPUTE = _Dtypes(
     for f in CATALOGUE.values()
     if f.dtype is not None
 )
-
-
-def float_array(x: ArrayLike, name: str) -> jax.Array:
-    x = jnp.asarray(x)
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise TypeError(f"{name} takes real floating-point arrays, not {x.dtype}")
-    return x
 
 
 Mpmath: TypeAlias = Any  # the module mpmath, an extra that type checkers may not find

@@ -19,3 +19,4 @@ from ._codes import has_float64 as has_float64
 from ._codes import nearest_codes as nearest_codes
 from ._codes import to_float64 as to_float64
 from ._encoded import StoredArray as StoredArray
+from ._round import float_array as float_array

@@ -99,8 +99,8 @@ def round_to(
     """
     fmt = format_(fmt)
     with _all_bits_of(x):
-        x = _float(x, "round_to")
-        mode = _check(fmt, rounding, saturate, gradient)
+        x = float_array(x, "round_to")
+        mode = _check(fmt, rounding, saturate)
         noise = _noise(x, mode, key, bits, _computed_in(x.dtype, fmt, saturate))
         if fits(fmt, carrier_of(x.dtype)) or not contains(fmt, x.dtype, saturate):
             dtype = result_dtype(x.dtype, fmt, saturate, "round_to")
@@ -148,8 +148,8 @@ def cast(
     """
     fmt = format_(fmt)
     with _all_bits_of(x):
-        x = _float(x, "cast")
-        mode = _check(fmt, rounding, saturate, "identity")
+        x = float_array(x, "cast")
+        mode = _check(fmt, rounding, saturate)
         options = (fmt, saturate, mode.name, subnormals)
         noise = _noise(x, mode, key, bits, _computed_in(x.dtype, fmt, saturate))
         coded = fmt.dtype is None or fmt.bits < 8
@@ -294,19 +294,16 @@ def _as_jax_has_it(x: jax.Array, fmt: Format) -> jax.Array:
         return from_float64(x, np.dtype(np.float32))
 
 
-def _float(x: Any, name: str) -> jax.Array:
+def float_array(x: ArrayLike, name: str) -> jax.Array:
     x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"{name} takes real floating-point arrays, not {x.dtype}")
     return x
 
 
-def _check(fmt: Format, rounding: Any, saturate: Any, gradient: Any) -> Rounding:
-    mode = rounding_mode(rounding, fmt)
+def _check(fmt: Format, rounding: Any, saturate: Any) -> Rounding:
     check_saturate(saturate)
-    if gradient not in ("identity", "clipped"):
-        raise ValueError(f"gradient is {gradient!r}; expected 'identity' or 'clipped'")
-    return mode
+    return rounding_mode(rounding, fmt)
 
 
 straight_through_p = jex.Primitive("straight_through")

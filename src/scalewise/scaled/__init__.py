@@ -92,5 +92,4 @@ from ._rules import combined as combined
 from ._rules import static_scale as static_scale
 from ._scaling import Axes as Axes
 from ._scaling import Scales as Scales
-from ._scaling import check_scaling as check_scaling
 from ._scaling import shifted as shifted

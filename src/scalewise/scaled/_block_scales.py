@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from fractions import Fraction
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,17 +13,13 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
-from .._check import Positive, checked
+from .._check import Positive, Range, checked
 from ..formats import E2M1FN, E8M0, BlockFormat, Format
 from ..rounding import EncodedArray, encode, round_to
 from ._amax import amax, amax_by_keys, to_top
 from ._array import ScaledArray
 from ._power import exponent_of, layout
 from ._scaling import Amax, Axes, Scales, Scaling
-
-# How the exponent of a scale is found from the largest magnitude of a block: torchao's names, then
-# the modes in which ONNX's Cast rounds amax / max to E8M0.
-EXPONENTS = ("floor", "ceil", "even", "rceil", "up", "down", "nearest")
 
 
 @checked
@@ -46,16 +42,12 @@ class Mx(Scaling):
             has NaN; without NaN (MXFP6, MXFP4) such a block is NaN in any case.
     """
 
-    exponent: str = "floor"
+    # torchao's names, then the modes in which ONNX's Cast rounds amax / max to E8M0
+    exponent: Literal["floor", "ceil", "even", "rceil", "up", "down", "nearest"] = "floor"
     nan_scale: bool = False
     name = "mx"
     source = "amax"
     for_blocks = True
-
-    def __post_init__(self):
-        if self.exponent not in EXPONENTS:
-            expected = ", ".join(map(repr, EXPONENTS))
-            raise ValueError(f"Mx: exponent is {self.exponent!r}; expected one of {expected}")
 
     def exponents(self, x: jax.Array, element: Format, axes: Axes) -> jax.Array:
         signed, mantissa_bits, bias = layout(x.dtype)
@@ -151,13 +143,9 @@ class MsEden(_FractionalScales):
             rounded: below 16/17 the largest numbers are cut off, which lowers the error of all.
     """
 
-    clip: float = 0.93
+    clip: Annotated[float, Range(lambda x: 0 < x <= 2, "a number in (0, 2]")] = 0.93
     name = "ms_eden"
     draws = True
-
-    def __post_init__(self):
-        if not 0 < self.clip <= 2:
-            raise ValueError(f"MsEden: clip is {self.clip!r}; expected a number in (0, 2]")
 
     def scale(self, x: jax.Array, fmt: Format, axes: Axes, keepdims: bool = False) -> Scales:
         return Amax(False, headroom=17 / 16 * self.clip).scale(x, fmt, axes, keepdims)

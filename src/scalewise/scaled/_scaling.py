@@ -7,17 +7,16 @@ are left out: a scale depends on the finite elements alone.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._check import Count, Positive, checked
+from .._check import Count, Positive, Range, checked
 from .._jax import Tracer
 from ..formats import BlockFormat, Format
 from ..rounding import round_to
@@ -95,19 +94,6 @@ class Scaling:
     def predicted(self, spread: float) -> Scaling:
         """Returns the strategy for arrays whose predicted standard deviation is ``2**spread``."""
         return self
-
-
-def check_scaling(scaling: object, where: str) -> None:
-    """Rejects with a TypeError what is no strategy: a name, a class instead of an instance."""
-    if isinstance(scaling, Scaling):
-        return
-    if isinstance(scaling, type) and issubclass(scaling, Scaling):
-        name = scaling.__name__
-        raise TypeError(f"{where} is the class {name}: pass an instance, such as {name}()")
-    close = difflib.get_close_matches(str(scaling).lower(), SCALINGS, n=1)
-    hint = f"; did you mean {SCALINGS[close[0]].__name__}()?" if close else ""
-    names = ", ".join(f"{cls.__name__}()" for cls in SCALINGS.values())
-    raise TypeError(f"{where} is {scaling!r}; expected an instance such as {names}{hint}")
 
 
 @checked
@@ -210,20 +196,17 @@ class LeastSquares(Scaling):
             return scale, 1 / scale
         top = amax(x, axes, True)
         unit = to_top(top, fmt, True)[1]  # the error's own scale: squares of it stay in range
-        best: tuple[jax.Array, jax.Array, jax.Array] | None = None
+        found: list[tuple[jax.Array, jax.Array, jax.Array]] = []
         for i in range(self.candidates or 6):
             scale, inverse = to_top(top * np.asarray(0.5**i, x.dtype), fmt, True)
             rounded = round_to(x * inverse, fmt, saturate="finite") * scale
             squares = jnp.where(jnp.isfinite(x), jnp.square((rounded - x) * unit), 0)
             error = jnp.sum(squares, axis=tuple(axes), keepdims=True)
-            new = error, scale, inverse
-            if best is not None:
-                better = error < best[0]
-                pairs = zip(new, best, strict=True)
-                first, second, third = (jnp.where(better, *pair) for pair in pairs)
-                new = first, second, third
-            best = new
-        assert best is not None
+            found.append((error, scale, inverse))
+        best = found[0]
+        for new in found[1:]:
+            better = new[0] < best[0]
+            best = tuple(jnp.where(better, *pair) for pair in zip(new, best, strict=True))
         return _kept(best[1], axes, keepdims), _kept(best[2], axes, keepdims)
 
 
@@ -268,15 +251,9 @@ class Fixed(Scaling):
         exponent: the scale is ``2**exponent``.
     """
 
-    exponent: int = 0
+    exponent: Annotated[int, Range(lambda n: -126 <= n <= 126, "an integer from -126 to 126")] = 0
     name = "fixed"
     source = "shapes"
-
-    def __post_init__(self):
-        if not isinstance(self.exponent, int) or not -126 <= self.exponent <= 126:
-            raise ValueError(
-                f"Fixed: exponent is {self.exponent!r}; expected an integer from -126 to 126"
-            )
 
     def scale(self, x: jax.Array, fmt: Format, axes: Axes, keepdims: bool = False) -> Scales:
         return Unit(4.0**self.exponent).scale(x, fmt, axes, keepdims)
