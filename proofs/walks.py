@@ -153,7 +153,7 @@ WALKS = (
     Walk(
         "Add an operation on scaled arrays",
         {
-            "src/scalewise/scaled/_operand.py": [("", '    "rsqrt": INVERSE_ROOT,\n')],
+            "src/scalewise/scaled/_rules.py": [("", '    "rsqrt": INVERSE_ROOT,\n')],
             "docs/scalify_page.py": [("", '    "rsqrt": "1 / sqrt(A), n = 2",\n')],
         },
         ("tests/scaled/test_operations.py",),

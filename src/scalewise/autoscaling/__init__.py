@@ -2,6 +2,8 @@
 
 from ..primitives import Family as Family
 from . import recipes as recipes
+from ._align import rescale as rescale
+from ._align import rescale_gradient as rescale_gradient
 from ._autoscale import Schedule as Schedule
 from ._autoscale import autoscale as autoscale
 from ._autoscale import interpretation as interpretation
@@ -25,7 +27,5 @@ from ._overrides import scope_parts as scope_parts
 from ._recipe import Recipe as Recipe
 from ._recipe import RecipeLike as RecipeLike
 from ._recipe import Storage as Storage
-from ._rescale import rescale as rescale
-from ._rescale import rescale_gradient as rescale_gradient
 from ._rules import RULES as RULES
 from ._rules import register as register

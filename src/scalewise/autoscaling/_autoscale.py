@@ -16,7 +16,7 @@ from .._check import Count, Result, as_decorator, checked
 from .._jax import Tracer
 from .._types import PyTree
 from ..devices import MatrixUnitsLike
-from ..interpret import check_callable, pure_call, transform
+from ..interpret import pure_call, transform
 from ..scaled import ScaledArray
 from ._boundaries import Boundaries
 from ._delayed import WithHistory
@@ -215,7 +215,6 @@ def autoscale(
     recipe = recipe_(recipe)
     if emulate is not None:
         recipe = dataclasses.replace(recipe, emulate=emulate)
-    check_callable(f, "autoscale")
     if keyed and not recipe.products.is_random:
         raise ValueError("autoscale: keyed is True, but this recipe draws no random numbers")
     if recipe.scaling.source == "history":

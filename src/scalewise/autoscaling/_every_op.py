@@ -46,7 +46,7 @@ from ..scaled import (
     split_power,
 )
 from ..scaled import RULES as SCALE_RULES
-from ._align import aligned, chosen, finite_factor
+from ._align import TOP, aligned, chosen, finite_factor, is_rescale
 from ._blocks import Factor
 from ._every_op_rounding import (
     ADDS,
@@ -66,7 +66,6 @@ from ._narrow import has_exponent, has_scale, is_stored, store_array
 from ._overrides import FormatOverrides, warn_opaque
 from ._products import accumulated
 from ._recipe import Recipe
-from ._rescale import TOP, is_rescale
 from ._rules import FALLBACK, RULES
 from ._value import Exponent, ScaledValue, leading, materialize, per_slice, wide_dtype
 

@@ -16,11 +16,10 @@ from ..formats import Format
 from ..interpret import Equation, Value, is_float, outlined
 from ..primitives import Family, having, names
 from ..scaled import predicted_size, static_scale
-from ._align import MASK
+from ._align import MASK, TOP, bound_of, is_rescale, rescaled, rounded, zeros_exponent
 from ._families import propagated_power
 from ._predict import terms_of
 from ._recipe import Recipe
-from ._rescale import TOP, bound_of, is_rescale, rescaled, rounded, zeros_exponent
 from ._rules import FALLBACK, RULES, Rule
 from ._value import Exponent, Memo, ScaledValue
 

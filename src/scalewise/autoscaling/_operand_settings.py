@@ -286,9 +286,7 @@ def plain_operand(
 
 def _as_operand(x: Operand | FormatLike | BlockFormat | None) -> Operand | None:
     return (
-        x
-        if x is None or isinstance(x, Operand)
-        else Operand(as_format(x, "Operand.format", blocks=True))
+        x if x is None or isinstance(x, Operand) else Operand(as_format(x, "Operand", blocks=True))
     )
 
 

@@ -305,4 +305,6 @@ MatrixUnitsLike: TypeAlias = MatrixUnits | str
 
 def matrix_units(units: MatrixUnitsLike) -> MatrixUnits:
     """Returns the units of a device by its name; MatrixUnits are returned as they are."""
+    if not isinstance(units, MatrixUnits | str):
+        raise TypeError(f"device is {units!r}; expected a device's name or MatrixUnits")
     return units if isinstance(units, MatrixUnits) else MatrixUnits(units)

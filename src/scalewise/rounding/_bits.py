@@ -118,7 +118,8 @@ def round_bits(
     rounded = _magnitude(magnitude, fmt, c, mode, saturate)
     infinity = c.const(c.bits_of(np.inf))
     top = c.const(c.bits_of(fmt.max))
-    beyond = c.const(_overflow_bits(fmt, c))
+    beyond = fmt.max if fmt.nan_code is None else np.nan
+    beyond = infinity if fmt.infinities else c.const(c.bits_of(beyond))
     over = rounded > top
     if not fmt.zero:
         over &= rounded <= infinity  # above infinity: NaN, for values below the smallest number
@@ -142,12 +143,6 @@ def round_bits(
     elif not fmt.negative_zero:
         sign = jnp.where(rounded == 0, c.const(0), sign)
     return lax.bitcast_convert_type(sign | rounded, x.dtype)
-
-
-def _overflow_bits(fmt: Format, c: Carrier) -> int:
-    if fmt.infinities:
-        return c.bits_of(np.inf)
-    return c.bits_of(fmt.max if fmt.nan_code is None else np.nan)
 
 
 def _magnitude(

@@ -228,9 +228,11 @@ def decoded(codes: jax.Array, fmt: Format) -> jax.Array:
     )  # log2 of the quantum over the smallest subnormal of float32
     first = fmt.min_exponent + fmt.bias  # the exponent field of the smallest normal number
     if fmt.subnormals:
-        small = (
-            from_units(fraction << u(lowest), F32) if lowest < 32 - m else _scaled(fraction, fmt)
-        )
+        if lowest < 32 - m:
+            small = from_units(fraction << u(lowest), F32)
+        else:
+            size = fraction.astype(np.float32) * np.float32(2.0 ** (fmt.min_exponent - m))
+            small = lax.bitcast_convert_type(size, u)
         bits = jnp.where(field == u(0), small, bits)
     if fmt.min_exponent < -126:  # some normal numbers of the format are subnormal in float32
         units = (fraction | u(1 << m)) << (field + u((lowest - first) % 2**32))
@@ -252,11 +254,6 @@ def decoded(codes: jax.Array, fmt: Format) -> jax.Array:
             sign = jnp.where(magnitude == 0, u(0), sign)
         bits |= sign << u(31)
     return lax.bitcast_convert_type(bits, np.float32)
-
-
-def _scaled(fraction: jax.Array, fmt: Format) -> jax.Array:
-    quantum = np.float32(2.0 ** (fmt.min_exponent - fmt.mantissa_bits))
-    return lax.bitcast_convert_type(fraction.astype(np.float32) * quantum, np.uint32)
 
 
 INFINITY = np.uint32(0x7F800000)

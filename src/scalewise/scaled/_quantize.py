@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, ParamSpec, TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 from typing import cast as typed
 
 import jax
@@ -44,20 +44,18 @@ from ._blocks import quantize_blocks
 from ._power import exponent_of, nonzero, quotient, shrink
 from ._scaling import Amax, Scaling
 
-P = ParamSpec("P")
-R = TypeVar("R")
+Cast = TypeVar("Cast", bound=Callable[..., jax.Array])
 Mode: TypeAlias = bool | Literal["finite"]
 
-_NOT_SATURATED: dict[Format, Mode] = dict.fromkeys((FP64, FP32, FP16, BF16), False)
-_SATURATED: dict[Format, Mode] = dict.fromkeys((E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ), True)
-_CAST_24: dict[Format, Mode] = {E8M0: True, E2M1FN: True}
-_CAST_19: dict[Format, Mode] = {E4M3FNUZ: "finite", E5M2FNUZ: "finite"}
+_WIDE: dict[Format, Mode] = dict.fromkeys((FP64, FP32, FP16, BF16), False)
+_NARROW: dict[Format, Mode] = dict.fromkeys((E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ), True)
+_FNUZ: dict[Format, Mode] = {E4M3FNUZ: "finite", E5M2FNUZ: "finite"}
 
 SATURATION_RULES: dict[str, Mapping[Format, Mode]] = {
     # Cast 24 and newer: infinities saturate in all formats (onnx pull request 7130).
-    "onnx": _NOT_SATURATED | _SATURATED | _CAST_24,
+    "onnx": _WIDE | _NARROW | {E8M0: True, E2M1FN: True},
     # Cast 19 to 23, and the table of ONNX's page on float8: they are NaN in the FNUZ formats.
-    "onnx-19": _NOT_SATURATED | _SATURATED | _CAST_19,
+    "onnx-19": _WIDE | _NARROW | _FNUZ,
 }
 """What each published rule of saturation means for each format that it covers."""
 
@@ -94,14 +92,14 @@ def saturation(rule: Saturation, fmt: FormatLike | BlockFormat) -> Mode:
     return covered[fmt]
 
 
-def _with_rules(f: Callable[P, R]) -> Callable[P, R]:
+def _with_rules(f: Cast) -> Cast:
     @functools.wraps(f)
     def named(
         x: ArrayLike, fmt: FormatLike, *, saturate: Saturation = False, **options: object
-    ) -> R:
-        return typed(Callable[..., R], f)(x, fmt, saturate=saturation(saturate, fmt), **options)
+    ) -> jax.Array:
+        return f(x, fmt, saturate=saturation(saturate, fmt), **options)
 
-    return typed(Callable[P, R], named)
+    return typed(Cast, named)
 
 
 cast = _with_rules(rounding.cast)
