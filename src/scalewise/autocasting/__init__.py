@@ -1,7 +1,6 @@
 """Automatic mixed precision: narrow products, and float32 where range or long sums need it."""
 
 from ._autocast import Autocast as Autocast
-from ._autocast import Placement as Placement
 from ._autocast import autocast as autocast
 from ._autocast import converted as converted
 from ._autocast import placements as placements

@@ -11,7 +11,6 @@ from ._boundaries import Boundaries as Boundaries
 from ._delayed import WithHistory as WithHistory
 from ._every_op import EveryOp as EveryOp
 from ._explain import Explanation as Explanation
-from ._explain import ExplanationRow as ExplanationRow
 from ._explain import explain as explain
 from ._history import AmaxHistory as AmaxHistory
 from ._history import OperandAmaxes as OperandAmaxes

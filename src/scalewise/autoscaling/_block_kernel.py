@@ -30,7 +30,7 @@ from .._jax import (
     without_varying_types,
 )
 from ..devices import Device, units_for
-from ..formats import E8M0, NVFP4, BlockFormat, Format, RoundingMode, Saturation
+from ..formats import E8M0, NVFP4, BlockFormat, Format, RoundingMode
 from ..rounding import EncodedArray, pack
 from ..rounding._bits import round_bits
 from ..rounding._codes import codes_of, nearest_codes, stored
@@ -245,7 +245,7 @@ def butterflies(x: jax.Array, signs: jax.Array) -> jax.Array:
     return x.reshape(rows, length) * np.float32(size**-0.5)
 
 
-def _encode(x: jax.Array, fmt: Format, saturate: Saturation = True) -> jax.Array:
+def _encode(x: jax.Array, fmt: Format, saturate: bool = True) -> jax.Array:
     return stored(nearest_codes(x, fmt, saturate), fmt)
 
 

@@ -175,18 +175,16 @@ def architecture_of(device: str) -> str:
     known = sorted({unit.architecture for unit in UNITS})
     if (found := ARCHITECTURES.get(name, name)) in known:
         return found
+    expected = f"expected one of {', '.join([*ARCHITECTURES, *known])}"
     if name in DEVICES or name.startswith("tpu"):
         title = DEVICES[name].title if name in DEVICES else str(device)
         raise ValueError(
-            f"matrix units of {title} aren't modelled: nobody has published how they "
-            f"add; expected one of {', '.join([*ARCHITECTURES, *known])}"
+            f"matrix units of {title} aren't modelled: nobody has published how they add; "
+            + expected
         )
     near = difflib.get_close_matches(name, [*ARCHITECTURES, *known], n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
-    raise ValueError(
-        f"no matrix units are known of {device!r}{hint}; expected one of "
-        + ", ".join([*ARCHITECTURES, *known])
-    )
+    raise ValueError(f"no matrix units are known of {device!r}{hint}; {expected}")
 
 
 def _name(fmt: Format | BlockFormat | str | DTypeLike) -> str:

@@ -83,8 +83,9 @@ def l2_norm(
     setting = _setting(method, fmt, order, block, beta)
     x, axes = as_rows(x, axis, "l2_norm")
     known = float(eps) if isinstance(eps, (int, float, np.number)) else -1.0
-    e = None if known == 0 else jnp.broadcast_to(_float(eps), x.shape[:-1])
-    y = _l2(method, setting, known >= 0, x, e)
+    e = jnp.asarray(eps)  # in float32 at least; the format rounds it later
+    e = jnp.broadcast_to(e if e.dtype == jnp.float64 else e.astype(jnp.float32), x.shape[:-1])
+    y = _l2(method, setting, known >= 0, x, None if known == 0 else e)
     return jnp.expand_dims(y, axes) if keepdims else y
 
 
@@ -111,11 +112,6 @@ def _setting(
         raise ValueError(f"l2_norm: method is {method!r}; expected one of {names}")
     check_order(order)
     return Setting(arithmetic, order, block, beta and float(beta))
-
-
-def _float(eps: ArrayLike) -> jax.Array:
-    eps = jnp.asarray(eps)
-    return eps if eps.dtype == jnp.float64 else eps.astype(jnp.float32)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))

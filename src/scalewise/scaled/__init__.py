@@ -87,7 +87,6 @@ from ._power import split_power as split_power
 from ._quantize import quantize_measured as quantize_measured
 from ._quantize import storable as storable
 from ._rules import EXPONENTS as EXPONENTS
-from ._rules import FACTORS as FACTORS
 from ._rules import combined as combined
 from ._rules import static_scale as static_scale
 from ._scaling import Axes as Axes
