@@ -172,9 +172,6 @@ def test_the_command(tmp_path):
     [
         (["functions", "--format", "fp32"], "fp32 isn't tabulated; expected"),
         (["functions", "sine"], "names has 'sine'; expected some of sin"),
-        (["cast", "--format", "fp32"], "fp32 is no narrow format"),
-        (["cast", "--distribution", "normal"], "distribution is 'normal'; expected one of"),
-        (["ranges", "--format", "fp32"], "fp32 is no format of up to 16 bits"),
     ],
 )
 def test_invalid_arguments_are_rejected(arguments, message):
