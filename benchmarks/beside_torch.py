@@ -26,7 +26,7 @@ from jax import lax
 from benchmarks.peers import TORCH, Run
 from scalewise import cast
 from scalewise import format as format_
-from scalewise.rounding._nearest import nearest_codes
+from scalewise.rounding._codes import nearest_codes
 
 
 def routes(x: np.ndarray) -> dict[tuple[str, str], Run]:

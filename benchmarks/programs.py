@@ -27,7 +27,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 import scalewise as sw
 from benchmarks.models import MODELS, model
-from scalewise.autoscaling._quantize_params import memory_order
+from scalewise.autoscaling._narrow import memory_order
 
 Tree = Any
 Step = Callable[..., Any]

@@ -14,7 +14,7 @@ from examples.failures import Failure
 
 import scalewise as sw
 from scalewise._resolve import resolve
-from scalewise.emulating._draws import Constant, EmulationWithDraws
+from scalewise.emulating._emulation import Constant, EmulationWithDraws
 from scalewise.formats import FP32, FP64, Format
 from scalewise.interpret import transform
 

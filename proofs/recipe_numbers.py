@@ -26,7 +26,7 @@ import scalewise as sw
 from scalewise.autoscaling import WithHistory
 from scalewise.autoscaling._autoscale import interpretation
 from scalewise.autoscaling._boundaries import Boundaries
-from scalewise.autoscaling._roles import role_of
+from scalewise.autoscaling._predict import role_of
 from scalewise.formats import BlockFormat
 from scalewise.interpret import RoundedOperand, transform
 

@@ -116,9 +116,7 @@ ENTRIES = {
         "Arithmetic": {"fmt": sw.formats.FP16},
         "beta_high": {"fmt": "fp16", "n": 4},
         "beta_low": {"fmt": "fp16"},
-        "cast_table": {"fmt": "e4m3fn"},
         "function_table": {"fmt": "e4m3fn"},
-        "function_ranges": {"fmt": "e4m3fn"},
         "ulp_bound": {"fmt": sw.formats.FP16, "n": 4},
         "cross_entropy": {"logits": X, "labels": np.zeros(4, int)},
         "dot": {"a": X[0], "b": X[0]},
@@ -145,7 +143,14 @@ ENTRIES = {
         "Recipe": {}, "Schedule": {"phases": {0: "fp8"}}, "Storage": {"format": "e4m3fn"},
     },
     "autoscaling.recipes": {"recipe": {"name": "fp8"}},
-    "devices": {"device": {"name": "h100"}},
+    "devices": {
+        "device": {"name": "h100"}, "MatrixUnits": {"device": "h100"},
+        "matrix_unit": {"device": "h100", "left": "bf16"},
+        "MatrixUnit": {
+            "architecture": "hopper", "instruction": "wgmma", "left": sw.formats.BF16,
+            "right": sw.formats.BF16, "terms": 16, "fraction_bits": 25,
+        },
+    },
     "auditing": {
         "audit": {"f": jnp.sin}, "record": {"f": jnp.sin}, "stability": {"f": jnp.sin},
         "literals": {"f": jnp.sin, "fmt": "fp16"}, "tune": {"f": jnp.sin, "tol": 0.1},
@@ -178,6 +183,7 @@ ENTRIES = {
 FREE = {"tree", "gradients", "params", "updates", "axis_name"}
 TEXTS = {
     "name", "what", "function", "primitive", "scope", "path", "out", "data", "before", "after", "a",
+    "architecture", "instruction", "source",
 }  # fmt: skip
 ARRAY = [-1, 0, 1.5, math.nan, math.inf, True, []]
 
@@ -280,8 +286,6 @@ EXPENSIVE = {
     "train",
     "compare",
     "function_table",
-    "function_ranges",
-    "cast_table",
     "corpus",
 }
 

@@ -55,7 +55,7 @@ from .scaled import dequantize as dequantize
 from .scaled import quantize as quantize
 from .scaled import rebalance as rebalance
 from .scaled import saturation as saturation
-from .scaled._casts import cast as cast
-from .scaled._casts import round_to as round_to
+from .scaled._quantize import cast as cast
+from .scaled._quantize import round_to as round_to
 
 __version__: str

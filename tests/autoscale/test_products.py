@@ -13,7 +13,7 @@ import pytest
 import scalewise as sw
 from arrays import normal
 from scalewise._jax import compiles_gpu_kernels
-from scalewise.autoscaling._block_product import block_product, on_device
+from scalewise.autoscaling._blocks import block_product, on_device
 from scalewise.devices import DEVICES
 from scalewise.scaled import quantize
 

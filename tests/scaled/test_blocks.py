@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from typing import get_args, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,8 @@ import pytest
 import scalewise as sw
 from scalewise.formats import BLOCK_FORMATS, MXFP4, MXFP8_E4M3, MXFP8_E5M2, BlockFormat
 from scalewise.scaled import SCALINGS, Mx, round_in_blocks, rounds_in_blocks
-from scalewise.scaled._mx import EXPONENTS
+
+EXPONENTS = get_args(get_type_hints(Mx)["exponent"])
 
 MX_FORMATS = [f for f in BLOCK_FORMATS.values() if f.tensor_scale is None]
 

@@ -10,7 +10,7 @@ import pytest
 
 import scalewise as sw
 from scalewise.formats import BlockFormat
-from scalewise.scaled._quotient import quotient
+from scalewise.scaled._power import quotient
 
 FORMATS = ["e4m3fn", "e5m2", "e4m3fnuz", "e2m3fn", "e3m2fn", "e2m1fn", "fp16"]
 ROUNDINGS = ["nearest_even", "nearest_away", "toward_zero", "toward_positive", "to_odd"]

@@ -3,9 +3,7 @@
 from ._autocast import Autocast as Autocast
 from ._autocast import autocast as autocast
 from ._autocast import converted as converted
-from ._placement import Placement as Placement
-from ._placement import placements as placements
-from ._policy import DTYPES as DTYPES
+from ._autocast import placements as placements
 from ._policy import FULL as FULL
 from ._policy import LOW as LOW
 from ._policy import Policy as Policy

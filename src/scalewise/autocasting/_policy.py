@@ -13,6 +13,8 @@ from jax.typing import DTypeLike
 
 from .._check import Pattern, checked
 from .._resolve import kind_of
+from ..formats import BF16, FP16, FP32, FP64
+from ..formats import format as format_
 from ..interpret import Equation
 from ..primitives import names
 
@@ -21,12 +23,6 @@ from ..primitives import names
 LOW = names(lambda row: row.autocast == "low")
 FULL = names(lambda row: row.full)
 Run = Literal["low", "full", "follow"]
-DTYPES = {
-    "f16": "float16", "fp16": "float16", "half": "float16", "float16": "float16",
-    "bf16": "bfloat16", "bfloat16": "bfloat16",
-    "f32": "float32", "fp32": "float32", "full": "float32", "float32": "float32",
-    "f64": "float64", "fp64": "float64", "float64": "float64",
-}  # fmt: skip
 FIELDS = {key: field for field in ("params", "compute", "output") for key in (field, field[0])}
 
 
@@ -172,18 +168,15 @@ def policy(text: PolicyLike) -> Policy:
 
 
 def _dtype(value: ComputeDtype, field: str) -> np.dtype:
-    name = value.lower() if isinstance(value, str) else value
     try:
-        if name is None:  # which NumPy reads as float64
-            raise TypeError
-        name = DTYPES[name] if isinstance(name, str) else jnp.dtype(name).name
-        if name not in DTYPES.values():
-            raise KeyError(name)
-    except (KeyError, TypeError, ValueError):
+        fmt = FP32 if str(value).lower() == "full" else format_(value)
+    except ValueError:
+        fmt = None
+    if fmt not in (FP16, BF16, FP32, FP64) or fmt.dtype is None:
         known = kind_of(value) if isinstance(value, str) else None
         what = f"{known}, no dtype" if known else "no dtype"
         raise ValueError(
             f"Policy.{field}: {value!r} is {what} to compute in; expected one of f16, "
             "bf16, f32, f64"
-        ) from None
-    return jnp.dtype(name)
+        )
+    return fmt.dtype

@@ -1,18 +1,22 @@
-"""``autoscale``: runs any JAX function on (data, scale) pairs, stored as a recipe says."""
+"""``autoscale``: runs any JAX function on (data, scale) pairs, as a recipe says, or a schedule."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from .._check import Result, as_decorator, checked
+from .._check import Count, Result, as_decorator, checked
+from .._jax import Tracer
+from .._types import PyTree
 from ..devices import MatrixUnitsLike
-from ..interpret import check_callable, transform
+from ..interpret import pure_call, transform
 from ..scaled import ScaledArray
 from ._boundaries import Boundaries
 from ._delayed import WithHistory
@@ -20,9 +24,124 @@ from ._every_op import EveryOp, Outputs
 from ._narrow import has_exponent, is_stored
 from ._overrides import FormatOverrides
 from ._recipe import Recipe, RecipeLike
-from ._schedule import Schedule
 from .recipes import fp16
 from .recipes import recipe as recipe_
+
+
+@checked
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """Recipes that follow each other: a warm-up in a wider one, BF16 for the last 10 % of steps.
+
+    Attributes:
+        phases: ``{first step: recipe or name}``, or pairs; the first at step 0. A float is a
+            fraction of ``steps``, rounded up to a step. The last phase has no end.
+        steps: how many steps the run has; for fractions, and to check that every phase begins.
+
+    Raises:
+        TypeError, ValueError: no phases, no step 0, steps that don't increase, a fraction without
+            ``steps``, a phase that begins after the last step, a recipe with delayed scaling, or
+            recipes that store different parts of the state.
+
+    Example:
+        >>> import scalewise as sw
+        >>> schedule = sw.Schedule({0: "bf16", 100: "nvfp4", 0.9: "bf16"}, steps=2000)
+        >>> schedule.starts, schedule.recipe(1799) == sw.recipes.nvfp4
+        ((0, 100, 1800), True)
+    """
+
+    phases: Mapping[int | float, RecipeLike] | tuple[tuple[int | float, RecipeLike], ...]
+    steps: Count | None = None
+
+    def __post_init__(self):
+        given = self.phases.items() if isinstance(self.phases, Mapping) else self.phases
+        phases = tuple((self._step(start), recipe_(r)) for start, r in given)
+        object.__setattr__(self, "phases", phases)
+        if not phases or phases[0][0] != 0:
+            raise ValueError(f"Schedule.phases begin at {self.starts[:1]}; expected step 0")
+        for (start, _), (after, _) in itertools.pairwise(phases):
+            if after <= start:
+                raise ValueError(
+                    f"Schedule.phases begin at the steps {', '.join(map(str, self.starts))}; "
+                    "expected increasing ones"
+                )
+            if self.steps is not None and after >= self.steps:
+                raise ValueError(
+                    f"Schedule: the phase that begins at step {start} never ends: the next begins "
+                    f"at step {after}, and the run has {self.steps} steps"
+                )
+        for _, recipe in phases:
+            if recipe.scaling.source == "history":
+                raise ValueError(
+                    "Schedule: delayed scaling needs the history of every step; use it without a "
+                    "schedule, or fp8_current here"
+                )
+            if recipe.state != phases[0][1].state:
+                raise ValueError(
+                    "Schedule: the recipes store different parts of the state, whose type would "
+                    "change within a run; give all of them the same Recipe.state"
+                )
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The first step of each phase."""
+        return tuple(start for start, _ in self._pairs())
+
+    def recipe(self, step: int) -> Recipe:
+        """Returns the recipe of a step."""
+        if step < 0:
+            raise ValueError(f"Schedule.recipe: step is {step}; expected 0, 1, ...")
+        return next(recipe for start, recipe in reversed(self._pairs()) if start <= step)
+
+    def apply(self, transform: Callable[[Recipe], Callable]) -> Callable:
+        """Returns a function ``(step, *args)`` that calls ``transform(recipe)`` of the step.
+
+        A traced step compiles the programs of all phases; a Python integer only its own.
+        """
+        functions = [transform(recipe) for _, recipe in self._pairs()]
+
+        def scheduled(step: int | jax.Array, *args: PyTree, **kwargs: PyTree) -> PyTree:
+            kind = jnp.result_type(step)
+            if np.ndim(step) or not jnp.issubdtype(kind, jnp.integer):
+                raise TypeError(
+                    f"autoscale: with a Schedule the first argument is the step, an integer, not "
+                    f"{kind} of shape {np.shape(step)}"
+                )
+            if not isinstance(step, Tracer):
+                chosen = self.recipe(int(step))
+                return functions[[r for _, r in self._pairs()].index(chosen)](*args, **kwargs)
+            starts = np.asarray(self.starts, np.int32)
+            phase = jnp.sum(step.astype(jnp.int32) >= starts, dtype=jnp.int32) - 1
+            now = functions[0]
+            with pure_call(lambda *args, **kwargs: now(*args, **kwargs), args, kwargs) as call:
+
+                def branch(f: Callable) -> PyTree:
+                    nonlocal now
+                    now = f
+                    return call.whole(call.f(*call.args, **call.kwargs))
+
+                branches = [functools.partial(branch, f) for f in functions]
+                return call.finish(lax.switch(phase, branches))
+
+        return scheduled
+
+    def _step(self, start: object) -> int:
+        if isinstance(start, int | np.integer) and not isinstance(start, bool):
+            return int(start)
+        if not isinstance(start, float) or not 0 <= start < 1:
+            raise ValueError(
+                f"Schedule: a phase begins at {start!r}; expected a step, or a fraction of the "
+                "steps from 0.0 to below 1.0"
+            )
+        if self.steps is None:
+            raise ValueError(
+                f"Schedule: a phase begins at the fraction {start}; expected steps, the number of "
+                "steps of the run"
+            )
+        return int(np.ceil(round(start * self.steps, 6)))
+
+    def _pairs(self) -> tuple[tuple[int, Recipe], ...]:
+        return self.phases  # pyright: ignore[reportReturnType]
 
 
 @as_decorator
@@ -96,7 +215,6 @@ def autoscale(
     recipe = recipe_(recipe)
     if emulate is not None:
         recipe = dataclasses.replace(recipe, emulate=emulate)
-    check_callable(f, "autoscale")
     if keyed and not recipe.products.is_random:
         raise ValueError("autoscale: keyed is True, but this recipe draws no random numbers")
     if recipe.scaling.source == "history":

@@ -30,11 +30,10 @@ from .._jax import (
     without_varying_types,
 )
 from ..devices import Device, units_for
-from ..formats import E8M0, NVFP4, BlockFormat, Format, RoundingMode, Saturation
+from ..formats import E8M0, NVFP4, BlockFormat, Format, RoundingMode
 from ..rounding import EncodedArray, pack
 from ..rounding._bits import round_bits
-from ..rounding._codes import codes_of, stored
-from ..rounding._nearest import nearest_codes
+from ..rounding._codes import codes_of, nearest_codes, stored
 from ..scaled import (
     Amax,
     Mx,
@@ -246,7 +245,7 @@ def butterflies(x: jax.Array, signs: jax.Array) -> jax.Array:
     return x.reshape(rows, length) * np.float32(size**-0.5)
 
 
-def _encode(x: jax.Array, fmt: Format, saturate: Saturation = True) -> jax.Array:
+def _encode(x: jax.Array, fmt: Format, saturate: bool = True) -> jax.Array:
     return stored(nearest_codes(x, fmt, saturate), fmt)
 
 
@@ -258,7 +257,6 @@ def _codes(x: jax.Array, rule: BlockRounding, bits: jax.Array | None) -> jax.Arr
 
 
 def _packed(codes: jax.Array) -> jax.Array:
-    """Packs codes of four bits along the last axis."""
     pairs = codes.astype(jnp.uint32).reshape(codes.shape[0], -1, 2)
     shift = 4 * lax.broadcasted_iota(jnp.uint32, pairs.shape, 2)
     return jnp.sum(pairs << shift, axis=-1, dtype=jnp.uint32).astype(jnp.uint8)

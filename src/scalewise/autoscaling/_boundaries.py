@@ -36,12 +36,10 @@ from ._narrow import has_exponent, holds, is_stored, store_array, store_value
 from ._operand_settings import GRADIENT, Operand
 from ._operands import OperandRounding
 from ._overrides import warn_opaque
-from ._predict import of_argument, predict
+from ._predict import of_argument, predict, role_of
 from ._products import DeferredProduct
 from ._quantized import QuantizedValue, assigned, moved, quantized_argument
-from ._recompute import is_statistic, lineage
-from ._residuals import load, load_product
-from ._roles import role_of
+from ._residuals import is_statistic, lineage, load, load_product
 from ._rules import RULES
 from ._value import (
     Memo,

@@ -46,17 +46,18 @@ from ..scaled import (
     split_power,
 )
 from ..scaled import RULES as SCALE_RULES
-from ._align import aligned, chosen, finite_factor
+from ._align import TOP, aligned, chosen, finite_factor, is_rescale
 from ._blocks import Factor
-from ._every_op_rounding import ResultRounding, propagating_rule
-from ._every_op_value import (
+from ._every_op_rounding import (
     ADDS,
     EXACT,
     EveryOpValue,
+    ResultRounding,
     bound_of_data,
     constant_limit,
     is_independent,
     is_packed,
+    propagating_rule,
     widened,
     widest_dtype,
 )
@@ -65,9 +66,7 @@ from ._narrow import has_exponent, has_scale, is_stored, store_array
 from ._overrides import FormatOverrides, warn_opaque
 from ._products import accumulated
 from ._recipe import Recipe
-from ._rescale import is_rescale
 from ._rules import FALLBACK, RULES
-from ._search import TOP
 from ._value import Exponent, ScaledValue, leading, materialize, per_slice, wide_dtype
 
 # The form of a function's float results: plain arrays, or ScaledArrays with either kind of scale.

@@ -13,7 +13,7 @@ from .._check import checked
 from .._types import PyTree
 from ..formats import BlockFormat, BlockFormatLike, Format
 from ..formats import format as format_
-from ..interpret import Argument, Equation, Value, check_callable, is_array, transform
+from ..interpret import Argument, Equation, Value, is_array, transform
 from ._autoscale import interpretation
 from ._boundaries import Boundaries
 from ._every_op import EveryOp
@@ -131,7 +131,6 @@ def explain(f: Callable[..., Any], recipe: RecipeLike = fp16) -> Callable[..., E
         output [] fp32 none forward
     """
     recipe = recipe_(recipe)
-    check_callable(f, "explain")
 
     def explained(*args: PyTree, **kwargs: PyTree) -> Explanation:
         leaves, tree = jax.tree.flatten((args, kwargs))

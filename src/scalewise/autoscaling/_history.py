@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ..formats import Format
-from ..rounding._stored import exportable
+from ..rounding._encoded import exportable
 from ..scaled import Amax, Axes, Scales, Scaling, shifted, to_top
 
 

@@ -1,8 +1,10 @@
-"""Rounds to a narrow format with one power-of-two scale, and stores the result."""
+"""Stores values, states and weights narrow, with scales."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Mapping, Sequence
 from typing import TypeGuard
 
 import jax
@@ -12,12 +14,15 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from .._check import checked
+from .._jax import Format as Placed
+from .._jax import Layout, Tracer
 from .._types import PyTree
 from ..formats import BlockFormat, Format
 from ..interpret import outlined
 from ..rounding import EncodedArray, StoredArray, encode
-from ..scaled import ScaledArray, quantize
-from ._recipe import RecipeLike, Storage
+from ..scaled import Amax, ScaledArray, quantize, quantize_measured
+from ._operand_settings import CURRENT, Operand
+from ._recipe import Recipe, RecipeLike, Storage
 from ._value import ScaledValue, StoredValue
 from .recipes import recipe as recipe_
 
@@ -144,3 +149,117 @@ def has_scale(x: object) -> bool:
     if not isinstance(x, ScaledArray) or isinstance(x.data, EncodedArray) or x.block is not None:
         return False
     return isinstance(x.scale, jax.Array) and x.scale.ndim == 0
+
+
+WIDE = ("(?i)embed|norm|bias|scale|router",)
+
+
+@checked
+def quantize_params(
+    params: PyTree,
+    recipe: RecipeLike,
+    *,
+    wide: Sequence[str] = WIDE,
+    axis: int | Mapping[str, int] = -2,
+) -> PyTree:
+    """Returns parameters with their weights quantized, as a recipe's forward products read them.
+
+    A function under :func:`autoscale` multiplies such weights as they are stored: nothing of them
+    is measured, rounded or written again. Call it once before inference, or for weights that stay
+    frozen. Under another recipe, or without one (``array.value()``), they are the same numbers.
+
+    Args:
+        params: a pytree of arrays.
+        recipe: whose ``forward`` format, scaling and blocks weights get; a :class:`Recipe` or the
+            name of one. A scale that would depend on earlier steps, or on shapes, is found from the
+            weight's largest magnitude.
+        wide: regular expressions; arrays in whose path (as ``jax.tree_util.keystr`` prints it) one
+            is found stay as they are, and so do arrays with fewer than two axes. By default these
+            are embeddings, norms, biases and routers.
+        axis: the axis that products sum over, along which blocks lie: ``-2`` of a kernel
+            ``[inputs, outputs]``, also of stacked ones. Or pairs of a regular expression and an
+            axis, the first found decides, ``-2`` for all others.
+
+    Returns:
+        The same tree with :class:`ScaledArray` in place of the weights.
+
+    Raises:
+        ValueError: the recipe's weights have 16 bits or more, or are transformed before they are
+            rounded; or an array lacks the axis.
+
+    Example:
+        >>> import jax.numpy as jnp, scalewise as sw
+        >>> params = {"w": jnp.ones((64, 32), jnp.bfloat16), "bias": jnp.zeros(32)}
+        >>> stored = sw.quantize_params(params, "fp8")
+        >>> stored["w"].data.dtype.name, stored["bias"].dtype.name
+        ('float8_e4m3fn', 'float32')
+        >>> model = sw.autoscale(lambda p, x: x @ p["w"], "fp8")
+        >>> y = model(stored, jnp.ones((4, 64), jnp.bfloat16))
+        >>> y.dtype.name, float(y[0, 0])
+        ('bfloat16', 64.0)
+    """
+    setting = weight_setting(recipe_(recipe))
+    axes = {"": axis} if isinstance(axis, int) else axis
+
+    def leaf(path: jax.tree_util.KeyPath, x: PyTree) -> PyTree:
+        name = jax.tree_util.keystr(path)
+        if is_stored(x) or not jnp.issubdtype(jnp.result_type(x), jnp.floating) or jnp.ndim(x) < 2:
+            return x
+        if any(re.search(pattern, name) for pattern in wide):
+            return x
+        own = next((a for pattern, a in axes.items() if re.search(pattern, name)), -2)
+        if not -jnp.ndim(x) <= own < jnp.ndim(x):
+            raise ValueError(
+                f"quantize_params: {name} of shape {jnp.shape(x)} has no axis {own}; name the axis "
+                "that its products sum over"
+            )
+        return summed_last(_quantized(jnp.asarray(x), setting, own % jnp.ndim(x)), own)
+
+    return jax.tree_util.tree_map_with_path(leaf, params, is_leaf=is_stored)
+
+
+def weight_setting(recipe: Recipe) -> Operand:
+    setting = recipe.products.operand("forward", "weight")
+    if setting is not None and setting.scaling.source in ("history", "shapes"):
+        setting = dataclasses.replace(setting, scaling=Amax(setting.scaling.power_of_two))
+    if setting is None or setting.element.bits > 8:
+        raise ValueError(
+            "quantize_params: the recipe's forward products multiply weights of 16 bits or more; "
+            "expected a recipe such as 'fp8', 'mxfp8' or 'nvfp4'"
+        )
+    if setting.hadamard > 1:
+        raise ValueError(
+            "quantize_params: the recipe's forward products transform weights before they round "
+            "them; expected a recipe without Hadamard transforms in its forward product"
+        )
+    return setting
+
+
+def summed_last(array: ScaledArray, axis: int) -> ScaledArray:
+    """Returns an array on a CUDA device with the axis that products sum over innermost in memory.
+
+    Hopper's FP8 products read their operands so; XLA would transpose a weight in each call.
+    """
+    data = array.data
+    if not isinstance(data, jax.Array) or isinstance(data, Tracer):
+        return array
+    if {d.platform for d in data.devices()} - {"cuda", "gpu"}:
+        return array
+    placed = jax.device_put(data, Placed(Layout(memory_order(data.ndim, axis)), data.sharding))
+    return dataclasses.replace(array, data=placed)
+
+
+def memory_order(ndim: int, axis: int) -> tuple[int, ...]:
+    axis %= ndim
+    return (*(a for a in range(ndim) if a != axis), axis)
+
+
+def _quantized(x: jax.Array, setting: Operand, axis: int) -> ScaledArray:
+    kept = tuple(a for a in range(x.ndim) if a != axis)
+    fmt, scaling = setting.format, setting.scaling
+    if isinstance(fmt, BlockFormat):
+        tile = (kept[-1], setting.tile) if setting.tile > 1 else None
+        wide = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
+        return quantize_measured(wide, wide, fmt, scaling.of_blocks(), axis, tile=tile)
+    per = kept if setting.per == "channel" else None
+    return quantize(x, fmt, scaling=None if scaling == CURRENT else scaling, axis=per)

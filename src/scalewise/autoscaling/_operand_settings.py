@@ -19,7 +19,7 @@ from ..formats import (
     FormatLike,
     RoundingMode,
 )
-from ..scaled import Amax, Scaling, check_scaling
+from ..scaled import Amax, Scaling
 
 Role = Literal["activation", "weight", "gradient"]
 CURRENT = Amax()
@@ -63,7 +63,6 @@ class Operand:
 
     def __post_init__(self):
         object.__setattr__(self, "format", as_format(self.format, "Operand.format", blocks=True))
-        check_scaling(self.scaling, "Operand.scaling")
         if self.hadamard & (self.hadamard - 1):
             raise ValueError(f"Operand.hadamard is {self.hadamard!r}; expected 0 or a power of two")
         self.scaling.check(self.format)
@@ -161,19 +160,8 @@ class Products:
     backward_from: Literal["original", "forward"] = "original"
 
     def __post_init__(self):
-        if self.backward_from not in ("original", "forward"):
-            raise ValueError(
-                f"Products.backward_from is {self.backward_from!r}; "
-                "expected 'original' or 'forward'"
-            )
         for field in ROLES:
-            pair = getattr(self, field)
-            if not isinstance(pair, tuple | list) or len(pair) != 2:
-                raise TypeError(
-                    f"Products.{field} is {pair!r}; expected a pair of Operand, format or None, "
-                    f"of {' and '.join(ROLES[field])}"
-                )
-            pair = tuple(map(_as_operand, pair))
+            pair = tuple(map(_as_operand, getattr(self, field)))
             object.__setattr__(self, field, pair)
             if len({_transform(x) for x in pair}) > 1:
                 raise ValueError(
@@ -298,9 +286,7 @@ def plain_operand(
 
 def _as_operand(x: Operand | FormatLike | BlockFormat | None) -> Operand | None:
     return (
-        x
-        if x is None or isinstance(x, Operand)
-        else Operand(as_format(x, "Operand.format", blocks=True))
+        x if x is None or isinstance(x, Operand) else Operand(as_format(x, "Operand", blocks=True))
     )
 
 

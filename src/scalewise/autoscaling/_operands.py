@@ -25,19 +25,18 @@ from ..scaled import (
 )
 from ._blocks import Blocks, Factor, in_blocks
 from ._contraction_rules import contraction, features, grouped, mixes_freely, with_integers
-from ._gain import reason_to_leave
 from ._history import OperandAmaxes
 from ._keys import hadamard_signs, hadamard_transform, operand_key, place_of
 from ._layout import loaded_after, narrow_copy, stored_copy
 from ._narrow import holds
 from ._operand_settings import GRADIENT, Operand, Role
+from ._predict import between_activations, is_reread, role_read_later, roles
 from ._products import multiply
 from ._quantized import QuantizedOperand, QuantizedValue, apart
-from ._recompute import before_cast
-from ._residuals import Residuals, load
-from ._roles import between_activations, is_reread, role_read_later, roles
+from ._residuals import Residuals, before_cast, load
 from ._rules import RULES
 from ._saturation import block_axis, rounded_operand
+from ._units import reason_to_leave
 from ._value import Exponent, Memo, ScaledValue, StoredValue, wide_dtype
 
 
@@ -224,7 +223,6 @@ class OperandRounding(Residuals):
     def numbers(
         self, value: ScaledValue, setting: Operand, contracted: tuple[int, ...]
     ) -> jax.Array:
-        """Returns a value's numbers after a rounding, in the dtype in flight."""
         x, axis = value.data, contracted[-1]
         signs = hadamard_signs(setting.hadamard, None)
         if setting.hadamard > 1:

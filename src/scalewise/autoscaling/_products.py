@@ -24,8 +24,15 @@ from ..formats import format as format_
 from ..interpret import Equation, bind, rebind, unit_for, unit_result
 from ..ops import matmul
 from ..primitives import params
-from ._block_product import block_product, on_device, takes_blocks
-from ._blocks import Blocks, Factor, quantized, widened
+from ._blocks import (
+    Blocks,
+    Factor,
+    block_product,
+    on_device,
+    quantized,
+    takes_blocks,
+    widened,
+)
 from ._layout import stored_copy
 from ._predict import terms_of
 from ._units import units_of
@@ -124,27 +131,20 @@ def multiply(
 
     Products of two narrow numbers are exact in float32, so that all methods give the same result,
     except for the order in which sums are accumulated, and for intermediate results beyond
-    float32's range.
+    float32's range. Sums are accumulated in float32 at least.
 
     - On a CPU, which has no narrow units for all shapes, operands are widened and multiplied by
       their scales first, so that consumers need no rescale.
     - All other platforms multiply the numbers as they are stored, if the device's units support the
-      pair of formats, and scale the result. Sums are accumulated in float32. A backward product
-      asks for the exact accumulation that Hopper's FP8 units otherwise shorten to 14 bits
-      (``Precision.HIGHEST``), a forward product keeps the program's own ``precision``.
+      pair of formats, and scale the result. A backward product asks for the exact accumulation that
+      Hopper's FP8 units otherwise shorten to 14 bits (``Precision.HIGHEST``), a forward product
+      keeps the program's own ``precision``.
     - Blocks with scales of their own go to the device's block-scaled units. A device without them
       gets the products of numbers and scales in 16 bits.
 
-    Args:
-        equation: the contraction, a ``dot_general`` or ``conv_general_dilated``.
-        operands: data in any float dtype with a scale, or with None; or blocks, with None. The axes
-            of a scale are the first axes of the data; or, of a ``dot_general``'s, all of them, of
-            which contracted ones have length 1.
-        dtype: of the result; sums are accumulated in float32 at least.
-        device: whose matrix units the product is compiled for, unless it is lowered for a CPU; None
-            for an H100's.
-        units: whose arithmetic the product has on every platform, bit for bit, where they multiply
-            the operands' formats; None for that of the platform.
+    The axes of an operand's scale are the first axes of the data; or, of a ``dot_general``'s, all
+    of them, of which contracted ones have length 1. ``device`` is an H100 by default. ``units``, if
+    any, add the product on every platform, bit for bit, where they multiply the operands' formats.
     """
     total = wide_dtype(dtype)
     unit = None if units is None else _unit_of(equation, operands, units)
@@ -351,8 +351,6 @@ def _unit_of(
 def _product_on_unit(
     equation: Equation, operands: Sequence[Factor], unit: MatrixUnit, dtype: DTypeLike
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """Returns a contraction of numbers without their scales, and scales of whole operands."""
-
     def exactly(*arrays: jax.Array) -> jax.Array:
         x, y, x_scales, y_scales = (jnp.asarray(z).astype(jnp.float32) for z in arrays)
         scales = x_scales, y_scales.swapaxes(-1, -2)

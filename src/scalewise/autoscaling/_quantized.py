@@ -19,9 +19,8 @@ from ..interpret import Argument, Equation, Value, is_float
 from ..primitives import params
 from ..rounding import EncodedArray, encode
 from ..scaled import ScaledArray
-from ..scaled._quotient import quotient
-from ._block_product import in_four_bits
-from ._blocks import Blocks, Factor
+from ..scaled._power import quotient
+from ._blocks import Blocks, Factor, in_four_bits
 from ._value import ScaledValue, materialize
 
 
@@ -257,7 +256,6 @@ def _same(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
 def _each(
     x: QuantizedValue, f: Callable[[jax.Array], jax.Array], axis: int | None = None
 ) -> QuantizedValue:
-    """Applies a function to numbers and scales; ``axis`` is the blocked one afterwards."""
     scale, upper = (None if s is None else f(s) for s in (x.scale, x.upper))
     data = f(_unpacked(x))
     block = None

@@ -13,7 +13,7 @@ from .._resolve import as_format
 from ..devices import MatrixUnits, MatrixUnitsLike, device_for, matrix_units
 from ..devices import device as device_
 from ..formats import BF16, FP16, BlockFormat, BlockFormatLike, Format, FormatLike
-from ..scaled import SCALINGS, Scaling, at_least, check_scaling, storable
+from ..scaled import SCALINGS, Scaling, at_least, storable
 from ._operand_settings import (
     CURRENT,
     ROLES,
@@ -336,7 +336,6 @@ def _check_short_form(
     scaling: Scaling,
     per: str,
 ) -> None:
-    check_scaling(scaling, "Recipe.scaling")
     if scaling.source == "operand":
         raise ValueError(
             "Recipe.scaling is Propagated, which needs a scale to begin with; expected one of "

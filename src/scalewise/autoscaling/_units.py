@@ -1,13 +1,22 @@
-"""The matrix units of a product, and warnings and errors where a device has none for it."""
+"""Whether a product of narrow operands is faster on a device, and what its matrix units lack."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
 
 from ..devices import Device, Units, units_for
 from ..formats import BlockFormat, Format
 from ..interpret import Equation
+from ..primitives import params
+from ..scaled import is_known
+from ._operand_settings import Operand
+from ._quantized import QuantizedValue
+from ._value import ScaledValue
 
 Operands = Sequence[Format | BlockFormat | None]
 GROUPED = ("ragged_dot", "ragged_dot_general")
@@ -71,3 +80,100 @@ class MissingUnits:
 
 def _text(formats: Operands) -> str:
     return " x ".join(sorted(f.name for f in formats if f is not None))
+
+
+Narrow = Operand | QuantizedValue | None  # of an operand; None for one that stays in flight
+
+NO_UNITS = "left alone: no units"
+TOO_SMALL = "left alone: converting costs more"
+
+
+def reason_to_leave(
+    equation: Equation,
+    values: Sequence[ScaledValue],
+    narrow: Sequence[Narrow],
+    made: Sequence[bool],
+    device: Device,
+) -> str:
+    """Returns why a contraction is left as the program has it; empty for a faster narrow one.
+
+    A product takes the larger of the time for its operations, at the rate of the units, and the
+    time for its bytes, at the memory's bandwidth. An operand that isn't narrow yet (``made``) is
+    read once for each scale that has to be found and once more to be rounded, and written
+    narrow. Of a differentiated program every copy counts half, since two products read it.
+    """
+    formats = [x and x.format for x in narrow]
+    rate = _rate(equation, formats, device)
+    if rate == 0:
+        return NO_UNITS
+    shapes = [v.data.shape for v in values] + [equation.out_avals[0].shape]
+    if not all(is_known(n) for shape in shapes for n in shape):
+        return ""
+    converted = [
+        0.0 if done else _conversion(v, x, device)
+        for v, x, done in zip(values, narrow, made, strict=True)
+    ]
+    shared = 1 if equation.direction == "update" else 2
+    sizes = [math.prod(shape) for shape in shapes]
+    in_flight = [float(np.dtype(v.data.dtype).itemsize) for v in values]
+    wide = _seconds(equation, sizes, in_flight, _wide_rate(values, device), device)
+    bits = [_bits(f) if f else 8 * w for f, w in zip(formats, in_flight, strict=True)]
+    fast = _seconds(equation, sizes, [b / 8 for b in bits], rate, device)
+    if fast + sum(converted) / shared < wide:
+        return ""
+    stored = [c for v, c in zip(values, converted, strict=True) if v.origin == "stored"]
+    if shared == 1 and fast + sum(converted) - max(stored, default=0.0) < wide:
+        _advise(equation, device)
+    return TOO_SMALL
+
+
+def _advise(equation: Equation, device: Device) -> None:
+    warnings.warn(
+        f"autoscale: {equation.where()}: quantizing a weight in each call takes longer than its "
+        f"product saves on {device.name}: the product is left as it is. scalewise.quantize_params "
+        "quantizes weights once.",
+        UserWarning,
+        stacklevel=2,
+    )
+
+
+def _rate(
+    equation: Equation, formats: Sequence[Format | BlockFormat | None], device: Device
+) -> float:
+    a, b = formats
+    grouped = equation.name in GROUPED
+    if (equation.name != "dot_general" and not grouped) or a is None or b is None:
+        stored = [f for f in formats if f is not None and _bits(f) > 8]
+        return 1.0 if len(stored) == len([f for f in formats if f]) else 0.0
+    units = units_of(equation, a, b, device)
+    return 0.0 if units is None else units.rate
+
+
+def _wide_rate(values: Sequence[ScaledValue], device: Device) -> float:
+    if all(v.data.dtype in (jnp.bfloat16, jnp.float16) for v in values):
+        return device.rate("bf16", "bf16") or device.rate("fp16", "fp16") or 1.0
+    return device.rate("tf32", "tf32") or device.rate("fp32", "fp32") or 0.5
+
+
+def _conversion(value: ScaledValue, narrow: Narrow, device: Device) -> float:
+    if narrow is None or isinstance(narrow, QuantizedValue):
+        return 0.0
+    reads = 1 + (narrow.scaling.source not in ("history", "shapes"))
+    bytes_ = reads * np.dtype(value.data.dtype).itemsize + _bits(narrow.format) / 8
+    return value.data.size * bytes_ / device.bandwidth
+
+
+def _seconds(
+    equation: Equation,
+    sizes: Sequence[int],
+    bytes_: Sequence[float],
+    rate: float,
+    device: Device,
+) -> float:
+    own = math.prod(equation.in_avals[1].shape[a] for a in params.contracted_axes(equation)[1])
+    moved = sum(n * b for n, b in zip(sizes, bytes_, strict=False)) + 2 * sizes[2]
+    return max(2 * sizes[2] * own / (device.flops * rate), moved / device.bandwidth)
+
+
+def _bits(fmt: Format | BlockFormat) -> float:
+    return fmt.bits_per_element if isinstance(fmt, BlockFormat) else fmt.bits

@@ -139,7 +139,6 @@ class ScaledValue:
         return materialize(self)
 
     def marked(self) -> ScaledValue:
-        """Returns a copy whose fields keep what its memo says of its uses."""
         narrowed, role = self.narrowed or self.memo.narrowed, self.memo.role or self.role
         return dataclasses.replace(self, narrowed=narrowed, role=role)
 

@@ -129,11 +129,6 @@ def recipe(name: RecipeLike) -> Recipe:
     """
     if isinstance(name, Recipe):
         return name
-    if isinstance(name, str):
-        if found := CATALOGUE.get(name.replace("-", "_")):
-            return found
-        raise ValueError(unknown(name, "recipe", where="recipe"))
-    raise TypeError(
-        f"a recipe is a scalewise.Recipe or one of the names {', '.join(CATALOGUE)}; "
-        f"got a {type(name).__name__}: {name!r}"
-    )
+    if found := CATALOGUE.get(name.replace("-", "_")):
+        return found
+    raise ValueError(unknown(name, "recipe", where="recipe"))

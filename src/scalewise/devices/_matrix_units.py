@@ -12,17 +12,20 @@ from typing import Any, Literal, TypeAlias
 
 from numpy.typing import DTypeLike
 
+from .._check import Count, checked
 from ..formats import BLOCK_FORMATS, CATALOGUE, FP16, FP32, FP64, BlockFormat, Format
 from ..formats import format as format_
 from ._table import DEVICES
 
 SOURCE = "MMA-Sim, arXiv 2511.10909"
+Result: TypeAlias = Literal["fp32", "fp16"]
 Method: TypeAlias = Literal["fused", "fma", "pairwise", "two_stage", "two_stage_fp8"]
 
 # A float32 of which 13 fractional bits are kept: the accumulator of Hopper's and Ada's FP8 units.
 E8M13 = Format("e8m13", exponent_bits=8, mantissa_bits=13)
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class MatrixUnit:
     """The arithmetic of one instruction of a matrix unit, and the order of a product over K.
@@ -76,17 +79,11 @@ class MatrixUnit:
     result: Format = FP32
     method: Method = "fused"
     flush: bool = False
-    promote: int | None = None
-    splits: int = 1
+    promote: Count | None = None
+    splits: Count = 1
     source: str = SOURCE
 
     def __post_init__(self):
-        for name in ("promote", "splits"):
-            value = getattr(self, name)
-            if not (value is None and name == "promote") and (
-                isinstance(value, bool) or not isinstance(value, int) or value < 1
-            ):
-                raise ValueError(f"MatrixUnit: {name} is {value!r}; expected a positive integer")
         if self.promote is not None and self.promote % self.terms:
             raise ValueError(
                 f"MatrixUnit: promote is {self.promote}; expected a multiple of {self.terms}, "
@@ -173,27 +170,21 @@ _BY_NAME = {(u.architecture, u.left.name, u.right.name): u for u in UNITS}
 
 
 def architecture_of(device: str) -> str:
-    """Returns the architecture of a device's matrix units, ``"hopper"`` for ``"h100"``.
-
-    Raises:
-        ValueError: a TPU or CPU, for which no rules were published, or an unknown name.
-    """
+    """Returns the architecture of a device's matrix units, ``"hopper"`` for ``"h100"``."""
     name = str(device).lower().replace("_", " ")
     known = sorted({unit.architecture for unit in UNITS})
     if (found := ARCHITECTURES.get(name, name)) in known:
         return found
+    expected = f"expected one of {', '.join([*ARCHITECTURES, *known])}"
     if name in DEVICES or name.startswith("tpu"):
         title = DEVICES[name].title if name in DEVICES else str(device)
         raise ValueError(
-            f"matrix units of {title} aren't modelled: nobody has published how they "
-            f"add; expected one of {', '.join([*ARCHITECTURES, *known])}"
+            f"matrix units of {title} aren't modelled: nobody has published how they add; "
+            + expected
         )
     near = difflib.get_close_matches(name, [*ARCHITECTURES, *known], n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
-    raise ValueError(
-        f"no matrix units are known of {device!r}{hint}; expected one of "
-        + ", ".join([*ARCHITECTURES, *known])
-    )
+    raise ValueError(f"no matrix units are known of {device!r}{hint}; {expected}")
 
 
 def _name(fmt: Format | BlockFormat | str | DTypeLike) -> str:
@@ -203,14 +194,15 @@ def _name(fmt: Format | BlockFormat | str | DTypeLike) -> str:
     return name if name in BLOCK_FORMATS else format_(fmt).name
 
 
+@checked
 def matrix_unit(
     device: str,
     left: Format | BlockFormat | str | DTypeLike,
     right: Format | BlockFormat | str | DTypeLike | None = None,
     *,
-    result: Literal["fp32", "fp16"] = "fp32",
-    promote: int | None = None,
-    splits: int = 1,
+    result: Result = "fp32",
+    promote: Count | None = None,
+    splits: Count = 1,
 ) -> MatrixUnit:
     """Returns the unit of a device that multiplies two formats.
 
@@ -246,11 +238,10 @@ def matrix_unit(
         if unit.method != "fused" or unit.left.name not in _FP16_RESULTS:
             raise ValueError(f"{unit} has no accumulator in fp16")
         unit = dataclasses.replace(unit, result=FP16)
-    elif result != "fp32":
-        raise ValueError(f"result is {result!r}; expected 'fp32' or 'fp16'")
     return dataclasses.replace(unit, promote=promote, splits=splits)
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class MatrixUnits:
     """All matrix units of a device, and the order in which a program adds products over K.
@@ -273,15 +264,12 @@ class MatrixUnits:
     """
 
     device: str
-    promote: int | None = None
-    splits: int = 1
-    result: str = "fp32"
+    promote: Count | None = None
+    splits: Count = 1
+    result: Result = "fp32"
 
     def __post_init__(self):
-        if self.result not in ("fp32", "fp16"):
-            raise ValueError(f"result is {self.result!r}; expected 'fp32' or 'fp16'")
-        unit = next(u for u in UNITS if u.architecture == architecture_of(self.device))
-        dataclasses.replace(unit, terms=1, promote=self.promote, splits=self.splits)  # checks them
+        architecture_of(self.device)  # checks it
 
     def __str__(self) -> str:
         said = [
@@ -315,8 +303,6 @@ MatrixUnitsLike: TypeAlias = MatrixUnits | str
 
 def matrix_units(units: MatrixUnitsLike) -> MatrixUnits:
     """Returns the units of a device by its name; MatrixUnits are returned as they are."""
-    if isinstance(units, MatrixUnits):
-        return units
-    if not isinstance(units, str):
+    if not isinstance(units, MatrixUnits | str):
         raise TypeError(f"device is {units!r}; expected a device's name or MatrixUnits")
-    return MatrixUnits(units)
+    return units if isinstance(units, MatrixUnits) else MatrixUnits(units)

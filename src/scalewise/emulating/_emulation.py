@@ -1,19 +1,20 @@
-"""The interpretations of ``emulate``: every result in one format, or products as a device adds."""
+"""``emulate``: what a machine computes whose results have one format, or that adds as a device."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._check import checked
+from .._check import Result, as_decorator, checked
 from .._jax import ShapedArray
-from ..devices import MatrixUnits
-from ..formats import Format, Saturation
+from .._resolve import as_format
+from ..devices import MatrixUnits, MatrixUnitsLike, matrix_units
+from ..formats import FP64, Format, FormatLike, Saturation
 from ..formats import format as format_
 from ..interpret import (
     Applied,
@@ -24,16 +25,19 @@ from ..interpret import (
     State,
     Value,
     contracts,
+    is_float,
     is_quantization,
     map_floats,
     operation_body,
     rebind,
+    transform,
     unit_for,
     unit_result,
     warn_kernel,
 )
 from ..primitives import having
 from ..rounding import from_float64, round_to, to_float64
+from ..scaled import saturation
 
 EXACT = having("exact")
 
@@ -142,7 +146,6 @@ class OnDevice(Interpretation):
 
 
 def _kept(equation: Equation, x: Value) -> Widened | None:
-    """Returns the result of an equation that widens 16 bits in an operation, or moves elements."""
     if isinstance(x, Widened):
         return Widened(equation.bind(x.narrow)[0]) if equation.name in EXACT else None
     (before,), after = equation.in_avals, equation.out_avals[0]
@@ -151,3 +154,162 @@ def _kept(equation: Equation, x: Value) -> Widened | None:
     widens = equation.name == "convert_element_type" and after.dtype == np.float32
     narrow = jnp.issubdtype(before.dtype, jnp.floating) and before.dtype.itemsize == 2
     return Widened(x) if inside and widens and narrow else None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Draw:
+    """A value computed from random bits and constants alone, in float64 without rounding."""
+
+    exact: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Constant:
+    """A value that depends on no argument and no random bits, in float64, rounded and not.
+
+    Attributes:
+        exact, rounded: the value without rounding, and as the format has it.
+        literal: whether it is a literal of the program, no result of arithmetic.
+    """
+
+    exact: jax.Array
+    rounded: jax.Array
+    literal: bool = dataclasses.field(default=False, metadata={"static": True})
+
+
+@dataclasses.dataclass(frozen=True)
+class EmulationWithDraws(Emulation):
+    """``Emulation`` that rounds a random draw once, rather than at each step from its bits.
+
+    ``jax.random`` makes a float of random bits, and of that a normal or another variate. In a
+    narrow format the first step would round numbers next to 1 up to 1, where the next step is
+    infinite. A machine of that format has a sampler made for it. Here the draw is computed as the
+    program has it, and rounded where it meets a value that depends on an argument, at a loop's
+    carry, a branch or an output. A comparison reads it unrounded.
+    """
+
+    def constant(self, x: np.ndarray, aval: ShapedArray) -> Constant:
+        return self.unrounded(x, super().constant(x, aval))
+
+    def unrounded(self, x: np.ndarray, rounded: jax.Array) -> Constant:
+        """Returns a constant with its value in the format."""
+        return Constant(jnp.asarray(np.asarray(x, np.float64)), rounded, literal=True)
+
+    def lower(self, value: Value, aval: ShapedArray) -> jax.Array:
+        return super().lower(self._rounded(value), aval)
+
+    def canonical(
+        self, value: Value, aval: ShapedArray, boundary: Boundary, equation: Equation
+    ) -> Value:
+        return self._rounded(value)
+
+    def residual(self, value: Value, aval: ShapedArray) -> Value:
+        return self._rounded(value)
+
+    def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
+        floats = [x for x, a in zip(inputs, equation.in_avals, strict=True) if is_float(a)]
+        drawn = _is_drawn(equation, floats)
+        constant = not drawn and _is_constant(equation, floats)
+        exact = []
+        if drawn or constant:
+            wide = [x.exact if isinstance(x, Draw | Constant) else x for x in inputs]
+            exact = rebind(equation, wide, jnp.float64)
+        if drawn:
+            return state, map_floats(lambda x, _: Draw(x), exact, equation.out_avals)
+        compared = not any(map(is_float, equation.out_avals))
+        plain = [x.exact if compared and isinstance(x, Draw) else self._rounded(x) for x in inputs]
+        state, outs = super().apply(state, equation, plain)
+        if constant:
+            literal = is_exact(equation) and all(x.literal for x in floats)
+            outs = [
+                Constant(x, y, literal) if is_float(a) else y
+                for x, y, a in zip(exact, outs, equation.out_avals, strict=True)
+            ]
+        return state, outs
+
+    def _rounded(self, x: Value) -> jax.Array:
+        if isinstance(x, Constant):
+            return x.rounded
+        return self._round(x.exact) if isinstance(x, Draw) else x
+
+
+def _is_constant(equation: Equation, floats: Sequence[Value]) -> bool:
+    complexes = any(jnp.issubdtype(a.dtype, jnp.complexfloating) for a in equation.in_avals)
+    return not complexes and all(isinstance(x, Constant) for x in floats)
+
+
+def _is_drawn(equation: Equation, floats: Sequence[Value]) -> bool:
+    if not floats:
+        return equation.name == "bitcast_convert_type" and is_float(equation.out_avals[0])
+    drawn = any(isinstance(x, Draw) for x in floats)
+    return drawn and all(isinstance(x, Draw | Constant) for x in floats)
+
+
+@as_decorator
+@checked
+def emulate(
+    f: Callable[..., Result],
+    fmt: FormatLike | None = None,
+    *,
+    saturate: Saturation = False,
+    device: MatrixUnitsLike | None = None,
+) -> Callable[..., Result]:
+    """Returns ``f`` as a machine computes it whose only floating-point format is ``fmt``.
+
+    Arguments, constants and the float result of each equation are rounded to the nearest number of
+    the format, once, subnormals and all. ``+ - * /`` and the square root are correctly rounded;
+    elementary functions are, but for the one case in 2^27 or so where float64's own error decides
+    a tie; a contraction or a sum is accumulated in float64 and rounded at its end.
+
+    A Python number among the arguments is one in ``f`` too: Python computes with it, exactly, until
+    it meets an array. To have it rounded, pass ``jnp.asarray(x)``.
+
+    Random draws are computed wide from their bits on and rounded once: see
+    :class:`EmulationWithDraws`.
+
+    It models the source's operations one by one: no fused multiply-add, no rewriting, the same bits
+    under ``jit`` and eagerly.
+
+    Args:
+        f: any function of pytrees made of JAX primitives.
+        fmt: a format of up to 25 significant bits, or FP64; or a name or dtype of one. None, with a
+            device: every operation computes in the program's own dtypes.
+        saturate: what overflow does, as for :func:`scalewise.round_to`.
+        device: computes every product and convolution, for whose operands the device has matrix
+            units, as these add it up, bit for bit (:func:`scalewise.devices.matrix_unit`): with
+            one accumulator over all of K, in ascending order;
+            ``devices.MatrixUnits("h100", promote=128)`` for another schedule. Libraries such as
+            cuBLAS may split K. Operands in float32 are multiplied as TF32, as XLA does by default.
+
+    Returns:
+        A function of the same signature; float results have ``f``'s own dtypes and are numbers of
+        the format (NaN and infinities where the format has none come from ``saturate=False``).
+
+    Raises:
+        TypeError: ``f`` isn't callable, or returns an object that hides arrays (no pytree).
+        ValueError: an unknown format or device, a format too wide, or neither of the two.
+
+    Example:
+        >>> import jax.numpy as jnp, scalewise as sw
+        >>> def norm(x):
+        ...     return jnp.sqrt(jnp.sum(x * x))
+        >>> float(sw.emulate(norm, "fp16")(jnp.full(4096, 16.0)))
+        inf
+        >>> float(sw.emulate(norm, "bf16")(jnp.full(4096, 16.0)))
+        1024.0
+    """
+    if fmt is None:
+        if device is None:
+            raise ValueError("emulate: expected a format, a device, or both; got neither")
+        return transform(f, OnDevice(matrix_units(device)), name="emulate")
+    fmt = as_format(fmt, "emulate")
+    if fmt.mantissa_bits > 24 and fmt != FP64:
+        raise ValueError(
+            f"emulate: {fmt.name} has {fmt.precision} significant bits; expected at most 25, or "
+            "FP64 itself, since results are carried in float64"
+        )
+    units = None if device is None else matrix_units(device)
+    emulation = EmulationWithDraws(fmt, saturation(saturate, fmt), units=units)
+    return transform(f, emulation, name="emulate")

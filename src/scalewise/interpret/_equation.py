@@ -18,10 +18,10 @@ from .. import _jax
 from .._jax import Jaxpr, Parameter, ShapedArray, jex
 from ..primitives import Family, having, names, params
 from . import _wide
-from ._floats import is_float
+from ._wide import is_float
 
 if TYPE_CHECKING:
-    from ._body import Body
+    from ._interpret import Body
 
 Direction = Literal["forward", "backward", "update"]
 CONTRACTIONS = names(lambda row: row.family is Family.CONTRACTION) | having("contraction")

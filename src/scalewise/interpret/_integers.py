@@ -15,9 +15,8 @@ import jax.numpy as jnp
 from .. import _jax
 from .._jax import Jaxpr, ShapedArray, jex
 from ._equation import CALLBACKS, Equation
-from ._floats import Value, with_items
-from ._interpret import interpret_jaxpr
-from ._interpretation import Argument, Interpretation, State
+from ._interpret import Argument, Interpretation, State, interpret_jaxpr
+from ._wide import Value, with_items
 
 Path = tuple[int, ...]
 

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 
 from .. import _jax
 from .._jax import AxisData, Jaxpr, ShapedArray, Tracer, ad, batching, jex, mlir
-from ._floats import is_inexact
+from ._wide import is_inexact
 
 Arrays = Sequence[jax.Array]
 

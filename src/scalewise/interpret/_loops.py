@@ -14,11 +14,10 @@ from jax import lax
 from .. import _jax
 from .._types import PyTree
 from ..primitives import params
-from ._body import Atom, body_of
 from ._calls import is_in_place
 from ._equation import Equation
-from ._floats import map_floats
-from ._interpret import CONTROL, at_boundary, canonical, interpret_jaxpr
+from ._interpret import CONTROL, Atom, at_boundary, body_of, canonical, interpret_jaxpr
+from ._wide import map_floats
 
 # A loop that has ended for one of several decisions, and has made this many more iterations for
 # another, and this many times as many, is taken not to end for that one.

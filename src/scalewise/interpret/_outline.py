@@ -21,8 +21,6 @@ outlined_p.multiple_results = True
 
 
 class Call(NamedTuple):
-    """A function, its first argument, and the structure of its other arguments."""
-
     function: Callable[..., PyTree]
     options: Hashable
     tree: TreeDef

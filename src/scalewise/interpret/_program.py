@@ -15,13 +15,11 @@ from jax.typing import ArrayLike
 from .. import _jax
 from .._jax import Jaxpr, ShapedArray, Tracer, jex
 from .._types import PyTree, TreeDef
-from ._body import Body, body_of
 from ._equation import CALLBACKS, all_equations
-from ._floats import Value, is_float, with_items
 from ._integers import Integers, integers
-from ._interpret import interpret_body
-from ._interpretation import Argument, Interpretation, State
+from ._interpret import Argument, Body, Interpretation, State, body_of, interpret_body
 from ._objects import Call, pure_call
+from ._wide import Value, is_float, with_items
 
 PLAIN_KEYS = jax.tree_util.DictKey | jax.tree_util.SequenceKey
 

@@ -18,12 +18,11 @@ from .. import _jax
 from .._jax import Jaxpr, ShapedArray, Tracer, jex
 from .._types import PyTree, TreeDef
 from ._equation import all_equations
-from ._floats import Value, is_float, is_inexact, map_floats, with_items
-from ._interpret import interpret_jaxpr
-from ._interpretation import Argument, Interpretation
+from ._interpret import Argument, Interpretation, interpret_jaxpr
 from ._linear import Linear, differentiated_by, untransposable
 from ._objects import pure_call
 from ._program import Program, check_callable, trace
+from ._wide import Value, is_float, is_inexact, map_floats, with_items
 
 STATELESS = ()
 

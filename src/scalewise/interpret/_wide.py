@@ -1,4 +1,4 @@
-"""Keeps 64-bit equations correct in a program that JAX lowers while x64 is off.
+"""Tells floats apart, and keeps 64-bit equations correct in a program lowered while x64 is off.
 
 ``emulate`` traces float64 equations inside of ``jax.enable_x64(True)``. An outer ``jax.jit`` lowers
 them after that context has ended. Where JAX defines a primitive's lowering by other JAX functions
@@ -9,18 +9,62 @@ the original one with x64 on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
 from .. import _jax
-from .._jax import Jaxpr, Parameter, Tracer, ad, batching, jex, mlir
+from .._jax import Jaxpr, Parameter, ShapedArray, Tracer, ad, batching, jex, mlir
 from .._types import PyTree
 from ..primitives import having, params
-from ._floats import with_items
+
+T = TypeVar("T")
+
+Value: TypeAlias = Any
+"""What stands for one array, a pytree that the interpretation chooses; see Interpretation."""
+
+
+class HasDtype(Protocol):
+    """An array, or the abstract type of one."""
+
+    @property
+    def dtype(self) -> np.dtype: ...
+
+
+_is_floating = lru_cache(maxsize=64)(lambda dtype: jnp.issubdtype(dtype, jnp.floating))
+
+
+def is_float(aval: HasDtype) -> bool:
+    """Returns whether arrays of this abstract type are lifted: real floats of any width."""
+    return _is_floating(aval.dtype)
+
+
+def is_inexact(aval: HasDtype) -> bool:
+    return jnp.issubdtype(aval.dtype, jnp.inexact)
+
+
+def map_floats(
+    f: Callable[[Value, ShapedArray], Value],
+    values: Iterable[Value],
+    avals: Iterable[ShapedArray],
+    lifts: Callable[[ShapedArray], bool] = is_float,
+) -> list[Value]:
+    """Returns ``f(value, aval)`` for each value of a float's type, or of another type that
+    ``lifts``, and all others unchanged."""
+    return [f(x, a) if lifts(a) else x for x, a in zip(values, avals, strict=True)]
+
+
+def with_items(values: Iterable[T], indices: Iterable[int], items: Iterable[T]) -> list[T]:
+    full = list(values)
+    for i, x in zip(indices, items, strict=True):
+        full[i] = x
+    return full
+
 
 DIRECT = having("direct")  # they need no scope; a missing name only costs time
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +12,12 @@ from jax.typing import DTypeLike
 from ..formats import FormatLike
 from ..ops import layer_norm, rms_norm
 
-Axes = int | Sequence[int]
+Parameters = tuple[jax.Array | None, jax.Array | None]  # weight and bias
 
 
 def normalised(
     x: jax.Array,
-    weight: jax.Array | None,
-    bias: jax.Array | None,
+    parameters: Parameters,
     *,
     centred: bool,
     eps: float,
@@ -27,13 +27,39 @@ def normalised(
 ) -> jax.Array:
     """Returns a layer norm (centred), or an RMS norm and a bias, in a format's arithmetic."""
     arithmetic = x.dtype if arithmetic is None else arithmetic
-    x = x.astype(dtype)
-    if centred:
-        return layer_norm(x, weight, bias, eps=eps, axis=axis, arithmetic=arithmetic)
-    return rms_norm(x, weight, bias, eps=eps, axis=axis, arithmetic=arithmetic)
+    norm = layer_norm if centred else rms_norm
+    return norm(x.astype(dtype), *parameters, eps=eps, axis=axis, arithmetic=arithmetic)
 
 
-def single_axis(name: str, reduction_axes: Axes, feature_axes: Axes, ndim: int) -> int:
+def flax_norm(
+    layer: Any,
+    x: jax.Array,
+    mask: jax.Array | None,
+    parameters: Callable[[int], Parameters],
+    *,
+    centred: bool,
+) -> jax.Array:
+    """Calls a layer of Flax, whose ``parameters`` are given the number of features."""
+    name = type(layer).__name__
+    options = {"mask": mask} | {o: getattr(layer, o) for o in ("axis_name", "axis_index_groups")}
+    for option, value in options.items():
+        if value is not None:
+            raise ValueError(f"{name}: {option} is set; expected None, which is all it supports")
+    axis = _single_axis(name, layer.reduction_axes, layer.feature_axes, x.ndim)
+    own = parameters(x.shape[axis])
+    dtype = layer.dtype
+    if dtype is None:
+        with jax.numpy_dtype_promotion("standard"):
+            dtype = jnp.result_type(x, *[p for p in own if p is not None])
+    return normalised(
+        x, own, centred=centred, eps=layer.epsilon, axis=axis, arithmetic=layer.arithmetic,
+        dtype=dtype,
+    )  # fmt: skip
+
+
+def _single_axis(
+    name: str, reduction_axes: int | Sequence[int], feature_axes: int | Sequence[int], ndim: int
+) -> int:
     axes = [
         {a % ndim for a in ((axis,) if isinstance(axis, int) else axis)}
         for axis in (reduction_axes, feature_axes)
@@ -44,19 +70,3 @@ def single_axis(name: str, reduction_axes: Axes, feature_axes: Axes, ndim: int) 
             "expected one axis, the same for both"
         )
     return axes[0].pop()
-
-
-def refuse(name: str, **options: object) -> None:
-    for option, value in options.items():
-        if value is not None:
-            raise ValueError(f"{name}: {option} is set; expected None, which is all it supports")
-
-
-def result_dtype(
-    x: jax.Array, *parameters: jax.Array | None, dtype: DTypeLike | None = None
-) -> DTypeLike:
-    """Returns the dtype that Flax gives a result: ``dtype``, else that of x and the parameters."""
-    if dtype is not None:
-        return dtype
-    with jax.numpy_dtype_promotion("standard"):
-        return jnp.result_type(x, *[p for p in parameters if p is not None])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import flax.linen as nn
 import jax
 
 from ..formats import FormatLike
-from ._apply import normalised, refuse, result_dtype, single_axis
+from ._apply import Parameters, flax_norm
 
 
 class LayerNorm(nn.LayerNorm):
@@ -24,7 +26,7 @@ class LayerNorm(nn.LayerNorm):
 
     @nn.compact
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
-        return _call(self, x, mask, centred=True)
+        return flax_norm(self, x, mask, partial(_parameters, self), centred=True)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -38,28 +40,13 @@ class RMSNorm(nn.RMSNorm):
 
     @nn.compact
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
-        return _call(self, x, mask, centred=False)
+        return flax_norm(self, x, mask, partial(_parameters, self), centred=False)
 
 
-def _call(
-    layer: LayerNorm | RMSNorm, x: jax.Array, mask: jax.Array | None, *, centred: bool
-) -> jax.Array:
-    name = type(layer).__name__
-    refuse(name, mask=mask, axis_name=layer.axis_name, axis_index_groups=layer.axis_index_groups)
-    axis = single_axis(name, layer.reduction_axes, layer.feature_axes, x.ndim)
-    shape = (x.shape[axis],)
+def _parameters(layer: LayerNorm | RMSNorm, n: int) -> Parameters:
     weight = bias = None
     if layer.use_scale:
-        weight = layer.param("scale", layer.scale_init, shape, layer.param_dtype)
-    if centred and layer.use_bias:
-        bias = layer.param("bias", layer.bias_init, shape, layer.param_dtype)
-    return normalised(
-        x,
-        weight,
-        bias,
-        centred=centred,
-        eps=layer.epsilon,
-        axis=axis,
-        arithmetic=layer.arithmetic,
-        dtype=result_dtype(x, weight, bias, dtype=layer.dtype),
-    )
+        weight = layer.param("scale", layer.scale_init, (n,), layer.param_dtype)
+    if isinstance(layer, LayerNorm) and layer.use_bias:
+        bias = layer.param("bias", layer.bias_init, (n,), layer.param_dtype)
+    return weight, bias

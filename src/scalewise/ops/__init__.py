@@ -1,22 +1,21 @@
 """Numerically safe operations, and the arithmetic of a machine that has one float format."""
 
 from . import functions as functions
+from ._arithmetic import ORDERS as ORDERS
 from ._arithmetic import Arithmetic as Arithmetic
+from ._arithmetic import accumulate as accumulate
 from ._auto import ulp_bound as ulp_bound
 from ._contractions import Accumulator as Accumulator
 from ._contractions import conv_general_dilated as conv_general_dilated
 from ._contractions import dot as dot
 from ._contractions import dot_general as dot_general
 from ._contractions import matmul as matmul
-from ._matrix_units import unit_product as unit_product
 from ._methods import METHODS as _PUBLISHED
 from ._methods import beta_high as beta_high
 from ._methods import beta_low as beta_low
-from ._normalise import layer_norm as layer_norm
-from ._normalise import rms_norm as rms_norm
 from ._norms import l2_norm as l2_norm
-from ._ranges import FunctionRange as FunctionRange
-from ._ranges import function_ranges as function_ranges
+from ._norms import layer_norm as layer_norm
+from ._norms import rms_norm as rms_norm
 from ._reductions import cross_entropy as cross_entropy
 from ._reductions import log_softmax as log_softmax
 from ._reductions import logsumexp as logsumexp
@@ -24,14 +23,13 @@ from ._reductions import mean as mean
 from ._reductions import softmax as softmax
 from ._reductions import sum as sum
 from ._reductions import var as var
-from ._sums import ORDERS as ORDERS
-from ._sums import accumulate as accumulate
-from ._tables import CastErrors as CastErrors
-from ._tables import FunctionErrors as FunctionErrors
-from ._tables import cast_table as cast_table
 from ._tables import function_table as function_table
 from .functions import isinf_sign as isinf_sign
 
 METHODS = ("auto", *_PUBLISHED)
 
 globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # help() lists them
+
+# for other packages of scalewise, not for users
+from ._matrix_units import unit_product as unit_product
+from ._tables import FunctionErrors as FunctionErrors

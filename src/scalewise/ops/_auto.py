@@ -22,8 +22,7 @@ from .._check import Count, checked
 from ..formats import Format
 from ..rounding import round_bits
 from ..scaled import power_of_two
-from ._arithmetic import Arithmetic
-from ._sums import pad
+from ._arithmetic import Arithmetic, pad
 
 NO_EXPONENT = -(1 << 20)  # of a sum that is zero: less than any other
 BLOCK = 16  # numbers behind one scale
@@ -213,7 +212,8 @@ def _aligned_sum(s: Scaled, p: Plan) -> Scaled:
 
     Digits that fall off at the end are cut, not rounded: that takes no carry.
     """
-    size = jnp.where(s.total == 0, NO_EXPONENT, s.exponent + _length(s.total))
+    length = np.iinfo(p.integer).bits - lax.clz(jnp.abs(s.total)).astype(np.int32)
+    size = jnp.where(s.total == 0, NO_EXPONENT, s.exponent + length)
     top = jnp.max(size, axis=-2)
     up = jnp.where(s.total == 0, 0, s.exponent + p.kept - top[..., None, :])
     bits = np.iinfo(p.integer).bits - 1
@@ -221,10 +221,6 @@ def _aligned_sum(s: Scaled, p: Plan) -> Scaled:
     right = s.total >> jnp.clip(-up, 0, bits).astype(p.integer)
     total = jnp.sum(jnp.where(up >= 0, left, right), axis=-2, dtype=p.integer)
     return Scaled(total, top - p.kept)
-
-
-def _length(total: jax.Array) -> jax.Array:
-    return np.iinfo(total.dtype).bits - lax.clz(jnp.abs(total)).astype(np.int32)
 
 
 def add(a: Scaled, b: Scaled, p: Plan) -> Scaled:

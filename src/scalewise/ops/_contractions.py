@@ -19,7 +19,7 @@ from .._resolve import as_format
 from ..devices import MatrixUnit
 from ..formats import FP32, BlockFormat, FloatDType, Format, RoundingMode, rounding_mode
 from ..rounding import round_bits, to_float64
-from ._unit_primitive import in_dtype, unit_matmul
+from ._matrix_units import in_dtype, unit_matmul
 
 
 @checked
@@ -275,7 +275,6 @@ def _(accumulator, out, primals, tangents):
 def _factors(
     accumulator: Sums | None, a: jax.Array, b: jax.Array, *scales: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the operands, elements of block formats times their scales."""
     if not scales:
         return a, b
     assert isinstance(accumulator, MatrixUnit)

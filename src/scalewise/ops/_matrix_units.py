@@ -1,24 +1,28 @@
-"""Matrix products as the matrix units of GPUs compute them, bit for bit.
+"""Matrix products as the matrix units of GPUs compute them, bit for bit, and as one JAX equation.
 
 The rules are those of :class:`scalewise.devices.MatrixUnit`. Numbers are carried in float64: every
-term, cut off, and every sum of them has at most 53 bits.
+term, cut off, and every sum of them has at most 53 bits. An interpretation,
+which rounds or records the result of each equation, sees one product, not the thousands of steps
+that compute it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._jax import with_common_axes
-from ..devices import MatrixUnit
+from .._jax import ShapedArray, batching, jex, mlir, with_common_axes
+from ..devices import MatrixUnit, element_of
 from ..formats import FP16, FP32, TF32, BlockFormat, Format
-from ..rounding import round_bits, to_float64
+from ..formats import format as format_
+from ..rounding import from_float64, round_bits, round_to, to_float64
 from ._arithmetic import Arithmetic
 
 ZERO = 2.0**-126  # the units' exponent of a zero
@@ -180,7 +184,6 @@ _STEPS = {
 def _operand(
     unit: MatrixUnit, x: jax.Array, fmt: Format | BlockFormat, scales: jax.Array | None, axis: int
 ) -> _Terms:
-    """Returns the terms of one operand, ``[K, rows]``, in the steps of the unit."""
     element = fmt.element if isinstance(fmt, BlockFormat) else fmt
     values = to_float64(x)
     if element == TF32:  # the units cut float32 off
@@ -215,15 +218,11 @@ def unit_product(
     scales: tuple[jax.Array, jax.Array] | None = None,
     initial: jax.Array | None = None,
 ) -> jax.Array:
-    """Returns ``a @ b`` as a matrix unit adds it up, as a float64 array.
+    """Returns ``a @ b`` as a matrix unit adds it up, float64; to be called with x64 on.
 
-    Call it under ``jax.enable_x64(True)``.
-
-    Args:
-        unit: the instruction, and the order over K.
-        a, b: ``[M, K]`` and ``[K, N]``, numbers of the unit's formats; elements of block formats.
-        scales: of block formats, ``[M, K / size]`` and ``[K / size, N]``.
-        initial: the accumulator at the beginning, ``[M, N]``; zeros by default.
+    ``a`` is ``[M, K]`` and ``b`` ``[K, N]``, numbers of the unit's formats, or elements of block
+    formats with ``scales``, ``[M, K / size]`` and ``[K / size, N]``. ``initial`` is the accumulator
+    at the beginning; zeros by default.
     """
     of_a, of_b = (scales[0].T, scales[1]) if scales else (None, None)
     left = _operand(unit, a.T, unit.left, of_a, 0)
@@ -257,3 +256,74 @@ def _parts(t: jax.Array, size: int) -> jax.Array:
     fill = -t.shape[0] % size
     t = jnp.pad(t, [(0, fill)] + [(0, 0)] * (t.ndim - 1))
     return t.reshape(t.shape[0] // size, size, *t.shape[1:])
+
+
+unit_p = jex.Primitive("matrix_unit")
+
+
+def unit_matmul(unit: MatrixUnit, out: np.dtype, *operands: jax.Array) -> jax.Array:
+    """Returns the product of matrices, and scales of block formats, with equal leading axes."""
+    if not jax.sharding.get_abstract_mesh().empty:  # types carry more than shapes and dtypes
+        return _computed(unit, out, *operands)
+    return unit_p.bind(*operands, unit=unit, out=out)
+
+
+def in_dtype(x: jax.Array, out: np.dtype) -> jax.Array:
+    """Converts float64; rounds to the dtype's format first if a conversion would round twice."""
+    fmt = format_(out)
+    return from_float64(x if fmt.bits >= 32 else round_bits(x, fmt), out)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _computed(
+    unit: MatrixUnit, out: np.dtype, a: jax.Array, b: jax.Array, *scales: jax.Array
+) -> jax.Array:
+    operands = [
+        x if fmt == TF32 else round_to(x, fmt)
+        for x, fmt in ((a, element_of(unit.left)), (b, element_of(unit.right)))
+    ]
+    with jax.enable_x64(True):
+
+        def product(a: jax.Array, b: jax.Array, *scales: jax.Array) -> jax.Array:
+            return unit_product(unit, a, b, scales or None)  # pyright: ignore[reportArgumentType]
+
+        for _ in range(a.ndim - 2):
+            product = jax.vmap(product)
+        return in_dtype(product(*operands, *scales), out)
+
+
+def _run(*operands: jax.Array, unit: MatrixUnit, out: np.dtype) -> jax.Array:
+    return _computed(unit, out, *operands)
+
+
+def _abstract(
+    a: ShapedArray, b: ShapedArray, *scales: ShapedArray, unit: MatrixUnit, out: np.dtype
+) -> ShapedArray:
+    return ShapedArray((*a.shape[:-1], b.shape[-1]), out)
+
+
+def _batch(
+    operands: Sequence[jax.Array], dims: Sequence[int | None], *, unit: MatrixUnit, out: np.dtype
+) -> tuple[jax.Array, int]:
+    pairs = list(zip(operands, dims, strict=True))
+    size = next(x.shape[d] for x, d in pairs if d is not None)
+    with jax.enable_x64(True):
+        whole = [
+            jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
+            for x, d in pairs
+        ]
+        return unit_p.bind(*whole, unit=unit, out=out), 0
+
+
+def _lower(
+    ctx: mlir.LoweringRuleContext, *operands: mlir.ir.Value, **params: Any
+) -> Sequence[mlir.ir.Value]:
+    # `emulate` binds float64 operands with x64 on; an outer `jit` lowers them after it has ended.
+    with jax.enable_x64(True):
+        return mlir.lower_fun(_run, multiple_results=False)(ctx, *operands, **params)
+
+
+unit_p.def_impl(_run)
+unit_p.def_abstract_eval(_abstract)
+batching.primitive_batchers[unit_p] = _batch
+mlir.register_lowering(unit_p, _lower)

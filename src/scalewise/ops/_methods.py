@@ -16,8 +16,7 @@ import jax.numpy as jnp
 from .._check import Count, checked
 from .._resolve import as_format
 from ..formats import FP32, FormatLike
-from ._arithmetic import Arithmetic
-from ._sums import accumulate, check_order
+from ._arithmetic import Arithmetic, accumulate, check_order
 
 
 @dataclasses.dataclass(frozen=True)

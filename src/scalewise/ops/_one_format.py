@@ -7,7 +7,6 @@ far below what separates the results of 16-bit inputs from a middle between two 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Hashable
 from functools import partial
 
@@ -21,16 +20,6 @@ from ._arithmetic import Arithmetic
 from ._auto import plan, rounded, sum_of, sum_of_squares
 
 
-@dataclasses.dataclass(frozen=True)
-class Narrow:
-    """Static arguments: a function along the last axis, its exact counterpart, the arithmetic."""
-
-    along: Callable[..., jax.Array]  # (arithmetic, (..., n) of its format) -> (..., n) or (...)
-    exact: Callable[..., jax.Array]  # of (x, axis=), in a wider type: it gives the gradient
-    options: tuple[tuple[str, Hashable], ...]  # of both
-    arithmetic: Arithmetic  # of every operation
-
-
 def in_one_format(
     along: Callable[..., jax.Array],
     exact: Callable[..., jax.Array],
@@ -38,27 +27,31 @@ def in_one_format(
     x: jax.Array,
     **options: Hashable,
 ) -> jax.Array:
-    """Computes a function along the last axis in a format's arithmetic; its gradient is exact."""
     fmt = as_format(fmt, exact.__name__)
     if not fmt.signed or not fmt.zero:
         raise ValueError(
             f"{exact.__name__}: {fmt.name} has no sign or no zero; expected a signed format"
         )
-    return _narrow(Narrow(along, exact, tuple(options.items()), Arithmetic(fmt)), x)
+    return _narrow(along, exact, tuple(options.items()), Arithmetic(fmt), x)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-@partial(jax.jit, static_argnums=0)
-def _narrow(how: Narrow, x: jax.Array) -> jax.Array:
-    A = how.arithmetic
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2, 3))
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _narrow(
+    along: Callable[..., jax.Array],
+    exact: Callable[..., jax.Array],  # the same in a wider type, which gives the gradient
+    options: tuple[tuple[str, Hashable], ...],
+    A: Arithmetic,
+    x: jax.Array,
+) -> jax.Array:
     with A.context():
-        return A.leave(how.along(A, A.enter(x), **dict(how.options)), x.dtype)
+        return A.leave(along(A, A.enter(x), **dict(options)), x.dtype)
 
 
 @_narrow.defjvp
-def _(how: Narrow, primals, tangents):
-    exact = partial(how.exact, axis=-1, **dict(how.options))
-    return _narrow(how, *primals), jax.jvp(exact, primals, tangents)[1]
+def _(along, exact, options, A, primals, tangents):
+    tangent = jax.jvp(partial(exact, axis=-1, **dict(options)), primals, tangents)[1]
+    return _narrow(along, exact, options, A, *primals), tangent
 
 
 def softmax_along(A: Arithmetic, x: jax.Array) -> jax.Array:
@@ -130,7 +123,6 @@ def divided(A: Arithmetic, lead: jax.Array, exponent: jax.Array, count: int) -> 
 
 
 def _total(A: Arithmetic, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns the sum of the finite elements, its exponent, and NaN, an infinity or 0."""
     fine = jnp.isfinite(x)
     special = jnp.sum(jnp.where(fine, A.const(0), x), axis=-1)
     lead, exponent = rounded(A, sum_of(A, jnp.where(fine, x, A.const(0)), plan(A, x.shape[-1])))

@@ -12,7 +12,8 @@ from jax.typing import ArrayLike, DTypeLike
 from .._check import Natural, checked, checked_axes
 from ..formats import FloatDType, FormatLike
 from ..formats import format as format_
-from ..rounding import round_to
+from ..rounding import float_array, round_to
+from ._arithmetic import Axis, as_rows
 from ._contractions import Accumulator, matmul
 from ._one_format import (
     in_one_format,
@@ -23,8 +24,7 @@ from ._one_format import (
     sum_along,
     var_along,
 )
-from ._sums import Axis, as_rows
-from .functions import COMPUTE, float_array
+from .functions import COMPUTE
 
 
 @checked
@@ -254,7 +254,6 @@ def _along(
 
 
 def _stored(y: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """Rounds once to the storage dtype; the gradient ignores the rounding."""
     if y.dtype == dtype or y.dtype.itemsize < 4:
         return y.astype(dtype)
     return round_to(y, format_(dtype)).astype(dtype)

@@ -1,4 +1,4 @@
-"""The exact error of every function over every input of a format, and of the casts to it."""
+"""The exact error of every function over every input of a format."""
 
 from __future__ import annotations
 
@@ -11,19 +11,16 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from .._check import checked
 from .._extras import require
 from .._resolve import as_format
 from ..formats import Format, FormatLike
-from ..rounding import round_bits, to_float64
 from .functions import FUNCTIONS, Elementary, Mpf
 
 LIBRARY_ERROR = 2.0**-40  # 4,096 ulps of float64: far more than NumPy's functions err
 SMALLEST = math.ulp(0.0)  # float64's smallest number
 DIGITS = 300  # bits in mpmath: more than what x - tanh(x) cancels
-BINADE = 1 << 23
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,25 +52,6 @@ class FunctionErrors:
     max_ulp: float
     correctly_rounded: float
     worst: float
-
-
-@dataclasses.dataclass(frozen=True)
-class CastErrors:
-    """The errors of the cast from float32 over all numbers of a domain, or over a distribution.
-
-    Attributes:
-        domain: ``"all"``: from the smallest positive number of the format to the largest;
-            ``"normal"``: from the smallest normal one.
-        count: of float32 numbers in it.
-        max_absolute, max_relative, mean_absolute, mean_relative: errors.
-    """
-
-    domain: str
-    count: int
-    max_absolute: float
-    max_relative: float
-    mean_absolute: float
-    mean_relative: float
 
 
 Domain = Literal["all", "normal"]
@@ -116,7 +94,6 @@ def function_table(
 
 
 def known(names: Iterable[str] | None, where: str) -> list[str]:
-    """Returns names of functions, by default all; raises ValueError for an unknown one."""
     names = list(FUNCTIONS if names is None else names)
     if unknown := [n for n in names if n not in FUNCTIONS]:
         raise ValueError(
@@ -126,13 +103,11 @@ def known(names: Iterable[str] | None, where: str) -> list[str]:
 
 
 def finite(fmt: Format) -> np.ndarray:
-    """Returns all finite numbers of a format, ascending."""
     values = fmt.values()
     return np.unique(values[np.isfinite(values)])
 
 
 def exactly(function: Elementary, x: float, where: str) -> Mpf:
-    """Returns a value to 300 bits."""
     mpmath = require("mpmath", "tables", where)
     with mpmath.workprec(DIGITS):
         if isinstance(function.exact, str):
@@ -243,103 +218,3 @@ def _compare(
         correctly_rounded=float(right.mean()) if len(x) else 1.0,
         worst=float(x[np.argmax(ulps)]) if len(x) else float("nan"),
     )
-
-
-@checked
-def cast_table(
-    fmt: FormatLike, distribution: Literal["float32", "log_uniform"] = "float32"
-) -> list[CastErrors]:
-    """Returns the errors of the cast from all positive float32 numbers in the format's range.
-
-    No sample: every bit pattern from the format's smallest number to its largest. Negative ones are
-    their mirror image.
-
-    Args:
-        fmt: a format of up to 16 bits, each of whose numbers float32 holds, or a name of one.
-        distribution: ``"log_uniform"``: the exact expectations for real numbers whose logarithm is
-            uniformly distributed over the range, which samples approach that are drawn so; the
-            count is then 0.
-
-    Raises:
-        ValueError: a wider format, or an unknown distribution.
-
-    Example:
-        >>> [_, normal] = cast_table("fp16", "log_uniform")
-        >>> round(normal.mean_relative, 7)
-        0.0001761
-    """
-    fmt = as_format(fmt, "cast_table")
-    if fmt.bits > 19:
-        raise ValueError(f"cast_table: {fmt.name} is no narrow format; expected up to 19 bits")
-    if distribution == "log_uniform":
-        lows = {"all": fmt.smallest, "normal": fmt.smallest_normal}
-        return [_log_uniform(fmt, domain, float(low)) for domain, low in lows.items()]
-    first = int(np.float32(float(fmt.smallest)).view(np.uint32))
-    last = int(np.float32(float(fmt.max)).view(np.uint32))
-    normal = int(np.float32(float(fmt.smallest_normal)).view(np.uint32))
-    parts = [_cast_errors(fmt, max(first, normal), last)]
-    if first < normal:
-        parts.append(_cast_errors(fmt, first, normal - 1))
-    counts, sums, maxima = (np.array([p[i] for p in parts]) for i in range(3))
-    table = []
-    for domain, chosen in (("all", slice(None)), ("normal", slice(1))):
-        count, (absolute, relative) = counts[chosen].sum(), sums[chosen].sum(axis=0)
-        errors = (*maxima[chosen].max(axis=0), absolute / count, relative / count)
-        table.append(CastErrors(domain, int(count), *map(float, errors)))
-    return table
-
-
-def _log_uniform(fmt: Format, domain: str, low: float) -> CastErrors:
-    """Returns the expected errors of rounding log-uniform numbers from ``low`` to the largest.
-
-    Between two midpoints all numbers are rounded to one, and both integrals have closed forms.
-    """
-    values, high = finite(fmt), float(fmt.max)
-    values = values[values >= 0]
-    middles = (values[1:] + values[:-1]) / 2
-    a = np.clip(np.concatenate([[0.0], middles]), low, high)
-    b = np.clip(np.concatenate([middles, [high]]), low, high)
-    a, b, v = (x[b > a] for x in (a, b, values))
-    below, above = np.log(v / a), np.log(b / v)
-    absolute = (v * below - (v - a)) + ((b - v) - v * above)
-    relative = (v / a - 1 - below) + (above - (1 - v / b))
-    means = (float(x.sum()) / math.log(high / low) for x in (absolute, relative))
-    distance = np.maximum(v - a, b - v)
-    largest = float(distance.max()), float(np.maximum((v - a) / a, (b - v) / b).max())
-    return CastErrors(domain, 0, *largest, *means)
-
-
-def _cast_errors(fmt: Format, first: int, last: int) -> tuple[int, np.ndarray, np.ndarray]:
-    """Returns count, sums and maxima of (absolute, relative) errors over float32's bit patterns.
-
-    Rounding commutes with powers of two where both formats have normal numbers: all binades
-    but the last two have the first one's errors, scaled.
-    """
-    normal = max(int(np.float32(float(fmt.smallest_normal)).view(np.uint32)), BINADE)
-    parts, start, whole = [], first, None  # whole: the errors of a binade, over its first number
-    with jax.enable_x64(True):
-        while start <= last:
-            end = min((start // BINADE + 1) * BINADE - 1, last)
-            unit = np.array([float(np.uint32(start).view(np.float32)), 1.0])
-            regular = start >= normal and start % BINADE == 0 and end + 1 + BINADE <= last
-            if whole is None or not regular:
-                chunk = _chunk(fmt, np.uint32(start), np.uint32(end))
-                parts.append([np.asarray(x) for x in chunk])
-                whole = [x / unit for x in parts[-1]] if regular else whole
-            else:
-                parts.append([x * unit for x in whole])
-            start = end + 1
-    sums, maxima = zip(*parts, strict=True)
-    return last - first + 1, np.sum(sums, axis=0), np.max(maxima, axis=0)
-
-
-@partial(jax.jit, static_argnums=0)
-def _chunk(fmt: Format, start: jax.Array, last: jax.Array) -> tuple[jax.Array, jax.Array]:
-    bits = start + lax.iota(jnp.uint32, BINADE)
-    x = lax.bitcast_convert_type(bits, jnp.float32)
-    inside = bits <= last
-    exact = to_float64(x)
-    absolute = jnp.where(inside, jnp.abs(to_float64(round_bits(x, fmt)) - exact), 0.0)
-    relative = jnp.where(inside, absolute / exact, 0.0)
-    both = jnp.stack([absolute, relative])
-    return both.sum(axis=1), both.max(axis=1)

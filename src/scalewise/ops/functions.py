@@ -20,7 +20,7 @@ from scipy.special import erf, erfc
 from .._check import checked
 from ..formats import CATALOGUE, FloatDType
 from ..formats import format as format_
-from ..rounding import round_to
+from ..rounding import float_array, round_to
 
 
 class _Dtypes(dict[np.dtype, np.dtype]):
@@ -34,13 +34,6 @@ COMPUTE = _Dtypes(
     for f in CATALOGUE.values()
     if f.dtype is not None
 )
-
-
-def float_array(x: ArrayLike, name: str) -> jax.Array:
-    x = jnp.asarray(x)
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise TypeError(f"{name} takes real floating-point arrays, not {x.dtype}")
-    return x
 
 
 Mpmath: TypeAlias = Any  # the module mpmath, an extra that type checkers may not find
@@ -72,12 +65,7 @@ class Elementary:
     def __call__(self, x: ArrayLike, *, compute: FloatDType | None = None) -> jax.Array:
         """Returns the function's values in x's dtype; overflow gives infinity, or NaN without one.
 
-        Args:
-            x: float array.
-            compute: dtype to compute in. Default: ``COMPUTE`` of x's.
-
-        Raises:
-            TypeError: x isn't a float array.
+        ``compute`` is the dtype to compute in, by default ``COMPUTE`` of x's.
         """
         x = float_array(x, self.name)
         wide = np.dtype(COMPUTE[x.dtype] if compute is None else compute)

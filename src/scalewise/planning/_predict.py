@@ -13,7 +13,7 @@ from jax import lax
 from ..autoscaling import Boundaries, Operand
 from ..autoscaling._operand_settings import Role
 from ..autoscaling._overrides import FormatOverrides
-from ..autoscaling._roles import between_activations
+from ..autoscaling._predict import between_activations
 from ..autoscaling._value import Memo, ScaledValue
 from ..interpret import Argument, Equation, Program, run
 from ..primitives import params

@@ -17,11 +17,11 @@ from ..auditing._run._dataflow import Origins, Walk
 from ..autoscaling import Boundaries, Recipe
 from ..autoscaling._operand_settings import Role
 from ..autoscaling._overrides import FormatOverrides, Place, Places
-from ..autoscaling._roles import between_activations
+from ..autoscaling._predict import between_activations
 from ..autoscaling._value import ScaledValue
 from ..formats import FP32
 from ..interpret import CONTRACTIONS, Equation, Program, Value, is_float, run
-from ..interpret._body import Body
+from ..interpret._interpret import Body
 from ..primitives import having, params
 
 # rounds nothing, on any device

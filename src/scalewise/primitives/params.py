@@ -6,8 +6,8 @@ added here, and :class:`ParameterError` says so until it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ._row import PRIMITIVES
 
@@ -67,11 +67,32 @@ def replaced(equation: Equation, **changes: Parameter) -> dict[str, Parameter]:
     return {**equation.params, **changes}
 
 
+# -- single parameters -------------------------------------------------------------------------
+
+
+def _reader(*names: str, default: Parameter = _REQUIRED) -> Callable[[Equation], Any]:
+    return lambda equation: read(equation, *names, default=default)
+
+
+body: Callable[[Equation], Jaxpr] = _reader("jaxpr")
+branches: Callable[[Equation], Sequence[Jaxpr]] = _reader("branches")
+update_function: Callable[[Equation], Jaxpr | None] = _reader("update_jaxpr")
+target_sharding: Callable[[Equation], jax.sharding.NamedSharding] = _reader("dst_sharding")
+out_sharding: Callable[[Equation], jax.sharding.NamedSharding | None]
+out_sharding = _reader("out_sharding", default=None)
+axis_name: Callable[[Equation], AxisName] = _reader("axes", "axis_name")
+# the groups of devices that a collective runs within, None for all devices
+axis_groups: Callable[[Equation], Sequence[Sequence[int]] | None]
+axis_groups = _reader("axis_index_groups", default=None)
+# the number that a `gather` has for indices out of bounds; None for NaN
+fill_value = _reader("fill_value", default=None)
+conv_dimensions: Callable[[Equation], jax.lax.ConvDimensionNumbers] = _reader("dimension_numbers")
+ragged_dimensions: Callable[[Equation], jax.lax.RaggedDotDimensionNumbers | None]
+ragged_dimensions = _reader("ragged_dot_dimension_numbers", default=None)
+precision: Callable[[Equation], jax.lax.PrecisionLike] = _reader("precision")
+
+
 # -- calls and control flow --------------------------------------------------------------------
-
-
-def body(equation: Equation) -> Jaxpr:
-    return read(equation, "jaxpr")
 
 
 def is_call(equation: Equation) -> bool:
@@ -111,10 +132,6 @@ def jit(equation: Equation) -> Jit:
         read(equation, "in_shardings", default=()),
         read(equation, "out_shardings", default=()),
     )
-
-
-def branches(equation: Equation) -> Sequence[Jaxpr]:
-    return read(equation, "branches")
 
 
 class While(NamedTuple):
@@ -162,10 +179,6 @@ class ShardMap(NamedTuple):
     axes: frozenset[str]
 
 
-def target_sharding(equation: Equation) -> jax.sharding.NamedSharding:
-    return read(equation, "dst_sharding")
-
-
 def shard_map(equation: Equation) -> ShardMap:
     axes = frozenset(read(equation, "newly_manual_axes", "manual_axes"))
     in_specs, out_specs = read(equation, "in_specs"), read(equation, "out_specs")
@@ -181,10 +194,6 @@ def solver(equation: Equation) -> tuple[Jaxpr, slice, slice] | None:
     start = counts.matvec + counts.vecmat
     right = start + counts.solve + counts.transpose_solve
     return jaxprs.solve, slice(start, start + counts.solve), slice(right, None)
-
-
-def update_function(equation: Equation) -> Jaxpr | None:
-    return read(equation, "update_jaxpr")
 
 
 def scalar_functions(equation: Equation) -> dict[str, tuple[Jaxpr, Sequence[jax.Array], str]]:
@@ -226,25 +235,11 @@ def slice_bounds(
     return start, limit, read(equation, "strides") or (1,) * len(start)
 
 
-def fill_value(equation: Equation) -> Parameter:
-    """Returns the number that a ``gather`` has for indices out of bounds; None for NaN."""
-    return read(equation, "fill_value", default=None)
-
-
 def degree(equation: Equation) -> int | float:
     """Returns the exponent of a power, for example 0.5 of ``sqrt``; 1 for other primitives."""
     if equation.primitive.name == "integer_pow":
         return read(equation, "y")
     return DEGREES.get(equation.primitive.name, 1)
-
-
-def axis_name(equation: Equation) -> AxisName:
-    return read(equation, "axes", "axis_name")
-
-
-def axis_groups(equation: Equation) -> Sequence[Sequence[int]] | None:
-    """Returns the groups of devices that a collective runs within, None for all devices."""
-    return read(equation, "axis_index_groups", default=None)
 
 
 def dot_dimensions(equation: Equation) -> tuple[AxisPair, AxisPair]:
@@ -255,14 +250,6 @@ def dot_dimensions(equation: Equation) -> tuple[AxisPair, AxisPair]:
     )
     contracted, batch = (tuple(map(tuple, axes)) for axes in numbers)
     return contracted, batch  # pyright: ignore[reportReturnType]
-
-
-def ragged_dimensions(equation: Equation) -> jax.lax.RaggedDotDimensionNumbers | None:
-    return read(equation, "ragged_dot_dimension_numbers", default=None)
-
-
-def conv_dimensions(equation: Equation) -> jax.lax.ConvDimensionNumbers:
-    return read(equation, "dimension_numbers")
 
 
 def contracted_axes(equation: Equation) -> AxisPair:
@@ -295,14 +282,6 @@ def conv_window(equation: Equation) -> Window:
         read(equation, "window_strides"), read(equation, "padding"),
         read(equation, "lhs_dilation"), read(equation, "rhs_dilation"),
     )  # fmt: skip
-
-
-def precision(equation: Equation) -> jax.lax.PrecisionLike:
-    return read(equation, "precision")
-
-
-def out_sharding(equation: Equation) -> jax.sharding.NamedSharding | None:
-    return read(equation, "out_sharding", default=None)
 
 
 def symmetric_factors(equation: Equation) -> tuple[float, float]:

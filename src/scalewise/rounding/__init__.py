@@ -12,10 +12,11 @@ globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # h
 
 # for other packages of scalewise, not for users
 from ._bits import round_bits as round_bits
-from ._carrier import from_float64 as from_float64
-from ._carrier import has_float64 as has_float64
-from ._carrier import to_float64 as to_float64
-from ._nearest import CONVERTED as CONVERTED
-from ._nearest import converted as converted
-from ._nearest import nearest_codes as nearest_codes
-from ._stored import StoredArray as StoredArray
+from ._codes import CONVERTED as CONVERTED
+from ._codes import converted as converted
+from ._codes import from_float64 as from_float64
+from ._codes import has_float64 as has_float64
+from ._codes import nearest_codes as nearest_codes
+from ._codes import to_float64 as to_float64
+from ._encoded import StoredArray as StoredArray
+from ._round import float_array as float_array

@@ -103,19 +103,12 @@ def round_bits(
     noise: jax.Array | None = None,
     subnormals: bool = True,
 ) -> jax.Array:
-    """Returns ``x`` rounded to numbers of ``fmt``, in x's dtype.
+    """Returns float32 or float64 ``x`` rounded to numbers of ``fmt``, all of which its dtype holds.
 
     The result is the same on every backend, under jit and eagerly: it doesn't depend on whether a
-    backend flushes subnormals.
-
-    Args:
-        x: float32 or float64.
-        fmt: a format all of whose numbers x's dtype represents.
-        saturate: False, True or "finite".
-        rounding: one of ``formats.ROUNDINGS``, or its name.
-        noise: random bits of x's shape (uint32 or uint64), for ``"stochastic"``. Where the d lowest
-            bits of a float are dropped, the d lowest random bits are used.
-        subnormals: False flushes results below the smallest normal number to zero.
+    backend flushes subnormals. ``noise`` are random bits of x's shape, for ``"stochastic"``: where
+    the d lowest bits of a float are dropped, the d lowest of them are used. Without ``subnormals``,
+    results below the smallest normal number become zero.
     """
     c = carrier_of(x.dtype)
     bits = lax.bitcast_convert_type(x, c.uint)
@@ -125,7 +118,8 @@ def round_bits(
     rounded = _magnitude(magnitude, fmt, c, mode, saturate)
     infinity = c.const(c.bits_of(np.inf))
     top = c.const(c.bits_of(fmt.max))
-    beyond = c.const(_overflow_bits(fmt, c))
+    beyond = fmt.max if fmt.nan_code is None else np.nan
+    beyond = infinity if fmt.infinities else c.const(c.bits_of(beyond))
     over = rounded > top
     if not fmt.zero:
         over &= rounded <= infinity  # above infinity: NaN, for values below the smallest number
@@ -151,16 +145,9 @@ def round_bits(
     return lax.bitcast_convert_type(sign | rounded, x.dtype)
 
 
-def _overflow_bits(fmt: Format, c: Carrier) -> int:
-    if fmt.infinities:
-        return c.bits_of(np.inf)
-    return c.bits_of(fmt.max if fmt.nan_code is None else np.nan)
-
-
 def _magnitude(
     magnitude: jax.Array, fmt: Format, c: Carrier, mode: Mode, saturate: bool | str
 ) -> jax.Array:
-    """Returns the bits of |x| rounded to the format's precision, without an upper bound."""
     rounded = _drop(magnitude, c.mantissa_bits - fmt.mantissa_bits, c, mode, _flip(fmt, c))
     if fmt.min_exponent < c.min_exponent:
         low = _among_subnormals(magnitude, fmt, c, mode)

@@ -1,11 +1,18 @@
-"""Exact conversion between codes and floats, both ways, in integer operations."""
+"""Dtypes that hold a format's numbers, and exact conversions between floats, float64 and codes.
+
+The conversions keep subnormals, which backends flush. The default rounding of float32 has fast
+paths.
+"""
 
 from __future__ import annotations
 
+import functools
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
@@ -14,8 +21,104 @@ from .._check import checked
 from .._jax import Tracer
 from ..formats import Format, check_codes
 from ..formats import format as format_
-from ._bits import F32, carrier_of, fits, from_units
-from ._carrier import from_float64
+from ._bits import F32, F64, Carrier, carrier_of, fits, from_units
+
+_UNIT = 2.0**-149  # the smallest subnormal of float32
+
+
+def has_float64() -> bool:
+    return jax.dtypes.canonicalize_dtype(np.float64) == np.float64
+
+
+def to_float64(x: jax.Array) -> jax.Array:
+    """Converts a float array to float64, exactly, including subnormals.
+
+    Call it under ``jax.enable_x64(True)``.
+    """
+    if x.dtype == jnp.float64:
+        return x
+    if x.dtype == jnp.float16:
+        return lax.convert_element_type(x, jnp.float64)
+    x = lax.convert_element_type(x, jnp.float32)
+    bits = lax.bitcast_convert_type(x, np.int32)
+    units = lax.convert_element_type(bits & np.int32(0x007FFFFF), jnp.float64)
+    small = jnp.where(bits < 0, -units, units) * np.float64(_UNIT)
+    subnormal = (bits & np.int32(0x7F800000)) == 0
+    return jnp.where(subnormal, small, lax.convert_element_type(x, jnp.float64))
+
+
+def from_float64(x: jax.Array, dtype: np.dtype) -> jax.Array:
+    """Converts a float64 array to a narrower dtype, to nearest even, including subnormals.
+
+    Conversion to bfloat16 rounds to float32 first.
+    """
+    if dtype == jnp.float64:
+        return x
+    if dtype == jnp.float16:
+        return lax.convert_element_type(x, dtype)
+    units = lax.round(jnp.abs(x) * np.float64(1 / _UNIT), lax.RoundingMethod.TO_NEAREST_EVEN)
+    tiny = units < np.float64(2.0**23)
+    bits = lax.convert_element_type(jnp.where(tiny, units, 0.0), np.uint32)
+    sign = lax.bitcast_convert_type(lax.convert_element_type(x, jnp.float32), np.uint32)
+    small = lax.bitcast_convert_type(bits | (sign & np.uint32(0x80000000)), jnp.float32)
+    result = jnp.where(tiny, small, lax.convert_element_type(x, jnp.float32))
+    return lax.convert_element_type(result, dtype)
+
+
+_CARRIERS = {
+    np.dtype(np.float16): Carrier(np.float16, np.uint16, 10, -14),
+    np.dtype(ml_dtypes.bfloat16): Carrier(ml_dtypes.bfloat16, np.uint16, 7, -126),
+    np.dtype(np.float32): F32,
+    np.dtype(np.float64): F64,
+}
+
+
+@functools.lru_cache(maxsize=1024)
+def holds(dtype: np.dtype, fmt: Format) -> bool:
+    """Returns True if a float dtype represents all of a format, with its -0, infinities and NaN."""
+    if dtype in _CARRIERS:
+        return fits(fmt, _CARRIERS[dtype])
+    own = format_(dtype)
+    if fmt == own:
+        return True
+    if fmt.bits > 16 or (fmt.negative_zero and not own.negative_zero):
+        return False
+    theirs, ours = fmt.values(), own.values()
+    known = np.isin(theirs, ours) | (np.isnan(theirs) & np.isnan(ours).any())
+    return bool(known.all())
+
+
+def contains(fmt: Format, dtype: np.dtype, saturate: Any) -> bool:
+    """Returns True if rounding values of a dtype to a format always gives values of that dtype.
+
+    It does if the format represents all values of the dtype, infinities included if the dtype has
+    them and ``saturate`` doesn't replace them; NaN may stand for infinity.
+    """
+    own = format_(dtype)
+    exact = (
+        own.precision <= fmt.precision
+        and own.max <= fmt.max
+        and own.min_exponent - own.mantissa_bits >= fmt.min_exponent - fmt.mantissa_bits
+        and (fmt.subnormals or own.smallest >= fmt.smallest)
+        and (fmt.signed or not own.signed)
+        and (fmt.zero or not own.zero)
+    )
+    if not own.infinities:
+        return exact
+    return exact and saturate is not True and (fmt.infinities or fmt.nan_code is not None)
+
+
+def result_dtype(dtype: np.dtype, fmt: Format, saturate: Any, name: str) -> np.dtype:
+    """Returns the first of ``dtype``, float32 and float64 that represents all results."""
+    dtype = np.dtype(dtype)
+    if holds(dtype, fmt) or contains(fmt, dtype, saturate):
+        return dtype
+    for wider in (np.float32, np.float64)[: 1 + has_float64()]:
+        if np.dtype(wider).itemsize >= dtype.itemsize and holds(np.dtype(wider), fmt):
+            return np.dtype(wider)
+    raise ValueError(
+        f"{name}: {dtype} doesn't represent all numbers of {fmt.name}; pass x as float64"
+    )
 
 
 def widened(x: jax.Array) -> jax.Array:
@@ -125,9 +228,11 @@ def decoded(codes: jax.Array, fmt: Format) -> jax.Array:
     )  # log2 of the quantum over the smallest subnormal of float32
     first = fmt.min_exponent + fmt.bias  # the exponent field of the smallest normal number
     if fmt.subnormals:
-        small = (
-            from_units(fraction << u(lowest), F32) if lowest < 32 - m else _scaled(fraction, fmt)
-        )
+        if lowest < 32 - m:
+            small = from_units(fraction << u(lowest), F32)
+        else:
+            size = fraction.astype(np.float32) * np.float32(2.0 ** (fmt.min_exponent - m))
+            small = lax.bitcast_convert_type(size, u)
         bits = jnp.where(field == u(0), small, bits)
     if fmt.min_exponent < -126:  # some normal numbers of the format are subnormal in float32
         units = (fraction | u(1 << m)) << (field + u((lowest - first) % 2**32))
@@ -151,6 +256,99 @@ def decoded(codes: jax.Array, fmt: Format) -> jax.Array:
     return lax.bitcast_convert_type(bits, np.float32)
 
 
-def _scaled(fraction: jax.Array, fmt: Format) -> jax.Array:
-    quantum = np.float32(2.0 ** (fmt.min_exponent - fmt.mantissa_bits))
-    return lax.bitcast_convert_type(fraction.astype(np.float32) * quantum, np.uint32)
+INFINITY = np.uint32(0x7F800000)
+# Formats to which XLA's convert from float32 rounds as :func:`nearest_codes` does: once, to nearest
+# even, subnormals included, overflow to infinity or NaN. `make prove` tests all inputs on a CPU.
+# For NVIDIA GPUs XLA emits `cvt.rn.satfinite` (PTX ISA), which rounds values in range once, and
+# replaces the saturated results of values out of range itself.
+CONVERTED = frozenset({"e4m3fn", "e5m2", "e4m3"})
+
+
+def is_plain(fmt: Format) -> bool:
+    """Returns whether a format has the fields of IEEE 754 and subnormals.
+
+    Their quantum times 2^23 has to be a normal number of float32.
+    """
+    return bool(
+        fmt.signed
+        and fmt.subnormals
+        and fmt.zero
+        and fmt.negative_zero
+        and (fmt.infinities or fmt.nan in ("all_ones", "none"))
+        and 1 <= fmt.mantissa_bits < 23
+        and fmt.bits <= 16
+        and fmt.min_exponent - fmt.mantissa_bits >= -100
+        and fmt.max_exponent <= 127
+    )
+
+
+def nearest_codes(x: jax.Array, fmt: Format, saturate: bool | str) -> jax.Array:
+    """Returns the codes of float32 values rounded to nearest even in a plain format.
+
+    The format is one for which :func:`is_plain` is True; ``saturate`` is as for ``cast``.
+
+    It takes a dozen integer operations and one float addition. From the smallest normal number
+    on, the bits are rounded as an integer, and a carry increments the exponent. Below it, adding
+    the power of two whose last place is the format's quantum rounds the value; a backend only
+    flushes values far below half of the quantum. NaN becomes ``fmt.nan_code``, or 0 without NaN.
+    """
+    u, m = np.uint32, fmt.mantissa_bits
+    assert fmt.bias is not None
+    drop = 23 - m
+    bits = lax.bitcast_convert_type(x, u)
+    magnitude = lax.bitwise_and(bits, u(0x7FFFFFFF))
+    odd = lax.bitwise_and(lax.shift_right_logical(magnitude, u(drop)), u(1))
+    half = lax.add(u((1 << (drop - 1)) - 1), odd)
+    rounded = lax.shift_right_logical(lax.add(magnitude, half), u(drop))
+    normal = lax.sub(rounded, u((127 - fmt.bias) << m))
+    unit = np.float32(2.0 ** (fmt.min_exponent - m + 23))
+    size = lax.bitcast_convert_type(magnitude, np.float32)
+    small = lax.sub(lax.bitcast_convert_type(lax.add(size, unit), u), unit.view(u))
+    first = np.float32(float(fmt.smallest_normal)).view(u)
+    code = lax.select(lax.lt(magnitude, first), small, normal)
+    code = _limited(code, magnitude, fmt, saturate)
+    sign = lax.shift_right_logical(bits, u(32 - fmt.bits))
+    sign = lax.bitwise_and(sign, u(1 << (fmt.bits - 1)))
+    if fmt.nan_code is None:  # NaN becomes 0, without its sign
+        sign = _replaced(sign, lax.gt(magnitude, INFINITY), 0)
+    return lax.convert_element_type(lax.bitwise_or(code, sign), fmt.code_dtype)
+
+
+def _replaced(codes: jax.Array, where: jax.Array, code: int) -> jax.Array:
+    return lax.select(where, lax.full_like(codes, code), codes)
+
+
+def _limited(code: jax.Array, magnitude: jax.Array, fmt: Format, saturate: bool | str) -> jax.Array:
+    nan = 0 if fmt.nan_code is None else fmt.nan_code
+    beyond = fmt.infinity_code
+    if beyond is None:
+        beyond = fmt.max_code if fmt.nan_code is None else nan
+    limit = fmt.max_code if saturate else beyond
+    code = lax.min(code, np.uint32(limit))
+    if saturate == "finite" and beyond != limit:
+        code = _replaced(code, lax.eq(magnitude, INFINITY), beyond)
+    if limit != nan:  # otherwise the minimum above has replaced NaN, too
+        code = _replaced(code, lax.gt(magnitude, INFINITY), nan)
+    return code
+
+
+def converted(x: jax.Array, fmt: Format, saturate: bool | str) -> jax.Array:
+    """Converts float32 to the format's dtype, one of ``CONVERTED``, with a single XLA convert.
+
+    Overflow is treated as ``saturate`` says, as for ``cast``.
+
+    The result equals that of :func:`nearest_codes` on every input, except for the sign and
+    payload of NaN. On a CPU the integer operations of :func:`nearest_codes` are faster; on a GPU
+    they take three passes over the data, and XLA fuses only a convert with the transpose before
+    a matrix product.
+    """
+    top = np.float32(float(fmt.max))
+    if saturate is not False:
+        within = lax.clamp(-top, x, top)
+        if saturate != "finite":
+            x = within
+        elif fmt.infinities:
+            x = jnp.where(lax.abs(x) == np.float32(np.inf), x, within)
+        else:  # NaN for an infinity, without a select, which XLA on a GPU computes in a pass before
+            x = within + x * np.float32(0)
+    return lax.convert_element_type(x, np.dtype(fmt.dtype))

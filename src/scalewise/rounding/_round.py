@@ -17,9 +17,20 @@ from .._jax import ad, batching, jex, mlir
 from ..formats import Format, Rounding, check_saturate, rounding_mode
 from ..formats import format as format_
 from ._bits import F32, F64, Carrier, carrier_of, fits, round_bits
-from ._carrier import contains, from_float64, has_float64, result_dtype, to_float64
-from ._codes import codes_of, stored, widened
-from ._nearest import CONVERTED, converted, is_plain, nearest_codes
+from ._codes import (
+    CONVERTED,
+    codes_of,
+    contains,
+    converted,
+    from_float64,
+    has_float64,
+    is_plain,
+    nearest_codes,
+    result_dtype,
+    stored,
+    to_float64,
+    widened,
+)
 
 Gradient = Literal["identity", "clipped"]
 
@@ -88,8 +99,8 @@ def round_to(
     """
     fmt = format_(fmt)
     with _all_bits_of(x):
-        x = _float(x, "round_to")
-        mode = _check(fmt, rounding, saturate, gradient)
+        x = float_array(x, "round_to")
+        mode = _check(fmt, rounding, saturate)
         noise = _noise(x, mode, key, bits, _computed_in(x.dtype, fmt, saturate))
         if fits(fmt, carrier_of(x.dtype)) or not contains(fmt, x.dtype, saturate):
             dtype = result_dtype(x.dtype, fmt, saturate, "round_to")
@@ -137,8 +148,8 @@ def cast(
     """
     fmt = format_(fmt)
     with _all_bits_of(x):
-        x = _float(x, "cast")
-        mode = _check(fmt, rounding, saturate, "identity")
+        x = float_array(x, "cast")
+        mode = _check(fmt, rounding, saturate)
         options = (fmt, saturate, mode.name, subnormals)
         noise = _noise(x, mode, key, bits, _computed_in(x.dtype, fmt, saturate))
         coded = fmt.dtype is None or fmt.bits < 8
@@ -204,7 +215,6 @@ def _(options, primals, tangents):
 
 
 def _clipped(x: jax.Array, fmt: Format, saturate: bool | str) -> jax.Array:
-    """Clips ``x`` to the format's range as ``saturate`` says; NaN stays NaN."""
     if saturate is False:
         return x
     # by integer operations: XLA turns float comparisons into min and max, which flush subnormals
@@ -284,19 +294,16 @@ def _as_jax_has_it(x: jax.Array, fmt: Format) -> jax.Array:
         return from_float64(x, np.dtype(np.float32))
 
 
-def _float(x: Any, name: str) -> jax.Array:
+def float_array(x: ArrayLike, name: str) -> jax.Array:
     x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"{name} takes real floating-point arrays, not {x.dtype}")
     return x
 
 
-def _check(fmt: Format, rounding: Any, saturate: Any, gradient: Any) -> Rounding:
-    mode = rounding_mode(rounding, fmt)
+def _check(fmt: Format, rounding: Any, saturate: Any) -> Rounding:
     check_saturate(saturate)
-    if gradient not in ("identity", "clipped"):
-        raise ValueError(f"gradient is {gradient!r}; expected 'identity' or 'clipped'")
-    return mode
+    return rounding_mode(rounding, fmt)
 
 
 straight_through_p = jex.Primitive("straight_through")

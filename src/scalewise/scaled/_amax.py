@@ -1,16 +1,18 @@
-"""``amax``: the largest finite magnitude, from which scales are chosen."""
+"""The largest finite magnitude, the scale that brings it to the top of a format, and sizes."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ._sizes import is_known
+from ..formats import Format
+from ._power import layout, quotient
 
 # XLA's CPU backend compiles a reduction with a select in it to a scalar loop. Below SMALL elements
 # the loop of integers is the fastest; from LARGE on, the same maxima as elementwise operations on
@@ -19,18 +21,10 @@ SMALL, LARGE, PARTS = 4096, 1 << 18, 4
 
 
 def amax(x: jax.Array, axes: Sequence[int], keepdims: bool) -> jax.Array:
-    """Returns the largest magnitude of the finite elements over the axes, in one pass.
+    """Returns the largest magnitude of the finite elements over the axes, exact, in one pass.
 
-    NaN and infinities are left out, so that they change no scale. A constant under differentiation.
-
-    Args:
-        x: float32 or float64, any shape.
-        axes: axes to reduce.
-        keepdims: whether the reduced axes stay, with length 1.
-
-    Returns:
-        An array of x's dtype, exact; 0 where there is no finite element. Subnormal magnitudes may
-        be returned as 0.
+    NaN and infinities are left out, so that they change no scale; 0 where there is no finite
+    element. Subnormal magnitudes may be returned as 0. A constant under differentiation.
 
     Example:
         >>> import jax.numpy as jnp
@@ -105,3 +99,56 @@ def _finite_bits(x: jax.Array) -> jax.Array:
     infinity = np.asarray(np.inf, x.dtype).view(integer)
     bits = lax.bitwise_and(lax.bitcast_convert_type(x, integer), integer(np.iinfo(integer).max))
     return lax.select(lax.lt(bits, infinity), bits, lax.full_like(bits, 0))
+
+
+def is_known(size: object) -> bool:
+    """True for a number, False for an expression of symbolic dimensions."""
+    return isinstance(size, int | np.integer)
+
+
+def at_least(size: int, bound: int) -> bool:
+    """True if ``size`` is ``bound`` or more, and for a symbolic size, which counts as large."""
+    return not is_known(size) or bool(size >= bound)
+
+
+def predicted_size(shape: Iterable[int]) -> int:
+    """The product of a shape's dimensions, at least 1; a symbolic dimension counts as 1."""
+    return max(1, math.prod(int(n) for n in shape if is_known(n)))
+
+
+def to_top(magnitude: jax.Array, fmt: Format, power_of_two: bool) -> tuple[jax.Array, jax.Array]:
+    """Returns the scale that brings a magnitude to the top of a format, and its inverse.
+
+    Both are normal numbers. A program executes these operations at each of its contractions, so
+    they are few: the exponent field of the magnitude is the power of two below it, and adding to
+    that field scales.
+    """
+    dtype = magnitude.dtype
+    signed, mantissa_bits, bias = layout(dtype)
+    if not power_of_two:
+        largest = lax.full_like(magnitude, float(fmt.max))
+        lowest = np.asarray(2.0 ** (2 - bias), dtype)
+        usable = jnp.where(jnp.isfinite(magnitude), magnitude, largest)
+        scale = jnp.maximum(quotient(usable, largest), lowest)
+        return jnp.where(magnitude == 0, jnp.ones_like(scale), scale), 1 / scale
+    integer = np.uint64 if signed is np.int64 else np.uint32
+    top = top_exponent(fmt)
+    one = 1 << mantissa_bits  # the lowest bit of the exponent field
+    field = lax.bitcast_convert_type(magnitude, integer)
+    field = lax.bitwise_and(field, integer(2 * bias * one + one))
+    # scale and inverse are normal numbers: their fields are from 1 to 2 * bias
+    lowest, highest = max(1, top + 1), 2 * bias + min(0, top - 1)
+    field = lax.clamp(integer(lowest * one), field, integer(highest * one))
+    moved = lax.add(field, integer(-top * one % 2 ** np.iinfo(integer).bits))
+    scale = lax.bitcast_convert_type(moved, dtype)
+    inverse = lax.bitcast_convert_type(lax.sub(integer((2 * bias + top) * one), field), dtype)
+    return scale, inverse
+
+
+def top_exponent(fmt: Format) -> int:
+    """Returns the exponent of the binade to which a largest magnitude is brought.
+
+    It is the last but one, but at most 14 in a format that also has numbers below 1.
+    """
+    top = fmt.max_exponent - 1
+    return top if fmt.min_exponent > 0 else min(top, 14)

@@ -15,16 +15,12 @@ from jax.typing import DTypeLike
 
 from ..formats import E8M0, BlockFormat, Format, Saturation
 from ..rounding import EncodedArray, cast, encode, round_to
-from ..rounding._nearest import is_plain
-from ._amax import amax_by_keys
+from ..rounding._codes import is_plain
+from ._amax import amax_by_keys, is_known, to_top
 from ._array import ScaledArray
-from ._e2m1_scales import FourOverSix, MsEden
-from ._mx import Mx
-from ._power import layout, nonzero, power_of_two, shrink
-from ._quotient import quotient
-from ._scaling import Amax, to_top
-from ._sizes import is_known
-from ._strategy import Scaling
+from ._block_scales import FourOverSix, MsEden, Mx
+from ._power import layout, nonzero, power_of_two, quotient, shrink
+from ._scaling import Amax, Scaling
 
 
 class CastOptions(TypedDict):
@@ -105,7 +101,6 @@ def usable(
 
 
 def over_scales(blocks: jax.Array, factor: jax.Array, axis: int, rounding: str) -> jax.Array:
-    """Returns blocks divided by the factors that scales stand for, to be rounded next."""
     divisor = jnp.expand_dims(factor, axis).astype(blocks.dtype)
     return nonzero(quotient(blocks, divisor), blocks, rounding)
 
@@ -115,16 +110,11 @@ def nan_scales(fmt: BlockFormat, scaling: Scaling | None) -> bool:
 
 
 def round_in_blocks(x: jax.Array, fmt: BlockFormat, scaling: Mx | None = None) -> jax.Array:
-    """Returns the values of ``x`` rounded to a block format along the middle of three axes.
+    """Returns float32 ``x`` rounded to a block format along the middle of three axes.
 
-    The same numbers as ``quantize(x, fmt, axis=1, scaling=scaling).value()``, in half the
-    operations, none of which is a function of jax.numpy: tracing, lowering and compiling each of
-    them takes time.
-
-    Args:
-        x: float32, three axes.
-        fmt: a block format.
-        scaling: with the format, a pair for which :func:`rounds_in_blocks` is True.
+    The same numbers as ``quantize(x, fmt, axis=1, scaling=scaling).value()``, for pairs of format
+    and scaling of which :func:`rounds_in_blocks` is True, in half the operations. None of these is
+    a function of jax.numpy: tracing, lowering and compiling each of them takes time.
     """
     u, element = np.uint32, fmt.element
     blocks = split_blocks(x, fmt.size, 1)
@@ -309,7 +299,6 @@ def tensor_scale(scale: jax.Array, fmt: BlockFormat, scaling: Scaling | None) ->
 
 
 def tensor_scale_of(amax: jax.Array, fmt: BlockFormat, scaling: Scaling | None) -> jax.Array:
-    """Returns the upper scale of two levels, from the largest finite magnitude."""
     return tensor_scale(_unrounded_scales(amax.reshape(1), fmt, (0,), scaling), fmt, scaling)
 
 

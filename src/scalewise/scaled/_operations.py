@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import jax
@@ -24,12 +24,50 @@ from .._check import checked, checked_axes
 from .._resolve import as_format
 from ..formats import FormatLike, RoundingMode, Saturation
 from ._array import ScaledArray
-from ._casts import saturation
-from ._operand import applied, common_dtype, operands, scaled_result
-from ._rules import BESIDE, EXPONENTS, FACTORS, RULES, combined
+from ._quantize import saturation
+from ._rules import (
+    BESIDE,
+    EXPONENTS,
+    FACTORS,
+    RULES,
+    applied,
+    combined,
+    common_dtype,
+    operands,
+    scaled_result,
+)
 
 Operand = ScaledArray | ArrayLike
 SUM_RULES = {"max": RULES["add"], "l2": BESIDE}
+
+
+def _of_one(
+    name: str, f: Callable[[jax.Array], jax.Array], returns: str, *degree: int
+) -> Callable[[Operand], ScaledArray]:
+    """Returns an operation on one operand, with a rule's ``degree`` if that has one."""
+
+    def operation(a: Operand) -> ScaledArray:
+        return applied(name, f, a, static=degree)
+
+    formula = RULES[name].formula.replace("sA^(1/n)", "sqrt(sA)").replace("^n", "^2")
+    scale = f"``{formula}``" if formula != "1" else "1, computed from the value in float32"
+    operation.__name__ = operation.__qualname__ = name
+    operation.__doc__ = f"Returns {returns} with the scale {scale}."
+    return checked(operation)
+
+
+neg = _of_one("neg", jnp.negative, "``-a``")
+abs = _of_one("abs", jnp.abs, "magnitudes")
+relu = _of_one("relu", jax.nn.relu, "``max(a, 0)``")
+square = _of_one("square", jnp.square, "``a^2``", 2)
+sqrt = _of_one("sqrt", jnp.sqrt, "square roots", 2)
+rsqrt = _of_one("rsqrt", lax.rsqrt, "inverse square roots", 2)
+exp = _of_one("exp", jnp.exp, "the exponential")
+tanh = _of_one("tanh", jnp.tanh, "the hyperbolic tangent")
+sigmoid = _of_one("sigmoid", jax.nn.sigmoid, "the logistic function")
+erf = _of_one("erf", jax.scipy.special.erf, "the error function")
+sin = _of_one("sin", jnp.sin, "the sine")
+cos = _of_one("cos", jnp.cos, "the cosine")
 
 
 @checked
@@ -134,24 +172,6 @@ def clip(a: Operand, min: Operand | None = None, max: Operand | None = None) -> 
 
 
 @checked
-def neg(a: Operand) -> ScaledArray:
-    """Returns ``-a`` with the scale ``sA``."""
-    return applied("neg", jnp.negative, a)
-
-
-@checked
-def abs(a: Operand) -> ScaledArray:
-    """Returns magnitudes with the scale ``sA``."""
-    return applied("abs", jnp.abs, a)
-
-
-@checked
-def relu(a: Operand) -> ScaledArray:
-    """Returns ``max(a, 0)`` with the scale ``sA``."""
-    return applied("relu", jax.nn.relu, a)
-
-
-@checked
 def gelu(a: Operand, *, approximate: bool = True) -> ScaledArray:
     """Returns ``a`` times the normal distribution function of ``a``, with the scale ``sA``.
 
@@ -172,67 +192,9 @@ def gelu(a: Operand, *, approximate: bool = True) -> ScaledArray:
 
 
 @checked
-def square(a: Operand) -> ScaledArray:
-    """Returns ``a^2`` with the scale ``sA^2``."""
-    return applied("square", jnp.square, a, static=(2,))
-
-
-@checked
 def integer_pow(a: Operand, n: int) -> ScaledArray:
     """Returns ``a^n`` for a Python integer with the scale ``sA^n``."""
-    if not isinstance(n, int):
-        raise TypeError(f"integer_pow: n is {n!r}; expected a Python integer")
     return applied("integer_pow", lambda x: lax.integer_pow(x, n), a, static=(n,))
-
-
-@checked
-def sqrt(a: Operand) -> ScaledArray:
-    """Returns square roots with the scale ``sqrt(sA)``; of an odd exponent, half stays with the
-    data.
-    """
-    return applied("sqrt", jnp.sqrt, a, static=(2,))
-
-
-@checked
-def rsqrt(a: Operand) -> ScaledArray:
-    """Returns inverse square roots with the scale ``1 / sqrt(sA)``, as :func:`sqrt`."""
-    return applied("rsqrt", lax.rsqrt, a, static=(2,))
-
-
-@checked
-def exp(a: Operand) -> ScaledArray:
-    """Returns the exponential with the scale 1, computed from the value in float32."""
-    return applied("exp", jnp.exp, a)
-
-
-@checked
-def tanh(a: Operand) -> ScaledArray:
-    """Returns the hyperbolic tangent with the scale 1, computed from the value in float32."""
-    return applied("tanh", jnp.tanh, a)
-
-
-@checked
-def sigmoid(a: Operand) -> ScaledArray:
-    """Returns the logistic function with the scale 1, computed from the value in float32."""
-    return applied("sigmoid", jax.nn.sigmoid, a)
-
-
-@checked
-def erf(a: Operand) -> ScaledArray:
-    """Returns the error function with the scale 1, computed from the value in float32."""
-    return applied("erf", jax.scipy.special.erf, a)
-
-
-@checked
-def sin(a: Operand) -> ScaledArray:
-    """Returns the sine with the scale 1, computed from the value in float32."""
-    return applied("sin", jnp.sin, a)
-
-
-@checked
-def cos(a: Operand) -> ScaledArray:
-    """Returns the cosine with the scale 1, computed from the value in float32."""
-    return applied("cos", jnp.cos, a)
 
 
 @checked

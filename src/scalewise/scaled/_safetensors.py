@@ -25,7 +25,7 @@ from jax.typing import ArrayLike
 from .._check import Range, checked
 from .._output import check_source, replacing
 from .._types import Json
-from ..formats import E2M1FN, Format, check_codes
+from ..formats import Format, check_codes
 from ..rounding import EncodedArray
 from ..rounding._encoded import is_packed
 from ._array import ScaledArray
@@ -133,7 +133,7 @@ def _joined(
     if record is None:
         return jnp.asarray(arrays.pop(name))
     if set(record) == {"format", "length"}:
-        return _encoded(arrays.pop(name), _format(record["format"]), record["length"])
+        return _encoded(arrays.pop(name), Format(**record["format"]), record["length"])
     factors = set(record) - {"block", "data"}
     if not {"block", "data"} <= set(record) or factors not in ({"scale"}, {"exponent"}, set()):
         raise ValueError(f"{name!r} is described by {sorted(record)}")
@@ -165,14 +165,6 @@ def _joined(
 
 def _is_float(x: jax.Array | ScaledArray | EncodedArray) -> bool:
     return isinstance(x, EncodedArray) or jnp.issubdtype(x.dtype, jnp.floating)
-
-
-def _format(fields: Json) -> Format:
-    for field in dataclasses.fields(E2M1FN):
-        kind = type(getattr(E2M1FN, field.name))
-        if type(fields[field.name]) is not kind:
-            raise ValueError(f"a format's {field.name} is {fields[field.name]!r}, no {kind}")
-    return Format(**fields)
 
 
 def _encoded(codes: Json, fmt: Format, length: Json) -> EncodedArray:

@@ -8,21 +8,92 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._check import Count, Positive, checked
+from .._check import Count, Positive, Range, checked
 from .._jax import Tracer
 from ..formats import BlockFormat, Format
 from ..rounding import round_to
-from ._amax import amax
+from ._amax import amax, to_top
 from ._least_squares import least_squares_scale
-from ._power import layout
-from ._quotient import quotient
-from ._strategy import Axes, Scales, Scaling
+from ._power import exponent_of, power_of_two
+
+Axes = Sequence[int]
+Scales = tuple[jax.Array, jax.Array]  # a scale and its inverse
+SCALINGS: dict[str, type[Scaling]] = {}  # the strategies by name
+
+
+class Scaling:
+    """Base class of the strategies that choose scales; a subclass that sets ``name`` is registered
+    in ``SCALINGS``.
+
+    Attributes:
+        name: what :func:`scalewise.explain` prints.
+        source: what a scale is found from: ``"amax"`` is the largest magnitude of the array itself,
+            ``"data"`` another statistic of it, ``"shapes"`` a prediction from shapes alone,
+            ``"history"`` the arrays of earlier steps, ``"operand"`` the scale that a ScaledArray
+            came with.
+        saturates: whether elements may exceed the format's largest number once scaled.
+        reuses_copy: under :func:`scalewise.autoscale`, whether the backward pass reads the narrow
+            copy of an operand that the forward pass made; else the operand is stored in the
+            recipe's ``residuals`` and rounded again.
+        for_blocks: whether the strategy chooses the scales of blocks: operands of a recipe that
+            have one scale, in ``residuals`` for example, then have current scaling.
+        draws: whether the scales of blocks are rounded stochastically, so that they need a key.
+        largest_block_scale: what the largest scale of a block becomes under a tensor scale; None
+            for the largest number of the scales' format.
+        power_of_two: whether every scale is a power of two, so that ``x / scale`` is exact.
+    """
+
+    name: ClassVar[str] = ""
+    source: ClassVar[Literal["amax", "data", "shapes", "history", "operand"]] = "data"
+    saturates: ClassVar[bool] = True
+    reuses_copy: ClassVar[bool] = False
+    for_blocks: ClassVar[bool] = False
+    draws: ClassVar[bool] = False
+    largest_block_scale: ClassVar[float | None] = None
+    power_of_two: bool = True
+
+    def __init_subclass__(cls, **options: object):
+        super().__init_subclass__(**options)
+        if "name" in vars(cls):
+            SCALINGS[cls.name] = cls
+
+    def scale(self, x: jax.Array, fmt: Format, axes: Axes, keepdims: bool = False) -> Scales:
+        """Returns the scale of ``x`` (float32 or float64) over ``axes``, and its inverse.
+
+        It depends on the finite elements of ``x`` alone. A subclass defines this or
+        :meth:`exponents`, from which the other follows.
+        """
+        exponent = jnp.clip(self.exponents(x, fmt, axes), -126, 126)
+        exponent = jnp.expand_dims(exponent, tuple(axes)) if keepdims else exponent
+        return power_of_two(exponent, x.dtype), power_of_two(-exponent, x.dtype)
+
+    def exponents(self, x: jax.Array, element: Format, axes: Axes) -> jax.Array:
+        """Returns the int32 exponents of scales that E8M0 holds, from -127 to 127."""
+        scale, _ = self.scale(jnp.where(jnp.isfinite(x), x, 0), element, axes)
+        return jnp.clip(exponent_of(scale), -127, 127)
+
+    def check(self, fmt: Format | BlockFormat) -> None:
+        """Raises ValueError for a format that can't have scales of this strategy."""
+
+    def may_exceed(self, fmt: Format) -> bool:
+        """Returns True if scaled elements may exceed the format's largest number."""
+        return self.saturates
+
+    def of_blocks(self) -> Scaling | None:
+        """Returns the strategy for the blocks of a block format; None for the format's own."""
+        return self
+
+    def predicted(self, spread: float) -> Scaling:
+        """Returns the strategy for arrays whose predicted standard deviation is ``2**spread``."""
+        return self
 
 
 @checked
@@ -125,20 +196,17 @@ class LeastSquares(Scaling):
             return scale, 1 / scale
         top = amax(x, axes, True)
         unit = to_top(top, fmt, True)[1]  # the error's own scale: squares of it stay in range
-        best: tuple[jax.Array, jax.Array, jax.Array] | None = None
+        found: list[tuple[jax.Array, jax.Array, jax.Array]] = []
         for i in range(self.candidates or 6):
             scale, inverse = to_top(top * np.asarray(0.5**i, x.dtype), fmt, True)
             rounded = round_to(x * inverse, fmt, saturate="finite") * scale
             squares = jnp.where(jnp.isfinite(x), jnp.square((rounded - x) * unit), 0)
             error = jnp.sum(squares, axis=tuple(axes), keepdims=True)
-            new = error, scale, inverse
-            if best is not None:
-                better = error < best[0]
-                pairs = zip(new, best, strict=True)
-                first, second, third = (jnp.where(better, *pair) for pair in pairs)
-                new = first, second, third
-            best = new
-        assert best is not None
+            found.append((error, scale, inverse))
+        best = found[0]
+        for new in found[1:]:
+            better = new[0] < best[0]
+            best = tuple(jnp.where(better, *pair) for pair in zip(new, best, strict=True))
         return _kept(best[1], axes, keepdims), _kept(best[2], axes, keepdims)
 
 
@@ -183,15 +251,9 @@ class Fixed(Scaling):
         exponent: the scale is ``2**exponent``.
     """
 
-    exponent: int = 0
+    exponent: Annotated[int, Range(lambda n: -126 <= n <= 126, "an integer from -126 to 126")] = 0
     name = "fixed"
     source = "shapes"
-
-    def __post_init__(self):
-        if not isinstance(self.exponent, int) or not -126 <= self.exponent <= 126:
-            raise ValueError(
-                f"Fixed: exponent is {self.exponent!r}; expected an integer from -126 to 126"
-            )
 
     def scale(self, x: jax.Array, fmt: Format, axes: Axes, keepdims: bool = False) -> Scales:
         return Unit(4.0**self.exponent).scale(x, fmt, axes, keepdims)
@@ -282,44 +344,6 @@ class Propagated(Scaling):
 
     def scale(self, x: jax.Array, fmt: Format, axes: Axes, keepdims: bool = False) -> Scales:
         return Unit().scale(x, fmt, axes, keepdims)
-
-
-def to_top(magnitude: jax.Array, fmt: Format, power_of_two: bool) -> Scales:
-    """Returns the scale that brings a magnitude to the top of a format, and its inverse.
-
-    Both are normal numbers. A program executes these operations at each of its contractions, so
-    they are few: the exponent field of the magnitude is the power of two below it, and adding to
-    that field scales.
-    """
-    dtype = magnitude.dtype
-    signed, mantissa_bits, bias = layout(dtype)
-    if not power_of_two:
-        largest = lax.full_like(magnitude, float(fmt.max))
-        lowest = np.asarray(2.0 ** (2 - bias), dtype)
-        usable = jnp.where(jnp.isfinite(magnitude), magnitude, largest)
-        scale = jnp.maximum(quotient(usable, largest), lowest)
-        return jnp.where(magnitude == 0, jnp.ones_like(scale), scale), 1 / scale
-    integer = np.uint64 if signed is np.int64 else np.uint32
-    top = top_exponent(fmt)
-    one = 1 << mantissa_bits  # the lowest bit of the exponent field
-    field = lax.bitcast_convert_type(magnitude, integer)
-    field = lax.bitwise_and(field, integer(2 * bias * one + one))
-    # scale and inverse are normal numbers: their fields are from 1 to 2 * bias
-    lowest, highest = max(1, top + 1), 2 * bias + min(0, top - 1)
-    field = lax.clamp(integer(lowest * one), field, integer(highest * one))
-    moved = lax.add(field, integer(-top * one % 2 ** np.iinfo(integer).bits))
-    scale = lax.bitcast_convert_type(moved, dtype)
-    inverse = lax.bitcast_convert_type(lax.sub(integer((2 * bias + top) * one), field), dtype)
-    return scale, inverse
-
-
-def top_exponent(fmt: Format) -> int:
-    """Returns the exponent of the binade to which a largest magnitude is brought.
-
-    It is the last but one, but at most 14 in a format that also has numbers below 1.
-    """
-    top = fmt.max_exponent - 1
-    return top if fmt.min_exponent > 0 else min(top, 14)
 
 
 def _kept(x: jax.Array, axes: Axes, keepdims: bool) -> jax.Array:

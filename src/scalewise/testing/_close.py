@@ -129,9 +129,7 @@ def _spacing(x: np.ndarray, fmt: Format) -> np.ndarray:
 
 
 def _plain(x: ArrayLike | ScaledArray | EncodedArray) -> ArrayLike:
-    if isinstance(x, ScaledArray):
-        return x.value()
-    return x.astype(np.float32) if isinstance(x, EncodedArray) else x
+    return x.value() if isinstance(x, ScaledArray | EncodedArray) else x
 
 
 def _wide(x: ArrayLike | ScaledArray | EncodedArray) -> np.ndarray:

@@ -13,8 +13,8 @@ from .._resolve import as_format
 from ..formats import BF16, E5M2, FP16, BlockFormatLike, FormatLike, RoundingMode, Saturation
 from ..rounding import EncodedArray
 from ..scaled import ScaledArray, Scaling
-from ..scaled._casts import cast as cast_array
-from ..scaled._casts import round_to as round_array
+from ..scaled._quantize import cast as cast_array
+from ..scaled._quantize import round_to as round_array
 from ._convert import to_jax, to_torch
 from ._torch import Tensor, torch
 

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from ..._jax import Jaxpr, jex, open_jaxpr
 from ...interpret import CONTROL, Equation, Program, operation_body
-from ...interpret._body import Body, Number, body_of
+from ...interpret._interpret import Body, Number, body_of
 from ...primitives import params
 
 Origins: TypeAlias = tuple[int, ...]  # indices of recorded equations

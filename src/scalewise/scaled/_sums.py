@@ -1,7 +1,8 @@
-"""Products of ScaledArrays: matmul, dot_general and convolutions, with unit scaling's factor."""
+"""Sums of ScaledArrays, whose scales `_operations.py` explains: reductions, softmax, products."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -11,13 +12,103 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._check import checked
+from .._check import checked, checked_axes
 from .._jax import Tracer
 from ..formats import FormatLike
 from ._array import ScaledArray
-from ._operand import apart, common_dtype, operands, scaled_result
 from ._operations import Operand
-from ._rules import EXPONENTS, RULES, Algebra, combined, static_scale
+from ._rules import (
+    EXPONENTS,
+    FACTORS,
+    KEPT,
+    RULES,
+    Algebra,
+    ScaledOperand,
+    apart,
+    applied,
+    combined,
+    common_dtype,
+    operands,
+    scaled_result,
+    static_scale,
+)
+
+Axis = int | Sequence[int] | None
+
+
+def _static_of(name: str, a: Operand, axis: Axis) -> float:
+    shape = jnp.shape(a.data if isinstance(a, ScaledArray) else a)  # pyright: ignore
+    return static_scale(math.prod(shape[i] for i in checked_axes(name, axis, len(shape))))
+
+
+def _reduction(
+    name: str, reduce: Callable[[jax.Array, dict[str, Any], float], jax.Array], returns: str
+) -> Callable[..., ScaledArray]:
+    """Returns a reduction over axes; ``reduce`` is given the data, options and the static scale."""
+    rule = RULES[name]
+
+    def reduction(a: Operand, axis: Axis = None, *, keepdims: bool = False) -> ScaledArray:
+        s = _static_of(name, a, axis)
+        over = {"axis": tuple(axis) if isinstance(axis, Sequence) else axis, "keepdims": keepdims}
+        return applied(name, lambda x: reduce(x, over, s), a, static=() if rule is KEPT else (s,))
+
+    reduction.__name__ = reduction.__qualname__ = name
+    reduction.__doc__ = f"Returns {returns} over axes with the scale ``{rule.formula}``."
+    if rule is not KEPT:
+        reduction.__doc__ += """
+
+    s is sqrt(n), rounded to a power of two, for n terms, the size of a sum of n independent numbers
+    of unit size."""
+    return checked(reduction)
+
+
+sum = _reduction("sum", lambda x, over, s: jnp.sum(x, **over) / s, "the sum")
+mean = _reduction("mean", lambda x, over, s: jnp.mean(x, **over) * s, "the mean")
+max = _reduction("max", lambda x, over, _: jnp.max(x, **over), "the largest element")
+min = _reduction("min", lambda x, over, _: jnp.min(x, **over), "the smallest element")
+
+
+@checked
+def cumsum(a: Operand, axis: int = -1) -> ScaledArray:
+    """Returns running sums along an axis with the scale ``sA s``, s as for :func:`sum`: that of the
+    last of them.
+    """
+    s = _static_of("cumsum", a, axis)
+    return applied("cumsum", lambda x: jnp.cumsum(x, axis=axis) / s, a, static=(s,))
+
+
+@checked
+def softmax(a: Operand, axis: int = -1) -> ScaledArray:
+    """Returns the softmax along an axis with the scale ``1 / sum(data)``, one for each row.
+
+    The data are ``exp((data - max) sA)``, from 0 to 1.
+    """
+    x, below = _below_largest("softmax", a, axis)
+    data = jnp.exp(below.value())
+    scale = RULES["softmax"].scale(FACTORS, jnp.sum(data, axis=axis, keepdims=True))
+    return scaled_result(data, scale, FACTORS, x.dtype)
+
+
+@checked
+def log_softmax(a: Operand, axis: int = -1) -> ScaledArray:
+    """Returns the logarithm of the softmax along an axis, with the scale ``max(sA, 1)``.
+
+    It is ``value - max - log(sum(exp(value - max)))``; its first part is of the size of the
+    operand, its second at most the logarithm of the number of terms.
+    """
+    x, below = _below_largest("log_softmax", a, axis)
+    total = jnp.log(jnp.sum(jnp.exp(below.value()), axis=axis, keepdims=True))
+    scale = RULES["log_softmax"].scale(x.algebra, x.scale)
+    total = ScaledOperand(total, x.algebra.one, x.algebra, x.dtype)
+    return scaled_result(below.at(scale) - total.at(scale), scale, x.algebra, x.dtype)
+
+
+def _below_largest(name: str, a: Operand, axis: int) -> tuple[ScaledOperand, ScaledOperand]:
+    (x,) = operands(name, a)
+    checked_axes(name, axis, x.data.ndim)
+    top = jnp.max(x.data, axis=axis, keepdims=True)
+    return x, dataclasses.replace(x, data=x.data - top)
+
 
 Static = float | Callable[[Operand, Operand], float]
 """A number that the data of a product are divided by, or a function of the operands' shapes."""
@@ -43,7 +134,7 @@ def _contraction(
     else:
         s = _static(name, static(a, b) if callable(static) else static, x.algebra)
     data, scale = combined(RULES[name], x.algebra, [x, y], s)
-    wide = max((d.dtype for d in data), key=lambda dtype: dtype.itemsize)
+    wide = np.result_type(*(d.dtype for d in data))
     own = common_dtype(x, y)
     own = np.dtype(np.float16) if own.itemsize == 1 else own  # sums of 8-bit numbers need more bits
     out = product(*(d.astype(wide) for d in data)) / s
