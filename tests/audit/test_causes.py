@@ -214,7 +214,7 @@ FOUND = {  # function, arguments, format; the kinds and the fix's first words th
         softmax_head, (normal(0, 4, 8), normal(1, 8, 8)), "e4m3fn", {"overflow"}, "-224 in place",
     ),
     "rising": (  # subnormal, not flushed
-        rising, (500.0 + 100.0 * jnp.arange(8.0), jnp.float32(16000)), "fp16", {"precision"},
+        rising, (500.0 + 100.0 * jnp.arange(8.0), jnp.float32(16000)), "fp16", {"underflow"},
         "float32 for this pow",
     ),
     "capacity": (capacity, (jnp.ones(400),), "bf16", {"swamping"}, "float32 for the add"),

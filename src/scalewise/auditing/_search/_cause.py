@@ -23,10 +23,13 @@ def at_cause(search: Search, what: Finding, fix: Fix) -> Finding:
         return _smallest_gradients(search, what)
     wide = [e for e in search.outcome.equations if e.index in set(fix.indices)]
     cause = fix.cause
-    if cause is None or (wide and cause.index not in fix.indices):
-        beyond = [e for e in wide if is_out_of_range(e)]  # their errors aren't measured
+    beyond = [e for e in wide if is_out_of_range(e)]  # their errors aren't measured
+    flushed = [e for e in wide if e["flushed"]] if search.outcome.error.non_finite else []
+    if cause is None or flushed or (wide and cause.index not in fix.indices):
         cause = max(
-            beyond or wide, key=lambda e: -e.index if beyond else e.introduced, default=None
+            beyond or flushed or wide,
+            key=lambda e: -e.index if beyond else e["flushed"] if flushed else e.introduced,
+            default=None,
         )
     if cause is None:
         return what
@@ -72,6 +75,8 @@ def _carried_to(
     if moved.kind == "cancellation":  # exact itself: what it leaves is the error carried in
         return moved
     event, evidence = FINDING_KINDS[moved.kind].event, made_here(cause)
+    if event and search.outcome.error.non_finite:  # its error isn't what made them so
+        return moved
     if event:
         evidence = f"{moved.evidence}, {evidence}"
     if what.kind == "decision":
