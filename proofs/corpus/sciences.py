@@ -292,7 +292,7 @@ def cubic_trend_fixed(x, y):
 
 @failing(
     WRITTEN, "bf16", "swamping precision",
-    "return ratings + 16.0 * (score - expected)",
+    "return ratings + 10.0 * (score - expected)",
     args=lambda: (1520.0 + 8.0 * np.arange(24, dtype=np.float32), 1600.0 + 8.0 * integers(24),
                   np.float32(integers(24, seed=1, high=2))),
     change=True,
@@ -300,4 +300,4 @@ def cubic_trend_fixed(x, y):
 def elo_ratings(ratings, others, score):
     """Ratings of players after a game; the expected score is near the one reached."""
     expected = 1.0 / (1.0 + 10.0 ** ((others - ratings) / 400.0))
-    return ratings + 16.0 * (score - expected)
+    return ratings + 10.0 * (score - expected)

@@ -227,18 +227,15 @@ def added_to(result: jax.Array, operand: jax.Array, plan: EquationPlan) -> jax.A
     return jnp.where(result != before.astype(result.dtype), before, 0)
 
 
-def operand_samples(
-    plan: EquationPlan, exact: jax.Array, lows: Sequence[jax.Array], op_params: jax.Array
-) -> jax.Array:
-    """Returns samples of the exact result and of an addition's operands: float64[3, SAMPLE]."""
-    length = plan.length
-    at = sample_positions(op_params[COUNT], length)
-    addends: Sequence[jax.Array] = [jnp.zeros(SAMPLE)] * 2
+def addends_of(
+    plan: EquationPlan, exact: jax.Array, lows: Sequence[jax.Array]
+) -> tuple[jax.Array, ...]:
+    """Returns an addition's operands, flat; () for another equation."""
     if plan.accumulates:
-        addends = [exact[at], added_to(exact, lows[0], plan)[at]]
-    elif operation(plan.equation) in SIGNS:
-        addends = [flat(x, length)[at] if x.ndim else jnp.broadcast_to(x, at.shape) for x in lows]
-    return jnp.stack([x.astype(jnp.float64) for x in (exact[at], *addends)])
+        return (added_to(exact, lows[0], plan),)
+    if operation(plan.equation) in SIGNS:
+        return tuple(flat(x, plan.length) if x.ndim else x for x in lows)
+    return ()
 
 
 def with_taint(outs: Sequence[Value], tainted: Flag) -> list[Value]:
@@ -246,10 +243,14 @@ def with_taint(outs: Sequence[Value], tainted: Flag) -> list[Value]:
 
 
 def uncounted_of(
-    op_params: jax.Array, low, exact, reference, fmt: jax.Array, samples: jax.Array, tainted: Flag
+    op_params: jax.Array, low, exact, reference, fmt: jax.Array, addends, tainted: Flag
 ) -> Uncounted:
     op_params = jnp.concatenate([fmt, op_params[FORMAT_PARAMS:]])
-    return Uncounted(op_params, low, exact, reference, samples, tainted)
+    at = sample_positions(op_params[COUNT], low.size)
+    samples = [jnp.broadcast_to(x[at] if x.ndim else x, at.shape) for x in (exact, *addends)]
+    samples += [jnp.zeros(SAMPLE)] * (3 - len(samples))
+    stacked = jnp.stack([x.astype(jnp.float64) for x in samples])
+    return Uncounted(op_params, to_float64(low), exact, reference, stacked, tainted)
 
 
 def count_result(op_params: jax.Array, *uncounted) -> tuple[jax.Array, jax.Array]:
@@ -277,8 +278,8 @@ def run_both(
 
     Returns:
         Its outputs; if it is recorded, of its first float result the low, exact and reference
-        values (flat), the format, samples, and whether an input was tainted; its events (see
-        :func:`add_events`), or None.
+        values (flat), the format, an addition's operands, and whether an input was tainted; its
+        events (see :func:`add_events`), or None.
     """
     low, reference = runs
     equation, from_table = plan.equation, isinstance(low, TableEmulation)
@@ -291,9 +292,11 @@ def run_both(
     reference_outs = reference.apply((), equation, references)[1]
     uncounted = None
     if plan.recorded:
-        plain = [_plain(low, x, a) for x, a in zip(lows, equation.in_avals, strict=True)]
-        aval = equation.out_avals[plan.at]
-        result = flat(_plain(low, low_outs[plan.at], aval), plan.length)
+        plain = [
+            to_float64(_plain(low, x, a)) if is_float(a) else x
+            for x, a in zip(lows, equation.in_avals, strict=True)
+        ]
+        result = flat(_plain(low, low_outs[plan.at], equation.out_avals[plan.at]), plan.length)
         right = flat(exact(equation, plain)[plan.at], plan.length).astype(jnp.float64)
         wide = flat(reference_outs[plan.at], plan.length).astype(reference.dtype)
         fmt = (
@@ -301,8 +304,7 @@ def run_both(
             if from_table
             else jnp.asarray(format_params(kind_of_run(low).result(low_outs[plan.at])))
         )
-        samples = operand_samples(plan, right, plain, op_params)
-        uncounted = result, narrowed(right, fmt, result.dtype), wide, fmt, samples, tainted
+        uncounted = result, right, wide, fmt, addends_of(plan, right, plain), tainted
     elif equation.name in DROPS and is_float(equation.out_avals[0]):
         result = _plain(low, low_outs[0], equation.out_avals[0])
         tainted = tainted & (~jnp.isfinite(result) & jnp.isfinite(reference_outs[0])).any()
@@ -376,9 +378,7 @@ def round_draw(runs: Runs, draw: Draw, params: jax.Array) -> Pair:
 
 
 def _plain(low, value, aval):
-    if not is_float(aval) or isinstance(low, TableEmulation):
-        return value
-    return to_float64(low.lower(value, aval))
+    return value if isinstance(low, TableEmulation) else low.lower(value, aval)
 
 
 @functools.partial(jax.jit, static_argnums=0)

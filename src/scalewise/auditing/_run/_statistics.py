@@ -130,7 +130,7 @@ def empty_statistics(formats: np.ndarray) -> Statistics:
 def sample_positions(n: jax.Array, size: int) -> jax.Array:
     """Returns SAMPLE indices spread over ``n`` of ``size`` numbers; ``n`` and up are padding."""
     at = jnp.arange(SAMPLE)
-    spread = at * n.astype(jnp.int64) // SAMPLE
+    spread = lax.div(at * n.astype(jnp.int64), np.int64(SAMPLE))
     return jnp.minimum(jnp.where(n > SAMPLE, spread, at), size - 1)
 
 
