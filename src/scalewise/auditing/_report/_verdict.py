@@ -49,9 +49,7 @@ def cause(report: Summary) -> str:
 def no_fix(report: Summary) -> str:
     if any(x.tried for x in (*report.findings, *report.unfixed)):
         return f"None of the fixes tried helps the outputs ({counted(report.trials, 'trial')})."
-    if not report.trials:
-        return "No fix was tried."
-    if not near(report.error, report.error_float32):
+    if not report.trials or not near(report.error, report.error_float32):
         return "No fix was tried."
     if report.error <= OutputError(0, 1e-6):
         return "No fix was tried, since no operation needs one."

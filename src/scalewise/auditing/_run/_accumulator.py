@@ -148,15 +148,10 @@ class Accumulator:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Visits:
-    """The statistics in a loop that is compiled as a whole.
+    """The statistics in a loop that is compiled as a whole."""
 
-    Attributes:
-        statistics: without the visits of this iteration.
-        records, events: of each equation visited in this iteration, to be counted and added at its
-            end by one operation for all.
-    """
-
-    statistics: Statistics
+    statistics: Statistics  # without the visits of this iteration
+    # of each equation visited in this iteration, to be added at its end by one operation for all
     records: dict[int, jax.Array | Uncounted] = dataclasses.field(default_factory=dict)
     events: dict[int, jax.Array] = dataclasses.field(default_factory=dict)
 

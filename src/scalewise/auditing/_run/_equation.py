@@ -45,26 +45,14 @@ SIGNS = {ADD: 1, SUB: -1}  # of the second operand, by an operation's code
 
 @dataclasses.dataclass(frozen=True)
 class EquationPlan:
-    """How an equation is computed; equal plans share compiled code.
+    """How an equation is computed; equal plans share compiled code."""
 
-    Attributes:
-        key: primitive, parameters and types. The equation's place is left out, and so is the shape
-            if each number is computed on its own.
-        equation: an equation with this key.
-        at: the index of the first float result, or -1.
-        length: the padded size of that result.
-        flat: whether the operands are flat and padded too.
-        recorded: whether its results are rounded, and statistics of them recorded.
-        decides: whether it makes a predicate, an index or a count of floats, in which the runs may
-            differ.
-        operation: the code of an elementary operation, or OTHER.
-    """
-
+    # primitive, parameters and types; the shape too, unless each number is computed on its own
     key: Hashable
-    equation: Equation = dataclasses.field(compare=False)
-    at: int = dataclasses.field(compare=False)
-    length: int = dataclasses.field(compare=False)
-    flat: bool = dataclasses.field(compare=False)
+    equation: Equation = dataclasses.field(compare=False)  # an equation with this key
+    at: int = dataclasses.field(compare=False)  # the index of the first float result, or -1
+    length: int = dataclasses.field(compare=False)  # the padded size of that result
+    flat: bool = dataclasses.field(compare=False)  # whether the operands are flat and padded too
 
     @property
     def size(self) -> int:
@@ -72,10 +60,12 @@ class EquationPlan:
 
     @functools.cached_property
     def recorded(self) -> bool:
+        """Whether its results are rounded, and statistics of them recorded."""
         return self.at >= 0 and not is_exact(self.equation)
 
     @functools.cached_property
     def decides(self) -> bool:
+        """Whether it makes predicates, indices or counts of floats, which may differ."""
         floats = any(map(is_float, self.equation.in_avals))
         return floats and any(map(is_discrete, self.equation.out_avals))
 
@@ -183,14 +173,8 @@ def split(plan: EquationPlan, inputs: Sequence[Value]) -> tuple[list[Value], lis
 
 
 def broadcast_flat(x: Pair, shape: Sequence[int], target: Sequence[int], length: int) -> Pair:
-    """Returns an operand broadcast to the result's shape, flat and padded; or as a scalar.
-
-    Args:
-        x: a pair, in its own shape or flat.
-        shape: its own shape; () to get its first number.
-        target: the result's shape.
-        length: the padded size of ``target``.
-    """
+    """Returns an operand of a shape, flat or not, broadcast to ``target``, flat and padded to
+    ``length``; with the shape (), its first number."""
 
     def one(x: jax.Array) -> jax.Array:
         if not shape and target:
@@ -207,10 +191,9 @@ def unrounded(
 ) -> tuple[jax.Array, ...]:
     """Computes one equation without its rounding, the only part that depends on the primitive.
 
-    Returns:
-        The exact result of the low inputs, ready to be rounded (see :func:`narrowed`), the
-        reference run's result, and of an equation that accumulates the numbers that it adds to, 0
-        where it adds nothing; flat, so that what follows depends only on the size.
+    Returns the exact result of the low inputs, ready to be rounded (see :func:`narrowed`), the
+    reference run's result, and of an equation that accumulates the numbers that it adds to (see
+    :func:`added_to`); flat, so that what follows depends only on the size.
     """
     lows, references = split(plan, inputs)
     (result,) = exact(plan.equation, lows)
@@ -272,14 +255,9 @@ def run_both(
 ):
     """Runs one equation in both runs without counting, which is one program for each size.
 
-    Args:
-        past: with delayed scaling, the largest magnitudes of the operands in earlier steps; those
-            of this step then follow the events.
-
-    Returns:
-        Its outputs; if it is recorded, of its first float result the low, exact and reference
-        values (flat), the format, an addition's operands, and whether an input was tainted; its
-        events (see :func:`add_events`), or None.
+    Returns its outputs; what :func:`uncounted_of` takes if it is recorded; its events (see
+    :func:`add_events`), or None. With delayed scaling, ``past`` has the largest magnitudes of the
+    operands in earlier steps; those of this step then follow the events.
     """
     low, reference = runs
     equation, from_table = plan.equation, isinstance(low, TableEmulation)
