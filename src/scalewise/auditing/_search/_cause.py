@@ -33,6 +33,9 @@ def at_cause(search: Search, what: Finding, fix: Fix) -> Finding:
         )
     if cause is None:
         return what
+    overflows = bool(beyond) and not Group((cause,)).is_singular(search.fmt)
+    if not what.equations and overflows and not FINDING_KINDS[what.kind].out_of_range:
+        return dataclasses.replace(search.finding_of(Group((cause,))), tried=what.tried)
     places = {(cause.file, cause.line)}
     if what.kind != "amplified":
         places |= {(e.file, e.line) for e in wide}
@@ -110,8 +113,9 @@ def amplified_after(search: Search, what: Finding, fix: Fix) -> Finding:
     moved, amplified = search.finding_of(Group((made,))), _amplification(made, by)
     if not amplified:
         return what
-    evidence = made_here(made) + amplified
-    return dataclasses.replace(moved, kind="amplified", evidence=evidence)
+    if FINDING_KINDS[moved.kind].event:
+        return dataclasses.replace(moved, evidence=moved.evidence + amplified)
+    return dataclasses.replace(moved, kind="amplified", evidence=made_here(made) + amplified)
 
 
 def decided_after(search: Search, what: Finding, fix: Fix, after: Outcome) -> Finding | None:
