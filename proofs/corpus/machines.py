@@ -6,7 +6,7 @@ import numpy as np
 
 import scalewise as sw
 
-from .entries import WRITTEN, failing, integers, normal, uniform
+from .entries import WRITTEN, failing, normal, uniform
 from .recipes import kept
 
 

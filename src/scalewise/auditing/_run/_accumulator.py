@@ -39,18 +39,14 @@ MIN_ROWS = 64  # statistics have this many rows times a power of four: programs 
 
 
 class Accumulator:
-    """The statistics of a run, and records that wait to be added to them, in order.
-
-    Attributes:
-        formats: float64[n, 8], the format of each equation's results.
-    """
+    """The statistics of a run, and records that wait to be added to them, in order."""
 
     def __init__(self, formats: np.ndarray, keeps: bool = True):
         self.keeps = keeps
         rows = MIN_ROWS
         while rows <= len(formats):  # one row to spare, for the padding of a batch
             rows *= 4
-        self.formats = formats
+        self.formats = formats  # of each equation's results
         padded = np.concatenate([formats, np.tile(formats[:1], (rows - len(formats), 1))])
         self._statistics, self._sent = empty_statistics(padded), formats.tobytes()
         (self._device,) = self._statistics.formats.devices()

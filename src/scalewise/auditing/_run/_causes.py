@@ -10,15 +10,10 @@ from ._equation_statistics import EquationStatistics, Operands
 
 
 class Causes:
-    """The dataflow between recorded equations, with their statistics.
-
-    Attributes:
-        operands: by an equation's index and operand, the equations that the operand comes from, in
-            all iterations of loops.
-    """
+    """The dataflow between recorded equations in all iterations of loops, and their statistics."""
 
     def __init__(self, operands: Operands, equations: Sequence[EquationStatistics]):
-        self.operands = operands
+        self.operands = operands  # by index and operand, the equations that the operand comes from
         self.equations = {e.index: e for e in equations}
 
     def producers(self, index: int) -> list[EquationStatistics]:
