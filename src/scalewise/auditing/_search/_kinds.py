@@ -133,7 +133,10 @@ def _operands_flushed(group: Group) -> bool:
 def _underflows(group: Group, saturate: Saturation, fmt: Format) -> bool:
     if group.share("flushed") >= FLUSHED or _operands_flushed(group):
         return True
-    # more than a normal number can lose
+    return _subnormals_lose(group, fmt) and group.worst("introduced") > group.noticeable
+
+
+def _subnormals_lose(group: Group, fmt: Format) -> bool:  # more than normal numbers can
     return group.total("subnormal") > 0 and group.worst("introduced") > 2 * half_unit(group, fmt)
 
 
@@ -201,6 +204,8 @@ def _precision(group: Group, fmt: Format) -> str:
     made, unit = group.worst("introduced"), half_unit(group, fmt)
     if made < EXACT * unit:
         return made_here(max(group.equations, key=lambda e: e.inherited))
+    if _subnormals_lose(group, fmt):
+        return f"{numbers_lost(group, 'subnormal')}; error made here {made:.2g}"
     return f"error made here {made:.2g}, {made / unit:.2g} times half a unit in the last place"
 
 
