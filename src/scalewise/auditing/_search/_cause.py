@@ -113,7 +113,7 @@ def amplified_after(search: Search, what: Finding, fix: Fix) -> Finding:
     moved, amplified = search.finding_of(Group((made,))), _amplification(made, by)
     if not amplified:
         return what
-    if FINDING_KINDS[moved.kind].event:
+    if FINDING_KINDS[moved.kind].out_of_range:
         return dataclasses.replace(moved, evidence=moved.evidence + amplified)
     return dataclasses.replace(moved, kind="amplified", evidence=made_here(made) + amplified)
 
