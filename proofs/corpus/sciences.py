@@ -15,7 +15,7 @@ from .entries import WRITTEN, failing, integers, normal, uniform
                   np.float32([0.25 * i for i in range(16)])),
 )  # fmt: skip
 def forward_rates(rates, times):
-    """Rates between two dates, of a curve of rates from today."""
+    """Rates between two dates, of a curve of rates from the first date on."""
     discount = jnp.exp(-rates * times)
     return (discount[:-1] / discount[1:] - 1.0) / (times[1:] - times[:-1])
 
@@ -31,7 +31,7 @@ def forward_rates_fixed(rates, times):
     args=lambda: (uniform(24, low=1e-6, high=1e-5), np.float32(36.0)),
 )  # fmt: skip
 def annuity(rate, months):
-    """What a monthly payment of 1 is worth today, at nearly no interest."""
+    """The present value of monthly payments of 1, at nearly no interest."""
     return (1.0 - (1.0 + rate) ** -months) / rate
 
 
