@@ -1,5 +1,6 @@
 """The corpus: its truths can be measured, its lines exist, and it is split as stated."""
 
+import dataclasses
 import hashlib
 import re
 
@@ -7,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from proofs.corpus import score
-from proofs.corpus.entries import CLEAN, ENTRIES, SYNONYMS, half, load
+from proofs.corpus.entries import CLEAN, ENTRIES, SYNONYMS, WRITTEN, half, load
 from proofs.corpus.truth import clean_problems, error, measure
 
 load()
@@ -50,7 +51,7 @@ def test_each_entry_cites_a_source_and_marks_lines_that_exist():
         r"|doi\.org/10\.\S+)"
     )
     for entry in ENTRIES.values():
-        assert url.fullmatch(entry.source) or entry.source in PAGES, entry.name
+        assert url.fullmatch(entry.source) or entry.source in PAGES | {WRITTEN}, entry.name
         assert set(entry.kinds) <= set(SYNONYMS), entry.name
         assert 0 < len(entry.lines()) <= len(entry.at), entry.name
         fixed = entry.fixed or entry.better
@@ -79,6 +80,11 @@ def test_an_entry_fails_as_it_says_and_its_fix_repairs_it(name):
 @pytest.mark.parametrize("name", sorted(CLEAN))
 def test_a_clean_program_has_a_small_error(name):
     assert not clean_problems(CLEAN[name])
+
+
+def test_an_entry_names_kinds_that_exist():
+    entry = dataclasses.replace(ENTRIES["annuity"], kinds=("cancelation",))
+    assert measure(entry).problems(entry) == ["unknown kinds of finding: cancelation"]
 
 
 def test_the_error_is_relative_to_each_output_but_not_to_negligible_ones():

@@ -17,13 +17,14 @@ AREAS = (
     "geometry", "likelihoods", "sums", "masks", "recipes", "policies", "indices", "learning",
     "signals", "graphs", "modules", "densities", "solvers", "stacks",
     "trainers", "rollouts", "samplers", "contrasts", "filters", "routing", "updates", "mixtures",
-    "generators", "estimators",
+    "generators", "estimators", "sciences", "machines",
 )  # fmt: skip
 CLEAN_AREAS = (
     "clean_arrays", "clean_equinox", "clean_flax", "clean_haiku", "clean_keras", "clean_losses",
-    "clean_models", "clean_numpyro", "clean_optax", "clean_steps", "clean_flows",
+    "clean_models", "clean_numpyro", "clean_optax", "clean_steps", "clean_flows", "clean_layers",
 )  # fmt: skip
 OPTIONAL = ("keras", "numpyro")  # without them their programs are left out
+WRITTEN = "written for this corpus"  # the source of a program after no report of a failure
 HALVES = ("seen", "scored")
 SYNONYMS = {  # kinds of finding that say the same
     "overflow": ("overflow",),

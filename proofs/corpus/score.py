@@ -30,11 +30,14 @@ BATCH = 24  # programs that a process audits
 ASPECTS = ("line", "kind", "fix")
 
 
-def audited(program: Entry | Clean) -> sw.Report:
+def arguments(program: Entry | Clean) -> tuple[Any, ...]:
+    return representable(program) if isinstance(program, Entry) else program.args()
+
+
+def audited(program: Entry | Clean, args: tuple[Any, ...]) -> sw.Report:
     options = dict(program.options)
     if program.low == "float32":
         options["reference"] = "float64"
-    args = representable(program) if isinstance(program, Entry) else program.args()
     return sw.audit(program.call, program.low, **options)(*args)
 
 
@@ -52,11 +55,16 @@ def operation_places(equation: Any) -> list[tuple[Path, int]]:
 
 
 def row(name: str) -> dict[str, Any]:
-    """Audits a program and returns what is recorded of it; ``seconds`` are the processor's."""
+    """Audits a program and returns what is recorded of it.
+
+    ``seconds`` are the processor's for the audit, without those for its arguments (a model's first
+    parameters).
+    """
     program = ENTRIES.get(name) or CLEAN[name]
+    args = arguments(program)
     start = time.process_time()
     try:
-        report = audited(program)
+        report = audited(program, args)
     except Exception as problem:
         said = f"the audit raised {type(problem).__name__}: {str(problem)[:300]}"
         return {"seconds": time.process_time() - start, "said": said}

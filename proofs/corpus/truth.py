@@ -21,7 +21,7 @@ from proofs.experts import WideLines
 from scalewise.formats import FP32, FP64, format
 from scalewise.interpret import transform
 
-from .entries import Clean, Entry
+from .entries import SYNONYMS, Clean, Entry
 
 FAILED = {"fp16": 0.01, "bf16": 0.05, "float32": 1e-4}  # the error of a program that has failed
 FAILED_POLICY, FAILED_RECIPE = 0.05, 0.2
@@ -49,7 +49,8 @@ class Truth:
 
     def problems(self, entry: Entry) -> list[str]:
         """Returns what contradicts the entry."""
-        found = []
+        unknown = ", ".join(kind for kind in entry.kinds if kind not in SYNONYMS)
+        found = [f"unknown kinds of finding: {unknown}"] if unknown or not entry.kinds else []
         limit = entry.limit or limits(entry.low, FAILED, FAILED_POLICY, FAILED_RECIPE)
         if not self.failed[0] and self.failed[1] < limit:
             found.append(f"does not fail: {self.failed}")

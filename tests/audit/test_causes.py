@@ -130,6 +130,24 @@ def rising(step, warmup):
     return step * warmup**-1.5  # here
 
 
+def secant(change, hessian):
+    turn = hessian * change
+    curvature = change @ turn  # here
+    scale = curvature / (turn @ turn)  # here
+    return 1.0 / scale - hessian.mean()
+
+
+def probability(letters, change):
+    """A product that is flushed to zero after some factors, and a logarithm of it."""
+    first = jnp.ones_like(letters[0])
+    product = lax.scan(lambda p, x: (p * (x @ change), None), first, letters)[0]  # here
+    return jnp.log(jnp.sum(0.25 * product, -1))  # here
+
+
+def average_beside_an_overflow(average, x):
+    return 0.9999 * average + 1e-4 * jnp.sum((8.0 * x) ** 2, 0)  # here
+
+
 def capacity(chosen):
     def body(count, one):
         count = count + one  # here
@@ -214,8 +232,21 @@ FOUND = {  # function, arguments, format; the kinds and the fix's first words th
         softmax_head, (normal(0, 4, 8), normal(1, 8, 8)), "e4m3fn", {"overflow"}, "-224 in place",
     ),
     "rising": (  # subnormal, not flushed
-        rising, (500.0 + 100.0 * jnp.arange(8.0), jnp.float32(16000)), "fp16", {"precision"},
+        rising, (500.0 + 100.0 * jnp.arange(8.0), jnp.float32(16000)), "fp16", {"underflow"},
         "float32 for this pow",
+    ),
+    "secant": (
+        secant, (normal(0, 32, scale=1e-4), jnp.linspace(0.5, 2.0, 32)), "fp16", {"underflow"},
+        "float32 for",
+    ),
+    "probability": (
+        probability,
+        (jax.nn.softmax(normal(0, 24, 12, 4)), jax.nn.softmax(normal(1, 4, 4) + 1.5 * jnp.eye(4))),
+        "fp16", {"underflow"}, "float32 for",
+    ),
+    "average_beside_an_overflow": (
+        average_beside_an_overflow, (normal(0, 4), 100.0 * normal(1, 8, 4)), "fp16", {"overflow"},
+        "float32 for",
     ),
     "capacity": (capacity, (jnp.ones(400),), "bf16", {"swamping"}, "float32 for the add"),
     "triplet": (triplet, (TRIPLES,), "fp16", {"underflow"}, "float32 for line"),
@@ -224,7 +255,7 @@ FOUND = {  # function, arguments, format; the kinds and the fix's first words th
         "Rule('full', primitive='dot_general'",
     ),
 }  # fmt: skip
-QUICK = ("normalized", "rising")
+QUICK = ("normalized", "rising", "secant", "probability", "average_beside_an_overflow")
 SLOW = [pytest.param(name, marks=pytest.mark.thorough) for name in FOUND if name not in QUICK]
 
 
@@ -237,7 +268,7 @@ def test_the_line_at_fault_comes_first(name):
     assert first.line in marked(yeo_johnson if f is both_means else f)
     assert first.kind in kinds
     assert str(first.fix).startswith(fix)
-    assert ("subnormal" in first.evidence) == (f is rising)
+    assert ("subnormal" in first.evidence) == (f in (rising, secant))
     better = first.non_finite_after < first.non_finite_before
     assert better or first.error_after < 0.5 * first.error_before
 

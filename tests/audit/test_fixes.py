@@ -359,7 +359,7 @@ def test_a_fix_can_be_applied(context, name, run):
 def test_a_kind_of_finding_is_told_in_words(context, kind):
     assert kind.evidence(context.group, FP16)
     last = list(FINDING_KINDS)[-1]
-    assert kind.found(Group(()), False) == (kind.name == last)  # the kind of what has no other
+    assert kind.found(Group(()), False, FP16) == (kind.name == last)  # of what has no other
     assert Style.parse(kind.style)
     if kind.out_of_range:
         emulation = low_interpretation("fp16")

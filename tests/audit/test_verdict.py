@@ -64,6 +64,7 @@ def test_fixes_that_help_partly(overflow):
         (math.nan, "(its error is NaN)"),
         (2.0, "at least as large as the outputs)"),
         (0.3, "error 0.3, 614 times one rounding (0.00049): 30% of the outputs)"),
+        (0.1 - 1e-9, "10% of the outputs)"),
     ):
         bad = dataclasses.replace(overflow, error=OutputError(0, error))
         what = "does not compute" if math.isnan(error) else "loses accuracy"

@@ -13,11 +13,8 @@ def fewest(items: Sequence[Item], holds: Callable[[list[Item]], bool]) -> list[I
 
     Parts of halving size are left out where that is possible, as by delta debugging (Zeller and
     Hildebrandt, 2002): of k items b are found in about ``2 b log2(k)`` calls, if each of the b is
-    needed by itself.
-
-    Args:
-        items: for which ``holds`` is true.
-        holds: False also to keep what is left, once no more calls are affordable.
+    needed by itself. ``holds`` is true for all of them, and may be False once no more calls are
+    affordable.
     """
     kept, size = list(items), len(items)
     while size:

@@ -60,13 +60,9 @@ def arguments(
 ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """Returns positional and keyword arguments: a factory's, or random ones of annotated shapes.
 
-    Args:
-        function: the function to call.
-        module: its module.
-        factory: the name of a function of that module, called without arguments, that returns a
-            tuple of positional arguments (or a dict of keyword arguments). None for standard normal
-            numbers of the shapes that annotations give (jaxtyping's ``Float[Array, "8 16"]``).
-        seed: of the random numbers.
+    A factory is a function of the module that returns a tuple of positional arguments, or a dict of
+    keyword arguments. Without one they are standard normal numbers of the shapes that annotations
+    give (jaxtyping's ``Float[Array, "8 16"]``).
 
     Raises:
         InputError: no such factory, it fails, or a parameter has no usable annotation.

@@ -47,13 +47,10 @@ class Recorder(Interpretation):
 
     Results that are operands' own numbers (a slice, a transpose) aren't recorded, nor are integers
     that are computed from integers.
-
-    Attributes:
-        sites: the recorded arrays, by index; those of equations in program order.
-        indices: their indices, by the equation's path and the result's position.
     """
 
-    sites: list[Site] = dataclasses.field(default_factory=list)
+    sites: list[Site] = dataclasses.field(default_factory=list)  # the recorded arrays
+    # of these, by the equation's path and the result's position
     indices: dict[Any, int] = dataclasses.field(default_factory=dict)
 
     inline = True

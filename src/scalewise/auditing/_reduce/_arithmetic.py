@@ -75,7 +75,6 @@ class Rounded(_Reduced):
         return list(emulation.apply((), equation, lows)[1])
 
     def values(self, piece: Slice) -> dict[str, Any]:
-        """Returns the template's values for a slice."""
         floats = {n for n, o in piece.inputs.items() if is_float(o.aval)}
         return {"lines": piece.lines, "floats": floats, "low": self._source, "imports": []}
 
@@ -118,7 +117,6 @@ class Interpreted(_Reduced):
         ]
 
     def values(self, piece: Slice) -> dict[str, Any]:
-        """Returns the template's values for a slice."""
         if isinstance(self.low, Autocast):
             policy = self._policy(piece)
             imports = ["from scalewise.autocasting import Rule"] if policy.rules else []
@@ -187,14 +185,8 @@ ReducedArithmetic: TypeAlias = Rounded | Interpreted
 def source(
     own: ReducedArithmetic, piece: Slice, inputs: str, finding: str = "", operations: int = 0
 ) -> str:
-    """Returns the file of a slice, whose ``results()`` computes it in both arithmetics.
-
-    Args:
-        own, piece: the arithmetic and the slice.
-        inputs: the line or lines that define ``inputs``.
-        finding: a sentence.
-        operations: how many operations the audited program ran up to there.
-    """
+    """Returns the file of a slice, whose ``results()`` computes it in both arithmetics; ``inputs``
+    defines those, and the audited program ran so many operations up to there."""
     values = {"run": "", "setting": "", "floats": (), "low": ""} | own.values(piece)
     values["lines"] = [line.replace("FLOAT", f"jnp.{own.wide}") for line in values["lines"]]
     both = own.wide == "float64"

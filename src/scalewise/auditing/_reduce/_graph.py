@@ -60,19 +60,14 @@ class Done(Exception):
 
 @dataclasses.dataclass(eq=False)
 class LinkedRun(Interpretation):
-    """Runs a program in ``dtype``, eagerly, and links each array to those it is computed from.
-
-    Attributes:
-        keep: the serial numbers of arrays to keep.
-        visit: called with each equation, its operands, results and their origins.
-        kept: the arrays that are kept, by serial number.
-    """
+    """Runs a program in ``dtype``, eagerly, and links each array to those it is computed from."""
 
     dtype: Any
-    keep: frozenset[int] = frozenset()
+    keep: frozenset[int] = frozenset()  # the serial numbers of arrays to keep
+    # called with each equation, its operands, results and their origins
     visit: Callable[..., None] | None = None
     origins: list[Origin] = dataclasses.field(default_factory=list)
-    kept: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)
+    kept: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)  # by serial number
 
     inline = True
 

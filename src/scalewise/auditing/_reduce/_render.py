@@ -17,33 +17,21 @@ from ...emulating import is_exact
 from ...interpret import Equation, is_float
 from ._graph import Origin
 
+INFIX = {
+    "add": "+", "add_any": "+", "sub": "-", "mul": "*", "div": "/", "and": "&", "or": "|",
+    "gt": ">", "ge": ">=", "lt": "<", "le": "<=", "eq": "==", "ne": "!=",
+}  # fmt: skip
+REDUCTIONS = {"sum": "sum", "max": "max", "min": "min", "prod": "prod", "and": "all", "or": "any"}
 # Expressions of operands ({0}, {1}) and parameters; all others are calls of jax.lax.
 EXPRESSIONS = {
-    "add": "{0} + {1}",
-    "add_any": "{0} + {1}",
-    "sub": "{0} - {1}",
-    "mul": "{0} * {1}",
-    "div": "{0} / {1}",
+    **{name: f"{{0}} {sign} {{1}}" for name, sign in INFIX.items()},
+    **{f"reduce_{x}": f"jnp.{own}({{0}}, axis={{axes}})" for x, own in REDUCTIONS.items()},
     "neg": "-{0}",
-    "gt": "{0} > {1}",
-    "ge": "{0} >= {1}",
-    "lt": "{0} < {1}",
-    "le": "{0} <= {1}",
-    "eq": "{0} == {1}",
-    "ne": "{0} != {1}",
-    "and": "{0} & {1}",
-    "or": "{0} | {1}",
     "not": "~{0}",
     "max": "jnp.maximum({0}, {1})",
     "min": "jnp.minimum({0}, {1})",
     "integer_pow": "{0} ** {y}",
     "select_n": "jnp.where({0}, {2}, {1})",
-    "reduce_sum": "jnp.sum({0}, axis={axes})",
-    "reduce_max": "jnp.max({0}, axis={axes})",
-    "reduce_min": "jnp.min({0}, axis={axes})",
-    "reduce_prod": "jnp.prod({0}, axis={axes})",
-    "reduce_and": "jnp.all({0}, axis={axes})",
-    "reduce_or": "jnp.any({0}, axis={axes})",
     "argmax": "jnp.argmax({0}, axis={axes[0]})",
     "argmin": "jnp.argmin({0}, axis={axes[0]})",
     "dot_general": "lax.dot_general({0}, {1}, {dimension_numbers})",

@@ -54,16 +54,6 @@ class Difference(Printed):
             console.print("No finding is gone or new; no operation's error changed twofold.")
 
 
-@dataclasses.dataclass(frozen=True)
-class _Saved:
-    """The parts of a saved report that are compared."""
-
-    name: str
-    error: tuple[int, float]
-    findings: dict[tuple, str]
-    errors: dict[Place, float]
-
-
 def load_report(path: str | os.PathLike[str]) -> dict[str, Json]:
     path = Path(path)
     try:
@@ -90,22 +80,26 @@ def diff(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> Diffe
     Raises:
         InputError: a file can't be read, or is no report.
     """
-    a, b = _saved(before), _saved(after)
-    old, new = a.findings, b.findings
+    (name, error, old, places), (name_after, error_after, new, places_after) = (
+        _saved(before), _saved(after)
+    )  # fmt: skip
     return Difference(
-        names=(a.name, b.name),
-        errors=(a.error, b.error),
+        names=(name, name_after),
+        errors=(error, error_after),
         gone=tuple(old[k] for k in old if k not in new),
         new=tuple(new[k] for k in new if k not in old),
         kept=tuple(new[k] for k in new if k in old),
-        moved=_moved(a.errors, b.errors),
+        moved=_moved(places, places_after),
     )
 
 
-def _saved(path: str | os.PathLike[str]) -> _Saved:
+def _saved(
+    path: str | os.PathLike[str],
+) -> tuple[str, tuple[int, float], dict[tuple, str], dict[Place, float]]:
+    """Returns a report's name, its error, its findings, and the error at each place."""
     report = load_report(path)
     try:
-        return _Saved(
+        return (
             f"{report['function']} in {report['low']}",
             (int(report["error"]["non_finite"]), float(report["error"]["relative"])),
             _findings(report),

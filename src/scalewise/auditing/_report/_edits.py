@@ -186,11 +186,9 @@ def _spliced(node: ast.expr, text: str, first: int, source: str) -> str:
 
 def _constant(file: str, line: int, old: float, new: float) -> Edit | None:
     node = _statement(file, line)
-    if node is None or hasattr(node, "body"):
-        return _edited(file, line, line, lambda text: _replaced(text, old, new))
-    return _edited(
-        file, node.lineno, node.end_lineno or line, lambda text: _replaced(text, old, new)
-    )
+    whole = node if not hasattr(node, "body") else None
+    first, last = (whole.lineno, whole.end_lineno or line) if whole else (line, line)
+    return _edited(file, first, last, lambda text: _replaced(text, old, new))
 
 
 def _anywhere(file: str, old: float, new: float) -> Edit | None:

@@ -12,6 +12,7 @@ from ..._output import page_environment
 from .._run._equation_statistics import Equations, EquationStatistics
 from .._run._session import OutputError
 from .._search._findings import Finding
+from .._search._groups import Group
 from .._search._kinds import FINDING_KINDS
 from ._edits import edits
 from ._panels import legend, panels
@@ -104,20 +105,11 @@ def _worst(equations: Equations) -> float | None:
 
 
 def _marks(equations: Equations, findings: Sequence[str]) -> tuple[str, ...]:
-    marks = list(findings)
-    if any(e["nan"] for e in equations):
-        marks.append("nan")
-    if any(e["overflowed"] for e in equations):
-        marks.append("overflow")
-    elements = sum(e["elements"] for e in equations)
-    flushed = sum(e["flushed"] for e in equations)
-    if flushed and flushed >= 0.01 * elements:
-        marks.append(f"{math.floor(100 * flushed / elements)}% flushed")
-    added = sum(e["added"] for e in equations)
-    swamped = sum(e["swamped"] for e in equations)
-    if swamped and swamped >= 0.01 * added:
-        marks.append(f"{math.floor(100 * swamped / added)}% swamped")
-    return tuple(dict.fromkeys(marks))
+    here = Group(tuple(equations))
+    events = (("nan", "nan"), ("overflow", "overflowed"))
+    shares = ((name, math.floor(100 * here.share(name))) for name in ("flushed", "swamped"))
+    marks = [*findings, *(mark for mark, name in events if here.total(name))]
+    return tuple(dict.fromkeys([*marks, *(f"{n}% {name}" for name, n in shares if n)]))
 
 
 def page(report: Summary) -> str:

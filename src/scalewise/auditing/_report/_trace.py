@@ -16,27 +16,17 @@ SHOWN = 20  # modules listed before the first non-finite number
 
 @dataclasses.dataclass(frozen=True)
 class TraceRow:
-    """Consecutive operations of one module (scope), or one function where there is no scope.
-
-    Attributes:
-        scope, direction: of the operations.
-        place: ``file.py:12`` of the last one.
-        primitive: of the last one.
-        operations: how many they are.
-        smallest: smallest nonzero magnitude of the reference run, over a sample.
-        largest: largest finite magnitude of the low-precision run, before it is rounded.
-        overflowed, nan: how many numbers overflowed, and became NaN.
-    """
+    """Consecutive operations of one module (scope), or one function where there is no scope."""
 
     scope: str
     direction: str
-    place: str
-    primitive: str
-    operations: int
-    smallest: float
-    largest: float
-    overflowed: int
-    nan: int
+    place: str  # ``file.py:12`` of the last one
+    primitive: str  # of the last one
+    operations: int  # how many they are
+    smallest: float  # nonzero magnitude of the reference run, over a sample
+    largest: float  # finite magnitude of the low-precision run, before it is rounded
+    overflowed: int  # how many numbers overflowed
+    nan: int  # and became NaN
 
 
 def trace(equations: Equations) -> tuple[TraceRow, ...]:

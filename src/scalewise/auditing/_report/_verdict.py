@@ -49,9 +49,7 @@ def cause(report: Summary) -> str:
 def no_fix(report: Summary) -> str:
     if any(x.tried for x in (*report.findings, *report.unfixed)):
         return f"None of the fixes tried helps the outputs ({counted(report.trials, 'trial')})."
-    if not report.trials:
-        return "No fix was tried."
-    if not near(report.error, report.error_float32):
+    if not report.trials or not near(report.error, report.error_float32):
         return "No fix was tried."
     if report.error <= OutputError(0, 1e-6):
         return "No fix was tried, since no operation needs one."
@@ -90,7 +88,8 @@ def _answer(report: Summary) -> str:
         return f"No: {report.function} does not {no} in {low} ({size})"
     refused = f"No: {report.function} loses accuracy in {low}"
     if error.relative >= unusable(report.precision):
-        share = "at least as large as" if error.relative >= 1 else f"{error.relative:.0%} of"
+        percent = f"{100 * min(error.relative, 0.99):.2g}% of"
+        share = "at least as large as" if error.relative >= 1 else percent
         return f"{refused} ({size}: {share} the outputs)"
     if report.updates_lost >= UPDATES_LOST:
         lost = f"{report.updates_lost:.0%} of the optimizer's additions change nothing"

@@ -39,18 +39,14 @@ MIN_ROWS = 64  # statistics have this many rows times a power of four: programs 
 
 
 class Accumulator:
-    """The statistics of a run, and records that wait to be added to them, in order.
-
-    Attributes:
-        formats: float64[n, 8], the format of each equation's results.
-    """
+    """The statistics of a run, and records that wait to be added to them, in order."""
 
     def __init__(self, formats: np.ndarray, keeps: bool = True):
         self.keeps = keeps
         rows = MIN_ROWS
         while rows <= len(formats):  # one row to spare, for the padding of a batch
             rows *= 4
-        self.formats = formats
+        self.formats = formats  # of each equation's results
         padded = np.concatenate([formats, np.tile(formats[:1], (rows - len(formats), 1))])
         self._statistics, self._sent = empty_statistics(padded), formats.tobytes()
         (self._device,) = self._statistics.formats.devices()
@@ -148,15 +144,10 @@ class Accumulator:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Visits:
-    """The statistics in a loop that is compiled as a whole.
+    """The statistics in a loop that is compiled as a whole."""
 
-    Attributes:
-        statistics: without the visits of this iteration.
-        records, events: of each equation visited in this iteration, to be counted and added at its
-            end by one operation for all.
-    """
-
-    statistics: Statistics
+    statistics: Statistics  # without the visits of this iteration
+    # of each equation visited in this iteration, to be added at its end by one operation for all
     records: dict[int, jax.Array | Uncounted] = dataclasses.field(default_factory=dict)
     events: dict[int, jax.Array] = dataclasses.field(default_factory=dict)
 

@@ -10,15 +10,10 @@ from ._equation_statistics import EquationStatistics, Operands
 
 
 class Causes:
-    """The dataflow between recorded equations, with their statistics.
-
-    Attributes:
-        operands: by an equation's index and operand, the equations that the operand comes from, in
-            all iterations of loops.
-    """
+    """The dataflow between recorded equations in all iterations of loops, and their statistics."""
 
     def __init__(self, operands: Operands, equations: Sequence[EquationStatistics]):
-        self.operands = operands
+        self.operands = operands  # by index and operand, the equations that the operand comes from
         self.equations = {e.index: e for e in equations}
 
     def producers(self, index: int) -> list[EquationStatistics]:
@@ -26,6 +21,8 @@ class Causes:
         return [self.equations[i] for i in found if i in self.equations and i != index]
 
     def amplification(self, equation: EquationStatistics) -> float:
+        if equation.adds_constant and not equation["cancelled"]:  # an epsilon may be replaced
+            return 0.0
         carried = max((e.inherited for e in self.producers(equation.index)), default=0.0)
         return equation.inherited / carried if 0 < carried < math.inf else 0.0
 

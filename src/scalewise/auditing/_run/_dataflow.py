@@ -18,21 +18,13 @@ MOST = 64  # equations that a value's origins name at most
 
 @dataclasses.dataclass(frozen=True)
 class Dataflow:
-    """Where the numbers of operands and outputs come from, unrounded since.
+    """The recorded equations that numbers of operands and outputs come from, unrounded since."""
 
-    Attributes:
-        operands: for each recorded equation, by operand, the recorded equations that it comes from
-            at its first visit.
-        flow: the same at all visits: also through the carries of loops, and through the state from
-            one step to the next.
-        outputs: the recorded equations that each output of the program comes from.
-        loops: the path of the innermost loop around each recorded equation; () outside of loops.
-    """
-
-    operands: Mapping[int, tuple[Origins, ...]]
+    operands: Mapping[int, tuple[Origins, ...]]  # by equation and operand, at the first visit
+    # the same at all visits: also through carries of loops, and through the state between steps
     flow: Mapping[int, tuple[Origins, ...]]
-    outputs: Sequence[Origins]
-    loops: Mapping[int, tuple[int, ...]]
+    outputs: Sequence[Origins]  # of the program
+    loops: Mapping[int, tuple[int, ...]]  # the innermost loop's path around each; () outside
 
     @property
     def within_loops(self) -> Mapping[int, tuple[Origins, ...]]:

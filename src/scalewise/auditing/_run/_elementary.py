@@ -54,15 +54,9 @@ def elementary(
 ):
     """Computes an operation on flat operands in both runs, rounds the low result and counts.
 
-    Args:
-        left: how many numbers are left to be counted later; 0 to count them all now.
-        combine: :func:`product` or :func:`quotient`.
-        op_params: float64[OP_PARAMS].
-        arrays, scalars: two each. ``op_params`` selects each operand: the whole of ``arrays[i]``
-            or the first number of ``scalars[i]``. The ``tainted`` flags of all four count.
-
-    Returns:
-        The result in both runs; its record, packed, or what it is counted of.
+    Returns the result in both runs and its packed record; or what it is counted of, of which the
+    first ``left`` numbers are left to be counted later. ``op_params`` selects each of two operands:
+    the whole of ``arrays[i]`` or the first number of ``scalars[i]``. The taints of all four count.
     """
 
     def operands(run: str, at: slice | jax.Array = slice(None)) -> list[jax.Array]:

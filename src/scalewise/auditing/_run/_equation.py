@@ -45,26 +45,14 @@ SIGNS = {ADD: 1, SUB: -1}  # of the second operand, by an operation's code
 
 @dataclasses.dataclass(frozen=True)
 class EquationPlan:
-    """How an equation is computed; equal plans share compiled code.
+    """How an equation is computed; equal plans share compiled code."""
 
-    Attributes:
-        key: primitive, parameters and types. The equation's place is left out, and so is the shape
-            if each number is computed on its own.
-        equation: an equation with this key.
-        at: the index of the first float result, or -1.
-        length: the padded size of that result.
-        flat: whether the operands are flat and padded too.
-        recorded: whether its results are rounded, and statistics of them recorded.
-        decides: whether it makes a predicate, an index or a count of floats, in which the runs may
-            differ.
-        operation: the code of an elementary operation, or OTHER.
-    """
-
+    # primitive, parameters and types; the shape too, unless each number is computed on its own
     key: Hashable
-    equation: Equation = dataclasses.field(compare=False)
-    at: int = dataclasses.field(compare=False)
-    length: int = dataclasses.field(compare=False)
-    flat: bool = dataclasses.field(compare=False)
+    equation: Equation = dataclasses.field(compare=False)  # an equation with this key
+    at: int = dataclasses.field(compare=False)  # the index of the first float result, or -1
+    length: int = dataclasses.field(compare=False)  # the padded size of that result
+    flat: bool = dataclasses.field(compare=False)  # whether the operands are flat and padded too
 
     @property
     def size(self) -> int:
@@ -72,10 +60,12 @@ class EquationPlan:
 
     @functools.cached_property
     def recorded(self) -> bool:
+        """Whether its results are rounded, and statistics of them recorded."""
         return self.at >= 0 and not is_exact(self.equation)
 
     @functools.cached_property
     def decides(self) -> bool:
+        """Whether it makes predicates, indices or counts of floats, which may differ."""
         floats = any(map(is_float, self.equation.in_avals))
         return floats and any(map(is_discrete, self.equation.out_avals))
 
@@ -183,14 +173,8 @@ def split(plan: EquationPlan, inputs: Sequence[Value]) -> tuple[list[Value], lis
 
 
 def broadcast_flat(x: Pair, shape: Sequence[int], target: Sequence[int], length: int) -> Pair:
-    """Returns an operand broadcast to the result's shape, flat and padded; or as a scalar.
-
-    Args:
-        x: a pair, in its own shape or flat.
-        shape: its own shape; () to get its first number.
-        target: the result's shape.
-        length: the padded size of ``target``.
-    """
+    """Returns an operand of a shape, flat or not, broadcast to ``target``, flat and padded to
+    ``length``; with the shape (), its first number."""
 
     def one(x: jax.Array) -> jax.Array:
         if not shape and target:
@@ -207,10 +191,9 @@ def unrounded(
 ) -> tuple[jax.Array, ...]:
     """Computes one equation without its rounding, the only part that depends on the primitive.
 
-    Returns:
-        The exact result of the low inputs, ready to be rounded (see :func:`narrowed`), the
-        reference run's result, and of an equation that accumulates the numbers that it adds to, 0
-        where it adds nothing; flat, so that what follows depends only on the size.
+    Returns the exact result of the low inputs, ready to be rounded (see :func:`narrowed`), the
+    reference run's result, and of an equation that accumulates the numbers that it adds to (see
+    :func:`added_to`); flat, so that what follows depends only on the size.
     """
     lows, references = split(plan, inputs)
     (result,) = exact(plan.equation, lows)
@@ -227,18 +210,15 @@ def added_to(result: jax.Array, operand: jax.Array, plan: EquationPlan) -> jax.A
     return jnp.where(result != before.astype(result.dtype), before, 0)
 
 
-def operand_samples(
-    plan: EquationPlan, exact: jax.Array, lows: Sequence[jax.Array], op_params: jax.Array
-) -> jax.Array:
-    """Returns samples of the exact result and of an addition's operands: float64[3, SAMPLE]."""
-    length = plan.length
-    at = sample_positions(op_params[COUNT], length)
-    addends: Sequence[jax.Array] = [jnp.zeros(SAMPLE)] * 2
+def addends_of(
+    plan: EquationPlan, exact: jax.Array, lows: Sequence[jax.Array]
+) -> tuple[jax.Array, ...]:
+    """Returns an addition's operands, flat; () for another equation."""
     if plan.accumulates:
-        addends = [exact[at], added_to(exact, lows[0], plan)[at]]
-    elif operation(plan.equation) in SIGNS:
-        addends = [flat(x, length)[at] if x.ndim else jnp.broadcast_to(x, at.shape) for x in lows]
-    return jnp.stack([x.astype(jnp.float64) for x in (exact[at], *addends)])
+        return (added_to(exact, lows[0], plan),)
+    if operation(plan.equation) in SIGNS:
+        return tuple(flat(x, plan.length) if x.ndim else x for x in lows)
+    return ()
 
 
 def with_taint(outs: Sequence[Value], tainted: Flag) -> list[Value]:
@@ -246,10 +226,14 @@ def with_taint(outs: Sequence[Value], tainted: Flag) -> list[Value]:
 
 
 def uncounted_of(
-    op_params: jax.Array, low, exact, reference, fmt: jax.Array, samples: jax.Array, tainted: Flag
+    op_params: jax.Array, low, exact, reference, fmt: jax.Array, addends, tainted: Flag
 ) -> Uncounted:
     op_params = jnp.concatenate([fmt, op_params[FORMAT_PARAMS:]])
-    return Uncounted(op_params, low, exact, reference, samples, tainted)
+    at = sample_positions(op_params[COUNT], low.size)
+    samples = [jnp.broadcast_to(x[at] if x.ndim else x, at.shape) for x in (exact, *addends)]
+    samples += [jnp.zeros(SAMPLE)] * (3 - len(samples))
+    stacked = jnp.stack([x.astype(jnp.float64) for x in samples])
+    return Uncounted(op_params, to_float64(low), exact, reference, stacked, tainted)
 
 
 def count_result(op_params: jax.Array, *uncounted) -> tuple[jax.Array, jax.Array]:
@@ -271,14 +255,9 @@ def run_both(
 ):
     """Runs one equation in both runs without counting, which is one program for each size.
 
-    Args:
-        past: with delayed scaling, the largest magnitudes of the operands in earlier steps; those
-            of this step then follow the events.
-
-    Returns:
-        Its outputs; if it is recorded, of its first float result the low, exact and reference
-        values (flat), the format, samples, and whether an input was tainted; its events (see
-        :func:`add_events`), or None.
+    Returns its outputs; what :func:`uncounted_of` takes if it is recorded; its events (see
+    :func:`add_events`), or None. With delayed scaling, ``past`` has the largest magnitudes of the
+    operands in earlier steps; those of this step then follow the events.
     """
     low, reference = runs
     equation, from_table = plan.equation, isinstance(low, TableEmulation)
@@ -291,9 +270,11 @@ def run_both(
     reference_outs = reference.apply((), equation, references)[1]
     uncounted = None
     if plan.recorded:
-        plain = [_plain(low, x, a) for x, a in zip(lows, equation.in_avals, strict=True)]
-        aval = equation.out_avals[plan.at]
-        result = flat(_plain(low, low_outs[plan.at], aval), plan.length)
+        plain = [
+            to_float64(_plain(low, x, a)) if is_float(a) else x
+            for x, a in zip(lows, equation.in_avals, strict=True)
+        ]
+        result = flat(_plain(low, low_outs[plan.at], equation.out_avals[plan.at]), plan.length)
         right = flat(exact(equation, plain)[plan.at], plan.length).astype(jnp.float64)
         wide = flat(reference_outs[plan.at], plan.length).astype(reference.dtype)
         fmt = (
@@ -301,8 +282,7 @@ def run_both(
             if from_table
             else jnp.asarray(format_params(kind_of_run(low).result(low_outs[plan.at])))
         )
-        samples = operand_samples(plan, right, plain, op_params)
-        uncounted = result, narrowed(right, fmt, result.dtype), wide, fmt, samples, tainted
+        uncounted = result, right, wide, fmt, addends_of(plan, right, plain), tainted
     elif equation.name in DROPS and is_float(equation.out_avals[0]):
         result = _plain(low, low_outs[0], equation.out_avals[0])
         tainted = tainted & (~jnp.isfinite(result) & jnp.isfinite(reference_outs[0])).any()
@@ -376,9 +356,7 @@ def round_draw(runs: Runs, draw: Draw, params: jax.Array) -> Pair:
 
 
 def _plain(low, value, aval):
-    if not is_float(aval) or isinstance(low, TableEmulation):
-        return value
-    return to_float64(low.lower(value, aval))
+    return value if isinstance(low, TableEmulation) else low.lower(value, aval)
 
 
 @functools.partial(jax.jit, static_argnums=0)

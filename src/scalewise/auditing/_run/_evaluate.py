@@ -39,16 +39,13 @@ ARRAYS = jax.Array | np.ndarray | np.generic
 
 @dataclasses.dataclass(eq=False)
 class Evaluator(Paired):
-    """Computes equations on pairs; code is compiled once for each primitive, parameters and types.
+    """Computes equations on pairs, with code for each primitive, its parameters and types."""
 
-    Attributes:
-        plans: by path, how each equation outside of loops is computed, and its compiled code.
-        code: compiled code of equations, by step, runs and plan, released with the audit.
-    """
-
+    # by path, how each equation outside of loops is computed, and its compiled code
     plans: dict[tuple[int, ...], tuple[EquationPlan, Callable]] = dataclasses.field(
         default_factory=dict
     )
+    # compiled code of equations, released with the audit
     code: dict[tuple[Callable, Runs, EquationPlan], Callable] = dataclasses.field(
         default_factory=dict
     )

@@ -61,12 +61,7 @@ def _of_rounding(session: Session, outcome: Outcome, changes: list[float]) -> li
         call = jax.jit(lambda values: run(program, wide, (), values=values)[1])
         outs, n = call(values), session.state_size
         for step in range(1, session.steps):
-            batch = session.batches[step] if session.batches else []
-            avals = program.in_avals[n:]
-            new = [
-                wide.lift(x, a) if is_float(a) else x for x, a in zip(batch, avals, strict=False)
-            ]
-            outs = call([*outs[:n], *new, *values[n + len(batch) :]])
+            outs = call(session.inputs(step, outs[:n], values, wide))
     floats = [y for y, a in zip(outs, program.out_avals, strict=True) if is_float(a)]
     exact = [
         norm(np.asarray(x, np.float64) - np.asarray(y))

@@ -46,15 +46,11 @@ class TableEmulation(Emulation):
     Another table of formats needs no compilation. Values are held in ``carrier``: under a wider
     format that is tried as a fix, a value that the carrier can't hold (for float32: below 2^-126,
     or with more bits) is rounded a second time.
-
-    Attributes:
-        low_dtype: the dtype that stands for the format. Arrays of its size are rounded to the
-            format, others to float32. None: all are rounded to the format.
-        casts: whether the program's arguments are cast to ``low_dtype``.
     """
 
+    # stands for the format: arrays of its size are rounded to it, others to float32; None: all are
     low_dtype: DTypeLike | None = None
-    casts: bool = False
+    casts: bool = False  # whether the program's arguments are cast to ``low_dtype``
 
     def is_low(self, aval: ShapedArray) -> bool:
         return self.low_dtype is None or bits_of(aval.dtype) <= bits_of(self.low_dtype)

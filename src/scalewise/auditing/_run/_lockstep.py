@@ -55,16 +55,14 @@ class Magnitudes:
 
     As :class:`scalewise.autoscaling.AmaxHistory` keeps them, whose ``init`` records the first step
     once more.
-
-    Attributes:
-        past: by an equation's path, for each step float64[2], the newest first.
-        newest: the same of this step, over all visits of the equation.
     """
 
     length: int
+    # by an equation's path, for each step float64[2], the newest first
     past: dict[tuple[int, ...], collections.deque[np.ndarray]] = dataclasses.field(
         default_factory=dict
     )
+    # the same of this step, over all visits of the equation
     newest: dict[tuple[int, ...], np.ndarray] = dataclasses.field(default_factory=dict)
 
     def restart(self) -> None:
@@ -99,20 +97,17 @@ class Lockstep(Evaluator):
     the same functions, which XLA compiles once for all that have the same types.
 
     Attributes:
-        indices: the index of each recorded equation, by its path.
         constants: literals replaced in the low-precision run: number to number. One that is mapped
             to itself is left unrounded.
         limits: literals that are the largest number of the program's own narrow dtype, or 1000 less
             (to which transformers clamps), or the negative of one. In the reference run they are
             float32's largest number, as if the program ran in float32.
-        literals: scalars lifted so far.
         precomputed: by path, results that depend on no float and that weren't needed yet.
         rows: the program's literals, so that compiled loops take them as data.
         table: of each of them the numbers in both runs, while a loop is being compiled.
-        magnitudes: of the steps so far, with delayed scaling.
     """
 
-    indices: dict[tuple[int, ...], int] = dataclasses.field(default_factory=dict)
+    indices: dict[tuple[int, ...], int] = dataclasses.field(default_factory=dict)  # by path
     recorded: list[Equation] = dataclasses.field(default_factory=list)
     loops: dict[tuple[int, ...], jax.stages.Wrapped] = dataclasses.field(default_factory=dict)
     constants: dict[float, float] = dataclasses.field(default_factory=dict)

@@ -76,22 +76,14 @@ Flag: TypeAlias = jax.Array | np.ndarray | np.bool_  # a boolean scalar
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pair:
-    """One float array in both runs.
-
-    Attributes:
-        low: the value in the low-precision run, in its own shape, or flat and padded where
-            the kind of run allows that.
-        reference: the value in the reference run, laid out in the same way.
-        tainted: bool scalar, true if ``low`` is non-finite somewhere where ``reference`` is finite.
-        constant: whether it depends on no argument and no random bits; not part of the pytree.
-        literal: whether it is a constant that no operation has rounded; not part of the pytree.
-    """
+    """One float array in both runs, in its own shape, or flat and padded where the kind of run
+    allows that."""
 
     low: Value
     reference: jax.Array
-    tainted: Flag
-    constant: bool = False
-    literal: bool = False
+    tainted: Flag  # whether ``low`` is non-finite somewhere where ``reference`` is finite
+    constant: bool = False  # whether it depends on no argument and no random bits
+    literal: bool = False  # whether it is a constant that no operation has rounded
 
 
 @functools.partial(

@@ -22,14 +22,7 @@ SMALLEST_EXPONENT = -800  # of a normal number, of formats that `round_by` round
 
 
 def format_params(fmt: FormatLike, saturate: Saturation = False) -> np.ndarray:
-    """Returns a format as the eight numbers that :func:`round_by` reads.
-
-    Args:
-        fmt: a format with at least one mantissa bit and no number under 2^-900.
-        saturate: as for :func:`scalewise.round_to`.
-
-    Returns:
-        float64[8].
+    """Returns a format as the eight numbers that :func:`round_by` reads: float64[8].
 
     Raises:
         ValueError: :func:`round_by` can't round to ``fmt``.
@@ -113,13 +106,7 @@ def narrowed(x: jax.Array, params: jax.Array, dtype: DTypeLike) -> jax.Array:
     Float32 results are rounded to odd: the last bit records whether anything was cut off, which
     decides later ties (Boldo and Melquiond, "When double rounding is odd", 2005). Numbers too large
     or too small for float32 become its largest or smallest normal number, so that overflow and
-    underflow are left to the format.
-
-    Args:
-        x: float64.
-        params: float64[8] from :func:`format_params`; for float32 itself, ``x`` is rounded to
-            nearest.
-        dtype: float32 or float64.
+    underflow are left to the format. Where that is float32, ``x`` is rounded to nearest.
     """
     if dtype == jnp.float64:
         return x

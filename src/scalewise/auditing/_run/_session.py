@@ -178,30 +178,23 @@ def new_code() -> dict[tuple[Callable, Runs, EquationPlan], Callable]:
 
 @dataclasses.dataclass(eq=False)
 class Session:
-    """A traced program, and the interpretations of its two runs.
-
-    Attributes:
-        steps: how often the program is called, its first result as the next first argument; each
-            run continues from its own.
-        batches: for each step, the arrays of the second argument; () if it doesn't change.
-        code: compiled code that runs with other interpretations share (see :class:`Lockstep`).
-        floors: the least norm that each float output's error is relative to; () for 0.
-        exact_sums: the run without the matrix units that the low-precision run computes with.
-        known: how many equations were recorded when the dataflow was found, and that.
-    """
+    """A traced program, and the interpretations of its two runs."""
 
     program: Program
     low: Interpretation
     reference: Reference
+    # how often the program is called; its first result is the next first argument, in each run
     steps: int = 1
-    batches: Sequence[Sequence[ArrayLike]] = ()
+    batches: Sequence[Sequence[ArrayLike]] = ()  # for each step, those of the second argument
     runs: int = 0
     arguments: list[Argument] | None = None
+    # compiled code that runs with other interpretations share (see :class:`Lockstep`)
     code: dict[tuple[Callable, Runs, EquationPlan], Callable] = dataclasses.field(
         default_factory=lambda: new_code()
     )
-    floors: tuple[float, ...] = ()
-    exact_sums: ExactSums | None = None
+    floors: tuple[float, ...] = ()  # the least norm that each float output's error is relative to
+    exact_sums: ExactSums | None = None  # the run without the device's matrix units
+    # how many equations were recorded when the dataflow was found, and that
     known: tuple[int, Dataflow] | None = None
     lockstep: Lockstep = dataclasses.field(init=False)
 
@@ -212,18 +205,17 @@ class Session:
     def state_size(self) -> int:
         return sum(path.startswith("[0]") for path in self.program.arguments)
 
-    def _inputs(
-        self, step: int, state: list[Value], arguments: list[Value], lockstep: Lockstep
+    def inputs(
+        self, step: int, state: list[Value], arguments: list[Value], run: Lockstep | Reference
     ) -> list[Value]:
         n = len(state)
         if step and self.batches:
             avals, batch = self.program.in_avals[n:], self.batches[step]
-            with lockstep.context():
-                pairs = [
-                    lockstep.lift(x, a) if is_float(a) else x
-                    for x, a in zip(batch, avals, strict=False)
+            with run.context():
+                new = [
+                    run.lift(x, a) if is_float(a) else x for x, a in zip(batch, avals, strict=False)
                 ]
-            return [*state, *pairs, *arguments[n + len(batch) :]]
+            return [*state, *new, *arguments[n + len(batch) :]]
         return [*state, *arguments[n:]]
 
     def _arguments(self) -> list[Value]:
@@ -294,7 +286,7 @@ class Session:
         lockstep.magnitudes.restart()
         for step in range(self.steps):
             state = values[: self.state_size] if step else []
-            inputs = self._inputs(step, state, arguments, lockstep)
+            inputs = self.inputs(step, state, arguments, lockstep)
             values = lockstep.interpret(self.program, accumulator, inputs)[1]
             lockstep.magnitudes.next_step()
         with jax.enable_x64(True):

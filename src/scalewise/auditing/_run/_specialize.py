@@ -114,25 +114,16 @@ def _recipe_name(low: Boundaries | EveryOp) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Low:
-    """Describes a kind of low-precision run to the audit; the defaults hold for any interpretation.
+    """Describes a kind of low-precision run; the defaults hold for any interpretation."""
 
-    Attributes:
-        run: one of ``FixKind.runs``; None if no fixes are known.
-        elementwise: whether no array has a scale: then arrays may be kept flat and padded.
-        fmt: returns the narrow format whose range and units a report uses.
-        name: returns what a report calls the run.
-        specialize: returns an interpretation that acts on an equation as the run does, equal for as
-            many equations as possible, which then share compiled code; and what else of the
-            equation's place its code depends on.
-        result: returns the format of a result: FP64 if it has a scale.
-    """
-
-    run: str | None = None
-    elementwise: bool = False
-    fmt: Callable[[Any], Format] = lambda low: FP32
-    name: Callable[[Any], str] = lambda low: type(low).__name__
+    run: str | None = None  # one of ``FixKind.runs``; None if no fixes are known
+    elementwise: bool = False  # whether no array has a scale, so that it may be flat and padded
+    fmt: Callable[[Any], Format] = lambda low: FP32  # whose range and units a report uses
+    name: Callable[[Any], str] = lambda low: type(low).__name__  # in a report
+    # returns an interpretation that acts on an equation as the run does, equal for as many as
+    # possible, which then share compiled code; and what else of its place the code depends on
     specialize: Callable[[Any, Equation], tuple[Interpretation, Hashable]] = _as_it_is
-    result: Callable[[Any], Format] = lambda value: FP64
+    result: Callable[[Any], Format] = lambda value: FP64  # of a result; FP64 if it has a scale
 
 
 LOWS = {

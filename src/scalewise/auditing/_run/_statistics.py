@@ -52,14 +52,16 @@ MAXIMA = ("introduced_max", "relative_max", "reference_max", "reference_min_inve
 class Statistics:
     """Statistics of all equations, one row each; shapes are fixed, so that loops can carry it.
 
+    All are float64[n, ...].
+
     Attributes:
-        formats: float64[n, 8], the format of each equation's results (see ``format_params``).
-        counts: float64[n, ...]: COUNTS, summed over all visits (from "sampled" to "cancelled" over
+        formats: the format of each equation's results (see ``format_params``).
+        counts: COUNTS, summed over all visits (from "sampled" to "cancelled" over
             the samples only; "decided" and "differ" over the predicates, indices and counts among
             the results, in which the runs may differ; "operands" and what follows over operands
             that the equation rounds before it computes); FIRST; PEAKS.
-        sums, maxima: float64[n, ...], over the samples of all visits.
-        histogram: float64[n, BINS], exponents of the reference run's nonzero sampled numbers.
+        sums, maxima: over the samples of all visits.
+        histogram: exponents of the reference run's nonzero sampled numbers.
     """
 
     formats: jax.Array
@@ -70,25 +72,15 @@ class Statistics:
 
 
 class Tally(NamedTuple):
-    """Counts over each of PARTS parts of a result, before they are added up.
-
-    Attributes:
-        flushed, subnormal: integers[PARTS].
-        largest: integers[PARTS], the bits in float64 of the largest exact magnitude, infinite where
-            the low number is non-finite.
-        overflowed, nan, reference_nan: int64[PARTS]; zeros unless ``largest`` shows that there may
-            be any.
-        finite: int64[PARTS], the bits of the largest finite exact magnitude in float64, under the
-            same condition.
-    """
+    """Counts over each of PARTS parts of a result, before they are added up: integers[PARTS]."""
 
     flushed: jax.Array
     subnormal: jax.Array
-    largest: jax.Array
-    overflowed: jax.Array
+    largest: jax.Array  # the bits of the largest exact magnitude, infinite for a non-finite number
+    overflowed: jax.Array  # this and what follows: zeros unless ``largest`` shows that there may be
     nan: jax.Array
     reference_nan: jax.Array
-    finite: jax.Array
+    finite: jax.Array  # the bits of the largest finite exact magnitude
 
 
 COUNTED = len(Tally._fields) * PARTS
@@ -130,7 +122,7 @@ def empty_statistics(formats: np.ndarray) -> Statistics:
 def sample_positions(n: jax.Array, size: int) -> jax.Array:
     """Returns SAMPLE indices spread over ``n`` of ``size`` numbers; ``n`` and up are padding."""
     at = jnp.arange(SAMPLE)
-    spread = at * n.astype(jnp.int64) // SAMPLE
+    spread = lax.div(at * n.astype(jnp.int64), np.int64(SAMPLE))
     return jnp.minimum(jnp.where(n > SAMPLE, spread, at), size - 1)
 
 
@@ -144,16 +136,8 @@ def count(
     """Counts a result's events in one pass, in two if a number is non-finite or too large.
 
     Each intermediate array costs a loop to compile and to run. The second pass therefore computes
-    cheap values again, and counts stay integers in PARTS parts.
-
-    Args:
-        low, reference: the result in both runs, flat and padded.
-        exact: returns the exact result of the same low inputs in the dtype given.
-        op_params: float64[OP_PARAMS].
-        taints: the ``tainted`` flag of each input.
-
-    Returns:
-        The counts, and whether the result is tainted.
+    cheap values again, and counts stay integers in PARTS parts. Returns also whether the result is
+    tainted; ``exact`` returns the exact result of the same low inputs in the dtype given.
     """
 
     def inside():
@@ -242,14 +226,8 @@ def add_visits(
 def add_events(
     state: Statistics, indices: jax.Array, events: jax.Array, visited: jax.Array
 ) -> Statistics:
-    """Returns the statistics with a visit of equations that decide or round operands.
-
-    Args:
-        state: before.
-        indices: of the equations.
-        events: float64[n, 6], what is added to the counts EVENTS of each.
-        visited: float64[n], 1 where this visit has to be counted, else 0.
-    """
+    """Returns the statistics with a visit of equations that decide or round operands: with
+    ``events`` for the counts EVENTS of each, and 1 where the visit has to be counted, else 0."""
     before = state.counts[indices]
     new = before.at[:, EVENTS].add(events).at[:, VISITS].add(visited)
     at = before[:, VISITS] + visited - 1

@@ -22,10 +22,6 @@ def with_wide_constants(program: Program, wide: Program) -> Program:
     equations, since the program may convert. So a literal becomes the one that stands at its place
     in ``wide``, or else the only one of its primitive and position that is rounded to it. An array
     becomes the only one that is rounded to it. Other constants stay as they are.
-
-    Args:
-        program: traced for arguments in 16 bits.
-        wide: the same function, traced for arguments in float32.
     """
     numbers: dict[int, np.ndarray] = {}
     for by_stack in (True, False):

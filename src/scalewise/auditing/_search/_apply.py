@@ -145,13 +145,10 @@ class FixedEmulation(EmulationWithDraws, TableEmulation):
 
 
 class FixedFunction:
-    """A function in the audited arithmetic with fixes; further fixes can be applied to it.
-
-    Attributes:
-        now: the setting, or the interpretation, with the fixes.
-    """
+    """A function in the audited arithmetic with fixes; further fixes can be applied to it."""
 
     def __init__(self, f: Callable, origin: AuditedArithmetic, now: Any):
+        # now: the setting, or the interpretation, with the fixes
         self.f, self.origin, self.now = f, origin, now
         functools.update_wrapper(self, f, updated=())
 

@@ -23,13 +23,19 @@ def at_cause(search: Search, what: Finding, fix: Fix) -> Finding:
         return _smallest_gradients(search, what)
     wide = [e for e in search.outcome.equations if e.index in set(fix.indices)]
     cause = fix.cause
-    if cause is None or (wide and cause.index not in fix.indices):
-        beyond = [e for e in wide if is_out_of_range(e)]  # their errors aren't measured
+    beyond = [e for e in wide if is_out_of_range(e)]  # their errors aren't measured
+    flushed = [e for e in wide if e["flushed"]] if search.outcome.error.non_finite else []
+    if cause is None or flushed or (wide and cause.index not in fix.indices):
         cause = max(
-            beyond or wide, key=lambda e: -e.index if beyond else e.introduced, default=None
+            beyond or flushed or wide,
+            key=lambda e: -e.index if beyond else e["flushed"] if flushed else e.introduced,
+            default=None,
         )
     if cause is None:
         return what
+    overflows = bool(beyond) and not Group((cause,)).is_singular(search.fmt)
+    if not what.equations and overflows and not FINDING_KINDS[what.kind].out_of_range:
+        return dataclasses.replace(search.finding_of(Group((cause,))), tried=what.tried)
     places = {(cause.file, cause.line)}
     if what.kind != "amplified":
         places |= {(e.file, e.line) for e in wide}
@@ -72,6 +78,8 @@ def _carried_to(
     if moved.kind == "cancellation":  # exact itself: what it leaves is the error carried in
         return moved
     event, evidence = FINDING_KINDS[moved.kind].event, made_here(cause)
+    if event and search.outcome.error.non_finite:  # its error isn't what made them so
+        return moved
     if event:
         evidence = f"{moved.evidence}, {evidence}"
     if what.kind == "decision":
@@ -105,8 +113,9 @@ def amplified_after(search: Search, what: Finding, fix: Fix) -> Finding:
     moved, amplified = search.finding_of(Group((made,))), _amplification(made, by)
     if not amplified:
         return what
-    evidence = made_here(made) + amplified
-    return dataclasses.replace(moved, kind="amplified", evidence=evidence)
+    if FINDING_KINDS[moved.kind].out_of_range:
+        return dataclasses.replace(moved, evidence=moved.evidence + amplified)
+    return dataclasses.replace(moved, kind="amplified", evidence=made_here(made) + amplified)
 
 
 def decided_after(search: Search, what: Finding, fix: Fix, after: Outcome) -> Finding | None:

@@ -85,7 +85,7 @@ class Finding:
 def finding(group: Group, fmt: Format, saturate: Saturation, refuted: str = "") -> Finding:
     """Returns a group's finding, of another kind than the one that a run has refuted."""
     first = group.first
-    kind = kind_of(group, saturate, refuted)
+    kind = kind_of(group, fmt, saturate, refuted)
     iterations = [e["first"] for e in group.equations if e.looped and e["first"] >= 0]
     return Finding(
         kind=kind.name,

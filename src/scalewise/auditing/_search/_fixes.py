@@ -20,19 +20,13 @@ from ._rewrites import Rewrite
 
 @dataclasses.dataclass(frozen=True)
 class FixKind:
-    """One kind of change that a search tries.
-
-    Attributes:
-        runs: the runs it is for: ``"format"``, ``"policy"``, ``"recipe"``, ``"every_op"``, or
-            ``"constant"`` for the constants of a run in one format.
-        propose: yields fixes for a finding, the smallest change first.
-        combined_first: whether a pair takes this fix of a finding in preference to its others.
-    """
+    """One kind of change that a search tries."""
 
     name: str
+    # "format", "policy", "recipe", "every_op", or "constant" for the constants of one format's run
     runs: tuple[str, ...]
-    propose: Callable[[Context], Iterator[Fix]]
-    combined_first: bool = False
+    propose: Callable[[Context], Iterator[Fix]]  # yields a finding's, the smallest change first
+    combined_first: bool = False  # whether a pair takes it in preference to a finding's others
 
 
 FIXES: dict[str, FixKind] = {}  # by name, in the order in which a search tries them
@@ -107,43 +101,24 @@ class Fix:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Context:
-    """The facts on which the fixes for a finding depend.
+    """The facts on which the fixes for a finding depend."""
 
-    Attributes:
-        group: the finding's equations.
-        kind: of the finding.
-        now: the setting, or the interpretation of the policy or recipe, with earlier fixes.
-        low: the emulation of the format, or that interpretation.
-        gradients: the equations that a loss scale multiplies.
-        norms: the indices of each written-out norm's equations (see :func:`norms`).
-        masks: constants for masks of which the format holds one, but not the sum of two.
-        beyond: operations whose results exceed the format's maximum in float32 arithmetic.
-        limits: literals that are the largest number of the program's own narrow dtype, or its
-            negative.
-        final: whether smaller fixes, and pairs of them, were tried, so that another format for the
-            whole program may be.
-        literal: the constant that the finding is about.
-        places: files and lines of all constants of the same value.
-        slight: whether the error may be that of many roundings, none of them worse than others.
-        fmt: the format.
-    """
-
-    group: Group
+    group: Group  # the finding's equations
     kind: FindingKind
-    now: Any
-    low: Any
+    now: Any  # the setting, or the interpretation of the policy or recipe, with earlier fixes
+    low: Any  # the emulation of the format, or that interpretation
     equations: Equations
-    gradients: Equations = ()
-    norms: Sequence[tuple[int, ...]] = ()
+    gradients: Equations = ()  # the equations that a loss scale multiplies
+    norms: Sequence[tuple[int, ...]] = ()  # see :func:`norms`
     rewrites: Sequence[Rewrite] = ()
-    masks: Sequence[float] = ()
-    beyond: Equations = ()
-    limits: Sequence[float] = ()
-    final: bool = False
-    literal: Literal | None = None
-    places: Collection[tuple[str | None, int]] = ()
+    masks: Sequence[float] = ()  # constants of which the format holds one, but not the sum of two
+    beyond: Equations = ()  # whose results exceed the format's maximum in float32 arithmetic
+    limits: Sequence[float] = ()  # see :class:`Lockstep`
+    final: bool = False  # whether smaller fixes and pairs were tried: the whole program may change
+    literal: Literal | None = None  # the constant that the finding is about
+    places: Collection[tuple[str | None, int]] = ()  # files and lines of constants of that value
     causes: Causes | None = None
-    slight: bool = False
+    slight: bool = False  # whether the error may be that of many roundings, none worse than others
 
     @property
     def word(self) -> str:

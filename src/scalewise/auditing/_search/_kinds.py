@@ -18,8 +18,8 @@ class FindingKind:
     """One way in which an operation goes wrong."""
 
     name: str  # ``Finding.kind``
-    # returns True if there is evidence, given a group and the ``saturate`` argument
-    found: Callable[[Group, Saturation], bool]
+    # returns True if there is evidence, given a group, the ``saturate`` argument and the format
+    found: Callable[[Group, Saturation, Format], bool]
     evidence: Callable[[Group, Format], str]  # returns what happened, in one phrase with numbers
     # whether numbers leave the format's range: formats with more range are tried
     out_of_range: bool = False
@@ -35,7 +35,7 @@ FINDING_KINDS: dict[str, FindingKind] = {}  # by name; a finding is of the first
 
 
 def register(
-    name: str, found: Callable[[Group, Saturation], bool], **fields: bool | str
+    name: str, found: Callable[[Group, Saturation, Format], bool], **fields: bool | str
 ) -> Callable[[Callable[[Group, Format], str]], Callable[[Group, Format], str]]:
     def add(evidence: Callable[[Group, Format], str]) -> Callable[[Group, Format], str]:
         FINDING_KINDS[name] = FindingKind(name, found, evidence, **fields)  # pyright: ignore[reportArgumentType]
@@ -44,9 +44,9 @@ def register(
     return add
 
 
-def kind_of(group: Group, saturate: Saturation, refuted: str = "") -> FindingKind:
+def kind_of(group: Group, fmt: Format, saturate: Saturation, refuted: str = "") -> FindingKind:
     kinds = (kind for name, kind in FINDING_KINDS.items() if name != refuted)
-    return next(kind for kind in kinds if kind.found(group, saturate))
+    return next(kind for kind in kinds if kind.found(group, saturate, fmt))
 
 
 def exceeds(amax: float, fmt: Format) -> str:
@@ -60,7 +60,7 @@ def exceeds(amax: float, fmt: Format) -> str:
 
 
 @register(
-    "nan", lambda g, _: g.total("nan") > 0,
+    "nan", lambda g, *_: g.total("nan") > 0,
     out_of_range=True, event=True, style="bold red", severe=True,
 )  # fmt: skip
 def _nan(group: Group, fmt: Format) -> str:
@@ -90,12 +90,12 @@ def _too_large(group: Group, fmt: Format) -> str:
 
 
 register(
-    "overflow", lambda g, saturate: g.total("overflowed") > 0 and saturate is False,
+    "overflow", lambda g, saturate, _: g.total("overflowed") > 0 and saturate is False,
     out_of_range=True, event=True, style="bold red", severe=True,
 )(_too_large)  # fmt: skip
 
 
-def _saturates(group: Group, saturate: Saturation) -> bool:
+def _saturates(group: Group, saturate: Saturation, _: Format) -> bool:
     clipped = group.total("overflowed") > 0 and saturate is not False
     if clipped or group.share("operands_saturated") >= OPERANDS_SATURATED:
         return True
@@ -116,7 +116,7 @@ def _saturation(group: Group, fmt: Format) -> str:
 
 @register(
     "accumulation",
-    lambda g, _: any(e.accumulated for e in g.equations),
+    lambda g, *_: any(e.accumulated for e in g.equations),
     event=True,
     style="yellow",
 )
@@ -130,15 +130,28 @@ def _operands_flushed(group: Group) -> bool:
     return group.share("operands_flushed") >= OPERANDS_FLUSHED
 
 
-@register(
-    "underflow", lambda g, _: g.share("flushed") >= FLUSHED or _operands_flushed(g),
-    out_of_range=True, event=True, style="yellow",
-)  # fmt: skip
+def _underflows(group: Group, saturate: Saturation, fmt: Format) -> bool:
+    if group.share("flushed") >= FLUSHED or _operands_flushed(group):
+        return True
+    return _subnormals_lose(group, fmt) and group.worst("introduced") > group.noticeable
+
+
+def _subnormals_lose(group: Group, fmt: Format) -> bool:  # more than normal numbers can
+    return group.total("subnormal") > 0 and group.worst("introduced") > 2 * half_unit(group, fmt)
+
+
+def half_unit(group: Group, fmt: Format) -> float:
+    return float(group.own_format(fmt).eps) / 2
+
+
+@register("underflow", _underflows, out_of_range=True, event=True, style="yellow")
 def _underflow(group: Group, fmt: Format) -> str:
     if _operands_flushed(group):  # then the products flushed are those of such operands
         text = "of its operands flushed to zero with their scale"
         return _told(group, "operands_flushed", text, text, of="operands")
-    return numbers_lost(group, "flushed")
+    if group.share("flushed") >= FLUSHED:
+        return numbers_lost(group, "flushed")
+    return numbers_lost(group, "subnormal")
 
 
 def numbers_lost(group: Group, name: str) -> str:
@@ -151,7 +164,7 @@ def numbers_lost(group: Group, name: str) -> str:
 
 
 @register(
-    "decision", lambda g, _: g.total("differ") > 0, event=True, carried_in=True, style="yellow"
+    "decision", lambda g, *_: g.total("differ") > 0, event=True, carried_in=True, style="yellow"
 )
 def _decision(group: Group, fmt: Format) -> str:
     is_index = group.first.primitive in INDICES
@@ -160,7 +173,7 @@ def _decision(group: Group, fmt: Format) -> str:
     return _told(group, "differ", f"differs {rest}", f"differ {rest}", "decided", what)
 
 
-def _swamps(group: Group, saturate: Saturation) -> bool:
+def _swamps(group: Group, *_: object) -> bool:
     """Returns True if additions change nothing; outside of loops, if they don't cancel instead."""
     accumulates = any(e.looped for e in group.equations)
     return group.swamped >= SWAMPED and (accumulates or not group.cancels)
@@ -173,14 +186,14 @@ def _swamping(group: Group, fmt: Format) -> str:
     return f"{share} of additions change nothing; bias of the errors {drift:+.2f}"
 
 
-@register("cancellation", lambda g, _: g.cancels, carried_in=True)
+@register("cancellation", lambda g, *_: g.cancels, carried_in=True)
 def _cancellation(group: Group, fmt: Format) -> str:
     bits = max(e["bits"] for e in group.equations if e["cancelled"] or not group.cancels)
     error = group.worst("inherited")
     return f"{bits:.0f} of {fmt.precision} bits cancel; relative error left {error:.2g}"
 
 
-@register("amplified", lambda g, _: g.amplifies, carried_in=True)
+@register("amplified", lambda g, *_: g.amplifies, carried_in=True)
 def _amplified(group: Group, fmt: Format) -> str:
     error = group.worst("inherited")
     return f"the error carried in is amplified {group.factor:.0f} times; relative error {error:.2g}"
@@ -188,10 +201,10 @@ def _amplified(group: Group, fmt: Format) -> str:
 
 @register("precision", lambda *_: True)  # the last: what is left
 def _precision(group: Group, fmt: Format) -> str:
-    made, unit = group.worst("introduced"), float(group.own_format(fmt).eps) / 2
+    made, unit = group.worst("introduced"), half_unit(group, fmt)
     if made < EXACT * unit:
         return made_here(max(group.equations, key=lambda e: e.inherited))
-    if group.total("subnormal") and made > 2 * unit:  # more than a normal number can lose
+    if _subnormals_lose(group, fmt):
         return f"{numbers_lost(group, 'subnormal')}; error made here {made:.2g}"
     return f"error made here {made:.2g}, {made / unit:.2g} times half a unit in the last place"
 

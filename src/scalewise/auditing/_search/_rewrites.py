@@ -52,7 +52,14 @@ def is_square(equation: Equation) -> bool:
     return False
 
 
-SUMS = having("adds")
+HYPOTENUSES = {
+    "add": "hypot in place of sqrt(x * x + y * y)",
+    "sub": "sqrt((x - y) * (x + y)) in place of sqrt(x * x - y * y)",
+}
+TWO_EXPONENTIALS = {
+    "add": "logaddexp(x, y) in place of log(exp(x) + exp(y))",
+    "sub": "x + log(-expm1(y - x)) in place of log(exp(x) - exp(y))",
+}
 FIRST, LAST, EITHER = (0,), (1,), (0, 1)
 # The last operation; the one before it; the positions at one of which that has the operand 1 (() if
 # it needs none); an operation that it is made of ("" for any); the text. The first match counts.
@@ -129,8 +136,8 @@ class _Finder:
                 for i in sources:
                     parts = self.sources(i)
                     squares = [j for j in parts if is_square(self.equations[j])]
-                    if self.name(i) in SUMS and len(squares) > 1:
-                        yield Rewrite("hypot in place of sqrt(x * x + y * y)", (*squares, i), root)
+                    if self.name(i) in HYPOTENUSES and len(squares) > 1:
+                        yield Rewrite(HYPOTENUSES[self.name(i)], (*squares, i), root)
             case "sub":
                 yield from self._variance(root)
             case "div":
@@ -158,9 +165,8 @@ class _Finder:
             elif self.name(i) in ("div", "mul") and self.has_number(i, None):
                 for total in sums:
                     yield from self._sum_of_exponentials(root, total, (i,))
-            elif self.name(i) in SUMS and len(exponentials) > 1:
-                text = "logaddexp(x, y) in place of log(exp(x) + exp(y))"
-                yield Rewrite(text, (*exponentials, i), root)
+            elif self.name(i) in TWO_EXPONENTIALS and len(exponentials) > 1:
+                yield Rewrite(TWO_EXPONENTIALS[self.name(i)], (*exponentials, i), root)
             elif self.name(i) == "div" and exponentials:
                 text = "log_softmax(x) in place of log(softmax(x))"
                 yield Rewrite(text, (*exponentials, *sums, i), root)

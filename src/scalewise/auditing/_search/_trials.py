@@ -52,20 +52,7 @@ class Failed:
 
 @dataclasses.dataclass
 class Search:
-    """The state of a search, which tries settings and accepts fixes on top of each other.
-
-    Attributes:
-        masks: constants for masks of which the format holds one, but not the sum of two.
-        found: findings with a fix that helped, the largest effect on the outputs first. If much of
-            the error is left, unfixed findings follow; untried ones come last.
-        float32_error: with float32 for every operation, if that was run.
-        beyond: the operations whose results exceed the format's maximum in that run.
-        current, outcome: the setting with the fixes accepted so far, and the outcome of its run.
-        reserve: trials reserved for pairs: no finding is begun unless more are left.
-        final: whether pairs were tried, so that the whole program may be changed.
-        tried: the errors of settings that were tried, by key.
-        results: outcomes by key, of runs that were made before the search needed them.
-    """
+    """The state of a search, which tries settings and accepts fixes on top of each other."""
 
     session: Session
     fmt: Format
@@ -73,16 +60,20 @@ class Search:
     trials: int
     saturate: Saturation
     masks: Sequence[float] = ()
+    # with a fix that helped, the largest effect on the outputs first; then, if much of the error is
+    # left, others, untried ones last
     found: list[Finding] = dataclasses.field(default_factory=list)
     unfixed: list[Finding] = dataclasses.field(default_factory=list)
     lost_changes: list[str] = dataclasses.field(default_factory=list)
-    current: Any = dataclasses.field(init=False)
-    outcome: Outcome = dataclasses.field(init=False)
+    current: Any = dataclasses.field(init=False)  # the setting with the fixes accepted so far
+    outcome: Outcome = dataclasses.field(init=False)  # of its run
+    # with float32 for every operation, if that was run
     float32_error: OutputError = dataclasses.field(default_factory=lambda: OutputError(0, 0.0))
-    beyond: set[int] = dataclasses.field(default_factory=set)
-    reserve: int = 0
-    final: bool = False
+    beyond: set[int] = dataclasses.field(default_factory=set)  # see :class:`Context`
+    reserve: int = 0  # trials reserved for pairs: no finding is begun unless more are left
+    final: bool = False  # whether pairs were tried, so that the whole program may be changed
     failed: list[Failed] = dataclasses.field(default_factory=list)
+    # by key: errors of settings that were tried, and outcomes of runs before they are needed
     tried: dict[Hashable, OutputError] = dataclasses.field(default_factory=dict)
     results: dict[Hashable, Outcome] = dataclasses.field(default_factory=dict)
 
