@@ -19,7 +19,11 @@ from scalewise.torch._edits import edited
             ["bmm"],
             "y = torch.einsum('ij,jk->ik', x.float(), b.float())",
         ),
-        ("y = self.layer(x)", ["linear"], "y = self.layer.float()(x.float())"),
+        (
+            "y = self.layer(x)",
+            ["linear"],
+            "y = self.layer(x.float())  # after model.half(): self.layer.float()",
+        ),
         ("y = torch.arange(5)", ["arange"], ""),
     ],
 )

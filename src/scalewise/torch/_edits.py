@@ -35,9 +35,16 @@ def operation_of(node: Node) -> str:
     return name.removeprefix("safe_").removeprefix("native_")
 
 
-def edited(file: str, line: int, operations: Sequence[str], numbers: Collection[str] = ()) -> str:
+def edited(
+    file: str,
+    line: int,
+    operations: Sequence[str],
+    numbers: Collection[str] = (),
+    half: bool = True,
+) -> str:
     """Returns a line with ``.float()`` on the operands of operations, "" if they aren't found.
-    ``numbers`` are names of Python numbers, which have no ``.float()``."""
+    ``numbers`` are names of Python numbers, which have no ``.float()``; ``half``: whether the
+    parameters of modules have 16 bits."""
     statement = _statement(file, line)
     if statement is None:
         return ""
@@ -45,7 +52,11 @@ def edited(file: str, line: int, operations: Sequence[str], numbers: Collection[
     editor = _Editor(operations, line - first + 1, numbers)
     changed = ast.fix_missing_locations(editor.visit(tree))
     inner = [x for x in ast.walk(changed) if isinstance(x, ast.stmt) and editor.is_here(x)]
-    return ast.unparse(inner[-1] if inner else changed).strip() if editor.found else ""
+    if not editor.found:
+        return ""
+    wide = "; ".join(f"{name}.float()" for name in editor.modules if half)
+    text = ast.unparse(inner[-1] if inner else changed).strip()
+    return f"{text}  # after model.half(): {wide}" if wide else text
 
 
 def _statement(file: str, line: int) -> tuple[ast.Module, int] | None:
@@ -64,7 +75,7 @@ def _statement(file: str, line: int) -> tuple[ast.Module, int] | None:
 class _Editor(ast.NodeTransformer):
     def __init__(self, operations: Sequence[str], line: int, numbers: Collection[str]):
         self.operations, self.line, self.found = {*operations}, line, False
-        self.numbers = numbers
+        self.numbers, self.modules = numbers, dict[str, None]()
         if "convolution" in self.operations:
             self.operations.update(CONVOLUTIONS)
 
@@ -115,7 +126,7 @@ class _Editor(ast.NodeTransformer):
         elif of_module and node.args and {"linear", "addmm", "convolution", "conv2d", "layer_norm",
                                           "embedding", "group_norm"} & self.operations:  # fmt: skip
             self.found = True
-            node.func = self._float(func)  # the module's own parameters too
+            self.modules[ast.unparse(func)] = None
             node.args[0] = self._float(node.args[0])
         return node
 

@@ -132,7 +132,7 @@ class LowFunction:
     f: Callable[..., PyTree]  # of parameters and tensors; casts float32 ones to ``dtype`` first
     params: dict[str, jax.Array]  # the model's own parameters, not rounded
     dtype: np.dtype  # float16, bfloat16, or float32 if the format has more than 16 bits
-    exported: Exported | None = None  # the model in that dtype; None under ``autocast``
+    exported: Exported  # the model in that dtype; in its own dtypes under ``autocast``
 
 
 def low_function(
@@ -210,7 +210,7 @@ def _autocast_function(
         return _widened(f(params, *tensors), dtype)
 
     in_low.__name__ = in_low.__qualname__ = f.__name__
-    return LowFunction(in_low, exported.params, dtype)
+    return LowFunction(in_low, exported.params, dtype, exported)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -61,6 +61,8 @@ def edits(report: Summary, finding: Finding) -> list[Edit]:
             or _first(_anywhere(file, *fix.replaces) for file, _ in user)
         )
         return [found] if found else []
+    if fix.tells_edits:
+        return []
     if not fix.indices:
         return _expressed(report, str(fix), user)
     if finding.callers:

@@ -30,6 +30,9 @@ def at_cause(search: Search, what: Finding, fix: Fix) -> Finding:
         )
     if cause is None:
         return what
+    here = (e.index for e in search.outcome.equations if (e.file, e.line) == (what.file, what.line))
+    if not what.equations and is_out_of_range(cause) and cause.index < min(here, default=0):
+        return dataclasses.replace(search.finding_of(Group((cause,))), tried=what.tried)
     places = {(cause.file, cause.line)}
     if what.kind != "amplified":
         places |= {(e.file, e.line) for e in wide}

@@ -63,6 +63,14 @@ def convolution(x, weight, bias, stride, padding, dilation, transposed, output_p
     return y if bias is None else y + bias.reshape((1, -1) + (1,) * n)
 
 
+@rule(A.convolution_backward.default)
+def convolution_backward(gradient, x, weight, bias_sizes, *options):
+    *options, mask = options
+    _, pull = jax.vjp(lambda x, weight: convolution(x, weight, None, *options), x, weight)
+    found = *pull(gradient), jnp.sum(gradient, (0, *range(2, gradient.ndim)))
+    return tuple(g if wanted else None for g, wanted in zip(found, mask, strict=True))
+
+
 def _transposed(x, weight, stride, padding, dilation, output_padding, groups):
     n = weight.ndim - 2
     inputs, outputs, *kernel = weight.shape

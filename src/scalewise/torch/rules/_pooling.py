@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Any
 
@@ -133,52 +132,38 @@ def upsample_bilinear(x, output_size, align_corners, factors):
 
 
 def _max_pool_with_indices(n, x, kernel, stride=None, padding=0, dilation=1, ceil_mode=False):
-    """Also the position of each maximum in its image, the first of equal ones."""
-    kernel, size = _sizes(n, kernel), x.shape[-n:]
-    stride, padding = _sizes(n, stride, kernel), _sizes(n, padding)
-    dilation, lead = _sizes(n, dilation), x.ndim - n
-    pads = _pads(size, ceil_mode, kernel, stride, padding, dilation)
-    config = [*[(0, 0, 0)] * lead, *((a, b, 0) for a, b in pads)]
-    full = lax.pad(x, jnp.asarray(-jnp.inf, x.dtype), config)
-    axes = [np.arange(-a, s + b) for s, (a, b) in zip(size, pads, strict=True)]
-    flat: Any = sum(
-        axis.reshape((-1,) + (1,) * (n - 1 - i)) * math.prod(size[i + 1 :])
-        for i, axis in enumerate(axes)
-    )
-    counts = [
-        (m - d * (k - 1) - 1) // s + 1
-        for m, k, s, d in zip(full.shape[lead:], kernel, stride, dilation, strict=True)
-    ]
-    values, at = [], []
-    for offset in np.ndindex(*kernel):
-        part = tuple(
-            slice(o * d, o * d + (c - 1) * s + 1, s)
-            for o, d, c, s in zip(offset, dilation, counts, stride, strict=True)
-        )
-        values.append(full[(..., *part)])
-        at.append(flat[part])
-    stacked = jnp.stack(values)
-    best = jnp.argmax(stacked, 0)
-    positions = np.stack(at).reshape((len(at),) + (1,) * lead + tuple(counts))
-    positions = jnp.broadcast_to(jnp.asarray(positions, jnp.int32), stacked.shape)
-    return jnp.max(stacked, 0), jnp.take_along_axis(positions, best[None], 0)[0]
+    kernel = _sizes(n, kernel)
+    options = kernel, _sizes(n, stride, kernel), _sizes(n, padding), _sizes(n, dilation)
+    pads, windows = _pads(x.shape[-n:], ceil_mode, *options), []
+    for size, (low, high), k, s, _, d in zip(x.shape[-n:], pads, *options, strict=True):
+        first = np.arange(-low, size + high - d * (k - 1), s)
+        windows.append(first[:, None] + d * np.arange(k))
+    return _maxima(x, windows)
 
 
 def _adaptive_max(n, x, output_size):
-    """Returns the maximum of each of ``output_size`` parts, and its place in the image."""
-    sizes, lead = x.shape[-n:], x.shape[:-n]
-    at = jnp.arange(math.prod(sizes)).reshape(sizes)
-    pieces, places = [], []
-    for part in np.ndindex(*output_size):
-        cut = tuple(
-            slice(i * size // m, -(-(i + 1) * size // m))
-            for i, size, m in zip(part, sizes, output_size, strict=True)
-        )
-        window = x[(..., *cut)].reshape(*lead, -1)
-        pieces.append(jnp.max(window, -1))
-        places.append(at[cut].reshape(-1)[jnp.argmax(window, -1)])
-    shape = (*lead, *output_size)
-    return jnp.stack(pieces, -1).reshape(shape), jnp.stack(places, -1).reshape(shape)
+    windows = []
+    for size, count in zip(x.shape[-n:], output_size, strict=True):
+        first = np.arange(count) * size // count
+        last = -(-np.arange(1, count + 1) * size // count)
+        at = first[:, None] + np.arange((last - first).max())
+        windows.append(np.where(at < last[:, None], at, -1))
+    return _maxima(x, windows)
+
+
+def _maxima(x, windows):
+    """Returns the maximum of each window, and its place in the image; ``windows`` has the places of
+    each along each axis, of which those outside of the image aren't read."""
+    n, lead, places, inside = len(windows), x.shape[: -len(windows)], 0, True
+    for i, (at, size) in enumerate(zip(windows, x.shape[-n:], strict=True)):
+        at = np.expand_dims(at, [j for j in range(2 * n) if j not in (i, n + i)])
+        places, inside = places * size + at, inside & (at >= 0) & (at < size)
+    shape = (*(len(w) for w in windows), -1)
+    places, inside = np.where(inside, places, 0).reshape(shape), np.asarray(inside).reshape(shape)
+    found = jnp.where(inside, x.reshape(*lead, -1)[..., places], jnp.asarray(-jnp.inf, x.dtype))
+    places = jnp.broadcast_to(jnp.asarray(places, jnp.int32), found.shape)
+    best = jnp.argmax(found, -1, keepdims=True)
+    return jnp.max(found, -1), jnp.take_along_axis(places, best, -1)[..., 0]
 
 
 def _resampling(size, out, scale, cubic, align_corners):
@@ -221,6 +206,10 @@ rules({
     A.max_pool3d_with_indices.default: partial(_max_pool_with_indices, 3),
     A.adaptive_max_pool2d.default: partial(_adaptive_max, 2),
     A.adaptive_max_pool3d.default: partial(_adaptive_max, 3),
+    A._adaptive_avg_pool2d_backward.default: lambda gradient, x: (
+        jax.vjp(lambda x: _adaptive(2, x, gradient.shape[-2:]), x)[1](gradient)[0]),
+    A.avg_pool2d_backward.default: lambda gradient, x, *options: (
+        jax.vjp(lambda x: _avg_pool(2, x, *options), x)[1](gradient)[0]),
     A._upsample_bilinear2d_aa.default: partial(_antialiased, False),
     A._upsample_bicubic2d_aa.default: partial(_antialiased, True),
 })  # fmt: skip

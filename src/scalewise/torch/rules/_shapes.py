@@ -111,16 +111,6 @@ def slice_tensor(x, dim=0, start=None, end=None, step=1):
     return lax.slice_in_dim(x, start, max(start, end), step, dim)
 
 
-@rule(A.pixel_shuffle.default)
-def pixel_shuffle(x, factor):
-    *batch, channels, height, width = x.shape
-    out = channels // factor**2
-    x = x.reshape(*batch, out, factor, factor, height, width)
-    n = len(batch)
-    x = lax.transpose(x, (*range(n + 1), n + 3, n + 1, n + 4, n + 2))
-    return x.reshape(*batch, out, height * factor, width * factor)
-
-
 def _pairs(x, padding):
     """Returns the padding of each axis; torch lists that of the last axis first."""
     pairs = [(0, 0)] * x.ndim
@@ -133,17 +123,6 @@ def _pad(mode, x, padding):
     pairs = _pairs(x, padding)  # of which negative ones cut
     cut = [slice(max(-a, 0), n - max(-b, 0)) for n, (a, b) in zip(x.shape, pairs, strict=True)]
     return jnp.pad(x[tuple(cut)], [(max(a, 0), max(b, 0)) for a, b in pairs], mode=mode)
-
-
-@rule(A.unfold.default)
-def unfold(x, dim, size, step):
-    if not x.ndim:
-        return x.reshape(1)
-    axis, count = dim % x.ndim, (x.shape[dim] - size) // step + 1
-    at = step * jnp.arange(count)[:, None] + jnp.arange(size)[None, :]
-    windows = jnp.take(x, at.reshape(-1), axis=axis)
-    windows = windows.reshape(*x.shape[:axis], count, size, *x.shape[axis + 1 :])
-    return jnp.moveaxis(windows, axis + 1, -1)
 
 
 rules({

@@ -91,26 +91,6 @@ def grid_sampler(x, grid, interpolation, padding, align_corners):
     return jnp.moveaxis(functools.reduce(operator.add, parts), -1, 1)
 
 
-@rule(A.col2im.default)
-def col2im(x, output_size, kernel, dilation, padding, stride):
-    sizes = [n + 2 * p for n, p in zip(output_size, padding, strict=True)]
-    counts = [
-        (n - d * (k - 1) - 1) // s + 1
-        for n, k, d, s in zip(sizes, kernel, dilation, stride, strict=True)
-    ]
-    lead, channels = x.shape[:-2], x.shape[-2] // math.prod(kernel)
-    x = x.reshape(*lead, channels, *kernel, *counts)
-    out = jnp.zeros((*lead, channels, *sizes), x.dtype)
-    for i, j in np.ndindex(*kernel):
-        rows, columns = (
-            slice(o * d, o * d + (c - 1) * s + 1, s)
-            for o, d, c, s in zip((i, j), dilation, counts, stride, strict=True)
-        )
-        out = out.at[..., rows, columns].add(x[..., i, j, :, :])
-    (top, left), (height, width) = padding, output_size
-    return out[..., top : top + height, left : left + width]
-
-
 @rule(A._embedding_bag.default, A._embedding_bag_forward_only.default)
 def embedding_bag(
     weight, index, offsets, scale_grad_by_freq=False, mode=SUM, sparse=False,
