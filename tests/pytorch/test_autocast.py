@@ -294,9 +294,19 @@ def promoted(x, w):
     return torch.zeros(4, 4, dtype=y.dtype).index_add(0, torch.arange(4), y)
 
 
+def onto_float32(x, w):
+    return torch.zeros(4, 4).index_add(0, torch.arange(4), x @ w)
+
+
+def scattered(x, w):
+    return torch.zeros(4, 4).scatter_reduce(0, torch.zeros(4, 4, dtype=torch.int64), x @ w, "sum")
+
+
 @pytest.mark.parametrize(("f", "message"), [
     (unsafe, "autocast refuses binary_cross_entropy"),
     (unpromoted, "index_add of float16 and float32 raises"), (promoted, ""),
+    (onto_float32, "index_add of float16 and float32 raises"),
+    (scattered, "torch raises: .* Expected self.dtype to be equal to src.dtype"),
 ])  # fmt: skip
 def test_what_torch_refuses_under_autocast(f, message):
     args = torch.randn(4, 8), torch.randn(8, 4)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ast
-import linecache
-import textwrap
 from collections.abc import Collection, Sequence
 
+from ..auditing._report._edits import statement
 from ._torch import Node
 
 BINARY: dict[str, type[ast.operator]] = {
@@ -26,7 +25,6 @@ DECOMPOSED = {
 NUMBERS = ("math.pi", "math.e", "np.pi", "numpy.pi", "torch.pi", "math.inf", "torch.inf")
 SIZES = ("size", "numel", "dim", "item")
 CREATION = ("arange", "full", "zeros", "ones", "empty", "eye", "linspace", "scalar_tensor")
-LONGEST = 10  # lines of a statement
 
 
 def operation_of(node: Node) -> str:
@@ -45,31 +43,14 @@ def edited(
     """Returns a line with ``.float()`` on the operands of operations, "" if they aren't found.
     ``numbers`` are names of Python numbers, which have no ``.float()``; ``half``: whether the
     parameters of modules have 16 bits."""
-    statement = _statement(file, line)
-    if statement is None:
+    found = statement(file, line)
+    if found is None:
         return ""
-    tree, first = statement
-    editor = _Editor(operations, line - first + 1, numbers)
-    changed = ast.fix_missing_locations(editor.visit(tree))
-    inner = [x for x in ast.walk(changed) if isinstance(x, ast.stmt) and editor.is_here(x)]
-    if not editor.found:
-        return ""
+    editor = _Editor(operations, line, numbers)
+    text = ast.unparse(editor.visit(found)).partition("\n")[0]
     wide = "; ".join(f"{name}.float()" for name in editor.modules if half)
-    text = ast.unparse(inner[-1] if inner else changed).strip()
-    return f"{text}  # after model.half(): {wide}" if wide else text
-
-
-def _statement(file: str, line: int) -> tuple[ast.Module, int] | None:
-    for first in range(line, max(line - LONGEST, 0), -1):
-        for last in range(line, line + LONGEST):
-            text = "".join(linecache.getline(file, i) for i in range(first, last + 1))
-            try:
-                tree = ast.parse(textwrap.dedent(text))
-            except SyntaxError:
-                continue
-            if tree.body:
-                return tree, first
-    return None
+    text = f"{text}  # after model.half(): {wide}" if wide else text
+    return text if editor.found else ""
 
 
 class _Editor(ast.NodeTransformer):

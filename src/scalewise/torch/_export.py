@@ -260,8 +260,8 @@ _STATIC = (
 )
 _FIXED = "no shape can depend on numbers: keep all elements, and choose by torch.where"
 _GRADIENT = (
-    "forward differentiates by itself, which torch.export can't trace: differentiate the inner "
-    "module by jax.grad of what scalewise.torch.function returns"
+    "torch.export can't trace this derivative: write torch.autograd.functional.jacobian (or "
+    "hessian), torch.func.grad or vjp"
 )
 _ADVICE = {
     "got FakeTensor": "shapes can't depend on numbers, such as the lengths of "
@@ -280,6 +280,7 @@ _ADVICE = {
     "program constant's list": _GRADIENT,
     "has no attribute 'constant'": _GRADIENT,
     "does not require grad": _GRADIENT,
+    "scalewise::gradient": _GRADIENT,
     ".numpy()": "forward has to compute with torch, without NumPy",
     "vmap": 'set model.config._attn_implementation = "eager"',
     "ScriptModule": "pass the module that torch.jit compiled",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,7 @@ import numpy as np
 from ._autocast import autocast, refusal
 from ._convert import jax_dtype, torch_dtype
 from ._derivatives import backward_passes, deferred, derivative_of_jax, differentiated
-from ._export import Exported, ExportError, Granularity
+from ._export import Exported, ExportError, Granularity, first_line
 from ._gradients import GRADIENT, gradient
 from ._operation import Call, in_steps, operation, rounded_in_program, rounds_several_times
 from ._place import at, line_of, mark, scope_of
@@ -151,8 +153,13 @@ class Graph:
             args, kwargs = autocast(node.target, args, kwargs, low, to_dtype)
         if why := refusal(node, args, low):
             raise ExportError(f"{line_of(node)}: under torch.autocast, {why}")
-        with torch.no_grad():
-            return node.target(*args, **kwargs)
+        logger = logging.getLogger("torch._subclasses.fake_tensor")  # it prints the whole traceback
+        try:
+            with torch.no_grad(), mock.patch.object(logger, "disabled", True):
+                return node.target(*args, **kwargs)
+        except RuntimeError as error:
+            why = f"torch raises: {first_line(error)}"
+            raise ExportError(f"{line_of(node)}: under torch.autocast, {why}") from error
 
 
 def run(

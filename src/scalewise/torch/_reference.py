@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._convert import jax_dtype
 from ._export import Exported
 from ._operation import rounded_in_program
 from ._place import at, line_of, mark, scope_of
@@ -64,23 +63,13 @@ class Matched:
         return self.other.get(_uncast(own)) is _uncast(other)
 
 
-def matched(low: Exported, wide: Exported, place: Any) -> Matched:
+def matched(low: Exported, wide: Exported, place: Any, dtype: np.dtype) -> Matched:
     other = dict(_placeholders(low, wide))
     ours, theirs = _operations(low), _operations(wide)
     blocks = difflib.SequenceMatcher(None, *map(_keys, (ours, theirs)), autojunk=False)
     for i, j, size in blocks.get_matching_blocks():
         other.update(zip(ours[i : i + size], theirs[j : j + size], strict=True))
-    return Matched(wide, other, place, _narrow_dtype(low))
-
-
-def _narrow_dtype(low: Exported) -> np.dtype:
-    """Returns the 16-bit dtype of a graph; float16 if it has none, so that no two runs differ."""
-    vals = (n.meta.get("val") for n in low.graph_module.graph.nodes)
-    leaves = torch.utils._pytree.tree_leaves(list(vals))
-    found = (x.dtype for x in leaves if isinstance(x, torch.Tensor))
-    return jax_dtype(
-        next((d for d in found if d in (torch.float16, torch.bfloat16)), torch.float16)
-    )
+    return Matched(wide, other, place, dtype)
 
 
 def _placeholders(low: Exported, wide: Exported) -> Iterator[tuple[Node, Node]]:

@@ -111,6 +111,10 @@ def slice_tensor(x, dim=0, start=None, end=None, step=1):
     return lax.slice_in_dim(x, start, max(start, end), step, dim)
 
 
+def _offsets(x):
+    return np.arange(x.shape[-1]) - np.arange(x.shape[-2])[:, None]
+
+
 def _pairs(x, padding):
     """Returns the padding of each axis; torch lists that of the last axis first."""
     pairs = [(0, 0)] * x.ndim
@@ -140,8 +144,8 @@ rules({
     A.flip.default: lambda x, dims: lax.rev(x, [d % x.ndim for d in dims]),
     A.roll.default: lambda x, shifts, dims=(): jnp.roll(x, shifts, dims or None),
     A.repeat.default: lambda x, repeats: jnp.tile(x, repeats),
-    A.tril.default: lambda x, diagonal=0: jnp.tril(x, diagonal),
-    A.triu.default: lambda x, diagonal=0: jnp.triu(x, diagonal),
+    A.tril.default: lambda x, diagonal=0: jnp.where(_offsets(x) <= diagonal, x, jnp.zeros_like(x)),
+    A.triu.default: lambda x, diagonal=0: jnp.where(_offsets(x) >= diagonal, x, jnp.zeros_like(x)),
     A.diagonal.default: lambda x, offset=0, dim1=0, dim2=1: jnp.diagonal(x, offset, dim1, dim2),
     A.repeat_interleave.self_int: lambda x, repeats, dim=None, output_size=None: (
         jnp.repeat(x, repeats, dim)),

@@ -22,24 +22,15 @@ ZEROS, BORDER, REFLECTION = 0, 1, 2  # and its paddings
 SUM, MEAN, MAX = 0, 1, 2  # torch's modes of embedding_bag
 
 
-def _normalized(x, sizes, normalization):
-    if not normalization:
-        return x
-    n = math.prod(sizes)
-    return x / (math.sqrt(n) if normalization == 1 else n)
+def _transform(function, x, dims, normalization, sizes=None):
+    """Returns a Fourier transform of an axis each, divided by nothing, sqrt(n) or n."""
+    sizes = sizes or [x.shape[d] for d in dims]
+    n = math.prod(sizes) if normalization else 1
+    return function(x, sizes, tuple(dims)) / (math.sqrt(n) if normalization == 1 else n)
 
 
-@rule(A._fft_r2c.default)
-def fft_of_real(x, dims, normalization, onesided):
-    sizes = [x.shape[d] for d in dims]
-    transform = jnp.fft.rfftn if onesided else jnp.fft.fftn
-    return _normalized(transform(x, axes=tuple(dims)), sizes, normalization)
-
-
-@rule(A._fft_c2r.default)
-def fft_to_real(x, dims, normalization, last_dim_size):
-    sizes = [x.shape[d] for d in dims[:-1]] + [last_dim_size]
-    return _normalized(jnp.fft.irfftn(x, sizes, dims, norm="forward"), sizes, normalization)
+_inverse = functools.partial(jnp.fft.ifftn, norm="forward")
+_inverse_of_real = functools.partial(jnp.fft.irfftn, norm="forward")
 
 
 def _positions(grid, size, align_corners):
@@ -126,15 +117,14 @@ def complex_(real, imaginary):
     return lax.complex(real.astype(wide), imaginary.astype(wide))
 
 
-@rule(A._fft_c2c.default)
-def fft_of_complex(x, dims, normalization, forward):
-    sizes, axes = [x.shape[d] for d in dims], tuple(dims)
-    if forward:
-        return _normalized(jnp.fft.fftn(x, axes=axes), sizes, normalization)
-    return _normalized(jnp.fft.ifftn(x, axes=axes, norm="forward"), sizes, normalization)
-
-
 rules({
+    A._fft_r2c.default: lambda x, dims, normalization, onesided: (
+        _transform(jnp.fft.rfftn if onesided else jnp.fft.fftn, x, dims, normalization)),
+    A._fft_c2r.default: lambda x, dims, normalization, size: (
+        _transform(_inverse_of_real, x, dims, normalization,
+                   [*(x.shape[d] for d in dims[:-1]), size])),
+    A._fft_c2c.default: lambda x, dims, normalization, forward: (
+        _transform(jnp.fft.fftn if forward else _inverse, x, dims, normalization)),
     A.real.default: jnp.real,
     A.imag.default: jnp.imag,
     A.angle.default: jnp.angle,
