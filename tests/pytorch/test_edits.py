@@ -25,9 +25,15 @@ from scalewise.torch._edits import edited
             "y = self.layer(x.float())  # after model.half(): self.layer.float()",
         ),
         ("y = torch.arange(5)", ["arange"], ""),
+        ("y = x[:, None].to(b.dtype)", ["to"], "y = x[:, None].float()"),
+        (
+            "y = torch.exp(x @ b * a.exp())",
+            ["exp"],
+            "y = torch.exp((x @ b * a.float().exp()).float())",
+        ),
     ],
 )
 def test_an_edited_line_has_its_operands_in_float32(tmp_path, line, operations, expected):
     file = tmp_path / "model.py"
     file.write_text(f"{line}\n")
-    assert edited(str(file), 1, operations) == expected
+    assert edited(str(file), 1, dict.fromkeys(operations, "float")) == expected

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 
 from ..auditing._report._edits import statement
 from ._torch import Node
@@ -16,6 +16,11 @@ BINARY: dict[str, type[ast.operator]] = {
 CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d")
 # Operations that don't promote their operands.
 BOTH = ("matmul", "mm", "bmm", "linear", "outer", "einsum", *CONVOLUTIONS)
+# Modules of these aren't methods: ``self.layer(x)``.
+LAYERS = {"linear", "addmm", "convolution", "conv2d", "layer_norm", "embedding", "group_norm"}
+# Operations that raise where operands have two dtypes.
+STRICT = {*BOTH, *LAYERS, "baddbmm", "batch_norm", "scaled_dot_product_attention", "lerp"}
+CASTS = ("to", "half", "bfloat16", "type", "type_as")
 # Functions that torch.export decomposes, and the operations that they become.
 DECOMPOSED = {
     "square": {"pow", "mul"}, "outer": {"mul"}, "einsum": {"bmm", "mm", "mul", "sum"},
@@ -36,13 +41,14 @@ def operation_of(node: Node) -> str:
 def edited(
     file: str,
     line: int,
-    operations: Sequence[str],
+    operations: Mapping[str, str],
     numbers: Collection[str] = (),
     half: bool = True,
 ) -> str:
-    """Returns a line with ``.float()`` on the operands of operations, "" if they aren't found.
-    ``numbers`` are names of Python numbers, which have no ``.float()``; ``half``: whether the
-    parameters of modules have 16 bits."""
+    """Returns a line with casts of the operands of operations, "" if they aren't found.
+    ``operations`` has the method that casts for each: ``.float()``, or back by ``.half()``.
+    ``numbers`` are names of Python numbers, which have neither; ``half``: whether the parameters of
+    modules have 16 bits."""
     found = statement(file, line)
     if found is None:
         return ""
@@ -54,34 +60,36 @@ def edited(
 
 
 class _Editor(ast.NodeTransformer):
-    def __init__(self, operations: Sequence[str], line: int, numbers: Collection[str]):
-        self.operations, self.line, self.found = {*operations}, line, False
+    def __init__(self, operations: Mapping[str, str], line: int, numbers: Collection[str]):
+        self.operations, self.line, self.found = {**operations}, line, False
         self.numbers, self.modules = numbers, dict[str, None]()
-        if "convolution" in self.operations:
-            self.operations.update(CONVOLUTIONS)
+        if "convolution" in operations:
+            self.operations |= dict.fromkeys(CONVOLUTIONS, operations["convolution"])
+
+    def method(self, *names: str) -> str:
+        """Returns how the operands of one of some operations are cast; "" for others."""
+        found = [self.operations[name] for name in names if name in self.operations]
+        return max(found, key=lambda method: method == "float", default="")
 
     def is_here(self, node: ast.expr | ast.stmt) -> bool:
         return node.lineno <= self.line <= (node.end_lineno or node.lineno)
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
-        names = {name for name, kind in BINARY.items() if isinstance(node.op, kind)}
-        names &= self.operations
+        names = [name for name, kind in BINARY.items() if isinstance(node.op, kind)]
+        how = self.method(*names)
         self.generic_visit(node)
-        if names and self.is_here(node):
+        if how and self.is_here(node):
             self.found = True
             number = self._is_number(node.left)
-            node.left = self._float(node.left)
-            if number or names & {*BOTH}:
-                node.right = self._float(node.right)
+            node.left = self._cast(node.left, how)
+            if number or isinstance(node.op, ast.MatMult):
+                node.right = self._cast(node.right, how)
         return node
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
-        own = {name for name, kind in BINARY.items() if isinstance(node.op, kind)}
-        if (
-            not own & self.operations
-            or not self.is_here(node)
-            or not isinstance(node.target, ast.Name)
-        ):
+        own = [name for name, kind in BINARY.items() if isinstance(node.op, kind)]
+        is_name = isinstance(node.target, ast.Name)
+        if not self.method(*own) or not self.is_here(node) or not is_name:
             return self.generic_visit(node)
         value = ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value)
         changed = self.visit_BinOp(ast.copy_location(value, node))
@@ -94,28 +102,45 @@ class _Editor(ast.NodeTransformer):
         func = node.func
         called = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
         of_module = isinstance(func, ast.Attribute) and _root(func) == "self"
-        own = {called, *DECOMPOSED.get(called, ())} & self.operations
-        if own and called not in CREATION:
-            self.found = True
-            if called == "where":
-                node.args[1:] = map(self._float, node.args[1:])
-            elif node.args and (isinstance(func, ast.Name) or _root(func) in ("torch", "F", "nn")):
-                node.args = [self._float(x) if i == 0 or called in BOTH else x
-                             for i, x in enumerate(node.args)]  # fmt: skip
-            elif isinstance(func, ast.Attribute):
-                func.value = self._float(func.value)
-        elif of_module and node.args and {"linear", "addmm", "convolution", "conv2d", "layer_norm",
-                                          "embedding", "group_norm"} & self.operations:  # fmt: skip
-            self.found = True
-            self.modules[ast.unparse(func)] = None
-            node.args[0] = self._float(node.args[0])
+        how = self.method(called, *DECOMPOSED.get(called, ()))
+        layer = self.method(*LAYERS) if of_module and node.args else ""
+        if called in CREATION or not (how or layer):
+            return node
+        self.found = True
+        if not how:
+            node.args[0] = self._cast(node.args[0], layer)
+            if layer == "float":
+                self.modules[ast.unparse(func)] = None
+        elif called in CASTS and isinstance(func, ast.Attribute):
+            return self._cast(func.value, how)
+        elif called == "where":
+            node.args[1:] = (self._cast(x, how) for x in node.args[1:])
+        elif node.args and (isinstance(func, ast.Name) or _root(func) in ("torch", "F", "nn")):
+            node.args = [self._cast(x, how) if i == 0 or called in BOTH else x
+                         for i, x in enumerate(node.args)]  # fmt: skip
+        elif isinstance(func, ast.Attribute):
+            func.value = self._cast(func.value, how)
         return node
 
-    def _float(self, node: ast.expr) -> ast.expr:
-        has_it = any(isinstance(x, ast.Attribute) and x.attr == "float" for x in ast.walk(node))
-        if has_it or self._is_number(node):
+    def _cast(self, node: ast.expr, how: str) -> ast.expr:
+        if self._is_number(node) or self._is_cast(node, how):
             return node
-        return ast.Call(ast.Attribute(node, "float", ast.Load()), [], [])
+        return ast.Call(ast.Attribute(node, how, ast.Load()), [], [])
+
+    def _is_cast(self, node: ast.expr, how: str) -> bool:
+        """Returns whether an expression has a dtype already, if its first operand is no scalar."""
+        match node:
+            case ast.Call(func=ast.Attribute(attr=name)) if name == how:
+                return True
+            case ast.Call(func=func, args=[x, *_]) if _root(func) in ("torch", "F", "nn", "self"):
+                return self._is_cast(x, how)
+            case ast.BinOp(left=x, right=y):
+                return self._is_cast(y if self._is_number(x) else x, how)
+            case ast.Call(func=ast.Attribute(value=x)) | ast.UnaryOp(operand=x):
+                return self._is_cast(x, how)
+            case ast.Subscript(value=x):
+                return self._is_cast(x, how)
+        return False
 
     def _is_number(self, node: ast.expr) -> bool:
         match node:

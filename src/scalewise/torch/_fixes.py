@@ -20,8 +20,8 @@ from ._arguments import as_module
 from ._autocast import autocast
 from ._convert import jax_dtype, to_torch
 from ._derivatives import backward_passes, deferred, derivative_of_torch, differentiated
-from ._edits import edited, operation_of
-from ._export import Exported
+from ._edits import CASTS, STRICT, edited, operation_of
+from ._export import CONVERSIONS, Exported
 from ._function import tensors_of
 from ._gradients import GRADIENT, gradient
 from ._graph import to_dtype
@@ -122,17 +122,33 @@ class TorchFix(Fix):
 
     @property
     def lines(self) -> list[tuple[str, int, str]]:
-        """File, number and edited source of each line that the fix computes in float32."""
+        """File, number and edited source of each line that the fix computes in float32, and of
+        those behind it that take operands of one dtype alone."""
         if self.audited is None:
             return []
-        nodes = [self.audited.nodes[name] for name in self._names if name in self.audited.nodes]
-        places: dict[tuple[str, int], list[str]] = {}
-        for node in nodes:
-            if found := frames(node):
-                places.setdefault(found[-1][:2], []).append(operation_of(node))
-        numbers = self.audited.exported.numbers
-        half = not self._autocast
-        return [(*at, edited(*at, ops, numbers.get(at, ()), half)) for at, ops in places.items()]
+        numbers, half = self.audited.exported.numbers, not self._autocast
+        places = self._casts.items()
+        return [(*at, edited(*at, casts, numbers.get(at, ()), half)) for at, casts in places]
+
+    @property
+    def _casts(self) -> dict[tuple[str, int], dict[str, str]]:
+        """By file and line, operations and the method that casts their operands."""
+        assert self.audited is not None
+        names, dtype, float32 = {*self._names}, self.audited.dtype, set[Node]()
+        names |= {x for i, x in enumerate(self.audited.exported.inputs) if f"input {i}" in names}
+        places: dict[tuple[str, int], dict[str, str]] = {}
+        for name, node in self.audited.nodes.items():
+            operation, how = operation_of(node), "float" if name in names else ""
+            if not how and not self._autocast and not float32.isdisjoint(node.all_input_nodes):
+                how = CONVERSIONS[dtype] if operation in STRICT else "promotes"
+            leaves = torch.utils._pytree.tree_leaves(node.meta.get("val"))
+            narrow = any(getattr(x, "dtype", None) == dtype for x in leaves)
+            if how == "float" or (how == "promotes" and narrow and operation not in CASTS):
+                float32.add(node)
+            if how and how != "promotes" and (found := frames(node)):
+                casts = places.setdefault(found[-1][:2], {})
+                casts[operation] = how if how == "float" else casts.get(operation, how)
+        return places
 
     @property
     def _names(self) -> list[str]:
