@@ -42,14 +42,6 @@ LOSSES = {
     A._pdist_forward.default: [(X, p) for p in (2.0, 1.0, float("inf"))],
 }
 BACKWARD = {
-    A._adaptive_avg_pool2d_backward.default: [
-        (normal(2, 4, 3, 4, seed=20), IMAGE),
-        (normal(2, 4, 1, 1, seed=20), IMAGE),
-    ],
-    A.avg_pool2d_backward.default: [
-        (normal(2, 4, 4, 3, seed=21), IMAGE, [3], [2], [1], False, False, None),
-        (normal(2, 4, 3, 3, seed=21), IMAGE, [2], [2], [0], False, True, 3),
-    ],
     A.convolution_backward.default: [
         (normal(2, 6, 4, 4, seed=22), IMAGE, KERNEL, [6], [2, 1], [1, 0], [1, 2], False, [0, 0], 2,
          ALL),

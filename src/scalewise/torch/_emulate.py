@@ -182,17 +182,16 @@ def low_function(
             return x
         return place(lambda: mark(name, lambda: converted(x, dtype)))
 
+    def widened(y: jax.Array) -> jax.Array:
+        return y.astype(jnp.float32) if y.dtype == dtype else y
+
     def in_low(params: dict[str, jax.Array], *tensors: jax.Array) -> Any:
         params = {name: lowered(name, x) for name, x in params.items()}
         outs = f(params, *[lowered(f"input {i}", x) for i, x in enumerate(tensors)])
-        return place(lambda: _widened(outs, dtype))
+        return place(lambda: jax.tree.map(widened, outs))
 
     in_low.__name__ = in_low.__qualname__ = f.__name__
     return LowFunction(in_low, params, dtype, exported)
-
-
-def _widened(outs: Any, dtype: np.dtype) -> Any:
-    return jax.tree.map(lambda y: y.astype(jnp.float32) if y.dtype == dtype else y, outs)
 
 
 def _check_autocast(fmt: Format, granularity: str) -> None:

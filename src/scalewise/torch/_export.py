@@ -218,13 +218,9 @@ def _program(model: Module, args: Any, kwargs: Any, as_given: bool) -> Any:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keeps torch from printing the graph of a model whose branches depend on numbers."""
-    log, nothing = logging.getLogger("torch.fx.experimental.symbolic_shapes"), lambda record: False
-    log.addFilter(nothing)
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        log.removeFilter(nothing)
+    log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    with mock.patch.object(log, "disabled", True), contextlib.redirect_stderr(io.StringIO()):
+        yield
 
 
 # Operations of libraries that compute what one of ATen does: mixtures of experts in transformers.

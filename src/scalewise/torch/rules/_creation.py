@@ -109,30 +109,15 @@ def randint(position, low, high, shape, dtype=torch.int64, **options):
     return jax.random.randint(_key(position), shape, low, high).astype(jax_dtype(dtype))
 
 
-@random_rule(A.randint_like.low_dtype)
-def randint_like(position, x, low, high, dtype=None, **options):
-    return randint(position, low, high, x.shape).astype(full_like(x, 0, dtype).dtype)
-
-
 def kept(position, p, shape):
     return jax.random.uniform(_key(position), shape, jnp.float32) < np.float32(p)
 
 
 @random_rule(A.multinomial.default)
 def multinomial(position, x, num_samples, replacement=False, **options):
-    """Draws by the largest of noise plus logarithms: Gumbel (1954), Vieira (2014)."""
-    logs, shape = jnp.log(x.astype(jnp.float32)), (*x.shape[:-1], num_samples)
-    if replacement:
-        noise = jax.random.gumbel(_key(position), (*shape, x.shape[-1]), jnp.float32)
-        return jnp.argmax(logs[..., None, :] + noise, -1)
-    noise = jax.random.gumbel(_key(position), x.shape, jnp.float32)
-    return jnp.argsort(logs + noise, -1, descending=True)[..., :num_samples]
-
-
-@random_rule(A.binomial.default)
-def binomial(position, count, p, **options):
-    count, p = (x.astype(jnp.float32) for x in (count, p))
-    return jax.random.binomial(_key(position), count, p)
+    logs, shape = jnp.log(x.astype(jnp.float32)), (num_samples, *x.shape[:-1])
+    found = jax.random.categorical(_key(position), logs, shape=shape, replace=replacement)
+    return jnp.moveaxis(found, 0, -1)
 
 
 @random_rule(A.rrelu_with_noise_functional.default)
@@ -182,6 +167,10 @@ rules({
 
 
 random_rules({
+    A.binomial.default: lambda position, count, p, **options: (
+        jax.random.binomial(_key(position), *(x.astype(jnp.float32) for x in (count, p)))),
+    A.randint_like.low_dtype: lambda position, x, low, high, dtype=None, **options: (
+        randint(position, low, high, x.shape).astype(full_like(x, 0, dtype).dtype)),
     A.poisson.default: partial(_around, jax.random.poisson),
     A._standard_gamma.default: partial(_around, jax.random.gamma),
     A._sample_dirichlet.default: partial(_around, jax.random.dirichlet),
@@ -196,7 +185,7 @@ random_rules({
     A.randint.default: lambda position, high, shape, dtype=torch.int64, **options: (
         randint(position, 0, high, shape, dtype)),
     A.randint_like.default: lambda position, x, high, dtype=None, **options: (
-        randint_like(position, x, 0, high, dtype)),
+        randint(position, 0, high, x.shape).astype(full_like(x, 0, dtype).dtype)),
     A.randperm.default: lambda position, n, dtype=torch.int64, **options: (
         jax.random.permutation(_key(position), n).astype(jax_dtype(dtype))),
     A.bernoulli.p: lambda position, x, p=0.5, **options: kept(position, p, x.shape).astype(x.dtype),

@@ -53,12 +53,6 @@ def pseudoinverse(x, *, atol=None, rtol=None, hermitian=False):
     return (right.mT * inverse[..., None, :]) @ left.mT
 
 
-@rule(A._linalg_eigh.default)
-def eigh(x, lower="L", compute_v=True):
-    values, vectors = jnp.linalg.eigh(x, UPLO=lower)
-    return values, vectors if compute_v else jnp.zeros((0,), x.dtype)
-
-
 @rule(A._linalg_solve_ex.default)
 def solve(a, b, left=True, check_errors=False):
     vector = b.ndim == a.ndim - 1 and b.shape == a.shape[:-1]
@@ -106,6 +100,8 @@ rules({
     A.triangular_solve.default: lambda b, a, upper=True, transpose=False, unitriangular=False: (
         solve_triangular(a.mT if transpose else a, b, upper != transpose,
                          unitriangular=unitriangular), a),
+    A._linalg_eigh.default: lambda x, lower="L", compute_v=True: (
+        tuple(jnp.linalg.eigh(x, UPLO=lower))),
     A.linalg_inv_ex.default: lambda x, check_errors=False: (jnp.linalg.inv(x), _info(x)),
     A.cholesky.default: lambda x, upper=False: cholesky(x, upper)[0],
     A.cholesky_inverse.default: lambda factor, upper=False: (

@@ -113,24 +113,6 @@ def upsample_nearest(x, output_size, factors):
     return x
 
 
-@rule(A.upsample_bilinear2d.vec)
-def upsample_bilinear(x, output_size, align_corners, factors):
-    for axis, length in enumerate(_lengths(x, output_size, factors), 2):
-        size = x.shape[axis]
-        if align_corners:
-            ratio = (size - 1) / (length - 1) if length > 1 else 0.0
-            at = np.arange(length) * ratio
-        else:
-            ratio = size / length if factors is None else 1 / factors[axis - 2]
-            at = np.maximum((np.arange(length) + 0.5) * ratio - 0.5, 0)
-        low = np.minimum(np.floor(at).astype(np.int32), size - 1)
-        high = np.minimum(low + 1, size - 1)
-        shape = [length if i == axis else 1 for i in range(x.ndim)]
-        part = jnp.asarray((at - low).astype(np.float32).reshape(shape), x.dtype)
-        x = jnp.take(x, low, axis=axis) * (1 - part) + jnp.take(x, high, axis=axis) * part
-    return x
-
-
 def _max_pool_with_indices(n, x, kernel, stride=None, padding=0, dilation=1, ceil_mode=False):
     kernel = _sizes(n, kernel)
     options = kernel, _sizes(n, stride, kernel), _sizes(n, padding), _sizes(n, dilation)
@@ -166,30 +148,22 @@ def _maxima(x, windows):
     return jnp.max(found, -1), jnp.take_along_axis(places, best, -1)[..., 0]
 
 
-def _resampling(size, out, scale, cubic, align_corners):
-    if align_corners:
-        step = (size - 1) / (out - 1) if out > 1 else 0.0
-    else:
-        step = 1 / scale if scale else size / out
-    support = (2 if cubic else 1) * max(step, 1.0)
-    weights = np.zeros((out, size))
-    for i in range(out):
-        centre = step * (i + 0.5)
-        first, last = int(max(centre - support + 0.5, 0)), int(min(centre + support + 0.5, size))
-        at = np.abs((np.arange(first, last) - centre + 0.5) / max(step, 1.0))
-        near = ((1.5 * at - 2.5) * at * at + 1) if cubic else 1 - at
-        far = ((-0.5 * at + 2.5) * at - 4) * at + 2 if cubic else 0 * at
-        share = np.where(at < 1, near, np.where(at < (2 if cubic else 1), far, 0))
-        weights[i, first:last] = share / share.sum()
-    return weights
-
-
-def _antialiased(cubic, x, output_size, align_corners, height=None, width=None):
-    for axis, scale in ((-2, height), (-1, width)):
-        out = output_size[axis]
-        weights = _resampling(x.shape[axis], out, scale, cubic, align_corners)
-        x = jnp.moveaxis(jnp.moveaxis(x, axis, -1) @ jnp.asarray(weights.T, x.dtype), -1, axis)
-    return x
+def _resized(method, antialias, x, output_size, align_corners, *scales):
+    """Kernels of torch and JAX are the same; torch's positions begin at the first pixel's centre
+    where corners are aligned, but with antialiasing."""
+    scales = (scales[0] if len(scales) == 1 else scales) or (None, None)
+    factors, offsets = [], []
+    out = _lengths(x, output_size, scales)
+    for size, length, scale in zip(x.shape[2:], out, scales, strict=True):
+        step = size / length if scale is None else 1 / scale
+        if align_corners:
+            step = (size - 1) / (length - 1) if length > 1 else 0.0
+        factors.append(1 / max(step, 1e-9))
+        offsets.append(0.5 * factors[-1] * (step - 1) if align_corners and not antialias else 0.0)
+    where = (2, 3), jnp.asarray(factors), jnp.asarray(offsets)
+    return jax.image.scale_and_translate(
+        x, (*x.shape[:2], *out), *where, method, antialias, lax.Precision.HIGHEST
+    )
 
 
 rules({
@@ -206,10 +180,7 @@ rules({
     A.max_pool3d_with_indices.default: partial(_max_pool_with_indices, 3),
     A.adaptive_max_pool2d.default: partial(_adaptive_max, 2),
     A.adaptive_max_pool3d.default: partial(_adaptive_max, 3),
-    A._adaptive_avg_pool2d_backward.default: lambda gradient, x: (
-        jax.vjp(lambda x: _adaptive(2, x, gradient.shape[-2:]), x)[1](gradient)[0]),
-    A.avg_pool2d_backward.default: lambda gradient, x, *options: (
-        jax.vjp(lambda x: _avg_pool(2, x, *options), x)[1](gradient)[0]),
-    A._upsample_bilinear2d_aa.default: partial(_antialiased, False),
-    A._upsample_bicubic2d_aa.default: partial(_antialiased, True),
+    A.upsample_bilinear2d.vec: partial(_resized, "linear", False),
+    A._upsample_bilinear2d_aa.default: partial(_resized, "linear", True),
+    A._upsample_bicubic2d_aa.default: partial(_resized, "cubic", True),
 })  # fmt: skip

@@ -17,18 +17,9 @@ from ._promotion import as_array, axes_of, result_dtype
 A = torch.ops.aten
 
 
-def _size(shape, count):
-    known = math.prod(s for s in shape if s != -1)
-    return tuple(count // known if s == -1 else s for s in shape)
-
-
 @rule(A.view.default, A.reshape.default, A._unsafe_view.default, A._reshape_copy.default)
 def view(x, shape):
-    return x.reshape(_size(shape, x.size))
-
-
-def _strides(shape):
-    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+    return x.reshape(shape)
 
 
 @rule(A.as_strided.default)
@@ -57,7 +48,7 @@ def flatten(x, start=0, end=-1):
 @rule(A.unflatten.int)
 def unflatten(x, dim, sizes):
     dim %= x.ndim
-    return x.reshape(*x.shape[:dim], *_size(sizes, x.shape[dim]), *x.shape[dim + 1 :])
+    return x.reshape(*x.shape[:dim], *sizes, *x.shape[dim + 1 :])
 
 
 @rule(A.squeeze.dims, A.squeeze.dim)
@@ -101,10 +92,6 @@ def select(x, dim, index):
     return lax.dynamic_index_in_dim(x, index, dim, keepdims=False)  # of a number in the graph
 
 
-def _selection(x, dim, start, end, step):
-    return (slice(None),) * (dim % x.ndim) + (slice(start, end, step),)
-
-
 @rule(A.slice.Tensor)
 def slice_tensor(x, dim=0, start=None, end=None, step=1):
     start, end, _ = slice(start, end, step).indices(x.shape[dim])
@@ -132,7 +119,7 @@ def _pad(mode, x, padding):
 rules({
     A.sym_size.int: lambda x, dim: x.shape[dim],
     A.sym_numel.default: lambda x: x.size,
-    A.sym_stride.int: lambda x, dim: _strides(x.shape)[dim],
+    A.sym_stride.int: lambda x, dim: math.prod(x.shape[dim % x.ndim + 1 :]),
     A.sym_storage_offset.default: lambda x: 0,
     A.sym_is_contiguous.default: lambda x, memory_format=None: True,
     A._local_scalar_dense.default: lambda x: x.reshape(()),
@@ -156,7 +143,7 @@ rules({
     A.unbind.int: lambda x, dim=0: tuple(select(x, dim, i) for i in range(x.shape[dim])),
     A.narrow.default: lambda x, dim, start, length: slice_tensor(x, dim, start, start + length),
     A.slice_scatter.default: lambda x, y, dim=0, start=None, end=None, step=1: (
-        x.at[_selection(x, dim, start, end, step)].set(y.astype(x.dtype))),
+        x.at[(slice(None),) * (dim % x.ndim) + (slice(start, end, step),)].set(y.astype(x.dtype))),
     A.select_scatter.default: lambda x, y, dim, index: (
         x.at[(slice(None),) * (dim % x.ndim) + (index,)].set(y.astype(x.dtype))),
     A.diff.default: lambda x, n=1, dim=-1, prepend=None, append=None: (

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 
+import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from .._convert import jax_dtype
@@ -18,7 +17,7 @@ from ._promotion import common
 
 A = torch.ops.aten
 BILINEAR, NEAREST = 0, 1  # torch's interpolations of grid_sampler
-ZEROS, BORDER, REFLECTION = 0, 1, 2  # and its paddings
+PADDINGS = "constant", "nearest"  # JAX's names of its paddings by zeros and the border
 SUM, MEAN, MAX = 0, 1, 2  # torch's modes of embedding_bag
 
 
@@ -37,49 +36,17 @@ def _positions(grid, size, align_corners):
     return (grid + 1) / 2 * (size - 1) if align_corners else ((grid + 1) * size - 1) / 2
 
 
-def _within(at, size, padding, align_corners):
-    """Returns positions, of which those outside of the image are moved to its border or back."""
-    if padding == REFLECTION:
-        low, span = (0.0, size - 1.0) if align_corners else (-0.5, float(size))
-        if span == 0:
-            return jnp.zeros_like(at)
-        distance = jnp.abs(at - low)
-        turns, rest = jnp.floor(distance / span), jnp.fmod(distance, span)
-        at = jnp.where(turns % 2 == 0, rest + low, span - rest + low)
-    return at if padding == ZEROS else jnp.clip(at, 0, size - 1)
-
-
-def _pixels(x, places):
-    """Returns the pixels of each image at whole positions; 0 outside of it."""
-    inside, at = jnp.ones(places[0].shape, jnp.bool_), []
-    for place, size in zip(places, x.shape[2:], strict=True):
-        inside &= (place >= 0) & (place < size)
-        at.append(jnp.clip(place, 0, size - 1).astype(jnp.int32))
-    image = jnp.arange(x.shape[0]).reshape(-1, *(1,) * len(at))
-    found = jnp.moveaxis(x, 1, -1)[image, *at]  # images, positions, channels
-    return jnp.where(inside[..., None], found, jnp.zeros_like(found))
-
-
 @rule(A.grid_sampler_2d.default, A.grid_sampler_3d.default)
 def grid_sampler(x, grid, interpolation, padding, align_corners):
     if interpolation not in (BILINEAR, NEAREST):
         raise NotImplementedError("grid_sample(mode='bicubic') has no rule: use mode='bilinear'")
-    sizes = x.shape[2:]
-    at = [
-        _within(_positions(grid[..., -1 - i], size, align_corners), size, padding, align_corners)
-        for i, size in enumerate(sizes)
-    ]
+    at = [_positions(grid[..., -1 - i], n, align_corners) for i, n in enumerate(x.shape[2:])]
     if interpolation == NEAREST:
-        places = [lax.round(a, lax.RoundingMethod.TO_NEAREST_EVEN) for a in at]
-        return jnp.moveaxis(_pixels(x, places), -1, 1)
-    low = [jnp.floor(a) for a in at]
-    beyond = [a - b for a, b in zip(at, low, strict=True)]
-    parts = []
-    for corner in np.ndindex((2,) * len(sizes)):
-        shares = [b if c else 1 - b for b, c in zip(beyond, corner, strict=True)]
-        places = [a + c for a, c in zip(low, corner, strict=True)]
-        parts.append(_pixels(x, places) * functools.reduce(operator.mul, shares)[..., None])
-    return jnp.moveaxis(functools.reduce(operator.add, parts), -1, 1)
+        at = [lax.round(a, lax.RoundingMethod.TO_NEAREST_EVEN) for a in at]
+    mode = PADDINGS[padding] if padding < 2 else "mirror" if align_corners else "reflect"
+    order = 0 if interpolation == NEAREST else 1
+    pixels = functools.partial(jax.scipy.ndimage.map_coordinates, order=order, mode=mode)
+    return jax.vmap(jax.vmap(pixels, (0, None)))(x, at)
 
 
 @rule(A._embedding_bag.default, A._embedding_bag_forward_only.default)
