@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import linecache
 from collections.abc import Collection, Mapping
 
 from ..auditing._report._edits import statement
@@ -50,6 +52,9 @@ def edited(
     ``numbers`` are names of Python numbers, which have neither; ``half``: whether the parameters of
     modules have 16 bits."""
     found = statement(file, line)
+    with contextlib.suppress(SyntaxError, IndexError):  # of a page that isn't all Python
+        own = ast.parse(linecache.getline(file, line).strip())
+        found = found or ast.increment_lineno(own, line - 1).body[0]
     if found is None:
         return ""
     editor = _Editor(operations, line, numbers)
@@ -88,8 +93,8 @@ class _Editor(ast.NodeTransformer):
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
         own = [name for name, kind in BINARY.items() if isinstance(node.op, kind)]
-        is_name = isinstance(node.target, ast.Name)
-        if not self.method(*own) or not self.is_here(node) or not is_name:
+        here = self.method(*own) and self.is_here(node)
+        if not here or not isinstance(node.target, ast.Name):
             return self.generic_visit(node)
         value = ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value)
         changed = self.visit_BinOp(ast.copy_location(value, node))

@@ -160,17 +160,21 @@ def low_function(
         _check_autocast(fmt, granularity)
         options["low"] = jax_dtype(low)
     elif found is not None:
-        wide = with_dtypes(given, dict.fromkeys(narrow, torch.float32)), torch.float32
+        wide = (
+            with_dtypes(given, dict.fromkeys(narrow, torch.float32)),
+            torch.float32,
+            jax_dtype(low),
+        )
     elif fmt.bits > 16:
         low = torch.float32
     else:
-        wide = given, None
+        wide = given, None, jax_dtype(low)
         dtype, given = low, with_dtypes(given, {torch.float32: low})
     if not autocast:
         with held(model, dtype):
             check_runs(model, *given, method, low)
-    reference_run = (*wide, jax_dtype(low)) if reference and wide is not None else None
-    f, exported = traced(model, given, dtype=dtype, reference=reference_run, **options)
+    wide = wide if reference else None
+    f, exported = traced(model, given, dtype=dtype, reference=wide, **options)
     params, is_converted = exported.params, dtype is not None
     if is_converted:
         own = dict(model.named_parameters())

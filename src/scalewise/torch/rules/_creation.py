@@ -40,11 +40,6 @@ def full_like(x, value, dtype=None, **options):
     return new_full(x, x.shape, value, dtype)
 
 
-@rule(A.eye.m)
-def eye(rows, columns, dtype=None, **options):
-    return jnp.eye(rows, columns, dtype=_dtype(dtype))
-
-
 @rule(A.arange.start_step)
 def arange(start, end, step=1, dtype=None, **options):
     numbers = (start, end, step)
@@ -155,7 +150,8 @@ rules({
     A.empty_strided.default: lambda shape, strides, dtype=None, **o: full(shape, 0.0, dtype),
     A.scalar_tensor.default: lambda value, dtype=None, **o: jnp.asarray(value, _dtype(dtype)),
     A.fill.Scalar: lambda x, value: full_like(x, value),
-    A.eye.default: lambda rows, dtype=None, **options: eye(rows, rows, dtype),
+    A.eye.default: lambda rows, dtype=None, **options: jnp.eye(rows, dtype=_dtype(dtype)),
+    A.eye.m: lambda rows, columns, dtype=None, **o: jnp.eye(rows, columns, dtype=_dtype(dtype)),
     A.arange.start: lambda start, end, dtype=None, **options: arange(start, end, 1, dtype),
     A.arange.default: lambda end, dtype=None, **options: arange(0, end, 1, dtype),
     A.linspace.default: lambda start, end, steps, dtype=None, **options: (

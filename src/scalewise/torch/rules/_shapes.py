@@ -17,11 +17,6 @@ from ._promotion import as_array, axes_of, result_dtype
 A = torch.ops.aten
 
 
-@rule(A.view.default, A.reshape.default, A._unsafe_view.default, A._reshape_copy.default)
-def view(x, shape):
-    return x.reshape(shape)
-
-
 @rule(A.as_strided.default)
 def as_strided(x, size, stride, storage_offset=0):
     """Of a contiguous array."""
@@ -117,6 +112,8 @@ def _pad(mode, x, padding):
 
 
 rules({
+    (A.view.default, A.reshape.default, A._unsafe_view.default, A._reshape_copy.default): (
+        lambda x, shape: x.reshape(shape)),
     A.sym_size.int: lambda x, dim: x.shape[dim],
     A.sym_numel.default: lambda x: x.size,
     A.sym_stride.int: lambda x, dim: math.prod(x.shape[dim % x.ndim + 1 :]),

@@ -32,15 +32,12 @@ _inverse = functools.partial(jnp.fft.ifftn, norm="forward")
 _inverse_of_real = functools.partial(jnp.fft.irfftn, norm="forward")
 
 
-def _positions(grid, size, align_corners):
-    return (grid + 1) / 2 * (size - 1) if align_corners else ((grid + 1) * size - 1) / 2
-
-
 @rule(A.grid_sampler_2d.default, A.grid_sampler_3d.default)
 def grid_sampler(x, grid, interpolation, padding, align_corners):
     if interpolation not in (BILINEAR, NEAREST):
         raise NotImplementedError("grid_sample(mode='bicubic') has no rule: use mode='bilinear'")
-    at = [_positions(grid[..., -1 - i], n, align_corners) for i, n in enumerate(x.shape[2:])]
+    at = [(grid[..., -1 - i] + 1) / 2 * (n - align_corners) for i, n in enumerate(x.shape[2:])]
+    at = at if align_corners else [a - 0.5 for a in at]
     if interpolation == NEAREST:
         at = [lax.round(a, lax.RoundingMethod.TO_NEAREST_EVEN) for a in at]
     mode = PADDINGS[padding] if padding < 2 else "mirror" if align_corners else "reflect"
