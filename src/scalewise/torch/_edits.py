@@ -22,6 +22,7 @@ BOTH = ("matmul", "mm", "bmm", "linear", "outer", "einsum", *CONVOLUTIONS)
 LAYERS = {"linear", "addmm", "convolution", "conv2d", "layer_norm", "embedding", "group_norm"}
 # Operations that raise where operands have two dtypes.
 STRICT = {*BOTH, *LAYERS, "baddbmm", "batch_norm", "scaled_dot_product_attention", "lerp"}
+CALLED = ("self", "torch", "F", "nn")  # a module of the first may return float32
 CASTS = ("to", "half", "bfloat16", "type", "type_as")
 # Functions that torch.export decomposes, and the operations that they become.
 DECOMPOSED = {
@@ -47,10 +48,9 @@ def edited(
     numbers: Collection[str] = (),
     half: bool = True,
 ) -> str:
-    """Returns a line with casts of the operands of operations, "" if they aren't found.
-    ``operations`` has the method that casts for each: ``.float()``, or back by ``.half()``.
-    ``numbers`` are names of Python numbers, which have neither; ``half``: whether the parameters of
-    modules have 16 bits."""
+    """Returns a line with casts of the operands of operations, "" if they aren't found:
+    ``operations`` has the method for each, ``numbers`` names of Python numbers, which have none;
+    ``half``: whether the parameters of modules have 16 bits."""
     found = statement(file, line)
     with contextlib.suppress(SyntaxError, IndexError):  # of a page that isn't all Python
         own = ast.parse(linecache.getline(file, line).strip())
@@ -120,7 +120,7 @@ class _Editor(ast.NodeTransformer):
             return self._cast(func.value, how)
         elif called == "where":
             node.args[1:] = (self._cast(x, how) for x in node.args[1:])
-        elif node.args and (isinstance(func, ast.Name) or _root(func) in ("torch", "F", "nn")):
+        elif node.args and (isinstance(func, ast.Name) or _root(func) in CALLED[1:]):
             node.args = [self._cast(x, how) if i == 0 or called in BOTH else x
                          for i, x in enumerate(node.args)]  # fmt: skip
         elif isinstance(func, ast.Attribute):
@@ -137,7 +137,7 @@ class _Editor(ast.NodeTransformer):
         match node:
             case ast.Call(func=ast.Attribute(attr=name)) if name == how:
                 return True
-            case ast.Call(func=func, args=[x, *_]) if _root(func) in ("torch", "F", "nn", "self"):
+            case ast.Call(func=func, args=[x, *_]) if _root(func) in CALLED[how != "float" :]:
                 return self._is_cast(x, how)
             case ast.BinOp(left=x, right=y):
                 return self._is_cast(y if self._is_number(x) else x, how)
