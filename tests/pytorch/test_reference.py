@@ -461,3 +461,18 @@ def test_gradients_pass_through_complex_numbers(dtype):
     np.testing.assert_allclose(np.float32(got), want, **tolerance)
     report = st.audit(Turned(), (normal(8),), low="bf16", grad=True, trials=0)
     assert 0 < report.error.relative < 0.05
+
+
+def test_an_overflow_before_a_lost_constant_is_not_its_effect():
+    class Mean(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x, mask):
+            total = (x * mask.unsqueeze(-1)).sum(1)
+            return self.head(total / mask.sum(1, keepdim=True).clamp(min=1e-9))
+
+    given = normal(2, 3000, 8).abs() * 20 + 30, torch.ones(2, 3000)
+    worst = st.audit(Mean(), given, low="fp16", trials=10).findings[0]
+    assert (worst.kind, worst.source) == ("overflow", "total = (x * mask.unsqueeze(-1)).sum(1)")
