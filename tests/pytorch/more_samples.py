@@ -19,12 +19,9 @@ from pytorch.samples import (
 
 ALL = [True, True, True]
 KERNEL = normal(6, 2, 3, 2, seed=10)
-STATISTICS = (normal(3, 1, seed=13), normal(3, 1, seed=14).abs() + 0.5)
-GROUPS = (normal(2, 2, seed=15), normal(2, 2, seed=16).abs() + 0.5)
 GRID = normal(2, 5, 3, 2, seed=17) * 0.8
 TRIPLE = normal(4, 3, seed=23), normal(5, 3, 2, seed=24), normal(4, 2, seed=25)
 SPECTRUM = torch.complex(normal(3, 3, seed=18), normal(3, 3, seed=19))
-POOLED = torch.ops.aten.max_pool2d_with_indices(IMAGE, [3, 2], [2, 2], [1, 1])
 TARGET = torch.sigmoid(Y)
 
 LOSSES = {
@@ -45,17 +42,6 @@ LOSSES = {
     A._pdist_forward.default: [(X, p) for p in (2.0, 1.0, float("inf"))],
 }
 BACKWARD = {
-    A._adaptive_avg_pool2d_backward.default: [
-        (normal(2, 4, 3, 4, seed=20), IMAGE),
-        (normal(2, 4, 1, 1, seed=20), IMAGE),
-    ],
-    A.avg_pool2d_backward.default: [
-        (normal(2, 4, 4, 3, seed=21), IMAGE, [3], [2], [1], False, False, None),
-        (normal(2, 4, 3, 3, seed=21), IMAGE, [2], [2], [0], False, True, 3),
-    ],
-    A.max_pool2d_with_indices_backward.default: [
-        (POOLED[0], IMAGE, [3, 2], [2, 2], [1, 1], [1, 1], False, POOLED[1])
-    ],
     A.convolution_backward.default: [
         (normal(2, 6, 4, 4, seed=22), IMAGE, KERNEL, [6], [2, 1], [1, 0], [1, 2], False, [0, 0], 2,
          ALL),
@@ -63,17 +49,6 @@ BACKWARD = {
          [1, 2], True, [1, 0], 2, ALL),
         (normal(2, 4, 9, seed=22), SIGNAL, normal(4, 4, 3, seed=12), [4], [1], [1], [1], False, [0],
          1, ALL),
-    ],
-    A.embedding_dense_backward.default: [
-        (normal(2, 4, 5, seed=23), INDEX, 4, -1, False),
-        (normal(2, 4, 5, seed=23), INDEX, 4, 1, True),
-    ],
-    A.native_layer_norm_backward.default: [
-        (Y, X, [4], *STATISTICS, *AFFINE, ALL),
-        (Y, X, [4], *STATISTICS, None, None, [True, False, False]),
-    ],
-    A.native_group_norm_backward.default: [
-        (normal(2, 4, 7, 6, seed=24), IMAGE, *GROUPS, POSITIVE[0], 2, 4, 42, 2, ALL)
     ],
 }  # fmt: skip
 TRANSFORMS = {
@@ -88,10 +63,6 @@ TRANSFORMS = {
         for mode, padding, corners in [
             (0, 0, False), (0, 1, True), (0, 2, False), (0, 2, True), (1, 0, False), (1, 1, False),
         ]
-    ],
-    A.col2im.default: [
-        (normal(2, 24, 15, seed=25), [6, 7], [3, 2], [1, 2], [1, 0], [2, 1]),
-        (normal(12, 6, seed=26), [3, 4], [2, 2], [1, 1], [0, 0], [1, 1]),
     ],
     A.as_strided.default: [(IMAGE, [3, 2, 5], [50, 0, 3], 4), (X, [2, 2], [1, 4])],
     A.atan2.out: [(X, Y, {"out": torch.zeros(3, 4)})],
@@ -127,7 +98,6 @@ MORE |= {
     A.median.default: [(X,)],
     A.cummax.default: [(X, 1), (X, 0)], A.cummin.default: [(X, 1)],
     A.logcumsumexp.default: [(X, 1)],
-    A.unfold.default: [(X, 1, 2, 1), (X, 0, 2, 1), (IMAGE, -1, 3, 2)],
     A.adaptive_max_pool2d.default: [(IMAGE, [3, 2])],
     A.adaptive_max_pool3d.default: [(VOLUME, [2, 3, 2])],
     A._upsample_bilinear2d_aa.default: [(IMAGE, [3, 4], False), (IMAGE, [9, 11], False)],

@@ -238,7 +238,6 @@ SAMPLES |= {
     A.repeat_interleave.self_int: [(X, 2, 1), (X, 2)],
     A.tril.default: [(X,), (X, -1)],
     A.triu.default: [(X, 1)],
-    A.pixel_shuffle.default: [(IMAGE, 2)],
     A.constant_pad_nd.default: [(X, [1, 2], 0.5), (X, [0, 1, -1, 2])],
     A.reflection_pad1d.default: [(SIGNAL, [2, 1])],
     A.reflection_pad2d.default: [(IMAGE, [1, 2, 0, 1])],

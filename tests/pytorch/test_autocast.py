@@ -1,6 +1,7 @@
 """``autocast=True`` and ``loss_scale``: torch's lists, and training in mixed precision."""
 
 import contextlib
+import copy
 import re
 from pathlib import Path
 
@@ -106,7 +107,7 @@ def test_operations_inside_of_listed_ones(function, shapes, name):
     assert want == (torch.float16 if low else torch.float32)
 
 
-class Perceptron(torch.nn.Module):
+class Perceptron(torch.torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.first, self.second = torch.nn.Linear(16, 32), torch.nn.Linear(32, 4)
@@ -132,7 +133,7 @@ def test_emulate_under_autocast_agrees_with_torch(fmt, dtype):
 
 
 def test_regions_without_autocast_stay_wide():
-    class Model(torch.nn.Module):
+    class Model(torch.torch.nn.Module):
         def forward(self, x):
             y = x @ x.mT
             with torch.autocast("cpu", enabled=False):
@@ -147,7 +148,7 @@ def test_regions_without_autocast_stay_wide():
 
 
 def test_a_model_that_turns_autocast_on_is_taken_as_it_is():
-    class Model(torch.nn.Module):
+    class Model(torch.torch.nn.Module):
         def forward(self, x):
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 return x @ x.mT
@@ -172,6 +173,52 @@ def test_a_loss_scale_saves_small_gradients():
     assert not scaled.literals  # the scale is a number of float32
     huge = st.audit(model, args, loss_scale=2.0**60, **options)
     assert huge.error.non_finite
+
+
+def test_a_loss_scale_is_proposed_where_gradients_underflow_in_a_16_bit_model():
+    class Loss(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 1)
+
+        def forward(self, x):
+            return (self.layer(x) * 1e-2).square().mean()
+
+    torch.manual_seed(0)
+    model, x = Loss(), torch.randn(2048, 8)
+    worst = st.audit(model, (x,), low="fp16", grad=True, trials=4).findings[0]
+    assert worst.kind == "underflow"
+    assert "(loss * 2**15).backward()" in str(worst.fix)
+    model(x).backward()
+    low = copy.deepcopy(model).half()
+    low.zero_grad()
+    (low(x.half()) * 2**15).backward()
+    for a, b in zip(model.parameters(), low.parameters(), strict=True):
+        assert float((b.grad.float() / 2**15 - a.grad).norm() / a.grad.norm()) < 0.01
+
+
+def test_a_fix_under_autocast_is_torchs_and_computes_what_is_predicted(capsys):
+    class Layers(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)
+
+        def forward(self, x):
+            y = self.first(x * 2e5)
+            return self.second(torch.tanh(y / 1e5))
+
+    torch.manual_seed(0)
+    model, x = Layers(), torch.randn(6, 8)
+    report = st.audit(model, (x,), low="fp16", autocast=True, trials=6)
+    (worst,) = report.findings
+    assert (worst.kind, worst.primitive) == ("overflow", "to")
+    assert "within torch.autocast('cuda', enabled=False), line" in str(worst.fix)
+    assert "self.first((x * 200000.0).float())" in str(worst.fix)
+    report.show()
+    assert "jnp" not in capsys.readouterr().out
+    got, want = worst.fix.apply(model)(x).double(), model(x).double()
+    error = float((got - want).norm() / want.norm())
+    assert 0 < error == pytest.approx(worst.error_after, rel=0.5)
 
 
 @pytest.mark.parametrize("scale", [2.0**8, 2.0**40])
@@ -247,9 +294,19 @@ def promoted(x, w):
     return torch.zeros(4, 4, dtype=y.dtype).index_add(0, torch.arange(4), y)
 
 
+def onto_float32(x, w):
+    return torch.zeros(4, 4).index_add(0, torch.arange(4), x @ w)
+
+
+def scattered(x, w):
+    return torch.zeros(4, 4).scatter_reduce(0, torch.zeros(4, 4, dtype=torch.int64), x @ w, "sum")
+
+
 @pytest.mark.parametrize(("f", "message"), [
     (unsafe, "autocast refuses binary_cross_entropy"),
     (unpromoted, "index_add of float16 and float32 raises"), (promoted, ""),
+    (onto_float32, "index_add of float16 and float32 raises"),
+    (scattered, "torch raises: .* Expected self.dtype to be equal to src.dtype"),
 ])  # fmt: skip
 def test_what_torch_refuses_under_autocast(f, message):
     args = torch.randn(4, 8), torch.randn(8, 4)

@@ -1,7 +1,9 @@
 """Edited lines of fixes: the operands of an operation in float32, in the source's own words."""
 
 import pytest
+import torch
 
+import scalewise.torch as st
 from scalewise.torch._edits import edited
 
 
@@ -19,11 +21,54 @@ from scalewise.torch._edits import edited
             ["bmm"],
             "y = torch.einsum('ij,jk->ik', x.float(), b.float())",
         ),
-        ("y = self.layer(x)", ["linear"], "y = self.layer.float()(x.float())"),
+        (
+            "y = self.layer(x)",
+            ["linear"],
+            "y = self.layer(x.float())  # after model.half(): self.layer.float()",
+        ),
         ("y = torch.arange(5)", ["arange"], ""),
+        ("y = x[:, None].to(b.dtype)", ["to"], "y = x[:, None].float()"),
+        (
+            "y = torch.exp(x @ b * a.exp())",
+            ["exp"],
+            "y = torch.exp((x @ b * a.float().exp()).float())",
+        ),
     ],
 )
 def test_an_edited_line_has_its_operands_in_float32(tmp_path, line, operations, expected):
     file = tmp_path / "model.py"
     file.write_text(f"{line}\n")
-    assert edited(str(file), 1, operations) == expected
+    assert edited(str(file), 1, dict.fromkeys(operations, "float")) == expected
+
+
+SOURCE = """
+import torch
+
+class Pooled(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = torch.nn.Linear(8, 3)
+
+    def forward(self, x):
+        total = x.sum(1)
+        return self.out(total / x.shape[1])
+"""
+
+
+def test_the_edited_lines_run_in_torch(tmp_path):
+    """The sum in float32 is cast back before the layer, which takes operands of one dtype."""
+    file, names = tmp_path / "model.py", {}
+    file.write_text(SOURCE)
+    exec(compile(SOURCE, str(file), "exec"), names)
+    torch.manual_seed(0)
+    model, x = names["Pooled"](), torch.rand(3, 900, 8) * 200
+    fix = st.audit(model, (x,), low="fp16", trials=6).findings[0].fix
+    lines = SOURCE.split("\n")
+    for _, number, text in fix.lines:
+        old = lines[number - 1]
+        lines[number - 1] = old[: len(old) - len(old.lstrip())] + text
+    exec(compile("\n".join(lines), str(file), "exec"), names)
+    edited_model = names["Pooled"]()
+    edited_model.load_state_dict(model.state_dict())
+    got, want = edited_model.half()(x.half()).float(), model(x)
+    assert (got - want).norm() < 0.01 * want.norm()

@@ -64,7 +64,14 @@ class Bent(Energy):
         return torch.autograd.functional.hessian(self.energy, x, create_graph=True).square().sum()
 
 
-@pytest.mark.parametrize("model", [Penalty, Curvature, Force, Bent])
+class Pulled(Energy):
+    def forward(self, x, offset: int = 1):
+        y, pull = torch.func.vjp(self.net, torch.tril(x, torch.tensor(offset)))
+        (slope,) = pull(torch.cos(y))
+        return y.sum() + (slope * x).sum()
+
+
+@pytest.mark.parametrize("model", [Penalty, Curvature, Force, Bent, Pulled])
 def test_a_model_may_differentiate(model):
     model, x = model(), normal(4, 3)
     f, params = st.function(model, (x,))

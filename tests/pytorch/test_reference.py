@@ -123,8 +123,16 @@ class Numbers(nn.Module):
         return torch.stack([0.999 ** (512 * x), x**0.7, x % 0.7, torch.fmod(x, 0.3)])
 
 
+class WholeNumbers(nn.Module):
+    """Whole numbers that the format can't hold, with which torch computes in float32."""
+
+    def forward(self, x):
+        below = (x.clamp(max=1) * 100).clamp(max=4097 / 64).clamp_min(-4097)
+        return torch.stack([x * 70000, x / 100003, 4097 - x, torch.where(x > 1, x, 5001), below])
+
+
 MODELS = [
-    (Numbers(), normal(64).abs()),
+    (WholeNumbers(), normal(64)), (Numbers(), normal(64).abs()),
     (Buffer(torch.tensor([7e4, 1e-9, 0.1])), normal(3)), (Statistics(), normal(5, 4)),
     (Rotary(), normal(300, 4)), (Constant(), normal(3)), (Range(), normal(5)),
     (Filled(), normal(3)), (Attribute(), normal(3)), (Branch(), normal(16)),
@@ -225,6 +233,33 @@ def test_custom_backward_passes_are_used():
     gradients = jax.grad(f)(params, st.to_jax(x))
     for name, parameter in model.named_parameters():
         np.testing.assert_allclose(gradients[name], parameter.grad, rtol=1e-5)
+
+
+class Exponential(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sigmoid()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        large = x.abs().exp()
+        return gradient / (1 + large) * large / (1 + large)
+
+
+def test_a_custom_backward_pass_has_its_own_lines():
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return Exponential.apply(self.layer(x) * 15).mean()
+
+    report = st.audit(Layer(), (normal(16, 8),), low="fp16", grad=True, trials=6)
+    worst, first = report.findings[0], Exponential.backward.__code__.co_firstlineno
+    assert (worst.kind, worst.line, worst.direction) == ("overflow", first + 3, "backward")
 
 
 def test_a_backward_pass_that_cannot_be_traced_is_refused():
@@ -426,3 +461,18 @@ def test_gradients_pass_through_complex_numbers(dtype):
     np.testing.assert_allclose(np.float32(got), want, **tolerance)
     report = st.audit(Turned(), (normal(8),), low="bf16", grad=True, trials=0)
     assert 0 < report.error.relative < 0.05
+
+
+def test_an_overflow_before_a_lost_constant_is_not_its_effect():
+    class Mean(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x, mask):
+            total = (x * mask.unsqueeze(-1)).sum(1)
+            return self.head(total / mask.sum(1, keepdim=True).clamp(min=1e-9))
+
+    given = normal(2, 3000, 8).abs() * 20 + 30, torch.ones(2, 3000)
+    worst = st.audit(Mean(), given, low="fp16", trials=10).findings[0]
+    assert (worst.kind, worst.source) == ("overflow", "total = (x * mask.unsqueeze(-1)).sum(1)")

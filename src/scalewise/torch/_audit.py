@@ -126,7 +126,7 @@ def audit(
     if exported is None:
         return report
     program = traced_program(target, low, given)
-    return in_torch(report, AuditedModel(exported, dtype, program))
+    return in_torch(report, AuditedModel(exported, dtype, program, autocast))
 
 
 def _recipe_for_device(low: Any) -> Any:

@@ -103,8 +103,10 @@ def refusal(node: Node, args: Sequence[PyTree], low: np.dtype | None) -> str:
     if name not in EQUAL_DTYPES or len(dtypes) == 1:
         return ""
     # a constant's dtype may be one that the model read without autocast
-    is_constant = node.args[0].op == "call_function" and not node.args[0].all_input_nodes
-    return "" if is_constant else f"{name} of {' and '.join(dtypes)} raises: convert one by .to()"
+    made = node.args[0].op == "call_function" and not node.args[0].all_input_nodes
+    if made and node.args[0].kwargs.get("dtype"):
+        return ""
+    return f"{name} of {' and '.join(dtypes)} raises: convert one by .to()"
 
 
 def _dtype(x: Any) -> np.dtype | None:

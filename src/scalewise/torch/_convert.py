@@ -72,11 +72,8 @@ def to_torch(tree: PyTree) -> PyTree:
     Raises:
         TypeError: an array of a dtype that torch doesn't have.
     """
-    return jax.tree.map(lambda x: _tensor(x) if _is_array(x) else x, tree)
-
-
-def _is_array(x: object) -> bool:
-    return isinstance(x, jax.Array | np.ndarray | np.generic)
+    arrays = jax.Array | np.ndarray | np.generic
+    return jax.tree.map(lambda x: _tensor(x) if isinstance(x, arrays) else x, tree)
 
 
 def _array(tensor: Tensor) -> jax.Array:

@@ -9,13 +9,15 @@ results pass through :data:`WITH_BACKWARD`, which names the gradients of its ope
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from ._place import own_lines
 from ._registry import LIBRARY, rule
 from ._torch import Node, torch
 
@@ -120,6 +122,11 @@ def backward_passes(graph: Any) -> dict[Node, list[Node]]:
     return {n: _only_for(n) for n in graph.nodes if n.target is WITH_BACKWARD}
 
 
+def deferred(passes: Mapping[Node, Sequence[Node]]) -> set[Node]:
+    """Returns the operations that only the backward passes of custom functions need."""
+    return {n for call, own in passes.items() for n in (*call.args[1], *own)}
+
+
 def _only_for(call: Node) -> list[Node]:
     """Returns the operations that only the gradients of a custom function need."""
     outs, marks, operands, gradients, *_ = call.args
@@ -139,34 +146,54 @@ def differentiated(
     inner: Sequence[Node],
     read: Callable[[Node], Any],
     compute: Callable[[Node, Callable[[Node], Any]], Any],
+    wrap: Callable[..., Any],
 ) -> list[Any]:
-    """Returns the results of a custom function, with its own derivative."""
+    """Returns the results of a custom function, with its own derivative; ``wrap`` is
+    :func:`derivative_of_jax` or :func:`derivative_of_torch`."""
     outs, marks, operands, gradients, name, error = node.args
     needed = [g for g in gradients if g is not None]
     needed += [n for x in inner for n in x.all_input_nodes]
     own = {*inner, *marks}
     reads = [n for n in dict.fromkeys(needed) if n not in own]
 
+    def pull(captured: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        if error:
+            raise DerivativeError(f"the backward pass of {name} can't be traced: {error}")
+        known = dict(zip((*reads, *marks), (*captured, *cotangents), strict=True))
+        with own_lines():
+            for n in inner:
+                known[n] = compute(n, known.__getitem__)
+        return [g and known[g] for g in gradients or [None] * len(operands)]
+
+    return list(wrap(pull, *([read(n) for n in nodes] for nodes in (outs, operands, reads))))
+
+
+def derivative_of_jax(pull: Callable[..., list[Any]], *values: Any) -> Any:
     @jax.custom_vjp
     def call(outs: Any, operands: Any, captured: Any) -> Any:
         return outs
 
-    def forward(outs: Any, operands: Any, captured: Any) -> Any:
-        return outs, (operands, captured)
-
-    def pull(kept: Any, cotangents: Any) -> Any:
+    def backward(kept: Any, cotangents: Any) -> Any:
         operands, captured = kept
-        if error:
-            raise DerivativeError(f"the backward pass of {name} can't be traced: {error}")
-        known = dict(zip((*reads, *marks), (*captured, *cotangents), strict=True))
-        for n in inner:
-            known[n] = compute(n, known.__getitem__)
-        found = [
-            jnp.zeros_like(x) if g is None else known[g].astype(x.dtype)
-            for x, g in zip(operands, gradients, strict=True)
-        ]
-        return None, found, None
+        found = zip(operands, pull(captured, cotangents), strict=True)
+        return None, [jnp.zeros_like(x) if g is None else g.astype(x.dtype) for x, g in found], None
 
-    call.defvjp(forward, pull)
-    values = [[read(n) for n in nodes] for nodes in (outs, operands, reads)]
-    return list(call(*values))
+    call.defvjp(lambda outs, *kept: (outs, kept), backward)
+    return call(*values)
+
+
+def derivative_of_torch(
+    pull: Callable[..., list[Any]], outs: Any, operands: Any, captured: Any
+) -> Any:
+    return _InTorch.apply(functools.partial(pull, captured), len(outs), *outs, *operands)
+
+
+class _InTorch(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, pull: Any, count: int, *tensors: Any) -> Any:
+        ctx.pull, ctx.count = pull, count
+        return tuple(y.clone() for y in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        return None, None, *[None] * ctx.count, *ctx.pull(cotangents)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import linecache
-import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 
+from ..auditing._report._edits import statement
 from ._torch import Node
 
 BINARY: dict[str, type[ast.operator]] = {
@@ -17,6 +18,12 @@ BINARY: dict[str, type[ast.operator]] = {
 CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d")
 # Operations that don't promote their operands.
 BOTH = ("matmul", "mm", "bmm", "linear", "outer", "einsum", *CONVOLUTIONS)
+# Modules of these aren't methods: ``self.layer(x)``.
+LAYERS = {"linear", "addmm", "convolution", "conv2d", "layer_norm", "embedding", "group_norm"}
+# Operations that raise where operands have two dtypes.
+STRICT = {*BOTH, *LAYERS, "baddbmm", "batch_norm", "scaled_dot_product_attention", "lerp"}
+CALLED = ("self", "torch", "F", "nn")  # a module of the first may return float32
+CASTS = ("to", "half", "bfloat16", "type", "type_as")
 # Functions that torch.export decomposes, and the operations that they become.
 DECOMPOSED = {
     "square": {"pow", "mul"}, "outer": {"mul"}, "einsum": {"bmm", "mm", "mul", "sum"},
@@ -26,7 +33,6 @@ DECOMPOSED = {
 NUMBERS = ("math.pi", "math.e", "np.pi", "numpy.pi", "torch.pi", "math.inf", "torch.inf")
 SIZES = ("size", "numel", "dim", "item")
 CREATION = ("arange", "full", "zeros", "ones", "empty", "eye", "linspace", "scalar_tensor")
-LONGEST = 10  # lines of a statement
 
 
 def operation_of(node: Node) -> str:
@@ -35,61 +41,60 @@ def operation_of(node: Node) -> str:
     return name.removeprefix("safe_").removeprefix("native_")
 
 
-def edited(file: str, line: int, operations: Sequence[str], numbers: Collection[str] = ()) -> str:
-    """Returns a line with ``.float()`` on the operands of operations, "" if they aren't found.
-    ``numbers`` are names of Python numbers, which have no ``.float()``."""
-    statement = _statement(file, line)
-    if statement is None:
+def edited(
+    file: str,
+    line: int,
+    operations: Mapping[str, str],
+    numbers: Collection[str] = (),
+    half: bool = True,
+) -> str:
+    """Returns a line with casts of the operands of operations, "" if they aren't found:
+    ``operations`` has the method for each, ``numbers`` names of Python numbers, which have none;
+    ``half``: whether the parameters of modules have 16 bits."""
+    found = statement(file, line)
+    with contextlib.suppress(SyntaxError, IndexError):  # of a page that isn't all Python
+        own = ast.parse(linecache.getline(file, line).strip())
+        found = found or ast.increment_lineno(own, line - 1).body[0]
+    if found is None:
         return ""
-    tree, first = statement
-    editor = _Editor(operations, line - first + 1, numbers)
-    changed = ast.fix_missing_locations(editor.visit(tree))
-    inner = [x for x in ast.walk(changed) if isinstance(x, ast.stmt) and editor.is_here(x)]
-    return ast.unparse(inner[-1] if inner else changed).strip() if editor.found else ""
-
-
-def _statement(file: str, line: int) -> tuple[ast.Module, int] | None:
-    for first in range(line, max(line - LONGEST, 0), -1):
-        for last in range(line, line + LONGEST):
-            text = "".join(linecache.getline(file, i) for i in range(first, last + 1))
-            try:
-                tree = ast.parse(textwrap.dedent(text))
-            except SyntaxError:
-                continue
-            if tree.body:
-                return tree, first
-    return None
+    editor = _Editor(operations, line, numbers)
+    text = ast.unparse(editor.visit(found)).partition("\n")[0]
+    wide = "; ".join(f"{name}.float()" for name in editor.modules if half)
+    text = f"{text}  # after model.half(): {wide}" if wide else text
+    return text if editor.found else ""
 
 
 class _Editor(ast.NodeTransformer):
-    def __init__(self, operations: Sequence[str], line: int, numbers: Collection[str]):
-        self.operations, self.line, self.found = {*operations}, line, False
-        self.numbers = numbers
-        if "convolution" in self.operations:
-            self.operations.update(CONVOLUTIONS)
+    def __init__(self, operations: Mapping[str, str], line: int, numbers: Collection[str]):
+        self.operations, self.line, self.found = {**operations}, line, False
+        self.numbers, self.modules = numbers, dict[str, None]()
+        if "convolution" in operations:
+            self.operations |= dict.fromkeys(CONVOLUTIONS, operations["convolution"])
+
+    def method(self, *names: str) -> str:
+        """Returns how the operands of one of some operations are cast; "" for others."""
+        found = [self.operations[name] for name in names if name in self.operations]
+        return max(found, key=lambda method: method == "float", default="")
 
     def is_here(self, node: ast.expr | ast.stmt) -> bool:
         return node.lineno <= self.line <= (node.end_lineno or node.lineno)
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
-        names = {name for name, kind in BINARY.items() if isinstance(node.op, kind)}
-        names &= self.operations
+        names = [name for name, kind in BINARY.items() if isinstance(node.op, kind)]
+        how = self.method(*names)
         self.generic_visit(node)
-        if names and self.is_here(node):
+        if how and self.is_here(node):
             self.found = True
             number = self._is_number(node.left)
-            node.left = self._float(node.left)
-            if number or names & {*BOTH}:
-                node.right = self._float(node.right)
+            node.left = self._cast(node.left, how)
+            if number or isinstance(node.op, ast.MatMult):
+                node.right = self._cast(node.right, how)
         return node
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
-        own = {name for name, kind in BINARY.items() if isinstance(node.op, kind)}
-        if (
-            not own & self.operations
-            or not self.is_here(node)
-            or not isinstance(node.target, ast.Name)
-        ):
+        own = [name for name, kind in BINARY.items() if isinstance(node.op, kind)]
+        here = self.method(*own) and self.is_here(node)
+        if not here or not isinstance(node.target, ast.Name):
             return self.generic_visit(node)
         value = ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value)
         changed = self.visit_BinOp(ast.copy_location(value, node))
@@ -102,28 +107,45 @@ class _Editor(ast.NodeTransformer):
         func = node.func
         called = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
         of_module = isinstance(func, ast.Attribute) and _root(func) == "self"
-        own = {called, *DECOMPOSED.get(called, ())} & self.operations
-        if own and called not in CREATION:
-            self.found = True
-            if called == "where":
-                node.args[1:] = map(self._float, node.args[1:])
-            elif node.args and (isinstance(func, ast.Name) or _root(func) in ("torch", "F", "nn")):
-                node.args = [self._float(x) if i == 0 or called in BOTH else x
-                             for i, x in enumerate(node.args)]  # fmt: skip
-            elif isinstance(func, ast.Attribute):
-                func.value = self._float(func.value)
-        elif of_module and node.args and {"linear", "addmm", "convolution", "conv2d", "layer_norm",
-                                          "embedding", "group_norm"} & self.operations:  # fmt: skip
-            self.found = True
-            node.func = self._float(func)  # the module's own parameters too
-            node.args[0] = self._float(node.args[0])
+        how = self.method(called, *DECOMPOSED.get(called, ()))
+        layer = self.method(*LAYERS) if of_module and node.args else ""
+        if called in CREATION or not (how or layer):
+            return node
+        self.found = True
+        if not how:
+            node.args[0] = self._cast(node.args[0], layer)
+            if layer == "float":
+                self.modules[ast.unparse(func)] = None
+        elif called in CASTS and isinstance(func, ast.Attribute):
+            return self._cast(func.value, how)
+        elif called == "where":
+            node.args[1:] = (self._cast(x, how) for x in node.args[1:])
+        elif node.args and (isinstance(func, ast.Name) or _root(func) in CALLED[1:]):
+            node.args = [self._cast(x, how) if i == 0 or called in BOTH else x
+                         for i, x in enumerate(node.args)]  # fmt: skip
+        elif isinstance(func, ast.Attribute):
+            func.value = self._cast(func.value, how)
         return node
 
-    def _float(self, node: ast.expr) -> ast.expr:
-        has_it = any(isinstance(x, ast.Attribute) and x.attr == "float" for x in ast.walk(node))
-        if has_it or self._is_number(node):
+    def _cast(self, node: ast.expr, how: str) -> ast.expr:
+        if self._is_number(node) or self._is_cast(node, how):
             return node
-        return ast.Call(ast.Attribute(node, "float", ast.Load()), [], [])
+        return ast.Call(ast.Attribute(node, how, ast.Load()), [], [])
+
+    def _is_cast(self, node: ast.expr, how: str) -> bool:
+        """Returns whether an expression has a dtype already, if its first operand is no scalar."""
+        match node:
+            case ast.Call(func=ast.Attribute(attr=name)) if name == how:
+                return True
+            case ast.Call(func=func, args=[x, *_]) if _root(func) in CALLED[how != "float" :]:
+                return self._is_cast(x, how)
+            case ast.BinOp(left=x, right=y):
+                return self._is_cast(y if self._is_number(x) else x, how)
+            case ast.Call(func=ast.Attribute(value=x)) | ast.UnaryOp(operand=x):
+                return self._is_cast(x, how)
+            case ast.Subscript(value=x):
+                return self._is_cast(x, how)
+        return False
 
     def _is_number(self, node: ast.expr) -> bool:
         match node:

@@ -31,9 +31,9 @@ from ..interpret import (
 from ..rounding import to_float64
 from ..scaled import saturation
 from ._arguments import as_module, check_runs
-from ._convert import to_jax, to_torch
+from ._convert import jax_dtype, to_jax, to_torch
 from ._export import Exported, Granularity, held
-from ._function import Given, function, tensors_of, traced, with_dtypes
+from ._function import function, tensors_of, traced, with_dtypes
 from ._graph import converted
 from ._place import at_class, mark
 from ._torch import Module, torch
@@ -132,7 +132,7 @@ class LowFunction:
     f: Callable[..., PyTree]  # of parameters and tensors; casts float32 ones to ``dtype`` first
     params: dict[str, jax.Array]  # the model's own parameters, not rounded
     dtype: np.dtype  # float16, bfloat16, or float32 if the format has more than 16 bits
-    exported: Exported | None = None  # the model in that dtype; None under ``autocast``
+    exported: Exported  # the model in that dtype; in its own dtypes under ``autocast``
 
 
 def low_function(
@@ -152,65 +152,58 @@ def low_function(
     under ``autocast``. With ``reference`` an audit's reference run computes the float32 model."""
     given, dtype, wide = (tuple(args), dict(kwargs or {})), None, None
     options = {"method": method, "granularity": granularity, "as_given": reference}
+    narrow = torch.float16, torch.bfloat16
+    dtypes = {p.dtype for p in model.parameters()} if not autocast else ()
+    found = next((d for d in narrow if d in dtypes), None)
+    low = found or narrow[fmt != FP16]
     if autocast:
-        return _autocast_function(model, given, fmt, options)
-    dtypes = {p.dtype for p in model.parameters()}
-    found = next((d for d in (torch.float16, torch.bfloat16) if d in dtypes), None)
-    low = found or (torch.float16 if fmt == FP16 else torch.bfloat16)
-    if fmt.bits > 16 and found is None:
-        low = torch.float32
-
-    if found is None and low != torch.float32:
-        wide = given, None
-        dtype, given = low, with_dtypes(given, {torch.float32: low})
+        _check_autocast(fmt, granularity)
+        options["low"] = jax_dtype(low)
     elif found is not None:
-        both = dict.fromkeys((torch.float16, torch.bfloat16), torch.float32)
-        wide = with_dtypes(given, both), torch.float32
-    with held(model, dtype):
-        check_runs(model, *given, method, low)
-    f, exported = traced(
-        model, given, dtype=dtype, reference=wide if reference else None, **options
-    )
+        wide = (
+            with_dtypes(given, dict.fromkeys(narrow, torch.float32)),
+            torch.float32,
+            jax_dtype(low),
+        )
+    elif fmt.bits > 16:
+        low = torch.float32
+    else:
+        wide = given, None, jax_dtype(low)
+        dtype, given = low, with_dtypes(given, {torch.float32: low})
+    if not autocast:
+        with held(model, dtype):
+            check_runs(model, *given, method, low)
+    wide = wide if reference else None
+    f, exported = traced(model, given, dtype=dtype, reference=wide, **options)
     params, is_converted = exported.params, dtype is not None
     if is_converted:
         own = dict(model.named_parameters())
         params = {name: to_jax(own[name]) for name in params}
-    dtype, place = jnp.dtype(str(low).removeprefix("torch.")), at_class(model)
+    dtype, place = jax_dtype(low), at_class(model)
 
     def lowered(name: str, x: jax.Array) -> jax.Array:
         if not is_converted or x.dtype != jnp.float32:
             return x
         return place(lambda: mark(name, lambda: converted(x, dtype)))
 
+    def widened(y: jax.Array) -> jax.Array:
+        return y.astype(jnp.float32) if y.dtype == dtype else y
+
     def in_low(params: dict[str, jax.Array], *tensors: jax.Array) -> Any:
         params = {name: lowered(name, x) for name, x in params.items()}
         outs = f(params, *[lowered(f"input {i}", x) for i, x in enumerate(tensors)])
-        return place(lambda: _widened(outs, dtype))
+        return place(lambda: jax.tree.map(widened, outs))
 
     in_low.__name__ = in_low.__qualname__ = f.__name__
     return LowFunction(in_low, params, dtype, exported)
 
 
-def _widened(outs: Any, dtype: np.dtype) -> Any:
-    return jax.tree.map(lambda y: y.astype(jnp.float32) if y.dtype == dtype else y, outs)
-
-
-def _autocast_function(
-    model: Module, given: Given, fmt: Format, options: dict[str, Any]
-) -> LowFunction:
+def _check_autocast(fmt: Format, granularity: str) -> None:
     if fmt.bits > 16:
         raise ValueError(f"autocast=True takes a format of at most 16 bits, not {fmt.name}")
-    if options["granularity"] != "operation":
+    if granularity != "operation":
         raise ValueError("autocast=True follows torch's lists of operations: granularity has to be "
-                         f"'operation', not {options['granularity']!r}")  # fmt: skip
-    dtype = jnp.dtype(jnp.float16 if fmt == FP16 else jnp.bfloat16)
-    f, exported = traced(model, given, low=dtype, **options)
-
-    def in_low(params: dict[str, jax.Array], *tensors: jax.Array) -> Any:
-        return _widened(f(params, *tensors), dtype)
-
-    in_low.__name__ = in_low.__qualname__ = f.__name__
-    return LowFunction(in_low, exported.params, dtype)
+                         f"'operation', not {granularity!r}")  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

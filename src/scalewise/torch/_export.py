@@ -218,13 +218,9 @@ def _program(model: Module, args: Any, kwargs: Any, as_given: bool) -> Any:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keeps torch from printing the graph of a model whose branches depend on numbers."""
-    log, nothing = logging.getLogger("torch.fx.experimental.symbolic_shapes"), lambda record: False
-    log.addFilter(nothing)
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        log.removeFilter(nothing)
+    log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    with mock.patch.object(log, "disabled", True), contextlib.redirect_stderr(io.StringIO()):
+        yield
 
 
 # Operations of libraries that compute what one of ATen does: mixtures of experts in transformers.
@@ -260,8 +256,8 @@ _STATIC = (
 )
 _FIXED = "no shape can depend on numbers: keep all elements, and choose by torch.where"
 _GRADIENT = (
-    "forward differentiates by itself, which torch.export can't trace: differentiate the inner "
-    "module by jax.grad of what scalewise.torch.function returns"
+    "torch.export can't trace this derivative: write torch.autograd.functional.jacobian (or "
+    "hessian), torch.func.grad or vjp"
 )
 _ADVICE = {
     "got FakeTensor": "shapes can't depend on numbers, such as the lengths of "
@@ -280,6 +276,7 @@ _ADVICE = {
     "program constant's list": _GRADIENT,
     "has no attribute 'constant'": _GRADIENT,
     "does not require grad": _GRADIENT,
+    "scalewise::gradient": _GRADIENT,
     ".numpy()": "forward has to compute with torch, without NumPy",
     "vmap": 'set model.config._attn_implementation = "eager"',
     "ScriptModule": "pass the module that torch.jit compiled",

@@ -17,16 +17,22 @@ from ..auditing._search._apply import FormatChoice
 from ..auditing._search._fixes import Fix
 from ..interpret import trace
 from ._arguments import as_module
-from ._convert import to_torch
-from ._edits import edited, operation_of
-from ._export import Exported
+from ._autocast import autocast
+from ._convert import jax_dtype, to_torch
+from ._derivatives import backward_passes, deferred, derivative_of_torch, differentiated
+from ._edits import CASTS, STRICT, edited, operation_of
+from ._export import CONVERSIONS, Exported
 from ._function import tensors_of
 from ._gradients import GRADIENT, gradient
+from ._graph import to_dtype
 from ._place import frames, marked
 from ._reference import BY_RUN
+from ._regions import is_marked
 from ._torch import Module, Node, Tensor, torch
 
-ADVICE = "train with torch.amp.GradScaler('cuda', init_scale={}), and divide the gradients by it"
+SCALED = "call (loss * {0}).backward(), and divide the gradients by {0} in float32"
+SCALER = "train with torch.amp.GradScaler('cuda', init_scale={0})"
+WITHOUT_AUTOCAST = "within torch.autocast('cuda', enabled=False)"
 # Names of torch for primitives of JAX.
 NAMES = {
     "dot_general": "matmul", "conv_general_dilated": "convolution", "logistic": "sigmoid",
@@ -48,9 +54,10 @@ class TorchEmulation(TableEmulation):
 class AuditedModel:
     """The program of an audit, and the exported model that it was made from."""
 
-    exported: Exported  # the model in the narrow dtype
-    dtype: Any  # that dtype, of torch
+    exported: Exported  # the model in the narrow dtype; in its own dtypes under autocast
+    dtype: Any  # the narrow dtype, of torch
     program: Callable[[], Any]  # returns the traced program
+    autocast: bool
 
     @functools.cached_property
     def nodes(self) -> dict[str, Node]:
@@ -61,6 +68,10 @@ class AuditedModel:
         """For each equation of the program, the operation, parameter or input that it computes."""
         return [marked(eqn) for eqn in self.program().jaxpr.jaxpr.eqns]
 
+    @functools.cached_property
+    def backward(self) -> dict[Node, list[Node]]:
+        return backward_passes(self.exported.graph_module.graph)
+
     def named(self, paths: Iterable[tuple[int, ...]]) -> set[str]:
         return {self.names[path[0]] for path in paths} - {""}
 
@@ -69,6 +80,7 @@ class AuditedModel:
 class TorchFix(Fix):
     """A fix with the lines of torch that it edits."""
 
+    tells_edits: ClassVar[bool] = True
     audited: AuditedModel | None = dataclasses.field(default=None, repr=False)  # the program
 
     def apply(self, target: Any) -> Any:
@@ -84,35 +96,59 @@ class TorchFix(Fix):
         target = as_module(target)
         assert self.origin is not None
         assert self.audited is not None
-        power = self._power
-        if power:
-            raise TypeError(
-                f"fix.apply: a loss scale is no change of a model: {ADVICE.format(power)}"
-            )
+        if self._scaled:
+            raise TypeError(f"fix.apply: a loss scale is no change of a model: {self._scaled}")
+        audited = self.audited
         if self.kind is not None and self.kind.name == "wider_format":
-            return copy.deepcopy(target).bfloat16()
+            if not audited.autocast:
+                return copy.deepcopy(target).bfloat16()
+            audited = dataclasses.replace(audited, dtype=torch.bfloat16)
         now = target.now if isinstance(target, FixedModel) else self.origin.start
         assert now is not None
         model = target.model if isinstance(target, FixedModel) else target
-        return FixedModel(model, self.audited, self.origin.indices, self.change(now))
+        return FixedModel(model, audited, self.origin.indices, self.change(now))
 
     @property
-    def _power(self) -> str:
-        is_scale = self.kind is not None and self.kind.name == "loss_scale"
-        return self.text.removeprefix("loss scale ").replace("^", "**") if is_scale else ""
+    def _scaled(self) -> str:
+        """How a loss is scaled, if that is the fix."""
+        if self.kind is None or self.kind.name != "loss_scale":
+            return ""
+        scale = self.text.removeprefix("loss scale ").replace("^", "**")
+        return (SCALER if self._autocast else SCALED).format(scale)
+
+    @property
+    def _autocast(self) -> bool:
+        return self.audited is not None and self.audited.autocast
 
     @property
     def lines(self) -> list[tuple[str, int, str]]:
-        """File, number and edited source of each line that the fix computes in float32."""
+        """File, number and edited source of each line that the fix computes in float32, and of
+        those behind it that take operands of one dtype alone."""
         if self.audited is None:
             return []
-        nodes = [self.audited.nodes[name] for name in self._names if name in self.audited.nodes]
-        places: dict[tuple[str, int], list[str]] = {}
-        for node in nodes:
-            if found := frames(node):
-                places.setdefault(found[-1][:2], []).append(operation_of(node))
-        numbers = self.audited.exported.numbers
-        return [(*at, edited(*at, ops, numbers.get(at, ()))) for at, ops in places.items()]
+        numbers, half = self.audited.exported.numbers, not self._autocast
+        places = self._casts.items()
+        return [(*at, edited(*at, casts, numbers.get(at, ()), half)) for at, casts in places]
+
+    @property
+    def _casts(self) -> dict[tuple[str, int], dict[str, str]]:
+        """By file and line, operations and the method that casts their operands."""
+        assert self.audited is not None
+        names, dtype, float32 = {*self._names}, self.audited.dtype, set[Node]()
+        names |= {x for i, x in enumerate(self.audited.exported.inputs) if f"input {i}" in names}
+        places: dict[tuple[str, int], dict[str, str]] = {}
+        for name, node in self.audited.nodes.items():
+            operation, how = operation_of(node), "float" if name in names else ""
+            if not how and not self._autocast and not float32.isdisjoint(node.all_input_nodes):
+                how = CONVERSIONS[dtype] if operation in STRICT else "promotes"
+            leaves = torch.utils._pytree.tree_leaves(node.meta.get("val"))
+            narrow = any(getattr(x, "dtype", None) == dtype for x in leaves)
+            if how == "float" or (how == "promotes" and narrow and operation not in CASTS):
+                float32.add(node)
+            if how and how != "promotes" and (found := frames(node)):
+                casts = places.setdefault(found[-1][:2], {})
+                casts[operation] = how if how == "float" else casts.get(operation, how)
+        return places
 
     @property
     def _names(self) -> list[str]:
@@ -130,10 +166,11 @@ class TorchFix(Fix):
         return [name for name in self._names if name not in known]
 
     def __str__(self) -> str:
-        if self._power:
-            return f"{self.text}: {ADVICE.format(self._power)}"
+        if self._scaled:
+            return f"{self.text}: {self._scaled}"
         if self.kind is not None and self.kind.name == "wider_format":
-            return f"{self.text}: model.bfloat16()"
+            how = "torch.autocast('cuda', torch.bfloat16)" if self._autocast else "model.bfloat16()"
+            return f"{self.text}: {how}"
         edits = [f"line {line}: {text}" for _, line, text in self.lines if text]
         more = f" and {len(edits) - SHOWN} more lines" if len(edits) > SHOWN else ""
         shown = "; ".join(edits[:SHOWN]) + more
@@ -141,7 +178,8 @@ class TorchFix(Fix):
             names = ", ".join(held[:SHOWN]) + (", ..." if len(held) > SHOWN else "")
             shown = "; ".join(filter(None, (shown, f"keep {names} in float32")))
         text = in_torchs_names(self.text)
-        return f"{text}: {shown}" if shown else text
+        within = f"{WITHOUT_AUTOCAST}, " if self._autocast and edits else ""
+        return f"{text}: {within}{shown}" if shown else text
 
 
 class FixedModel(torch.nn.Module):
@@ -168,12 +206,15 @@ class FixedModel(torch.nn.Module):
         return torch.utils._pytree.tree_unflatten(outs[len(exported.updated) :], exported.tree)
 
     def _narrowed(self, name: str, x: Tensor) -> Tensor:
-        low = x.dtype == torch.float32 and name not in self._wide
+        low = x.dtype == torch.float32 and name not in self._wide and not self.audited.autocast
         return x.to(self.audited.dtype) if low else x
 
     def _computed(self, known: Mapping[str, Any]) -> list[Any]:
         module, values = self.audited.exported.graph_module, {}
+        skipped = deferred(self.audited.backward)
         for node in module.graph.nodes:
+            if node in skipped:
+                continue
             if node.op == "placeholder":
                 values[node] = known.get(node.name)
             elif node.op == "get_attr":
@@ -190,9 +231,16 @@ class FixedModel(torch.nn.Module):
             return gradient(
                 node, read, self._result, torch.func.vjp, torch.Tensor.detach, torch.Tensor.to
             )
+        if node in self.audited.backward:
+            own = self.audited.backward[node]
+            return differentiated(node, own, read, self._result, derivative_of_torch)
         args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), read)
         here = node.name in self._wide
-        if not here and not self._reads_float32(node, read):
+        if self.audited.autocast and not (here or is_marked(node, "no_autocast")):
+            args, kwargs = autocast(
+                node.target, args, kwargs, jax_dtype(self.audited.dtype), to_dtype
+            )
+        elif not here and not self._reads_float32(node, read):
             if not self._numbers:
                 return _called(node, args, kwargs)
         else:
@@ -200,7 +248,7 @@ class FixedModel(torch.nn.Module):
         change = self._number_in_float32 if here else self._number
         args, kwargs = torch.utils._pytree.tree_map(change, (args, kwargs))
         outs = _called(node, args, kwargs)
-        if here or node.name not in self._rounded:
+        if here or node.name not in self._rounded or self.audited.autocast:
             return outs
         leaves, tree = torch.utils._pytree.tree_flatten(outs)
         types = [
@@ -246,7 +294,11 @@ def _called(node: Node, args: Any, kwargs: Any) -> Any:
 
 
 def in_torchs_names(text: str) -> str:
-    return re.sub(r"[\w.]+", lambda m: NAMES.get(x := m[0].removeprefix("aten."), x), text)
+    def name(found: re.Match[str]) -> str:
+        own, backward, _ = found[0].removeprefix("aten.").partition("_backward")
+        return NAMES.get(own, own) + backward
+
+    return re.sub(r"[\w.]+", name, text)
 
 
 def in_torch(report: Any, audited: AuditedModel) -> Any:

@@ -101,21 +101,22 @@ def traced(
     buffers: bool = False,
     low: np.dtype | None = None,
     dtype: Dtype | None = None,
-    reference: tuple[Given, Dtype | None] | None = None,
+    reference: tuple[Given, Dtype | None, np.dtype] | None = None,
     as_given: bool = False,
 ) -> tuple[Callable[..., PyTree], Exported]:
     """Returns a model as a JAX function, and its export for the given arguments. ``low`` is the
     narrow dtype of ``torch.autocast``, ``dtype`` that to which the model is converted before;
-    ``reference`` has the arguments and the dtype for an audit's reference run."""
+    ``reference`` has the arguments and the dtype for an audit's reference run, and the narrow dtype
+    of the other one."""
     types = [(tuple(x.shape), jax_dtype(x.dtype)) for x in tensors_of(*given)]
     exported = functools.partial(export, model, method=method, granularity=granularity)
     first = exported(*given, as_given=as_given, dtype=dtype)
     exports: dict[Any, Exported] = {tuple(shape for shape, _ in types): first}
     wide = None
     if reference is not None:
-        other, kind = reference
-        of_reference = functools.partial(exported, *other, as_given=as_given)
-        wide = _matched(first, functools.partial(of_reference, dtype=kind), at_class(model))
+        other, kind, narrow = reference
+        of_reference = functools.partial(exported, *other, as_given=as_given, dtype=kind)
+        wide = _matched(first, of_reference, at_class(model), narrow)
 
     def exported_for(arrays: Sequence[jax.Array]) -> Exported:
         if [x.dtype for x in arrays] != [dtype for _, dtype in types]:
@@ -143,7 +144,9 @@ def traced(
     return f, first
 
 
-def _matched(low: Exported, reference: Callable[[], Exported], place: Any) -> Matched | None:
+def _matched(
+    low: Exported, reference: Callable[[], Exported], place: Any, dtype: np.dtype
+) -> Matched | None:
     """Returns the operations of the model in float32 that correspond to those in 16 bits.
 
     None if that model can't be exported, as one with a 16-bit tensor that isn't a parameter or
@@ -159,7 +162,7 @@ def _matched(low: Exported, reference: Callable[[], Exported], place: Any) -> Ma
             stacklevel=2,
         )
         return None
-    return matched(low, wide, place)
+    return matched(low, wide, place, dtype)
 
 
 def _listed(types: Sequence[tuple[tuple[int, ...], Any]]) -> str:

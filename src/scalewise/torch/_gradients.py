@@ -1,4 +1,4 @@
-"""Gradients that a model computes itself: ``torch.autograd.grad`` and ``torch.func.grad``.
+"""Gradients that a model computes itself: ``torch.autograd.grad``, ``torch.func.grad`` and ``vjp``.
 
 ``torch.export`` can't trace torch's engine. While a model is exported, a call of the engine is
 recorded as one operation, :data:`GRADIENT`, of the differentiated results and operands. Whoever
@@ -8,6 +8,7 @@ computes the graph differentiates the operations between the two.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -37,6 +38,7 @@ def recorded_gradients() -> Iterator[None]:
     with (
         mock.patch.object(torch.autograd, "_engine_run_backward", _recorded),
         mock.patch.object(transforms, "grad_and_value_impl", _gradient_and_value),
+        mock.patch.object(transforms, "_vjp_with_argnums", _vjp),
     ):
         yield
 
@@ -63,18 +65,30 @@ def _recorded(
 
 def _gradient_and_value(f: Any, argnums: Any, has_aux: bool, args: Any, kwargs: Any) -> Any:
     """Stands for what ``torch.func.grad`` and ``torch.func.grad_and_value`` call."""
+    out, pull, *aux = _vjp(functools.partial(f, **kwargs), *args, argnums=argnums, has_aux=has_aux)
+    return pull(torch.ones_like(out)), (out, *aux) if has_aux else out
+
+
+def _vjp(f: Any, *args: Any, argnums: Any = None, has_aux: bool = False) -> Any:
+    """Stands for what ``torch.func.vjp`` calls."""
+    tree = torch.utils._pytree
     if torch._C._functorch.peek_interpreter_stack() is not None:
         raise MissingRuleError(
-            "it calls torch.func.grad within torch.func.vmap: differentiate one example after the "
-            "other, in a loop"
+            "it differentiates within torch.func.vmap: differentiate one example after the other, "
+            "in a loop"
         )
-    args = torch.utils._pytree.tree_map_only(torch.Tensor, torch.clone, args)
-    operands = torch._functorch.eager_transforms._slice_argnums(args, argnums, as_tuple=False)
-    leaves, tree = torch.utils._pytree.tree_flatten(operands)
-    result = f(*args, **kwargs)
-    out = result[0] if has_aux else result
-    gradients = GRADIENT([out], leaves, [torch.ones_like(out)], True)
-    return torch.utils._pytree.tree_unflatten(gradients, tree), result
+    args = tree.tree_map_only(torch.Tensor, torch.clone, args)
+    operands = args
+    if argnums is not None:
+        operands = torch._functorch.eager_transforms._slice_argnums(args, argnums, as_tuple=False)
+    leaves, spec = tree.tree_flatten(operands)
+    out, *aux = f(*args) if has_aux else (f(*args),)
+
+    def pull(cotangents: Any, *options: Any, **others: Any) -> Any:
+        given = GRADIENT(tree.tree_leaves(out), leaves, tree.tree_leaves(cotangents), True)
+        return tree.tree_unflatten(given, spec)
+
+    return out, pull, *aux
 
 
 def between(operands: Collection[Node], outs: Sequence[Node]) -> list[Node]:

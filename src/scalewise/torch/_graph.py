@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +15,8 @@ import numpy as np
 
 from ._autocast import autocast, refusal
 from ._convert import jax_dtype, torch_dtype
-from ._derivatives import backward_passes, differentiated
-from ._export import Exported, ExportError, Granularity
+from ._derivatives import backward_passes, deferred, derivative_of_jax, differentiated
+from ._export import Exported, ExportError, Granularity, first_line
 from ._gradients import GRADIENT, gradient
 from ._operation import Call, in_steps, operation, rounded_in_program, rounds_several_times
 from ._place import at, line_of, mark, scope_of
@@ -86,8 +88,7 @@ class Graph:
 
     @functools.cached_property
     def _deferred(self) -> set[Node]:
-        """The operations that only the backward passes of custom functions need."""
-        return {n for call, own in self._backward.items() for n in (*call.args[1], *own)}
+        return deferred(self._backward)
 
     def computed(self, node: Node, read: Callable[[Node], Any]) -> Any:
         """Returns an operation's results, or an attribute of its graph, which may be the float32
@@ -96,7 +97,9 @@ class Graph:
             return functools.reduce(getattr, node.target.split("."), node.graph.owning_module)
         if node in self._backward:
             own = self._backward[node]
-            compute = functools.partial(differentiated, node, own, read, self.computed)
+            compute = functools.partial(
+                differentiated, node, own, read, self.computed, derivative_of_jax
+            )
         elif node.target is GRADIENT:
             compute = functools.partial(gradient, node, read, self._inner)
         elif node.target in WITH_GRAPHS:
@@ -147,11 +150,16 @@ class Graph:
         fakes = jax.tree.map(like, (args, kwargs), hashable(own), is_leaf=lambda x: x is None)
         args, kwargs = fakes
         if low is not None:
-            args, kwargs = autocast(node.target, args, kwargs, low, _to)
+            args, kwargs = autocast(node.target, args, kwargs, low, to_dtype)
         if why := refusal(node, args, low):
             raise ExportError(f"{line_of(node)}: under torch.autocast, {why}")
-        with torch.no_grad():
-            return node.target(*args, **kwargs)
+        logger = logging.getLogger("torch._subclasses.fake_tensor")  # it prints the whole traceback
+        try:
+            with torch.no_grad(), mock.patch.object(logger, "disabled", True):
+                return node.target(*args, **kwargs)
+        except RuntimeError as error:
+            why = f"torch raises: {first_line(error)}"
+            raise ExportError(f"{line_of(node)}: under torch.autocast, {why}") from error
 
 
 def run(
@@ -174,7 +182,7 @@ def run(
     return outs[len(exported.updated) :], {name: y for name, y in updates.items() if name}
 
 
-def _to(x: Any, dtype: np.dtype) -> Any:
+def to_dtype(x: Any, dtype: np.dtype) -> Any:
     return x.to(torch_dtype(dtype))
 
 
@@ -211,8 +219,9 @@ def apply(
 ) -> Any:
     function = rule_of(target)
     assert function is not None, target
-    if target in NARROWED and _is_narrow(dtypes[0]):
-        args = [_narrowed(x, dtypes[0]) for x in args]
+    if dtypes and _is_narrow(dtypes[0]):
+        args = _with_float_numbers(target, args, dtypes[0])
+        args = [_narrowed(x, dtypes[0]) for x in args] if target in NARROWED else args
     leaves, tree = jax.tree.flatten(hashable((args, kwargs)), is_leaf=_is_none)
     is_array = [isinstance(x, jax.Array | np.ndarray) for x in leaves]
     at = tuple(i for i, array in enumerate(is_array) if array)
@@ -242,6 +251,20 @@ def apply(
         outs, tree = jax.tree.flatten(call(*arrays))
     outs = [y.astype(d) for y, d in zip(outs, dtypes, strict=True)]
     return jax.tree.unflatten(tree, outs)
+
+
+def _with_float_numbers(target: Any, args: Sequence[Any], dtype: np.dtype) -> Sequence[Any]:
+    """Returns arguments with floats in place of the whole numbers that a dtype can't hold, which
+    JAX would round to it: torch computes with them in float32."""
+    if not hasattr(target, "_schema"):
+        return args
+    kinds = [str(argument.type) for argument in target._schema.arguments]
+
+    def number(x: Any, kind: str) -> Any:
+        whole = type(x) is int and (kind == "Tensor" or "number" in kind)
+        return float(x) if whole and float(np.asarray(x).astype(dtype)) != x else x
+
+    return [number(x, kind) for x, kind in zip(args, kinds, strict=False)]
 
 
 def _narrowed(x: Any, dtype: np.dtype) -> Any:

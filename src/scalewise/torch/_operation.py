@@ -139,7 +139,6 @@ class Cotangent:
 def primitive_of(name: str) -> jex.Primitive:
     primitive = jex.Primitive(name)
     primitive.multiple_results = True
-    vars(primitive)["transposes"] = name.endswith("_backward")  # read where a loss scale is tried
     vars(primitive)["elementwise"] = _is_elementwise(name)  # read where an audit shares code
     vars(primitive)["steps"] = _compute  # read where an interpretation takes it apart
     primitive.def_impl(_run)

@@ -149,6 +149,19 @@ def at(node: Node) -> Callable[[Callable[[], PyTree]], Any]:
     return call
 
 
+@contextlib.contextmanager
+def own_lines() -> Iterator[None]:
+    """Lets equations of a custom backward pass have their own lines: JAX gives those of a backward
+    pass the line of the call in the forward pass."""
+    held = source_info_util._source_info_context
+    before = held.context
+    held.context = source_info_util.new_source_info().replace(name_stack=before.name_stack)
+    try:
+        yield
+    finally:
+        held.context = before
+
+
 def at_class(module: Module) -> Callable[[Callable[[], PyTree]], Any]:
     """Returns a function that calls another one from the line where a module's class begins, or the
     function that it was made of.

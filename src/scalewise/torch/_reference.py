@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._convert import jax_dtype
 from ._export import Exported
 from ._operation import rounded_in_program
 from ._place import at, line_of, mark, scope_of
@@ -64,23 +63,13 @@ class Matched:
         return self.other.get(_uncast(own)) is _uncast(other)
 
 
-def matched(low: Exported, wide: Exported, place: Any) -> Matched:
+def matched(low: Exported, wide: Exported, place: Any, dtype: np.dtype) -> Matched:
     other = dict(_placeholders(low, wide))
     ours, theirs = _operations(low), _operations(wide)
     blocks = difflib.SequenceMatcher(None, *map(_keys, (ours, theirs)), autojunk=False)
     for i, j, size in blocks.get_matching_blocks():
         other.update(zip(ours[i : i + size], theirs[j : j + size], strict=True))
-    return Matched(wide, other, place, _narrow_dtype(low))
-
-
-def _narrow_dtype(low: Exported) -> np.dtype:
-    """Returns the 16-bit dtype of a graph; float16 if it has none, so that no two runs differ."""
-    vals = (n.meta.get("val") for n in low.graph_module.graph.nodes)
-    leaves = torch.utils._pytree.tree_leaves(list(vals))
-    found = (x.dtype for x in leaves if isinstance(x, torch.Tensor))
-    return jax_dtype(
-        next((d for d in found if d in (torch.float16, torch.bfloat16)), torch.float16)
-    )
+    return Matched(wide, other, place, dtype)
 
 
 def _placeholders(low: Exported, wide: Exported) -> Iterator[tuple[Node, Node]]:
@@ -156,39 +145,33 @@ class Sides:
 
     def value(self, node: Node) -> Any:
         """Returns the value of a node of the 16-bit graph, the other graph's in a reference run."""
-        other, read = self.matched.other.get(node), self.known.__getitem__
+        other, known = self.matched.other.get(node), self.known.__getitem__
         if other is None:
-            return self.compute(node, read)
+            return self.compute(node, known)
         if not _equal_literals(node, other):
-            both = self.compute(node, read), self.compute(other, self.read_other)
+            both = self.compute(node, known), self.compute(other, self.read_other)
             return at(node)(lambda: jax.tree.map(self.joined, *both))
-        changed = {a: b for a, b in _operands(node, other) if not self.matched.corresponds(a, b)}
-
-        def operand(n: Node) -> Any:
-            if n not in changed:
-                return read(n)
-            both = read(n), self.read_other(changed[n])
-            return at(n)(lambda: self.joined(*both))
-
-        return self.compute(node, operand)
+        return self.compute(node, self._reader(node, other))
 
     def outputs(self, node: Node) -> Any:
-        ours = torch.utils._pytree.tree_leaves(node.args)
         last = next(iter(reversed(self.matched.exported.graph_module.graph.nodes)))
-        theirs = torch.utils._pytree.tree_leaves(last.args)
-        changed = {}
-        if len(ours) == len(theirs):
-            pairs = zip(ours, theirs, strict=True)
-            changed = {a: b for a, b in pairs if isinstance(a, NODE) and isinstance(b, NODE)}
+        return torch.fx.node.map_arg(node.args[0], self._reader(node, last))
+
+    def _reader(self, node: Node, other: Node) -> Callable[[Node], Any]:
+        """Returns what reads a node's operands, each run its own where the graphs have others."""
+        ours, theirs, changed = _leaves(node), _leaves(other), {}
+        for a, b in zip(ours, theirs, strict=True) if len(ours) == len(theirs) else ():
+            both = isinstance(a, NODE) and isinstance(b, NODE) and a.op != "get_attr"
+            if both and not self.matched.corresponds(a, b):
+                changed[a] = b
 
         def read(n: Node) -> Any:
-            other = changed.get(n)
-            if other is None or self.matched.corresponds(n, other):
+            if n not in changed:
                 return self.known[n]
-            both = self.known[n], self.read_other(other)
+            both = self.known[n], self.read_other(changed[n])
             return at(n)(lambda: self.joined(*both))
 
-        return torch.fx.node.map_arg(node.args[0], read)
+        return read
 
     def read_other(self, node: Node) -> Any:
         """Returns the value of a node of the float32 graph; computes what it needs before."""
@@ -244,9 +227,3 @@ def _are_limits(a: float, b: float) -> bool:
     limits = {x - less for x in largest for less in (0, 1000)}
     wide = float(torch.finfo(torch.float32).max)
     return abs(a) in limits and abs(b) in {wide, wide - 1000} and a * b > 0
-
-
-def _operands(node: Node, other: Node) -> Iterator[tuple[Node, Node]]:
-    for a, b in zip(_leaves(node), _leaves(other), strict=True):
-        if isinstance(a, NODE) and a.op != "get_attr":
-            yield a, b

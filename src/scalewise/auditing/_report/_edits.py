@@ -61,6 +61,8 @@ def edits(report: Summary, finding: Finding) -> list[Edit]:
             or _first(_anywhere(file, *fix.replaces) for file, _ in user)
         )
         return [found] if found else []
+    if fix.tells_edits:
+        return []
     if not fix.indices:
         return _expressed(report, str(fix), user)
     if finding.callers:
@@ -92,13 +94,13 @@ def _tree(file: str) -> ast.Module | None:
         return None
 
 
-def _statement(file: str, line: int) -> ast.stmt | None:
+def statement(file: str, line: int) -> ast.stmt | None:
     tree = _tree(file)
     around = [
         node for node in ast.walk(tree) if isinstance(node, ast.stmt)
         and node.lineno <= line <= (node.end_lineno or node.lineno)
     ] if tree else []  # fmt: skip
-    return max(around, key=lambda node: node.lineno, default=None)
+    return max(around, key=lambda node: (node.lineno, node.col_offset), default=None)
 
 
 def _edited(file: str, first: int, last: int, change: Callable[[str], str]) -> Edit | None:
@@ -136,7 +138,7 @@ def _expressed(report: Summary, fix: str, user: Sequence[tuple[str, int]]) -> li
 def _uncast(dtype: str, places: Collection[tuple[str, int]]) -> list[Edit]:
     found = []
     for file, line in sorted(places):
-        node = _statement(file, line)
+        node = statement(file, line)
         change = partial(uncast, dtype=dtype, source="".join(linecache.getlines(file)))
         found += _changed(file, node, change) if node else []
     return found
@@ -165,7 +167,7 @@ def _changed(file: str, scope: ast.AST, change: Callable[[ast.expr], str | None]
         for module, short in names.items():
             text = re.sub(rf"\b{module}\.", f"{short}.", text)
         inside |= set(ast.walk(node))
-        at = _statement(file, node.lineno)
+        at = statement(file, node.lineno)
         whole = node if at is None or hasattr(at, "body") else at
         first, last = whole.lineno, whole.end_lineno
         edit = _edited(file, first, last or first, partial(_spliced, node, text, first))
@@ -185,7 +187,7 @@ def _spliced(node: ast.expr, text: str, first: int, source: str) -> str:
 
 
 def _constant(file: str, line: int, old: float, new: float) -> Edit | None:
-    node = _statement(file, line)
+    node = statement(file, line)
     whole = node if not hasattr(node, "body") else None
     first, last = (whole.lineno, whole.end_lineno or line) if whole else (line, line)
     return _edited(file, first, last, lambda text: _replaced(text, old, new))
@@ -343,7 +345,7 @@ def _is_of(called: Any, finding: Finding) -> bool:
 
 
 def _widened(file: str, line: int) -> Edit | None:
-    node, tree = _statement(file, line), _tree(file)
+    node, tree = statement(file, line), _tree(file)
     if node is None or tree is None:
         return None
     names, last = _imports(tree), node.end_lineno or line

@@ -141,8 +141,6 @@ def propagate(equation: Equation, floats: Sequence[Tagged]) -> tuple[bool, list[
     scaled, unscaled = [x.scaled for x in floats], [False] * len(floats)
     if equation.direction != "backward" or not any(scaled):
         return False, unscaled
-    if getattr(equation.primitive, "transposes", False):  # of torch: linear in all gradients
-        return True, scaled
     match RULES[equation.name].family:
         case Family.STRUCTURAL | Family.HOMOGENEOUS if len(floats) == 1:
             return True, scaled

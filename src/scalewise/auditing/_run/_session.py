@@ -253,7 +253,8 @@ class Session:
         if not any(e.direction == "backward" for e in self.lockstep.recorded):
             return frozenset()
         indices = self.lockstep.indices
-        return frozenset(indices[p] for p in loss_scaled_paths(self.program) if p in indices)
+        paths = (p[:n] for p in loss_scaled_paths(self.program) for n in range(1, len(p) + 1))
+        return frozenset(indices[p] for p in paths if p in indices)  # of a step, its operation's
 
     def formats(self) -> np.ndarray:
         own = format_params(self.kind.fmt(self.low), getattr(self.low, "saturate", False))

@@ -33,8 +33,11 @@ def at_cause(search: Search, what: Finding, fix: Fix) -> Finding:
         )
     if cause is None:
         return what
+    here = (e.index for e in search.outcome.equations if (e.file, e.line) == (what.file, what.line))
     overflows = bool(beyond) and not Group((cause,)).is_singular(search.fmt)
-    if not what.equations and overflows and not FINDING_KINDS[what.kind].out_of_range:
+    hidden = overflows and not FINDING_KINDS[what.kind].out_of_range
+    before = is_out_of_range(cause) and cause.index < min(here, default=0)
+    if not what.equations and (hidden or before):
         return dataclasses.replace(search.finding_of(Group((cause,))), tried=what.tried)
     places = {(cause.file, cause.line)}
     if what.kind != "amplified":

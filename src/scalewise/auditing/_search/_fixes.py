@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ...formats import Format
 from .._run._causes import Causes
@@ -49,6 +49,8 @@ class Fix:
         kind: its entry in ``FIXES``.
         origin: the arithmetic of the audit that tried it.
     """
+
+    tells_edits: ClassVar[bool] = False  # whether ``str(fix)`` has the edited lines
 
     text: str
     change: Callable[[Any], Any] = dataclasses.field(repr=False)

@@ -4,8 +4,8 @@ import importlib
 
 SUBJECTS = (
     "_elementwise", "_activations", "_reductions", "_shapes", "_indexing", "_creation",
-    "_contractions", "_attention", "_norms", "_pooling", "_losses", "_transforms", "_backward",
-    "_linalg", "_control",
+    "_contractions", "_attention", "_norms", "_pooling", "_losses", "_transforms", "_linalg",
+    "_control",
 )  # fmt: skip
 
 

@@ -45,23 +45,6 @@ def hardtanh(x, low=-1, high=1):
     return jnp.minimum(jnp.maximum(x, as_array(low, x)), as_array(high, x))
 
 
-@rule(A.threshold.default)
-def threshold(x, threshold, value):
-    return jnp.where(x <= threshold, as_array(value, x), x)
-
-
-@rule(A.softshrink.default)
-def softshrink(x, threshold=0.5):
-    moved = x - jnp.sign(x) * threshold
-    return jnp.where(jnp.abs(x) <= threshold, as_array(0, x), moved)
-
-
-@rule(A.glu.default)
-def glu(x, dim=-1):
-    left, right = jnp.split(x, 2, dim)
-    return left * lax.logistic(right)
-
-
 def _shifted(x: jax.Array, dim: int) -> jax.Array:
     return x - lax.stop_gradient(jnp.max(x, axes_of(x, dim), keepdims=True))
 
@@ -85,6 +68,11 @@ def log_softmax(x, dim, half_to_float=False):
 
 
 rules({
+    A.glu.default: lambda x, dim=-1: jax.nn.glu(x, dim),
+    A.threshold.default: lambda x, threshold, value: (
+        jnp.where(x <= threshold, as_array(value, x), x)),
+    A.softshrink.default: lambda x, threshold=0.5: (
+        jnp.where(jnp.abs(x) <= threshold, as_array(0, x), x - jnp.sign(x) * threshold)),
     A.relu.default: lambda x: jnp.maximum(x, as_array(0, x)),
     A.silu.default: lambda x: x * lax.logistic(x),
     A.mish.default: lambda x: x * jnp.tanh(jnp.logaddexp(x, as_array(0, x))),

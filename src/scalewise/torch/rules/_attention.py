@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from .._operation import operation
 from .._registry import STAGED
 from .._torch import torch
-from ._contractions import matmul
 from ._creation import dropped, kept, random_rule
 
 A = torch.ops.aten
@@ -26,7 +25,7 @@ class Scores:
     is_causal: bool
 
     def __call__(self, query: Any, key: Any, *masks: Any) -> Any:
-        scores = matmul(query, jnp.swapaxes(key, -1, -2)) * self.scale
+        scores = jnp.matmul(query, jnp.swapaxes(key, -1, -2)) * self.scale
         if self.is_causal:
             masks = (jnp.tril(jnp.ones(scores.shape[-2:], jnp.bool_)),)
         for mask in masks:
@@ -59,7 +58,7 @@ class Weights:
 
 def averages(weights: Any, scores: Any, value: Any) -> Any:
     total = jnp.sum(_exponentials(scores), -1, keepdims=True)
-    return matmul(weights, value) / jnp.where(total == 0, jnp.ones_like(total), total)
+    return jnp.matmul(weights, value) / jnp.where(total == 0, jnp.ones_like(total), total)
 
 
 def _has_dropout(query, key, value, attn_mask=None, dropout_p=0.0, *args, **kwargs):

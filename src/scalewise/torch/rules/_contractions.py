@@ -4,31 +4,12 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from .._registry import rule, rules
 from .._torch import torch
 
 A = torch.ops.aten
-
-
-@rule(A.bmm.default)
-def bmm(x, y):
-    return lax.dot_general(x, y, (((2,), (1,)), ((0,), (0,))))
-
-
-@rule(A.matmul.default)
-def matmul(x, y):
-    """As torch has it: leading axes are broadcast."""
-    if x.ndim > 2 and y.ndim > 2:
-        batch = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])
-        x, y = (jnp.broadcast_to(v, batch + v.shape[-2:]) for v in (x, y))
-        axes = tuple(range(len(batch)))
-        return lax.dot_general(x, y, (((x.ndim - 1,), (y.ndim - 2,)), (axes, axes)))
-    if y.ndim <= 2:
-        return lax.dot_general(x, y, (((x.ndim - 1,), (max(y.ndim - 2, 0),)), ((), ())))
-    return jnp.matmul(x, y)
 
 
 @rule(A.linear.default)
@@ -61,6 +42,14 @@ def convolution(x, weight, bias, stride, padding, dilation, transposed, output_p
             feature_group_count=groups,
         )  # fmt: skip
     return y if bias is None else y + bias.reshape((1, -1) + (1,) * n)
+
+
+@rule(A.convolution_backward.default)
+def convolution_backward(gradient, x, weight, bias_sizes, *options):
+    *options, mask = options
+    _, pull = jax.vjp(lambda x, weight: convolution(x, weight, None, *options), x, weight)
+    found = *pull(gradient), jnp.sum(gradient, (0, *range(2, gradient.ndim)))
+    return tuple(g if wanted else None for g, wanted in zip(found, mask, strict=True))
 
 
 def _transposed(x, weight, stride, padding, dilation, output_padding, groups):
@@ -96,12 +85,13 @@ def grouped_mm(x, weight, offs=None, bias=None, out_dtype=None):
 
 
 rules({
-    (A.mm.default, A.mv.default, A.dot.default): lambda x, y: jnp.matmul(x, y),
+    (A.mm.default, A.mv.default, A.dot.default, A.bmm.default, A.matmul.default): (
+        lambda x, y: jnp.matmul(x, y)),
     (A.mm.dtype, A.bmm.dtype): lambda x, y, dtype: jnp.matmul(x, y),
     (A.addmm.default, A.addmv.default): lambda x, a, b, beta=1, alpha=1: (
         _added(x, jnp.matmul(a, b), beta, alpha)),
     A.addr.default: lambda x, a, b, beta=1, alpha=1: _added(x, a[:, None] * b[None], beta, alpha),
-    A.baddbmm.default: lambda x, a, b, beta=1, alpha=1: _added(x, bmm(a, b), beta, alpha),
+    A.baddbmm.default: lambda x, a, b, beta=1, alpha=1: _added(x, jnp.matmul(a, b), beta, alpha),
     A.addbmm.default: lambda x, a, b, beta=1, alpha=1: (
         _added(x, lax.dot_general(a, b, (((0, 2), (0, 1)), ((), ()))), beta, alpha)),
 })  # fmt: skip

@@ -17,7 +17,6 @@ from .._operation import operation
 from .._registry import RULES, WITH_GRAPHS, rule
 from .._torch import GraphModule, torch
 from ._attention import Weights, averages
-from ._contractions import matmul
 
 HIGHER_ORDER = torch.ops.higher_order
 Compute = Callable[[GraphModule], Callable[..., Sequence[Any]]]
@@ -82,7 +81,7 @@ class FlexScores:
     buffers: int  # how many arrays the first function gets besides; the second gets the others
 
     def __call__(self, query: Any, key: Any, *buffers: Any) -> Any:
-        scores = matmul(query, jnp.swapaxes(key, -1, -2)) * self.scale
+        scores = jnp.matmul(query, jnp.swapaxes(key, -1, -2)) * self.scale
         places = [jnp.arange(n, dtype=jnp.int32) for n in scores.shape]
         change, mask = self.functions
 

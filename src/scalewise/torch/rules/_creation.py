@@ -40,11 +40,6 @@ def full_like(x, value, dtype=None, **options):
     return new_full(x, x.shape, value, dtype)
 
 
-@rule(A.eye.m)
-def eye(rows, columns, dtype=None, **options):
-    return jnp.eye(rows, columns, dtype=_dtype(dtype))
-
-
 @rule(A.arange.start_step)
 def arange(start, end, step=1, dtype=None, **options):
     numbers = (start, end, step)
@@ -109,30 +104,15 @@ def randint(position, low, high, shape, dtype=torch.int64, **options):
     return jax.random.randint(_key(position), shape, low, high).astype(jax_dtype(dtype))
 
 
-@random_rule(A.randint_like.low_dtype)
-def randint_like(position, x, low, high, dtype=None, **options):
-    return randint(position, low, high, x.shape).astype(full_like(x, 0, dtype).dtype)
-
-
 def kept(position, p, shape):
     return jax.random.uniform(_key(position), shape, jnp.float32) < np.float32(p)
 
 
 @random_rule(A.multinomial.default)
 def multinomial(position, x, num_samples, replacement=False, **options):
-    """Draws by the largest of noise plus logarithms: Gumbel (1954), Vieira (2014)."""
-    logs, shape = jnp.log(x.astype(jnp.float32)), (*x.shape[:-1], num_samples)
-    if replacement:
-        noise = jax.random.gumbel(_key(position), (*shape, x.shape[-1]), jnp.float32)
-        return jnp.argmax(logs[..., None, :] + noise, -1)
-    noise = jax.random.gumbel(_key(position), x.shape, jnp.float32)
-    return jnp.argsort(logs + noise, -1, descending=True)[..., :num_samples]
-
-
-@random_rule(A.binomial.default)
-def binomial(position, count, p, **options):
-    count, p = (x.astype(jnp.float32) for x in (count, p))
-    return jax.random.binomial(_key(position), count, p)
+    logs, shape = jnp.log(x.astype(jnp.float32)), (num_samples, *x.shape[:-1])
+    found = jax.random.categorical(_key(position), logs, shape=shape, replace=replacement)
+    return jnp.moveaxis(found, 0, -1)
 
 
 @random_rule(A.rrelu_with_noise_functional.default)
@@ -170,7 +150,8 @@ rules({
     A.empty_strided.default: lambda shape, strides, dtype=None, **o: full(shape, 0.0, dtype),
     A.scalar_tensor.default: lambda value, dtype=None, **o: jnp.asarray(value, _dtype(dtype)),
     A.fill.Scalar: lambda x, value: full_like(x, value),
-    A.eye.default: lambda rows, dtype=None, **options: eye(rows, rows, dtype),
+    A.eye.default: lambda rows, dtype=None, **options: jnp.eye(rows, dtype=_dtype(dtype)),
+    A.eye.m: lambda rows, columns, dtype=None, **o: jnp.eye(rows, columns, dtype=_dtype(dtype)),
     A.arange.start: lambda start, end, dtype=None, **options: arange(start, end, 1, dtype),
     A.arange.default: lambda end, dtype=None, **options: arange(0, end, 1, dtype),
     A.linspace.default: lambda start, end, steps, dtype=None, **options: (
@@ -182,6 +163,10 @@ rules({
 
 
 random_rules({
+    A.binomial.default: lambda position, count, p, **options: (
+        jax.random.binomial(_key(position), *(x.astype(jnp.float32) for x in (count, p)))),
+    A.randint_like.low_dtype: lambda position, x, low, high, dtype=None, **options: (
+        randint(position, low, high, x.shape).astype(full_like(x, 0, dtype).dtype)),
     A.poisson.default: partial(_around, jax.random.poisson),
     A._standard_gamma.default: partial(_around, jax.random.gamma),
     A._sample_dirichlet.default: partial(_around, jax.random.dirichlet),
@@ -196,7 +181,7 @@ random_rules({
     A.randint.default: lambda position, high, shape, dtype=torch.int64, **options: (
         randint(position, 0, high, shape, dtype)),
     A.randint_like.default: lambda position, x, high, dtype=None, **options: (
-        randint_like(position, x, 0, high, dtype)),
+        randint(position, 0, high, x.shape).astype(full_like(x, 0, dtype).dtype)),
     A.randperm.default: lambda position, n, dtype=torch.int64, **options: (
         jax.random.permutation(_key(position), n).astype(jax_dtype(dtype))),
     A.bernoulli.p: lambda position, x, p=0.5, **options: kept(position, p, x.shape).astype(x.dtype),

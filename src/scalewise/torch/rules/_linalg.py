@@ -16,6 +16,10 @@ def _info(x):
     return jnp.zeros(x.shape[:-2], jnp.int32)
 
 
+def _in_float32(x):
+    return x.astype(jnp.float64 if x.dtype == jnp.float64 else jnp.float32)
+
+
 @rule(A.linalg_cholesky_ex.default)
 def cholesky(x, upper=False, check_errors=False):
     factor = jnp.linalg.cholesky(x)
@@ -49,12 +53,6 @@ def pseudoinverse(x, *, atol=None, rtol=None, hermitian=False):
     return (right.mT * inverse[..., None, :]) @ left.mT
 
 
-@rule(A._linalg_eigh.default)
-def eigh(x, lower="L", compute_v=True):
-    values, vectors = jnp.linalg.eigh(x, UPLO=lower)
-    return values, vectors if compute_v else jnp.zeros((0,), x.dtype)
-
-
 @rule(A._linalg_solve_ex.default)
 def solve(a, b, left=True, check_errors=False):
     vector = b.ndim == a.ndim - 1 and b.shape == a.shape[:-1]
@@ -81,12 +79,6 @@ def cholesky_solve(b, factor, upper=False):
     return solve_triangular(lower.mT, solve_triangular(lower, b, False), True)
 
 
-@rule(A.triangular_solve.default)
-def deprecated_triangular_solve(b, a, upper=True, transpose=False, unitriangular=False):
-    left, upper = (a.mT, not upper) if transpose else (a, upper)
-    return solve_triangular(left, b, upper, unitriangular=unitriangular), a
-
-
 @rule(A.linalg_lu_factor_ex.default)
 def lu_factor(x, pivot=True, check_errors=False):
     factors, pivots = jax.scipy.linalg.lu_factor(x)
@@ -100,25 +92,16 @@ def lu_solve(factors, pivots, b, left=True, adjoint=False):
     return jax.scipy.linalg.lu_solve((factors, pivots - 1), b, trans=2 if adjoint else 0)
 
 
-@rule(A.linalg_eig.default)
-def eig(x):
-    wide = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
-    return tuple(jnp.linalg.eig(x.astype(wide)))
-
-
-@rule(A._linalg_slogdet.default)
-def sign_and_log_determinant(x):
-    sign, log = jnp.linalg.slogdet(x)
-    return sign, log, x, jnp.zeros(x.shape[:-1], jnp.int32)
-
-
-@rule(A.linalg_matrix_exp.default)
-def exponential(x):
-    wide = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
-    return jax.scipy.linalg.expm(x.astype(wide))
-
-
 rules({
+    A.linalg_eig.default: lambda x: tuple(jnp.linalg.eig(_in_float32(x))),
+    A.linalg_matrix_exp.default: lambda x: jax.scipy.linalg.expm(_in_float32(x)),
+    A._linalg_slogdet.default: lambda x: (
+        *jnp.linalg.slogdet(x), x, jnp.zeros(x.shape[:-1], jnp.int32)),
+    A.triangular_solve.default: lambda b, a, upper=True, transpose=False, unitriangular=False: (
+        solve_triangular(a.mT if transpose else a, b, upper != transpose,
+                         unitriangular=unitriangular), a),
+    A._linalg_eigh.default: lambda x, lower="L", compute_v=True: (
+        tuple(jnp.linalg.eigh(x, UPLO=lower))),
     A.linalg_inv_ex.default: lambda x, check_errors=False: (jnp.linalg.inv(x), _info(x)),
     A.cholesky.default: lambda x, upper=False: cholesky(x, upper)[0],
     A.cholesky_inverse.default: lambda factor, upper=False: (

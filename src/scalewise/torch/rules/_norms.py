@@ -33,11 +33,6 @@ def native_layer_norm(x, normalized_shape, weight, bias, eps):
     return _affine(y, weight, bias, (1,) * (x.ndim - n) + tuple(normalized_shape)), mean, rstd
 
 
-@rule(A.layer_norm.default)
-def layer_norm(x, normalized_shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
-    return native_layer_norm(x, normalized_shape, weight, bias, eps)[0]
-
-
 @rule(A.rms_norm.default)
 def rms_norm(x, normalized_shape, weight=None, eps=None):
     n = len(normalized_shape)
@@ -54,12 +49,6 @@ def native_group_norm(x, weight, bias, batch, channels, size, groups, eps):
     shape = (1, channels) + (1,) * (x.ndim - 2)
     y = _affine(y.reshape(x.shape), weight, bias, shape)
     return y, mean.reshape(batch, groups), rstd.reshape(batch, groups)
-
-
-@rule(A.group_norm.default)
-def group_norm(x, groups, weight=None, bias=None, eps=1e-5, cudnn_enabled=True):
-    size = math.prod(x.shape[2:])
-    return native_group_norm(x, weight, bias, x.shape[0], x.shape[1], size, groups, eps)[0]
 
 
 def _batch_norm(x, weight, bias, mean, variance, training, momentum, eps):
@@ -83,6 +72,10 @@ def batch_norm_training(x, weight, bias, mean, variance, training, momentum, eps
 
 
 rules({
+    A.layer_norm.default: lambda x, shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True: (
+        native_layer_norm(x, shape, weight, bias, eps)[0]),
+    A.group_norm.default: lambda x, groups, weight=None, bias=None, eps=1e-5, cudnn_enabled=True: (
+        native_group_norm(x, weight, bias, *x.shape[:2], math.prod(x.shape[2:]), groups, eps)[0]),
     A._native_batch_norm_legit.default: _batch_norm,
     A._native_batch_norm_legit_no_training.default: lambda x, weight, bias, mean, variance, *rest: (
         _batch_norm(x, weight, bias, mean, variance, False, *rest)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Any
 
@@ -114,97 +113,57 @@ def upsample_nearest(x, output_size, factors):
     return x
 
 
-@rule(A.upsample_bilinear2d.vec)
-def upsample_bilinear(x, output_size, align_corners, factors):
-    for axis, length in enumerate(_lengths(x, output_size, factors), 2):
-        size = x.shape[axis]
-        if align_corners:
-            ratio = (size - 1) / (length - 1) if length > 1 else 0.0
-            at = np.arange(length) * ratio
-        else:
-            ratio = size / length if factors is None else 1 / factors[axis - 2]
-            at = np.maximum((np.arange(length) + 0.5) * ratio - 0.5, 0)
-        low = np.minimum(np.floor(at).astype(np.int32), size - 1)
-        high = np.minimum(low + 1, size - 1)
-        shape = [length if i == axis else 1 for i in range(x.ndim)]
-        part = jnp.asarray((at - low).astype(np.float32).reshape(shape), x.dtype)
-        x = jnp.take(x, low, axis=axis) * (1 - part) + jnp.take(x, high, axis=axis) * part
-    return x
-
-
 def _max_pool_with_indices(n, x, kernel, stride=None, padding=0, dilation=1, ceil_mode=False):
-    """Also the position of each maximum in its image, the first of equal ones."""
-    kernel, size = _sizes(n, kernel), x.shape[-n:]
-    stride, padding = _sizes(n, stride, kernel), _sizes(n, padding)
-    dilation, lead = _sizes(n, dilation), x.ndim - n
-    pads = _pads(size, ceil_mode, kernel, stride, padding, dilation)
-    config = [*[(0, 0, 0)] * lead, *((a, b, 0) for a, b in pads)]
-    full = lax.pad(x, jnp.asarray(-jnp.inf, x.dtype), config)
-    axes = [np.arange(-a, s + b) for s, (a, b) in zip(size, pads, strict=True)]
-    flat: Any = sum(
-        axis.reshape((-1,) + (1,) * (n - 1 - i)) * math.prod(size[i + 1 :])
-        for i, axis in enumerate(axes)
-    )
-    counts = [
-        (m - d * (k - 1) - 1) // s + 1
-        for m, k, s, d in zip(full.shape[lead:], kernel, stride, dilation, strict=True)
-    ]
-    values, at = [], []
-    for offset in np.ndindex(*kernel):
-        part = tuple(
-            slice(o * d, o * d + (c - 1) * s + 1, s)
-            for o, d, c, s in zip(offset, dilation, counts, stride, strict=True)
-        )
-        values.append(full[(..., *part)])
-        at.append(flat[part])
-    stacked = jnp.stack(values)
-    best = jnp.argmax(stacked, 0)
-    positions = np.stack(at).reshape((len(at),) + (1,) * lead + tuple(counts))
-    positions = jnp.broadcast_to(jnp.asarray(positions, jnp.int32), stacked.shape)
-    return jnp.max(stacked, 0), jnp.take_along_axis(positions, best[None], 0)[0]
+    kernel = _sizes(n, kernel)
+    options = kernel, _sizes(n, stride, kernel), _sizes(n, padding), _sizes(n, dilation)
+    pads, windows = _pads(x.shape[-n:], ceil_mode, *options), []
+    for size, (low, high), k, s, _, d in zip(x.shape[-n:], pads, *options, strict=True):
+        first = np.arange(-low, size + high - d * (k - 1), s)
+        windows.append(first[:, None] + d * np.arange(k))
+    return _maxima(x, windows)
 
 
 def _adaptive_max(n, x, output_size):
-    """Returns the maximum of each of ``output_size`` parts, and its place in the image."""
-    sizes, lead = x.shape[-n:], x.shape[:-n]
-    at = jnp.arange(math.prod(sizes)).reshape(sizes)
-    pieces, places = [], []
-    for part in np.ndindex(*output_size):
-        cut = tuple(
-            slice(i * size // m, -(-(i + 1) * size // m))
-            for i, size, m in zip(part, sizes, output_size, strict=True)
-        )
-        window = x[(..., *cut)].reshape(*lead, -1)
-        pieces.append(jnp.max(window, -1))
-        places.append(at[cut].reshape(-1)[jnp.argmax(window, -1)])
-    shape = (*lead, *output_size)
-    return jnp.stack(pieces, -1).reshape(shape), jnp.stack(places, -1).reshape(shape)
+    windows = []
+    for size, count in zip(x.shape[-n:], output_size, strict=True):
+        first = np.arange(count) * size // count
+        last = -(-np.arange(1, count + 1) * size // count)
+        at = first[:, None] + np.arange((last - first).max())
+        windows.append(np.where(at < last[:, None], at, -1))
+    return _maxima(x, windows)
 
 
-def _resampling(size, out, scale, cubic, align_corners):
-    if align_corners:
-        step = (size - 1) / (out - 1) if out > 1 else 0.0
-    else:
-        step = 1 / scale if scale else size / out
-    support = (2 if cubic else 1) * max(step, 1.0)
-    weights = np.zeros((out, size))
-    for i in range(out):
-        centre = step * (i + 0.5)
-        first, last = int(max(centre - support + 0.5, 0)), int(min(centre + support + 0.5, size))
-        at = np.abs((np.arange(first, last) - centre + 0.5) / max(step, 1.0))
-        near = ((1.5 * at - 2.5) * at * at + 1) if cubic else 1 - at
-        far = ((-0.5 * at + 2.5) * at - 4) * at + 2 if cubic else 0 * at
-        share = np.where(at < 1, near, np.where(at < (2 if cubic else 1), far, 0))
-        weights[i, first:last] = share / share.sum()
-    return weights
+def _maxima(x, windows):
+    """Returns the maximum of each window, and its place in the image; ``windows`` has the places of
+    each along each axis, of which those outside of the image aren't read."""
+    n, lead, places, inside = len(windows), x.shape[: -len(windows)], 0, True
+    for i, (at, size) in enumerate(zip(windows, x.shape[-n:], strict=True)):
+        at = np.expand_dims(at, [j for j in range(2 * n) if j not in (i, n + i)])
+        places, inside = places * size + at, inside & (at >= 0) & (at < size)
+    shape = (*(len(w) for w in windows), -1)
+    places, inside = np.where(inside, places, 0).reshape(shape), np.asarray(inside).reshape(shape)
+    found = jnp.where(inside, x.reshape(*lead, -1)[..., places], jnp.asarray(-jnp.inf, x.dtype))
+    places = jnp.broadcast_to(jnp.asarray(places, jnp.int32), found.shape)
+    best = jnp.argmax(found, -1, keepdims=True)
+    return jnp.max(found, -1), jnp.take_along_axis(places, best, -1)[..., 0]
 
 
-def _antialiased(cubic, x, output_size, align_corners, height=None, width=None):
-    for axis, scale in ((-2, height), (-1, width)):
-        out = output_size[axis]
-        weights = _resampling(x.shape[axis], out, scale, cubic, align_corners)
-        x = jnp.moveaxis(jnp.moveaxis(x, axis, -1) @ jnp.asarray(weights.T, x.dtype), -1, axis)
-    return x
+def _resized(method, antialias, x, output_size, align_corners, *scales):
+    """Kernels of torch and JAX are the same; torch's positions begin at the first pixel's centre
+    where corners are aligned, but with antialiasing."""
+    scales = (scales[0] if len(scales) == 1 else scales) or (None, None)
+    factors, offsets = [], []
+    out = _lengths(x, output_size, scales)
+    for size, length, scale in zip(x.shape[2:], out, scales, strict=True):
+        step = size / length if scale is None else 1 / scale
+        if align_corners:
+            step = (size - 1) / (length - 1) if length > 1 else 0.0
+        factors.append(1 / max(step, 1e-9))
+        offsets.append(0.5 * factors[-1] * (step - 1) if align_corners and not antialias else 0.0)
+    where = (2, 3), jnp.asarray(factors), jnp.asarray(offsets)
+    return jax.image.scale_and_translate(
+        x, (*x.shape[:2], *out), *where, method, antialias, lax.Precision.HIGHEST
+    )
 
 
 rules({
@@ -221,6 +180,7 @@ rules({
     A.max_pool3d_with_indices.default: partial(_max_pool_with_indices, 3),
     A.adaptive_max_pool2d.default: partial(_adaptive_max, 2),
     A.adaptive_max_pool3d.default: partial(_adaptive_max, 3),
-    A._upsample_bilinear2d_aa.default: partial(_antialiased, False),
-    A._upsample_bicubic2d_aa.default: partial(_antialiased, True),
+    A.upsample_bilinear2d.vec: partial(_resized, "linear", False),
+    A._upsample_bilinear2d_aa.default: partial(_resized, "linear", True),
+    A._upsample_bicubic2d_aa.default: partial(_resized, "cubic", True),
 })  # fmt: skip

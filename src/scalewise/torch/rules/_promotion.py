@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,34 +26,16 @@ def _category(dtype: Any) -> int:
     return next(i for i, (_, kind) in enumerate(KINDS) if jnp.issubdtype(dtype, kind))
 
 
-def _scalar_dtype(x: Any) -> np.dtype:
-    kind = next(k for k, _ in KINDS if isinstance(x, k))
-    default = {bool: jnp.bool_, int: jnp.int64, float: jnp.float32, complex: jnp.complex64}[kind]
-    return jax.dtypes.canonicalize_dtype(default)
-
-
-def _promoted_types(a: np.dtype, b: np.dtype) -> np.dtype:
-    return jax_dtype(torch.promote_types(torch_dtype(a), torch_dtype(b)))
-
-
 def result_dtype(*operands: Any) -> np.dtype:
-    """Returns the dtype of torch's result: arrays decide, then 0-d arrays, then Python numbers.
-
-    A later group counts only if its category (bool, integer, float, complex) is higher.
-    """
-    is_array = [isinstance(x, jax.Array | np.ndarray) for x in operands]
-    groups: Sequence[list[np.dtype]] = ([], [], [])
-    for x, array in zip(operands, is_array, strict=True):
-        dtype = np.dtype(x.dtype) if array else _scalar_dtype(x)
-        groups[0 if array and x.ndim else 1 if array else 2].append(dtype)
-    found: np.dtype | None = None
-    for group in groups:
-        if group:
-            own = functools.reduce(_promoted_types, group)
-            if found is None or _category(own) > _category(found):
-                found = own
-    assert found is not None
-    return found
+    """Returns the dtype of torch's result."""
+    like = [
+        torch.empty((0,) * x.ndim, dtype=torch_dtype(x.dtype), device="meta")
+        if isinstance(x, jax.Array | np.ndarray)
+        else x
+        for x in operands
+    ]
+    kind = torch._prims_common.ELEMENTWISE_TYPE_PROMOTION_KIND.NO_OPMATH
+    return jax_dtype(torch._prims_common.elementwise_dtypes(*like, type_promotion_kind=kind)[1])
 
 
 def ranked(*operands: Any) -> list[Any]:

@@ -64,11 +64,6 @@ def var(x, dims=None, correction=1, keepdim=False):
     return jnp.sum(lax.square(centred), axes, keepdims=keepdim) / max(n - correction, 0)
 
 
-@rule(A.std.correction)
-def std(x, dims=None, correction=1, keepdim=False):
-    return jnp.sqrt(var(x, dims, correction, keepdim))
-
-
 @dataclasses.dataclass(frozen=True)
 class Sum:
     axes: tuple[int, ...]
@@ -198,6 +193,7 @@ _with_places(A.cummin.default)(_extreme_so_far(lax.le))
 
 
 rules({
+    A.std.correction: lambda x, *args, **options: jnp.sqrt(var(x, *args, **options)),
     A.sum.dim_IntList: sum_dims,
     A.sum.default: lambda x, dtype=None: sum_dims(x, dtype=dtype),
     A.prod.dim_int: prod_dim,

@@ -17,20 +17,6 @@ from ._promotion import as_array, axes_of, result_dtype
 A = torch.ops.aten
 
 
-def _size(shape, count):
-    known = math.prod(s for s in shape if s != -1)
-    return tuple(count // known if s == -1 else s for s in shape)
-
-
-@rule(A.view.default, A.reshape.default, A._unsafe_view.default, A._reshape_copy.default)
-def view(x, shape):
-    return x.reshape(_size(shape, x.size))
-
-
-def _strides(shape):
-    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-
-
 @rule(A.as_strided.default)
 def as_strided(x, size, stride, storage_offset=0):
     """Of a contiguous array."""
@@ -57,7 +43,7 @@ def flatten(x, start=0, end=-1):
 @rule(A.unflatten.int)
 def unflatten(x, dim, sizes):
     dim %= x.ndim
-    return x.reshape(*x.shape[:dim], *_size(sizes, x.shape[dim]), *x.shape[dim + 1 :])
+    return x.reshape(*x.shape[:dim], *sizes, *x.shape[dim + 1 :])
 
 
 @rule(A.squeeze.dims, A.squeeze.dim)
@@ -101,24 +87,14 @@ def select(x, dim, index):
     return lax.dynamic_index_in_dim(x, index, dim, keepdims=False)  # of a number in the graph
 
 
-def _selection(x, dim, start, end, step):
-    return (slice(None),) * (dim % x.ndim) + (slice(start, end, step),)
-
-
 @rule(A.slice.Tensor)
 def slice_tensor(x, dim=0, start=None, end=None, step=1):
     start, end, _ = slice(start, end, step).indices(x.shape[dim])
     return lax.slice_in_dim(x, start, max(start, end), step, dim)
 
 
-@rule(A.pixel_shuffle.default)
-def pixel_shuffle(x, factor):
-    *batch, channels, height, width = x.shape
-    out = channels // factor**2
-    x = x.reshape(*batch, out, factor, factor, height, width)
-    n = len(batch)
-    x = lax.transpose(x, (*range(n + 1), n + 3, n + 1, n + 4, n + 2))
-    return x.reshape(*batch, out, height * factor, width * factor)
+def _offsets(x):
+    return np.arange(x.shape[-1]) - np.arange(x.shape[-2])[:, None]
 
 
 def _pairs(x, padding):
@@ -135,21 +111,12 @@ def _pad(mode, x, padding):
     return jnp.pad(x[tuple(cut)], [(max(a, 0), max(b, 0)) for a, b in pairs], mode=mode)
 
 
-@rule(A.unfold.default)
-def unfold(x, dim, size, step):
-    if not x.ndim:
-        return x.reshape(1)
-    axis, count = dim % x.ndim, (x.shape[dim] - size) // step + 1
-    at = step * jnp.arange(count)[:, None] + jnp.arange(size)[None, :]
-    windows = jnp.take(x, at.reshape(-1), axis=axis)
-    windows = windows.reshape(*x.shape[:axis], count, size, *x.shape[axis + 1 :])
-    return jnp.moveaxis(windows, axis + 1, -1)
-
-
 rules({
+    (A.view.default, A.reshape.default, A._unsafe_view.default, A._reshape_copy.default): (
+        lambda x, shape: x.reshape(shape)),
     A.sym_size.int: lambda x, dim: x.shape[dim],
     A.sym_numel.default: lambda x: x.size,
-    A.sym_stride.int: lambda x, dim: _strides(x.shape)[dim],
+    A.sym_stride.int: lambda x, dim: math.prod(x.shape[dim % x.ndim + 1 :]),
     A.sym_storage_offset.default: lambda x: 0,
     A.sym_is_contiguous.default: lambda x, memory_format=None: True,
     A._local_scalar_dense.default: lambda x: x.reshape(()),
@@ -161,8 +128,8 @@ rules({
     A.flip.default: lambda x, dims: lax.rev(x, [d % x.ndim for d in dims]),
     A.roll.default: lambda x, shifts, dims=(): jnp.roll(x, shifts, dims or None),
     A.repeat.default: lambda x, repeats: jnp.tile(x, repeats),
-    A.tril.default: lambda x, diagonal=0: jnp.tril(x, diagonal),
-    A.triu.default: lambda x, diagonal=0: jnp.triu(x, diagonal),
+    A.tril.default: lambda x, diagonal=0: jnp.where(_offsets(x) <= diagonal, x, jnp.zeros_like(x)),
+    A.triu.default: lambda x, diagonal=0: jnp.where(_offsets(x) >= diagonal, x, jnp.zeros_like(x)),
     A.diagonal.default: lambda x, offset=0, dim1=0, dim2=1: jnp.diagonal(x, offset, dim1, dim2),
     A.repeat_interleave.self_int: lambda x, repeats, dim=None, output_size=None: (
         jnp.repeat(x, repeats, dim)),
@@ -173,7 +140,7 @@ rules({
     A.unbind.int: lambda x, dim=0: tuple(select(x, dim, i) for i in range(x.shape[dim])),
     A.narrow.default: lambda x, dim, start, length: slice_tensor(x, dim, start, start + length),
     A.slice_scatter.default: lambda x, y, dim=0, start=None, end=None, step=1: (
-        x.at[_selection(x, dim, start, end, step)].set(y.astype(x.dtype))),
+        x.at[(slice(None),) * (dim % x.ndim) + (slice(start, end, step),)].set(y.astype(x.dtype))),
     A.select_scatter.default: lambda x, y, dim, index: (
         x.at[(slice(None),) * (dim % x.ndim) + (index,)].set(y.astype(x.dtype))),
     A.diff.default: lambda x, n=1, dim=-1, prepend=None, append=None: (

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 
+import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from .._convert import jax_dtype
@@ -18,97 +17,33 @@ from ._promotion import common
 
 A = torch.ops.aten
 BILINEAR, NEAREST = 0, 1  # torch's interpolations of grid_sampler
-ZEROS, BORDER, REFLECTION = 0, 1, 2  # and its paddings
+PADDINGS = "constant", "nearest"  # JAX's names of its paddings by zeros and the border
 SUM, MEAN, MAX = 0, 1, 2  # torch's modes of embedding_bag
 
 
-def _normalized(x, sizes, normalization):
-    if not normalization:
-        return x
-    n = math.prod(sizes)
-    return x / (math.sqrt(n) if normalization == 1 else n)
+def _transform(function, x, dims, normalization, sizes=None):
+    """Returns a Fourier transform of an axis each, divided by nothing, sqrt(n) or n."""
+    sizes = sizes or [x.shape[d] for d in dims]
+    n = math.prod(sizes) if normalization else 1
+    return function(x, sizes, tuple(dims)) / (math.sqrt(n) if normalization == 1 else n)
 
 
-@rule(A._fft_r2c.default)
-def fft_of_real(x, dims, normalization, onesided):
-    sizes = [x.shape[d] for d in dims]
-    transform = jnp.fft.rfftn if onesided else jnp.fft.fftn
-    return _normalized(transform(x, axes=tuple(dims)), sizes, normalization)
-
-
-@rule(A._fft_c2r.default)
-def fft_to_real(x, dims, normalization, last_dim_size):
-    sizes = [x.shape[d] for d in dims[:-1]] + [last_dim_size]
-    return _normalized(jnp.fft.irfftn(x, sizes, dims, norm="forward"), sizes, normalization)
-
-
-def _positions(grid, size, align_corners):
-    return (grid + 1) / 2 * (size - 1) if align_corners else ((grid + 1) * size - 1) / 2
-
-
-def _within(at, size, padding, align_corners):
-    """Returns positions, of which those outside of the image are moved to its border or back."""
-    if padding == REFLECTION:
-        low, span = (0.0, size - 1.0) if align_corners else (-0.5, float(size))
-        if span == 0:
-            return jnp.zeros_like(at)
-        distance = jnp.abs(at - low)
-        turns, rest = jnp.floor(distance / span), jnp.fmod(distance, span)
-        at = jnp.where(turns % 2 == 0, rest + low, span - rest + low)
-    return at if padding == ZEROS else jnp.clip(at, 0, size - 1)
-
-
-def _pixels(x, places):
-    """Returns the pixels of each image at whole positions; 0 outside of it."""
-    inside, at = jnp.ones(places[0].shape, jnp.bool_), []
-    for place, size in zip(places, x.shape[2:], strict=True):
-        inside &= (place >= 0) & (place < size)
-        at.append(jnp.clip(place, 0, size - 1).astype(jnp.int32))
-    image = jnp.arange(x.shape[0]).reshape(-1, *(1,) * len(at))
-    found = jnp.moveaxis(x, 1, -1)[image, *at]  # images, positions, channels
-    return jnp.where(inside[..., None], found, jnp.zeros_like(found))
+_inverse = functools.partial(jnp.fft.ifftn, norm="forward")
+_inverse_of_real = functools.partial(jnp.fft.irfftn, norm="forward")
 
 
 @rule(A.grid_sampler_2d.default, A.grid_sampler_3d.default)
 def grid_sampler(x, grid, interpolation, padding, align_corners):
     if interpolation not in (BILINEAR, NEAREST):
         raise NotImplementedError("grid_sample(mode='bicubic') has no rule: use mode='bilinear'")
-    sizes = x.shape[2:]
-    at = [
-        _within(_positions(grid[..., -1 - i], size, align_corners), size, padding, align_corners)
-        for i, size in enumerate(sizes)
-    ]
+    at = [(grid[..., -1 - i] + 1) / 2 * (n - align_corners) for i, n in enumerate(x.shape[2:])]
+    at = at if align_corners else [a - 0.5 for a in at]
     if interpolation == NEAREST:
-        places = [lax.round(a, lax.RoundingMethod.TO_NEAREST_EVEN) for a in at]
-        return jnp.moveaxis(_pixels(x, places), -1, 1)
-    low = [jnp.floor(a) for a in at]
-    beyond = [a - b for a, b in zip(at, low, strict=True)]
-    parts = []
-    for corner in np.ndindex((2,) * len(sizes)):
-        shares = [b if c else 1 - b for b, c in zip(beyond, corner, strict=True)]
-        places = [a + c for a, c in zip(low, corner, strict=True)]
-        parts.append(_pixels(x, places) * functools.reduce(operator.mul, shares)[..., None])
-    return jnp.moveaxis(functools.reduce(operator.add, parts), -1, 1)
-
-
-@rule(A.col2im.default)
-def col2im(x, output_size, kernel, dilation, padding, stride):
-    sizes = [n + 2 * p for n, p in zip(output_size, padding, strict=True)]
-    counts = [
-        (n - d * (k - 1) - 1) // s + 1
-        for n, k, d, s in zip(sizes, kernel, dilation, stride, strict=True)
-    ]
-    lead, channels = x.shape[:-2], x.shape[-2] // math.prod(kernel)
-    x = x.reshape(*lead, channels, *kernel, *counts)
-    out = jnp.zeros((*lead, channels, *sizes), x.dtype)
-    for i, j in np.ndindex(*kernel):
-        rows, columns = (
-            slice(o * d, o * d + (c - 1) * s + 1, s)
-            for o, d, c, s in zip((i, j), dilation, counts, stride, strict=True)
-        )
-        out = out.at[..., rows, columns].add(x[..., i, j, :, :])
-    (top, left), (height, width) = padding, output_size
-    return out[..., top : top + height, left : left + width]
+        at = [lax.round(a, lax.RoundingMethod.TO_NEAREST_EVEN) for a in at]
+    mode = PADDINGS[padding] if padding < 2 else "mirror" if align_corners else "reflect"
+    order = 0 if interpolation == NEAREST else 1
+    pixels = functools.partial(jax.scipy.ndimage.map_coordinates, order=order, mode=mode)
+    return jax.vmap(jax.vmap(pixels, (0, None)))(x, at)
 
 
 @rule(A._embedding_bag.default, A._embedding_bag_forward_only.default)
@@ -146,15 +81,14 @@ def complex_(real, imaginary):
     return lax.complex(real.astype(wide), imaginary.astype(wide))
 
 
-@rule(A._fft_c2c.default)
-def fft_of_complex(x, dims, normalization, forward):
-    sizes, axes = [x.shape[d] for d in dims], tuple(dims)
-    if forward:
-        return _normalized(jnp.fft.fftn(x, axes=axes), sizes, normalization)
-    return _normalized(jnp.fft.ifftn(x, axes=axes, norm="forward"), sizes, normalization)
-
-
 rules({
+    A._fft_r2c.default: lambda x, dims, normalization, onesided: (
+        _transform(jnp.fft.rfftn if onesided else jnp.fft.fftn, x, dims, normalization)),
+    A._fft_c2r.default: lambda x, dims, normalization, size: (
+        _transform(_inverse_of_real, x, dims, normalization,
+                   [*(x.shape[d] for d in dims[:-1]), size])),
+    A._fft_c2c.default: lambda x, dims, normalization, forward: (
+        _transform(jnp.fft.fftn if forward else _inverse, x, dims, normalization)),
     A.real.default: jnp.real,
     A.imag.default: jnp.imag,
     A.angle.default: jnp.angle,
