@@ -99,7 +99,7 @@ class Rows(NamedTuple):
 
 
 def _is_number(cell: str) -> bool:
-    return cell.lstrip("-+")[:1].isdigit() or cell in ("inf", "nan")
+    return cell.lstrip("-+")[:1].isdigit() or cell in ("inf", "nan", "–")
 
 
 class Tabular(Saved):

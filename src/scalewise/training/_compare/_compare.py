@@ -33,7 +33,6 @@ from ._program import (
 )
 from ._results import Comparison
 from ._run import Run, finite_leaves
-from ._show import announce, page, show
 
 
 @checked
@@ -92,7 +91,11 @@ def compare(
     for each in chosen:
         each.build(program)  # fails if the program lacks what the method needs
     with tolerant(console), nullcontext() if folder is None else folder.claimed() as folder:
-        announce(console, program.name, parameters, len(text), steps)
+        console.print(
+            f"{program.name}: {parameters:,} parameters, {len(text):,} bytes of text, "
+            f"{steps} steps of each",
+            highlight=False,
+        )
         warm_up()
         runs, finite = [], jax.jit(functools.partial(finite_leaves))
         for each in chosen:
@@ -119,7 +122,7 @@ def compare(
             )
             if folder is not None:
                 comparison = write(comparison, folder)
-            show(comparison, console)
+            comparison.show(console)
     return comparison
 
 
@@ -197,10 +200,9 @@ def write(comparison: Comparison, folder: Folder) -> Comparison:
 
 
 def _write(comparison: Comparison, folder: Folder) -> None:
-    html, svg = page(comparison)
     folder.write_json("summary.json", comparison.summary())
-    folder.write("report.html", html)
-    folder.write("curves.svg", svg)
+    comparison.save(folder.path / "report.html")
+    folder.write("curves.svg", comparison.curves_svg())
 
 
 def warm_up() -> None:
