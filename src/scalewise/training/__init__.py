@@ -31,13 +31,13 @@ from ._model import Metrics as Metrics
 from ._model import TrainState as TrainState
 from ._moments import NARROW_ADAM as NARROW_ADAM
 from ._moments import STATES as STATES
+from ._moments import ExpandedStorage as ExpandedStorage
+from ._moments import ExpandedStored as ExpandedStored
+from ._moments import TableStorage as TableStorage
+from ._moments import TableStored as TableStored
 from ._moments import store_state as store_state
 from ._moments import widen as widen
 from ._reduce import mean_over as mean_over
-from ._state_codes import ExpandedStorage as ExpandedStorage
-from ._state_codes import ExpandedStored as ExpandedStored
-from ._state_codes import TableStorage as TableStorage
-from ._state_codes import TableStored as TableStored
 from ._step import Step as Step
 from ._step import step as step
 from ._train._folder import CheckpointError as CheckpointError

@@ -227,21 +227,16 @@ def loss_scaled(
     def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: PyTree):
         value, finite_batch = extra.get("value", jnp.float32(0)), extra.pop("finite_batch", True)
         before = state.loss_scale.of_batch(finite_batch)
+        factor, tested = 1 / before.scale, updates
+        if clip is not None:
+            tested = _norm(updates)
+            factor = jnp.minimum(factor, clip / tested)
+        unscaled = _times(updates, factor)
         if not check_finite:
-            factor = 1 / before.scale
-            if clip is not None:
-                factor = jnp.minimum(factor, clip / _norm(updates))
-            unscaled = _times(updates, factor)
             updates, after = inner.update(unscaled, state.inner, params, **extra)
             return updates, LossScaledState(state.loss_scale, after)
         finite_loss = all_finite(jnp.asarray(value), axis_name=axis_name)
-        if clip is None:
-            finite = finite_loss & all_finite(updates, axis_name=axis_name)
-            unscaled = unscale(updates, before)
-        else:
-            norm = _norm(updates)
-            finite = finite_loss & all_finite(norm, axis_name=axis_name)
-            unscaled = _times(updates, jnp.minimum(1 / before.scale, clip / norm))
+        finite = finite_loss & all_finite(tested, axis_name=axis_name)
 
         def step(updates: PyTree, state: PyTree, params: PyTree, extra: dict[str, PyTree]):
             return inner.update(updates, state, params, **extra)

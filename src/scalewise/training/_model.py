@@ -1,4 +1,4 @@
-"""The model that is trained, split into arrays and structure, and the state of its training.
+"""The model that is trained, split into arrays and structure, its loss, and the training's state.
 
 A model is a pytree, or a module of Flax NNX or Equinox. Neither library is imported here: a caller
 that passes a module has imported its library.
@@ -9,16 +9,20 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import sys
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from .._check import shown
+from .._resolve import resolve
 from .._types import PyTree, TreeDef
-from ..autoscaling import AmaxHistory
+from ..autocasting import Policy, autocast
+from ..autocasting import policy as policy_
+from ..autoscaling import AmaxHistory, Recipe, Schedule, autoscale
 from ..interpret import has_objects
 from ._finite import is_array, is_float_array
 
@@ -189,3 +193,41 @@ def loss_and_aux(out: PyTree, has_aux: bool) -> tuple[jax.Array, PyTree]:
         hint = "" if has_aux else ": take its mean, or say has_aux=True of a pair"
         raise TypeError(f"step: loss returned {shown(out)}; expected {expected}{hint}")
     return jnp.asarray(loss), aux
+
+
+def named_policy(policy: str) -> Policy | Recipe:
+    return resolve(policy, "policy", "recipe", where="step")
+
+
+def loss_transform(
+    policy: Policy | Recipe | Schedule | DTypeLike | None,
+) -> tuple[Callable[[Callable], Callable], np.dtype | None, bool]:
+    """Returns the transformation of the loss function, the parameters' dtype, and if it is float16.
+
+    With a Schedule the transformed function takes the step first.
+    """
+    if policy is None:
+        return lambda f: f, None, False
+    if isinstance(policy, Schedule):
+        _refuse_state(policy.recipe(0))
+        return lambda f: autoscale(f, policy), None, False
+    if isinstance(policy, Recipe):
+        _refuse_state(policy)
+        if policy.scaling.source == "history":  # Step differentiates it together with its history
+            return lambda f: f, None, False
+        return lambda f: autoscale(f, policy), None, False
+    chosen = policy_(policy)
+    narrow = jnp.float16 in (chosen.compute, chosen.params)
+    params = None if chosen.params is None else np.dtype(chosen.params)
+    # Step casts the parameters, and the loss is float32: autocast only casts operations
+    inner = dataclasses.replace(chosen, params=None, output=None)
+    return lambda f: autocast(f, inner), params, narrow
+
+
+def _refuse_state(recipe: Recipe) -> None:
+    if recipe.state:
+        raise ValueError(
+            f"step: the recipe's state says how parts of a training state are stored, first "
+            f"{recipe.state[0][0]!r}; here moments={{...}} and the policy's p= do; expected a "
+            "recipe without, or autoscale of a training step of your own"
+        )

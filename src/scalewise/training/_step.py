@@ -28,9 +28,18 @@ from ._loss_scale import (
     loss_scaled,
     scale_loss,
 )
-from ._model import Metrics, Model, Structure, TrainState, check_call, loss_and_aux, split
+from ._model import (
+    Metrics,
+    Model,
+    Structure,
+    TrainState,
+    check_call,
+    loss_and_aux,
+    loss_transform,
+    named_policy,
+    split,
+)
 from ._moments import StateFormat, store_state
-from ._policy import loss_transform, named_policy
 from ._reduce import mean_over
 from ._weights import apply_updates, compensated, master_weights, stochastic_rounding
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 
 from ..._check import checked
 from ..._resolve import unknown
@@ -17,6 +16,7 @@ from ..._types import PyTree
 from ..._user_file import InputError
 from ...autoscaling import AmaxHistory, Recipe, Storage, WithHistory, autoscale, recipes, store
 from ...formats import E4M3FN, FP16
+from .._finite import floats_as
 from .._loss_scale import DynamicLossScale, StaticLossScale
 from .._moments import NARROW_ADAM, STATES
 from .._step import step
@@ -102,19 +102,7 @@ def with_history(
     return begin, one
 
 
-def cast_floats(tree: PyTree, dtype: DTypeLike) -> PyTree:
-    def leaf(x):
-        is_float = jnp.issubdtype(jnp.result_type(x), jnp.floating)
-        return jnp.asarray(x).astype(dtype) if is_float else x
-
-    return jax.tree.map(leaf, tree)
-
-
-def plain(name: str, dtype: DTypeLike, what: str) -> Method:
-    def transform(step: Step) -> Step:
-        return lambda state, batch: step(state, cast_floats(batch, dtype))
-
-    return Method(name, lambda state: cast_floats(state, dtype), transform, what)
+half = functools.partial(floats_as, jnp.float16)
 
 
 def scaled(name: str, recipe: Recipe, what: str) -> Method:
@@ -127,10 +115,6 @@ def scaled(name: str, recipe: Recipe, what: str) -> Method:
         what,
         equivalent=None if recipe.state else {"policy": recipe},
     )
-
-
-def stepped(name: str, what: str, **options: Any) -> Method:
-    return Method(name, what=what, options=options)
 
 
 NARROW_STATE = (  # but for biases and a norm's gains, half a percent of the example's parameters
@@ -179,11 +163,20 @@ STEPPED: dict[str, tuple[str, dict[str, Any]]] = {
     "five-bytes": ("FP16 weights rounded stochastically, narrow moments, automatic loss scaling",
                    {"policy": "p=f16,c=f16", "weights": "stochastic", "moments": NARROW_ADAM}),
 }  # fmt: skip
+STEPPED |= {
+    f"state-{name}": (f"float32, the optimizer's state as {name}", {"moments": name})
+    for name in STATES
+}
 METHODS: dict[str, Method] = {
     m.name: m
     for m in (
         Method("float32", what="the program as it is", equivalent={}),
-        plain("fp16-plain", jnp.float16, "all of it cast to FP16, nothing else done"),
+        Method(
+            "fp16-plain",
+            half,
+            lambda step: lambda state, batch: step(state, half(batch)),
+            "all of it cast to FP16, nothing else done",
+        ),
         *(scaled(name, recipes.CATALOGUE[name], what) for name, what in WHAT.items()),
         *(
             scaled(
@@ -193,21 +186,17 @@ METHODS: dict[str, Method] = {
             )
             for norm in ("l1", "l2")
         ),
-        stepped(
+        Method(
             "scalify-loss",
-            "scalify of loss and gradients, which a float32 optimizer takes",
-            policy=recipes.scalify,
+            what="scalify of loss and gradients, which a float32 optimizer takes",
+            options={"policy": recipes.scalify},
         ),
         scaled(
             "fp8-narrow-state",
             dataclasses.replace(recipes.fp8, state=NARROW_STATE),
             "fp8; FP16 weights, E4M3 first and FP16 root of second moment",
         ),
-        *(stepped(name, what, **options) for name, (what, options) in STEPPED.items()),
-        *(
-            stepped(f"state-{name}", f"float32, the optimizer's state as {name}", moments=name)
-            for name in STATES
-        ),
+        *(Method(name, what=what, options=options) for name, (what, options) in STEPPED.items()),
         *(
             scaled(name, recipe, f"autoscale, recipes.{name}")
             for name, recipe in recipes.CATALOGUE.items()

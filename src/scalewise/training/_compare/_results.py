@@ -149,7 +149,9 @@ class Comparison(Tabular):
         pairs = zip(record.losses[:EARLY], self.reference.losses[:EARLY], strict=True)
         return float(np.max([abs(a / b - 1) if b else math.nan for a, b in pairs]))
 
-    heading = ""
+    @property
+    def heading(self) -> str:
+        return ""
 
     @property
     def title(self) -> str:
