@@ -17,10 +17,9 @@ from .._output import replacing
 from .._resolve import as_format
 from .._types import Json
 from ..formats import format as format_
-from ._configs import Strategy, hf_quant_config, quantization_config, strategy_of
 from ._encode import Choice, amax, encoded, quantised, shaped, writer_of
-from ._files import DTYPES, UnreadableError
-from ._find import is_side
+from ._files import DTYPES, MARK, UnreadableError
+from ._find import Source, is_side
 from ._lay import (
     base_of,
     laid_out,
@@ -30,11 +29,17 @@ from ._lay import (
     torchao_metadata,
     torchao_record,
 )
-from ._layouts import Layout, fused_key, writable
+from ._layouts import (
+    Layout,
+    Strategy,
+    fused_key,
+    hf_quant_config,
+    quantization_config,
+    strategy_of,
+    writable,
+)
 from ._loss import loss
-from ._orbax import MARK
 from ._packed import Decoded, Packed, values
-from ._source import Source
 from ._weights import Weight
 from ._write import Entry, Job, Shard, entry_of
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from ._files import UnreadableError
-from ._find import family_of, find
+from ._find import family_of, find, open_source
 from ._layouts import fused_key
 from ._packed import E8M0, Packed
 from ._repairs import (
@@ -33,7 +33,6 @@ from ._repairs import (
 )
 from ._report import CheckReport, Fault, Finding, merged
 from ._single import of_codes, of_scales, structure
-from ._source import open_source
 from ._weights import Weight
 
 # Relative errors beyond which numbers aren't the original's: MXFP4's is at most 0.16 for normal

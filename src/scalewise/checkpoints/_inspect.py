@@ -14,10 +14,9 @@ import numpy as np
 from .._output import Rows, counted
 from .._types import Json
 from ._files import UnreadableError
-from ._find import family_of, find, is_side, unscaled
+from ._find import family_of, find, is_side, open_source, unscaled
 from ._layouts import METHODS
 from ._report import CheckpointReport, first_of
-from ._source import open_source
 from ._weights import Weight
 
 

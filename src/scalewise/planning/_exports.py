@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from .._types import Json
 from ..autoscaling import Operand
-from ..checkpoints import _configs as configs
-from ..checkpoints._configs import Strategy, algorithm_of
-from ..checkpoints._layouts import Layout, writable
+from ..checkpoints import _layouts as layouts
+from ..checkpoints._layouts import Layout, Strategy, algorithm_of, writable
 from ..formats import E8M0, BlockFormat
 
 Layer = tuple[str, Operand | None, Operand | None]  # its name, its weight, its activation
@@ -60,7 +59,7 @@ def compressed_tensors(layers: Sequence[Layer], rename: Rename) -> dict[str, Jso
         (_layout("compressed-tensors", weight), activation and _activation(activation), names)
         for (weight, activation), names in kinds.items()
     ]
-    return configs.compressed_tensors(groups, ignored)
+    return layouts.compressed_tensors(groups, ignored)
 
 
 def modelopt(layers: Sequence[Layer], rename: Rename) -> dict[str, Json]:
