@@ -36,22 +36,13 @@ class UnreadableError(ValueError):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tensor:
-    """One tensor of a file; its bytes are read when :meth:`array` is used.
-
-    Attributes:
-        name: in the file.
-        dtype: safetensors' name of the dtype.
-        shape: of the tensor; of sub-byte dtypes the number of elements.
-        file: the mapped file.
-        start: offset of its first byte in the file.
-        nbytes: number of its bytes.
-    """
+    """One tensor of a file; its bytes are read when :meth:`array` is used."""
 
     name: str
-    dtype: str
-    shape: tuple[int, ...]
+    dtype: str  # safetensors' name of it
+    shape: tuple[int, ...]  # of sub-byte dtypes too, the number of elements
     file: File
-    start: int
+    start: int  # offset of its first byte in the file
     nbytes: int
 
     @property
@@ -155,15 +146,10 @@ def open_gguf(path: Path) -> File:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OrbaxTensor(Tensor):
-    """A tensor that Orbax restores.
+    """A tensor that Orbax restores."""
 
-    Attributes:
-        stored: the dtype on the disk, where 8-bit floats are integers.
-        numpy: the dtype of its numbers.
-    """
-
-    stored: np.dtype
-    numpy: np.dtype
+    stored: np.dtype  # on the disk, where 8-bit floats are integers
+    numpy: np.dtype  # of its numbers
 
     def restored(self, sharding: jax.sharding.Sharding) -> jax.Array:
         """Returns the array; each host reads the shards of its own devices."""

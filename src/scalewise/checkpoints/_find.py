@@ -29,7 +29,7 @@ from ._weights import Weight
 
 @dataclasses.dataclass(eq=False)
 class Source:
-    """What stands on the disk at a path: files, tensors, configs, and what is wrong with them."""
+    """Files, tensors, configs, and what is wrong with them."""
 
     path: Path
     files: list[File]

@@ -22,21 +22,14 @@ from ._weights import Weight
 
 @dataclasses.dataclass
 class Group:
-    """Tensors of one layout and format.
-
-    Attributes:
-        layout, format: names.
-        tensors, numbers, bytes: totals; bytes include scales.
-        scales: smallest and largest block scale, as factors of the codes, None for plain tensors.
-        names: of the tensors.
-    """
+    """Tensors of one layout and format."""
 
     layout: str
     format: str
     tensors: int = 0
     numbers: int = 0
-    bytes: int = 0
-    scales: tuple[float, float] | None = None
+    bytes: int = 0  # with scales
+    scales: tuple[float, float] | None = None  # the smallest and the largest, of quantised tensors
     names: list[str] = dataclasses.field(default_factory=list)
 
     @property

@@ -24,40 +24,27 @@ METHODS = {
 class Layout:
     """How one kind of quantised tensor is stored.
 
-    Attributes:
-        name: of the layout, ``family/kind``.
-        format: the format that the tensor has: a format's or block format's name.
-        weight: template of the tensor's own name, of a base.
-        codes, scale, whole: templates of the names of the parts, of a base, or of its ``stem``
-            without ``.weight``; ``whole`` is the scale of the whole tensor over the scales of
-            blocks, if there may be one.
-        code_dtypes, scale_dtypes: safetensors' names of the dtypes that the parts may have.
-        block: rows and columns that share a scale; None if the shapes say.
-        nibbles: ``"pairs"``: elements 2j and 2j + 1 in the low and high half of a byte;
-            ``"swapped"``: in the high and low half; ``"halves"``: element j and j + half a block.
-        swizzled: whether the scales are in the order that cuBLAS reads.
-        divides: whether values are divided by ``whole``; block scales always multiply.
-        transposed: whether the last two axes are swapped in the value.
-        needs_whole: whether ``whole`` is required.
-        writes: whether :func:`scalewise.checkpoints.cast` writes it.
+    Names of parts are templates of a base, or of its ``stem`` without ``.weight``.
     """
 
-    name: str
-    format: str
-    weight: str
+    name: str  # family/kind
+    format: str  # that the tensor has: a format's or block format's name
+    weight: str  # the tensor's own name
     codes: str
     scale: str
-    code_dtypes: tuple[str, ...]
+    code_dtypes: tuple[str, ...]  # safetensors' names
     scale_dtypes: tuple[str, ...]
-    whole: str | None = None
-    block: tuple[int, int] | None = None
+    whole: str | None = None  # the scale of the whole tensor over the scales of blocks, if any
+    block: tuple[int, int] | None = None  # rows and columns that share a scale; None: by the shapes
+    # elements 2j and 2j + 1 in the low and high half of a byte, or swapped; or j and j + half a
+    # block
     nibbles: Literal["pairs", "swapped", "halves"] | None = None
-    swizzled: bool = False
-    divides: bool = False
-    transposed: bool = False
+    swizzled: bool = False  # whether the scales are in the order that cuBLAS reads
+    divides: bool = False  # whether values are divided by ``whole``; block scales always multiply
+    transposed: bool = False  # whether the last two axes are swapped in the value
     needs_whole: bool = False
-    writes: bool = False
-    pre: str | None = None
+    writes: bool = False  # whether ``cast`` writes it
+    pre: str | None = None  # factors of the input's channels
 
     @property
     def family(self) -> str:

@@ -14,28 +14,17 @@ MEASURED = 128  # columns behind one of the blocks that are compared, but for na
 
 @dataclasses.dataclass
 class Loss:
-    """The difference of two arrays of the same shape; finite numbers count.
+    """The difference of two arrays of the same shape; finite numbers count."""
 
-    Attributes:
-        numbers: how many were compared.
-        signal, noise: sums of squares of the first array and of the difference, float64.
-        different: numbers that differ.
-        largest: the largest magnitude of the difference.
-        saturated: numbers beyond the largest that the second array's scale allows.
-        flushed: numbers other than zero that became zero.
-        non_finite: numbers that are finite in one of them alone.
-        worst: index of the block with the largest noise over signal, and its SQNR in dB.
-    """
-
-    numbers: int = 0
-    signal: float = 0.0
-    noise: float = 0.0
+    numbers: int = 0  # that were compared
+    signal: float = 0.0  # sum of squares of the first array
+    noise: float = 0.0  # sum of squares of the difference
     different: int = 0
-    largest: float = 0.0
-    saturated: int = 0
-    flushed: int = 0
-    non_finite: int = 0
-    worst: tuple[list[int], float] | None = None
+    largest: float = 0.0  # magnitude of the difference
+    saturated: int = 0  # numbers beyond the largest that the second array's scale allows
+    flushed: int = 0  # numbers other than zero that became zero
+    non_finite: int = 0  # numbers that are finite in one of them alone
+    worst: tuple[list[int], float] | None = None  # the worst block's index, and its SQNR in dB
 
     @property
     def sqnr(self) -> float:

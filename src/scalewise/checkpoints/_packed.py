@@ -24,29 +24,16 @@ E8M0, E4M3, UE4M3, WIDE = "e8m0", "e4m3fn", "ue4m3", "fp32"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Packed:
-    """A quantised tensor as bytes.
+    """A quantised tensor as bytes."""
 
-    Attributes:
-        codes: uint8, ``(..., rows, columns)``; of E2M1, ``(..., rows, columns / 2)`` with element
-            2j in the low half of byte j.
-        element: the format of the codes.
-        scale: uint8 codes or float32 numbers, one for each block: ``(..., rows / block[0],
-            columns / block[1])``, rounded up.
-        kind: format of the scales: e8m0, e4m3fn, ue4m3 (of GGUF, whose 0x7f is zero) or fp32.
-        block: rows and columns that share a scale.
-        whole: None, or a float32 number for the whole tensor or for each index of the first axis.
-        divides: whether the scale is divided by ``whole``.
-        transposed: whether the value has the last two axes swapped.
-    """
-
-    codes: np.ndarray
-    element: Format
-    scale: np.ndarray
-    kind: str
-    block: tuple[int, int]
-    whole: np.ndarray | None = None
-    divides: bool = False
-    transposed: bool = False
+    codes: np.ndarray  # uint8, (..., rows, columns); of E2M1 in pairs, the even one in the low half
+    element: Format  # of the codes
+    scale: np.ndarray  # uint8 codes or float32, one for each block
+    kind: str  # of the scales: e8m0, e4m3fn, ue4m3 (of GGUF, whose 0x7f is zero) or fp32
+    block: tuple[int, int]  # rows and columns that share a scale
+    whole: np.ndarray | None = None  # float32, of the tensor or of each index of the leading axes
+    divides: bool = False  # whether the scale is divided by ``whole``
+    transposed: bool = False  # whether the value has the last two axes swapped
 
     @property
     def stored_shape(self) -> tuple[int, ...]:

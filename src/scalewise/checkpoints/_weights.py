@@ -27,22 +27,13 @@ BLOCK_SIZES = (128, 64, 32, 16)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Weight:
-    """One array of a checkpoint, decoded when it is used.
+    """One array of a checkpoint, decoded when it is used."""
 
-    Attributes:
-        name: of the array, whatever its parts are called.
-        layout: None for a tensor that is stored as it is.
-        parts: the tensors of the file by their roles: codes, scale, whole, pre.
-        record: what the file says about it: torchao's or scalewise's metadata.
-        block: rows and columns that share a scale, if the config says it; of layouts whose shapes
-            say it, where it fits.
-    """
-
-    name: str
-    layout: Layout | None
+    name: str  # of the array, whatever its parts are called
+    layout: Layout | None  # None for a tensor that is stored as it is
     parts: Mapping[Role, Tensor]
-    record: Json = None
-    block: tuple[int, int] | None = None
+    record: Json = None  # what the file says about it: torchao's or scalewise's metadata
+    block: tuple[int, int] | None = None  # that shares a scale, if the config says it
 
     @property
     def kind(self) -> str:
@@ -227,7 +218,7 @@ def _size(n: int, scales: int) -> int:
 def unswizzled(scale: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Returns block scales in rows from tiles of 128 x 4 as cuBLAS reads them.
 
-    See docs.nvidia.com/cuda/cublas, section "1D block scaling factors layout".
+    docs.nvidia.com/cuda/cublas, "1D block scaling factors layout".
     """
     *lead, rows, columns = shape
     tall = math.prod(lead) * rows

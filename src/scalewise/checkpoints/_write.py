@@ -104,16 +104,10 @@ def digest(*parts: object) -> str:
 def write_shards(
     folder: Path, shards: Sequence[Shard], identity: str, told: Callable[[Json, int], None]
 ) -> int:
-    """Writes files into a folder; what a run of the same identity wrote there is kept.
+    """Writes files into a folder of :func:`staging`; returns how many jobs were there already.
 
-    Args:
-        folder: of :func:`staging`.
-        shards: the files.
-        identity: of the run, by :func:`digest`.
-        told: called with the record and the bytes of each job, also of those that were made before.
-
-    Returns:
-        The number of jobs that were kept.
+    What a run of the same identity wrote is kept. ``told`` is called with the record and the bytes
+    of each job, also of those.
     """
     journal = folder / JOURNAL
     done = _journal(journal, identity)
