@@ -29,21 +29,14 @@ Points = Sequence[tuple[float, float]]
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """Curves and points over one pair of axes.
-
-    Attributes:
-        title, unit: the texts above the panel and below its horizontal axis.
-        curves: the points of each curve; where y isn't finite, the curve has a gap.
-        dots, rings: points of their own.
-        decades: True if y is a decimal logarithm, whose axis shows powers of ten.
-    """
+    """Curves and points over one pair of axes."""
 
     title: str
-    unit: str
-    curves: Sequence[Points]
+    unit: str  # below the horizontal axis
+    curves: Sequence[Points]  # with a gap where y isn't finite
     dots: Points = ()
     rings: Points = ()
-    decades: bool = False
+    decades: bool = False  # whether y is a decimal logarithm, whose axis shows powers of ten
 
     @functools.cached_property
     def ends(self) -> tuple[float, float, float, float]:
@@ -91,11 +84,14 @@ class Panel:
 
 def chart_svg(title: str, panels: Sequence[Panel], legend: Sequence[str] = ()) -> str:
     """Returns panels below each other, and below them the names of the curves."""
-    template = Pages(__package__ or "").get_template("chart.svg.j2")
-    sizes = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": RIGHT, "bottom": BOTTOM}
-    return template.render(
-        title=title, panels=panels, legend=legend, style=STYLE, colours=COLOURS, **sizes
-    )
+    return (
+        Pages(__package__ or "")
+        .get_template("chart.svg.j2")
+        .render(
+            title=title, panels=panels, legend=legend, style=STYLE, colours=COLOURS,
+            width=WIDTH, height=HEIGHT, left=LEFT, right=RIGHT, bottom=BOTTOM,
+        )
+    )  # fmt: skip
 
 
 def ticks(low: float, high: float) -> list[float]:

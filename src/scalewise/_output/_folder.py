@@ -31,15 +31,11 @@ class FolderInUseError(InputError):
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """Holds a folder's lock, ``.lock``, while the block runs.
+    """Holds a folder's lock, ``.lock``, while the block runs; FolderInUseError if another does.
 
-    The operating system releases the lock when the process ends, however it ends. The file is
-    removed at the end of the block; one that a killed process left behind locks nothing. On a file
-    system without locks the block runs unlocked.
-
-    Raises:
-        FolderInUseError: the lock is held already.
-        OSError: the lock's file cannot be created.
+    The operating system releases the lock when the process ends, however it ends; a file that a
+    killed process left behind locks nothing. On a file system without locks the block runs
+    unlocked.
     """
     path = folder / NAME
     handle = _acquired(path)

@@ -24,12 +24,7 @@ ENDINGS = (".html", ".json", ".csv")
 
 
 def writable(path: str | os.PathLike[str], endings: Sequence[str] = ENDINGS) -> Path:
-    """Checks that a result can be written to a path, and returns the path.
-
-    Raises:
-        ValueError: another ending, no such folder, or not a regular file.
-        OSError: the file can't be written, or none can be created in its folder.
-    """
+    """Returns the path, after a check of its ending, and that a file can be written there."""
     path = Path(path)
     if path.suffix not in endings:
         *others, last = endings

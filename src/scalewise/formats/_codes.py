@@ -19,11 +19,7 @@ def check_saturate(saturate: Any) -> None:
 
 
 def check_codes(fmt: Any, codes: Any) -> None:
-    """Checks that integers, a NumPy or JAX array, are within the range of a format's codes.
-
-    Raises:
-        ValueError: a code is below 0, or not below 2^bits.
-    """
+    """Raises ValueError for integers, a NumPy or JAX array, that aren't all codes of a format."""
     if not codes.size:
         return
     lowest, highest = int(codes.min()), int(codes.max())  # JAX compares 256 to a uint8 as 0

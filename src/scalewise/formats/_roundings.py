@@ -19,18 +19,12 @@ class Rest:
     """The positions of magnitudes between their lower neighbour (inclusive) and their higher one.
 
     The attributes are boolean arrays of one shape.
-
-    Attributes:
-        nonzero: whether a magnitude is above the lower neighbour.
-        half: whether it is exactly halfway.
-        above_half: whether it is nearer to the higher neighbour.
-        drawn: whether the random bits of stochastic rounding round it up; None without them.
     """
 
-    nonzero: Any
-    half: Any
-    above_half: Any
-    drawn: Any = None
+    nonzero: Any  # above the lower neighbour
+    half: Any  # exactly halfway
+    above_half: Any  # nearer to the higher neighbour
+    drawn: Any = None  # whether stochastic rounding rounds it up; None for other modes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,13 +146,7 @@ SCALE_ROUNDINGS = {"up": "away_from_zero", "down": "toward_zero", "nearest": "ne
 def rounding_mode(rounding: Any, fmt: Any = None) -> Rounding:
     """Returns a :class:`Rounding` by name; a Rounding is returned as it is.
 
-    Args:
-        rounding: a key of :data:`ROUNDINGS`, or for a scale format (one without zero) also one of
-            ONNX's names ``"up"``, ``"down"``, ``"nearest"``.
-        fmt: the ``Format`` to round to; ONNX's names are unknown without it.
-
-    Raises:
-        ValueError: no rounding mode has this name.
+    ONNX's names ``"up"``, ``"down"``, ``"nearest"`` are for scale formats (without zero) alone.
     """
     if isinstance(rounding, Rounding):
         return rounding

@@ -61,12 +61,7 @@ class Tried:
 class Space:
     """The plans of a program, each a choice of an option at each of its sites.
 
-    Attributes:
-        options, costs: of each site.
-        columns: of each option, its roundings' places in the vector that :class:`Family` takes.
-        aim: the objective.
-        tried: by choice, what was run.
-        runs: how many were made.
+    ``columns`` are each option's roundings' places in the vector that :class:`Family` takes.
     """
 
     def __init__(

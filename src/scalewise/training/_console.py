@@ -79,12 +79,9 @@ def held_interrupts() -> Iterator[Callable[[], None]]:
     callback of the garbage collector, where exceptions are printed and dropped (JAX has such a
     callback). SIGTERM and SIGHUP would end the process at once. A second Ctrl-C isn't delayed.
 
-    A child process that is forked in the block restores the previous handlers at the first signal.
-
-    Yields:
-        ``check_interrupt``, a function to call between steps: it raises :class:`Interrupted`, a
-        ``KeyboardInterrupt``, if a signal came. Signals aren't delayed in other threads than the
-        main one, nor are signals that are ignored or have a handler already.
+    Yields a function to call between steps, which raises :class:`Interrupted` if a signal came.
+    Signals aren't delayed in other threads than the main one, nor are signals that are ignored or
+    have a handler already. A forked child restores the previous handlers at the first signal.
     """
     came: list[int] = []
     process = os.getpid()

@@ -101,14 +101,7 @@ def update_if(
     Selecting between new and old state after the update makes XLA compute the new state twice: once
     for the selection, once for the results that depend on it. Here, results that depend on a leaf
     of the new state get the selected leaf: the same if the predicate holds, and discarded if it
-    doesn't.
-
-    Args:
-        predicate: a scalar boolean array.
-        update: returns a pair of pytrees, the second of the structure of ``old``.
-        old: the state to return if the predicate fails; leaves that aren't arrays or numbers come
-            from the new state in any case.
-        args: the arguments of ``update``.
+    doesn't. Leaves that aren't arrays or numbers come from the new state in any case.
 
     Example:
         >>> import jax.numpy as jnp

@@ -177,13 +177,9 @@ def _train(
 
 
 def write(comparison: Comparison, folder: Folder) -> Comparison:
-    """Writes summary, page and picture into the run's folder, each of them whole or not at all.
+    """Writes summary, page and picture into the run's folder, or else into a temporary one.
 
-    If the folder can't be written to (a full disk), they are written to a new folder among the
-    system's temporary files.
-
-    Returns:
-        The comparison with the folder that was written to; ``failure`` says what went wrong.
+    Returns the comparison with the folder that was written to; ``failure`` says what went wrong.
     """
     try:
         _write(comparison, folder)

@@ -53,15 +53,8 @@ class Program:
 def load_program(program: str | Path | Program) -> Program:
     """Returns the program that a Python file defines by ``init``, ``train_step`` and ``batches``.
 
-    ``loss_of(params, batch)`` and ``OPTIMIZER`` are used too if the file defines them.
-
-    Args:
-        program: the path of the file, or the name of one of scalewise's examples, ``"gpt"`` say; a
-            :class:`Program` is returned as it is.
-
-    Raises:
-        InputError: there is no such file or example, the file raises an exception, or it lacks one
-            of the three functions.
+    ``loss_of(params, batch)`` and ``OPTIMIZER`` are used too if the file defines them. A name is
+    that of one of scalewise's examples, ``"gpt"`` say.
     """
     if isinstance(program, Program):
         return program
