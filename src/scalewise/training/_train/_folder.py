@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from importlib.metadata import version
-from itertools import zip_longest
+from itertools import count, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,14 +57,7 @@ def run_folder(out: str | Path | Folder | None, resume: bool, settings: Settings
 
 @contextmanager
 def claimed_by_first(folder: Folder | None) -> Iterator[Folder | None]:
-    """Creates and locks the run's folder in the first process, for all of them.
-
-    Args:
-        folder: as it is in the first process; others may have None. None in all: no folder.
-
-    Yields:
-        The folder under the name that it got.
-    """
+    """Creates and locks the first process' folder for all; yields it under the name that it got."""
     with ExitStack() as stack:
 
         def claim() -> str | None:
@@ -77,17 +70,13 @@ def claimed_by_first(folder: Folder | None) -> Iterator[Folder | None]:
 class RunFolder:
     """Reads and writes a run's files and checkpoints; all processes call the same methods.
 
-    Args:
-        folder: of the run, claimed.
-        settings: what checkpoints and ``run.json`` say about the run.
-        keep: how many checkpoints are kept.
-        allow_changes: whether the run may have been begun with other settings or another program.
+    ``settings`` are what checkpoints and ``run.json`` say about the run.
     """
 
     def __init__(self, folder: Folder, settings: Settings, keep: int, allow_changes: bool):
         self._folder, self._settings, self._keep = folder, settings, keep
         self._path = folder.path.absolute() / "checkpoints"
-        self._expected = None if allow_changes else settings
+        self._expected = {} if allow_changes else settings
         self._run = ""  # the identity that its checkpoints carry
 
     @cached_property
@@ -128,21 +117,13 @@ class RunFolder:
         """Reads the newest good checkpoint, renames damaged ones to ``<step>.damaged``, and writes
         ``run.json`` and ``step.jaxpr``.
 
-        Args:
-            template: a state with the expected structure.
-            program: the text of the step.
-
-        Returns:
-            The step, the state, and a sentence for each damaged checkpoint; None if the folder
-            holds no checkpoint at all.
-
-        Raises:
-            InputError: another program wrote a checkpoint, program or settings differ, or all
-                checkpoints are damaged; nothing is renamed.
+        Returns the step, the state, and a sentence for each damaged checkpoint; None if the folder
+        holds no checkpoint at all. Nothing is renamed if program, settings or arrays differ from
+        the template's, or if all checkpoints are damaged.
         """
-        if self._expected is not None:
+        if self._expected:
             call_on_first(lambda: _check_program(self._folder, program))
-        run = call_on_first(lambda: _read_identity(self._folder, self._expected or {}))
+        run = call_on_first(lambda: _read_identity(self._folder, self._expected))
         found, self._run = self._newest(template, run)
         call_on_first(lambda: self._write_identity(program))
         return found
@@ -173,7 +154,7 @@ class RunFolder:
                 if meta["run"] != run:
                     raise DamagedError("it belongs to another run")
                 if found is None:
-                    _check_settings(meta["about"], self._expected or {}, self._path)
+                    _check_settings(meta["about"], self._expected, self._path)
                     found = meta["step"], read_state(folder, meta, template)
             except DamagedError as error:
                 damaged[folder] = str(error)
@@ -214,10 +195,8 @@ class RunFolder:
 
 def _set_aside(folder: Path) -> str:
     """Renames a damaged checkpoint, so that it is kept but never read; returns the new name."""
-    name, number = f"{folder.name}.damaged", 1
-    while os.path.lexists(folder.with_name(name)):
-        number += 1
-        name = f"{folder.name}.damaged-{number}"
+    names = (f"{folder.name}.damaged" + f"-{n}" * (n > 1) for n in count(1))
+    name = next(name for name in names if not os.path.lexists(folder.with_name(name)))
     folder.rename(folder.with_name(name))
     return name
 
