@@ -19,41 +19,25 @@ from ._weights import Weight
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """Two arrays of the same name.
-
-    Attributes:
-        name: of both.
-        before, after: their layouts, or dtypes of plain ones.
-        error: the norm of the difference over the first one's; infinite where a number is finite in
-            one of them alone, or the shapes differ.
-        loss: the measurements, None where the shapes differ.
-        shapes: of both.
-    """
+    """Two arrays of the same name."""
 
     name: str
-    before: str
+    before: str  # layouts, or dtypes of plain ones
     after: str
-    error: float
-    loss: Loss | None
+    error: float  # of the norm, relative; infinite where numbers aren't finite in one alone
+    loss: Loss | None  # None where the shapes differ
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclasses.dataclass(eq=False)
 class DiffReport(CheckpointReport):
-    """What :func:`scalewise.checkpoints.diff` found.
-
-    Attributes:
-        before, after: paths.
-        tolerance: the largest relative error that counts as equal.
-        differences: of all arrays that both have, those with the largest error first.
-        missing, extra: names in the first and in the second alone.
-    """
+    """What :func:`scalewise.checkpoints.diff` found."""
 
     before: str
     after: str
-    tolerance: float
-    differences: list[Difference]
-    missing: list[str]
+    tolerance: float  # the largest relative error that counts as equal
+    differences: list[Difference]  # of all arrays that both have, the largest error first
+    missing: list[str]  # names in the first and in the second alone
     extra: list[str]
     derived = ("equal",)
 

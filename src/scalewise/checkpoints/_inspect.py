@@ -39,27 +39,16 @@ class Group:
 
 @dataclasses.dataclass(eq=False)
 class InspectReport(CheckpointReport):
-    """What :func:`scalewise.checkpoints.inspect` found.
-
-    Attributes:
-        path: of the checkpoint.
-        layout: family of the layouts, None for plain tensors.
-        evidence: what says so.
-        files, bytes: numbers of files and of the tensors' bytes.
-        groups: tensors by layout and format.
-        side: names of scales of activations and KV caches.
-        wide: names of weights of two axes that are stored wide.
-        suspicious: sentences.
-    """
+    """What :func:`scalewise.checkpoints.inspect` found."""
 
     path: str
-    layout: str | None
+    layout: str | None  # family of the layouts, None for plain tensors
     evidence: str
     files: int
     bytes: int
     groups: list[Group]
-    side: list[str]
-    wide: list[str]
+    side: list[str]  # scales of activations and KV caches
+    wide: list[str]  # weights of two axes that are stored wide
     suspicious: list[str]
     derived = ("bits",)
 

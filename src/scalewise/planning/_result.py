@@ -19,35 +19,20 @@ from . import _exports
 
 @dataclasses.dataclass(frozen=True)
 class PlanLine:
-    """The formats of the products at one place, and their effect.
+    """The formats of the products at one place, and their effect."""
 
-    Attributes:
-        name: the place, as ``Recipe.keep`` names it: the scope, the line, a number there.
-        function: of the user's, that has the line.
-        primitives: of the products.
-        weights: the paths of the arguments that are their weights.
-        operands: how their operands are rounded, by role; None for unrounded.
-        bits: the mean number of bits of these weights.
-        elements: how many numbers the weights have.
-        predicted, measured: what these roundings alone do to the objective: by the adjoint pass,
-            and as a run measured it.
-        share: of ``measured`` among all lines.
-        saturated: the share of the operands' numbers that the rounding cut off.
-        note: where first order fails: decisions that change, numbers that are cut off.
-    """
-
-    name: str
-    function: str
+    name: str  # the place, as ``Recipe.keep`` names it
+    function: str  # the user's function that has the line
     primitives: tuple[str, ...]
-    weights: tuple[str, ...]
-    operands: Mapping[Role, Operand | None]
-    bits: float
-    elements: int
-    predicted: float
+    weights: tuple[str, ...]  # the paths of the arguments
+    operands: Mapping[Role, Operand | None]  # how they are rounded, by role; None: unrounded
+    bits: float  # the mean of a weight
+    elements: int  # how many numbers the weights have
+    predicted: float  # what these roundings alone do: by the adjoint pass, in a run
     measured: float
-    share: float
-    saturated: float
-    note: str
+    share: float  # of ``measured`` among all lines
+    saturated: float  # of the operands' numbers, the share that was cut off
+    note: str  # where first order fails
 
     @property
     def formats(self) -> str:
@@ -67,19 +52,13 @@ class FrontPoint:
 
 @dataclasses.dataclass(frozen=True)
 class Upgrade:
-    """The change of one line that lowers the objective most for its cost.
-
-    Attributes:
-        line, before, after: its name, and the formats now and then.
-        cost: what the change adds to the cost.
-        predicted: the objective afterwards.
-    """
+    """The change of one line that lowers the objective most for its cost."""
 
     line: str
     before: str
     after: str
-    cost: float
-    predicted: float
+    cost: float  # what the change adds to the cost
+    predicted: float  # the objective afterwards
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,38 +54,23 @@ WEIGHTS: dict[str, Callable] = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Step:
-    """A training step, made by :func:`step`: ``init(model)`` once, then called for each batch.
+    """A training step, made by :func:`step`: ``init(model)`` once, then called for each batch."""
 
-    Attributes:
-        loss: the user's loss function.
-        optimizer: the optimizer, wrapped for storage, narrow weights and loss scaling.
-        params: dtype in which the parameters are kept; None for their own.
-        accumulate: number of microbatches in a step.
-        has_aux: True if ``loss`` returns a pair.
-        transform: the policy's transformation of the function from parameters to loss.
-        delayed: a recipe with a history, under which the gradient of that function is computed.
-        axis_name: mapped axes over which gradients are averaged.
-        comm_format: format in which gradients are sent between devices.
-        warn_after: number of steps left out in a row after which a warning is issued; or None.
-        scheduled: True if what ``transform`` returns takes the step first.
-        min_scale: the smallest loss scale; 0 for a constant one.
-        narrow: True if the loss is computed in float16, beyond whose range an input is infinite.
-        check_finite: False if every step is made, whatever its gradients are.
-    """
-
-    loss: Callable
+    loss: Callable  # the user's
+    # wrapped for storage, narrow weights and loss scaling
     optimizer: optax.GradientTransformationExtraArgs
-    params: DTypeLike | None = None
-    accumulate: int = 1
+    params: DTypeLike | None = None  # in which the parameters are kept; None for their own
+    accumulate: int = 1  # microbatches
     has_aux: bool = False
+    # of the function from parameters to loss, by the policy
     transform: Callable[[Callable], Callable] = lambda f: f
-    delayed: Recipe | None = None
-    axis_name: AxisName = None
-    comm_format: FormatLike | None = None
-    warn_after: int | None = None
-    scheduled: bool = False
-    min_scale: float = 0.0
-    narrow: bool = False
+    delayed: Recipe | None = None  # a recipe with a history, under which the gradient is computed
+    axis_name: AxisName = None  # mapped axes over which gradients are averaged
+    comm_format: FormatLike | None = None  # of gradients that devices send
+    warn_after: int | None = None  # steps left out in a row
+    scheduled: bool = False  # whether what ``transform`` returns takes the step first
+    min_scale: float = 0.0  # the smallest loss scale; 0 for a constant one
+    narrow: bool = False  # whether the loss is computed in float16
     check_finite: bool = True
 
     def init(self, model: Model, *batch: PyTree) -> TrainState:

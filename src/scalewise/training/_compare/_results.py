@@ -37,37 +37,23 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Record:
-    """The measurements of one method.
-
-    Attributes:
-        name, what: name and description of the method.
-        losses: one for each step; NaN if it wasn't finite or the method had stopped.
-        seconds: wall time of each step that ran.
-        trace_seconds, compile_seconds: time to trace and to compile the step. JAX traces its own
-            functions once in a process: later methods reuse what earlier ones traced.
-        state_bytes, parameters: bytes of the state's arrays, number of parameters.
-        non_finite: number of steps whose loss or new state wasn't finite.
-        divergence: the first of them, None if there was none.
-        scales: the loss scale of each step; () for methods without one.
-        skipped: number of steps that the method left out.
-        temporary_bytes: memory of the compiled step beside arguments and results.
-        finals: the final loss from each seed; all else is of the first seed.
-    """
+    """The measurements of one method."""
 
     name: str
     what: str
+    # one for each step; NaN if it wasn't finite or the method had stopped
     losses: tuple[float, ...]
-    seconds: tuple[float, ...]
-    trace_seconds: float
+    seconds: tuple[float, ...]  # wall time of each step that ran
+    trace_seconds: float  # JAX traces its own functions once in a process
     compile_seconds: float
-    state_bytes: int
+    state_bytes: int  # bytes of the state's arrays
     parameters: int
-    non_finite: int
-    divergence: Divergence | None = None
-    scales: tuple[float, ...] = ()
-    skipped: int = 0
-    temporary_bytes: int = 0
-    finals: tuple[float, ...] = ()
+    non_finite: int  # steps whose loss or new state wasn't finite
+    divergence: Divergence | None = None  # the first of them
+    scales: tuple[float, ...] = ()  # the loss scale of each step
+    skipped: int = 0  # steps that the method left out
+    temporary_bytes: int = 0  # of the compiled step, beside arguments and results
+    finals: tuple[float, ...] = ()  # the final loss from each seed; all else is of the first
 
     @property
     def final_loss(self) -> float:
@@ -101,30 +87,17 @@ def last_mean(losses: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Comparison(Tabular):
-    """The measurements of all methods on the same data.
-
-    Attributes:
-        program: name of the program.
-        steps: number of steps asked for; fewer were made if `interrupted` or `failure`.
-        seed: of parameters and data.
-        records: one for each method.
-        interrupted: True if a signal ended the training early.
-        folder: where the files are; "" if none were written.
-        environment: versions and device.
-        failure: a sentence on the error that ended the training early or kept files from being
-            written to the folder asked for; "" if there was none.
-        signal: the signal that ended the training (SIGINT, SIGTERM, SIGHUP); 0 if none did.
-    """
+    """The measurements of all methods on the same data."""
 
     program: str
-    steps: int
+    steps: int  # asked for
     seed: int
     records: tuple[Record, ...]
-    interrupted: bool
-    folder: str
+    interrupted: bool  # by a signal
+    folder: str  # where the files are; "" if none were written
     environment: tuple[tuple[str, str], ...] = ()
-    failure: str = ""
-    signal: int = 0
+    failure: str = ""  # what ended it early, or kept files from being written; "" for nothing
+    signal: int = 0  # that ended it (SIGINT, SIGTERM, SIGHUP); 0 if none did
 
     def __repr__(self) -> str:
         names = ", ".join(record.name for record in self.records)

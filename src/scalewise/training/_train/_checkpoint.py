@@ -126,7 +126,7 @@ def read_state(folder: Path, meta: Mapping[str, Json], template: PyTree) -> PyTr
 
 @contextmanager
 def closed_loops_ignored() -> Iterator[None]:
-    """Suppresses "Event loop is closed", which tensorstore prints beside the error that it raises."""
+    """Suppresses "Event loop is closed", which tensorstore prints beside its own error."""
     before = sys.unraisablehook
 
     def hook(unraisable: sys.UnraisableHookArgs) -> None:

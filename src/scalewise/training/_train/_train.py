@@ -42,34 +42,19 @@ from ._sharding import Sharding, call_on_first, check_processes, is_first
 
 @dataclass(frozen=True)
 class Trained:
-    """The result of a training run.
-
-    Attributes:
-        program, method: their names.
-        steps: the number of steps made, also before the run was resumed.
-        loss: mean over the last 50 steps, also those before the run was resumed; NaN if one wasn't
-            finite.
-        scale: the loss scale at the end.
-        skipped: how many steps were left out.
-        interrupted: True if an interrupt ended the run; the state was saved all the same.
-        digest: SHA-256 over the bytes of the whole training state; of a sharded one, over the
-            digests of its parts.
-        folder: where metrics and checkpoints are; "" if the run has no folder.
-        state: the training state.
-        signal: the signal that ended the run (SIGINT, SIGTERM, SIGHUP); 0 if none did.
-    """
+    """The result of a training run."""
 
     program: str
     method: str
-    steps: int
-    loss: float
-    scale: float
-    skipped: int
-    interrupted: bool
-    digest: str
-    folder: str
+    steps: int  # also those before the run was resumed
+    loss: float  # the mean over the last 50 steps; NaN if one wasn't finite
+    scale: float  # the loss scale at the end
+    skipped: int  # steps left out
+    interrupted: bool  # the state was saved all the same
+    digest: str  # SHA-256 over the state's bytes; of a sharded one, over its parts' digests
+    folder: str  # of metrics and checkpoints; "" for none
     state: TrainState
-    signal: int = 0
+    signal: int = 0  # that ended the run (SIGINT, SIGTERM, SIGHUP); 0 if none did
 
 
 @checked
