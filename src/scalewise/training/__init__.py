@@ -42,9 +42,9 @@ from ._step import Step as Step
 from ._step import step as step
 from ._train._folder import CheckpointError as CheckpointError
 from ._train._metrics import Log as Log
-from ._train._run import TrainingError as TrainingError
 from ._train._sharding import Sharding as Sharding
 from ._train._train import Trained as Trained
+from ._train._train import TrainingError as TrainingError
 from ._train._train import train as train
 from ._weights import CompensatedState as CompensatedState
 from ._weights import MasterState as MasterState

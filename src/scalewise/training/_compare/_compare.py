@@ -163,7 +163,7 @@ def _train(
                     bad, first = sum(sum(run.bad) for run in by_seed), by_seed[0]
                     loss, ms, name = first.losses[-1], first.seconds[-1] * 1e3, first.method.name
                     figures = f"loss {loss:6.3f}  {ms:6.1f} ms  {bad} non-finite"
-                    progress.update(name, step, figures, f"{name:18}  {figures}")
+                    progress.made(name, step, figures, f"{name:18}  {figures}")
                 if folder is not None:
                     rows = (r.metrics(step, i) for by_seed in runs for i, r in enumerate(by_seed))
                     folder.append("metrics.jsonl", rows)

@@ -24,13 +24,8 @@ NAME = "metrics.jsonl"
 class Log:
     """Writes ``metrics.jsonl`` in a run's folder, and TensorBoard events if tensorboardX is there.
 
-    Args:
-        folder: of the run.
-        after: the last step whose line is kept; lines of later steps, which the run makes again,
-            are removed.
-
-    Attributes:
-        losses: the losses of the last 50 lines that are kept; NaN for one that wasn't finite.
+    Lines of steps after ``after``, which the run makes again, are removed. ``losses`` has those of
+    the last 50 lines that are kept; NaN for one that wasn't finite.
     """
 
     def __init__(self, folder: Folder, *, after: int):
@@ -53,14 +48,8 @@ class Log:
     ) -> None:
         """Writes one line, whole or not at all; numbers that aren't finite become null.
 
-        If TensorBoard's events can't be written, no more of them are.
-
-        Args:
-            row: the step's numbers by name, and the step.
-            histograms: counts by exponent of two, by name.
-
-        Raises:
-            OSError: the line can't be written.
+        ``histograms`` are counts by exponent of two. If TensorBoard's events can't be written, no
+        more of them are.
         """
         row = {k: finite_or_none(v) if isinstance(v, float) else v for k, v in row.items()}
         counted = histograms or {}
@@ -74,7 +63,6 @@ class Log:
                 self._events = None
 
     def close(self) -> None:
-        """Closes the file of TensorBoard's events."""
         if self._events is not None:
             with suppress(OSError):
                 self._events.close()
@@ -135,16 +123,15 @@ class _Events:
             self._flushed = time.monotonic()
 
     def _histogram(self, bins: Mapping[int, int]) -> object:
-        low, high = min(bins), max(bins)
-        counts = [float(bins.get(e, 0)) for e in range(low, high + 1)]
-        middles = [(e + 0.5, n) for e, n in bins.items()]
+        exponents = range(min(bins), max(bins) + 1)
+        counts = [float(bins.get(e, 0)) for e in exponents]
         return self._summary.HistogramProto(
-            min=low,
-            max=high + 1,
+            min=exponents[0],
+            max=exponents[-1] + 1,
             num=sum(counts),
-            sum=sum(x * n for x, n in middles),
-            sum_squares=sum(x * x * n for x, n in middles),
-            bucket_limit=[float(e + 1) for e in range(low, high + 1)],
+            sum=sum((e + 0.5) * n for e, n in bins.items()),
+            sum_squares=sum((e + 0.5) ** 2 * n for e, n in bins.items()),
+            bucket_limit=[float(e + 1) for e in exponents],
             bucket=counts,
         )
 

@@ -55,11 +55,7 @@ class Sharding:
         return NamedSharding(self.mesh, PartitionSpec())
 
     def of_state(self, shapes: PyTree) -> PyTree:
-        """Returns the sharding of each array of a state.
-
-        Raises:
-            InputError: a partition doesn't fit its array.
-        """
+        """Returns the sharding of each array of a state."""
 
         def one(path: jax.tree_util.KeyPath, x: PyTree) -> NamedSharding:
             name = jax.tree_util.keystr(path)
@@ -68,11 +64,7 @@ class Sharding:
         return jax.tree_util.tree_map_with_path(one, shapes)
 
     def place(self, batch: PyTree) -> PyTree:
-        """Splits a batch, which every process has as a whole, over the mesh.
-
-        Raises:
-            InputError: an array of the batch can't be split as ``batch`` says.
-        """
+        """Splits a batch, which every process has as a whole, over the mesh."""
 
         def one(x: ArrayLike) -> jax.Array:
             x = np.asarray(x)
@@ -142,10 +134,7 @@ def all_gather_json(value: Json) -> list[Json]:
 
 
 def call_on_first(call: Callable[[], Json], kind: type[Exception] = InputError) -> Json:
-    """Calls ``call`` in the first process only, and returns its result in every process.
-
-    Its exception is raised in the first process as it is, in all others as one of this kind.
-    """
+    """Calls ``call`` in the first process, and returns its result, or raises its error, in all."""
     value, failed, told = None, None, None
     if is_first():
         try:
