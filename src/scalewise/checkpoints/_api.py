@@ -63,7 +63,9 @@ class Tree(Mapping[str, Array]):
             return jax.tree.map(
                 lambda leaf: jax.device_put(leaf, _fitted(place, name, x.shape, leaf.shape)), x
             )
-        shape = _shape_of(weight.record, weight.parts["codes"].shape)
+        shape, record = weight.parts["codes"].shape, weight.record or {}
+        if length := (record.get("data", record) or {}).get("length"):
+            shape = (*shape[:-1], length)  # packed codes have another last axis
         arrays: Json = {t.name: t.restored(_fitted(place, name, shape, t.shape)) for t in parts}
         return _joined(name, weight.record, arrays) if weight.record else arrays[name]
 
@@ -82,17 +84,6 @@ class Tree(Mapping[str, Array]):
         found = {n: w for n, w in self.weights.items() if re.search(pattern, n)}
         return Tree(self.source, found, self._place)
 
-    def nested(self) -> dict[str, Json]:
-        """Returns all arrays as nested dictionaries, split at the dots of their names."""
-        tree: dict[str, Json] = {}
-        for name in self.weights:
-            *path, last = name.split(".")
-            node = tree
-            for key in path:
-                node = node.setdefault(key, {})
-            node[last] = self[name]
-        return tree
-
     def __repr__(self) -> str:
         return f"Tree({str(self.source.path)!r}, {len(self)} arrays, layout={self.layout!r})"
 
@@ -106,20 +97,14 @@ def _fitted(
         return sharding
     spec = [*sharding.spec, *(None,) * (len(part) - len(sharding.spec))][: len(part)]
     mesh = sharding.mesh.shape
-    fits = [_splits(n, axis, mesh) for n, axis in zip(part, spec, strict=True)]
-    spec = [axis if ok else None for axis, ok in zip(spec, fits, strict=True)]
+
+    def pieces(axis: Json) -> int:
+        names = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
+        return int(np.prod([mesh[a] for a in names], dtype=int))
+
+    pairs = zip(part, spec, strict=True)
+    spec = [None if n % pieces(axis) else axis for n, axis in pairs]
     return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*spec))
-
-
-def _shape_of(record: Json, codes: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the shape of an array by its record: packed codes have another last axis."""
-    inner = (record or {}).get("data", record)
-    return (*codes[:-1], inner["length"]) if inner and inner["length"] else codes
-
-
-def _splits(n: int, axis: Json, mesh: Mapping[str, int]) -> bool:
-    names = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
-    return n % int(np.prod([mesh[a] for a in names], dtype=int)) == 0
 
 
 def load(

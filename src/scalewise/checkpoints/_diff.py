@@ -140,8 +140,8 @@ def _kind(weight: Weight) -> str:
 
 def _rows(weight: Weight, stored: bool) -> np.ndarray | Decoded:
     """Returns the numbers, times the factors of the input's channels if any."""
-    channels = weight.channel_scale
+    channels = weight.parts.get("pre")
     if weight.layout is not None and channels is None and (stored or not weight.packed.transposed):
         return Decoded(weight.packed)
     x = weight.value(np.float64 if weight.format == "f64" else np.float32)
-    return x if channels is None else x * channels
+    return x if channels is None else x * channels.array().astype(np.float32)

@@ -201,7 +201,11 @@ def save_orbax(path: str | os.PathLike[str], flat: Mapping[str, Json]) -> None:
         parts, records[name] = _parts(name, x)
         arrays |= parts
     dtypes = {name: str(np.dtype(x.dtype)) for name, x in arrays.items()}
-    bits = {name: _as_bits(x) for name, x in arrays.items()}
+    arrays = {name: jax.numpy.asarray(x) for name, x in arrays.items()}
+    bits = {  # of narrow floats: every storage format has integers
+        name: x.view(np.uint8) if x.dtype.itemsize == 1 and x.dtype != bool else x
+        for name, x in arrays.items()
+    }
     ocp = require("orbax.checkpoint", "train", "the layout orbax")
     try:
         with ocp.StandardCheckpointer() as writer:
@@ -216,9 +220,3 @@ def save_orbax(path: str | os.PathLike[str], flat: Mapping[str, Json]) -> None:
         text = json.dumps({"records": records, "dtypes": dtypes})
         with replacing(path / MARK) as file:
             file.write(text.encode())
-
-
-def _as_bits(x: Json) -> jax.Array:
-    """Returns narrow floats as integers of their bits, which every storage format has."""
-    x = jax.numpy.asarray(x)
-    return x.view(np.uint8) if x.dtype.itemsize == 1 and x.dtype != bool else x

@@ -103,12 +103,6 @@ class Weight:
         arrays: Json = {t.name: t.array() for t in self.parts.values()}
         return _joined(self.name, self.record, arrays) if self.record else arrays[self.name]
 
-    @property
-    def channel_scale(self) -> np.ndarray | None:
-        """The factors of the input's channels that belong to the weight (AWQ), float32, or None."""
-        part = self.parts.get("pre")
-        return None if part is None else part.array().astype(np.float32)
-
 
 def _packed(weight: Weight) -> Packed:
     layout, parts = weight.layout, weight.parts
@@ -268,8 +262,11 @@ def _scaled(packed: Packed, flat: bool) -> ScaledArray:
         codes, scale, axis = codes[0], scale[0], 0
     if packed.kind == "ue4m3":
         scale = np.where(scale & 127 == 127, 0, scale & 127).astype(np.uint8)
-    stored: jax.Array | ScaledArray = jnp.asarray(_dtyped(scale, packed.kind))
-    exponent = None
+    dtypes = {"e8m0": ml_dtypes.float8_e8m0fnu, "e4m3fn": ml_dtypes.float8_e4m3fn}
+    dtypes["ue4m3"] = dtypes["e4m3fn"]
+    if packed.kind in dtypes:
+        scale = np.ascontiguousarray(scale).view(dtypes[packed.kind])
+    stored: jax.Array | ScaledArray = jnp.asarray(scale)
     if packed.whole is not None:
         whole = packed.whole.reshape(-1, *(1,) * (len(lead) + 1)) if packed.whole.size > 1 else (
             packed.whole.reshape(()))  # fmt: skip
@@ -281,10 +278,4 @@ def _scaled(packed: Packed, flat: bool) -> ScaledArray:
     else:
         assert packed.element.dtype is not None
         data = jnp.asarray(codes.view(packed.element.dtype))
-    return ScaledArray(data, stored, block, exponent)
-
-
-def _dtyped(scale: np.ndarray, kind: str) -> np.ndarray:
-    dtypes = {"e8m0": ml_dtypes.float8_e8m0fnu, "e4m3fn": ml_dtypes.float8_e4m3fn}
-    dtypes["ue4m3"] = dtypes["e4m3fn"]
-    return np.ascontiguousarray(scale).view(dtypes[kind]) if kind in dtypes else scale
+    return ScaledArray(data, stored, block)

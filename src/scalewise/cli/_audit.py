@@ -101,7 +101,10 @@ def _makes_a_torch_model(target: str) -> bool:
 
     The file is run again where it is audited.
     """
-    if not _imports_torch(Path(target.rpartition(":")[0])):
+    text = ""
+    with suppress(OSError, UnicodeDecodeError):
+        text = Path(target.rpartition(":")[0]).read_text()
+    if not re.search(r"^\s*(import|from) torch\b", text, re.M):
         return False
     from scalewise.auditing import load_function
     from scalewise.torch._load import is_model
@@ -111,12 +114,6 @@ def _makes_a_torch_model(target: str) -> bool:
         return False
     with suppress(Exception):  # the audit of a JAX function reports it
         return is_model(function())
-    return False
-
-
-def _imports_torch(file: Path) -> bool:
-    with suppress(OSError, UnicodeDecodeError):
-        return re.search(r"^\s*(import|from) torch\b", file.read_text(), re.M) is not None
     return False
 
 

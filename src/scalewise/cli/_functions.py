@@ -90,16 +90,10 @@ def plan(
         lambda f: planned(f, budget, objective=objective, formats=formats, activations=others),  # pyright: ignore[reportArgumentType]
         target, args, seed, out, writable,
     )  # fmt: skip
-    with refusal(ValueError):
-        match export:
-            case "python":
-                typer.echo(found.python())
-            case "compressed-tensors":
-                typer.echo(json.dumps(found.compressed_tensors(), indent=1))
-            case "modelopt":
-                typer.echo(json.dumps(found.modelopt(), indent=1))
-            case "torchao":
-                typer.echo(found.torchao())
+    if export is not None:
+        with refusal(ValueError):
+            made = getattr(found, export.replace("-", "_"))()
+            typer.echo(made if isinstance(made, str) else json.dumps(made, indent=1))
 
 
 def record(

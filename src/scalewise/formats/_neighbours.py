@@ -40,7 +40,10 @@ def next_up(fmt: FormatSpec, x: AnyFloat) -> float:
         return 0.0 if below is None else -below
     if x < 0:
         return _number(fmt, 0)
-    return _above(fmt, x)
+    code = _last_not_above(fmt, x)
+    if code < fmt.max_code:
+        return _number(fmt, code + 1)
+    return math.inf if fmt.infinities else math.nan
 
 
 @checked
@@ -92,13 +95,6 @@ def _last_not_above(fmt: Format, x: float) -> int:
     """Returns the largest positive finite code whose number is at most ``x``; -1 if none is."""
     code = int(_codes.encode(fmt, abs(x), "toward_zero", True))
     return code if _number(fmt, code) <= x else -1
-
-
-def _above(fmt: Format, x: float) -> float:
-    code = _last_not_above(fmt, x)
-    if code < fmt.max_code:
-        return _number(fmt, code + 1)
-    return math.inf if fmt.infinities else math.nan
 
 
 def _below(fmt: Format, x: float) -> float | None:

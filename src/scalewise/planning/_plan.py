@@ -19,7 +19,7 @@ from ..autoscaling._operand_settings import operand_format
 from ..formats import BlockFormatLike
 from ..interpret import Applied, Argument, Equation, State, Value, check_callable, run, trace
 from ._budget import UNITS, Budget, ObjectiveName, Option, bits_of
-from ._knapsack import Front
+from ._predict import Front
 from ._result import FrontPoint, Plan, PlanLine, Upgrade
 from ._sites import WIDE, Site, float_results
 from ._space import Lists, Space, Tried
@@ -93,7 +93,8 @@ def plan(
 def _operands(some: Sequence[OperandLike]) -> list[Operand | None]:
     if isinstance(some, str) or not some:
         raise ValueError(f"plan: formats are a sequence of at least one, not {some!r}")
-    made = [x if isinstance(x, Operand) else _plain(x) for x in some]
+    found = [x if isinstance(x, Operand) else operand_format(x, "plan") for x in some]
+    made = [x if isinstance(x, Operand | None) else Operand(x) for x in found]
     drawn = next((x for x in made if x is not None and (x.is_random or x.hadamard)), None)
     if drawn is not None:
         raise ValueError(
@@ -101,11 +102,6 @@ def _operands(some: Sequence[OperandLike]) -> list[Operand | None]:
             "that are rounded to nearest"
         )
     return list(dict.fromkeys(made))
-
-
-def _plain(fmt: BlockFormatLike | None) -> Operand | None:
-    found = operand_format(fmt, "plan")
-    return None if found is None else Operand(found)
 
 
 def solved(space: Space) -> Plan:
@@ -260,9 +256,8 @@ def front(space: Space, found: Front) -> tuple[FrontPoint, ...]:
         (predicted,) = space.predicted([choice])
         tried = space.run(choice) if i in run else space.tried.get(choice)
         measured = None if tried is None else space.aim.shown(tried.measured)
-        points.append(
-            FrontPoint(float(found.costs[i]), space.aim.shown(float(predicted)), measured)
-        )
+        point = FrontPoint(float(found.costs[i]), space.aim.shown(float(predicted)), measured)
+        points.append(point)
     return tuple(points)
 
 

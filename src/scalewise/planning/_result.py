@@ -121,7 +121,8 @@ class Plan(Tabular):
                 )
                 unique = label if label not in names.values() else f"{label}_{len(names)}"
                 names[products] = unique
-        made = [f"{name} = {_qualified(repr(x))}" for x, name in names.items()]
+        texts = {name: re.sub(r"\b([A-Z]\w+)\(", r"sw.\1(", repr(x)) for x, name in names.items()}
+        made = [f"{name} = {text}" for name, text in texts.items()]
         kept = [(n, names[x] if isinstance(x, Products) else repr(x)) for n, x in self.recipe.keep]
         rows = [f"        {n!r}: {x}," for n, x in kept]
         return "\n".join(
@@ -244,7 +245,3 @@ class Plan(Tabular):
 
 def figure(x: float | None) -> str:
     return "" if x is None else f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.3g}"
-
-
-def _qualified(text: str) -> str:
-    return re.sub(r"\b([A-Z]\w+)\(", r"sw.\1(", text)
