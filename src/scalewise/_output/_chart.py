@@ -95,12 +95,7 @@ def chart_svg(title: str, panels: Sequence[Panel], legend: Sequence[str] = ()) -
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Returns four to eight round numbers from low to high.
-
-    Example:
-        >>> ticks(0, 300)
-        [0.0, 50.0, 100.0, 150.0, 200.0, 250.0, 300.0]
-    """
+    """Returns four to eight round numbers from low to high."""
     span = high - low
     if not span > 0:
         return [low]

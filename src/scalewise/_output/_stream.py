@@ -32,12 +32,7 @@ codecs.register_error("scalewise.ascii", _replaced)
 
 
 def printable(text: str, encoding: str) -> str:
-    """Returns the text with ASCII replacements for characters that an encoding doesn't have.
-
-    Example:
-        >>> printable("2^3 × 1.5", "ascii")
-        '2^3 x 1.5'
-    """
+    """Returns the text with ASCII replacements for characters that an encoding doesn't have."""
     return text.encode(encoding, "scalewise.ascii").decode(encoding)
 
 

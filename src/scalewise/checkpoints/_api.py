@@ -25,8 +25,7 @@ from ._encode import CHOICES, Choice, quantised, writer_of
 from ._files import OrbaxTensor, UnreadableError, save_orbax
 from ._find import Source, family_of, intact, refuse_unscaled
 from ._layouts import writable
-from ._loss import loss
-from ._packed import Decoded
+from ._packed import Decoded, loss
 from ._report import CastReport
 from ._weights import Weight
 from ._write import Shard, digest, publish, staging, write_shards

@@ -38,8 +38,7 @@ from ._layouts import (
     strategy_of,
     writable,
 )
-from ._loss import loss
-from ._packed import Decoded, Packed, values
+from ._packed import Decoded, Packed, loss, values
 from ._weights import Weight
 from ._write import Entry, Job, Shard, entry_of
 
@@ -160,14 +159,11 @@ class CastJobs:
         if fmt in WIDE or options.layout in ("plain", "scalewise"):
             return len(x.shape) > 0
         layout = writable(options.layout or "", fmt)
-        if len(x.shape) < 2 or base_of(layout, x.name) is None:
+        if _unfit(weight, layout, base_of(layout, x.name)):
             return False
         if layout.family == "gpt-oss":
-            return len(x.shape) == 3 and x.shape[1] % 32 == 0 and x.name.endswith("_proj")
-        if not x.name.endswith((".weight", "_proj")):
-            return False
-        width = layout.block[1] if layout.block and layout.format != "deepseek" else 1
-        return x.shape[-1] % width == 0
+            return len(x.shape) == 3 and x.name.endswith("_proj")
+        return x.name.endswith((".weight", "_proj"))
 
     def _quantised(self, weight: Weight, fmt: str) -> Job:
         layout = writable(self.options.layout or "", fmt)

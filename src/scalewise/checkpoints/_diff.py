@@ -11,8 +11,7 @@ import numpy as np
 
 from .._output import Rows, counted
 from ._find import intact, is_side
-from ._loss import Loss, loss
-from ._packed import Decoded
+from ._packed import Decoded, Loss, loss
 from ._report import CheckpointReport, _db, first_of
 from ._weights import Weight
 

@@ -93,7 +93,7 @@ class CastReport(CheckpointReport):
     @property
     def sqnr(self) -> float:
         """Signal over noise in dB of all tensors that were rounded."""
-        from ._loss import decibel
+        from ._packed import decibel
 
         lost = [r["loss"] for r in self.records if "loss" in r]
         return decibel(sum(x["signal"] for x in lost), sum(x["noise"] for x in lost))

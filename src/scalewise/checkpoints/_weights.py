@@ -19,8 +19,7 @@ from ..scaled import ScaledArray
 from ..scaled._safetensors import _joined
 from ._files import Tensor, UnreadableError
 from ._layouts import Layout, Role
-from ._loss import Loss
-from ._packed import ELEMENTS, Packed, from_halves, nibbles, pack_nibbles, values
+from ._packed import ELEMENTS, Loss, Packed, from_halves, nibbles, pack_nibbles, values
 
 BLOCK_SIZES = (128, 64, 32, 16)
 

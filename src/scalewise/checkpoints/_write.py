@@ -168,7 +168,7 @@ def _write_shard(
         for job in shard.jobs[len(kept) :]:
             arrays, record = job.make()
             for entry, x in zip(job.entries, arrays, strict=True):
-                _check(entry, x)
+                assert x.nbytes == entry.nbytes, f"{entry} got {x.nbytes} bytes"
                 for part in x.streamed() if isinstance(x, Decoded) else (x,):
                     file.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
             count = sum(e.nbytes for e in job.entries)
@@ -179,11 +179,6 @@ def _write_shard(
             told(record, count)
         _sync(file, log, waiting)
     return []
-
-
-def _check(entry: Entry, x: np.ndarray | Decoded) -> None:
-    if x.nbytes != entry.nbytes:
-        raise AssertionError(f"{entry} got {x.nbytes} bytes")
 
 
 def _sync(file: IO[bytes], log: IO[str], records: Iterable[Json]) -> None:

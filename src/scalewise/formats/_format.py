@@ -102,26 +102,18 @@ class Format:
             object.__setattr__(self, "negative_zero", default)
         if self.negative_zero and (not self.signed or self.nan == "negative_zero"):
             refuse("negative_zero", "False, since its code is taken or there is no sign")
-        if self.nan == "negative_zero" and not self.signed:
-            refuse("nan", "another encoding: an unsigned format has no code for -0")
-        if self.nan == "negative_zero" and not self.zero:
-            refuse("nan", "another encoding: a format without zero has no code for -0")
+        if self.nan == "negative_zero" and not (self.signed and self.zero):
+            what = "a format without zero" if self.signed else "an unsigned format"
+            refuse("nan", f"another encoding: {what} has no code for -0")
         if not self.zero and self.subnormals:
             refuse("zero", "True where there are subnormals, whose mantissa is 0 in the code of 0")
-        if self.nan == "ieee" and self.mantissa_bits == 0:
-            refuse(
-                "nan",
-                "'all_ones', 'negative_zero' or 'none' without mantissa bits, since the top "
-                "exponent then has one code, for infinity or for NaN",
-            )
-        if self.nan == "ieee" and self.exponent_bits == 1:
-            refuse("nan", "'all_ones', 'negative_zero' or 'none' with one exponent bit")
+        if self.nan == "ieee" and (self.mantissa_bits == 0 or self.exponent_bits == 1):
+            few = "without mantissa bits" if self.exponent_bits > 1 else "with one exponent bit"
+            refuse("nan", f"'all_ones', 'negative_zero' or 'none' {few}")
         if self.max_code < 1:
             refuse("nan", "an encoding that leaves at least one positive number")
-        low = (
-            -1074 + self.mantissa_bits - self.min_exponent
-        )  # the least that can be added to all exponents
-        high = 1023 - self.max_exponent
+        # the least and the most that can be added to all exponents
+        low, high = -1074 + self.mantissa_bits - self.min_exponent, 1023 - self.max_exponent
         if not low <= 0 <= high:
             assert self.bias is not None
             fits = "an integer" if low > high else f"{self.bias - high} to {self.bias - low}"

@@ -106,21 +106,13 @@ def _below(fmt: Format, x: float) -> float | None:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Bits:
-    """The fields of one code of a format, as :func:`bits` returns them.
-
-    Attributes:
-        format: the format.
-        code: the code, an integer from 0 to ``2**format.bits - 1``.
-        sign: the sign bit, 0 or 1; None in an unsigned format.
-        exponent: the exponent field as stored, with the bias.
-        fraction: the fraction field as stored, from 0 to ``2**format.mantissa_bits - 1``.
-    """
+    """The fields of one code of a format, as :func:`bits` returns them."""
 
     format: Format
-    code: int
-    sign: int | None
-    exponent: int
-    fraction: int
+    code: int  # from 0 to ``2**format.bits - 1``
+    sign: int | None  # 0 or 1; None in an unsigned format
+    exponent: int  # as stored, with the bias
+    fraction: int  # as stored, from 0 to ``2**format.mantissa_bits - 1``
 
     @property
     def value(self) -> float:

@@ -18,7 +18,6 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from .._check import shown
-from .._resolve import resolve
 from .._types import PyTree, TreeDef
 from ..autocasting import Policy, autocast
 from ..autocasting import policy as policy_
@@ -121,23 +120,14 @@ def check_floats(params: PyTree) -> None:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """The state that one training step returns and the next one takes.
+    """The state that one training step returns and the next one takes."""
 
-    Attributes:
-        params: the trained arrays, in the policy's ``params`` dtype.
-        rest: the model's other arrays (batch statistics, random counters).
-        optimizer: the state of the wrapped optimizer: masters, moments, loss scale.
-        history: the operands' largest magnitudes in earlier steps, for delayed scaling; or None.
-        step: the number of steps so far, including those left out, int32.
-        structure: rebuilds the model from ``params`` and ``rest``.
-    """
-
-    params: PyTree
-    rest: PyTree
-    optimizer: PyTree
-    history: AmaxHistory | None
-    step: jax.Array
-    structure: Structure = dataclasses.field(metadata={"static": True})
+    params: PyTree  # the trained arrays, in the policy's ``params`` dtype
+    rest: PyTree  # the model's other arrays: batch statistics, random counters
+    optimizer: PyTree  # the wrapped state: masters, moments, loss scale
+    history: AmaxHistory | None  # operands' largest magnitudes, for delayed scaling
+    step: jax.Array  # the number of steps so far, including those left out, int32
+    structure: Structure = dataclasses.field(metadata={"static": True})  # rebuilds the model
 
     def model(self) -> Model:
         """Returns the model with its present weights."""
@@ -145,24 +135,14 @@ class TrainState:
 
 
 class Metrics(NamedTuple):
-    """The metrics of a training step, all of them arrays.
+    """The metrics of a training step, all of them arrays."""
 
-    Attributes:
-        loss: unscaled, the mean over microbatches.
-        finite: True if the step was made; if not, only the loss scale changed.
-        scale: the loss scale that this step used.
-        skipped: the number of steps left out so far.
-        skipped_in_a_row: the number of steps left out since the last one that was made. A large
-            number isn't caused by the loss scale: the data or the weights aren't finite.
-        aux: what the loss function returned beside the loss, stacked over microbatches.
-    """
-
-    loss: jax.Array
-    finite: jax.Array
-    scale: jax.Array
-    skipped: jax.Array
-    skipped_in_a_row: jax.Array
-    aux: PyTree = None
+    loss: jax.Array  # unscaled, the mean over microbatches
+    finite: jax.Array  # True if the step was made; if not, only the loss scale changed
+    scale: jax.Array  # that this step used
+    skipped: jax.Array  # the number of steps left out so far
+    skipped_in_a_row: jax.Array  # a large number: the data or the weights aren't finite
+    aux: PyTree = None  # what the loss function returned beside the loss, stacked
 
 
 def check_call(state: object, batch: PyTree) -> None:
@@ -193,10 +173,6 @@ def loss_and_aux(out: PyTree, has_aux: bool) -> tuple[jax.Array, PyTree]:
         hint = "" if has_aux else ": take its mean, or say has_aux=True of a pair"
         raise TypeError(f"step: loss returned {shown(out)}; expected {expected}{hint}")
     return jnp.asarray(loss), aux
-
-
-def named_policy(policy: str) -> Policy | Recipe:
-    return resolve(policy, "policy", "recipe", where="step")
 
 
 def loss_transform(

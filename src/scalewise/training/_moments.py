@@ -35,24 +35,19 @@ class TableStorage:
     table spans 7 decades. 4 bits: that of "Memory Efficient Optimizers with 4-bit States" (arXiv
     2309.01507), for the second moment with a linear table without zero.
 
-    Attributes:
-        bits: of a code, 8 or 4; two codes of 4 bits share a byte.
-        signed: False for non-negative arrays such as a second moment. Then the dynamic table has
-            zero; a second moment that is stored as zero leaves its step to epsilon.
-        table: ``"dynamic"``: decimal exponents with fractions of as many bits as the exponent
-            leaves; ``"linear"``: multiples of ``2**-bits`` from that to 1, without zero.
-        block: how many consecutive elements share a scale; zeros fill up the last block.
-        min_size: arrays with fewer elements aren't stored so.
-
     Raises:
         ValueError: a field that is none of the above.
     """
 
-    bits: Literal[8, 4] = 8
+    bits: Literal[8, 4] = 8  # of a code; two codes of 4 bits share a byte
+    # False for non-negative arrays such as a second moment. Then the dynamic table has zero; a
+    # second moment that is stored as zero leaves its step to epsilon
     signed: bool = True
+    # ``"dynamic"``: decimal exponents with fractions of as many bits as the exponent leaves;
+    # ``"linear"``: multiples of ``2**-bits`` from that to 1, without zero
     table: Literal["dynamic", "linear"] = "dynamic"
-    block: Count = 256
-    min_size: Natural = 4096
+    block: Count = 256  # consecutive elements that share a scale; zeros fill up the last
+    min_size: Natural = 4096  # of an array to be stored so
 
     def __post_init__(self):
         if self.table == "linear" and self.signed:
@@ -75,21 +70,14 @@ class TableStorage:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TableStored(StoredArray):
-    """An array as :class:`TableStorage` stores it.
-
-    Attributes:
-        codes: uint8, one row for each block.
-        scale: float32, each block's largest magnitude.
-        storage: the table and the blocks.
-        shape: of the array.
-    """
+    """An array as :class:`TableStorage` stores it."""
 
     STATIC: ClassVar = ("storage", "shape")
 
-    codes: jax.Array
-    scale: jax.Array
+    codes: jax.Array  # uint8, one row for each block
+    scale: jax.Array  # float32, each block's largest magnitude
     storage: TableStorage
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of the array
 
     def value(self) -> jax.Array:
         """Returns the array, float32."""
@@ -109,16 +97,11 @@ class ExpandedStorage:
     Moments of a block span far fewer powers of two than E4M3. A block's numbers are divided by the
     geometric mean of its largest and its smallest nonzero magnitude and raised to a power k, which
     is the largest multiple of ``1/steps`` with which they span at most 448**2 / 2.
-
-    Attributes:
-        steps: k is a multiple of its inverse; COAT's programs have 16.
-        block: how many consecutive elements share a scale, a centre and a power.
-        min_size: arrays with fewer elements aren't stored so.
     """
 
-    steps: Count = 16
-    block: Count = 128
-    min_size: Natural = 4096
+    steps: Count = 16  # k is a multiple of its inverse; COAT's programs have 16
+    block: Count = 128  # consecutive elements that share a scale, a centre and a power
+    min_size: Natural = 4096  # of an array to be stored so
 
     def __post_init__(self):
         _check_block("ExpandedStorage", self.block, 8)
@@ -146,21 +129,15 @@ class ExpandedStorage:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ExpandedStored(StoredArray):
-    """An array as :class:`ExpandedStorage` stores it.
-
-    Attributes:
-        data: E4M3, one row for each block.
-        scale, center, power: float32, one of each for each block.
-        shape: of the array.
-    """
+    """An array as :class:`ExpandedStorage` stores it."""
 
     STATIC: ClassVar = ("shape",)
 
-    data: jax.Array
-    scale: jax.Array
+    data: jax.Array  # E4M3, one row for each block
+    scale: jax.Array  # float32, one for each block
     center: jax.Array
     power: jax.Array
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of the array
 
     def value(self) -> jax.Array:
         """Returns the array, float32."""

@@ -14,6 +14,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from .._check import Count, Positive, checked
 from .._jax import per_device
+from .._resolve import resolve
 from .._types import AxisName, PyTree
 from ..autocasting import PolicyLike
 from ..autoscaling import AmaxHistory, Recipe, RecipeLike, Schedule, WithHistory
@@ -36,7 +37,6 @@ from ._model import (
     check_call,
     loss_and_aux,
     loss_transform,
-    named_policy,
     split,
 )
 from ._moments import StateFormat, store_state
@@ -298,7 +298,7 @@ def step(
         (True, 1, 32768.0)
     """
     if isinstance(policy, str):
-        policy = named_policy(policy)
+        policy = resolve(policy, "policy", "recipe", where="step")
     transform, params, narrow = loss_transform(policy)
     delayed = policy if isinstance(policy, Recipe) and policy.scaling.source == "history" else None
     if weights is None:
@@ -332,24 +332,19 @@ def _warn_of_skipped(
     beyond = ", or numbers beyond float16's 65504" if narrow else ""
 
     def warn(scale: jax.Array, finite_batch: jax.Array) -> None:
+        why = "A smaller scale doesn't help against NaN in the weights"
         if not finite_batch:
-            why = (
-                f"The batch holds NaN or infinity{beyond}, which says nothing about the scale, so "
-                "that it stays: look at the data"
-            )
+            why = f"The batch holds NaN or infinity{beyond}, which says nothing about the scale"
         elif float(scale) <= floor:
-            why = (
-                "That is its smallest, min_scale, so that it stays there: run scalewise.audit on "
-                "the step"
-            )
-        else:
-            why = (
-                "A smaller scale doesn't help against NaN in the weights: run scalewise.audit on "
-                "the step"
-            )
+            why = "That is its smallest, min_scale, so that it stays there"
+        do = (
+            "run scalewise.audit on the step"
+            if finite_batch
+            else "so that it stays: check the data"
+        )
         warnings.warn(
             f"training.step: {limit} steps in a row were left out, their gradients or losses not "
-            f"finite; the loss scale is {float(scale):g}. {why}",
+            f"finite; the loss scale is {float(scale):g}. {why}: {do}",
             stacklevel=2,
         )
 

@@ -181,24 +181,23 @@ def write(comparison: Comparison, folder: Folder) -> Comparison:
 
     Returns the comparison with the folder that was written to; ``failure`` says what went wrong.
     """
+
+    def written(found: Comparison, folder: Folder) -> Comparison:
+        folder.write_json("summary.json", found.summary())
+        found.save(folder.path / "report.html")
+        folder.write("curves.svg", found.curves_svg())
+        return found
+
     try:
-        _write(comparison, folder)
-        return comparison
+        return written(comparison, folder)
     except OSError as error:
         why = comparison.failure or f"the report can't be written: {sentence(error)}"
+    changed = functools.partial(dataclasses.replace, comparison, failure=why)
     try:
         with rescue_folder() as path:
-            comparison = dataclasses.replace(comparison, failure=why, folder=str(path))
-            _write(comparison, Folder(path))
+            return written(changed(folder=str(path)), Folder(path))
     except OSError:
-        comparison = dataclasses.replace(comparison, failure=why, folder="")
-    return comparison
-
-
-def _write(comparison: Comparison, folder: Folder) -> None:
-    folder.write_json("summary.json", comparison.summary())
-    comparison.save(folder.path / "report.html")
-    folder.write("curves.svg", comparison.curves_svg())
+        return changed(folder="")
 
 
 def warm_up() -> None:

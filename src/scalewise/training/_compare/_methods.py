@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -14,7 +14,7 @@ from ..._check import checked
 from ..._resolve import unknown
 from ..._types import PyTree
 from ..._user_file import InputError
-from ...autoscaling import AmaxHistory, Recipe, Storage, WithHistory, autoscale, recipes, store
+from ...autoscaling import Recipe, Storage, WithHistory, autoscale, recipes, store
 from ...formats import E4M3FN, FP16
 from .._finite import floats_as
 from .._loss_scale import DynamicLossScale, StaticLossScale
@@ -26,24 +26,18 @@ from ._program import Program, Step, params_of
 @checked
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """One way to run a training step.
+    """One way to run a training step."""
 
-    Attributes:
-        name: the name on the command line and in reports.
-        prepare: maps the float32 initial state to the state that this method trains.
-        transform: maps the program's step to this method's step.
-        what: a short description for the report.
-        options: for methods that scale the loss: the step is ``training.step`` of the program's
-            ``loss_of`` and ``OPTIMIZER`` with these arguments; None for all others.
-        equivalent: for methods without options, arguments of ``training.step`` with the same
-            effect; None if there are none, so that `scalewise train` can't run the method.
-    """
-
-    name: str
+    name: str  # on the command line and in reports
+    # from the float32 initial state to the one that is trained
     prepare: Callable[[PyTree], PyTree] = lambda state: state
+    # from the program's step to this method's
     transform: Callable[[Step], Step] = lambda step: step
-    what: str = ""
+    what: str = ""  # a short description
+    # for methods that scale the loss: the step is ``training.step`` of the program's ``loss_of``
+    # and ``OPTIMIZER`` with these arguments
     options: Mapping[str, Any] | None = None
+    # arguments of ``training.step`` with the same effect; None: `scalewise train` refuses
     equivalent: Mapping[str, Any] | None = None
 
     @property
@@ -79,13 +73,6 @@ class Method:
         return prepare, one
 
 
-class StateWithHistory(NamedTuple):
-    """A program's state, and the history of largest magnitudes that delayed scaling needs."""
-
-    state: PyTree
-    history: AmaxHistory
-
-
 def with_history(
     scaled: WithHistory, prepare: Callable[[PyTree], PyTree]
 ) -> tuple[Callable[[PyTree, PyTree], PyTree], Step]:
@@ -93,11 +80,11 @@ def with_history(
 
     def begin(state: PyTree, batch: PyTree) -> PyTree:
         state = prepare(state)
-        return StateWithHistory(state, scaled.init(state, batch))
+        return {"state": state, "history": scaled.init(state, batch)}
 
     def one(state: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
-        (after, loss), history = scaled.step(state.history, state.state, batch)
-        return StateWithHistory(after, history), loss
+        (after, loss), history = scaled.step(state["history"], state["state"], batch)
+        return {"state": after, "history": history}, loss
 
     return begin, one
 

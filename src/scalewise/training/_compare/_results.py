@@ -246,12 +246,7 @@ def finite_or_none(x: float) -> float | None:
 
 
 def smoothed(losses: Sequence[float], width: int) -> list[float]:
-    """Returns the means over a sliding window of the last `width` steps.
-
-    Example:
-        >>> smoothed([4.0, 2.0, 0.0], width=2)
-        [4.0, 3.0, 1.0]
-    """
+    """Returns the means over a sliding window of the last `width` steps."""
     windows = (losses[max(0, i + 1 - width) : i + 1] for i in range(len(losses)))
     return [sum(w) / len(w) for w in windows]
 
