@@ -65,10 +65,6 @@ class Saved(Printed):
         Args:
             path: ends with ``.html``, ``.json``, or ``.csv``: of a report its operations alone, of
                 a tuning its parts, of a comparison its lines; reports of checkpoints have none.
-
-        Raises:
-            ValueError: another ending, no such folder, or not a regular file.
-            OSError: the file can't be written.
         """
         path = writable(path, self.endings)
         made = {".html": self._page, ".json": self.json, ".csv": self._csv}[path.suffix]
@@ -98,15 +94,10 @@ def _is_number(cell: str) -> bool:
 
 
 class Tabular(Saved):
-    """A result of sentences and tables, of which the terminal's text and the page are made.
+    """A result of sentences and tables, of which the terminal's text and the page are made."""
 
-    Attributes:
-        most: how many rows of a table are printed, unless ``everything`` is asked for.
-        derived: properties that the JSON file has beside the fields.
-    """
-
-    most: ClassVar[int | None] = None
-    derived: ClassVar[tuple[str, ...]] = ()
+    most: ClassVar[int | None] = None  # rows of a table that are printed without ``everything``
+    derived: ClassVar[tuple[str, ...]] = ()  # properties in the JSON file beside the fields
 
     @property
     def title(self) -> str:

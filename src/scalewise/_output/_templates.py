@@ -20,13 +20,9 @@ class Pages(Environment):
 
     def __init__(self, package: str):
         super().__init__(
-            loader=PackageLoader(package, "."),
-            autoescape=True,
-            undefined=StrictUndefined,
-            finalize=_shown,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
+            loader=PackageLoader(package, "."), autoescape=True, undefined=StrictUndefined,
+            finalize=_shown, trim_blocks=True, lstrip_blocks=True,
+        )  # fmt: skip
 
     def rendered(self, name: str, *, styles: str = "", **values: object) -> str:
         """Renders the template `name` with these values; ``styles`` has those that they contain."""

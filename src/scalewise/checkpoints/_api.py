@@ -126,7 +126,6 @@ def load(
     Raises:
         UnreadableError: the files are damaged or incomplete, or hold FP8 tensors without a scale
             that ``unscaled_fp8`` doesn't allow.
-        OSError: a file can't be read.
     """
     source, weights = intact(path)
     tree = Tree(source, weights, sharding)
@@ -150,7 +149,6 @@ def save(
 
     Raises:
         ValueError: an unknown layout, a name or dtype that can't be stored, or a path that exists.
-        OSError: the file can't be written.
     """
     flat = dict(_flat(tree))
     if layout == "scalewise":

@@ -70,7 +70,6 @@ def check(
 
     Raises:
         UnreadableError: a file is damaged so that its tensors can't be told apart.
-        OSError: a file can't be read.
     """
     source = open_source(path)
     weights = find(source)

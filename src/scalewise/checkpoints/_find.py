@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -185,7 +186,11 @@ def find(source: Source) -> dict[str, Weight]:
     if family in ("scalewise", "orbax"):
         found |= _own(source, records)
         taken = {t.name: w for w in found.values() for t in w.parts.values()}
-    by_suffix = _by_suffix(source.tensors)
+    by_suffix: dict[str, list[str]] = {}
+    suffixes = {_suffix(x.scale) for x in LAYOUTS} - {""}
+    for name, s in itertools.product(source.tensors, suffixes):
+        if name.endswith(s):
+            by_suffix.setdefault(s, []).append(name)
     for layout in ordered:
         if layout.family == "gguf":
             names = [n for n, t in source.tensors.items() if t.dtype in layout.code_dtypes]
@@ -205,16 +210,6 @@ def find(source: Source) -> dict[str, Weight]:
 
 def _suffix(template: str) -> str:
     return template.removeprefix("{}")
-
-
-def _by_suffix(tensors: Iterable[str]) -> dict[str, list[str]]:
-    suffixes = {_suffix(x.scale) for x in LAYOUTS if _suffix(x.scale)}
-    found: dict[str, list[str]] = {}
-    for name in tensors:
-        for s in suffixes:
-            if name.endswith(s):
-                found.setdefault(s, []).append(name)
-    return found
 
 
 def _matched(

@@ -132,10 +132,7 @@ class Decoded:
         self._packed, self._dtype = packed, np.dtype(dtype)
         self.shape = packed.stored_shape
         self.nbytes = packed.size * self._dtype.itemsize
-
-    @functools.cached_property
-    def _decoder(self) -> Decoder:
-        return Decoder(self._packed, self._dtype)
+        self._decoder = functools.cache(lambda: Decoder(packed, self._dtype))
 
     def __getitem__(self, key: tuple[int, ...] | slice) -> Decoded | np.ndarray:
         """Returns a matrix of leading axes' indices, or rows of a matrix."""
@@ -147,7 +144,7 @@ class Decoded:
             return Decoded(next(p.matrices_at([at])), self._dtype)
         start, stop, _ = key.indices(self.shape[0])
         out = np.empty((stop - start, self.shape[1]), self._dtype)
-        self._decoder.rows(start, out)
+        self._decoder().rows(start, out)
         return out
 
     def streamed(self) -> Iterator[np.ndarray]:

@@ -53,11 +53,10 @@ def merged(findings: Sequence[Finding]) -> list[Finding]:
     groups: dict[tuple[Fault, str], list[Finding]] = {}
     for f in findings:
         groups.setdefault((f.fault, f.repair or f.evidence), []).append(f)
+    names = [dict.fromkeys(n for f in same for n in f.tensors) for same in groups.values()]
     return [
-        dataclasses.replace(
-            same[0], tensors=tuple(dict.fromkeys(n for f in same for n in f.tensors))
-        )
-        for same in groups.values()
+        dataclasses.replace(same[0], tensors=tuple(own))
+        for same, own in zip(groups.values(), names, strict=True)
     ]
 
 

@@ -130,13 +130,9 @@ def p3109(bits: int, precision: int, signed: bool = True, extended: bool = True)
     exponent_bits = bits - precision + (not signed)
     return Format(
         f"binary{bits}p{precision}{'s' if signed else 'u'}{'e' if extended else 'f'}",
-        exponent_bits,
-        precision - 1,
-        bias=2 ** (exponent_bits - 1),
-        signed=signed,
-        infinities=extended,
-        nan="negative_zero" if signed else "all_ones",
-    )
+        exponent_bits, precision - 1, bias=2 ** (exponent_bits - 1), signed=signed,
+        infinities=extended, nan="negative_zero" if signed else "all_ones",
+    )  # fmt: skip
 
 
 @checked

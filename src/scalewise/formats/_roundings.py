@@ -48,92 +48,62 @@ class Rounding:
     """
 
     name: str
-    goes_up: Callable[[Rest, Any, Any], Any]
-    addend: Callable[[Any, Any, Any, Any], Any]
     overflows: tuple[bool, bool]
     max_error: float
     underflows_to_zero: bool
     random: bool
+    goes_up: Callable[[Rest, Any, Any], Any]
+    addend: Callable[[Any, Any, Any, Any], Any]
 
     def __reduce_ex__(self, protocol):  # pickled by name, since the functions have none
         known = ROUNDINGS.get(self.name) is self
         return (rounding_mode, (self.name,)) if known else super().__reduce_ex__(protocol)
 
 
+# name, overflows, max_error, underflows_to_zero, random
 _MODES = (
     Rounding(
-        "nearest_even",
+        "nearest_even", (True, True), 0.5, True, False,
         goes_up=lambda rest, odd, negative: rest.above_half | (rest.half & odd),
         addend=lambda dropped, odd, negative, noise: (dropped >> 1) + (odd & dropped),
-        overflows=(True, True),
-        max_error=0.5,
-        underflows_to_zero=True,
-        random=False,
     ),
     Rounding(
-        "nearest_away",
+        "nearest_away", (True, True), 0.5, True, False,
         goes_up=lambda rest, odd, negative: rest.above_half | rest.half,
         addend=lambda dropped, odd, negative, noise: dropped - (dropped >> 1),
-        overflows=(True, True),
-        max_error=0.5,
-        underflows_to_zero=True,
-        random=False,
     ),
     Rounding(
-        "toward_zero",
+        "toward_zero", (False, False), 1.0, True, False,
         goes_up=lambda rest, odd, negative: rest.nonzero & ~rest.nonzero,
         addend=lambda dropped, odd, negative, noise: dropped ^ dropped,
-        overflows=(False, False),
-        max_error=1.0,
-        underflows_to_zero=True,
-        random=False,
     ),
     Rounding(
-        "toward_positive",
+        "toward_positive", (True, False), 1.0, False, False,
         goes_up=lambda rest, odd, negative: rest.nonzero & ~negative,
         addend=lambda dropped, odd, negative, noise: dropped & ~negative,
-        overflows=(True, False),
-        max_error=1.0,
-        underflows_to_zero=False,
-        random=False,
     ),
     Rounding(
-        "toward_negative",
+        "toward_negative", (False, True), 1.0, False, False,
         goes_up=lambda rest, odd, negative: rest.nonzero & negative,
         addend=lambda dropped, odd, negative, noise: dropped & negative,
-        overflows=(False, True),
-        max_error=1.0,
-        underflows_to_zero=False,
-        random=False,
     ),
     Rounding(
-        "away_from_zero",
+        "away_from_zero", (True, True), 1.0, False, False,
         goes_up=lambda rest, odd, negative: rest.nonzero,
         addend=lambda dropped, odd, negative, noise: dropped,
-        overflows=(True, True),
-        max_error=1.0,
-        underflows_to_zero=False,
-        random=False,
     ),
+    # unsigned: 0 or all bits
     Rounding(
-        "to_odd",
+        "to_odd", (False, False), 1.0, False, False,
         goes_up=lambda rest, odd, negative: rest.nonzero & ~odd,
-        addend=lambda dropped, odd, negative, noise: dropped & (odd - 1),  # unsigned: 0 or all bits
-        overflows=(False, False),
-        max_error=1.0,
-        underflows_to_zero=False,
-        random=False,
+        addend=lambda dropped, odd, negative, noise: dropped & (odd - 1),
     ),
     Rounding(
-        "stochastic",
+        "stochastic", (True, True), 1.0, False, True,
         goes_up=lambda rest, odd, negative: rest.drawn,
         addend=lambda dropped, odd, negative, noise: noise & dropped,
-        overflows=(True, True),
-        max_error=1.0,
-        underflows_to_zero=False,
-        random=True,
     ),
-)
+)  # fmt: skip
 
 
 ROUNDINGS: dict[str, Rounding] = {mode.name: mode for mode in _MODES}

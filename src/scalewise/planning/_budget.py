@@ -135,10 +135,8 @@ def objective(name: str, outputs: Sequence[jax.ShapeDtypeStruct]) -> Objective:
         name = "loss" if len(outputs) == 1 and scalars else "error"
     if name == "loss":
         if len(scalars) != 1:
-            raise ValueError(
-                "plan: objective='loss' needs one output without axes, the loss; the function has "
-                f"{len(scalars)} of them"
-            )
+            count = len(scalars)
+            raise ValueError(f"plan: objective='loss' needs one output without axes, not {count}")
         change = lambda a, b: (b[scalars[0]] - a[scalars[0]]).astype(jnp.float32)  # noqa: E731
         return Objective("change of the loss", change, None)
     if name == "kl":

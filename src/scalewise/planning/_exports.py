@@ -35,11 +35,7 @@ TORCHAO = {
 
 
 def module_name(path: str) -> str:
-    """Returns the module whose weight an argument is, from the argument's path.
-
-    >>> module_name("[0]['blocks'][1]['qkv']"), module_name("[0]['h.0.attn.weight']")
-    ('blocks.1.qkv', 'h.0.attn')
-    """
+    """Returns ``blocks.1.qkv`` of an argument's path ``[0]['blocks'][1]['qkv']``."""
     keys = [next(x for x in found if x) for found in KEY.findall(path)]
     if path.startswith("[") and len(keys) > 1 and keys[0].isdigit():
         keys = keys[1:]  # the position of the argument

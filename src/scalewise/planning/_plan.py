@@ -97,10 +97,7 @@ def _operands(some: Sequence[OperandLike]) -> list[Operand | None]:
     made = [x if isinstance(x, Operand | None) else Operand(x) for x in found]
     drawn = next((x for x in made if x is not None and (x.is_random or x.hadamard)), None)
     if drawn is not None:
-        raise ValueError(
-            f"plan: {drawn!r} draws random numbers or transforms its operand; a plan has operands "
-            "that are rounded to nearest"
-        )
+        raise ValueError(f"plan: {drawn!r} draws random numbers or transforms its operand")
     return list(dict.fromkeys(made))
 
 
@@ -111,20 +108,11 @@ def solved(space: Space) -> Plan:
     recipe = _recipe(space, best.choice)
     measured, cut = _confirmed(space, recipe)
     return Plan(
-        function=space.function,
-        objective=aim.words,
-        unit=UNITS[space.budget.kind],
-        cost=best.cost,
-        predicted=aim.shown(best.predicted),
-        measured=aim.shown(measured),
-        recipe=recipe,
-        lines=lines(space, best, cut),
-        front=front(space, found),
-        upgrade=upgrade(space, best),
-        runs=space.runs + 1,
-        alike=alike,
-        exact=found.exact,
-    )
+        function=space.function, objective=aim.words, unit=UNITS[space.budget.kind],
+        cost=best.cost, predicted=aim.shown(best.predicted), measured=aim.shown(measured),
+        recipe=recipe, lines=lines(space, best, cut), front=front(space, found),
+        upgrade=upgrade(space, best), runs=space.runs + 1, alike=alike, exact=found.exact,
+    )  # fmt: skip
 
 
 def _best(space: Space, found: Front) -> Tried:
@@ -216,19 +204,12 @@ def lines(space: Space, best: Tried, saturated: np.ndarray) -> tuple[PlanLine, .
         second = space.slopes.hessian[np.ix_(own, own)].sum() / 2
         predicted = float(space.slopes.bias[own].sum() + second)
         line = PlanLine(
-            name=site.name,
-            function=site.function,
-            primitives=site.primitives,
-            weights=site.weights,
-            operands=operands,
-            bits=bits_of(operands.get("weight"), site.bits),
-            elements=site.elements,
-            predicted=space.aim.shown(predicted),
-            measured=space.aim.shown(result),
-            share=share,
-            saturated=float(cut),
-            note=_note(site, predicted, result, share, float(cut)),
-        )
+            name=site.name, function=site.function, primitives=site.primitives,
+            weights=site.weights, operands=operands,
+            bits=bits_of(operands.get("weight"), site.bits), elements=site.elements,
+            predicted=space.aim.shown(predicted), measured=space.aim.shown(result), share=share,
+            saturated=float(cut), note=_note(site, predicted, result, share, float(cut)),
+        )  # fmt: skip
         found.append(line)
     return tuple(found)
 

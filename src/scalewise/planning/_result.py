@@ -63,37 +63,21 @@ class Upgrade:
 
 @dataclasses.dataclass(frozen=True)
 class Plan(Tabular):
-    """The formats of a program's products, and what they cost; :meth:`show` prints them.
-
-    Attributes:
-        function: the name of the function.
-        objective: what is kept small, in words.
-        unit: of the cost, in words.
-        cost: of the plan: bits a weight, bytes or seconds.
-        predicted: the objective by the adjoint pass and runs with one or two roundings.
-        measured: the objective under ``autoscale`` with the plan's recipe.
-        recipe: for :func:`scalewise.autoscale`; it rounds what the plan says and nothing else.
-        lines: the products by place, in the program's order.
-        front: the Pareto front, from the cheapest plan on.
-        upgrade: what the next bit would buy; None at the widest formats.
-        runs: how many emulated runs were made.
-        alike: how many plans were run that the prediction couldn't tell from this one.
-        exact: whether the front is exact, or thinned out to 16,384 plans on the way.
-    """
+    """The formats of a program's products, and what they cost; :meth:`show` prints them."""
 
     function: str
-    objective: str
-    unit: str
-    cost: float
-    predicted: float
-    measured: float
-    recipe: Recipe
-    lines: tuple[PlanLine, ...]
-    front: tuple[FrontPoint, ...]
-    upgrade: Upgrade | None
-    runs: int
-    alike: int
-    exact: bool
+    objective: str  # what is kept small, in words
+    unit: str  # of the cost, in words
+    cost: float  # bits a weight, bytes or seconds
+    predicted: float  # the objective by the adjoint pass and runs with one or two roundings
+    measured: float  # the objective under ``autoscale`` with the plan's recipe
+    recipe: Recipe  # rounds what the plan says and nothing else
+    lines: tuple[PlanLine, ...]  # the products by place, in the program's order
+    front: tuple[FrontPoint, ...]  # the Pareto front, from the cheapest plan on
+    upgrade: Upgrade | None  # what the next bit would buy; None at the widest formats
+    runs: int  # emulated
+    alike: int  # that were run since the prediction couldn't tell them from this one
+    exact: bool  # whether the front is exact, or thinned out to 16,384 plans on the way
 
     @property
     def verdict(self) -> str:

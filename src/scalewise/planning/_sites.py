@@ -140,17 +140,13 @@ def _site(place: Place, own: Sequence[_Found], origins: _Origins, swapped: bool)
     sizes = {i: min(n, origins.avals[i].size) for i, n in weights.items()}
     source = own[0].equation.caller or own[0].equation.source
     return Site(
-        place=place,
-        primitives=tuple(dict.fromkeys(x.equation.name for x in own)),
+        place=place, primitives=tuple(dict.fromkeys(x.equation.name for x in own)),
         roles=tuple(dict.fromkeys(role for x in own for role in x.roles)),
-        weights=tuple(origins.names[i] for i in sizes),
-        elements=sum(sizes.values()),
-        bits=max((_bits(origins.avals[i]) for i in sizes), default=FP32.bits),
-        swapped=swapped,
-        products=tuple(_product(x) for x in own),
-        function=source[2] if source else "",
+        weights=tuple(origins.names[i] for i in sizes), elements=sum(sizes.values()),
+        bits=max((_bits(origins.avals[i]) for i in sizes), default=FP32.bits), swapped=swapped,
+        products=tuple(_product(x) for x in own), function=source[2] if source else "",
         discrete=tuple(origins.behind({x.equation.path for x in own})),
-    )
+    )  # fmt: skip
 
 
 def _product(x: _Found) -> Product:

@@ -83,8 +83,7 @@ class Space:
         if not any(len(some) > 1 for some in self.options):
             raise ValueError(
                 f"plan: {function} has no product whose operands have several formats to "
-                "choose from: it has no weights among the operands of its products, or one format "
-                "was given"
+                "choose from; expected weights among them, and two formats or more"
             )
         self.columns = [
             [[roundings[i, r][x] for r, x in o.items() if x is not None] for o in some]

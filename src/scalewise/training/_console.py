@@ -22,15 +22,11 @@ class Progress(bars.Progress):
     def __init__(self, console: Console, names: Sequence[str], steps: int, done: int = 0):
         self._steps = steps
         super().__init__(
-            bars.TextColumn("{task.description}"),
-            bars.BarColumn(bar_width=None),
-            bars.MofNCompleteColumn(),
-            bars.TextColumn("{task.fields[figures]}"),
-            bars.TimeRemainingColumn(compact=True),
-            console=console,
-            disable=not console.is_terminal,
-            expand=True,
-        )
+            bars.TextColumn("{task.description}"), bars.BarColumn(bar_width=None),
+            bars.MofNCompleteColumn(), bars.TextColumn("{task.fields[figures]}"),
+            bars.TimeRemainingColumn(compact=True), console=console,
+            disable=not console.is_terminal, expand=True,
+        )  # fmt: skip
         self._named = {
             name: self.add_task(escape(name), total=steps, completed=done, figures="")
             for name in names

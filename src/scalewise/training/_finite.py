@@ -102,13 +102,6 @@ def update_if(
     for the selection, once for the results that depend on it. Here, results that depend on a leaf
     of the new state get the selected leaf: the same if the predicate holds, and discarded if it
     doesn't. Leaves that aren't arrays or numbers come from the new state in any case.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> update = lambda g, m: (-(m + g), m + g)
-        >>> m, g = jnp.float32(1.0), jnp.float32(2.0)
-        >>> [[float(x) for x in update_if(jnp.bool_(p), update, m, g, m)] for p in (True, False)]
-        [[-3.0, 3.0], [0.0, 1.0]]
     """
     if not isinstance(predicate, Tracer):  # outside of jit
         results, state = update(*args)

@@ -350,16 +350,8 @@ def layer_scaled(
 
 @checked
 def layer_scales(scaling: LossScale, layers: Count) -> LossScaleState:
-    """Returns the state of one loss scale for each layer: every field is an array of that length.
+    """Returns the state of a loss scale for each layer: every field is an array of that length.
 
-    ``scaling.update(state, counts == 0)`` updates each scale by the number of non-finite gradients
-    of its layer.
-
-    Example:
-        >>> from scalewise.training import DynamicLossScale
-        >>> scaling = DynamicLossScale(initial=8.0)
-        >>> state = layer_scales(scaling, 3)
-        >>> scaling.update(state, jnp.array([True, False, True])).scale.tolist()
-        [8.0, 4.0, 8.0]
+    ``scaling.update(state, counts == 0)`` updates each by its layer's non-finite gradients.
     """
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (layers,)), scaling.init())

@@ -148,15 +148,9 @@ class Metrics(NamedTuple):
 def check_call(state: object, batch: PyTree) -> None:
     """Raises TypeError if a step is called without a state, or with an object as its batch."""
     if not isinstance(state, TrainState):
-        raise TypeError(
-            f"step: state is {shown(state)}; expected the TrainState of init(model), or of the "
-            "step before"
-        )
+        raise TypeError(f"step: state is {shown(state)}; expected the TrainState of init(model)")
     if has_objects(batch):
-        raise TypeError(
-            "step: the batch holds a Flax NNX object, whose updates would be lost; keep it in "
-            "the model, or pass its values"
-        )
+        raise TypeError("step: the batch holds a Flax NNX object; keep it in the model")
 
 
 def loss_and_aux(out: PyTree, has_aux: bool) -> tuple[jax.Array, PyTree]:
@@ -204,6 +198,5 @@ def _refuse_state(recipe: Recipe) -> None:
     if recipe.state:
         raise ValueError(
             f"step: the recipe's state says how parts of a training state are stored, first "
-            f"{recipe.state[0][0]!r}; here moments={{...}} and the policy's p= do; expected a "
-            "recipe without, or autoscale of a training step of your own"
+            f"{recipe.state[0][0]!r}; here moments={{...}} and the policy's p= do"
         )

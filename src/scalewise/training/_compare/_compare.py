@@ -110,16 +110,12 @@ def compare(
                 raise cause or KeyboardInterrupt()
             interrupted = isinstance(cause, KeyboardInterrupt)
             comparison = Comparison(
-                program=program.name,
-                steps=steps,
-                seed=seed,
+                program=program.name, steps=steps, seed=seed,
                 records=tuple(by_seed[0].record(made, by_seed) for by_seed in runs),
-                interrupted=interrupted,
-                folder="" if folder is None else str(folder.path),
-                environment=environment(),
-                failure=_failure(cause, made),
+                interrupted=interrupted, folder="" if folder is None else str(folder.path),
+                environment=environment(), failure=_failure(cause, made),
                 signal=signal_of(cause) if interrupted else 0,
-            )
+            )  # fmt: skip
             if folder is not None:
                 comparison = write(comparison, folder)
             comparison.show(console)

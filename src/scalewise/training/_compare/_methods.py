@@ -57,10 +57,8 @@ class Method:
                 return with_history(changed, self.prepare)
             return lambda state, batch: self.prepare(state), changed
         if program.loss_of is None or program.optimizer is None:
-            raise InputError(
-                f"{self.name} scales the loss, and {program.name} defines no loss_of(params, "
-                "batch) or no OPTIMIZER"
-            )
+            lacks = f"{program.name} defines no loss_of(params, batch) or no OPTIMIZER"
+            raise InputError(f"{self.name} scales the loss, and {lacks}")
         train = step(program.loss_of, program.optimizer, **self.options)
 
         def prepare(state: PyTree, batch: PyTree) -> PyTree:
@@ -200,13 +198,6 @@ def method(name: str | Method) -> Method:
 
     Raises:
         InputError: no method has that name; says which there are, and which was meant.
-
-    Example:
-        >>> method("fp61")
-        Traceback (most recent call last):
-        ...
-        scalewise...InputError: method: no method of training is called 'fp61'; did you mean
-        'fp16'?...
     """
     if isinstance(name, Method):
         return name

@@ -252,15 +252,7 @@ def smoothed(losses: Sequence[float], width: int) -> list[float]:
 
 
 def sparklines(curves: Mapping[str, Sequence[float]], width: int) -> list[str]:
-    """Returns a line on the range of all curves, and a line that draws each over its index.
-
-    Example:
-        >>> for line in sparklines({"fp8": [3.0, 2.0, 1.0], "fp16": [3.0, float("nan")]}, 11):
-        ...     print(line.rstrip())
-        loss 1.000 to 3.000 in 3 steps
-        fp8  ██▅▅▁▁
-        fp16 ██
-    """
+    """Returns a line on the range of all curves, and a line that draws each over its index."""
     finite = [y for ys in curves.values() for y in ys if math.isfinite(y)]
     if not finite:
         return ["no finite loss to draw"]

@@ -123,21 +123,16 @@ class Run:
         memory = self.compiled.memory_analysis()
         first = self.divergence
         return Record(
-            name=self.method.name,
-            what=self.method.what,
-            losses=tuple(self.losses[:steps]),
-            seconds=tuple(self.seconds[:steps]),
-            trace_seconds=self.trace_seconds,
+            name=self.method.name, what=self.method.what, losses=tuple(self.losses[:steps]),
+            seconds=tuple(self.seconds[:steps]), trace_seconds=self.trace_seconds,
             compile_seconds=self.compile_seconds,
             state_bytes=sum(int(x.nbytes) for x in leaves if isinstance(x, jax.Array)),
-            parameters=self.parameters,
-            non_finite=sum(self.bad[:steps]),
+            parameters=self.parameters, non_finite=sum(self.bad[:steps]),
             divergence=first if first and first.step <= steps else None,
-            scales=tuple(self.scales[:steps]),
-            skipped=self.skipped,
+            scales=tuple(self.scales[:steps]), skipped=self.skipped,
             temporary_bytes=int(getattr(memory, "temp_size_in_bytes", 0)),
             finals=tuple(last_mean(run.losses[:steps]) for run in by_seed),
-        )
+        )  # fmt: skip
 
 
 def finite_leaves(tree: PyTree) -> jax.Array:

@@ -71,10 +71,7 @@ def read_meta(folder: Path) -> dict[str, Json]:
             raise DamagedError(f"its description can't be read ({in_short(error)})") from None
         meta, seal, foreign = {}, "", "it has neither scalewise's description nor its state"
     if foreign:
-        raise InputError(
-            f"{folder} is no checkpoint of scalewise train: {foreign}; expected a folder that "
-            "scalewise train wrote"
-        )
+        raise InputError(f"{folder} is no checkpoint of scalewise train: {foreign}")
     if seal != meta.get("seal"):
         raise DamagedError("its description is not the one that was written")
     if str(meta["step"]) != folder.name:
@@ -87,20 +84,12 @@ def _seal(meta: Mapping[str, Json]) -> str:
 
 
 def read_state(folder: Path, meta: Mapping[str, Json], template: PyTree) -> PyTree:
-    """Reads a checkpoint's arrays, verifies their digests, and places them like a template's.
-
-    Raises:
-        InputError: the template has other arrays.
-        DamagedError: an array can't be read, in one of the processes, or has other bytes.
-    """
+    """Reads a checkpoint's arrays, verifies their digests, and places them like a template's."""
     there, here = meta["arrays"], _described(template)
     if there != here:
         differ = (f"there {a}, here {b}" for a, b in zip(there, here, strict=False) if a != b)
         why = next(differ, f"there are {len(there)} of them, here {len(here)}")
-        raise InputError(
-            f"{folder.parent}: the checkpoint of step {meta['step']} holds other arrays than this "
-            f"model's: {why}"
-        )
+        raise InputError(f"the checkpoint {folder} holds other arrays than this model's: {why}")
     leaves, treedef = jax.tree.flatten(template)
     data, arrays, failed = without_keys(leaves), [], None
 

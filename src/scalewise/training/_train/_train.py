@@ -171,10 +171,7 @@ def step_for(program: Program, name: str, **options: Any) -> Step:
             f"training.step has the options {', '.join(known)}"
         )
     if program.loss_of is None or program.optimizer is None:
-        raise InputError(
-            f"{program.name} defines no loss_of(params, batch) or no OPTIMIZER: training under a "
-            "loss scale needs both (scalewise compare does without)"
-        )
+        raise InputError(f"{program.name} defines no loss_of(params, batch) or no OPTIMIZER")
     chosen: Mapping[str, Any] | None = {"policy": name}
     if "=" not in name:
         chosen = named_method(name).step_options
@@ -388,15 +385,8 @@ def _result(run: Run, interrupt: KeyboardInterrupt | None, folder: Folder | None
     scale = loss_scale_of(run.state.optimizer)
     last = run.losses[-50:]
     return Trained(
-        program=run.program.name,
-        method=run.method,
-        steps=run.done,
-        loss=statistics.fmean(last) if last else math.nan,
-        scale=float(scale.scale),
-        skipped=int(scale.skipped),
-        interrupted=interrupt is not None,
-        digest=state_digest(run.state),
-        folder="" if folder is None else str(folder.path),
-        state=run.state,
-        signal=0 if interrupt is None else signal_of(interrupt),
-    )
+        run.program.name, run.method, run.done, statistics.fmean(last) if last else math.nan,
+        float(scale.scale), int(scale.skipped), interrupt is not None, state_digest(run.state),
+        "" if folder is None else str(folder.path), run.state,
+        0 if interrupt is None else signal_of(interrupt),
+    )  # fmt: skip
