@@ -17,18 +17,10 @@ from .._output import replacing
 from .._resolve import as_format
 from .._types import Json
 from ..formats import format as format_
+from . import _lay as lay
 from ._encode import Choice, amax, encoded, quantised, shaped, writer_of
 from ._files import DTYPES, MARK, UnreadableError
 from ._find import Source, is_side
-from ._lay import (
-    base_of,
-    laid_out,
-    own_job,
-    repacked,
-    repacked_exactly,
-    torchao_metadata,
-    torchao_record,
-)
 from ._layouts import (
     Layout,
     Strategy,
@@ -130,7 +122,7 @@ class CastJobs:
         if options.layout == "scalewise":
             if quantised_already and not options.requantise:
                 raise UnreadableError(_again(weight))
-            job, self.own[weight.name] = own_job(weight, fmt, options.rounding, options.scales)
+            job, self.own[weight.name] = lay.own_job(weight, fmt, options.rounding, options.scales)
             return job
         return self._quantised(weight, fmt)
 
@@ -159,7 +151,7 @@ class CastJobs:
         if fmt in WIDE or options.layout in ("plain", "scalewise"):
             return len(x.shape) > 0
         layout = writable(options.layout or "", fmt)
-        if _unfit(weight, layout, base_of(layout, x.name)):
+        if _unfit(weight, layout, lay.base_of(layout, x.name)):
             return False
         if layout.family == "gpt-oss":
             return len(x.shape) == 3 and x.name.endswith("_proj")
@@ -167,7 +159,7 @@ class CastJobs:
 
     def _quantised(self, weight: Weight, fmt: str) -> Job:
         layout = writable(self.options.layout or "", fmt)
-        base = base_of(layout, weight.name)
+        base = lay.base_of(layout, weight.name)
         if (why := _unfit(weight, layout, base)) or base is None:
             raise UnreadableError(
                 f"{weight.name!r} can't be cast to {layout.name}: it has {why}; decode it by "
@@ -175,7 +167,7 @@ class CastJobs:
             )
         note = None
         if weight.layout is not None:
-            note = repacked_exactly(weight.packed, layout)
+            note = lay.repacked_exactly(weight.packed, layout)
         elif weight.record:
             note = ""
         if note == "" or (note is None and weight.layout is not None):
@@ -185,20 +177,20 @@ class CastJobs:
         make = partial(self._make, weight, layout, base, note)
         template = _template(weight, layout, self.options, note)
         self.written[weight.name] = layout, strategy_of(template)
-        entries = tuple(entry_of(n, x) for n, x in laid_out(template, layout, base).items())
+        entries = tuple(entry_of(n, x) for n, x in lay.laid_out(template, layout, base).items())
         original = {"F32": "float32", "F16": "float16"}.get(
             weight.parts["codes"].dtype, "bfloat16")  # fmt: skip
         if layout.family == "torchao":
-            self.records[weight.name] = torchao_record(layout, template, original)
+            self.records[weight.name] = lay.torchao_record(layout, template, original)
         return Job(entries, make)
 
     def _make(
         self, weight: Weight, layout: Layout, base: str, note: str | None
     ) -> tuple[Sequence[np.ndarray], Json]:
         if note is not None:
-            packed = repacked(weight.packed, layout)
+            packed = lay.repacked(weight.packed, layout)
             record = weight.record_of(note, layout.format, packed.size)
-            return list(laid_out(packed, layout, base).values()), record
+            return list(lay.laid_out(packed, layout, base).values()), record
         x = rows_of(weight)
         writer = writer_of(layout.family, self.options.writer)
         packed = quantised(
@@ -210,7 +202,7 @@ class CastJobs:
         lost = loss(x, Decoded(packed), packed)
         what = "requantised" if weight.layout else "quantised"
         record = weight.record_of(what, layout.format, packed.size, lost)
-        return list(laid_out(packed, layout, base).values()), record
+        return list(lay.laid_out(packed, layout, base).values()), record
 
     @cached_property
     def _fused(self) -> dict[tuple, list[str]]:
@@ -289,7 +281,7 @@ def _cast_alone(weight: Weight, fmt: str) -> tuple[Sequence[np.ndarray], Json]:
 def _template(weight: Weight, layout: Layout, options: Options, note: str | None) -> Packed:
     """Returns the shapes of what is written; its bytes are arbitrary and take no memory."""
     if note is not None:
-        return repacked(weight.packed, layout)
+        return lay.repacked(weight.packed, layout)
     *lead, rows, columns = weight.shape
     shape = (*lead, columns, rows) if layout.transposed else weight.shape
     return shaped(shape, layout, options.strategy)
@@ -307,7 +299,7 @@ def shards_of(source: Source, plan: CastJobs) -> list[Shard]:
         metadata = {k: v for k, v in file.metadata.items() if k not in ours}
         metadata = {k: v for k, v in metadata.items() if k not in plan.weights}
         if plan.options.layout == "torchao":
-            metadata |= torchao_metadata(plan.records)
+            metadata |= lay.torchao_metadata(plan.records)
         if plan.own:
             metadata["scalewise"] = json.dumps(plan.own)
         name = file.path.with_suffix(".safetensors").name if file.path.name != MARK else (

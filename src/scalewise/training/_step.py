@@ -19,6 +19,7 @@ from .._types import AxisName, PyTree
 from ..autocasting import PolicyLike
 from ..autoscaling import AmaxHistory, Recipe, RecipeLike, Schedule, WithHistory
 from ..formats import FormatLike
+from . import _model as models
 from ._finite import all_finite, at_least_float32, floats_as, tree_where
 from ._loss_scale import (
     DynamicLossScale,
@@ -28,16 +29,6 @@ from ._loss_scale import (
     loss_scale_of,
     loss_scaled,
     scale_loss,
-)
-from ._model import (
-    Metrics,
-    Model,
-    Structure,
-    TrainState,
-    check_call,
-    loss_and_aux,
-    loss_transform,
-    split,
 )
 from ._moments import StateFormat, store_state
 from ._reduce import mean_over
@@ -73,7 +64,7 @@ class Step:
     narrow: bool = False  # whether the loss is computed in float16
     check_finite: bool = True
 
-    def init(self, model: Model, *batch: PyTree) -> TrainState:
+    def init(self, model: models.Model, *batch: PyTree) -> models.TrainState:
         """Returns the state before the first step.
 
         Args:
@@ -84,18 +75,20 @@ class Step:
         Raises:
             TypeError: a parameter isn't a real float array, or delayed scaling gets no batch.
         """
-        params, rest, structure = split(model)
+        params, rest, structure = models.split(model)
         optimizer = self.optimizer.init(params)  # before narrowing: masters are exact
         if self.params is not None:
             params = jax.tree.map(lambda x: jnp.asarray(x).astype(self.params), params)
-        state = TrainState(params, rest, optimizer, None, jnp.int32(0), structure)
+        state = models.TrainState(params, rest, optimizer, None, jnp.int32(0), structure)
         if self.delayed is None:
             return state
         if not batch or batch == (None,):
             raise TypeError("step: delayed scaling begins with a batch: init(model, batch)")
         return dataclasses.replace(state, history=self._first_history(self.delayed, state, batch))
 
-    def __call__(self, state: TrainState, *batch: PyTree) -> tuple[TrainState, Metrics]:
+    def __call__(
+        self, state: models.TrainState, *batch: PyTree
+    ) -> tuple[models.TrainState, models.Metrics]:
         """Makes one step; returns the new state and the step's metrics.
 
         Args:
@@ -103,7 +96,7 @@ class Step:
             batch: the loss function's arguments beside the model, one or several, pytrees whose
                 arrays have the examples along their first axis.
         """
-        check_call(state, batch)
+        models.check_call(state, batch)
         finite_batch = jnp.bool_(True)
         if self.check_finite:
             computed = floats_as(jnp.float16, batch) if self.narrow else batch
@@ -135,10 +128,10 @@ class Step:
         if self.warn_after is not None:
             _warn_of_skipped(self.warn_after, after, finite_batch, self.min_scale, self.narrow)
         in_a_row = after.skipped_in_a_row
-        return new, Metrics(loss, finite, before.scale, after.skipped, in_a_row, aux)
+        return new, models.Metrics(loss, finite, before.scale, after.skipped, in_a_row, aux)
 
     def _gradients(
-        self, state: TrainState, batch: PyTree, scaling: LossScaleState
+        self, state: models.TrainState, batch: PyTree, scaling: LossScaleState
     ) -> tuple[PyTree, jax.Array, PyTree, PyTree, jax.Array | None]:
         """Returns scaled gradients, loss, other arrays, aux, and the operands' amaxes or None."""
         differentiate = self._differentiate(state.structure, self._members(), state.step)
@@ -171,7 +164,7 @@ class Step:
         return mean, loss / self.accumulate, rest, aux, newest
 
     def _differentiate(
-        self, structure: Structure, members: PyTree, step: ArrayLike = 0
+        self, structure: models.Structure, members: PyTree, step: ArrayLike = 0
     ) -> Callable:
         def scaled(params: PyTree, rest: PyTree, batch: PyTree, scaling: LossScaleState):
             loss, rest, aux = self._apply(structure, step, params, rest, batch)
@@ -180,7 +173,9 @@ class Step:
 
         return jax.grad(scaled, has_aux=True)
 
-    def _first_history(self, recipe: Recipe, state: TrainState, batch: PyTree) -> AmaxHistory:
+    def _first_history(
+        self, recipe: Recipe, state: models.TrainState, batch: PyTree
+    ) -> AmaxHistory:
         """Returns the history of one step with current scaling, all microbatches together."""
         delayed = WithHistory(self._differentiate(state.structure, 1), recipe)
         scaling = loss_scale_of(state.optimizer)
@@ -201,7 +196,12 @@ class Step:
         return 1 if self.axis_name is None else jax.lax.psum(1, self.axis_name)
 
     def _apply(
-        self, structure: Structure, step: ArrayLike, params: PyTree, rest: PyTree, batch: PyTree
+        self,
+        structure: models.Structure,
+        step: ArrayLike,
+        params: PyTree,
+        rest: PyTree,
+        batch: PyTree,
     ):
         """Returns loss, other arrays and aux of the model, computed under the policy."""
         arrays, treedef = jax.tree.flatten(batch)
@@ -211,7 +211,7 @@ class Step:
                 params = jax.tree.map(at_least_float32, params)
             model = structure.merge(params, rest)
             out = self.loss(model, *jax.tree.unflatten(treedef, arrays))
-            loss, aux = loss_and_aux(out, self.has_aux)
+            loss, aux = models.loss_and_aux(out, self.has_aux)
             return at_least_float32(loss), structure.rest(model), aux
 
         return self.transform(whole)(*[step] * self.scheduled, params, rest, arrays)
@@ -299,7 +299,7 @@ def step(
     """
     if isinstance(policy, str):
         policy = resolve(policy, "policy", "recipe", where="step")
-    transform, params, narrow = loss_transform(policy)
+    transform, params, narrow = models.loss_transform(policy)
     delayed = policy if isinstance(policy, Recipe) and policy.scaling.source == "history" else None
     if weights is None:
         weights = "master" if params is not None and params.itemsize < 4 else "plain"

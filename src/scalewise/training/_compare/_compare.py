@@ -21,23 +21,15 @@ from ..._output import Folder, rescue_folder, sentence, tolerant
 from ..._types import PyTree
 from ..._user_file import InputError
 from .._console import Progress, held_interrupts, signal_of
+from . import _program as programs
 from ._methods import DEMO, METHODS, Method, method
-from ._program import (
-    Program,
-    call_user,
-    check_step,
-    corpus,
-    endless_batches,
-    load_program,
-    parameter_count,
-)
 from ._results import Comparison
 from ._run import Run, finite_leaves
 
 
 @checked
 def compare(
-    program: str | Path | Program,
+    program: str | Path | programs.Program,
     methods: Sequence[str | Method] = DEMO,
     *,
     data: str | Path | bytes | None = None,
@@ -80,14 +72,16 @@ def compare(
     """
     console = console or Console()
     chosen = _checked_methods(methods)
-    program = load_program(program)
-    text = data if isinstance(data, bytes) else corpus(data)
+    program = programs.load_program(program)
+    text = data if isinstance(data, bytes) else programs.corpus(data)
     folder = None if out is None else Folder.at(out)
-    streams = [endless_batches(program, text, seed + i) for i in range(seeds)]
+    streams = [programs.endless_batches(program, text, seed + i) for i in range(seeds)]
     first = [next(stream) for stream in streams]
-    states = [call_user(program.init, f"{program.name}.init", seed + i) for i in range(seeds)]
-    parameters = parameter_count(states[0], program)
-    check_step(program, states[0], first[0])
+    states = [
+        programs.call_user(program.init, f"{program.name}.init", seed + i) for i in range(seeds)
+    ]
+    parameters = programs.parameter_count(states[0], program)
+    programs.check_step(program, states[0], first[0])
     for each in chosen:
         each.build(program)  # fails if the program lacks what the method needs
     with tolerant(console), nullcontext() if folder is None else folder.claimed() as folder:
@@ -155,7 +149,7 @@ def _train(
             for step in range(1, steps + 1):
                 for by_seed in runs:
                     for run, batch in zip(by_seed, batches, strict=True):
-                        call_user(run.advance, f"{run.method.name}: step", batch)
+                        programs.call_user(run.advance, f"{run.method.name}: step", batch)
                     bad, first = sum(sum(run.bad) for run in by_seed), by_seed[0]
                     loss, ms, name = first.losses[-1], first.seconds[-1] * 1e3, first.method.name
                     figures = f"loss {loss:6.3f}  {ms:6.1f} ms  {bad} non-finite"

@@ -19,17 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..._output import Folder, check_source
 from ..._types import Json, PyTree
 from ..._user_file import InputError
-from ._checkpoint import (
-    DamagedError,
-    Settings,
-    closed_loops_ignored,
-    in_short,
-    items_of,
-    orbax,
-    read_meta,
-    read_state,
-    state_digest,
-)
+from . import _checkpoint as checkpoint
 from ._sharding import all_gather_json, call_on_first, is_first
 
 if TYPE_CHECKING:
@@ -42,7 +32,9 @@ class CheckpointError(RuntimeError):
     """Raised if a checkpoint can't be written; the message names the last good one."""
 
 
-def run_folder(out: str | Path | Folder | None, resume: bool, settings: Settings) -> Folder | None:
+def run_folder(
+    out: str | Path | Folder | None, resume: bool, settings: checkpoint.Settings
+) -> Folder | None:
     """Returns the folder of a run, None if it has none; creates and writes nothing."""
     if not resume:
         return None if out is None else Folder.at(out)
@@ -73,7 +65,9 @@ class RunFolder:
     ``settings`` are what checkpoints and ``run.json`` say about the run.
     """
 
-    def __init__(self, folder: Folder, settings: Settings, keep: int, allow_changes: bool):
+    def __init__(
+        self, folder: Folder, settings: checkpoint.Settings, keep: int, allow_changes: bool
+    ):
         self._folder, self._settings, self._keep = folder, settings, keep
         self._path = folder.path.absolute() / "checkpoints"
         self._expected = {} if allow_changes else settings
@@ -82,7 +76,7 @@ class RunFolder:
     @cached_property
     def _manager(self) -> CheckpointManager:
         """Orbax's manager, created after damaged checkpoints were renamed: it fails on some."""
-        ocp = orbax()
+        ocp = checkpoint.orbax()
         logging.getLogger("absl").setLevel(logging.CRITICAL)  # errors are raised as well
         options = ocp.CheckpointManagerOptions(
             max_to_keep=self._keep, enable_async_checkpointing=False, cleanup_tmp_directories=True
@@ -91,14 +85,14 @@ class RunFolder:
             return ocp.CheckpointManager(self._path, options=options)
         except Exception as error:  # whatever Orbax or the system raises
             raise CheckpointError(
-                f"no checkpoint can be written to {self._path}: {in_short(error)}"
+                f"no checkpoint can be written to {self._path}: {checkpoint.in_short(error)}"
             ) from error
 
     def save(self, step: int, state: PyTree) -> None:
         """Writes the checkpoint of a step, atomically."""
-        manager, items = self._manager, items_of(step, state, self._settings, self._run)
+        manager, items = self._manager, checkpoint.items_of(step, state, self._settings, self._run)
         try:
-            with closed_loops_ignored():
+            with checkpoint.closed_loops_ignored():
                 if not manager.save(step, args=items, force=True):
                     raise OSError("Orbax declined to save")
                 manager.wait_until_finished()
@@ -110,7 +104,7 @@ class RunFolder:
             last = f"the last good one is of step {good[-1]}" if good else "there is none before it"
             raise CheckpointError(
                 f"the checkpoint of step {step} can't be written to {self._path}: "
-                f"{in_short(error)}; {last}"
+                f"{checkpoint.in_short(error)}; {last}"
             ) from error
 
     def restore(self, template: PyTree, program: str) -> tuple[int, PyTree, list[str]] | None:
@@ -136,8 +130,8 @@ class RunFolder:
         damaged: dict[Path, str] = {}
         for folder in self._checkpoints():
             try:
-                good[folder] = read_meta(folder)
-            except DamagedError as error:
+                good[folder] = checkpoint.read_meta(folder)
+            except checkpoint.DamagedError as error:
                 damaged[folder] = str(error)
         seen = {folder.name: meta["seal"] for folder, meta in good.items()}
         if any(other != seen for other in all_gather_json(seen)):
@@ -149,11 +143,11 @@ class RunFolder:
         for folder, meta in good.items():
             try:
                 if meta["run"] != run:
-                    raise DamagedError("it belongs to another run")
+                    raise checkpoint.DamagedError("it belongs to another run")
                 if found is None:
                     _check_settings(meta["about"], self._expected, self._path)
-                    found = meta["step"], read_state(folder, meta, template)
-            except DamagedError as error:
+                    found = meta["step"], checkpoint.read_state(folder, meta, template)
+            except checkpoint.DamagedError as error:
                 damaged[folder] = str(error)
         told = {
             folder: f"the checkpoint of step {folder.name} is damaged: {damaged[folder]}"
@@ -198,7 +192,7 @@ def _set_aside(folder: Path) -> str:
     return name
 
 
-def _read_identity(folder: Folder, settings: Settings) -> str | None:
+def _read_identity(folder: Folder, settings: checkpoint.Settings) -> str | None:
     """Returns the identity of the run in a folder: a new one for an empty folder.
 
     None if ``run.json`` is damaged, so that the checkpoints have to tell it.
@@ -231,7 +225,7 @@ def _check_settings(written: Mapping[str, Json], given: Mapping[str, Json], fold
 def program_text(jaxpr: Any) -> str:
     """Returns a step's jaxpr as text, with a digest of its constants and no memory addresses."""
     text = re.sub(r"\b0x[0-9a-f]+", "0x", jaxpr.pretty_print(source_info=False, name_stack=False))
-    return f"jax {version('jax')}\nconstants {state_digest(jaxpr.consts)}\n{text}\n"
+    return f"jax {version('jax')}\nconstants {checkpoint.state_digest(jaxpr.consts)}\n{text}\n"
 
 
 def _check_program(folder: Folder, program: str) -> None:

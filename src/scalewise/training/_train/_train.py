@@ -22,17 +22,9 @@ from ..._check import Count, checked
 from ..._output import Folder, sentence, tolerant
 from ..._types import Json, PyTree
 from ..._user_file import InputError
+from .._compare import _program as programs
 from .._compare._methods import METHODS
 from .._compare._methods import method as named_method
-from .._compare._program import (
-    Program,
-    call_user,
-    corpus,
-    endless_batches,
-    load_program,
-    parameter_count,
-    params_of,
-)
 from .._compare._results import finite_or_none
 from .._console import Progress, held_interrupts, signal_of
 from .._loss_scale import loss_scale_of
@@ -70,7 +62,7 @@ class Trained:
 
 @checked
 def train(
-    program: str | Path | Program,
+    program: str | Path | programs.Program,
     method: str = "float32",
     *,
     data: str | Path | bytes | None = None,
@@ -134,8 +126,8 @@ def train(
     """
     check_processes(sharding)
     console = (console or Console()) if is_first() else Console(quiet=True)
-    program = load_program(program)
-    text = data if isinstance(data, bytes) else corpus(data)
+    program = programs.load_program(program)
+    text = data if isinstance(data, bytes) else programs.corpus(data)
     train_step = step_for(program, method, **options)
     settings = {
         "model": program.name,
@@ -148,7 +140,7 @@ def train(
     folders: list[Folder | None] = []  # of the first process
     expected = {} if allow_changes else settings
     call_on_first(lambda: folders.append(run_folder(out, resume, expected)))
-    batch = next(endless_batches(program, text, seed))
+    batch = next(programs.endless_batches(program, text, seed))
     state = _initial(program, train_step, batch, seed, sharding)
     with ExitStack() as stack:
         stack.enter_context(tolerant(console))
@@ -162,7 +154,7 @@ def train(
         return _result(run, interrupt, folder)
 
 
-def step_for(program: Program, name: str, **options: Any) -> Step:
+def step_for(program: programs.Program, name: str, **options: Any) -> Step:
     """Returns the training step of a program by a method."""
     known = list(inspect.signature(step).parameters)[2:]  # behind the loss and the optimizer
     for unknown in sorted(options.keys() - known):
@@ -190,12 +182,12 @@ def step_for(program: Program, name: str, **options: Any) -> Step:
 
 
 def _initial(
-    program: Program, train_step: Step, batch: PyTree, seed: int, sharding: Sharding | None
+    program: programs.Program, train_step: Step, batch: PyTree, seed: int, sharding: Sharding | None
 ) -> TrainState:
     def params() -> PyTree:
-        initial = call_user(program.init, f"{program.name}.init", seed)
-        parameter_count(initial, program)  # fails if there are no parameters
-        return params_of(initial)
+        initial = programs.call_user(program.init, f"{program.name}.init", seed)
+        programs.parameter_count(initial, program)  # fails if there are no parameters
+        return programs.params_of(initial)
 
     def init() -> TrainState:
         try:
@@ -210,12 +202,12 @@ def _initial(
         except (TypeError, ValueError) as error:  # the message names params or optimizer
             raise InputError(str(error)) from error
 
-    return call_user(init, f"{program.name}.loss_of")
+    return programs.call_user(init, f"{program.name}.loss_of")
 
 
 @dataclasses.dataclass
 class Run:
-    program: Program
+    program: programs.Program
     method: str
     step: Step
     state: TrainState
@@ -235,7 +227,7 @@ class Run:
             same = jax.tree.map(lambda x: x.sharding, self.state)
             jitted = jax.jit(self.step, out_shardings=(same, self.sharding.replicated))
         what = f"{self.program.name}.loss_of"
-        return call_user(jitted.trace, what, self.state, self._placed(batch))
+        return programs.call_user(jitted.trace, what, self.state, self._placed(batch))
 
     def restore(self, folder: RunFolder, program: str) -> None:
         """Continues from the newest good checkpoint of the run, if there is any."""
@@ -258,7 +250,9 @@ class Run:
         steps: int,
         every: int,
     ) -> KeyboardInterrupt | None:
-        batches = itertools.islice(endless_batches(self.program, text, seed), self.done, None)
+        batches = itertools.islice(
+            programs.endless_batches(self.program, text, seed), self.done, None
+        )
         interrupt: KeyboardInterrupt | None = None
         if folder is not None:
             self.log = log = Log(folder, after=self.done) if is_first() else None
@@ -318,7 +312,7 @@ class Run:
 
     def _advance(self, compiled: jax.stages.Compiled, batch: PyTree) -> dict[str, Json]:
         start = time.perf_counter()
-        state, metrics = call_user(
+        state, metrics = programs.call_user(
             lambda *given: jax.block_until_ready(compiled(*given)),
             f"{self.program.name}: step",
             self.state,
