@@ -259,10 +259,8 @@ def _copied(weight: Weight) -> tuple[Sequence[np.ndarray], Json]:
 
 def _decoded(weight: Weight, entry: Entry) -> tuple[Sequence[np.ndarray | Decoded], Json]:
     dtype = DTYPES[entry.dtype]
-    if weight.layout is not None and not weight.packed.transposed:
-        y = Decoded(weight.packed, dtype)
-    else:
-        y = weight.value(dtype)
+    rows = weight.layout is not None and not weight.packed.transposed
+    y = Decoded(weight.packed, dtype) if rows else weight.value(dtype)
     narrow = weight.layout is not None or weight.record
     what = "decoded" if narrow else "copied" if weight.parts["codes"].dtype == entry.dtype else (
         "cast")  # fmt: skip
@@ -296,8 +294,8 @@ def shards_of(source: Source, plan: CastJobs) -> list[Shard]:
     shards = []
     ours = {"scalewise", "tensor_names", "_quantization_metadata", "gguf"}
     for file in source.files:
-        metadata = {k: v for k, v in file.metadata.items() if k not in ours}
-        metadata = {k: v for k, v in metadata.items() if k not in plan.weights}
+        left_out = ours | plan.weights.keys()
+        metadata = {k: v for k, v in file.metadata.items() if k not in left_out}
         if plan.options.layout == "torchao":
             metadata |= lay.torchao_metadata(plan.records)
         if plan.own:

@@ -97,15 +97,15 @@ class _Read:
         return min(scored, key=lambda found: found[0], default=None)
 
 
+@dataclasses.dataclass
 class _Audit:
     """Reads all tensors of a checkpoint and compares them with each other, or with an original."""
 
-    def __init__(self, weights, other, told):
-        self.weights: Mapping[str, Weight] = weights
-        self.other: Mapping[str, Weight] | None = other
-        self.told = told
-        self.read: dict[str, _Read] = {}
-        self.named: set[str] = set()
+    weights: Mapping[str, Weight]
+    other: Mapping[str, Weight] | None
+    told: Callable[[str, int], None] | None
+    read: dict[str, _Read] = dataclasses.field(default_factory=dict)
+    named: set[str] = dataclasses.field(default_factory=set)
 
     def run(self) -> list[Finding]:
         found: list[Finding] = []

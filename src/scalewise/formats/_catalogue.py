@@ -142,14 +142,6 @@ class BlockFormat:
 
     A value is ``element * scale``, or ``element * (scale * tensor_scale)``.
 
-    Attributes:
-        name: the name, in lower case.
-        element: the format of the elements.
-        scale: the format of the blocks' scales.
-        size: the number of elements in a block.
-        tensor_scale: the format of a scale for the whole array, which brings the blocks' scales
-            into their format's range: FP32, or None without such a scale.
-
     Raises:
         ValueError: ``size`` isn't a positive integer, ``scale`` isn't a format, or ``tensor_scale``
             isn't FP32 or None.
@@ -159,10 +151,11 @@ class BlockFormat:
         4.25
     """
 
-    name: str
+    name: str  # in lower case
     element: Format
-    scale: Format = E8M0
-    size: Count = 32
+    scale: Format = E8M0  # the format of the blocks' scales
+    size: Count = 32  # of a block
+    # FP32: a scale of the whole array brings the blocks' scales into their range
     tensor_scale: Format | None = None
 
     def __post_init__(self):

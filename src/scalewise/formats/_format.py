@@ -146,11 +146,9 @@ class Format:
         width = f"exponent_bits={self.exponent_bits}, mantissa_bits={self.mantissa_bits}"
         given = ("name", "exponent_bits", "mantissa_bits")
         changed = changed_fields(
-            self,
-            *given,
-            bias=2 ** (self.exponent_bits - 1) - 1,
+            self, *given, bias=2 ** (self.exponent_bits - 1) - 1,
             negative_zero=self.signed and self.zero and self.nan != "negative_zero",
-        )
+        )  # fmt: skip
         return f"Format({', '.join([repr(self.name), width, *changed])})"
 
     @cached_property
@@ -325,13 +323,10 @@ class Format:
             raise ValueError(f"unsigned: {self.name} is unsigned; expected a signed format")
         mantissa_bits = self.mantissa_bits + 1
         return dataclasses.replace(
-            self,
-            name=name or f"ue{self.exponent_bits}m{mantissa_bits}",
-            mantissa_bits=mantissa_bits,
-            signed=False,
-            nan="all_ones" if self.nan == "negative_zero" else self.nan,
-            negative_zero=False,
-        )
+            self, name=name or f"ue{self.exponent_bits}m{mantissa_bits}",
+            mantissa_bits=mantissa_bits, signed=False,
+            nan="all_ones" if self.nan == "negative_zero" else self.nan, negative_zero=False,
+        )  # fmt: skip
 
 
 def _log2(x: Fraction) -> int:

@@ -31,27 +31,18 @@ class Rest:
 class Rounding:
     """A rounding mode.
 
-    Attributes:
-        name: the name that users pass as ``rounding``.
-        goes_up: ``goes_up(rest, odd, negative)`` returns whether a magnitude becomes the higher of
-            its neighbours, given its :class:`Rest`, whether the lower neighbour's code is odd, and
-            whether the number is negative.
-        addend: ``addend(dropped, odd, negative, noise)`` returns the integer to add to a magnitude
-            before its d lowest bits are truncated, with the same result. ``dropped`` is
-            ``2^d - 1``, ``odd`` is 0 or 1, ``negative`` has all bits set where the number is
-            negative, and ``noise`` holds random bits, of which the lowest d are used.
-        overflows: whether finite positive numbers, and whether finite negative ones, that round
-            beyond the largest number overflow to infinity or NaN (IEEE 754-2019, 7.4).
-        max_error: the bound on the error, in units of the spacing of the format's numbers.
-        underflows_to_zero: whether every magnitude that is small enough becomes zero.
-        random: whether the mode uses random bits.
+    ``goes_up(rest, odd, negative)`` returns whether a magnitude becomes the higher of its
+    neighbours, given whether the lower neighbour's code is odd, and whether the number is negative.
+    ``addend(dropped, odd, negative, noise)`` returns the integer to add to a magnitude before its d
+    lowest bits are truncated, with the same result. ``dropped`` is ``2^d - 1``, ``odd`` is 0 or 1,
+    ``negative`` has all bits set where the number is negative, and ``noise`` holds random bits.
     """
 
-    name: str
-    overflows: tuple[bool, bool]
-    max_error: float
-    underflows_to_zero: bool
-    random: bool
+    name: str  # that users pass as ``rounding``
+    overflows: tuple[bool, bool]  # whether positive, and negative, numbers do (IEEE 754-2019, 7.4)
+    max_error: float  # in units of the spacing of the format's numbers
+    underflows_to_zero: bool  # whether every magnitude that is small enough becomes zero
+    random: bool  # whether the mode uses random bits
     goes_up: Callable[[Rest, Any, Any], Any]
     addend: Callable[[Any, Any, Any, Any], Any]
 

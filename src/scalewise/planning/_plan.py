@@ -253,12 +253,10 @@ def upgrade(space: Space, best: Tried) -> Upgrade | None:
             gain = abs(best.predicted) - abs(float(after))
             if more > 0 and gain > 0:
                 change = Upgrade(
-                    line=space.sites[i].name,
-                    before=_names(space.options[i][best.choice[i]]),
-                    after=_names(space.options[i][j]),
-                    cost=more,
+                    line=space.sites[i].name, before=_names(space.options[i][best.choice[i]]),
+                    after=_names(space.options[i][j]), cost=more,
                     predicted=space.aim.shown(abs(float(after))),
-                )
+                )  # fmt: skip
                 found.append((gain / more, change))
     return max(found, key=lambda x: x[0])[1] if found else None
 

@@ -41,7 +41,7 @@ from ._reduce import mean_over as mean_over
 from ._step import Step as Step
 from ._step import step as step
 from ._train._folder import CheckpointError as CheckpointError
-from ._train._metrics import Log as Log
+from ._train._folder import Log as Log
 from ._train._sharding import Sharding as Sharding
 from ._train._train import Trained as Trained
 from ._train._train import TrainingError as TrainingError

@@ -193,9 +193,6 @@ def loss_scaled(
         check_finite: False makes every update, as a loop in bfloat16 without overflow checks does;
             gradients are only unscaled and clipped.
 
-    Raises:
-        ValueError: ``check_finite=False`` with a scale that changes after an overflow.
-
     Returns:
         A transformation whose state holds a :class:`LossScaleState`, which
         :func:`loss_scale_of` finds under any further wrappers.
@@ -291,10 +288,8 @@ def layer_scaled(
 ) -> Callable[[jax.Array, PyTree, PyTree], PyTree]:
     """Returns a layer whose backward pass is scaled by a scale of its own.
 
-    One scale covers gradients over FP16's 40 binades. If the gradients of layers lie further apart,
-    each layer's backward pass gets a scale of its own, which is removed where it ends (after Zhao
-    et al., "Adaptive loss scaling for mixed precision training", 2019; the scales follow the same
-    rule as the scale of a whole loss).
+    For layers whose gradients lie further apart than FP16's 40 binades (Zhao et al., "Adaptive loss
+    scaling for mixed precision training", 2019; here the scales follow a whole loss's rule).
 
     The forward pass is the layer's. The backward pass multiplies the cotangent by the scale in
     float32, and divides the layer's gradients by it, in float32 if the parameters or inputs have
@@ -302,11 +297,8 @@ def layer_scaled(
     gradient with respect to the scale is their number. Differentiate with respect to the scales as
     well, and leave out the step if one of these counts isn't zero.
 
-    Args:
-        layer: ``(params, x) -> y`` on pytrees of floats, differentiable in both arguments.
-
-    Returns:
-        ``(scale, params, x) -> y``, where ``scale`` is a float32 scalar; reverse mode only.
+    A layer ``(params, x) -> y`` on pytrees of floats becomes ``(scale, params, x) -> y``, where
+    ``scale`` is a float32 scalar; reverse mode only.
 
     Example:
         >>> import jax, jax.numpy as jnp

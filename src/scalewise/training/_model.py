@@ -176,15 +176,16 @@ def loss_transform(
 
     With a Schedule the transformed function takes the step first.
     """
-    if policy is None:
+    recipe = policy.recipe(0) if isinstance(policy, Schedule) else policy
+    if isinstance(recipe, Recipe) and recipe.state:
+        raise ValueError(
+            f"step: the recipe's state says how parts of a training state are stored, first "
+            f"{recipe.state[0][0]!r}; here moments={{...}} and the policy's p= do"
+        )
+    # Step differentiates a recipe with a history together with that
+    if policy is None or (isinstance(policy, Recipe) and policy.scaling.source == "history"):
         return lambda f: f, None, False
-    if isinstance(policy, Schedule):
-        _refuse_state(policy.recipe(0))
-        return lambda f: autoscale(f, policy), None, False
-    if isinstance(policy, Recipe):
-        _refuse_state(policy)
-        if policy.scaling.source == "history":  # Step differentiates it together with its history
-            return lambda f: f, None, False
+    if isinstance(policy, Recipe | Schedule):
         return lambda f: autoscale(f, policy), None, False
     chosen = policy_(policy)
     narrow = jnp.float16 in (chosen.compute, chosen.params)
@@ -192,11 +193,3 @@ def loss_transform(
     # Step casts the parameters, and the loss is float32: autocast only casts operations
     inner = dataclasses.replace(chosen, params=None, output=None)
     return lambda f: autocast(f, inner), params, narrow
-
-
-def _refuse_state(recipe: Recipe) -> None:
-    if recipe.state:
-        raise ValueError(
-            f"step: the recipe's state says how parts of a training state are stored, first "
-            f"{recipe.state[0][0]!r}; here moments={{...}} and the policy's p= do"
-        )

@@ -248,12 +248,15 @@ def store_state(
     """
     if isinstance(storages, str):
         if storages not in STATES:
+            expected = ", ".join(map(repr, STATES))
             raise ValueError(
-                f"store_state: {storages!r} is no optimizer state; expected one of "
-                + ", ".join(map(repr, STATES))
+                f"store_state: {storages!r} is no optimizer state; expected {expected}"
             )
         storages = STATES[storages]
-    pairs = [(p, s if isinstance(s, STORAGES) else _plain(s)) for p, s in storages.items()]
+    pairs = [
+        (p, s if isinstance(s, STORAGES) else Storage(as_format(s, "Storage.format", blocks=True)))
+        for p, s in storages.items()
+    ]
     Recipe(state=tuple((p, Storage(FP16)) for p, _ in pairs))  # checks the expressions
     inner = optax.with_extra_args_support(optimizer)
 
@@ -273,10 +276,6 @@ def store_state(
 def widen(tree: PyTree) -> PyTree:
     """Returns a pytree with its stored leaves (ScaledArray, SqrtStored...) as plain arrays."""
     return jax.tree.map(lambda x: x.value() if _is_stored(x) else x, tree, is_leaf=_is_stored)
-
-
-def _plain(fmt: BlockFormatLike) -> Storage:
-    return Storage(as_format(fmt, "Storage.format", blocks=True))
 
 
 def _is_stored(x: object) -> bool:
@@ -304,7 +303,5 @@ def _check_patterns(patterns: Sequence[str], state: PyTree) -> None:
     for pattern in patterns:
         if not any(re.search(pattern, path) for path in paths):
             shown = ", ".join(paths[:6]) + (", ..." if len(paths) > 6 else "")
-            raise ValueError(
-                f"store_state: {pattern!r} is in no float leaf's path; the optimizer's state has: "
-                f"{shown or 'none at all'}"
-            )
+            there = f"the optimizer's state has: {shown or 'none at all'}"
+            raise ValueError(f"store_state: {pattern!r} is in no float leaf's path; {there}")

@@ -118,13 +118,10 @@ class Step:
         if history is not None and newest is not None:
             history = tree_where(finite, history.after(newest), history)
         new = dataclasses.replace(
-            state,
-            params=apply_updates(state.params, updates),
-            rest=tree_where(finite, rest, state.rest),
-            optimizer=optimizer,
-            history=history,
+            state, params=apply_updates(state.params, updates),
+            rest=tree_where(finite, rest, state.rest), optimizer=optimizer, history=history,
             step=state.step + 1,
-        )
+        )  # fmt: skip
         if self.warn_after is not None:
             _warn_of_skipped(self.warn_after, after, finite_batch, self.min_scale, self.narrow)
         in_a_row = after.skipped_in_a_row
@@ -310,12 +307,9 @@ def step(
     if warn_after is not None and not check_finite:
         raise ValueError("step: check_finite=False leaves no step out: give no warn_after")
     whole = loss_scaled(
-        WEIGHTS[weights](optimizer),
-        scaling,
-        clip=clip,
-        axis_name=axis_name,
+        WEIGHTS[weights](optimizer), scaling, clip=clip, axis_name=axis_name,
         check_finite=check_finite,
-    )
+    )  # fmt: skip
     if comm_format is not None and axis_name is None:
         raise ValueError("step: comm_format needs axis_name, the axes that gradients are sent over")
     floor = scaling.min_scale if isinstance(scaling, DynamicLossScale) else 0.0
@@ -349,12 +343,9 @@ def _warn_of_skipped(
         )
 
     jax.lax.cond(
-        state.skipped_in_a_row == limit,
-        lambda *args: jax.debug.callback(warn, *args),
-        lambda *args: None,
-        state.scale,
-        finite_batch,
-    )
+        state.skipped_in_a_row == limit, lambda *args: jax.debug.callback(warn, *args),
+        lambda *args: None, state.scale, finite_batch,
+    )  # fmt: skip
 
 
 def microbatches(batch: PyTree, n: int) -> PyTree:

@@ -94,12 +94,9 @@ def scaled(name: str, recipe: Recipe, what: str) -> Method:
     """Returns the method that autoscales the whole step; stored state is narrow from the start."""
     # store's paths start at the state, the step's at (state, loss): `search` serves both
     return Method(
-        name,
-        lambda state: store(state, recipe),
-        lambda step: autoscale(step, recipe),
-        what,
+        name, lambda state: store(state, recipe), lambda step: autoscale(step, recipe), what,
         equivalent=None if recipe.state else {"policy": recipe},
-    )
+    )  # fmt: skip
 
 
 NARROW_STATE = (  # but for biases and a norm's gains, half a percent of the example's parameters

@@ -194,21 +194,19 @@ def lost_second_moments(state: PyTree) -> str | None:
 
     Covers optimizer states with plain arrays `mu` and `nu`, as optax's Adam family has.
     """
-    lost = total = 0
 
     def has_moments(x: object) -> bool:
         return hasattr(x, "mu") and hasattr(x, "nu")
 
+    moving = lost = 0
     for node in filter(has_moments, jax.tree.leaves(state, is_leaf=has_moments)):
-        pairs = zip(jax.tree.leaves(node.mu), jax.tree.leaves(node.nu), strict=False)
-        for mu, nu in pairs:
+        for mu, nu in zip(jax.tree.leaves(node.mu), jax.tree.leaves(node.nu), strict=False):
             if np.shape(mu) == np.shape(nu):
-                moving = np.asarray(mu) != 0
-                lost += int((moving & (np.asarray(nu) == 0)).sum())
-                total += int(moving.sum())
+                moving += np.count_nonzero(mu)
+                lost += int(((np.asarray(mu) != 0) & (np.asarray(nu) == 0)).sum())
     if not lost:
         return None
-    return f"{lost / total:.0%} of the second moments are 0 where the first moment isn't"
+    return f"{lost / moving:.0%} of the second moments are 0 where the first moment isn't"
 
 
 def diagnose(step: Step, before: PyTree, batch: PyTree, after: PyTree, loss: float) -> str:

@@ -31,8 +31,7 @@ from .._loss_scale import loss_scale_of
 from .._model import TrainState
 from .._step import Step, step
 from ._checkpoint import state_digest
-from ._folder import CheckpointError, RunFolder, claimed_by_first, program_text, run_folder
-from ._metrics import Log
+from ._folder import CheckpointError, Log, RunFolder, claimed_by_first, program_text, run_folder
 from ._sharding import Sharding, call_on_first, check_processes, checked_everywhere, is_first
 
 Watch = Callable[[int, TrainState], Mapping[str, float | None]]
@@ -313,11 +312,9 @@ class Run:
     def _advance(self, compiled: jax.stages.Compiled, batch: PyTree) -> dict[str, Json]:
         start = time.perf_counter()
         state, metrics = programs.call_user(
-            lambda *given: jax.block_until_ready(compiled(*given)),
-            f"{self.program.name}: step",
-            self.state,
-            self._placed(batch),
-        )
+            lambda *given: jax.block_until_ready(compiled(*given)), f"{self.program.name}: step",
+            self.state, self._placed(batch),
+        )  # fmt: skip
         seconds = time.perf_counter() - start
         loss = float(metrics.loss)
         row = {
