@@ -146,9 +146,6 @@ def save(
             dots.
         layout: ``"scalewise"``: one safetensors file; ``"orbax"``: a folder, in which each host
             writes its shards. :func:`cast` writes the layouts of other packages.
-
-    Raises:
-        ValueError: an unknown layout, a name or dtype that can't be stored, or a path that exists.
     """
     flat = dict(_flat(tree))
     if layout == "scalewise":
@@ -219,9 +216,6 @@ def cast(
         unscaled_fp8: whether FP8 tensors without a scale hold the numbers themselves.
         rounding: of the layout scalewise.
         told: called with the record and the bytes of each tensor that is written.
-
-    Returns:
-        What was cast, and what each tensor lost: it prints, and has ``save("report.html")``.
 
     Raises:
         ValueError: an argument is invalid, or an input can't be read (:class:`UnreadableError`).
@@ -298,13 +292,9 @@ def compare_scales(
     Args:
         path: a checkpoint of wide weights.
         to: a format that the layout has.
-        layout: as for :func:`cast`.
         select: a regular expression of names; arrays of one axis are left out.
         choices: of :func:`cast`'s ``scales``. ``"four_over_six"`` is for NVFP4; of MX formats it
             tries the scale's half and double, as ``"mse"`` does.
-
-    Raises:
-        ValueError: the layout doesn't have the format, or no weight is selected.
     """
     target = writable(layout, to)
     writer = writer_of(target.family, None)

@@ -116,9 +116,6 @@ def p3109(bits: int, precision: int, signed: bool = True, extended: bool = True)
             enough that at most 11 exponent bits remain, as many as float64 has.
         signed: whether there is a sign bit. NaN has the code of -0 if so, else that of all ones.
         extended: whether there are infinities, with the largest codes below NaN's.
-
-    Raises:
-        ValueError: ``bits`` or ``precision`` is out of range.
     """
     if not 3 <= bits <= 16:
         raise ValueError(f"p3109: bits is {bits!r}; expected 3 to 16")
@@ -141,10 +138,6 @@ class BlockFormat:
     """A format of arrays that stores blocks of elements with a common scale.
 
     A value is ``element * scale``, or ``element * (scale * tensor_scale)``.
-
-    Raises:
-        ValueError: ``size`` isn't a positive integer, ``scale`` isn't a format, or ``tensor_scale``
-            isn't FP32 or None.
 
     Example:
         >>> MXFP4.bits_per_element

@@ -63,9 +63,6 @@ class Format:
         negative_zero: whether the code of -0 represents -0.
         zero: whether code 0 represents zero (not in E8M0).
 
-    Raises:
-        ValueError: a field is out of range, or the fields leave no finite number.
-
     Example:
         >>> e6m9 = Format("e6m9", exponent_bits=6, mantissa_bits=9)
         >>> e6m9.bias, e6m9.bits, float(e6m9.max)
@@ -251,18 +248,7 @@ class Format:
         return self.decode(np.arange(2**self.bits, dtype=np.uint32))
 
     def decode(self, codes: Any) -> np.ndarray:
-        """Returns the numbers of codes, exactly.
-
-        Args:
-            codes: integers from 0 to 2^bits - 1, any shape.
-
-        Returns:
-            A float64 array of the same shape.
-
-        Raises:
-            TypeError: the codes aren't integers.
-            ValueError: a code is out of range.
-        """
+        """Returns the numbers of codes, integers from 0 to 2^bits - 1, exactly, as float64."""
         return _codes.decode(self, codes)
 
     def encode(
@@ -292,11 +278,6 @@ class Format:
             Unsigned integers of the narrowest dtype that holds a code. NaN becomes code 0 in a
             format without NaN; negative numbers become NaN in an unsigned format.
 
-        Raises:
-            TypeError: the values aren't real numbers.
-            ValueError: ``rounding`` or ``saturate`` is unknown, or ``bits`` has the wrong dtype or
-                shape.
-
         Example:
             >>> Format("e4m3", 4, 3).encode([1.0, 1.1, -300.0], rounding="toward_zero")
             array([ 56,  56, 247], dtype=uint8)
@@ -309,11 +290,7 @@ class Format:
         The width and the exponent's range stay, and the spacing halves. If NaN has the code of -0
         in this format, it has the code of all ones in the new one.
 
-        Args:
-            name: the new format's name, by default like ``"ue5m11"``.
-
-        Raises:
-            ValueError: the format is unsigned or has 52 mantissa bits.
+        Its name is by default like ``"ue5m11"``.
 
         Example:
             >>> Format("fp16", 5, 10).unsigned().decode([0x7800, 1]).tolist() == [1.0, 2.0**-25]

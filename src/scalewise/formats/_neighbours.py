@@ -19,13 +19,8 @@ FormatSpec = Format | str | np.dtype | type
 def next_up(fmt: FormatSpec, x: AnyFloat) -> float:
     """Returns the smallest number of the format above ``x``, as IEEE 754's nextUp.
 
-    Args:
-        fmt: any format, or a name or dtype of one.
-        x: any number, whether the format represents it or not.
-
-    Returns:
-        The exact number. If the format has no number above ``x``: infinity, or NaN in a format
-        without infinities. NaN if ``x`` is NaN.
+    ``x`` is any number, whether the format represents it or not. If the format has no number above
+    it, the result is infinity, or NaN in a format without infinities; NaN of NaN.
 
     Example:
         >>> from scalewise.formats import E4M3FN
@@ -155,15 +150,8 @@ class Bits:
 def bits(x: AnyFloat, fmt: FormatSpec = "fp32") -> Bits:
     """Returns the sign, exponent and fraction fields of ``x`` rounded to a format.
 
-    Args:
-        x: any number; it is rounded to nearest, ties to even, if the format doesn't have it.
-        fmt: any format, or a name or dtype of one.
-
-    Returns:
-        A :class:`Bits`; ``str`` of it has the bits alone, ``repr`` also the formula and the value.
-
-    Raises:
-        ValueError: an unknown format.
+    The number is rounded to nearest, ties to even. ``str`` of the result has the bits alone,
+    ``repr`` also the formula and the value.
 
     Example:
         >>> bits(0.15625, "fp16")

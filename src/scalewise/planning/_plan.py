@@ -60,9 +60,6 @@ def plan(
         gradients: of gradients, for a function that differentiates.
         seed: of the random directions of the outputs.
 
-    Returns:
-        A function to be called with arrays, that returns a :class:`Plan`; it holds for them.
-
     Raises:
         ValueError: an unknown format, a budget below the cheapest plan, outputs that don't suit the
             objective, or a function without products to be planned.

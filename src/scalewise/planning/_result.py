@@ -123,9 +123,6 @@ class Plan(Tabular):
         Args:
             rename: the name of a module in the served model, from its name here, which is the
                 path of the argument: ``"blocks.0.qkv"``. Also of the other two.
-
-        Raises:
-            ValueError: the package has no layout for a format.
         """
         return compressed_tensors(self._layers(), rename)
 
@@ -133,18 +130,11 @@ class Plan(Tabular):
         """Returns ``quantization`` of Model Optimizer's ``hf_quant_config.json``, with its
         ``quantized_layers``. Its algorithms ``FP8`` and ``MXFP8`` round activations, too, whatever
         the plan says of them.
-
-        Raises:
-            ValueError: the package has no layout for a format.
         """
         return modelopt(self._layers(), rename)
 
     def torchao(self, rename: Callable[[str], str] = str) -> str:
-        """Returns Python that quantises a model as torchao's ``FqnToConfig``.
-
-        Raises:
-            ValueError: torchao has no configuration for a pair of formats.
-        """
+        """Returns Python that quantises a model as torchao's ``FqnToConfig``."""
         return torchao(self._layers(), rename)
 
     @property
@@ -212,10 +202,7 @@ class Plan(Tabular):
         )
 
     def _front_svg(self) -> str:
-        """Draws the predicted front as a curve, runs as dots, and this plan as a ring.
-
-        Errors that aren't positive (a loss that fell to the same value) are left out.
-        """
+        """Draws the predicted front as a curve, runs as dots, and this plan as a ring."""
 
         def points(pairs: Iterable[tuple[float, float | None]]) -> list[tuple[float, float]]:
             return [(cost, math.log10(abs(error))) for cost, error in pairs if error]

@@ -107,12 +107,6 @@ def rollouts(
             mapping gives them other names.
         seed: of the tokens that are drawn.
 
-    Returns:
-        A function to be called with arrays, that returns :class:`Rollouts`.
-
-    Raises:
-        ValueError: an unknown recipe, or ``f`` returns no logits.
-
     Example:
         >>> import jax, jax.numpy as jnp, scalewise as sw
         >>> def policy(w, x):

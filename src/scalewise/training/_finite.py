@@ -26,7 +26,6 @@ def all_finite(tree: PyTree, *, axis_name: AxisName = None) -> jax.Array:
     as finite; so does an empty tree.
 
     Args:
-        tree: gradients, for example; float leaves of any width.
         axis_name: mapped axes (``jax.shard_map``, ``jax.pmap``) along which all trees have to be
             finite, so that every device gets the same answer. Not needed for global arrays, as
             under ``jit`` with shardings.

@@ -34,9 +34,6 @@ class TableStorage:
     8 bits: the state of "8-bit Optimizers via Block-wise Quantization" (arXiv 2110.02861), whose
     table spans 7 decades. 4 bits: that of "Memory Efficient Optimizers with 4-bit States" (arXiv
     2309.01507), for the second moment with a linear table without zero.
-
-    Raises:
-        ValueError: a field that is none of the above.
     """
 
     bits: Literal[8, 4] = 8  # of a code; two codes of 4 bits share a byte
@@ -234,10 +231,6 @@ def store_state(
         A transformation whose state holds :class:`~scalewise.ScaledArray`,
         :class:`~scalewise.SqrtStored`, :class:`TableStored` and :class:`ExpandedStored` leaves:
         pytrees that can be jitted and checkpointed.
-
-    Raises:
-        ValueError: a format or regular expression is invalid; or, in ``init``, an expression is
-            found in no path.
 
     Example:
         >>> import jax.numpy as jnp, optax

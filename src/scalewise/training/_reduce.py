@@ -32,7 +32,6 @@ def mean_over(tree: PyTree, axis_name: AxisName, fmt: FormatLike | None = None) 
             ``check_vma=True`` (the default) JAX itself sums the gradients of replicated parameters:
             differentiate with respect to ``jax.lax.pcast(params, axis_name, to="varying")`` to get
             each device's own gradients.
-        axis_name: the axis, or several.
         fmt: a format stored in one or two bytes, ``"e5m2"`` or ``"fp16"`` say; None: float32.
 
     Returns:

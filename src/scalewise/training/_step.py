@@ -273,10 +273,6 @@ def step(
             most programs in bfloat16 do; ``metrics.finite`` is then always True. Not with a loss
             scale that changes.
 
-    Raises:
-        ValueError: ``check_finite=False`` with a dynamic loss scale, the default of policies that
-            compute in float16, or with ``warn_after``.
-
     Returns:
         A :class:`Step`: ``state = train.init(model)``, then ``state, metrics = train(state,
         batch)`` under ``jax.jit``. The model may be any pytree of floats, a Flax NNX module or an

@@ -61,9 +61,6 @@ def compare(
             writes no files.
         console: where progress, table and curves are printed.
 
-    Returns:
-        All that was measured. ``failure`` is not empty if an error ended the training early.
-
     Raises:
         InputError: an argument can't be used, or another process uses the folder; nothing was
             written.

@@ -95,15 +95,13 @@ def train(
             the name of one of scalewise's examples (gpt, cnn, lstm, ...); or a :class:`Program`.
         method: the name of one in :data:`METHODS` that ``training.step`` can apply, such as a
             recipe's; or a policy, ``"p=f32,c=bf16,o=f32"``.
-        data: as for :func:`compare`.
+        data, seed, console: as for :func:`compare`.
         steps: the number of steps in all, at least 1.
-        seed: of the parameters and the batches.
         out: the run's folder, new or empty; ``Folder.timestamped("runs")`` for one named after the
             time. None writes no metrics and no checkpoints.
         resume: whether to continue the run in ``out``, or to begin it if the folder is empty.
         every: the number of steps between two checkpoints. The last step always has one.
         keep: how many checkpoints are kept.
-        console: where progress is shown.
         watch: called with step and state after each step; the numbers that it returns, by name,
             join that step's line of metrics (see ``scalewise.auditing.Monitor.numbers``).
         sharding: how state and batches are split over devices; None for JAX's default device.
@@ -111,9 +109,6 @@ def train(
         allow_changes: whether a run may be resumed with other settings or another step than it was
             begun with: an edited learning rate, loss or batch size, another version of JAX.
         options: further arguments of :func:`step` (``clip``, ``accumulate``, ``weights``, ...).
-
-    Returns:
-        The state at the end, and how the run ended.
 
     Raises:
         InputError: an argument can't be used or doesn't fit the run to resume, or another run uses
