@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from scalewise._output._chart import ticks
+from scalewise._output._templates import ticks
 from scalewise.training import Comparison, Divergence, Record
 from scalewise.training._compare._results import sparklines
 

@@ -91,11 +91,7 @@ class Folder:
 
     @classmethod
     def at(cls, out: str | Path | Folder) -> Folder:
-        """Returns the folder ``out``, which has to be new or empty.
-
-        Raises:
-            InputError: there is a file, or a folder with files in it.
-        """
+        """Returns the folder ``out``, which has to be new or empty."""
         if isinstance(out, Folder):
             return out
         folder = cls(Path(out))
@@ -122,10 +118,6 @@ class Folder:
 
         Yields:
             The folder under the name that it got.
-
-        Raises:
-            InputError: another process uses the folder, or it isn't empty although it has to be.
-            OSError: it can't be created.
         """
         folder, created = self._created()
         try:

@@ -28,12 +28,7 @@ class TargetError(ValueError):
 
 
 def check_target(path: str | os.PathLike[str]) -> Path:
-    """Returns the file that writing to a path would create or replace, behind symbolic links.
-
-    Raises:
-        TargetError: the path exists and is not a regular file, or its folder does not exist.
-        OSError: this user may not write the file, or the path cannot be looked up.
-    """
+    """Returns the file that writing to a path would create or replace, behind symbolic links."""
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):

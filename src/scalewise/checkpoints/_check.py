@@ -52,9 +52,6 @@ def check(
         against: the checkpoint that it was made from, of any layout; tensors of the same names are
             compared.
         told: called with the name and the bytes of each array that was read.
-
-    Raises:
-        UnreadableError: a file is damaged so that its tensors can't be told apart.
     """
     source = open_source(path)
     weights = find(source)
@@ -115,8 +112,11 @@ class _Audit:
                 self.told(weight.name, weight.nbytes)
         self.named = {n for f in found for n in f.tensors}
         found += self._fused()
-        beside = self._beside_neighbours if self.other is None else self._beside_original
-        return found + list(beside())
+        if self.other is None:
+            return found + list(self._beside_neighbours())
+        names = [n for n in self.read if n in self.other and n not in self.named]
+        beside = (_differing(self.read[n], self.other[n]) for n in names)
+        return found + [f for f in beside if f is not None]
 
     def _each(self, weight: Weight) -> Iterator[Finding]:
         """Yields what one tensor shows by itself; keeps a sample of it."""
@@ -157,14 +157,6 @@ class _Audit:
                 evidence = f"loaders that fuse them use one: {shown}"
                 repair = "cast the original again with one scale"
                 yield Finding(Fault.UNEQUAL, tuple(wholes), evidence, repair, "not tried")
-
-    def _beside_original(self) -> Iterator[Finding]:
-        assert self.other is not None
-        for name, r in self.read.items():
-            if name in self.other and name not in self.named:
-                finding = _differing(r, self.other[name])
-                if finding is not None:
-                    yield finding
 
     def _beside_neighbours(self) -> Iterator[Finding]:
         """Yields tensors whose magnitude or columns don't fit those of others."""

@@ -89,9 +89,6 @@ def inspect(
     Args:
         path: a file or folder that :func:`load` reads, also where tensors are missing.
         told: called with the name and the bytes of each array.
-
-    Raises:
-        UnreadableError: a file is damaged so that its tensors can't be told apart.
     """
     source = open_source(path)
     family, evidence = family_of(source)

@@ -7,9 +7,8 @@ import typer
 
 from ._checkpoints import cast, check, diff, inspect
 from ._command import add, run
-from ._formats import formats, recipes
+from ._formats import formats, recipes, table
 from ._functions import audit, plan, record, tune
-from ._table import table
 from ._training import compare, train
 
 app = typer.Typer(

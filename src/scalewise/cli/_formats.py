@@ -1,22 +1,25 @@
-"""`scalewise formats` and `recipes`: the catalogues; numbers in a format."""
+"""`scalewise formats`, `recipes` and `table`: catalogues, numbers in a format, exact errors."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import typer
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
-from .._output import print_rows
-from ._command import refusal
+from .._output import as_csv, check_target, print_rows, replacing
+from ._command import add, refusal
 
 if TYPE_CHECKING:
     from ..formats import Format
-import typer
-from rich.table import Table
 
 
 def formats(*, device: str | None = None) -> None:
@@ -185,3 +188,74 @@ def recipes(name: str | None = None) -> None:
     console = Console()
     console.width = min(console.width, 80)
     console.print(table)
+
+
+table = typer.Typer(
+    help="Compute exact errors, over every input of a format.", no_args_is_help=True
+)
+
+
+def functions(
+    names: list[str] | None = None,
+    *,
+    fmt: str = "fp16",
+    domain: str = "all",
+    to: Path | None = None,
+) -> None:
+    """Show errors of elementary functions: native arithmetic against float32 with one rounding.
+
+    Args:
+        domain (NAME): all: every finite input; normal: no zeros, no subnormals.
+    """
+    from ..ops import function_table
+
+    _print_table(f"{fmt}: errors over every input", to, lambda: function_table(fmt, names, domain))  # pyright: ignore[reportArgumentType]
+
+
+def ranges(names: list[str] | None = None, *, fmt: str = "fp16", to: Path | None = None) -> None:
+    """Show inputs of a format at which functions overflow, or become zero."""
+    from ..ops import function_ranges
+
+    title = f"{fmt}: intervals of inputs that overflow or become zero"
+    _print_table(title, to, lambda: function_ranges(fmt, names))
+
+
+def cast(*, fmt: str = "fp16", distribution: str = "float32", to: Path | None = None) -> None:
+    """Show errors of the cast from float32, over every float32 number in the format's range.
+
+    Args:
+        distribution (NAME): float32: every number; log_uniform: expected errors of samples.
+    """
+    from ..ops import cast_table
+
+    title = f"float32 to {fmt}: errors over every number"
+    if distribution == "log_uniform":
+        title = f"real numbers to {fmt}: expected errors of log-uniform samples"
+    _print_table(title, to, lambda: cast_table(fmt, distribution))  # pyright: ignore[reportArgumentType]
+
+
+for command in (functions, ranges, cast):
+    add(table, command)
+
+
+def _print_table(title: str, to: Path | None, compute: Callable[[], Iterable[Any]]) -> None:
+    with refusal(ValueError):
+        if to is not None:
+            check_target(to)  # before the table takes minutes to compute
+        records = list(compute())
+        columns = [f.name for f in dataclasses.fields(records[0])]
+        rows = [dataclasses.astuple(record) for record in records]
+        heads = [column.replace("_", " ") for column in columns]
+        right = set(heads) - {"name", "arithmetic", "domain"}
+        print_rows(Console(), heads, [[*map(_cell, row)] for row in rows], title=title, right=right)
+        if to is not None:
+            with replacing(to) as file:
+                file.write(as_csv(columns, rows).encode())
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, tuple):  # intervals
+        return "; ".join(
+            f"{low:.4g}" if low == high else f"{low:.4g}..{high:.4g}" for low, high in value
+        )
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

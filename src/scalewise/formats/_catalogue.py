@@ -187,12 +187,7 @@ BLOCK_FORMATS = {f.name: f for f in (MXFP8_E4M3, MXFP8_E5M2, MXFP6_E2M3, MXFP6_E
 
 @checked
 def block_format(spec: BlockFormat | str) -> BlockFormat:
-    """Returns a block format by name; a BlockFormat is returned as it is.
-
-    Raises:
-        ValueError: no block format has this name. The message lists the names, suggests the
-            nearest, and says so if it is the name of a format, a recipe, ...
-    """
+    """Returns a block format by name; a BlockFormat is returned as it is."""
     if isinstance(spec, BlockFormat):
         return spec
     if found := BLOCK_FORMATS.get(str(spec).lower().replace("-", "_")):

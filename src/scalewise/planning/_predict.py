@@ -182,7 +182,13 @@ class Prediction:
         sum over sites: its tangent is, which bounds it from above. The tangent is taken at the
         front's middle, where most of the next front is.
         """
-        own = [np.array([self._alone(list(o)) for o in some]) for some in options]
+
+        # whichever sign an option's mean effect has: it belongs to the data at hand, and the next
+        # batch has another one
+        def alone(o: list[int]) -> float:
+            return float(abs(self.smooth[o].sum() + self.pairs[np.ix_(o, o)].sum() / 2))
+
+        own = [np.array([alone(list(o)) for o in some]) for some in options]
         squares = [np.array([np.sum(self.jumps[list(o)] ** 2) for o in some]) for some in options]
         total = sum(s.mean() for s in squares)
         found = front(own, costs)
@@ -192,13 +198,6 @@ class Prediction:
             middle = found.choices[len(found.choices) // 2]
             total = sum(s[i] for s, i in zip(squares, middle, strict=True))
         return found
-
-    def _alone(self, columns: list[int]) -> float:
-        """Returns what one option adds, whichever sign its mean effect has: the sign belongs to
-        the data at hand, and the next batch has another one."""
-        return float(
-            abs(self.smooth[columns].sum() + self.pairs[np.ix_(columns, columns)].sum() / 2)
-        )
 
 
 def prediction(

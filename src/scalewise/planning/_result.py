@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from markupsafe import Markup
 
 from .._output import Rows, Tabular, counted, plain, tables_page
-from .._output._chart import STYLE, Panel, chart_svg
+from .._output._templates import STYLE, Panel, chart_svg
 from .._types import Json
 from ..autoscaling import Operand, Products, Recipe
 from ..autoscaling._operand_settings import Role

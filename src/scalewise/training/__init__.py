@@ -16,7 +16,8 @@ from ._compare._program import corpus as corpus
 from ._compare._results import Comparison as Comparison
 from ._compare._results import Divergence as Divergence
 from ._compare._results import Record as Record
-from ._finite import all_finite as all_finite
+from ._gradients import all_finite as all_finite
+from ._gradients import mean_over as mean_over
 from ._loss_scale import DynamicLossScale as DynamicLossScale
 from ._loss_scale import LossScaledState as LossScaledState
 from ._loss_scale import LossScaleState as LossScaleState
@@ -37,7 +38,6 @@ from ._moments import TableStorage as TableStorage
 from ._moments import TableStored as TableStored
 from ._moments import store_state as store_state
 from ._moments import widen as widen
-from ._reduce import mean_over as mean_over
 from ._step import Step as Step
 from ._step import step as step
 from ._train._folder import CheckpointError as CheckpointError

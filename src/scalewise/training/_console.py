@@ -64,8 +64,7 @@ def held_interrupts() -> Iterator[Callable[[], None]]:
     """Delays SIGINT (Ctrl-C), SIGTERM and SIGHUP while the block runs.
 
     Python may raise ``KeyboardInterrupt`` between two assignments that belong together, or in a
-    callback of the garbage collector, where exceptions are printed and dropped (JAX has such a
-    callback). SIGTERM and SIGHUP would end the process at once. A second Ctrl-C isn't delayed.
+    callback of the garbage collector, where exceptions are dropped. A second Ctrl-C isn't delayed.
 
     Yields a function to call between steps, which raises :class:`Interrupted` if a signal came.
     Signals aren't delayed in other threads than the main one, nor are signals that are ignored or

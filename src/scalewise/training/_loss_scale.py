@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 
 from .._check import Count, Fraction, Positive, Range, checked
 from .._types import AxisName, PyTree
-from ._finite import all_finite, at_least_float32, is_float_array, tree_where, update_if
+from ._gradients import all_finite, at_least_float32, is_float_array, tree_where, update_if
 
 
 class LossScaleState(NamedTuple):
@@ -252,11 +252,7 @@ def loss_scaled(
 
 @checked
 def loss_scale_of(tree: PyTree) -> LossScaleState:
-    """Returns the only :class:`LossScaleState` in a pytree such as an optimizer's state.
-
-    Raises:
-        ValueError: the tree has none, or several.
-    """
+    """Returns the only :class:`LossScaleState` in a pytree such as an optimizer's state."""
     found = _scales(tree)
     if len(found) != 1:
         raise ValueError(

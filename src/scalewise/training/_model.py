@@ -23,7 +23,7 @@ from ..autocasting import Policy, autocast
 from ..autocasting import policy as policy_
 from ..autoscaling import AmaxHistory, Recipe, Schedule, autoscale
 from ..interpret import has_objects
-from ._finite import is_array, is_float_array
+from ._gradients import is_array, is_float_array
 
 Model: TypeAlias = Any
 """A pytree of parameters, or a Flax NNX or Equinox module."""
@@ -154,11 +154,7 @@ def check_call(state: object, batch: PyTree) -> None:
 
 
 def loss_and_aux(out: PyTree, has_aux: bool) -> tuple[jax.Array, PyTree]:
-    """Returns what a loss function returned, as an array and what is beside it.
-
-    Raises:
-        TypeError: the loss isn't a real number, as ``jax.grad`` asks for.
-    """
+    """Returns what a loss function returned, as an array and what is beside it."""
     pair = isinstance(out, tuple | list) and len(out) == 2
     loss, aux = out if has_aux and pair else (out, None)
     single = has_aux <= pair and is_array(loss) and np.shape(loss) == ()

@@ -20,7 +20,7 @@ from ..autocasting import PolicyLike
 from ..autoscaling import AmaxHistory, Recipe, RecipeLike, Schedule, WithHistory
 from ..formats import FormatLike
 from . import _model as models
-from ._finite import all_finite, at_least_float32, floats_as, tree_where
+from ._gradients import all_finite, at_least_float32, floats_as, mean_over, tree_where
 from ._loss_scale import (
     DynamicLossScale,
     LossScale,
@@ -31,7 +31,6 @@ from ._loss_scale import (
     scale_loss,
 )
 from ._moments import StateFormat, store_state
-from ._reduce import mean_over
 from ._weights import apply_updates, compensated, master_weights, stochastic_rounding
 
 Weights = Literal["plain", "master", "stochastic", "compensated"]
@@ -71,9 +70,6 @@ class Step:
             model: a model or a pytree of parameters.
             batch: needed for delayed scaling, whose first scales come from a step on this batch:
                 arguments like those of later steps; with ``axis_name``, like one device's part.
-
-        Raises:
-            TypeError: a parameter isn't a real float array, or delayed scaling gets no batch.
         """
         params, rest, structure = models.split(model)
         optimizer = self.optimizer.init(params)  # before narrowing: masters are exact

@@ -20,7 +20,7 @@ from jax.typing import ArrayLike
 from .._check import checked, is_array, shown
 from .._types import PyTree
 from ..rounding import round_to
-from ._finite import at_least_float32, is_float_array
+from ._gradients import at_least_float32, is_float_array
 
 
 class MasterState(NamedTuple):

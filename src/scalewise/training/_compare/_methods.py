@@ -16,7 +16,7 @@ from ..._types import PyTree
 from ..._user_file import InputError
 from ...autoscaling import Recipe, Storage, WithHistory, autoscale, recipes, store
 from ...formats import E4M3FN, FP16
-from .._finite import floats_as
+from .._gradients import floats_as
 from .._loss_scale import DynamicLossScale, StaticLossScale
 from .._moments import NARROW_ADAM, STATES
 from .._step import step
@@ -46,11 +46,7 @@ class Method:
         return self.equivalent if self.options is None else self.options
 
     def build(self, program: Program) -> tuple[Callable[[PyTree, PyTree], PyTree], Step]:
-        """Returns the function from the program's state and first batch to this method's; its step.
-
-        Raises:
-            InputError: the method scales a loss that the program doesn't define.
-        """
+        """Returns the function from a program's state and first batch to this method's; its step."""
         if self.options is None:
             changed = self.transform(program.train_step)
             if isinstance(changed, WithHistory):
@@ -191,11 +187,7 @@ DEMO = ("float32", "fp16-plain", "fp16", "fp8", "fp8-narrow-state")  # what runs
 
 @checked
 def method(name: str | Method) -> Method:
-    """Returns the method of that name, in which ``-`` and ``_`` are the same; or the method itself.
-
-    Raises:
-        InputError: no method has that name; says which there are, and which was meant.
-    """
+    """Returns the method of that name, in which ``-`` and ``_`` are the same, or a given method."""
     if isinstance(name, Method):
         return name
     spellings = {known.replace("_", "-"): found for known, found in METHODS.items()}

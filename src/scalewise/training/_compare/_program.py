@@ -158,9 +158,6 @@ def corpus(path: str | Path | None = None, limit: Count = LIMIT) -> bytes:
     """Returns the first `limit` bytes of a file, or of a folder's files in sorted order.
 
     Hidden files are left out; None stands for the modules of Python's standard library.
-
-    Raises:
-        InputError: there is no such file or folder, or it is empty.
     """
     if path is None:
         root = Path(sysconfig.get_path("stdlib"))

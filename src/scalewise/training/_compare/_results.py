@@ -12,7 +12,7 @@ from markupsafe import Markup
 from rich.console import Console
 
 from ..._output import Rows, Tabular, tables_page
-from ..._output._chart import STYLE, Panel, chart_svg
+from ..._output._templates import STYLE, Panel, chart_svg
 from ..._output._text import Text
 from ..._types import Json
 
@@ -182,7 +182,11 @@ class Comparison(Tabular):
 
     def _page(self) -> str:
         scaled = [r for r in self.records if r.scales]
-        charts = self.curves_svg() + (_scales_svg(scaled) if scaled else "")
+        charts = self.curves_svg()
+        if scaled:
+            exponents = [[math.log2(x) for x in r.scales] for r in scaled]
+            panel = _panel(exponents, "loss scale, exponent of two")
+            charts += chart_svg("Loss scales", [panel], _legend(scaled))
         return tables_page(
             self.title,
             self.sentences(),
@@ -269,12 +273,6 @@ def sparklines(curves: Mapping[str, Sequence[float]], width: int) -> list[str]:
         at = [x * longest // columns for x in range(columns)]
         lines.append(f"{name:{margin}}" + "".join(mark(ys[i]) for i in at if i < len(ys)))
     return lines
-
-
-def _scales_svg(records: Sequence[Record]) -> str:
-    exponents = [[math.log2(x) for x in r.scales] for r in records]
-    panels = [_panel(exponents, "loss scale, exponent of two")]
-    return chart_svg("Loss scales", panels, _legend(records))
 
 
 def _panel(curves: Sequence[Sequence[float]], title: str) -> Panel:

@@ -16,7 +16,7 @@ import numpy as np
 from ..._jax import Tracer
 from ..._types import Json, PyTree
 from ...interpret import Applied, Equation, Interpretation, State, Value, is_float, transform
-from .._finite import all_finite
+from .._gradients import all_finite
 from .._loss_scale import has_loss_scale, loss_scale_of
 from ._methods import Method
 from ._program import Program, Step, call_user, check_same_types

@@ -49,11 +49,6 @@ class Sharding:
         """The mesh's axes and their sizes; a resumed run has to have the same."""
         return {str(name): int(n) for name, n in self.mesh.shape.items()}
 
-    @property
-    def replicated(self) -> NamedSharding:
-        """The sharding of an array of which each device has all."""
-        return NamedSharding(self.mesh, PartitionSpec())
-
     def of_state(self, shapes: PyTree) -> PyTree:
         """Returns the sharding of each array of a state."""
 

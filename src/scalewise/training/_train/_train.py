@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 from rich.console import Console
 
 from ..._check import Count, checked
@@ -219,7 +220,8 @@ class Run:
         jitted = jax.jit(self.step)
         if self.sharding is not None:
             same = jax.tree.map(lambda x: x.sharding, self.state)
-            jitted = jax.jit(self.step, out_shardings=(same, self.sharding.replicated))
+            replicated = NamedSharding(self.sharding.mesh, PartitionSpec())
+            jitted = jax.jit(self.step, out_shardings=(same, replicated))
         what = f"{self.program.name}.loss_of"
         return programs.call_user(jitted.trace, what, self.state, self._placed(batch))
 
