@@ -118,10 +118,7 @@ def rescue_folder() -> Iterator[Path]:
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Removes the temporary files that a killed process left in a folder.
-
-    Only for a folder that this process has locked: another process's file may be under way.
-    """
+    """Removes the temporary files that a killed process left in a folder, which is locked."""
     for path in folder.glob(f"{PREFIX}*{SUFFIX}"):
         with suppress(OSError):
             path.unlink()

@@ -272,11 +272,10 @@ def cast(
 def _check_space(shards: Sequence[Shard], target: Path) -> None:
     need = sum(e.nbytes for s in shards for job in s.jobs for e in job.entries)
     parent = Path(os.path.abspath(target)).parent
-    if parent.is_dir() and need > shutil.disk_usage(parent).free:
-        raise TargetError(
-            f"cannot write {str(target)!r}: it takes {need:,} bytes, "
-            f"{shutil.disk_usage(parent).free:,} are free"
-        )
+    free = shutil.disk_usage(parent).free if parent.is_dir() else need
+    if need > free:
+        what = f"it takes {need:,} bytes, {free:,} are free"
+        raise TargetError(f"cannot write {str(target)!r}: {what}")
 
 
 def compare_scales(

@@ -258,13 +258,13 @@ def diff(
 
 
 def _compared(a: Weight, b: Weight) -> Difference:
-    kinds = (_kind(a), _kind(b))
+    first, second = (w.format if w.layout is None else w.kind for w in (a, b))
     shapes = a.shape, b.shape
     if shapes[0] != shapes[1]:
-        return Difference(a.name, *kinds, math.inf, None, shapes)
+        return Difference(a.name, first, second, math.inf, None, shapes)
     plain = a.kind == b.kind == "plain" and a.format == b.format
     if plain and np.array_equal(a.parts["codes"].bytes, b.parts["codes"].bytes):
-        return Difference(a.name, *kinds, 0.0, Loss(numbers=math.prod(a.shape)), shapes)
+        return Difference(a.name, first, second, 0.0, Loss(numbers=math.prod(a.shape)), shapes)
     same = a.layout is not None and b.layout is not None and (
         a.packed.transposed == b.packed.transposed)  # fmt: skip
     x, y = _rows(a, same), _rows(b, same)
@@ -272,11 +272,7 @@ def _compared(a: Weight, b: Weight) -> Difference:
     found = loss(x, y, packed)
     error = math.inf if found.non_finite else math.sqrt(found.noise / found.signal) if (
         found.signal) else (math.inf if found.noise else 0.0)  # fmt: skip
-    return Difference(a.name, *kinds, error, found, shapes)
-
-
-def _kind(weight: Weight) -> str:
-    return weight.format if weight.layout is None else weight.kind
+    return Difference(a.name, first, second, error, found, shapes)
 
 
 def _rows(weight: Weight, stored: bool) -> np.ndarray | Decoded:

@@ -176,7 +176,7 @@ def quantization_config(written: Written, kept: Sequence[str], powers: bool) -> 
     """Returns the value of ``quantization_config`` for a written checkpoint, {} for none."""
     if not written:
         return {}
-    ignored = sorted(_module(name) for name in kept if name.endswith(".weight"))
+    ignored = sorted(name.removesuffix(".weight") for name in kept if name.endswith(".weight"))
     first, _ = next(iter(written.values()))
     if first.family == "compressed-tensors":
         return _compressed_tensors(written, ignored)
@@ -191,14 +191,12 @@ def quantization_config(written: Written, kept: Sequence[str], powers: bool) -> 
     return {}
 
 
-def _module(name: str) -> str:
-    return name.removesuffix(".weight")
-
-
 def _compressed_tensors(written: Written, ignored: Sequence[str]) -> dict[str, Json]:
     kinds: dict[tuple[Layout, Strategy], list[str]] = {}
     for name, kind in written.items():
-        kinds.setdefault(kind if kind[0].block is None else (kind[0], ""), []).append(_module(name))
+        kinds.setdefault(kind if kind[0].block is None else (kind[0], ""), []).append(
+            name.removesuffix(".weight")
+        )
     groups = [(kind, _activations(*kind), names) for kind, names in kinds.items()]
     found = compressed_tensors(groups, ignored)
     if len(groups) == 1:
@@ -262,7 +260,7 @@ def algorithm_of(layout: Layout, strategy: Strategy) -> dict[str, Json]:
 
 
 def _modelopt(written: Written, ignored: Sequence[str]) -> dict[str, Json]:
-    each = {_module(name): algorithm_of(*kind) for name, kind in written.items()}
+    each = {name.removesuffix(".weight"): algorithm_of(*kind) for name, kind in written.items()}
     first = next(iter(each.values()))
     common: dict[str, Json] = {"kv_cache_quant_algo": None, "exclude_modules": list(ignored)}
     if all(algorithm == first for algorithm in each.values()):

@@ -273,9 +273,9 @@ def code_levels(p: Packed) -> tuple[np.ndarray, np.ndarray]:
 def residue(p: Packed, levels: tuple[np.ndarray, np.ndarray]) -> tuple[float, int]:
     """Returns the sum of squares of blocks' levels beside rows and columns, its degrees of freedom.
 
-    A block's level is the logarithm of its root mean square: that of the scale plus that of the
-    codes. The two are correlated negatively, since a block whose largest number is an outlier has a
-    large scale and small codes; the sum varies less than scales and codes of different blocks.
+    A block's level is the logarithm of its root mean square, that of the scale plus that of the
+    codes. A block whose largest number is an outlier has a large scale and small codes: the sum
+    varies less than scales and codes of different blocks.
     """
     chosen, of_codes = levels
     with np.errstate(all="ignore"):

@@ -79,8 +79,7 @@ def of_codes(weight: Weight, p: Packed) -> Iterator[Finding]:
 def _at_the_top(weight: Weight, p: Packed) -> Iterator[Finding]:
     """Yields a tensor of powers of two as scales whose blocks all reach the largest code.
 
-    The scale of the largest magnitude brings each block there; powers of two bring about one in
-    fourteen.
+    The scale of the largest magnitude brings each block there; powers of two one in fourteen.
     """
     if p.element.bits != 8 or p.scale.size < 3:
         return

@@ -193,10 +193,9 @@ def _scales(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, ...]:
 
 
 def _size(n: int, scales: int) -> int:
-    """Returns the size of the blocks of an axis, 0 if there is none.
+    """Returns the size of the blocks of an axis, a power of two; 0 if there is none.
 
-    Of two scales for 192 numbers the second is for the last 64, not for 96: sizes are powers of
-    two.
+    Of two scales for 192 numbers the second is for the last 64, not for 96.
     """
     if scales == 1:
         return n

@@ -93,7 +93,7 @@ def encode(
     if fmt.zero and not fmt.negative_zero:
         negative &= magnitude != 0
     code = magnitude + (negative.astype(np.int64) << (fmt.bits - 1) if fmt.signed else 0)
-    return np.where(nan, _nan(fmt), code).astype(fmt.code_dtype)
+    return np.where(nan, fmt.nan_code or 0, code).astype(fmt.code_dtype)
 
 
 def _draw(mode: Rounding, bits: Any, shape: tuple[int, ...]) -> np.ndarray | None:
@@ -158,7 +158,3 @@ def _overflow(fmt: Any, saturate: bool) -> int:
     if fmt.infinity_code is not None:
         return fmt.infinity_code
     return fmt.max_code if fmt.nan_code is None else -1
-
-
-def _nan(fmt: Any) -> int:
-    return 0 if fmt.nan_code is None else fmt.nan_code

@@ -143,10 +143,7 @@ def objective(name: str, outputs: Sequence[jax.ShapeDtypeStruct]) -> Objective:
         wide = [i for i, x in enumerate(outputs) if x.ndim and x.shape[-1] > 1]
         if len(outputs) != 1 or not wide:
             shapes = ", ".join(str(tuple(x.shape)) for x in outputs)
-            raise ValueError(
-                "plan: objective='kl' needs one output, the logits of at least two classes on the "
-                f"last axis; the function returns {shapes}"
-            )
+            raise ValueError(f"plan: objective='kl' needs logits, one output; there are {shapes}")
         return Objective("KL divergence, in nats", lambda a, b: kl(a[0], b[0]).mean(), _kl_probe)
     return Objective("relative error of the outputs", _error, _error_probe, root=True)
 

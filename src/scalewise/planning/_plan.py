@@ -193,7 +193,7 @@ SMALL = 0.01  # of the objective: roundings that do less aren't worth a note
 def lines(space: Space, best: Tried, saturated: np.ndarray) -> tuple[PlanLine, ...]:
     """Returns a line for each site, with the objective of its roundings alone."""
     columns = [space.columns[i][choice] for i, choice in enumerate(best.choice)]
-    measured = [space.with_columns(own) if own else 0.0 for own in columns]
+    measured = [space.emulate(space.family.chosen(own)) if own else 0.0 for own in columns]
     total = sum(map(abs, measured)) or 1.0
     found = []
     for i, (site, own, result) in enumerate(zip(space.sites, columns, measured, strict=True)):

@@ -160,9 +160,8 @@ class Prediction:
     """The objective of a plan as the sum of what its roundings do alone and in pairs.
 
     The adjoint pass gives the smooth part, a quadratic form. A rounding that changes discrete
-    decisions (the experts that are chosen, say) does more than that when it is run alone: decisions
-    flip with a probability in proportion to the error before them, and independent errors add up in
-    their squares, so that what the roundings of a plan add by flipping does, too.
+    decisions does more than that when it is run alone: decisions flip with a probability in
+    proportion to the error before them, and independent errors add up in their squares.
     """
 
     smooth: np.ndarray  # what each rounding does alone, without jumps
@@ -179,8 +178,7 @@ class Prediction:
         """Returns the Pareto front of the sites' options, each a list of columns.
 
         Errors within a site count with their pairs. The root of the sum of squared jumps isn't a
-        sum over sites: its tangent is, which bounds it from above. The tangent is taken at the
-        front's middle, where most of the next front is.
+        sum over sites: its tangent at the front's middle is, which bounds it from above.
         """
 
         # whichever sign an option's mean effect has: it belongs to the data at hand, and the next

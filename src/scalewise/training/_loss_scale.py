@@ -212,10 +212,7 @@ def loss_scaled(
     """
     scaling = DynamicLossScale() if scaling is None else scaling
     if not check_finite and not isinstance(scaling, StaticLossScale):
-        raise ValueError(
-            f"check_finite=False leaves overflows undetected, but scaling is {scaling!r}, which "
-            "they change; expected StaticLossScale(...), and no FP16 without it"
-        )
+        raise ValueError(f"scaling is {scaling!r}; check_finite=False needs StaticLossScale(...)")
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: PyTree) -> LossScaledState:
@@ -253,20 +250,13 @@ def loss_scaled(
 @checked
 def loss_scale_of(tree: PyTree) -> LossScaleState:
     """Returns the only :class:`LossScaleState` in a pytree such as an optimizer's state."""
-    found = _scales(tree)
+    found = loss_scales(tree)
     if len(found) != 1:
-        raise ValueError(
-            f"loss_scale_of: {len(found)} loss scales in this tree; expected the state of an "
-            "optimizer that loss_scaled(...) wraps once"
-        )
+        raise ValueError(f"loss_scale_of: {len(found)} loss scales in this tree; expected one")
     return found[0]
 
 
-def has_loss_scale(tree: PyTree) -> bool:
-    return len(_scales(tree)) == 1
-
-
-def _scales(tree: PyTree) -> list[LossScaleState]:
+def loss_scales(tree: PyTree) -> list[LossScaleState]:
     def is_state(x: object) -> bool:
         return isinstance(x, LossScaleState)
 
@@ -338,8 +328,5 @@ def layer_scaled(
 
 @checked
 def layer_scales(scaling: LossScale, layers: Count) -> LossScaleState:
-    """Returns the state of a loss scale for each layer: every field is an array of that length.
-
-    ``scaling.update(state, counts == 0)`` updates each by its layer's non-finite gradients.
-    """
+    """Returns a loss scale's state with arrays of ``layers`` numbers, for ``update`` by counts."""
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (layers,)), scaling.init())

@@ -31,11 +31,7 @@ Model: TypeAlias = Any
 
 @dataclasses.dataclass(frozen=True)
 class Structure:
-    """Rebuilds a model from its arrays; this class serves plain pytrees.
-
-    Structures are hashable. Two are equal if the static parts of their models are, and a structure
-    can be pickled if those parts can.
-    """
+    """Rebuilds a model from its arrays; it is hashable. This class serves plain pytrees."""
 
     def merge(self, params: PyTree, rest: PyTree) -> Model:
         """Returns the model that the user's loss function gets."""
@@ -99,11 +95,6 @@ def split(model: Model) -> tuple[PyTree, PyTree, Structure]:
         structure = EquinoxStructure(static)
     else:
         params, rest, structure = model, (), Structure()
-    check_floats(params)
-    return params, rest, structure
-
-
-def check_floats(params: PyTree) -> None:
     leaves = jax.tree_util.tree_leaves_with_path(params)
     if not leaves:
         raise TypeError("training.step: there is nothing to train: the params hold no array")
@@ -115,6 +106,7 @@ def check_floats(params: PyTree) -> None:
                 f"training.step: params{jax.tree_util.keystr(path)} is {kind}; trained are real "
                 "float arrays: keep anything else out of params (in the batch, or closed over)"
             )
+    return params, rest, structure
 
 
 @jax.tree_util.register_dataclass

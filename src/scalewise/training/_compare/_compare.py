@@ -87,7 +87,9 @@ def compare(
             f"{steps} steps of each",
             highlight=False,
         )
-        warm_up()
+        # makes JAX load what it loads on its first trace, derivative and compilation
+        example = jax.value_and_grad(lambda w, x: jnp.tanh(x @ w).mean())
+        jax.jit(example).lower(jnp.ones((8, 8)), jnp.ones((8, 8))).compile()
         runs, finite = [], jax.jit(functools.partial(finite_leaves))
         for each in chosen:
             with console.status(f"compiling {each.name}"):
@@ -100,11 +102,14 @@ def compare(
             if not made:
                 raise cause or KeyboardInterrupt()
             interrupted = isinstance(cause, KeyboardInterrupt)
+            failure = str(cause) if isinstance(cause, InputError) else ""
+            if isinstance(cause, OSError):
+                failure = f"metrics.jsonl can't be written after step {made}: {sentence(cause)}"
             comparison = Comparison(
                 program=program.name, steps=steps, seed=seed,
                 records=tuple(by_seed[0].record(made, by_seed) for by_seed in runs),
                 interrupted=interrupted, folder="" if folder is None else str(folder.path),
-                environment=environment(), failure=_failure(cause, made),
+                environment=environment(), failure=failure,
                 signal=signal_of(cause) if interrupted else 0,
             )  # fmt: skip
             if folder is not None:
@@ -121,12 +126,6 @@ def _checked_methods(given: Sequence[str | Method]) -> list[Method]:
     if len(set(names)) < len(names):
         raise InputError(f"methods: one is given twice: {', '.join(names)}")
     return methods
-
-
-def _failure(cause: KeyboardInterrupt | Exception | None, steps: int) -> str:
-    if isinstance(cause, OSError):
-        return f"metrics.jsonl can't be written after step {steps}: {sentence(cause)}"
-    return str(cause) if isinstance(cause, InputError) else ""
 
 
 def _train(
@@ -185,12 +184,6 @@ def write(comparison: Comparison, folder: Folder) -> Comparison:
             return written(changed(folder=str(path)), Folder(path))
     except OSError:
         return changed(folder="")
-
-
-def warm_up() -> None:
-    """Makes JAX load what it loads on its first trace, derivative and compilation."""
-    example: Callable[..., PyTree] = jax.value_and_grad(lambda w, x: jnp.tanh(x @ w).mean())
-    jax.jit(example).lower(jnp.ones((8, 8)), jnp.ones((8, 8))).compile()
 
 
 def environment() -> tuple[tuple[str, str], ...]:

@@ -46,7 +46,7 @@ class Method:
         return self.equivalent if self.options is None else self.options
 
     def build(self, program: Program) -> tuple[Callable[[PyTree, PyTree], PyTree], Step]:
-        """Returns the function from a program's state and first batch to this method's; its step."""
+        """Returns the function from a program's state and a batch to this method's; its step."""
         if self.options is None:
             changed = self.transform(program.train_step)
             if isinstance(changed, WithHistory):

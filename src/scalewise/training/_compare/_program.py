@@ -108,9 +108,9 @@ def parameter_count(state: PyTree, program: Program) -> int:
     """Returns how many numbers the parameters of a program's state hold."""
     params = params_of(state)
     if params is None:
+        kind = type(state).__name__
         raise InputError(
-            f"{program.name}.init returned a {type(state).__name__} without params: the state is "
-            'a pytree with its parameters under the key (or attribute) "params"'
+            f'{program.name}.init returned a {kind} without params: name them "params"'
         )
     count = sum(getattr(x, "size", 1) for x in jax.tree.leaves(params))
     if not count:

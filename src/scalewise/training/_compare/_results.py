@@ -123,10 +123,6 @@ class Comparison(Tabular):
         return float(np.max([abs(a / b - 1) if b else math.nan for a, b in pairs]))
 
     @property
-    def heading(self) -> str:
-        return ""
-
-    @property
     def title(self) -> str:
         return f"{self.program}, {len(self.records)} methods side by side"
 

@@ -17,7 +17,7 @@ from ..._jax import Tracer
 from ..._types import Json, PyTree
 from ...interpret import Applied, Equation, Interpretation, State, Value, is_float, transform
 from .._gradients import all_finite
-from .._loss_scale import has_loss_scale, loss_scale_of
+from .._loss_scale import loss_scale_of, loss_scales
 from ._methods import Method
 from ._program import Program, Step, call_user, check_same_types
 from ._results import Divergence, Record, finite_or_none, last_mean
@@ -71,7 +71,7 @@ class Run:
         self.scales: list[float] = []
         self.divergence: Divergence | None = None
         self.stopped = False
-        self.scaled = has_loss_scale(self.state)
+        self.scaled = len(loss_scales(self.state)) == 1
 
     def advance(self, batch: PyTree) -> None:
         """Makes and times one step; does nothing if the method can't become finite again."""
@@ -190,10 +190,7 @@ def first_non_finite(step: Step, state: PyTree, batch: PyTree) -> str | None:
 
 
 def lost_second_moments(state: PyTree) -> str | None:
-    """Describes how many second moments are zero while the first moment isn't; None if none is.
-
-    Covers optimizer states with plain arrays `mu` and `nu`, as optax's Adam family has.
-    """
+    """Describes how many of Adam's second moments are zero while the first moment isn't."""
 
     def has_moments(x: object) -> bool:
         return hasattr(x, "mu") and hasattr(x, "nu")

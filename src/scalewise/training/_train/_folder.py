@@ -116,9 +116,8 @@ class RunFolder:
         """Reads the newest good checkpoint, renames damaged ones to ``<step>.damaged``, and writes
         ``run.json`` and ``step.jaxpr``.
 
-        Returns the step, the state, and a sentence for each damaged checkpoint; None if the folder
-        holds no checkpoint at all. Nothing is renamed if program, settings or arrays differ from
-        the template's, or if all checkpoints are damaged.
+        Returns the step, the state, and a sentence for each damaged checkpoint; None if there is no
+        checkpoint at all. Nothing is renamed if the run is another one, or none is whole.
         """
         if self._expected:
             call_on_first(lambda: _check_program(self._folder, program))
