@@ -106,7 +106,7 @@ def write_shards(
 ) -> int:
     """Writes files into a folder of :func:`staging`; returns how many jobs were there already.
 
-    What a run of the same identity wrote is kept. ``told`` is called with the record and the bytes
+    Bytes that a run of the same identity wrote are kept. ``told`` is called with the record and the bytes
     of each job, also of those.
     """
     journal = folder / JOURNAL
