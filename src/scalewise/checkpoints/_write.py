@@ -106,8 +106,8 @@ def write_shards(
 ) -> int:
     """Writes files into a folder of :func:`staging`; returns how many jobs were there already.
 
-    Bytes that a run of the same identity wrote are kept. ``told`` is called with the record and the bytes
-    of each job, also of those.
+    Jobs of an earlier run of the same identity are kept. ``told`` is called with the record and the
+    bytes of each job, also of those.
     """
     journal = folder / JOURNAL
     done = _journal(journal, identity)
