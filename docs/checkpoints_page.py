@@ -11,10 +11,23 @@ from pathlib import Path
 
 from scalewise.checkpoints import load
 from scalewise.checkpoints._encode import WRITERS
-from scalewise.checkpoints._layouts import FAMILIES, LAYOUTS
+from scalewise.checkpoints._layouts import LAYOUTS
 
 HERE = Path(__file__).parent
 RECORDED = HERE.parent / "tests/checkpoints/recorded"
+FAMILIES = {
+    "scalewise": "ScaledArrays by `scalewise.scaled.save_safetensors`",
+    "torchao": "metadata `tensor_names`, github.com/pytorch/ao prototype/safetensors",
+    "comfyui": "metadata `_quantization_metadata` or tensors `*.comfy_quant`, "
+    "github.com/comfyanonymous/ComfyUI",
+    "gguf": "github.com/ggml-org/llama.cpp ggml-common.h, gguf-py",
+    "compressed-tensors": "`quant_method: compressed-tensors`, github.com/vllm-project/"
+    "compressed-tensors",
+    "modelopt": "`hf_quant_config.json`, github.com/NVIDIA/TensorRT-Model-Optimizer",
+    "deepseek": "`quant_method: fp8`, github.com/deepseek-ai/DeepSeek-V3 inference",
+    "gpt-oss": "`quant_method: mxfp4`, github.com/openai/gpt-oss",
+    "fbgemm": "`quant_method: fbgemm_fp8`, github.com/huggingface/transformers integrations",
+}
 ORDER = {
     "pairs": "even element low", "swapped": "even element high",
     "halves": "j low, j + half a block high", None: "",

@@ -96,7 +96,7 @@ WALKS = (
                     '        "nearest_zero": (middle, never),\n',
                 ),
             ],
-            "src/scalewise/formats/_like.py": [after('"nearest_away", ', '"nearest_zero", ')],
+            "src/scalewise/formats/_catalogue.py": [after('"nearest_away", ', '"nearest_zero", ')],
         },
         ("tests/formats/test_roundings.py", "tests/test_public.py"),
     ),

@@ -19,11 +19,10 @@ import ml_dtypes
 import numpy as np
 
 from scalewise import checkpoints
-from scalewise.checkpoints._configs import quantization_config
 from scalewise.checkpoints._encode import quantised, writer_of
 from scalewise.checkpoints._files import open_file
 from scalewise.checkpoints._lay import base_of, laid_out, torchao_metadata, torchao_record
-from scalewise.checkpoints._layouts import BY_NAME
+from scalewise.checkpoints._layouts import BY_NAME, quantization_config
 from scalewise.checkpoints._packed import nibbles, pack_nibbles
 from scalewise.checkpoints._report import Fault as c
 from scalewise.checkpoints._weights import swizzled

@@ -185,10 +185,10 @@ def test_npy_headers_with_wrong_sizes(folder):
 
     entry = "{'descr': %s, 'fortran_order': False, 'shape': %s}\n"
     for head, message in (
-        (entry % ("'<f4'", "(10000000000000,)"), "has 40,000,000,000,000 bytes, 0 are there"),
-        (entry % ("'<f4'", "(-1,)"), "a shape of (-1,)"),
+        (entry % ("'<f4'", "(10000000000000,)"), "is no complete .npy file"),
+        (entry % ("'<f4'", "(-1,)"), "negative dimensions are not allowed"),
         (entry % ("'<f4'", "(" * 200), "is no complete .npy file"),
-        (entry % ("'|O'", "(1,)"), "holds object; expected float16, float32 or float64"),
+        (entry % ("'|O'", "(1,)"), "Python objects in dtype"),
         (entry % ("'<f16'", "(0,)"), "expected float16, float32 or float64"),
         (entry % ("[", "(1,)"), "is no complete .npy file"),
         ("junk \x00", "is no complete .npy file"),

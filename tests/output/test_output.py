@@ -232,7 +232,7 @@ def test_control_characters_are_visible():
     assert visible("a\u202eb\u2066c\x1b[31m\n") == "a\\u202eb\\u2066c\\x1b[31m\n"
     assert Text("a\u202e", style="bold").append("\x1b[2J\n").plain == "a\\u202e\\x1b[2J\n"
     assert Text.assemble(("\u2066b", "bold"), "c").plain == "\\u2066bc"
-    page = page_environment("scalewise.training._compare").from_string("{{ name }}|{{ 3 }}")
+    page = page_environment("scalewise._output").from_string("{{ name }}|{{ 3 }}")
     assert page.render(name="<\u202e>") == "&lt;\\u202e&gt;|3"
 
 

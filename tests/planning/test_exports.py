@@ -9,7 +9,7 @@ import pytest
 import scalewise as sw
 from arrays import normal
 from scalewise.autoscaling import Operand
-from scalewise.planning import _exports
+from scalewise.planning import _result as _exports
 
 LAYERS = [
     ("blocks.0.up", Operand("nvfp4"), None),

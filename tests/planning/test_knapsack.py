@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalewise.planning._knapsack import front
+from scalewise.planning._predict import front
 
 OPTION = st.tuples(st.floats(0, 10), st.integers(0, 8))
 ITEMS = st.lists(st.lists(OPTION, min_size=1, max_size=4), min_size=1, max_size=5)

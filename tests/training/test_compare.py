@@ -40,11 +40,7 @@ def batches(data, seed):
         yield random.normal(size=(4, WIDTH)).astype(np.float32)
 
 
-@pytest.fixture(autouse=True)
-def promotion_of_users():
-    """Programs that are compared are others' (optax is one), and promote as they like."""
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("users_promotion")
 
 
 TINY = Program("tiny", init, train_step, batches)

@@ -12,11 +12,7 @@ from scalewise.training import DynamicLossScale, step
 STEPS = 3
 
 
-@pytest.fixture(autouse=True)
-def users_promotion():
-    """optax promotes as it likes."""
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("users_promotion")
 
 
 def params():

@@ -13,12 +13,7 @@ from scalewise.training import (
     step,
 )
 
-
-@pytest.fixture(autouse=True)
-def users_promotion():
-    """optax promotes as it likes."""
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("users_promotion")
 
 
 def test_steps_left_out_in_a_row_are_counted_and_cause_a_warning():

@@ -11,12 +11,7 @@ from scalewise import ScaledArray, SqrtStored, Storage
 from scalewise.formats import E4M3FN, E5M2, FP16
 from scalewise.training import NARROW_ADAM, store_state, widen
 
-
-@pytest.fixture(autouse=True)
-def users_promotion():
-    """optax promotes as it likes."""
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("users_promotion")
 
 
 W = {"w": normal(0, (32, 64)), "b": jnp.ones(64)}

@@ -11,12 +11,7 @@ import pytest
 import scalewise as sw
 from scalewise.training import mu_s
 
-
-@pytest.fixture(autouse=True)
-def users_promotion():
-    """optax promotes as it likes."""
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("users_promotion")
 
 
 def norm(x):

@@ -5,9 +5,9 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from scalewise._output._chart import ticks
+from scalewise._output._templates import ticks
 from scalewise.training import Comparison, Divergence, Record
-from scalewise.training._compare._show import curves_svg, page, plot
+from scalewise.training._compare._results import sparklines
 
 
 def record(name, losses, divergence=None):
@@ -23,7 +23,8 @@ DEAD = record("fp<16>", [3.0, math.nan, math.nan], Divergence(2, "0/0 & <why>"))
 
 
 def test_the_page_is_self_contained_and_escapes_names():
-    html, svg = page(comparison(FINE, DEAD))
+    found = comparison(FINE, DEAD)
+    html = found._page()
     known = html.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "")
     assert "http" not in known
     assert "<script" not in html
@@ -32,11 +33,11 @@ def test_the_page_is_self_contained_and_escapes_names():
     assert "0/0 &amp; &lt;why&gt;" in html
     assert "prefers-color-scheme: dark" in html
     assert 'name="viewport"' in html
-    assert svg in html
+    assert found.curves_svg() in html
 
 
 def test_the_page_allows_its_own_styles_and_nothing_else():
-    html, _ = page(comparison(record("float\u2066 32", [3.0, 2.0, 1.0]), DEAD))
+    html = comparison(record("float\u2066 32", [3.0, 2.0, 1.0]), DEAD)._page()
     assert "float\\u2066 32" in html
     assert "\u2066" not in html
     assert "script-src 'none'" in html
@@ -46,11 +47,11 @@ def test_the_page_allows_its_own_styles_and_nothing_else():
 
 def test_a_loss_of_zero_has_a_picture():
     zero, other = record("float32", [1.0, 0.0, 0.0]), record("fp16", [1.0, 0.5, 0.0])
-    ET.fromstring(curves_svg(comparison(zero, other)))
+    ET.fromstring(comparison(zero, other).curves_svg())
 
 
 def test_the_picture_is_wellformed_and_has_a_gap_where_the_loss_is_nan():
-    root = ET.fromstring(curves_svg(comparison(FINE, DEAD)))
+    root = ET.fromstring(comparison(FINE, DEAD).curves_svg())
     paths = [p.get("d", "") for p in root.iter("{http://www.w3.org/2000/svg}path")]
     assert not any("nan" in d for d in paths)
     texts = [t.text or "" for t in root.iter("{http://www.w3.org/2000/svg}text")]
@@ -61,8 +62,8 @@ def test_the_picture_is_wellformed_and_has_a_gap_where_the_loss_is_nan():
 @pytest.mark.parametrize("losses", [[math.nan] * 3, [2.0, 2.0, 2.0], [1.0]])
 @pytest.mark.thorough(keep=1)
 def test_odd_curves_are_drawn(losses):
-    ET.fromstring(curves_svg(comparison(record("x", losses))))
-    assert plot({"x": losses}, ["red"], width=40, height=6)
+    ET.fromstring(comparison(record("x", losses)).curves_svg())
+    assert sparklines({"x": losses}, 40)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (2.3, 5.7), (1, 300), (-0.4, 0.1), (0, 1e-9)])
@@ -70,10 +71,3 @@ def test_ticks_are_few_round_and_inside(low, high):
     found = ticks(low, high)
     assert 3 <= len(found) <= 9
     assert all(low - 1e-9 <= t <= high + 1e-9 for t in found)
-
-
-def test_a_curve_reaches_both_ends_of_its_range():
-    rows = plot({"a": [2.0, 1.0]}, ["red"], width=30, height=6)
-    assert rows[0].plain.startswith("2.00 |")
-    assert rows[4].plain.startswith("1.00 |")
-    assert set(rows[0].plain[6:]) > {chr(0x2800)}

@@ -16,11 +16,7 @@ FIRST = np.asarray(normal(0, (64, 128))) * np.exp2(np.arange(128) / 8 - 20).asty
 SECOND = FIRST**2
 
 
-@pytest.fixture(autouse=True)
-def users_promotion():
-    """optax promotes as it likes."""
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("users_promotion")
 
 
 def error(storage, x):

@@ -20,12 +20,7 @@ from scalewise.training import (
     step,
 )
 
-
-@pytest.fixture(autouse=True)
-def users_promotion():
-    """optax, Flax and Equinox promote as they like."""
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("users_promotion")
 
 
 def params(seed=0):

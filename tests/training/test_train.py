@@ -26,11 +26,7 @@ OPTIMIZER = optax.adamw(1e-2)
 WIDTH = 48
 
 
-@pytest.fixture(autouse=True)
-def users_promotion():
-    """optax and Orbax promote as they like."""
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("users_promotion")
 
 
 def init(seed):

@@ -21,11 +21,7 @@ WAYS = {"master": master_weights, "stochastic": stochastic_rounding, "compensate
 NARROW = [jnp.float16, jnp.bfloat16]
 
 
-@pytest.fixture(autouse=True)
-def users_promotion():
-    """optax promotes as it likes."""
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("users_promotion")
 
 
 def walk(optimizer, w, gradients):

@@ -38,11 +38,7 @@ if TYPE_CHECKING:
 
 
 def page_environment(package: str) -> Pages:
-    """Returns the Jinja environment of the templates beside a package's modules.
-
-    Its ``rendered(name, **values)`` returns a page with a Content-Security-Policy; values are
-    escaped, control characters are shown, and undefined names raise an exception.
-    """
+    """Returns the Jinja environment of the templates beside a package's modules."""
     from ._templates import Pages  # imports jinja2, which takes 0.1 s: not for --help
 
     return Pages(package)

@@ -31,15 +31,11 @@ class FolderInUseError(InputError):
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """Holds a folder's lock, ``.lock``, while the block runs.
+    """Holds a folder's lock, ``.lock``, while the block runs; FolderInUseError if another does.
 
-    The operating system releases the lock when the process ends, however it ends. The file is
-    removed at the end of the block; one that a killed process left behind locks nothing. On a file
-    system without locks the block runs unlocked.
-
-    Raises:
-        FolderInUseError: the lock is held already.
-        OSError: the lock's file cannot be created.
+    The operating system releases the lock when the process ends, however it ends; a file that a
+    killed process left behind locks nothing. On a file system without locks the block runs
+    unlocked.
     """
     path = folder / NAME
     handle = _acquired(path)
@@ -95,11 +91,7 @@ class Folder:
 
     @classmethod
     def at(cls, out: str | Path | Folder) -> Folder:
-        """Returns the folder ``out``, which has to be new or empty.
-
-        Raises:
-            InputError: there is a file, or a folder with files in it.
-        """
+        """Returns the folder ``out``, which has to be new or empty."""
         if isinstance(out, Folder):
             return out
         folder = cls(Path(out))
@@ -126,10 +118,6 @@ class Folder:
 
         Yields:
             The folder under the name that it got.
-
-        Raises:
-            InputError: another process uses the folder, or it isn't empty although it has to be.
-            OSError: it can't be created.
         """
         folder, created = self._created()
         try:

@@ -15,12 +15,7 @@ POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'"
 
 
 def visible(text: str) -> str:
-    r"""Returns the text with control characters, also bidirectional ones, as escapes.
-
-    Example:
-        >>> visible("a\u202eb")
-        'a\\u202eb'
-    """
+    """Returns the text with control characters, also bidirectional ones, as escapes."""
     text = BIDIRECTIONAL.sub(lambda m: f"\\u{ord(m[0]):04x}", text)
     return CONTROL.sub(lambda m: f"\\x{ord(m[0]):02x}", text)
 

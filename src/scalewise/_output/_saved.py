@@ -24,12 +24,7 @@ ENDINGS = (".html", ".json", ".csv")
 
 
 def writable(path: str | os.PathLike[str], endings: Sequence[str] = ENDINGS) -> Path:
-    """Checks that a result can be written to a path, and returns the path.
-
-    Raises:
-        ValueError: another ending, no such folder, or not a regular file.
-        OSError: the file can't be written, or none can be created in its folder.
-    """
+    """Returns the path, after a check of its ending, and that a file can be written there."""
     path = Path(path)
     if path.suffix not in endings:
         *others, last = endings
@@ -70,10 +65,6 @@ class Saved(Printed):
         Args:
             path: ends with ``.html``, ``.json``, or ``.csv``: of a report its operations alone, of
                 a tuning its parts, of a comparison its lines; reports of checkpoints have none.
-
-        Raises:
-            ValueError: another ending, no such folder, or not a regular file.
-            OSError: the file can't be written.
         """
         path = writable(path, self.endings)
         made = {".html": self._page, ".json": self.json, ".csv": self._csv}[path.suffix]
@@ -99,19 +90,14 @@ class Rows(NamedTuple):
 
 
 def _is_number(cell: str) -> bool:
-    return cell.lstrip("-+")[:1].isdigit() or cell in ("inf", "nan")
+    return cell.lstrip("-+")[:1].isdigit() or cell in ("inf", "nan", "–")
 
 
 class Tabular(Saved):
-    """A result of sentences and tables, of which the terminal's text and the page are made.
+    """A result of sentences and tables, of which the terminal's text and the page are made."""
 
-    Attributes:
-        most: how many rows of a table are printed, unless ``everything`` is asked for.
-        derived: properties that the JSON file has beside the fields.
-    """
-
-    most: ClassVar[int | None] = None
-    derived: ClassVar[tuple[str, ...]] = ()
+    most: ClassVar[int | None] = None  # rows of a table that are printed without ``everything``
+    derived: ClassVar[tuple[str, ...]] = ()  # properties in the JSON file beside the fields
 
     @property
     def title(self) -> str:

@@ -6,7 +6,7 @@ import codecs
 import html
 import io
 from collections.abc import Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ WIDEST = 10_000  # columns
 ASCII = {
     "×": "x", "±": "+-", "–": "-", "—": "-", "…": "...", "→": "->", "←": "<-",
     "≤": "<=", "≥": ">=", "·": "*", "⋮": ":", "━": "-", "─": "-", "╸": "-", "╺": "-",
+    "▁": "_", "▂": ".", "▃": ":", "▄": "-", "▅": "=", "▆": "+", "▇": "*", "█": "#",
 }  # fmt: skip
 
 
@@ -28,16 +29,6 @@ def _replaced(error: UnicodeError) -> tuple[str, int]:
 
 
 codecs.register_error("scalewise.ascii", _replaced)
-
-
-def printable(text: str, encoding: str) -> str:
-    """Returns the text with ASCII replacements for characters that an encoding doesn't have.
-
-    Example:
-        >>> printable("2^3 × 1.5", "ascii")
-        '2^3 x 1.5'
-    """
-    return text.encode(encoding, "scalewise.ascii").decode(encoding)
 
 
 class _Tolerant:
@@ -53,17 +44,15 @@ class _Tolerant:
                 try:
                     self._stream.write(text)
                 except UnicodeEncodeError:
-                    self._stream.write(printable(text, self._stream.encoding))
+                    known = text.encode(self._stream.encoding, "scalewise.ascii")
+                    self._stream.write(known.decode(self._stream.encoding))
             except (OSError, ValueError):  # ValueError: the stream was closed
                 self._silent = True
         return len(text)
 
     def flush(self) -> None:
-        if not self._silent:
-            try:
-                self._stream.flush()
-            except (OSError, ValueError):
-                self._silent = True
+        with suppress(OSError, ValueError):
+            self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -117,10 +106,7 @@ def print_rows(
 
 
 class Printed:
-    """A result with a ``show`` that prints it; as a string, it is what ``show`` prints.
-
-    A notebook shows the same text.
-    """
+    """A result with a ``show``, whose text is also its string, and what a notebook shows."""
 
     def show(self, console: Console | None = None) -> None:
         raise NotImplementedError

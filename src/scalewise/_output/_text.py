@@ -10,13 +10,9 @@ from ._page import visible
 
 
 class Text(rich.text.Text):
-    r"""rich's text, with control characters, also bidirectional ones, as escapes.
+    """rich's text, with control characters, also bidirectional ones, as escapes.
 
     Source lines, paths and names are printed as they are in a program, which may come from others.
-
-    Example:
-        >>> Text("a\u202eb").append("\x1b[2J").plain
-        'a\\u202eb\\x1b[2J'
     """
 
     def __init__(self, text: str = "", *arguments: Any, **options: Any):

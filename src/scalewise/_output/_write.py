@@ -28,21 +28,7 @@ class TargetError(ValueError):
 
 
 def check_target(path: str | os.PathLike[str]) -> Path:
-    """Returns the file that writing to a path would create or replace.
-
-    Symbolic links are followed, so that a link stays and the file behind it is replaced.
-
-    Args:
-        path: of a file that may not exist yet.
-
-    Returns:
-        The path without symbolic links.
-
-    Raises:
-        TargetError: the path exists and is not a regular file, or its folder does not exist.
-        PermissionError: the path is a file that this user may not write.
-        OSError: the path cannot be looked up (a loop of links, say).
-    """
+    """Returns the file that writing to a path would create or replace, behind symbolic links."""
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -86,16 +72,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     The new file is a temporary one in the same folder, flushed to the disk before it is renamed: at
     any moment, also after a crash, ``path`` is its old content or its new one. If the block raises,
     the temporary file is removed and ``path`` is unchanged. An existing file keeps its permissions.
-
-    Args:
-        path: see :func:`check_target`.
-
-    Yields:
-        A binary file to write to.
-
-    Raises:
-        TargetError: see :func:`check_target`.
-        OSError: the file cannot be written (a full disk, say); ``filename`` is always set.
+    An error of the operating system has ``path`` as its ``filename``.
     """
     target = check_target(path)
     temporary = target.with_name(f"{PREFIX}{secrets.token_hex(6)}{SUFFIX}")
@@ -131,13 +108,7 @@ def append(path: str | os.PathLike[str], content: bytes) -> None:
 
 @contextmanager
 def rescue_folder() -> Iterator[Path]:
-    """A new folder among the system's temporary files, for results that don't fit elsewhere.
-
-    It stays if the block ends without an error; if the block raises, it is removed.
-
-    Raises:
-        OSError: the folder cannot be created.
-    """
+    """A new folder among the system's temporary files, which is removed if the block raises."""
     folder = Path(tempfile.mkdtemp(prefix="scalewise-"))
     try:
         yield folder
@@ -147,10 +118,7 @@ def rescue_folder() -> Iterator[Path]:
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Removes the temporary files that a killed process left in a folder.
-
-    Only for a folder that this process has locked: another process's file may be under way.
-    """
+    """Removes the temporary files that a killed process left in a folder, which is locked."""
     for path in folder.glob(f"{PREFIX}*{SUFFIX}"):
         with suppress(OSError):
             path.unlink()

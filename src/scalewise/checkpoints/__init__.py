@@ -5,17 +5,17 @@ lists the layouts. :func:`load` returns a lazy tree, :func:`cast` converts a fil
 describes it, :func:`diff` compares two in value, :func:`check` looks for faults.
 """
 
+from ._api import Tree as Tree
 from ._api import cast as cast
 from ._api import compare_scales as compare_scales
+from ._api import load as load
+from ._api import save as save
 from ._check import check as check
-from ._diff import DiffReport as DiffReport
-from ._diff import diff as diff
 from ._files import UnreadableError as UnreadableError
+from ._inspect import DiffReport as DiffReport
 from ._inspect import InspectReport as InspectReport
+from ._inspect import diff as diff
 from ._inspect import inspect as inspect
-from ._open import Tree as Tree
-from ._open import load as load
-from ._open import save as save
 from ._report import CastReport as CastReport
 from ._report import CheckReport as CheckReport
 from ._report import Finding as Finding

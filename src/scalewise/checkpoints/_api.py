@@ -1,28 +1,167 @@
-"""The public functions on whole checkpoints."""
+"""The public functions on whole checkpoints: `load` and `save`, `cast` and its choices."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
+
+import jax
+import numpy as np
 
 from .._check import Pattern, checked
 from .._output import TargetError, check_target
 from .._types import Json
 from ..formats import RoundingMode
+from ..rounding import EncodedArray
+from ..scaled import ScaledArray, save_safetensors
+from ..scaled._safetensors import _joined
 from ._cast import KEEP, CastJobs, Options, checked_options, rows_of, shards_of, write_configs
 from ._encode import CHOICES, Choice, quantised, writer_of
-from ._files import UnreadableError
-from ._find import family_of, intact, refuse_unscaled
+from ._files import OrbaxTensor, UnreadableError, save_orbax
+from ._find import Source, family_of, intact, refuse_unscaled
 from ._layouts import writable
-from ._loss import loss
-from ._open import load
-from ._packed import Decoded
+from ._packed import Decoded, loss
 from ._report import CastReport
+from ._weights import Weight
 from ._write import Shard, digest, publish, staging, write_shards
+
+Array: TypeAlias = jax.Array | np.ndarray | ScaledArray | EncodedArray
+Place: TypeAlias = jax.sharding.Sharding | Callable[[str, tuple[int, ...]], jax.sharding.Sharding]
+
+
+class Tree(Mapping[str, Array]):
+    """The arrays of a checkpoint by name, read from the mapped files when they are used.
+
+    ``tree[name]`` is a NumPy array that maps the file, or a :class:`scalewise.ScaledArray` with the
+    stored bytes; ``tree.value(name)`` has the numbers as the layout's own package decodes them.
+
+    Attributes:
+        layout: family of the layouts, None for plain tensors.
+        evidence: what says so.
+        source: the files.
+    """
+
+    def __init__(self, source: Source, weights: Mapping[str, Weight], place: Place | None = None):
+        self.source = source
+        self.layout, self.evidence = family_of(source)
+        self.weights = dict(weights)
+        self._place = place
+
+    def __getitem__(self, name: str) -> Array:
+        weight, place = self.weights[name], self._place
+        if place is None:
+            return weight.scaled()
+        parts = [t for t in weight.parts.values() if isinstance(t, OrbaxTensor)]
+        if not parts:
+            x = weight.scaled()
+            return jax.tree.map(
+                lambda leaf: jax.device_put(leaf, _fitted(place, name, x.shape, leaf.shape)), x
+            )
+        shape, record = weight.parts["codes"].shape, weight.record or {}
+        if length := (record.get("data", record) or {}).get("length"):
+            shape = (*shape[:-1], length)  # packed codes have another last axis
+        arrays: Json = {t.name: t.restored(_fitted(place, name, shape, t.shape)) for t in parts}
+        return _joined(name, weight.record, arrays) if weight.record else arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.weights)
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+    def value(self, name: str, dtype: np.dtype | type = np.float32) -> np.ndarray:
+        """Returns the numbers of an array, rounded once to a dtype."""
+        return self.weights[name].value(dtype)
+
+    def select(self, pattern: str) -> Tree:
+        """Returns the arrays whose names a regular expression matches anywhere."""
+        found = {n: w for n, w in self.weights.items() if re.search(pattern, n)}
+        return Tree(self.source, found, self._place)
+
+    def __repr__(self) -> str:
+        return f"Tree({str(self.source.path)!r}, {len(self)} arrays, layout={self.layout!r})"
+
+
+def _fitted(
+    place: Place, name: str, shape: tuple[int, ...], part: tuple[int, ...]
+) -> jax.sharding.Sharding:
+    """Returns where a part of an array belongs; an axis that a mesh can't split is replicated."""
+    sharding = place if isinstance(place, jax.sharding.Sharding) else place(name, shape)
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        return sharding
+    spec = [*sharding.spec, *(None,) * (len(part) - len(sharding.spec))][: len(part)]
+    mesh = sharding.mesh.shape
+
+    def pieces(axis: Json) -> int:
+        names = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
+        return int(np.prod([mesh[a] for a in names], dtype=int))
+
+    pairs = zip(part, spec, strict=True)
+    spec = [None if n % pieces(axis) else axis for n, axis in pairs]
+    return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*spec))
+
+
+def load(
+    path: str | os.PathLike[str],
+    select: str | None = None,
+    *,
+    sharding: Place | None = None,
+    unscaled_fp8: bool = False,
+) -> Tree:
+    """Returns the arrays of a checkpoint of any known layout as a lazy tree.
+
+    Args:
+        path: a .safetensors or .gguf file, an index, a folder with shards, or a folder that
+            :func:`save` wrote with Orbax.
+        select: a regular expression; arrays whose names it doesn't match anywhere are left out.
+        sharding: where arrays are placed: a sharding for all, or a function of name and shape. Of a
+            NamedSharding, axes that don't divide a part of a ScaledArray replicate it.
+        unscaled_fp8: whether FP8 tensors without a scale hold the numbers themselves.
+
+    Raises:
+        UnreadableError: the files are damaged or incomplete, or hold FP8 tensors without a scale
+            that ``unscaled_fp8`` doesn't allow.
+    """
+    source, weights = intact(path)
+    tree = Tree(source, weights, sharding)
+    tree = tree.select(select) if select else tree
+    if not unscaled_fp8:
+        refuse_unscaled(path, tree.weights)
+    return tree
+
+
+def save(
+    path: str | os.PathLike[str], tree: Mapping[str, Json], *, layout: str = "scalewise"
+) -> None:
+    """Writes arrays and ScaledArrays, so that :func:`load` returns them again to the bit.
+
+    Args:
+        path: a .safetensors file, or with Orbax a folder that doesn't exist.
+        tree: names to arrays, EncodedArrays and ScaledArrays; nested dictionaries are joined by
+            dots.
+        layout: ``"scalewise"``: one safetensors file; ``"orbax"``: a folder, in which each host
+            writes its shards. :func:`cast` writes the layouts of other packages.
+    """
+    flat = dict(_flat(tree))
+    if layout == "scalewise":
+        return save_safetensors(path, flat)
+    if layout != "orbax":
+        raise ValueError(f"save: layout is {layout!r}; expected scalewise or orbax")
+    save_orbax(path, flat)
+
+
+def _flat(tree: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:
+    for name, x in tree.items():
+        if isinstance(x, Mapping) and not isinstance(x, Tree):
+            yield from _flat(x, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", x
+
 
 FOREIGN = (".gguf", ".bin", ".pt", ".pth", ".npy", ".npz", ".json", ".h5", ".msgpack")
 
@@ -77,9 +216,6 @@ def cast(
         unscaled_fp8: whether FP8 tensors without a scale hold the numbers themselves.
         rounding: of the layout scalewise.
         told: called with the record and the bytes of each tensor that is written.
-
-    Returns:
-        What was cast, and what each tensor lost: it prints, and has ``save("report.html")``.
 
     Raises:
         ValueError: an argument is invalid, or an input can't be read (:class:`UnreadableError`).
@@ -136,11 +272,10 @@ def cast(
 def _check_space(shards: Sequence[Shard], target: Path) -> None:
     need = sum(e.nbytes for s in shards for job in s.jobs for e in job.entries)
     parent = Path(os.path.abspath(target)).parent
-    if parent.is_dir() and need > shutil.disk_usage(parent).free:
-        raise TargetError(
-            f"cannot write {str(target)!r}: it takes {need:,} bytes, "
-            f"{shutil.disk_usage(parent).free:,} are free"
-        )
+    free = shutil.disk_usage(parent).free if parent.is_dir() else need
+    if need > free:
+        what = f"it takes {need:,} bytes, {free:,} are free"
+        raise TargetError(f"cannot write {str(target)!r}: {what}")
 
 
 def compare_scales(
@@ -156,13 +291,9 @@ def compare_scales(
     Args:
         path: a checkpoint of wide weights.
         to: a format that the layout has.
-        layout: as for :func:`cast`.
         select: a regular expression of names; arrays of one axis are left out.
         choices: of :func:`cast`'s ``scales``. ``"four_over_six"`` is for NVFP4; of MX formats it
             tries the scale's half and double, as ``"mse"`` does.
-
-    Raises:
-        ValueError: the layout doesn't have the format, or no weight is selected.
     """
     target = writable(layout, to)
     writer = writer_of(target.family, None)

@@ -17,24 +17,20 @@ from .._output import replacing
 from .._resolve import as_format
 from .._types import Json
 from ..formats import format as format_
-from ._configs import Strategy, hf_quant_config, quantization_config, strategy_of
+from . import _lay as lay
 from ._encode import Choice, amax, encoded, quantised, shaped, writer_of
-from ._files import DTYPES, UnreadableError
-from ._find import is_side
-from ._lay import (
-    base_of,
-    laid_out,
-    own_job,
-    repacked,
-    repacked_exactly,
-    torchao_metadata,
-    torchao_record,
+from ._files import DTYPES, MARK, UnreadableError
+from ._find import Source, is_side
+from ._layouts import (
+    Layout,
+    Strategy,
+    fused_key,
+    hf_quant_config,
+    quantization_config,
+    strategy_of,
+    writable,
 )
-from ._layouts import Layout, fused_key, writable
-from ._loss import loss
-from ._orbax import MARK
-from ._packed import Decoded, Packed, values
-from ._source import Source
+from ._packed import Decoded, Packed, loss, values
 from ._weights import Weight
 from ._write import Entry, Job, Shard, entry_of
 
@@ -126,7 +122,7 @@ class CastJobs:
         if options.layout == "scalewise":
             if quantised_already and not options.requantise:
                 raise UnreadableError(_again(weight))
-            job, self.own[weight.name] = own_job(weight, fmt, options.rounding, options.scales)
+            job, self.own[weight.name] = lay.own_job(weight, fmt, options.rounding, options.scales)
             return job
         return self._quantised(weight, fmt)
 
@@ -155,18 +151,15 @@ class CastJobs:
         if fmt in WIDE or options.layout in ("plain", "scalewise"):
             return len(x.shape) > 0
         layout = writable(options.layout or "", fmt)
-        if len(x.shape) < 2 or base_of(layout, x.name) is None:
+        if _unfit(weight, layout, lay.base_of(layout, x.name)):
             return False
         if layout.family == "gpt-oss":
-            return len(x.shape) == 3 and x.shape[1] % 32 == 0 and x.name.endswith("_proj")
-        if not x.name.endswith((".weight", "_proj")):
-            return False
-        width = layout.block[1] if layout.block and layout.format != "deepseek" else 1
-        return x.shape[-1] % width == 0
+            return len(x.shape) == 3 and x.name.endswith("_proj")
+        return x.name.endswith((".weight", "_proj"))
 
     def _quantised(self, weight: Weight, fmt: str) -> Job:
         layout = writable(self.options.layout or "", fmt)
-        base = base_of(layout, weight.name)
+        base = lay.base_of(layout, weight.name)
         if (why := _unfit(weight, layout, base)) or base is None:
             raise UnreadableError(
                 f"{weight.name!r} can't be cast to {layout.name}: it has {why}; decode it by "
@@ -174,7 +167,7 @@ class CastJobs:
             )
         note = None
         if weight.layout is not None:
-            note = repacked_exactly(weight.packed, layout)
+            note = lay.repacked_exactly(weight.packed, layout)
         elif weight.record:
             note = ""
         if note == "" or (note is None and weight.layout is not None):
@@ -184,20 +177,20 @@ class CastJobs:
         make = partial(self._make, weight, layout, base, note)
         template = _template(weight, layout, self.options, note)
         self.written[weight.name] = layout, strategy_of(template)
-        entries = tuple(entry_of(n, x) for n, x in laid_out(template, layout, base).items())
+        entries = tuple(entry_of(n, x) for n, x in lay.laid_out(template, layout, base).items())
         original = {"F32": "float32", "F16": "float16"}.get(
             weight.parts["codes"].dtype, "bfloat16")  # fmt: skip
         if layout.family == "torchao":
-            self.records[weight.name] = torchao_record(layout, template, original)
+            self.records[weight.name] = lay.torchao_record(layout, template, original)
         return Job(entries, make)
 
     def _make(
         self, weight: Weight, layout: Layout, base: str, note: str | None
     ) -> tuple[Sequence[np.ndarray], Json]:
         if note is not None:
-            packed = repacked(weight.packed, layout)
+            packed = lay.repacked(weight.packed, layout)
             record = weight.record_of(note, layout.format, packed.size)
-            return list(laid_out(packed, layout, base).values()), record
+            return list(lay.laid_out(packed, layout, base).values()), record
         x = rows_of(weight)
         writer = writer_of(layout.family, self.options.writer)
         packed = quantised(
@@ -209,7 +202,7 @@ class CastJobs:
         lost = loss(x, Decoded(packed), packed)
         what = "requantised" if weight.layout else "quantised"
         record = weight.record_of(what, layout.format, packed.size, lost)
-        return list(laid_out(packed, layout, base).values()), record
+        return list(lay.laid_out(packed, layout, base).values()), record
 
     @cached_property
     def _fused(self) -> dict[tuple, list[str]]:
@@ -266,10 +259,8 @@ def _copied(weight: Weight) -> tuple[Sequence[np.ndarray], Json]:
 
 def _decoded(weight: Weight, entry: Entry) -> tuple[Sequence[np.ndarray | Decoded], Json]:
     dtype = DTYPES[entry.dtype]
-    if weight.layout is not None and not weight.packed.transposed:
-        y = Decoded(weight.packed, dtype)
-    else:
-        y = weight.value(dtype)
+    rows = weight.layout is not None and not weight.packed.transposed
+    y = Decoded(weight.packed, dtype) if rows else weight.value(dtype)
     narrow = weight.layout is not None or weight.record
     what = "decoded" if narrow else "copied" if weight.parts["codes"].dtype == entry.dtype else (
         "cast")  # fmt: skip
@@ -288,7 +279,7 @@ def _cast_alone(weight: Weight, fmt: str) -> tuple[Sequence[np.ndarray], Json]:
 def _template(weight: Weight, layout: Layout, options: Options, note: str | None) -> Packed:
     """Returns the shapes of what is written; its bytes are arbitrary and take no memory."""
     if note is not None:
-        return repacked(weight.packed, layout)
+        return lay.repacked(weight.packed, layout)
     *lead, rows, columns = weight.shape
     shape = (*lead, columns, rows) if layout.transposed else weight.shape
     return shaped(shape, layout, options.strategy)
@@ -303,10 +294,10 @@ def shards_of(source: Source, plan: CastJobs) -> list[Shard]:
     shards = []
     ours = {"scalewise", "tensor_names", "_quantization_metadata", "gguf"}
     for file in source.files:
-        metadata = {k: v for k, v in file.metadata.items() if k not in ours}
-        metadata = {k: v for k, v in metadata.items() if k not in plan.weights}
+        left_out = ours | plan.weights.keys()
+        metadata = {k: v for k, v in file.metadata.items() if k not in left_out}
         if plan.options.layout == "torchao":
-            metadata |= torchao_metadata(plan.records)
+            metadata |= lay.torchao_metadata(plan.records)
         if plan.own:
             metadata["scalewise"] = json.dumps(plan.own)
         name = file.path.with_suffix(".safetensors").name if file.path.name != MARK else (

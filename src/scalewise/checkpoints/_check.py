@@ -11,29 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from . import _repairs as repairs
 from ._files import UnreadableError
-from ._find import family_of, find
+from ._find import family_of, find, open_source
 from ._layouts import fused_key
 from ._packed import E8M0, Packed
-from ._repairs import (
-    MATRICES,
-    Repair,
-    Sample,
-    code_levels,
-    correlation,
-    level,
-    powers,
-    profile,
-    relative,
-    residue,
-    sample_of,
-    spread,
-    tries,
-    wrong_blocks,
-)
 from ._report import CheckReport, Fault, Finding, merged
 from ._single import of_codes, of_scales, structure
-from ._source import open_source
 from ._weights import Weight
 
 # Relative errors beyond which numbers aren't the original's: MXFP4's is at most 0.16 for normal
@@ -68,10 +52,6 @@ def check(
         against: the checkpoint that it was made from, of any layout; tensors of the same names are
             compared.
         told: called with the name and the bytes of each array that was read.
-
-    Raises:
-        UnreadableError: a file is damaged so that its tensors can't be told apart.
-        OSError: a file can't be read.
     """
     source = open_source(path)
     weights = find(source)
@@ -87,7 +67,7 @@ def check(
 @dataclasses.dataclass
 class _Read:
     weight: Weight
-    sample: Sample
+    sample: repairs.Sample
     values: np.ndarray
     packed: Packed | None
 
@@ -97,7 +77,7 @@ class _Read:
 
     @property
     def level(self) -> float:
-        return level(self.values)
+        return repairs.level(self.values)
 
     def finding(
         self, fault: Fault, evidence: str, repair: str | None = None, tried: str | None = None
@@ -105,24 +85,24 @@ class _Read:
         return Finding(fault, (self.weight.name,), evidence, repair, tried)
 
     def best(
-        self, repairs: Iterable[Repair], score: Callable[[np.ndarray, Repair], float]
-    ) -> tuple[float, Repair, np.ndarray] | None:
+        self, some: Iterable[repairs.Repair], score: Callable[[np.ndarray, repairs.Repair], float]
+    ) -> tuple[float, repairs.Repair, np.ndarray] | None:
         """Returns the repair whose values have the smallest score, that, and the values."""
         assert self.packed is not None
-        each = ((self.sample.repaired(self.packed, repair), repair) for repair in repairs)
+        each = ((self.sample.repaired(self.packed, repair), repair) for repair in some)
         scored = [(score(x, repair), repair, x) for x, repair in each if x is not None]
         return min(scored, key=lambda found: found[0], default=None)
 
 
+@dataclasses.dataclass
 class _Audit:
     """Reads all tensors of a checkpoint and compares them with each other, or with an original."""
 
-    def __init__(self, weights, other, told):
-        self.weights: Mapping[str, Weight] = weights
-        self.other: Mapping[str, Weight] | None = other
-        self.told = told
-        self.read: dict[str, _Read] = {}
-        self.named: set[str] = set()
+    weights: Mapping[str, Weight]
+    other: Mapping[str, Weight] | None
+    told: Callable[[str, int], None] | None
+    read: dict[str, _Read] = dataclasses.field(default_factory=dict)
+    named: set[str] = dataclasses.field(default_factory=set)
 
     def run(self) -> list[Finding]:
         found: list[Finding] = []
@@ -132,8 +112,11 @@ class _Audit:
                 self.told(weight.name, weight.nbytes)
         self.named = {n for f in found for n in f.tensors}
         found += self._fused()
-        beside = self._beside_neighbours if self.other is None else self._beside_original
-        return found + list(beside())
+        if self.other is None:
+            return found + list(self._beside_neighbours())
+        names = [n for n in self.read if n in self.other and n not in self.named]
+        beside = (_differing(self.read[n], self.other[n]) for n in names)
+        return found + [f for f in beside if f is not None]
 
     def _each(self, weight: Weight) -> Iterator[Finding]:
         """Yields what one tensor shows by itself; keeps a sample of it."""
@@ -142,7 +125,7 @@ class _Audit:
             if len(codes.shape) > 1 and (weight.record or codes.dtype in ("F32", "BF16", "F16")):
                 x = weight.value() if weight.record else codes.array()
                 if x.size:
-                    sample = sample_of(x.shape)
+                    sample = repairs.sample_of(x.shape)
                     self.read[weight.name] = _Read(weight, sample, sample.of_array(x), None)
                 if weight.record and (count := int(np.sum(~np.isfinite(x)))):
                     what = f"{count} of {x.size} numbers aren't finite"
@@ -153,7 +136,7 @@ class _Audit:
         except UnreadableError as error:
             yield _misshapen(weight, error)
             return
-        sample = sample_of(packed.stored_shape)
+        sample = repairs.sample_of(packed.stored_shape)
         self.read[weight.name] = _Read(weight, sample, sample.of(packed), packed)
         yield from of_scales(weight, packed)
         yield from of_codes(weight, packed)
@@ -174,14 +157,6 @@ class _Audit:
                 evidence = f"loaders that fuse them use one: {shown}"
                 repair = "cast the original again with one scale"
                 yield Finding(Fault.UNEQUAL, tuple(wholes), evidence, repair, "not tried")
-
-    def _beside_original(self) -> Iterator[Finding]:
-        assert self.other is not None
-        for name, r in self.read.items():
-            if name in self.other and name not in self.named:
-                finding = _differing(r, self.other[name])
-                if finding is not None:
-                    yield finding
 
     def _beside_neighbours(self) -> Iterator[Finding]:
         """Yields tensors whose magnitude or columns don't fit those of others."""
@@ -218,13 +193,13 @@ class _Audit:
         beside = "tensors of its kind" if usual is not None else "weights"
         evidence = f"root mean square {shown}; {beside} have about 2^{expected:.1f}"
 
-        def off(x: np.ndarray, repair: Repair) -> float:
+        def off(x: np.ndarray, repair: repairs.Repair) -> float:
             rarer = 0.5 if repair.fault in (Fault.BIAS, Fault.TWICE) else 0.0
-            return abs(level(x) - expected) + rarer if np.all(np.isfinite(x)) else math.inf
+            return abs(repairs.level(x) - expected) + rarer if np.all(np.isfinite(x)) else math.inf
 
-        best = r.best(tries(r.packed, r.level - expected), off)
+        best = r.best(repairs.tries(r.packed, r.level - expected), off)
         if best is not None and math.isfinite(best[0]):
-            fixed = level(best[2])
+            fixed = repairs.level(best[2])
             if best[0] <= OUTLIER + 1 or PLAUSIBLE[0] <= fixed <= PLAUSIBLE[1]:
                 tried = f"root mean square 2^{fixed:.1f}"
                 return r.finding(best[1].fault, evidence, best[1].what, tried)
@@ -249,18 +224,18 @@ def _differing(r: _Read, original: Weight) -> Finding | None:
     if truth is None:
         evidence = f"its shape is {r.weight.shape}, the original's {original.shape}"
         return r.finding(Fault.DIFFERENT, evidence)
-    error = relative(r.values, truth)
+    error = repairs.relative(r.values, truth)
     if r.packed is None:
         if error <= LIMIT[4] or np.array_equal(r.values, truth, equal_nan=True):
             return None
         what = "on the original" if r.weight.record else "of a tensor that isn't quantised"
         return r.finding(Fault.DIFFERENT, f"relative error {error:.3g} {what}")
-    limit, wrong = LIMIT[r.packed.element.bits], wrong_blocks(r.values, truth)
+    limit, wrong = LIMIT[r.packed.element.bits], repairs.wrong_blocks(r.values, truth)
     rounded = _rounded_scales(r, truth, error)
     if rounded is not None or (error <= limit and wrong < 0.02):
         return rounded
-    shift = level(r.values) - level(truth)
-    best = r.best(tries(r.packed, shift), lambda x, _: relative(x, truth))
+    shift = repairs.level(r.values) - repairs.level(truth)
+    best = r.best(repairs.tries(r.packed, shift), lambda x, _: repairs.relative(x, truth))
     evidence = f"relative error {error:.3g} on the original, {wrong:.0%} of its blocks are off"
     if best is None or best[0] > limit:
         return r.finding(Fault.DIFFERENT, evidence)
@@ -271,19 +246,19 @@ def _mispaired(r: _Read) -> Finding | None:
     """Returns a finding if the codes' blocks suit scales in another order better."""
     p = r.packed
     assert p is not None
-    sampled = spread(math.prod(p.codes.shape[:-2]), MATRICES)
+    sampled = repairs.spread(math.prod(p.codes.shape[:-2]), repairs.MATRICES)
     if min(p.scale.shape[-2:]) < 2:
         return None
-    levels = [code_levels(m) for m in p.matrices_at(sampled)]
+    levels = [repairs.code_levels(m) for m in p.matrices_at(sampled)]
 
     def unexplained(of: Packed) -> tuple[float, int]:
         each = zip(of.matrices_at(sampled), levels, strict=True)
-        found = [residue(matrix, at) for matrix, at in each]
+        found = [repairs.residue(matrix, at) for matrix, at in each]
         return sum(x for x, _ in found), sum(n for _, n in found)
 
     own, freedom = unexplained(p)
     best = own, None
-    for repair in tries(p, None):
+    for repair in repairs.tries(p, None):
         fixed = repair.apply(p) if repair.fault in ORDERS else None
         if fixed is not None and fixed.scale.shape == p.scale.shape:
             best = min(best, (unexplained(fixed)[0], repair), key=lambda found: found[0])
@@ -301,10 +276,10 @@ def _columns(r: _Read, others: Sequence[_Read]) -> Finding | None:
     if r.values.shape[-1] < FEWEST or not (wide or len(beside) > 1):
         return None
     assert r.packed is not None
-    truth = np.median([profile(o.values) for o in wide or beside], axis=0)
-    own = correlation(profile(r.values), truth)
-    swaps = (repair for repair in tries(r.packed, None) if repair.of_codes)
-    best = r.best(swaps, lambda x, _: -correlation(profile(x), truth))
+    truth = np.median([repairs.profile(o.values) for o in wide or beside], axis=0)
+    own = repairs.correlation(repairs.profile(r.values), truth)
+    swaps = (repair for repair in repairs.tries(r.packed, None) if repair.of_codes)
+    best = r.best(swaps, lambda x, _: -repairs.correlation(repairs.profile(x), truth))
     fixed = 0.0 if best is None else -best[0]
     if best is None or fixed < CORRELATED or fixed - own < max(0.12, 0.4 * (1 - own)):
         return None
@@ -331,7 +306,7 @@ def _rounded_scales(r: _Read, truth: np.ndarray, error: float) -> Finding | None
     assert p is not None
     if p.element.bits != 8 or error <= LIMIT[8]:
         return None
-    if not (p.kind == E8M0 or powers(p.scale)) or p.scale.size < 2:
+    if not (p.kind == E8M0 or repairs.powers(p.scale)) or p.scale.size < 2:
         return None
     size = min(p.block[1], truth.shape[-1])
     width = truth.shape[-1] // size * size
@@ -343,7 +318,7 @@ def _rounded_scales(r: _Read, truth: np.ndarray, error: float) -> Finding | None
     if not usual.size or not np.all((usual > 0.45) & (usual < 2.2)) or np.ptp(usual) < 0.05:
         return None
     fixed = b * np.where(np.isfinite(ratio), ratio, 1)[..., None]
-    left = relative(fixed.reshape(*truth.shape[:-1], width), truth[..., :width])
+    left = repairs.relative(fixed.reshape(*truth.shape[:-1], width), truth[..., :width])
     if left > LIMIT[8]:
         return None
     evidence = f"relative error {error:.3g}: the scales are powers of two, the codes had others"

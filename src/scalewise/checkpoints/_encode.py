@@ -30,34 +30,25 @@ from ._packed import (
 
 Choice = Literal["amax", "four_over_six", "least_squares", "mse"]
 CHOICES: tuple[Choice, ...] = ("amax", "four_over_six", "least_squares", "mse")
-SEARCH = {"amax": (1.0,), "least_squares": (1.0,), "four_over_six": (1.0, 1.5)}
-GRID = tuple(np.linspace(0.6, 1.5, 19).tolist())  # of mse: factors of the scale of amax
+SEARCH = {  # factors of amax's scale beside 1
+    "four_over_six": (1.5,),
+    "mse": tuple(c for c in np.linspace(0.6, 1.5, 19).tolist() if c != 1),
+}
 TOP = {E2M1FN: np.float32(6), E4M3FN: np.float32(448)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Writer:
-    """The details in which packages differ where they quantise.
-
-    Attributes:
-        name: of the package.
-        zero: NVFP4: the block scale of a block of zeros.
-        smallest: NVFP4: the smallest block scale.
-        exponent: MX: how a scale is found from the largest magnitude, as for
-            :class:`scalewise.scaled.Mx`; ``"even"`` rounds up from mantissa 1.75.
-        product: NVFP4 and 128 x 128: ``"divide"`` by the factor, or multiply by its
-            ``"reciprocal"``, computed as the package does.
-        signed_zero: whether an input of -0 keeps its sign in E2M1.
-        empty: FP8: the scale of zeros alone.
-    """
+    """The details in which packages differ where they quantise."""
 
     name: str
-    zero: float
-    smallest: float
-    exponent: str
+    zero: float  # NVFP4: the block scale of a block of zeros
+    smallest: float  # NVFP4: the smallest block scale
+    exponent: str  # MX: as for scaled.Mx; "even" rounds up from mantissa 1.75
+    # NVFP4 and 128 x 128: by the factor, or by its reciprocal as the package computes it
     product: Literal["divide", "reciprocal"] = "divide"
-    signed_zero: bool = True
-    empty: float = 1.0
+    signed_zero: bool = True  # whether an input of -0 keeps its sign in E2M1
+    empty: float = 1.0  # FP8: the scale of zeros alone
 
 
 WRITERS = {
@@ -120,22 +111,11 @@ def quantised(
     strategy: str | tuple[int, int] = "channel",
     powers: bool = False,
 ) -> Packed:
-    """Returns an array in a layout's format.
+    """Returns an array, ``(..., rows, columns)`` in the value's order, in a layout's format.
 
-    Args:
-        x: ``(..., rows, columns)``, of any float dtype; of a transposed layout, in the value's
-            order. It is read in chunks.
-        layout: of :data:`LAYOUTS`.
-        writer: the details.
-        largest: for the scale of the whole tensor: the largest magnitude of the tensors that share
-            it, by default its own.
-        choice: how the scales of blocks are chosen.
-        strategy: of FP8 without blocks: ``"tensor"``, ``"channel"``, ``"block"`` (128 x 128), or
-            rows and columns of a tile.
-        powers: of DeepSeek's layout, whether scales are rounded up to powers of two.
-
-    Raises:
-        ValueError: columns that are no multiple of the block's size.
+    ``largest`` is the largest magnitude of the tensors that share the scale of the whole tensor.
+    ``strategy`` is what shares a scale of FP8 without blocks, and ``powers`` rounds DeepSeek's
+    scales up to powers of two.
     """
     if layout.transposed and isinstance(x, np.ndarray):
         x = np.swapaxes(x, -1, -2)
@@ -163,21 +143,13 @@ def shaped(shape: tuple[int, ...], layout: Layout, strategy: str | tuple[int, in
     else:
         of = {"channel": (1, columns), "tensor": (rows, columns), "block": (128, 128)}
         block = layout.block or (of[strategy] if isinstance(strategy, str) else strategy)
-    element = fmt.element if fmt else E4M3FN
-    width = columns // 2 if element == E2M1FN else columns
-    return Packed(
-        np.empty((*lead, rows, width), np.uint8),
-        element,
-        np.empty(
-            (*lead, -(-rows // block[0]), -(-columns // block[1])),
-            np.float32 if fmt is None else np.uint8,
-        ),
-        "fp32" if fmt is None else fmt.scale.name,
-        block,
-        np.ones((), np.float32) if fmt is not None and fmt.tensor_scale else None,
-        layout.divides,
-        layout.transposed,
-    )
+    element, dtype, kind = E4M3FN, np.dtype(np.float32), "fp32"
+    if fmt is not None:
+        element, dtype, kind = fmt.element, np.dtype(np.uint8), fmt.scale.name
+    codes = np.empty((*lead, rows, columns // (2 if element == E2M1FN else 1)), np.uint8)
+    scale = np.empty((*lead, -(-rows // block[0]), -(-columns // block[1])), dtype)
+    whole = np.ones((), np.float32) if fmt is not None and fmt.tensor_scale else None
+    return Packed(codes, element, scale, kind, block, whole, layout.divides, layout.transposed)
 
 
 def _whole(
@@ -260,21 +232,18 @@ def _searched(
     of_scale: Callable[[np.ndarray, Packed, Writer], np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Returns the scales' bytes and numbers with the smallest squared error of the candidates."""
-    numbers = scales(out.kind)
-    candidates = SEARCH.get(choice, GRID)
-    if out.kind == "e8m0" and choice != "amax":
-        candidates = (1.0, 0.5, 2.0)
-    scale = of_scale(top, out, writer)
+    numbers, scale, tried = scales(out.kind), of_scale(top, out, writer), []
     if choice == "amax":
         return scale, numbers[scale]
     best = _error(blocks, numbers[scale], out, writer)
-    tried = [of_scale(top * np.float32(c), out, writer) for c in candidates if c != 1]
     if choice == "least_squares":
-        tried = []
         refined = scale
         for _ in range(3):
             refined = _lloyd(blocks, numbers[refined], out, writer)
             tried.append(refined)
+    else:
+        candidates = (0.5, 2.0) if out.kind == "e8m0" else SEARCH[choice]
+        tried = [of_scale(top * np.float32(c), out, writer) for c in candidates]
     for other in tried:
         error = _error(blocks, numbers[other], out, writer)
         better = error < best
@@ -331,16 +300,13 @@ def _tile_scales(
     top: np.ndarray, writer: Writer, high: np.float32, powers: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the scales that are stored, and what the numbers are multiplied or divided by."""
-    empty = top == 0
+    empty, one = top == 0, np.float32(1)
+    multiplies = writer.name == "transformers"
     with np.errstate(all="ignore"):
-        if writer.name == "transformers":
-            product = np.where(empty, np.float32(1), high / np.where(empty, np.float32(1), top))
-            scale = (np.float32(1) / product).astype(np.float32)
-            if powers:
-                scale = np.exp2(np.ceil(np.log2(scale))).astype(np.float32)
-                product = (np.float32(1) / scale).astype(np.float32)
-            return scale, product
-        scale = np.where(empty, np.float32(writer.empty), top / high).astype(np.float32)
+        product = np.where(empty, one, high / np.where(empty, one, top))
+        scale = one / product if multiplies else np.where(empty, writer.empty, top / high)
+        scale = scale.astype(np.float32)
         if powers:
             scale = np.exp2(np.ceil(np.log2(scale))).astype(np.float32)
-    return scale, scale
+            product = one / scale
+    return scale, product if multiplies else scale

@@ -1,27 +1,32 @@
-"""Tensors of a file or folder on disk, memory-mapped: headers, shards, indices and configs.
+"""Tensors of a file or folder on disk: memory-mapped, or restored by Orbax when they are used.
 
-A safetensors file is eight bytes of length, a JSON header, and the tensors' bytes
-(https://github.com/huggingface/safetensors#format). Nothing is read but headers and JSON
-files; the `gguf` package reads the header of a GGUF file.
+Nothing is read but headers and JSON files. A safetensors file is eight bytes of length, a JSON
+header, and the tensors' bytes (https://github.com/huggingface/safetensors#format).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
-import math
+import os
+import shutil
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
+import jax
 import numpy as np
+import safetensors
 
 from .._extras import require
-from .._output import check_source
+from .._output import check_source, replacing
 from .._types import Json
-from ..scaled._safetensors import DTYPES, MOST_HEADER
+from ..scaled._safetensors import DTYPES, NAMES, _parts
 
 BITS = {name: 8 * dtype.itemsize for name, dtype in DTYPES.items()} | {"F4": 4}
 GGUF_PLAIN = ("F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64")
+MARK = "scalewise.json"  # of Orbax's folders: how ScaledArrays are joined; it is written last
 MOST_JSON = 64_000_000  # bytes of an index or a config
 
 
@@ -31,22 +36,13 @@ class UnreadableError(ValueError):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tensor:
-    """One tensor of a file; its bytes are read when :meth:`array` is used.
-
-    Attributes:
-        name: in the file.
-        dtype: safetensors' name of the dtype.
-        shape: of the tensor; of sub-byte dtypes the number of elements.
-        file: the mapped file.
-        start: offset of its first byte in the file.
-        nbytes: number of its bytes.
-    """
+    """One tensor of a file; its bytes are read when :meth:`array` is used."""
 
     name: str
-    dtype: str
-    shape: tuple[int, ...]
+    dtype: str  # safetensors' name of it
+    shape: tuple[int, ...]  # of sub-byte dtypes too, the number of elements
     file: File
-    start: int
+    start: int  # offset of its first byte in the file
     nbytes: int
 
     @property
@@ -101,54 +97,26 @@ def _object(text: bytes, what: str) -> dict[str, Json]:
 
 def open_file(path: Path) -> File:
     """Returns a safetensors file, of which only the header is read."""
-    size = check_source(path)
+    check_source(path)
+    try:
+        with safetensors.safe_open(path, "numpy"):  # checks the header and all offsets
+            pass
+    except (safetensors.SafetensorError, ValueError) as error:
+        raise UnreadableError(
+            f"{path} is no complete safetensors file: {str(error)[:200]}"
+        ) from None
     with path.open("rb") as raw:
         length = int.from_bytes(raw.read(8), "little")
-        if size < 8 or length > min(size - 8, MOST_HEADER):
-            raise UnreadableError(
-                f"{path} is no complete safetensors file: a header of {length:,} bytes in a file "
-                f"of {size:,}"
-            )
         header = _object(raw.read(length), f"the header of {path}")
-    metadata = header.pop("__metadata__", {})
-    texts = isinstance(metadata, dict) and all(isinstance(v, str) for v in metadata.values())
-    if not texts:
-        raise UnreadableError(f"{path}: __metadata__ isn't an object of strings")
-    file = File(path, metadata)
-    entries = [_entry(path, name, fields) for name, fields in header.items()]
-    end = 8 + length
-    for name, dtype, shape, start, stop in sorted(entries, key=lambda e: (e[3], e[4])):
-        if 8 + length + start != end or stop < start:
-            raise UnreadableError(f"{path}: the bytes of {name!r} overlap others, or leave a gap")
-        bits = BITS[dtype] * math.prod(shape)
-        if bits != 8 * (stop - start):
-            raise UnreadableError(
-                f"{path}: {name!r} has {stop - start:,} bytes; {dtype} of shape {shape} has "
-                f"{bits / 8:,.0f}"
-            )
-        file.tensors.append(Tensor(name, dtype, shape, file, end, stop - start))
-        end += stop - start
-    if end != size:
-        raise UnreadableError(
-            f"{path} is no complete safetensors file: {size:,} bytes, not {end:,}"
-        )
+    file = File(path, header.pop("__metadata__", None) or {})
+    for name, fields in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        dtype, shape, (start, stop) = fields["dtype"], fields["shape"], fields["data_offsets"]
+        if dtype not in BITS or len(shape) > 64:
+            what = f"of {len(shape)} axes" if dtype in BITS else dtype
+            raise UnreadableError(f"{path}: {name!r} is {what}; known: {', '.join(BITS)}")
+        at = 8 + length + start
+        file.tensors.append(Tensor(name, dtype, tuple(shape), file, at, stop - start))
     return file
-
-
-def _entry(path: Path, name: str, fields: Json) -> tuple[str, str, tuple[int, ...], int, int]:
-    dtype, shape, start, stop = None, (), 0, 0
-    try:
-        dtype, shape = fields["dtype"], fields["shape"]
-        start, stop = fields["data_offsets"]
-        numbers = [*shape, start, stop]
-        valid = all(type(n) is int and 0 <= n < 1 << 62 for n in numbers) and len(shape) <= 64
-    except (KeyError, TypeError, ValueError):
-        valid = False
-    if not valid:
-        raise UnreadableError(f"{path}: the header's entry of {name[:80]!r} is invalid")
-    if dtype not in BITS:
-        raise UnreadableError(f"{path}: {name!r} is {str(dtype)[:40]}; known: {', '.join(BITS)}")
-    return name, dtype, tuple(shape), start, stop
 
 
 def open_gguf(path: Path) -> File:
@@ -174,3 +142,81 @@ def open_gguf(path: Path) -> File:
             raise UnreadableError(f"{path}: {t.name!r} ends after the file")
         file.tensors.append(Tensor(t.name, dtype, shape, file, start, nbytes))
     return file
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OrbaxTensor(Tensor):
+    """A tensor that Orbax restores."""
+
+    stored: np.dtype  # on the disk, where 8-bit floats are integers
+    numpy: np.dtype  # of its numbers
+
+    def restored(self, sharding: jax.sharding.Sharding) -> jax.Array:
+        """Returns the array; each host reads the shards of its own devices."""
+        ocp = require("orbax.checkpoint", "train", "the layout orbax")
+        arguments = {self.name: ocp.ArrayRestoreArgs(sharding=sharding)}
+        item = {self.name: jax.ShapeDtypeStruct(self.shape, self.stored)}
+        how = ocp.args.PyTreeRestore(item=item, restore_args=arguments, partial_restore=True)
+        with ocp.PyTreeCheckpointer() as reader:
+            found = reader.restore(self.file.path.parent / "arrays", args=how)[self.name]
+        return found.view(self.numpy)
+
+    def array(self) -> np.ndarray:
+        return np.asarray(self.restored(jax.sharding.SingleDeviceSharding(jax.devices()[0])))
+
+    @property
+    def bytes(self) -> np.ndarray:
+        return np.ascontiguousarray(self.array()).reshape(-1).view(np.uint8)
+
+
+def open_orbax(folder: Path) -> File:
+    """Returns the arrays of a folder; nothing but its metadata is read."""
+    found = read_json(folder / MARK)
+    ocp = require("orbax.checkpoint", "train", "the layout orbax")
+    try:
+        records = {n: r for n, r in dict(found["records"]).items() if r is not None}
+        dtypes = {n: jax.numpy.dtype(d) for n, d in dict(found["dtypes"]).items()}
+        with ocp.PyTreeCheckpointer() as reader:
+            meta = reader.metadata(folder / "arrays")
+        meta = getattr(meta, "item_metadata", meta)
+        there = {n: getattr(meta, "tree", meta)[n] for n in dtypes}
+    except (AttributeError, KeyError, TypeError, ValueError, FileNotFoundError) as error:
+        raise UnreadableError(f"{folder / MARK} is damaged ({error!r})") from None
+    file = File(folder / MARK, {"scalewise": json.dumps(records)})
+    for name, dtype in dtypes.items():
+        shape = tuple(there[name].shape)
+        size = int(np.prod(shape, dtype=object)) * dtype.itemsize
+        kind = NAMES.get(dtype, str(dtype))
+        stored = np.dtype(there[name].dtype)
+        file.tensors.append(OrbaxTensor(name, kind, shape, file, 0, size, stored, dtype))
+    return file
+
+
+def save_orbax(path: str | os.PathLike[str], flat: Mapping[str, Json]) -> None:
+    path = Path(os.path.abspath(path))
+    if path.exists():
+        raise ValueError(f"save: {str(path)!r} exists")
+    arrays, records = {}, {}
+    for name, x in flat.items():
+        parts, records[name] = _parts(name, x)
+        arrays |= parts
+    dtypes = {name: str(np.dtype(x.dtype)) for name, x in arrays.items()}
+    arrays = {name: jax.numpy.asarray(x) for name, x in arrays.items()}
+    bits = {  # of narrow floats: every storage format has integers
+        name: x.view(np.uint8) if x.dtype.itemsize == 1 and x.dtype != bool else x
+        for name, x in arrays.items()
+    }
+    ocp = require("orbax.checkpoint", "train", "the layout orbax")
+    try:
+        with ocp.StandardCheckpointer() as writer:
+            writer.save(path / "arrays", bits)
+    except Exception as error:
+        if jax.process_index() == 0:
+            shutil.rmtree(path, ignore_errors=True)
+        if "No space left" in str(error):  # which TensorStore reports as a ValueError
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
+        raise
+    if jax.process_index() == 0:
+        text = json.dumps({"records": records, "dtypes": dtypes})
+        with replacing(path / MARK) as file:
+            file.write(text.encode())

@@ -20,8 +20,7 @@ from ..scaled import FourOverSix, LeastSquares, ScaledArray, Scaling, quantize
 from ..scaled._safetensors import NAMES, _parts
 from ._encode import Choice
 from ._layouts import Layout
-from ._loss import loss
-from ._packed import E8M0, WIDE, Packed
+from ._packed import E8M0, WIDE, Packed, loss
 from ._weights import Weight
 from ._write import Entry, Job
 

@@ -1,28 +1,19 @@
-"""The layouts of quantised tensors as data: names, dtypes, blocks, nibbles, multiply or divide."""
+"""The layouts of quantised tensors as data, and the configs by which packages read them."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+from .._types import Json
+from ._packed import Packed
 
 Role = Literal["codes", "scale", "whole", "pre"]
 FP8 = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 WIDE = ("F32", "BF16", "F16")
 E8M0 = ("U8", "F8_E8M0")
-FAMILIES = {
-    "scalewise": "ScaledArrays by `scalewise.scaled.save_safetensors`",
-    "torchao": "metadata `tensor_names`, github.com/pytorch/ao prototype/safetensors",
-    "comfyui": "metadata `_quantization_metadata` or tensors `*.comfy_quant`, "
-    "github.com/comfyanonymous/ComfyUI",
-    "gguf": "github.com/ggml-org/llama.cpp ggml-common.h, gguf-py",
-    "compressed-tensors": "`quant_method: compressed-tensors`, github.com/vllm-project/"
-    "compressed-tensors",
-    "modelopt": "`hf_quant_config.json`, github.com/NVIDIA/TensorRT-Model-Optimizer",
-    "deepseek": "`quant_method: fp8`, github.com/deepseek-ai/DeepSeek-V3 inference",
-    "gpt-oss": "`quant_method: mxfp4`, github.com/openai/gpt-oss",
-    "fbgemm": "`quant_method: fbgemm_fp8`, github.com/huggingface/transformers integrations",
-}
 METHODS = {
     "compressed-tensors": "compressed-tensors", "modelopt": "modelopt", "modelopt_fp4": "modelopt",
     "fp8": "deepseek", "mxfp4": "gpt-oss", "fbgemm_fp8": "fbgemm", "torchao": "torchao",
@@ -33,40 +24,27 @@ METHODS = {
 class Layout:
     """How one kind of quantised tensor is stored.
 
-    Attributes:
-        name: of the layout, ``family/kind``.
-        format: the format that the tensor has: a format's or block format's name.
-        weight: template of the tensor's own name, of a base.
-        codes, scale, whole: templates of the names of the parts, of a base, or of its ``stem``
-            without ``.weight``; ``whole`` is the scale of the whole tensor over the scales of
-            blocks, if there may be one.
-        code_dtypes, scale_dtypes: safetensors' names of the dtypes that the parts may have.
-        block: rows and columns that share a scale; None if the shapes say.
-        nibbles: ``"pairs"``: elements 2j and 2j + 1 in the low and high half of a byte;
-            ``"swapped"``: in the high and low half; ``"halves"``: element j and j + half a block.
-        swizzled: whether the scales are in the order that cuBLAS reads.
-        divides: whether values are divided by ``whole``; block scales always multiply.
-        transposed: whether the last two axes are swapped in the value.
-        needs_whole: whether ``whole`` is required.
-        writes: whether :func:`scalewise.checkpoints.cast` writes it.
+    Names of parts are templates of a base, or of its ``stem`` without ``.weight``.
     """
 
-    name: str
-    format: str
-    weight: str
+    name: str  # family/kind
+    format: str  # that the tensor has: a format's or block format's name
+    weight: str  # the tensor's own name
     codes: str
     scale: str
-    code_dtypes: tuple[str, ...]
+    code_dtypes: tuple[str, ...]  # safetensors' names
     scale_dtypes: tuple[str, ...]
-    whole: str | None = None
-    block: tuple[int, int] | None = None
+    whole: str | None = None  # the scale of the whole tensor over the scales of blocks, if any
+    block: tuple[int, int] | None = None  # rows and columns that share a scale; None: by the shapes
+    # elements 2j and 2j + 1 in the low and high half of a byte, or swapped; or j and j + half a
+    # block
     nibbles: Literal["pairs", "swapped", "halves"] | None = None
-    swizzled: bool = False
-    divides: bool = False
-    transposed: bool = False
+    swizzled: bool = False  # whether the scales are in the order that cuBLAS reads
+    divides: bool = False  # whether values are divided by ``whole``; block scales always multiply
+    transposed: bool = False  # whether the last two axes are swapped in the value
     needs_whole: bool = False
-    writes: bool = False
-    pre: str | None = None
+    writes: bool = False  # whether ``cast`` writes it
+    pre: str | None = None  # factors of the input's channels
 
     @property
     def family(self) -> str:
@@ -176,3 +154,122 @@ def writable(family: str, fmt: str) -> Layout:
         raise ValueError(f"the layout {family} has no {fmt}; expected one of {have}")
     names = ", ".join(sorted({x.family for x in LAYOUTS if x.writes} | {"plain", "scalewise"}))
     raise ValueError(f"no layout to write is called {family!r}; expected one of {names}")
+
+
+PRODUCER = {"name": "scalewise"}
+ALGORITHMS = {"nvfp4": "NVFP4", "e4m3fn": "FP8", "mxfp8_e4m3": "MXFP8", "mxfp4": "MXFP4"}
+
+
+Strategy: TypeAlias = str | tuple[int, int]
+Written: TypeAlias = Mapping[str, tuple[Layout, Strategy]]
+
+
+def strategy_of(packed: Packed) -> Strategy:
+    """Returns what shares a scale: ``"tensor"``, ``"channel"``, or rows and columns of a tile."""
+    columns = packed.stored_shape[-1]
+    if packed.scale.shape[-2:] == (1, 1):
+        return "tensor"
+    return "channel" if packed.block == (1, columns) else packed.block
+
+
+def quantization_config(written: Written, kept: Sequence[str], powers: bool) -> dict[str, Json]:
+    """Returns the value of ``quantization_config`` for a written checkpoint, {} for none."""
+    if not written:
+        return {}
+    ignored = sorted(name.removesuffix(".weight") for name in kept if name.endswith(".weight"))
+    first, _ = next(iter(written.values()))
+    if first.family == "compressed-tensors":
+        return _compressed_tensors(written, ignored)
+    if first.family == "modelopt":
+        return {"quant_method": "modelopt", **_modelopt(written, ignored)}
+    if first.family == "deepseek":
+        scale = {"scale_fmt": "ue8m0"} if powers else {}
+        return {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", **scale,
+                "weight_block_size": [128, 128], "modules_to_not_convert": ignored}  # fmt: skip
+    if first.family == "gpt-oss":
+        return {"modules_to_not_convert": ignored, "quant_method": "mxfp4"}
+    return {}
+
+
+def _compressed_tensors(written: Written, ignored: Sequence[str]) -> dict[str, Json]:
+    kinds: dict[tuple[Layout, Strategy], list[str]] = {}
+    for name, kind in written.items():
+        kinds.setdefault(kind if kind[0].block is None else (kind[0], ""), []).append(
+            name.removesuffix(".weight")
+        )
+    groups = [(kind, _activations(*kind), names) for kind, names in kinds.items()]
+    found = compressed_tensors(groups, ignored)
+    if len(groups) == 1:
+        found["config_groups"]["group_0"]["targets"] = ["Linear"]
+    return found | {"quantization_status": "compressed"}
+
+
+def compressed_tensors(
+    groups: Iterable[tuple[tuple[Layout, Strategy], Json, Sequence[str]]], ignored: Sequence[str]
+) -> dict[str, Json]:
+    """Returns the config of groups: how weights are stored, activations' arguments, modules."""
+    found = {
+        f"group_{i}": {
+            "format": layout.name.partition("/")[2],
+            "input_activations": activations,
+            "output_activations": None,
+            "targets": [f"re:^{re.escape(name)}$" for name in names],
+            "weights": weight_arguments(layout, strategy),
+        }
+        for i, ((layout, strategy), activations, names) in enumerate(groups)
+    }
+    formats = {group["format"] for group in found.values()}
+    return {
+        "config_groups": found,
+        "format": formats.pop() if len(formats) == 1 else "mixed-precision",
+        "ignore": sorted(ignored),
+        "quant_method": "compressed-tensors",
+    }
+
+
+def weight_arguments(layout: Layout, strategy: Strategy) -> dict[str, Json]:
+    common = {"dynamic": False, "symmetric": True, "type": "float"}
+    bits = 4 if layout.nibbles else 8
+    if layout.format == "nvfp4":
+        scale = {"strategy": "tensor_group", "group_size": 16, "scale_dtype": "torch.float8_e4m3fn"}
+    elif layout.block:
+        scale = {"strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
+    elif isinstance(strategy, tuple):
+        scale = {"strategy": "block", "block_structure": list(strategy)}
+    else:
+        scale = {"strategy": strategy}
+    return {"num_bits": bits, **common, **scale}
+
+
+def _activations(layout: Layout, strategy: Strategy) -> dict[str, Json] | None:
+    """FP8 products round activations by token or group; layouts of blocks are for weights alone."""
+    if layout.block is not None:
+        return None
+    common = {"num_bits": 8, "dynamic": True, "symmetric": True, "type": "float"}
+    if isinstance(strategy, tuple):
+        return {**common, "strategy": "group", "group_size": strategy[1]}
+    return {**common, "strategy": "token"}
+
+
+def algorithm_of(layout: Layout, strategy: Strategy) -> dict[str, Json]:
+    name = ALGORITHMS[layout.format]
+    if layout.block is None:
+        return {"quant_algo": name if strategy == "tensor" else "FP8_PER_CHANNEL_PER_TOKEN"}
+    weight_only = "W4A16_NVFP4" if name == "NVFP4" else name
+    return {"quant_algo": weight_only, "group_size": layout.block[1]}
+
+
+def _modelopt(written: Written, ignored: Sequence[str]) -> dict[str, Json]:
+    each = {name.removesuffix(".weight"): algorithm_of(*kind) for name, kind in written.items()}
+    first = next(iter(each.values()))
+    common: dict[str, Json] = {"kv_cache_quant_algo": None, "exclude_modules": list(ignored)}
+    if all(algorithm == first for algorithm in each.values()):
+        return first | common
+    return {"quant_algo": "MIXED_PRECISION", **common, "quantized_layers": each}
+
+
+def hf_quant_config(quantization: Mapping[str, Json]) -> dict[str, Json] | None:
+    if quantization.get("quant_method") != "modelopt":
+        return None
+    own = {key: value for key, value in quantization.items() if key != "quant_method"}
+    return {"producer": PRODUCER, "quantization": own}

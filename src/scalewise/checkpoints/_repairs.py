@@ -60,17 +60,14 @@ def _transposed(p: Packed) -> Fields:
     return {"scale": np.swapaxes(p.scale.reshape(*lead, columns, rows), -1, -2)}
 
 
-def _unswizzled(p: Packed) -> Fields:
-    rows, columns = p.scale.shape[-2:]
-    if p.scale.ndim != 2 or rows % 128 or columns % 4 or p.block[0] != 1:
-        return None
-    return {"scale": unswizzled(p.scale, p.scale.shape)}
+def _tiled(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Packed], Fields]:
+    def changed(p: Packed) -> Fields:
+        rows, columns = p.scale.shape[-2:]
+        if p.scale.ndim != 2 or rows % 128 or columns % 4 or p.block[0] != 1:
+            return None
+        return {"scale": change(p.scale).reshape(p.scale.shape)}
 
-
-def _swizzled(p: Packed) -> Fields:
-    if _unswizzled(p) is None:
-        return None
-    return {"scale": swizzled(p.scale).reshape(p.scale.shape)}
+    return changed
 
 
 def _rolled(by: int, axis: int) -> Callable[[Packed], Fields]:
@@ -98,24 +95,22 @@ def biased(by: int) -> Repair:
     return Repair(Fault.BIAS, f"add {by} to the scales' bytes", moved)
 
 
+def _halves(change: Callable[[np.ndarray, int], np.ndarray]) -> Callable[[Packed], Fields]:
+    def changed(p: Packed) -> Fields:
+        fits = p.element == E2M1FN and not p.stored_shape[-1] % p.block[1]
+        return {"codes": change(p.codes, p.block[1])} if fits else None
+
+    return changed
+
+
+def _to_halves(codes: np.ndarray, block: int) -> np.ndarray:
+    both = nibbles(codes)
+    both = both.reshape(*both.shape[:-1], -1, 2, block // 2).swapaxes(-1, -2)
+    return pack_nibbles(both.reshape(*codes.shape[:-1], -1))
+
+
 def _flipped(p: Packed) -> Fields:
-    if p.element != E2M1FN:
-        return None
-    return {"codes": (p.codes >> 4) | (p.codes << 4)}
-
-
-def _from_halves(p: Packed) -> Fields:
-    if p.element != E2M1FN or p.stored_shape[-1] % p.block[1]:
-        return None
-    return {"codes": from_halves(p.codes, p.block[1])}
-
-
-def _to_halves(p: Packed) -> Fields:
-    if p.element != E2M1FN or p.stored_shape[-1] % p.block[1]:
-        return None
-    both = nibbles(p.codes)
-    both = both.reshape(*both.shape[:-1], -1, 2, p.block[1] // 2).swapaxes(-1, -2)
-    return {"codes": pack_nibbles(both.reshape(*p.codes.shape[:-1], -1))}
+    return {"codes": (p.codes >> 4) | (p.codes << 4)} if p.element == E2M1FN else None
 
 
 REPAIRS = (
@@ -123,8 +118,12 @@ REPAIRS = (
     Repair(Fault.TWICE, "take the root of the global scale", _whole(np.sqrt)),
     Repair(Fault.TWICE, "take 1 as the global scale", _whole(np.ones_like)),
     Repair(Fault.TRANSPOSED, "transpose the scale", _transposed),
-    Repair(Fault.SWIZZLED, "bring the scale from tiles into rows", _unswizzled),
-    Repair(Fault.SWIZZLED, "bring the scale from rows into tiles", _swizzled),
+    Repair(
+        Fault.SWIZZLED,
+        "bring the scale from tiles into rows",
+        _tiled(lambda s: unswizzled(s, s.shape)),
+    ),
+    Repair(Fault.SWIZZLED, "bring the scale from rows into tiles", _tiled(swizzled)),
     *(
         Repair(Fault.WRONG_BLOCK, f"move the scale by {by} along axis {axis}", _rolled(by, axis))
         for axis in (-1, -2)
@@ -132,8 +131,10 @@ REPAIRS = (
     ),
     Repair(Fault.NUMBER, "read the scale as E8M0 bytes", _as_bytes),
     Repair(Fault.NIBBLES, "swap the halves of each byte", _flipped, True),
-    Repair(Fault.NIBBLES, "read element j and j + half a block from a byte", _from_halves, True),
-    Repair(Fault.NIBBLES, "read elements 2j and 2j + 1 from a byte", _to_halves, True),
+    Repair(
+        Fault.NIBBLES, "read element j and j + half a block from a byte", _halves(from_halves), True
+    ),
+    Repair(Fault.NIBBLES, "read elements 2j and 2j + 1 from a byte", _halves(_to_halves), True),
 )
 
 
@@ -270,14 +271,11 @@ def code_levels(p: Packed) -> tuple[np.ndarray, np.ndarray]:
 
 
 def residue(p: Packed, levels: tuple[np.ndarray, np.ndarray]) -> tuple[float, int]:
-    """Returns the variance of the levels of a matrix's blocks beside rows and columns.
+    """Returns the sum of squares of blocks' levels beside rows and columns, its degrees of freedom.
 
-    A block's level is the logarithm of its root mean square: that of the scale plus that of the
-    codes. The two are correlated negatively, since a block whose largest number is an outlier has a
-    large scale and small codes; the sum varies less than scales and codes of different blocks.
-
-    Returns:
-        The sum of squares that effects of rows and columns leave, and its degrees of freedom.
+    A block's level is the logarithm of its root mean square, that of the scale plus that of the
+    codes. A block whose largest number is an outlier has a large scale and small codes: the sum
+    varies less than scales and codes of different blocks.
     """
     chosen, of_codes = levels
     with np.errstate(all="ignore"):

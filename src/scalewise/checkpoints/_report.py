@@ -40,32 +40,23 @@ class Fault(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A fault.
-
-    Attributes:
-        fault: its kind.
-        tensors: its names.
-        evidence: what shows it.
-        repair: what would undo it, None if nothing that was tried does.
-        tried: what the repair gave on the file itself.
-    """
+    """A fault."""
 
     fault: Fault
     tensors: tuple[str, ...]
     evidence: str
-    repair: str | None = None
-    tried: str | None = None
+    repair: str | None = None  # what would undo it, None if nothing that was tried does
+    tried: str | None = None  # what the repair gave on the file itself
 
 
 def merged(findings: Sequence[Finding]) -> list[Finding]:
     groups: dict[tuple[Fault, str], list[Finding]] = {}
     for f in findings:
         groups.setdefault((f.fault, f.repair or f.evidence), []).append(f)
+    names = [dict.fromkeys(n for f in same for n in f.tensors) for same in groups.values()]
     return [
-        dataclasses.replace(
-            same[0], tensors=tuple(dict.fromkeys(n for f in same for n in f.tensors))
-        )
-        for same in groups.values()
+        dataclasses.replace(same[0], tensors=tuple(own))
+        for same, own in zip(groups.values(), names, strict=True)
     ]
 
 
@@ -87,30 +78,21 @@ class CheckpointReport(Tabular):
 
 @dataclasses.dataclass(eq=False)
 class CastReport(CheckpointReport):
-    """What :func:`scalewise.checkpoints.cast` wrote and what was lost.
-
-    Attributes:
-        source, target: paths.
-        to, layout: of the cast.
-        records: one for each tensor: its name, what was done, bytes, and a loss where numbers were
-            rounded.
-        dropped: scales of activations in the source's layout, which the new one has no place for.
-        resumed: tensors that an earlier run of the same cast had written.
-    """
+    """What :func:`scalewise.checkpoints.cast` wrote and what was lost."""
 
     source: str
     target: str
     to: str
     layout: str
-    records: list[Json]
-    dropped: list[str]
-    resumed: int = 0
+    records: list[Json]  # one for each tensor, with a loss where numbers were rounded
+    dropped: list[str]  # scales of activations that the new layout has no place for
+    resumed: int = 0  # tensors that an earlier run had written
     derived = ("sqnr",)
 
     @property
     def sqnr(self) -> float:
         """Signal over noise in dB of all tensors that were rounded."""
-        from ._loss import decibel
+        from ._packed import decibel
 
         lost = [r["loss"] for r in self.records if "loss" in r]
         return decibel(sum(x["signal"] for x in lost), sum(x["noise"] for x in lost))
@@ -148,20 +130,13 @@ class CastReport(CheckpointReport):
 
 @dataclasses.dataclass(eq=False)
 class CheckReport(CheckpointReport):
-    """What :func:`scalewise.checkpoints.check` found.
-
-    Attributes:
-        path, against: of the checkpoints.
-        layout: family of the layouts.
-        findings: the faults.
-        weights: how many quantised tensors were read.
-    """
+    """What :func:`scalewise.checkpoints.check` found."""
 
     path: str
     against: str | None
     layout: str | None
     findings: list[Finding]
-    weights: int
+    weights: int  # quantised tensors that were read
 
     def __bool__(self) -> bool:
         """True if nothing was found."""

@@ -8,12 +8,11 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from ..formats import E2M1FN
-from ._find import is_side
+from ._find import Source, is_side
 from ._layouts import FP8, LAYOUTS
 from ._packed import E8M0, WIDE, Packed, elements
 from ._repairs import is_bytes, is_uniform, negative_zeros, powers
 from ._report import Fault, Finding
-from ._source import Source
 from ._weights import Weight
 
 
@@ -36,12 +35,14 @@ def of_scales(weight: Weight, p: Packed) -> Iterator[Finding]:
     elif p.kind == E8M0:
         count = int((p.scale == 255).sum())
         if count:
-            yield Finding(
-                Fault.BAD_SCALE, name, f"{count} of {p.scale.size} scales are NaN (byte 255)"
-            )
+            what = f"{count} of {p.scale.size} scales are NaN (byte 255)"
+            yield Finding(Fault.BAD_SCALE, name, what)
     else:
         nan = int((p.scale & 127 == 127).sum()) if p.kind == "e4m3fn" else 0
-        zero = _zero_scales(p)
+        zeros, zero = p.scale & 127 == 0, 0
+        if zeros.any() and not p.stored_shape[-1] % p.block[1]:
+            used = (p.codes & 0x77).reshape(*p.scale.shape, -1).any(axis=-1)
+            zero = int((zeros & used).sum())
         negative = int((p.scale >> 7).sum())
         for count, what in ((nan, "NaN"), (zero, "zero over codes that aren't"),
                             (negative, "negative")):  # fmt: skip
@@ -49,14 +50,6 @@ def of_scales(weight: Weight, p: Packed) -> Iterator[Finding]:
                 yield Finding(Fault.BAD_SCALE, name, f"{count} of {p.scale.size} scales are {what}")
     if p.whole is not None and not np.all(np.isfinite(p.whole) & (p.whole > 0)):
         yield Finding(Fault.BAD_SCALE, name, f"the global scale is {np.min(p.whole)}")
-
-
-def _zero_scales(p: Packed) -> int:
-    zero = p.scale & 127 == 0
-    if not zero.any() or p.stored_shape[-1] % p.block[1]:
-        return 0
-    used = (p.codes & 0x77).reshape(*p.scale.shape, -1).any(axis=-1)
-    return int((zero & used).sum())
 
 
 def of_codes(weight: Weight, p: Packed) -> Iterator[Finding]:
@@ -86,8 +79,7 @@ def of_codes(weight: Weight, p: Packed) -> Iterator[Finding]:
 def _at_the_top(weight: Weight, p: Packed) -> Iterator[Finding]:
     """Yields a tensor of powers of two as scales whose blocks all reach the largest code.
 
-    The scale of the largest magnitude brings each block there; powers of two bring about one in
-    fourteen.
+    The scale of the largest magnitude brings each block there; powers of two one in fourteen.
     """
     if p.element.bits != 8 or p.scale.size < 3:
         return
@@ -103,14 +95,12 @@ def _at_the_top(weight: Weight, p: Packed) -> Iterator[Finding]:
             x = np.pad(x, ((0, 0), (0, -columns % c))).reshape(len(x), -1, c).max(axis=(0, 2))
             reached, used = reached + int((x == top).sum()), used + int((x > 0).sum())
     if used >= 3 and reached >= max(3, 0.95 * used):
-        yield Finding(
-            Fault.ROUNDED,
-            (weight.name,),
-            f"{reached} of {used} blocks reach the largest code, "
-            "as with scales of the largest magnitude, but all scales are powers of two",
-            "cast the original again",
-            "not tried: the file alone lost the scales",
+        what = (
+            f"{reached} of {used} blocks reach the largest code, as with scales of the largest "
+            "magnitude, but all scales are powers of two"
         )
+        tried = "not tried: the file alone lost the scales"
+        yield Finding(Fault.ROUNDED, (weight.name,), what, "cast the original again", tried)
 
 
 def structure(
@@ -128,9 +118,8 @@ def structure(
             (n.endswith((".weight", *codes)) or w.parts["codes"].dtype in FP8)}  # fmt: skip
     for name in sorted(bare):
         base = re.sub(r"(\.weight(_packed)?|_blocks|\.blocks|_qdata)$", "", name)
-        partners = [
-            n for n in alone if n.startswith(base) and n != name and "scale" in n[len(base) :]
-        ]
+        others = (n for n in alone if n.startswith(base) and n != name)
+        partners = [n for n in others if "scale" in n[len(base) :]]
         evidence = f"{alone[name].parts['codes'].dtype} codes without a scale that a layout has"
         numbers = [n for n in partners if _holds_bytes(alone[n])]
         if numbers:
@@ -161,9 +150,8 @@ def structure(
         absent = [n for n in other if n not in weights and n not in lost and not is_side(n)]
         absent = [n for n in absent if not any(n.startswith(b) or b.startswith(n) for b in bare)]
         if absent:
-            yield Finding(
-                Fault.TENSOR_MISSING, tuple(absent), "in the original, but not in the file"
-            )
+            what = "in the original, but not in the file"
+            yield Finding(Fault.TENSOR_MISSING, tuple(absent), what)
 
 
 def _holds_bytes(weight: Weight) -> bool:

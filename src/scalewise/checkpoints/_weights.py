@@ -19,30 +19,20 @@ from ..scaled import ScaledArray
 from ..scaled._safetensors import _joined
 from ._files import Tensor, UnreadableError
 from ._layouts import Layout, Role
-from ._loss import Loss
-from ._packed import ELEMENTS, Packed, from_halves, nibbles, pack_nibbles, values
+from ._packed import ELEMENTS, Loss, Packed, from_halves, nibbles, pack_nibbles, values
 
 BLOCK_SIZES = (128, 64, 32, 16)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Weight:
-    """One array of a checkpoint, decoded when it is used.
+    """One array of a checkpoint, decoded when it is used."""
 
-    Attributes:
-        name: of the array, whatever its parts are called.
-        layout: None for a tensor that is stored as it is.
-        parts: the tensors of the file by their roles: codes, scale, whole, pre.
-        record: what the file says about it: torchao's or scalewise's metadata.
-        block: rows and columns that share a scale, if the config says it; of layouts whose shapes
-            say it, where it fits.
-    """
-
-    name: str
-    layout: Layout | None
+    name: str  # of the array, whatever its parts are called
+    layout: Layout | None  # None for a tensor that is stored as it is
     parts: Mapping[Role, Tensor]
-    record: Json = None
-    block: tuple[int, int] | None = None
+    record: Json = None  # what the file says about it: torchao's or scalewise's metadata
+    block: tuple[int, int] | None = None  # that shares a scale, if the config says it
 
     @property
     def kind(self) -> str:
@@ -111,12 +101,6 @@ class Weight:
             return _scaled(self.packed, self._flat)
         arrays: Json = {t.name: t.array() for t in self.parts.values()}
         return _joined(self.name, self.record, arrays) if self.record else arrays[self.name]
-
-    @property
-    def channel_scale(self) -> np.ndarray | None:
-        """The factors of the input's channels that belong to the weight (AWQ), float32, or None."""
-        part = self.parts.get("pre")
-        return None if part is None else part.array().astype(np.float32)
 
 
 def _packed(weight: Weight) -> Packed:
@@ -209,10 +193,9 @@ def _scales(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, ...]:
 
 
 def _size(n: int, scales: int) -> int:
-    """Returns the size of the blocks of an axis, 0 if there is none.
+    """Returns the size of the blocks of an axis, a power of two; 0 if there is none.
 
-    Of two scales for 192 numbers the second is for the last 64, not for 96: sizes are powers of
-    two.
+    Of two scales for 192 numbers the second is for the last 64, not for 96.
     """
     if scales == 1:
         return n
@@ -227,7 +210,7 @@ def _size(n: int, scales: int) -> int:
 def unswizzled(scale: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Returns block scales in rows from tiles of 128 x 4 as cuBLAS reads them.
 
-    See docs.nvidia.com/cuda/cublas, section "1D block scaling factors layout".
+    docs.nvidia.com/cuda/cublas, "1D block scaling factors layout".
     """
     *lead, rows, columns = shape
     tall = math.prod(lead) * rows
@@ -277,8 +260,11 @@ def _scaled(packed: Packed, flat: bool) -> ScaledArray:
         codes, scale, axis = codes[0], scale[0], 0
     if packed.kind == "ue4m3":
         scale = np.where(scale & 127 == 127, 0, scale & 127).astype(np.uint8)
-    stored: jax.Array | ScaledArray = jnp.asarray(_dtyped(scale, packed.kind))
-    exponent = None
+    dtypes = {"e8m0": ml_dtypes.float8_e8m0fnu, "e4m3fn": ml_dtypes.float8_e4m3fn}
+    dtypes["ue4m3"] = dtypes["e4m3fn"]
+    if packed.kind in dtypes:
+        scale = np.ascontiguousarray(scale).view(dtypes[packed.kind])
+    stored: jax.Array | ScaledArray = jnp.asarray(scale)
     if packed.whole is not None:
         whole = packed.whole.reshape(-1, *(1,) * (len(lead) + 1)) if packed.whole.size > 1 else (
             packed.whole.reshape(()))  # fmt: skip
@@ -290,10 +276,4 @@ def _scaled(packed: Packed, flat: bool) -> ScaledArray:
     else:
         assert packed.element.dtype is not None
         data = jnp.asarray(codes.view(packed.element.dtype))
-    return ScaledArray(data, stored, block, exponent)
-
-
-def _dtyped(scale: np.ndarray, kind: str) -> np.ndarray:
-    dtypes = {"e8m0": ml_dtypes.float8_e8m0fnu, "e4m3fn": ml_dtypes.float8_e4m3fn}
-    dtypes["ue4m3"] = dtypes["e4m3fn"]
-    return np.ascontiguousarray(scale).view(dtypes[kind]) if kind in dtypes else scale
+    return ScaledArray(data, stored, block)

@@ -104,16 +104,10 @@ def digest(*parts: object) -> str:
 def write_shards(
     folder: Path, shards: Sequence[Shard], identity: str, told: Callable[[Json, int], None]
 ) -> int:
-    """Writes files into a folder; what a run of the same identity wrote there is kept.
+    """Writes files into a folder of :func:`staging`; returns how many jobs were there already.
 
-    Args:
-        folder: of :func:`staging`.
-        shards: the files.
-        identity: of the run, by :func:`digest`.
-        told: called with the record and the bytes of each job, also of those that were made before.
-
-    Returns:
-        The number of jobs that were kept.
+    Jobs of an earlier run of the same identity are kept. ``told`` is called with the record and the
+    bytes of each job, also of those.
     """
     journal = folder / JOURNAL
     done = _journal(journal, identity)
@@ -174,7 +168,7 @@ def _write_shard(
         for job in shard.jobs[len(kept) :]:
             arrays, record = job.make()
             for entry, x in zip(job.entries, arrays, strict=True):
-                _check(entry, x)
+                assert x.nbytes == entry.nbytes, f"{entry} got {x.nbytes} bytes"
                 for part in x.streamed() if isinstance(x, Decoded) else (x,):
                     file.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
             count = sum(e.nbytes for e in job.entries)
@@ -185,11 +179,6 @@ def _write_shard(
             told(record, count)
         _sync(file, log, waiting)
     return []
-
-
-def _check(entry: Entry, x: np.ndarray | Decoded) -> None:
-    if x.nbytes != entry.nbytes:
-        raise AssertionError(f"{entry} got {x.nbytes} bytes")
 
 
 def _sync(file: IO[bytes], log: IO[str], records: Iterable[Json]) -> None:

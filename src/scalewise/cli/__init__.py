@@ -5,13 +5,10 @@ from typing import Annotated
 
 import typer
 
-from ._audit import audit
-from ._cast import cast
-from ._checkpoints import check, diff, inspect
+from ._checkpoints import cast, check, diff, inspect
 from ._command import add, run
-from ._formats import formats, recipes
-from ._functions import plan, record, tune
-from ._table import table
+from ._formats import formats, recipes, table
+from ._functions import audit, plan, record, tune
 from ._training import compare, train
 
 app = typer.Typer(

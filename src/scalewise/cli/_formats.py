@@ -1,21 +1,25 @@
-"""`scalewise formats` and `recipes`: the catalogues; numbers in a format."""
+"""`scalewise formats`, `recipes` and `table`: catalogues, numbers in a format, exact errors."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Callable, Iterable
+from decimal import Decimal
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import typer
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
-from .._output import print_rows
-from ._command import refusal
+from .._output import as_csv, check_target, print_rows, replacing
+from ._command import add, refusal
 
 if TYPE_CHECKING:
     from ..formats import Format
-import typer
-from rich.table import Table
 
 
 def formats(*, device: str | None = None) -> None:
@@ -40,7 +44,10 @@ def formats(*, device: str | None = None) -> None:
             f"{int(fmt.signed)}-{fmt.exponent_bits}-{fmt.mantissa_bits}",
             str(fmt.bias),
             f"{float(fmt.max):.5g}",
-            _smallest(fmt),
+            # a power of two, or not
+            f"2^-{fmt.smallest.denominator.bit_length() - 1}"
+            if fmt.smallest.numerator == 1
+            else f"{float(fmt.smallest):.3g}",
             f"2^-{fmt.mantissa_bits}" if fmt.mantissa_bits else "1",
             "yes" if fmt.infinities else "no",
             fmt.nan.replace("negative_zero", "-0's code").replace("_", " "),
@@ -101,13 +108,6 @@ def _show_units(console: Console, device: str) -> None:
     print_rows(console, heads, rows, right=("terms", "kept bits"))
 
 
-def _smallest(fmt: Format) -> str:
-    fraction = fmt.smallest
-    if fraction.numerator == 1:  # a power of two
-        return f"2^-{fraction.denominator.bit_length() - 1}"
-    return f"{float(fraction):.3g}"
-
-
 def show_numbers(numbers: list[str], fmt: str) -> None:
     """Prints numbers in a format: bits, formula, exact value, neighbours, rounding error."""
     from .._resolve import as_format
@@ -122,21 +122,18 @@ def show_numbers(numbers: list[str], fmt: str) -> None:
 
 def _parse(text: str, fmt: Format) -> tuple[int, Fraction | None]:
     """Returns the code, and the exact number if a number was given."""
-    if text.lower().lstrip("+").startswith(("0x", "0b")):
-        try:
-            code = int(text, 0)
-        except ValueError:
-            raise ValueError(f"{text!r} is no number and no code such as 0x3c00") from None
+    is_code = text.lower().lstrip("+").startswith(("0x", "0b"))
+    try:
+        code, value = (int(text, 0), 0.0) if is_code else (0, float(text))
+    except ValueError:
+        raise ValueError(f"{text!r} is no number and no code such as 0x3c00") from None
+    if is_code:
         if not 0 <= code < 1 << fmt.bits:
             raise ValueError(
                 f"code {text} is beyond {fmt.name}'s {fmt.bits} bits; "
                 f"expected 0 to {(1 << fmt.bits) - 1:#x}"
             )
         return code, None
-    try:
-        value = float(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is no number and no code such as 0x3c00") from None
     # The number goes through float64 on its way to the format; the error shown is against the
     # decimal number itself. (Fraction("1e-999999999") would not end.)
     exact = None if not math.isfinite(value) else Fraction(text) if value else Fraction(0)
@@ -157,19 +154,13 @@ def _show(console: Console, fmt: Format, text: str, code: int, given: Fraction |
         console.print(f"  value      {value}")
         return
     console.print(f"  formula    {fields.formula.replace('*', '×')}")
-    console.print(f"  value      {_decimal(value)}")
+    exact = f"{Decimal(value):f}"
+    console.print(f"  value      {exact if len(exact) <= 60 else f'{Decimal(value):.50e}'}")
     console.print(f"  neighbours {next_down(fmt, value)!r}  {next_up(fmt, value)!r}")
     if given is not None:
         error = Fraction(value) - given
         relative = "" if given == 0 else f"  relative {float(abs(error / given)):.3g}"
         console.print(f"  error      {float(error):.6g}{relative}" if error else "  error      0")
-
-
-def _decimal(x: float) -> str:
-    from decimal import Decimal
-
-    exact = f"{Decimal(x):f}"
-    return exact if len(exact) <= 60 else f"{Decimal(x):.50e}"
 
 
 def recipes(name: str | None = None) -> None:
@@ -197,3 +188,40 @@ def recipes(name: str | None = None) -> None:
     console = Console()
     console.width = min(console.width, 80)
     console.print(table)
+
+
+table = typer.Typer(
+    help="Compute exact errors, over every input of a format.", no_args_is_help=True
+)
+
+
+def functions(
+    names: list[str] | None = None,
+    *,
+    fmt: str = "fp16",
+    domain: str = "all",
+    to: Path | None = None,
+) -> None:
+    """Show errors of elementary functions: native arithmetic against float32 with one rounding.
+
+    Args:
+        domain (NAME): all: every finite input; normal: no zeros, no subnormals.
+    """
+    from ..ops import function_table
+
+    with refusal(ValueError):
+        if to is not None:
+            check_target(to)  # before the table takes minutes to compute
+        records = function_table(fmt, names, domain)  # pyright: ignore[reportArgumentType]
+        columns = [f.name for f in dataclasses.fields(records[0])]
+        rows = [dataclasses.astuple(record) for record in records]
+        heads = [column.replace("_", " ") for column in columns]
+        right = set(heads) - {"name", "arithmetic", "domain"}
+        cells = [[f"{x:.4g}" if isinstance(x, float) else str(x) for x in row] for row in rows]
+        print_rows(Console(), heads, cells, title=f"{fmt}: errors over every input", right=right)
+        if to is not None:
+            with replacing(to) as file:
+                file.write(as_csv(columns, rows).encode())
+
+
+add(table, functions)

@@ -1,11 +1,165 @@
-"""`scalewise tune`, `plan` and `record`: run and measure a function of a user's file."""
+"""`scalewise audit`, `tune`, `plan` and `record`: run and measure a function of a user's file."""
 
+import inspect
 import json
+import re
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import typer
 
-from ._command import check, computed, refusal
+from .._output import TargetError, rescue_folder, sentence
+from ._command import UNUSABLE, check, computed, refusal, tell
+
+
+def audit(
+    target: str,
+    *,
+    fmt: str = "fp16",
+    recipe: str | None = None,
+    device: str | None = None,
+    args: str | None = None,
+    reference: str | None = None,
+    trials: int = 40,
+    steps: int = 1,
+    batches: str | None = None,
+    data: str | None = None,
+    seed: int = 0,
+    out: list[Path] | None = None,
+    everything: bool = False,
+    framework: str | None = None,
+    grad: bool = False,
+    autocast: bool = False,
+    loss_scale: float | None = None,
+) -> None:
+    """Report which lines lose accuracy in low precision, and changes that were tried.
+
+    Exits with 1 if outputs aren't finite, with 2 if the audit or writing a file fails.
+
+    Args:
+        target (FILE:FUNCTION): A function of a Python file, model.py:train_step; or
+            hf:CONFIG.json or hf:FOLDER, a model of transformers.
+        fmt (--format NAME): The format to audit, or an autocast policy.
+        recipe (NAME): A recipe of autoscale to audit instead of a format: fp8, ...
+        device (NAME): With a recipe: whose matrix units add up products.
+        reference (--reference --shadow DTYPE): The precision to compare with: float32 or float64.
+        trials (>= 0): The number of runs to try fixes with.
+        steps (>= 1): The number of calls, each with the last result.
+        batches (FUNCTION): A function of that file that returns the second argument of a step's
+            number.
+        data (FUNCTION): Instead of --args and --batches, a function that returns both as a
+            pair.
+        framework (NAME): jax, or torch: the function returns a module, or a pair of it and its
+            inputs. Default: found from the file.
+        grad: Audit a torch model's gradients, too.
+        autocast: Audit a torch model as under torch.autocast('cuda').
+        loss_scale: The factor of a torch model's loss, as of GradScaler.
+
+    Example:
+        scalewise audit model.py:train_step --args example --out report.html
+    """
+    check(target, out)
+    from scalewise.auditing import writable  # JAX takes a second to import: not for --help
+    from scalewise.autoscaling.recipes import recipe as named
+
+    with refusal(ValueError, TypeError, NotImplementedError):
+        paths = [writable(path) for path in out or ()]
+        low = fmt if recipe is None else named(recipe)
+        options = {"reference": reference, "trials": trials}
+        training = {"grad": grad, "autocast": autocast, "loss_scale": loss_scale}
+        calls = {"steps": steps, "batches": batches, "data": data}
+        if _is_torch(target, framework):
+            _unused(calls | {"steps": steps > 1, "device": device}, "functions of JAX")
+            report = _of_torch(target, low, args, seed, options | training)
+        else:
+            _unused(training, "torch models (--framework torch)")
+            report = _of_function(target, low, args, seed, options | {"device": device}, calls)
+        saved = [_saved(report, path) for path in paths]  # first: the terminal may be gone
+        report.show(everything=everything)
+        for path in saved:
+            if path is not None:
+                typer.echo(f"wrote {path}")
+    if None in saved:
+        raise typer.Exit(UNUSABLE)
+    if report.error.non_finite:
+        raise typer.Exit(1)
+
+
+def _is_torch(target: str, framework: str | None) -> bool:
+    if framework not in (None, "jax", "torch"):
+        raise ValueError(f"--framework {framework!r}: expected jax or torch")
+    if target.startswith("hf:") and framework == "jax":
+        raise ValueError("hf: names a torch model: leave --framework jax out")
+    if framework is not None or target.startswith("hf:"):
+        return framework != "jax"
+    return _makes_a_torch_model(target)
+
+
+def _makes_a_torch_model(target: str) -> bool:
+    """Returns whether a function of a file that imports torch returns a module without arguments.
+
+    The file is run again where it is audited.
+    """
+    text = ""
+    with suppress(OSError, UnicodeDecodeError):
+        text = Path(target.rpartition(":")[0]).read_text()
+    if not re.search(r"^\s*(import|from) torch\b", text, re.M):
+        return False
+    from scalewise.auditing import load_function
+    from scalewise.torch._load import is_model
+
+    function, _ = load_function(target)
+    if any(p.default is p.empty for p in inspect.signature(function).parameters.values()):
+        return False
+    with suppress(Exception):  # the audit of a JAX function reports it
+        return is_model(function())
+    return False
+
+
+def _unused(options: Mapping[str, Any], whose: str) -> None:
+    given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
+    if given:
+        raise ValueError(f"{', '.join(given)}: for {whose} only")
+
+
+def _of_function(
+    target: str, low: Any, args: str | None, seed: int, options: Any, calls: Mapping[str, Any]
+) -> Any:
+    from scalewise import audit as run_audit
+    from scalewise.auditing import load_function, user_errors
+    from scalewise.auditing._file import inputs
+
+    function, module = load_function(target)
+    options |= {"steps": calls["steps"]}
+    run_audit(function, low, **options)  # before the data is loaded: invalid options raise
+    positional, keywords, per_step = inputs(
+        function, module, args, calls["batches"], calls["data"], seed
+    )
+    with user_errors(module):
+        return run_audit(function, low, batches=per_step, **options)(*positional, **keywords)
+
+
+def _of_torch(target: str, low: Any, args: str | None, seed: int, options: Any) -> Any:
+    import scalewise.torch as st
+    from scalewise.torch._load import load
+
+    loaded = load(target, args, seed, labels=options["grad"])
+    return st.audit(loaded.model, loaded.args, loaded.kwargs, low=low, **options)
+
+
+def _saved(report: Any, path: Path) -> Path | None:
+    """Writes the report; where that fails, to a temporary folder, since it took minutes to make."""
+    try:
+        return report.save(path)
+    except (OSError, TargetError) as error:
+        tell(sentence(error) if isinstance(error, OSError) else str(error))
+    except Exception as error:  # whatever fails, the report is printed
+        tell(f"{path} is not written: {type(error).__name__}: {error}")
+    with suppress(Exception), rescue_folder() as folder:
+        tell(f"the report is in {report.save(folder / path.name)} instead")
+    return None
 
 
 def tune(
@@ -90,16 +244,10 @@ def plan(
         lambda f: planned(f, budget, objective=objective, formats=formats, activations=others),  # pyright: ignore[reportArgumentType]
         target, args, seed, out, writable,
     )  # fmt: skip
-    with refusal(ValueError):
-        match export:
-            case "python":
-                typer.echo(found.python())
-            case "compressed-tensors":
-                typer.echo(json.dumps(found.compressed_tensors(), indent=1))
-            case "modelopt":
-                typer.echo(json.dumps(found.modelopt(), indent=1))
-            case "torchao":
-                typer.echo(found.torchao())
+    if export is not None:
+        with refusal(ValueError):
+            made = getattr(found, export.replace("-", "_"))()
+            typer.echo(made if isinstance(made, str) else json.dumps(made, indent=1))
 
 
 def record(

@@ -1,11 +1,9 @@
 """Reads a `.npy` file of floats, and reports the error of a cast."""
 
-import math
 import os
 import warnings
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
@@ -23,46 +21,24 @@ def target_of(data: Path, out: Path | None, name: str) -> Path:
 
 
 def read(path: Path) -> np.ndarray:
-    """Reads the floats of a .npy file.
-
-    The size in the header is checked against the file's before any memory is allocated.
-    """
-    size = check_source(path)
-    with path.open("rb") as file:
-        shape, transposed, dtype = _npy_header(path, file)
-        if dtype.kind != "f" or dtype.itemsize > 8:
-            raise ValueError(f"{path} holds {dtype}; expected float16, float32 or float64")
-        claimed, there = math.prod(shape) * dtype.itemsize, size - file.tell()
-        if claimed > there:
-            raise ValueError(
-                f"{path} is no complete .npy file (an array of shape {shape} has {claimed:,} "
-                f"bytes, {there:,} are there)"
-            )
-        x = np.frombuffer(file.read(claimed), dtype)
-    x = x.reshape(shape[::-1]).T if transposed else x.reshape(shape)
-    return x.astype(dtype.newbyteorder("="))
-
-
-def _npy_header(path: Path, file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
-    readers = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }
+    """Reads the floats of a .npy file; mapped, so that no more memory is used than the file has."""
+    check_source(path)
     try:
-        version = np.lib.format.read_magic(file)
-        if version not in readers:
-            raise ValueError(f"version {version} of the format")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of headers that Python 2 wrote
-            shape, transposed, dtype = readers[version](file)
-        if any(type(n) is not int or n < 0 for n in shape):
-            raise ValueError(f"a shape of {shape}")
+            warnings.simplefilter(
+                "ignore"
+            )  # of headers that Python 2 wrote, of sizes that overflow
+            x = np.load(path, mmap_mode="r", allow_pickle=False)
+        if not isinstance(x, np.ndarray):
+            raise ValueError("no single array")
     except OSError:
         raise
     except Exception as error:  # numpy evaluates the header, which may raise any exception
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(f"{path} is no complete .npy file ({why[:100]})") from None
-    return shape, transposed, dtype
+    if x.dtype.kind != "f" or x.dtype.itemsize > 8:
+        raise ValueError(f"{path} holds {x.dtype}; expected float16, float32 or float64")
+    return np.array(x, x.dtype.newbyteorder("="))
 
 
 def report(x: np.ndarray, y: np.ndarray, largest: float | np.ndarray) -> str:

@@ -38,14 +38,9 @@ def compare(
     with refusal(training.InputError):
         try:
             comparison = training.compare(
-                program,
-                method or training.DEMO,
-                data=data,
-                steps=steps,
-                seed=seed,
-                seeds=seeds,
+                program, method or training.DEMO, data=data, steps=steps, seed=seed, seeds=seeds,
                 out=out or training.Folder.timestamped("runs"),
-            )
+            )  # fmt: skip
         except KeyboardInterrupt as error:
             tell("interrupted before the first step")
             raise typer.Exit(128 + getattr(error, "signal", signal.SIGINT)) from None
@@ -103,20 +98,11 @@ def train(
         watch = Monitor(monitor, groups=STATE).numbers if monitor else None
         try:
             ended = training.train(
-                program,
-                method,
-                data=data,
-                steps=steps,
-                seed=seed,
-                out=out if out or resume else training.Folder.timestamped("runs"),
-                resume=resume,
-                every=every,
-                clip=clip,
-                accumulate=accumulate,
-                weights=weights,
-                watch=watch,
+                program, method, data=data, steps=steps, seed=seed,
+                out=out if out or resume else training.Folder.timestamped("runs"), resume=resume,
+                every=every, clip=clip, accumulate=accumulate, weights=weights, watch=watch,
                 allow_changes=allow_changes,
-            )
+            )  # fmt: skip
         except (training.CheckpointError, training.TrainingError) as error:
             tell(str(error))
             raise typer.Exit(FAILED) from None

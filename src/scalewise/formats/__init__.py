@@ -30,13 +30,13 @@ from ._catalogue import UE5M3 as UE5M3
 from ._catalogue import UE5M11 as UE5M11
 from ._catalogue import UE8M8 as UE8M8
 from ._catalogue import BlockFormat as BlockFormat
+from ._catalogue import FormatLike as FormatLike
+from ._catalogue import RoundingMode as RoundingMode
+from ._catalogue import Saturation as Saturation
 from ._catalogue import block_format as block_format
 from ._catalogue import format as format
 from ._catalogue import p3109 as p3109
 from ._format import Format as Format
-from ._like import FormatLike as FormatLike
-from ._like import RoundingMode as RoundingMode
-from ._like import Saturation as Saturation
 from ._neighbours import Bits as Bits
 from ._neighbours import bits as bits
 from ._neighbours import next_down as next_down
@@ -49,10 +49,10 @@ globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # h
 
 # for other packages of scalewise, not for users
 from ._catalogue import ALIASES as ALIASES
+from ._catalogue import BlockFormatLike as BlockFormatLike
+from ._catalogue import FloatDType as FloatDType
 from ._codes import SATURATE as SATURATE
 from ._codes import check_codes as check_codes
 from ._codes import check_saturate as check_saturate
-from ._like import BlockFormatLike as BlockFormatLike
-from ._like import FloatDType as FloatDType
 from ._roundings import Rest as Rest
 from ._roundings import rounding_mode as rounding_mode

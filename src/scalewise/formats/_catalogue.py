@@ -1,14 +1,14 @@
-"""The catalogue of formats and block formats, and the lookup by name, alias or dtype."""
+"""The catalogue of formats and block formats, lookup by name, and the types of such arguments."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
-from typing import Any
+from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from .._check import Count, checked
+from .._check import Count, Range, checked
 from .._repr import changed_fields
 from ._format import CATALOGUE_DTYPES, Format, register_dtype
 
@@ -116,9 +116,6 @@ def p3109(bits: int, precision: int, signed: bool = True, extended: bool = True)
             enough that at most 11 exponent bits remain, as many as float64 has.
         signed: whether there is a sign bit. NaN has the code of -0 if so, else that of all ones.
         extended: whether there are infinities, with the largest codes below NaN's.
-
-    Raises:
-        ValueError: ``bits`` or ``precision`` is out of range.
     """
     if not 3 <= bits <= 16:
         raise ValueError(f"p3109: bits is {bits!r}; expected 3 to 16")
@@ -130,13 +127,9 @@ def p3109(bits: int, precision: int, signed: bool = True, extended: bool = True)
     exponent_bits = bits - precision + (not signed)
     return Format(
         f"binary{bits}p{precision}{'s' if signed else 'u'}{'e' if extended else 'f'}",
-        exponent_bits,
-        precision - 1,
-        bias=2 ** (exponent_bits - 1),
-        signed=signed,
-        infinities=extended,
-        nan="negative_zero" if signed else "all_ones",
-    )
+        exponent_bits, precision - 1, bias=2 ** (exponent_bits - 1), signed=signed,
+        infinities=extended, nan="negative_zero" if signed else "all_ones",
+    )  # fmt: skip
 
 
 @checked
@@ -146,27 +139,16 @@ class BlockFormat:
 
     A value is ``element * scale``, or ``element * (scale * tensor_scale)``.
 
-    Attributes:
-        name: the name, in lower case.
-        element: the format of the elements.
-        scale: the format of the blocks' scales.
-        size: the number of elements in a block.
-        tensor_scale: the format of a scale for the whole array, which brings the blocks' scales
-            into their format's range: FP32, or None without such a scale.
-
-    Raises:
-        ValueError: ``size`` isn't a positive integer, ``scale`` isn't a format, or ``tensor_scale``
-            isn't FP32 or None.
-
     Example:
         >>> MXFP4.bits_per_element
         4.25
     """
 
-    name: str
+    name: str  # in lower case
     element: Format
-    scale: Format = E8M0
-    size: Count = 32
+    scale: Format = E8M0  # the format of the blocks' scales
+    size: Count = 32  # of a block
+    # FP32: a scale of the whole array brings the blocks' scales into their range
     tensor_scale: Format | None = None
 
     def __post_init__(self):
@@ -205,14 +187,41 @@ BLOCK_FORMATS = {f.name: f for f in (MXFP8_E4M3, MXFP8_E5M2, MXFP6_E2M3, MXFP6_E
 
 @checked
 def block_format(spec: BlockFormat | str) -> BlockFormat:
-    """Returns a block format by name; a BlockFormat is returned as it is.
-
-    Raises:
-        ValueError: no block format has this name. The message lists the names, suggests the
-            nearest, and says so if it is the name of a format, a recipe, ...
-    """
+    """Returns a block format by name; a BlockFormat is returned as it is."""
     if isinstance(spec, BlockFormat):
         return spec
     if found := BLOCK_FORMATS.get(str(spec).lower().replace("-", "_")):
         return found
     raise ValueError(unknown_name(spec, "block format"))
+
+
+class SupportsDType(Protocol):
+    """An object with a NumPy dtype, such as ``jnp.bfloat16``."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+
+DTypeLike: TypeAlias = str | type[Any] | np.dtype | SupportsDType
+"""A dtype, as ``jax.typing.DTypeLike``; formats import no JAX."""
+
+FormatLike: TypeAlias = Format | str | DTypeLike
+"""A format, or a name (``"e4m3fn"``) or dtype (``jnp.float16``) of one."""
+
+BlockFormatLike: TypeAlias = BlockFormat | Format | str | DTypeLike
+"""A format or a block format (``"mxfp8_e4m3"``), or a name of one."""
+
+FloatDType: TypeAlias = Annotated[
+    DTypeLike, Range(lambda dtype: "float" in np.dtype(dtype).name, "a floating-point dtype")
+]
+"""A dtype of floating-point numbers."""
+
+RoundingMode: TypeAlias = Literal[
+    "nearest_even", "nearest_away", "toward_zero", "toward_positive", "toward_negative",
+    "away_from_zero", "to_odd", "stochastic",
+]  # fmt: skip
+"""The name of a rounding mode, see ``scalewise.formats.ROUNDINGS``."""
+
+Saturation: TypeAlias = bool | Literal["finite", "onnx", "onnx-19"]
+"""What overflow gives: False an infinity or NaN, True the largest number, ``"finite"`` that too,
+but for infinities, which stay; or a published rule, see ``scalewise.saturation``."""

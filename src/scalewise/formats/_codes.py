@@ -19,11 +19,7 @@ def check_saturate(saturate: Any) -> None:
 
 
 def check_codes(fmt: Any, codes: Any) -> None:
-    """Checks that integers, a NumPy or JAX array, are within the range of a format's codes.
-
-    Raises:
-        ValueError: a code is below 0, or not below 2^bits.
-    """
+    """Raises ValueError for integers, a NumPy or JAX array, that aren't all codes of a format."""
     if not codes.size:
         return
     lowest, highest = int(codes.min()), int(codes.max())  # JAX compares 256 to a uint8 as 0
@@ -97,7 +93,7 @@ def encode(
     if fmt.zero and not fmt.negative_zero:
         negative &= magnitude != 0
     code = magnitude + (negative.astype(np.int64) << (fmt.bits - 1) if fmt.signed else 0)
-    return np.where(nan, _nan(fmt), code).astype(fmt.code_dtype)
+    return np.where(nan, fmt.nan_code or 0, code).astype(fmt.code_dtype)
 
 
 def _draw(mode: Rounding, bits: Any, shape: tuple[int, ...]) -> np.ndarray | None:
@@ -162,7 +158,3 @@ def _overflow(fmt: Any, saturate: bool) -> int:
     if fmt.infinity_code is not None:
         return fmt.infinity_code
     return fmt.max_code if fmt.nan_code is None else -1
-
-
-def _nan(fmt: Any) -> int:
-    return 0 if fmt.nan_code is None else fmt.nan_code

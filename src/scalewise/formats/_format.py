@@ -63,9 +63,6 @@ class Format:
         negative_zero: whether the code of -0 represents -0.
         zero: whether code 0 represents zero (not in E8M0).
 
-    Raises:
-        ValueError: a field is out of range, or the fields leave no finite number.
-
     Example:
         >>> e6m9 = Format("e6m9", exponent_bits=6, mantissa_bits=9)
         >>> e6m9.bias, e6m9.bits, float(e6m9.max)
@@ -102,26 +99,18 @@ class Format:
             object.__setattr__(self, "negative_zero", default)
         if self.negative_zero and (not self.signed or self.nan == "negative_zero"):
             refuse("negative_zero", "False, since its code is taken or there is no sign")
-        if self.nan == "negative_zero" and not self.signed:
-            refuse("nan", "another encoding: an unsigned format has no code for -0")
-        if self.nan == "negative_zero" and not self.zero:
-            refuse("nan", "another encoding: a format without zero has no code for -0")
+        if self.nan == "negative_zero" and not (self.signed and self.zero):
+            what = "a format without zero" if self.signed else "an unsigned format"
+            refuse("nan", f"another encoding: {what} has no code for -0")
         if not self.zero and self.subnormals:
             refuse("zero", "True where there are subnormals, whose mantissa is 0 in the code of 0")
-        if self.nan == "ieee" and self.mantissa_bits == 0:
-            refuse(
-                "nan",
-                "'all_ones', 'negative_zero' or 'none' without mantissa bits, since the top "
-                "exponent then has one code, for infinity or for NaN",
-            )
-        if self.nan == "ieee" and self.exponent_bits == 1:
-            refuse("nan", "'all_ones', 'negative_zero' or 'none' with one exponent bit")
+        if self.nan == "ieee" and (self.mantissa_bits == 0 or self.exponent_bits == 1):
+            few = "without mantissa bits" if self.exponent_bits > 1 else "with one exponent bit"
+            refuse("nan", f"'all_ones', 'negative_zero' or 'none' {few}")
         if self.max_code < 1:
             refuse("nan", "an encoding that leaves at least one positive number")
-        low = (
-            -1074 + self.mantissa_bits - self.min_exponent
-        )  # the least that can be added to all exponents
-        high = 1023 - self.max_exponent
+        # the least and the most that can be added to all exponents
+        low, high = -1074 + self.mantissa_bits - self.min_exponent, 1023 - self.max_exponent
         if not low <= 0 <= high:
             assert self.bias is not None
             fits = "an integer" if low > high else f"{self.bias - high} to {self.bias - low}"
@@ -154,11 +143,9 @@ class Format:
         width = f"exponent_bits={self.exponent_bits}, mantissa_bits={self.mantissa_bits}"
         given = ("name", "exponent_bits", "mantissa_bits")
         changed = changed_fields(
-            self,
-            *given,
-            bias=2 ** (self.exponent_bits - 1) - 1,
+            self, *given, bias=2 ** (self.exponent_bits - 1) - 1,
             negative_zero=self.signed and self.zero and self.nan != "negative_zero",
-        )
+        )  # fmt: skip
         return f"Format({', '.join([repr(self.name), width, *changed])})"
 
     @cached_property
@@ -261,18 +248,7 @@ class Format:
         return self.decode(np.arange(2**self.bits, dtype=np.uint32))
 
     def decode(self, codes: Any) -> np.ndarray:
-        """Returns the numbers of codes, exactly.
-
-        Args:
-            codes: integers from 0 to 2^bits - 1, any shape.
-
-        Returns:
-            A float64 array of the same shape.
-
-        Raises:
-            TypeError: the codes aren't integers.
-            ValueError: a code is out of range.
-        """
+        """Returns the numbers of codes, integers from 0 to 2^bits - 1, exactly, as float64."""
         return _codes.decode(self, codes)
 
     def encode(
@@ -302,11 +278,6 @@ class Format:
             Unsigned integers of the narrowest dtype that holds a code. NaN becomes code 0 in a
             format without NaN; negative numbers become NaN in an unsigned format.
 
-        Raises:
-            TypeError: the values aren't real numbers.
-            ValueError: ``rounding`` or ``saturate`` is unknown, or ``bits`` has the wrong dtype or
-                shape.
-
         Example:
             >>> Format("e4m3", 4, 3).encode([1.0, 1.1, -300.0], rounding="toward_zero")
             array([ 56,  56, 247], dtype=uint8)
@@ -319,11 +290,7 @@ class Format:
         The width and the exponent's range stay, and the spacing halves. If NaN has the code of -0
         in this format, it has the code of all ones in the new one.
 
-        Args:
-            name: the new format's name, by default like ``"ue5m11"``.
-
-        Raises:
-            ValueError: the format is unsigned or has 52 mantissa bits.
+        Its name is by default like ``"ue5m11"``.
 
         Example:
             >>> Format("fp16", 5, 10).unsigned().decode([0x7800, 1]).tolist() == [1.0, 2.0**-25]
@@ -333,13 +300,10 @@ class Format:
             raise ValueError(f"unsigned: {self.name} is unsigned; expected a signed format")
         mantissa_bits = self.mantissa_bits + 1
         return dataclasses.replace(
-            self,
-            name=name or f"ue{self.exponent_bits}m{mantissa_bits}",
-            mantissa_bits=mantissa_bits,
-            signed=False,
-            nan="all_ones" if self.nan == "negative_zero" else self.nan,
-            negative_zero=False,
-        )
+            self, name=name or f"ue{self.exponent_bits}m{mantissa_bits}",
+            mantissa_bits=mantissa_bits, signed=False,
+            nan="all_ones" if self.nan == "negative_zero" else self.nan, negative_zero=False,
+        )  # fmt: skip
 
 
 def _log2(x: Fraction) -> int:

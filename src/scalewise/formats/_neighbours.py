@@ -19,13 +19,8 @@ FormatSpec = Format | str | np.dtype | type
 def next_up(fmt: FormatSpec, x: AnyFloat) -> float:
     """Returns the smallest number of the format above ``x``, as IEEE 754's nextUp.
 
-    Args:
-        fmt: any format, or a name or dtype of one.
-        x: any number, whether the format represents it or not.
-
-    Returns:
-        The exact number. If the format has no number above ``x``: infinity, or NaN in a format
-        without infinities. NaN if ``x`` is NaN.
+    ``x`` is any number, whether the format represents it or not. If the format has no number above
+    it, the result is infinity, or NaN in a format without infinities; NaN of NaN.
 
     Example:
         >>> from scalewise.formats import E4M3FN
@@ -40,7 +35,10 @@ def next_up(fmt: FormatSpec, x: AnyFloat) -> float:
         return 0.0 if below is None else -below
     if x < 0:
         return _number(fmt, 0)
-    return _above(fmt, x)
+    code = _last_not_above(fmt, x)
+    if code < fmt.max_code:
+        return _number(fmt, code + 1)
+    return math.inf if fmt.infinities else math.nan
 
 
 @checked
@@ -94,13 +92,6 @@ def _last_not_above(fmt: Format, x: float) -> int:
     return code if _number(fmt, code) <= x else -1
 
 
-def _above(fmt: Format, x: float) -> float:
-    code = _last_not_above(fmt, x)
-    if code < fmt.max_code:
-        return _number(fmt, code + 1)
-    return math.inf if fmt.infinities else math.nan
-
-
 def _below(fmt: Format, x: float) -> float | None:
     code = _last_not_above(fmt, x)
     if code >= 0 and _number(fmt, code) == x:
@@ -110,21 +101,13 @@ def _below(fmt: Format, x: float) -> float | None:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Bits:
-    """The fields of one code of a format, as :func:`bits` returns them.
-
-    Attributes:
-        format: the format.
-        code: the code, an integer from 0 to ``2**format.bits - 1``.
-        sign: the sign bit, 0 or 1; None in an unsigned format.
-        exponent: the exponent field as stored, with the bias.
-        fraction: the fraction field as stored, from 0 to ``2**format.mantissa_bits - 1``.
-    """
+    """The fields of one code of a format, as :func:`bits` returns them."""
 
     format: Format
-    code: int
-    sign: int | None
-    exponent: int
-    fraction: int
+    code: int  # from 0 to ``2**format.bits - 1``
+    sign: int | None  # 0 or 1; None in an unsigned format
+    exponent: int  # as stored, with the bias
+    fraction: int  # as stored, from 0 to ``2**format.mantissa_bits - 1``
 
     @property
     def value(self) -> float:
@@ -167,15 +150,8 @@ class Bits:
 def bits(x: AnyFloat, fmt: FormatSpec = "fp32") -> Bits:
     """Returns the sign, exponent and fraction fields of ``x`` rounded to a format.
 
-    Args:
-        x: any number; it is rounded to nearest, ties to even, if the format doesn't have it.
-        fmt: any format, or a name or dtype of one.
-
-    Returns:
-        A :class:`Bits`; ``str`` of it has the bits alone, ``repr`` also the formula and the value.
-
-    Raises:
-        ValueError: an unknown format.
+    The number is rounded to nearest, ties to even. ``str`` of the result has the bits alone,
+    ``repr`` also the formula and the value.
 
     Example:
         >>> bits(0.15625, "fp16")

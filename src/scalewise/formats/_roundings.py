@@ -19,127 +19,82 @@ class Rest:
     """The positions of magnitudes between their lower neighbour (inclusive) and their higher one.
 
     The attributes are boolean arrays of one shape.
-
-    Attributes:
-        nonzero: whether a magnitude is above the lower neighbour.
-        half: whether it is exactly halfway.
-        above_half: whether it is nearer to the higher neighbour.
-        drawn: whether the random bits of stochastic rounding round it up; None without them.
     """
 
-    nonzero: Any
-    half: Any
-    above_half: Any
-    drawn: Any = None
+    nonzero: Any  # above the lower neighbour
+    half: Any  # exactly halfway
+    above_half: Any  # nearer to the higher neighbour
+    drawn: Any = None  # whether stochastic rounding rounds it up; None for other modes
 
 
 @dataclasses.dataclass(frozen=True)
 class Rounding:
     """A rounding mode.
 
-    Attributes:
-        name: the name that users pass as ``rounding``.
-        goes_up: ``goes_up(rest, odd, negative)`` returns whether a magnitude becomes the higher of
-            its neighbours, given its :class:`Rest`, whether the lower neighbour's code is odd, and
-            whether the number is negative.
-        addend: ``addend(dropped, odd, negative, noise)`` returns the integer to add to a magnitude
-            before its d lowest bits are truncated, with the same result. ``dropped`` is
-            ``2^d - 1``, ``odd`` is 0 or 1, ``negative`` has all bits set where the number is
-            negative, and ``noise`` holds random bits, of which the lowest d are used.
-        overflows: whether finite positive numbers, and whether finite negative ones, that round
-            beyond the largest number overflow to infinity or NaN (IEEE 754-2019, 7.4).
-        max_error: the bound on the error, in units of the spacing of the format's numbers.
-        underflows_to_zero: whether every magnitude that is small enough becomes zero.
-        random: whether the mode uses random bits.
+    ``goes_up(rest, odd, negative)`` returns whether a magnitude becomes the higher of its
+    neighbours, given whether the lower neighbour's code is odd, and whether the number is negative.
+    ``addend(dropped, odd, negative, noise)`` returns the integer to add to a magnitude before its d
+    lowest bits are truncated, with the same result. ``dropped`` is ``2^d - 1``, ``odd`` is 0 or 1,
+    ``negative`` has all bits set where the number is negative, and ``noise`` holds random bits.
     """
 
-    name: str
+    name: str  # that users pass as ``rounding``
+    overflows: tuple[bool, bool]  # whether positive, and negative, numbers do (IEEE 754-2019, 7.4)
+    max_error: float  # in units of the spacing of the format's numbers
+    underflows_to_zero: bool  # whether every magnitude that is small enough becomes zero
+    random: bool  # whether the mode uses random bits
     goes_up: Callable[[Rest, Any, Any], Any]
     addend: Callable[[Any, Any, Any, Any], Any]
-    overflows: tuple[bool, bool]
-    max_error: float
-    underflows_to_zero: bool
-    random: bool
 
     def __reduce_ex__(self, protocol):  # pickled by name, since the functions have none
         known = ROUNDINGS.get(self.name) is self
         return (rounding_mode, (self.name,)) if known else super().__reduce_ex__(protocol)
 
 
+# name, overflows, max_error, underflows_to_zero, random
 _MODES = (
     Rounding(
-        "nearest_even",
+        "nearest_even", (True, True), 0.5, True, False,
         goes_up=lambda rest, odd, negative: rest.above_half | (rest.half & odd),
         addend=lambda dropped, odd, negative, noise: (dropped >> 1) + (odd & dropped),
-        overflows=(True, True),
-        max_error=0.5,
-        underflows_to_zero=True,
-        random=False,
     ),
     Rounding(
-        "nearest_away",
+        "nearest_away", (True, True), 0.5, True, False,
         goes_up=lambda rest, odd, negative: rest.above_half | rest.half,
         addend=lambda dropped, odd, negative, noise: dropped - (dropped >> 1),
-        overflows=(True, True),
-        max_error=0.5,
-        underflows_to_zero=True,
-        random=False,
     ),
     Rounding(
-        "toward_zero",
+        "toward_zero", (False, False), 1.0, True, False,
         goes_up=lambda rest, odd, negative: rest.nonzero & ~rest.nonzero,
         addend=lambda dropped, odd, negative, noise: dropped ^ dropped,
-        overflows=(False, False),
-        max_error=1.0,
-        underflows_to_zero=True,
-        random=False,
     ),
     Rounding(
-        "toward_positive",
+        "toward_positive", (True, False), 1.0, False, False,
         goes_up=lambda rest, odd, negative: rest.nonzero & ~negative,
         addend=lambda dropped, odd, negative, noise: dropped & ~negative,
-        overflows=(True, False),
-        max_error=1.0,
-        underflows_to_zero=False,
-        random=False,
     ),
     Rounding(
-        "toward_negative",
+        "toward_negative", (False, True), 1.0, False, False,
         goes_up=lambda rest, odd, negative: rest.nonzero & negative,
         addend=lambda dropped, odd, negative, noise: dropped & negative,
-        overflows=(False, True),
-        max_error=1.0,
-        underflows_to_zero=False,
-        random=False,
     ),
     Rounding(
-        "away_from_zero",
+        "away_from_zero", (True, True), 1.0, False, False,
         goes_up=lambda rest, odd, negative: rest.nonzero,
         addend=lambda dropped, odd, negative, noise: dropped,
-        overflows=(True, True),
-        max_error=1.0,
-        underflows_to_zero=False,
-        random=False,
     ),
+    # unsigned: 0 or all bits
     Rounding(
-        "to_odd",
+        "to_odd", (False, False), 1.0, False, False,
         goes_up=lambda rest, odd, negative: rest.nonzero & ~odd,
-        addend=lambda dropped, odd, negative, noise: dropped & (odd - 1),  # unsigned: 0 or all bits
-        overflows=(False, False),
-        max_error=1.0,
-        underflows_to_zero=False,
-        random=False,
+        addend=lambda dropped, odd, negative, noise: dropped & (odd - 1),
     ),
     Rounding(
-        "stochastic",
+        "stochastic", (True, True), 1.0, False, True,
         goes_up=lambda rest, odd, negative: rest.drawn,
         addend=lambda dropped, odd, negative, noise: noise & dropped,
-        overflows=(True, True),
-        max_error=1.0,
-        underflows_to_zero=False,
-        random=True,
     ),
-)
+)  # fmt: skip
 
 
 ROUNDINGS: dict[str, Rounding] = {mode.name: mode for mode in _MODES}
@@ -152,13 +107,7 @@ SCALE_ROUNDINGS = {"up": "away_from_zero", "down": "toward_zero", "nearest": "ne
 def rounding_mode(rounding: Any, fmt: Any = None) -> Rounding:
     """Returns a :class:`Rounding` by name; a Rounding is returned as it is.
 
-    Args:
-        rounding: a key of :data:`ROUNDINGS`, or for a scale format (one without zero) also one of
-            ONNX's names ``"up"``, ``"down"``, ``"nearest"``.
-        fmt: the ``Format`` to round to; ONNX's names are unknown without it.
-
-    Raises:
-        ValueError: no rounding mode has this name.
+    ONNX's names ``"up"``, ``"down"``, ``"nearest"`` are for scale formats (without zero) alone.
     """
     if isinstance(rounding, Rounding):
         return rounding

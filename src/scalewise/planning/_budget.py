@@ -70,12 +70,7 @@ class Budget:
         return None if self.error is not None else getattr(self, self.kind)
 
     def cost(self, site: Site, option: Option, weights: int) -> float:
-        """Returns what an option of a site adds.
-
-        Args:
-            site, option: the site, and how its operands are rounded.
-            weights: the numbers of all sites' weights.
-        """
+        """Returns what an option of a site adds; all sites' weights have ``weights`` numbers."""
         if self.kind == "seconds":
             assert self.device is not None
             return sum(seconds(p, option, device(self.device)) for p in site.products)
@@ -140,30 +135,17 @@ def objective(name: str, outputs: Sequence[jax.ShapeDtypeStruct]) -> Objective:
         name = "loss" if len(outputs) == 1 and scalars else "error"
     if name == "loss":
         if len(scalars) != 1:
-            raise ValueError(
-                "plan: objective='loss' needs one output without axes, the loss; the function has "
-                f"{len(scalars)} of them"
-            )
-        return Objective("change of the loss", _change(scalars[0]), None)
+            count = len(scalars)
+            raise ValueError(f"plan: objective='loss' needs one output without axes, not {count}")
+        change = lambda a, b: (b[scalars[0]] - a[scalars[0]]).astype(jnp.float32)  # noqa: E731
+        return Objective("change of the loss", change, None)
     if name == "kl":
         wide = [i for i, x in enumerate(outputs) if x.ndim and x.shape[-1] > 1]
         if len(outputs) != 1 or not wide:
             shapes = ", ".join(str(tuple(x.shape)) for x in outputs)
-            raise ValueError(
-                "plan: objective='kl' needs one output, the logits of at least two classes on the "
-                f"last axis; the function returns {shapes}"
-            )
-        return Objective("KL divergence, in nats", _kl, _kl_probe)
+            raise ValueError(f"plan: objective='kl' needs logits, one output; there are {shapes}")
+        return Objective("KL divergence, in nats", lambda a, b: kl(a[0], b[0]).mean(), _kl_probe)
     return Objective("relative error of the outputs", _error, _error_probe, root=True)
-
-
-def _change(i: int) -> Callable[[Outputs, Outputs], jax.Array]:
-    return lambda reference, outputs: (outputs[i] - reference[i]).astype(jnp.float32)
-
-
-def _kl(reference: Outputs, outputs: Outputs) -> jax.Array:
-    (a,), (b,) = reference, outputs
-    return kl(a, b).mean()
 
 
 def kl(a: jax.Array, b: jax.Array) -> jax.Array:

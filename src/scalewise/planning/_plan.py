@@ -19,7 +19,7 @@ from ..autoscaling._operand_settings import operand_format
 from ..formats import BlockFormatLike
 from ..interpret import Applied, Argument, Equation, State, Value, check_callable, run, trace
 from ._budget import UNITS, Budget, ObjectiveName, Option, bits_of
-from ._knapsack import Front
+from ._predict import Front
 from ._result import FrontPoint, Plan, PlanLine, Upgrade
 from ._sites import WIDE, Site, float_results
 from ._space import Lists, Space, Tried
@@ -60,9 +60,6 @@ def plan(
         gradients: of gradients, for a function that differentiates.
         seed: of the random directions of the outputs.
 
-    Returns:
-        A function to be called with arrays, that returns a :class:`Plan`; it holds for them.
-
     Raises:
         ValueError: an unknown format, a budget below the cheapest plan, outputs that don't suit the
             objective, or a function without products to be planned.
@@ -93,19 +90,12 @@ def plan(
 def _operands(some: Sequence[OperandLike]) -> list[Operand | None]:
     if isinstance(some, str) or not some:
         raise ValueError(f"plan: formats are a sequence of at least one, not {some!r}")
-    made = [x if isinstance(x, Operand) else _plain(x) for x in some]
+    found = [x if isinstance(x, Operand) else operand_format(x, "plan") for x in some]
+    made = [x if isinstance(x, Operand | None) else Operand(x) for x in found]
     drawn = next((x for x in made if x is not None and (x.is_random or x.hadamard)), None)
     if drawn is not None:
-        raise ValueError(
-            f"plan: {drawn!r} draws random numbers or transforms its operand; a plan has operands "
-            "that are rounded to nearest"
-        )
+        raise ValueError(f"plan: {drawn!r} draws random numbers or transforms its operand")
     return list(dict.fromkeys(made))
-
-
-def _plain(fmt: BlockFormatLike | None) -> Operand | None:
-    found = operand_format(fmt, "plan")
-    return None if found is None else Operand(found)
 
 
 def solved(space: Space) -> Plan:
@@ -115,20 +105,11 @@ def solved(space: Space) -> Plan:
     recipe = _recipe(space, best.choice)
     measured, cut = _confirmed(space, recipe)
     return Plan(
-        function=space.function,
-        objective=aim.words,
-        unit=UNITS[space.budget.kind],
-        cost=best.cost,
-        predicted=aim.shown(best.predicted),
-        measured=aim.shown(measured),
-        recipe=recipe,
-        lines=lines(space, best, cut),
-        front=front(space, found),
-        upgrade=upgrade(space, best),
-        runs=space.runs + 1,
-        alike=alike,
-        exact=found.exact,
-    )
+        function=space.function, objective=aim.words, unit=UNITS[space.budget.kind],
+        cost=best.cost, predicted=aim.shown(best.predicted), measured=aim.shown(measured),
+        recipe=recipe, lines=lines(space, best, cut), front=front(space, found),
+        upgrade=upgrade(space, best), runs=space.runs + 1, alike=alike, exact=found.exact,
+    )  # fmt: skip
 
 
 def _best(space: Space, found: Front) -> Tried:
@@ -212,7 +193,7 @@ SMALL = 0.01  # of the objective: roundings that do less aren't worth a note
 def lines(space: Space, best: Tried, saturated: np.ndarray) -> tuple[PlanLine, ...]:
     """Returns a line for each site, with the objective of its roundings alone."""
     columns = [space.columns[i][choice] for i, choice in enumerate(best.choice)]
-    measured = [space.with_columns(own) if own else 0.0 for own in columns]
+    measured = [space.emulate(space.family.chosen(own)) if own else 0.0 for own in columns]
     total = sum(map(abs, measured)) or 1.0
     found = []
     for i, (site, own, result) in enumerate(zip(space.sites, columns, measured, strict=True)):
@@ -220,19 +201,12 @@ def lines(space: Space, best: Tried, saturated: np.ndarray) -> tuple[PlanLine, .
         second = space.slopes.hessian[np.ix_(own, own)].sum() / 2
         predicted = float(space.slopes.bias[own].sum() + second)
         line = PlanLine(
-            name=site.name,
-            function=site.function,
-            primitives=site.primitives,
-            weights=site.weights,
-            operands=operands,
-            bits=bits_of(operands.get("weight"), site.bits),
-            elements=site.elements,
-            predicted=space.aim.shown(predicted),
-            measured=space.aim.shown(result),
-            share=share,
-            saturated=float(cut),
-            note=_note(site, predicted, result, share, float(cut)),
-        )
+            name=site.name, function=site.function, primitives=site.primitives,
+            weights=site.weights, operands=operands,
+            bits=bits_of(operands.get("weight"), site.bits), elements=site.elements,
+            predicted=space.aim.shown(predicted), measured=space.aim.shown(result), share=share,
+            saturated=float(cut), note=_note(site, predicted, result, share, float(cut)),
+        )  # fmt: skip
         found.append(line)
     return tuple(found)
 
@@ -260,9 +234,8 @@ def front(space: Space, found: Front) -> tuple[FrontPoint, ...]:
         (predicted,) = space.predicted([choice])
         tried = space.run(choice) if i in run else space.tried.get(choice)
         measured = None if tried is None else space.aim.shown(tried.measured)
-        points.append(
-            FrontPoint(float(found.costs[i]), space.aim.shown(float(predicted)), measured)
-        )
+        point = FrontPoint(float(found.costs[i]), space.aim.shown(float(predicted)), measured)
+        points.append(point)
     return tuple(points)
 
 
@@ -277,12 +250,10 @@ def upgrade(space: Space, best: Tried) -> Upgrade | None:
             gain = abs(best.predicted) - abs(float(after))
             if more > 0 and gain > 0:
                 change = Upgrade(
-                    line=space.sites[i].name,
-                    before=_names(space.options[i][best.choice[i]]),
-                    after=_names(space.options[i][j]),
-                    cost=more,
+                    line=space.sites[i].name, before=_names(space.options[i][best.choice[i]]),
+                    after=_names(space.options[i][j]), cost=more,
                     predicted=space.aim.shown(abs(float(after))),
-                )
+                )  # fmt: skip
                 found.append((gain / more, change))
     return max(found, key=lambda x: x[0])[1] if found else None
 

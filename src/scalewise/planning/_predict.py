@@ -1,4 +1,4 @@
-"""The predicted objective of any plan, from one adjoint pass and runs of one or two roundings."""
+"""The predicted objective of any plan, from an adjoint pass and few runs; the best of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from ..autoscaling._value import Memo, ScaledValue
 from ..interpret import Argument, Equation, Program, run
 from ..primitives import params
 from ._budget import Objective
-from ._knapsack import Front, front
 from ._sites import WIDE, float_results
 
 EXCHANGED: Mapping[Role, Role] = {
@@ -171,9 +170,8 @@ class Prediction:
     """The objective of a plan as the sum of what its roundings do alone and in pairs.
 
     The adjoint pass gives the smooth part, a quadratic form. A rounding that changes discrete
-    decisions (the experts that are chosen, say) does more than that when it is run alone: decisions
-    flip with a probability in proportion to the error before them, and independent errors add up in
-    their squares, so that what the roundings of a plan add by flipping does, too.
+    decisions does more than that when it is run alone: decisions flip with a probability in
+    proportion to the error before them, and independent errors add up in their squares.
     """
 
     smooth: np.ndarray  # what each rounding does alone, without jumps
@@ -190,10 +188,15 @@ class Prediction:
         """Returns the Pareto front of the sites' options, each a list of columns.
 
         Errors within a site count with their pairs. The root of the sum of squared jumps isn't a
-        sum over sites: its tangent is, which bounds it from above. The tangent is taken at the
-        front's middle, where most of the next front is.
+        sum over sites: its tangent at the front's middle is, which bounds it from above.
         """
-        own = [np.array([self._alone(list(o)) for o in some]) for some in options]
+
+        # whichever sign an option's mean effect has: it belongs to the data at hand, and the next
+        # batch has another one
+        def alone(o: list[int]) -> float:
+            return float(abs(self.smooth[o].sum() + self.pairs[np.ix_(o, o)].sum() / 2))
+
+        own = [np.array([alone(list(o)) for o in some]) for some in options]
         squares = [np.array([np.sum(self.jumps[list(o)] ** 2) for o in some]) for some in options]
         total = sum(s.mean() for s in squares)
         found = front(own, costs)
@@ -203,13 +206,6 @@ class Prediction:
             middle = found.choices[len(found.choices) // 2]
             total = sum(s[i] for s, i in zip(squares, middle, strict=True))
         return found
-
-    def _alone(self, columns: list[int]) -> float:
-        """Returns what one option adds, whichever sign its mean effect has: the sign belongs to
-        the data at hand, and the next batch has another one."""
-        return float(
-            abs(self.smooth[columns].sum() + self.pairs[np.ix_(columns, columns)].sum() / 2)
-        )
 
 
 def prediction(
@@ -244,3 +240,67 @@ def _strongest(sensitivity: Sensitivity, owners: np.ndarray) -> list[tuple[int, 
     found = np.argwhere(known)
     order = np.argsort(-np.abs(hessian[known]), kind="stable")
     return [(int(i), int(j)) for i, j in found[order]]
+
+
+MOST = 1 << 14  # plans that are kept beside each other
+
+
+@dataclasses.dataclass(frozen=True)
+class Front:
+    """Each choice that no other one beats in both, from the cheapest to the best."""
+
+    costs: np.ndarray  # ascending
+    errors: np.ndarray  # descending
+    choices: np.ndarray  # by item, the index of its option, ``[choices, items]``
+    exact: bool  # whether nothing was left out; see :func:`front`
+
+    def within(self, limit: float) -> int:
+        """Returns the best choice of at most this cost; -1 if all cost more."""
+        slack = 1e-9 * max(abs(limit), 1e-300)
+        return int(np.searchsorted(self.costs, limit + slack, side="right")) - 1
+
+    def cheapest(self, error: float) -> int:
+        """Returns the cheapest choice of at most this error; -1 if all have more."""
+        found = np.flatnonzero(self.errors <= error)
+        return int(found[0]) if len(found) else -1
+
+
+def front(errors: Sequence[np.ndarray], costs: Sequence[np.ndarray], most: int = MOST) -> Front:
+    """Returns the Pareto front of the sums of errors and costs over all items.
+
+    Dynamic programming over items: of all choices for the first k items, those remain that no other
+    one beats in both (Nemhauser and Ullmann, 1969). The result is exact while at most ``most`` of
+    them remain. Beyond that, one remains in each of ``most`` equal intervals of the cost, the one
+    of the least error; costs and errors stay exact.
+    """
+    cost, error = np.zeros(1), np.zeros(1)
+    steps: list[tuple[np.ndarray, np.ndarray]] = []  # the choice before, and the option
+    exact = True
+    for own_errors, own_costs in zip(errors, costs, strict=True):
+        options = len(own_errors)
+        total = (cost[:, None] + own_costs).ravel()
+        sums = (error[:, None] + own_errors).ravel()
+        order = np.lexsort((sums, total))
+        best = np.minimum.accumulate(sums[order])
+        kept = order[np.concatenate([[True], best[1:] < best[:-1]])]
+        if len(kept) > most:
+            exact = False
+            kept = _thinned(kept, total[kept], most)
+        cost, error = total[kept], sums[kept]
+        steps.append((kept // options, kept % options))
+    choices = np.zeros((len(cost), len(steps)), int)
+    at = np.arange(len(cost))
+    for i in reversed(range(len(steps))):
+        before, option = steps[i]
+        choices[:, i] = option[at]
+        at = before[at]
+    return Front(cost, error, choices, exact)
+
+
+def _thinned(kept: np.ndarray, cost: np.ndarray, most: int) -> np.ndarray:
+    """Returns the last of the choices in each interval of the cost, which has the least error."""
+    span = max(float(cost[-1] - cost[0]), 1e-300)
+    interval = np.minimum(((cost - cost[0]) / span * most).astype(int), most - 1)
+    last = np.concatenate([interval[1:] != interval[:-1], [True]])
+    last[0] = True  # the cheapest of all
+    return kept[last]

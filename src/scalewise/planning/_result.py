@@ -5,49 +5,36 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from markupsafe import Markup
 
 from .._output import Rows, Tabular, counted, plain, tables_page
-from .._output._chart import STYLE, Panel, chart_svg
+from .._output._templates import STYLE, Panel, chart_svg
 from .._types import Json
 from ..autoscaling import Operand, Products, Recipe
 from ..autoscaling._operand_settings import Role
-from . import _exports
+from ..checkpoints import _layouts as layouts
+from ..checkpoints._layouts import Layout, Strategy, algorithm_of, writable
+from ..formats import E8M0, BlockFormat
 
 
 @dataclasses.dataclass(frozen=True)
 class PlanLine:
-    """The formats of the products at one place, and their effect.
+    """The formats of the products at one place, and their effect."""
 
-    Attributes:
-        name: the place, as ``Recipe.keep`` names it: the scope, the line, a number there.
-        function: of the user's, that has the line.
-        primitives: of the products.
-        weights: the paths of the arguments that are their weights.
-        operands: how their operands are rounded, by role; None for unrounded.
-        bits: the mean number of bits of these weights.
-        elements: how many numbers the weights have.
-        predicted, measured: what these roundings alone do to the objective: by the adjoint pass,
-            and as a run measured it.
-        share: of ``measured`` among all lines.
-        saturated: the share of the operands' numbers that the rounding cut off.
-        note: where first order fails: decisions that change, numbers that are cut off.
-    """
-
-    name: str
-    function: str
+    name: str  # the place, as ``Recipe.keep`` names it
+    function: str  # the user's function that has the line
     primitives: tuple[str, ...]
-    weights: tuple[str, ...]
-    operands: Mapping[Role, Operand | None]
-    bits: float
-    elements: int
-    predicted: float
+    weights: tuple[str, ...]  # the paths of the arguments
+    operands: Mapping[Role, Operand | None]  # how they are rounded, by role; None: unrounded
+    bits: float  # the mean of a weight
+    elements: int  # how many numbers the weights have
+    predicted: float  # what these roundings alone do: by the adjoint pass, in a run
     measured: float
-    share: float
-    saturated: float
-    note: str
+    share: float  # of ``measured`` among all lines
+    saturated: float  # of the operands' numbers, the share that was cut off
+    note: str  # where first order fails
 
     @property
     def formats(self) -> str:
@@ -67,54 +54,32 @@ class FrontPoint:
 
 @dataclasses.dataclass(frozen=True)
 class Upgrade:
-    """The change of one line that lowers the objective most for its cost.
-
-    Attributes:
-        line, before, after: its name, and the formats now and then.
-        cost: what the change adds to the cost.
-        predicted: the objective afterwards.
-    """
+    """The change of one line that lowers the objective most for its cost."""
 
     line: str
     before: str
     after: str
-    cost: float
-    predicted: float
+    cost: float  # what the change adds to the cost
+    predicted: float  # the objective afterwards
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan(Tabular):
-    """The formats of a program's products, and what they cost; :meth:`show` prints them.
-
-    Attributes:
-        function: the name of the function.
-        objective: what is kept small, in words.
-        unit: of the cost, in words.
-        cost: of the plan: bits a weight, bytes or seconds.
-        predicted: the objective by the adjoint pass and runs with one or two roundings.
-        measured: the objective under ``autoscale`` with the plan's recipe.
-        recipe: for :func:`scalewise.autoscale`; it rounds what the plan says and nothing else.
-        lines: the products by place, in the program's order.
-        front: the Pareto front, from the cheapest plan on.
-        upgrade: what the next bit would buy; None at the widest formats.
-        runs: how many emulated runs were made.
-        alike: how many plans were run that the prediction couldn't tell from this one.
-        exact: whether the front is exact, or thinned out to 16,384 plans on the way.
-    """
+    """The formats of a program's products, and what they cost; :meth:`show` prints them."""
 
     function: str
-    objective: str
-    unit: str
-    cost: float
-    predicted: float
-    measured: float
-    recipe: Recipe
-    lines: tuple[PlanLine, ...]
-    front: tuple[FrontPoint, ...]
-    upgrade: Upgrade | None
-    runs: int
-    alike: int
-    exact: bool
+    objective: str  # what is kept small, in words
+    unit: str  # of the cost, in words
+    cost: float  # bits a weight, bytes or seconds
+    predicted: float  # the objective by the adjoint pass and runs with one or two roundings
+    measured: float  # the objective under ``autoscale`` with the plan's recipe
+    recipe: Recipe  # rounds what the plan says and nothing else
+    lines: tuple[PlanLine, ...]  # the products by place, in the program's order
+    front: tuple[FrontPoint, ...]  # the Pareto front, from the cheapest plan on
+    upgrade: Upgrade | None  # what the next bit would buy; None at the widest formats
+    runs: int  # emulated
+    alike: int  # that were run since the prediction couldn't tell them from this one
+    exact: bool  # whether the front is exact, or thinned out to 16,384 plans on the way
 
     @property
     def verdict(self) -> str:
@@ -142,7 +107,8 @@ class Plan(Tabular):
                 )
                 unique = label if label not in names.values() else f"{label}_{len(names)}"
                 names[products] = unique
-        made = [f"{name} = {_qualified(repr(x))}" for x, name in names.items()]
+        texts = {name: re.sub(r"\b([A-Z]\w+)\(", r"sw.\1(", repr(x)) for x, name in names.items()}
+        made = [f"{name} = {text}" for name, text in texts.items()]
         kept = [(n, names[x] if isinstance(x, Products) else repr(x)) for n, x in self.recipe.keep]
         rows = [f"        {n!r}: {x}," for n, x in kept]
         return "\n".join(
@@ -157,29 +123,19 @@ class Plan(Tabular):
         Args:
             rename: the name of a module in the served model, from its name here, which is the
                 path of the argument: ``"blocks.0.qkv"``. Also of the other two.
-
-        Raises:
-            ValueError: the package has no layout for a format.
         """
-        return _exports.compressed_tensors(self._layers(), rename)
+        return compressed_tensors(self._layers(), rename)
 
     def modelopt(self, rename: Callable[[str], str] = str) -> dict[str, Json]:
         """Returns ``quantization`` of Model Optimizer's ``hf_quant_config.json``, with its
         ``quantized_layers``. Its algorithms ``FP8`` and ``MXFP8`` round activations, too, whatever
         the plan says of them.
-
-        Raises:
-            ValueError: the package has no layout for a format.
         """
-        return _exports.modelopt(self._layers(), rename)
+        return modelopt(self._layers(), rename)
 
     def torchao(self, rename: Callable[[str], str] = str) -> str:
-        """Returns Python that quantises a model as torchao's ``FqnToConfig``.
-
-        Raises:
-            ValueError: torchao has no configuration for a pair of formats.
-        """
-        return _exports.torchao(self._layers(), rename)
+        """Returns Python that quantises a model as torchao's ``FqnToConfig``."""
+        return torchao(self._layers(), rename)
 
     @property
     def title(self) -> str:
@@ -204,9 +160,9 @@ class Plan(Tabular):
         front, upgrade = [vars(p) for p in self.front], self.upgrade and vars(self.upgrade)
         return plain(vars(self) | own | {"front": front, "upgrade": upgrade})
 
-    def _layers(self) -> list[_exports.Layer]:
+    def _layers(self) -> list[Layer]:
         return [
-            (_exports.module_name(path), x.operands.get("weight"), x.operands.get("activation"))
+            (module_name(path), x.operands.get("weight"), x.operands.get("activation"))
             for x in self.lines
             for path in x.weights
         ]
@@ -216,7 +172,7 @@ class Plan(Tabular):
         rows = [
             [
                 x.name,
-                ", ".join(map(_exports.module_name, x.weights)),
+                ", ".join(map(module_name, x.weights)),
                 x.formats,
                 f"{x.bits:.2f}" if x.elements else "",
                 f"{x.elements:,}",
@@ -246,10 +202,7 @@ class Plan(Tabular):
         )
 
     def _front_svg(self) -> str:
-        """Draws the predicted front as a curve, runs as dots, and this plan as a ring.
-
-        Errors that aren't positive (a loss that fell to the same value) are left out.
-        """
+        """Draws the predicted front as a curve, runs as dots, and this plan as a ring."""
 
         def points(pairs: Iterable[tuple[float, float | None]]) -> list[tuple[float, float]]:
             return [(cost, math.log10(abs(error))) for cost, error in pairs if error]
@@ -267,5 +220,128 @@ def figure(x: float | None) -> str:
     return "" if x is None else f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.3g}"
 
 
-def _qualified(text: str) -> str:
-    return re.sub(r"\b([A-Z]\w+)\(", r"sw.\1(", text)
+Layer = tuple[str, Operand | None, Operand | None]  # its name, its weight, its activation
+Rename = Callable[[str], str]
+KEY = re.compile(r"\['((?:[^'\\]|\\.)*)'\]|\[\"([^\"]*)\"\]|\[(\d+)\]|\.(\w+)")
+WIDE_BITS = 16
+AO = "torchao.quantization"
+AO_MX = "torchao.prototype.mx_formats"
+# by format of weight and activation: the module and the call
+TORCHAO = {
+    ("nvfp4", None): (AO_MX, "NVFP4WeightOnlyConfig()"),
+    ("nvfp4", "nvfp4"): (AO_MX, "NVFP4DynamicActivationNVFP4WeightConfig()"),
+    ("mxfp8_e4m3", "mxfp8_e4m3"): (
+        AO_MX, "MXDynamicActivationMXWeightConfig(activation_dtype=torch.float8_e4m3fn, "
+        "weight_dtype=torch.float8_e4m3fn)",
+    ),
+    ("mxfp4", "mxfp4"): (
+        AO_MX, "MXDynamicActivationMXWeightConfig(activation_dtype=torch.float4_e2m1fn_x2, "
+        "weight_dtype=torch.float4_e2m1fn_x2)",
+    ),
+    ("e4m3fn", None): (AO, "Float8WeightOnlyConfig()"),
+    ("e4m3fn", "e4m3fn"): (AO, "Float8DynamicActivationFloat8WeightConfig()"),
+}  # fmt: skip
+
+
+def module_name(path: str) -> str:
+    """Returns ``blocks.1.qkv`` of an argument's path ``[0]['blocks'][1]['qkv']``."""
+    keys = [next(x for x in found if x) for found in KEY.findall(path)]
+    if path.startswith("[") and len(keys) > 1 and keys[0].isdigit():
+        keys = keys[1:]  # the position of the argument
+    name = re.sub(r"^states\.\d+\.", "", ".".join(keys) or path)  # of Flax NNX's objects
+    return re.sub(r"(\.(weight|kernel|w|value))+$", "", name)
+
+
+def compressed_tensors(layers: Sequence[Layer], rename: Rename) -> dict[str, Json]:
+    kinds: dict[tuple[Operand, Operand | None], list[str]] = {}
+    ignored = []
+    for name, weight, activation in layers:
+        if (weight := _narrow(weight)) is None:
+            ignored.append(rename(name))
+        else:
+            kinds.setdefault((weight, _narrow(activation)), []).append(rename(name))
+    groups = [
+        (_layout("compressed-tensors", weight), activation and _activation(activation), names)
+        for (weight, activation), names in kinds.items()
+    ]
+    return layouts.compressed_tensors(groups, ignored)
+
+
+def modelopt(layers: Sequence[Layer], rename: Rename) -> dict[str, Json]:
+    each, ignored = {}, []
+    for name, weight, activation in layers:
+        if (weight := _narrow(weight)) is None:
+            ignored.append(rename(name))
+            continue
+        algorithm = algorithm_of(*_layout("modelopt", weight))
+        if algorithm["quant_algo"] == "W4A16_NVFP4" and _narrow(activation) is not None:
+            algorithm["quant_algo"] = "NVFP4"
+        each[rename(name)] = algorithm
+    return {
+        "quant_algo": "MIXED_PRECISION",
+        "kv_cache_quant_algo": None,
+        "exclude_modules": sorted(ignored),
+        "quantized_layers": each,
+    }
+
+
+def torchao(layers: Sequence[Layer], rename: Rename) -> str:
+    calls = dict(_torchao_calls(layers, rename))
+    modules: dict[str, set[str]] = {AO: {"FqnToConfig", "quantize_"}}
+    for module, call in filter(None, calls.values()):
+        modules.setdefault(module, set()).add(call.partition("(")[0])
+    text = " ".join(call[1] for call in calls.values() if call)
+    if "PerRow" in text:
+        modules[AO].add("PerRow")
+    lines = [f"from {m} import {', '.join(sorted(names))}" for m, names in sorted(modules.items())]
+    if "torch." in text:
+        lines.insert(0, "import torch")
+    rows = [f"        {n!r}: {call[1] if call else None}," for n, call in calls.items()]
+    body = ["", "config = FqnToConfig(", "    {", *rows, "    }", ")"]
+    return "\n".join([*lines, *body, "quantize_(model, config, filter_fn=None)", ""])
+
+
+def _torchao_calls(
+    layers: Sequence[Layer], rename: Rename
+) -> Iterator[tuple[str, tuple[str, str] | None]]:
+    for name, weight, activation in layers:
+        if (weight := _narrow(weight)) is None:
+            yield rename(name), None
+            continue
+        narrow = _narrow(activation)
+        pair = weight.format.name, narrow and narrow.format.name
+        if pair not in TORCHAO:
+            known = ", ".join(f"{w} x {a or 'unrounded'}" for w, a in TORCHAO)
+            raise ValueError(
+                f"torchao has no configuration for weights in {pair[0]} with activations in "
+                f"{pair[1] or 'their own dtype'} ({name}); expected one of {known}"
+            )
+        module, call = TORCHAO[pair]
+        if pair == ("e4m3fn", "e4m3fn") and weight.per == "channel":
+            call = call.replace("()", "(granularity=PerRow())")
+        yield rename(name), (module, call)
+
+
+def _narrow(operand: Operand | None) -> Operand | None:
+    """Returns None for formats that are dtypes, too: what is in one isn't quantised."""
+    if operand is None or isinstance(operand.format, BlockFormat):
+        return operand
+    return operand if operand.format.bits < WIDE_BITS else None
+
+
+def _layout(family: str, operand: Operand) -> tuple[Layout, Strategy]:
+    layout = writable(family, operand.format.name)
+    return layout, layout.block or ("channel" if operand.per == "channel" else "tensor")
+
+
+def _activation(operand: Operand) -> dict[str, Json]:
+    common = {"num_bits": operand.element.bits, "symmetric": True, "type": "float"}
+    fmt = operand.format
+    if not isinstance(fmt, BlockFormat):
+        strategy = "token" if operand.per == "channel" else "tensor"
+        return {**common, "dynamic": True, "strategy": strategy}
+    blocks = {**common, "group_size": fmt.size}
+    if fmt.scale == E8M0:
+        return {**blocks, "dynamic": True, "strategy": "group", "scale_dtype": "torch.uint8"}
+    scale = {"strategy": "tensor_group", "scale_dtype": "torch.float8_e4m3fn"}
+    return {**blocks, "dynamic": "local", **scale}

@@ -26,24 +26,15 @@ AS_WRITTEN = "as written"
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """A trainer and a rollout engine with the same weights, each in its own formats.
+    """A trainer and a rollout engine with the same weights, each in its own formats."""
 
-    Attributes:
-        trainer, rollout: the names of their formats.
-        kl: the mean of KL(rollout || trainer) over all positions, in nats.
-        mean, largest: the absolute difference of the log probabilities of the tokens, over all
-            positions.
-        ratio: the largest importance ratio, trainer's probability by rollout's, of a token.
-        clipped: the share of positions whose ratio is more than 20 % from 1, which PPO would clip.
-    """
-
-    trainer: str
+    trainer: str  # the names of their formats
     rollout: str
-    kl: float
-    mean: float
+    kl: float  # the mean of KL(rollout || trainer), in nats
+    mean: float  # differences of the tokens' log probabilities
     largest: float
-    ratio: float
-    clipped: float
+    ratio: float  # the largest of trainer's probability by rollout's
+    clipped: float  # the share more than 20 % from 1, which PPO would clip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,12 +106,6 @@ def rollouts(
         trainers, rollouts: recipes, their names, plans, or None for the program as written; a
             mapping gives them other names.
         seed: of the tokens that are drawn.
-
-    Returns:
-        A function to be called with arrays, that returns :class:`Rollouts`.
-
-    Raises:
-        ValueError: an unknown recipe, or ``f`` returns no logits.
 
     Example:
         >>> import jax, jax.numpy as jnp, scalewise as sw

@@ -140,17 +140,13 @@ def _site(place: Place, own: Sequence[_Found], origins: _Origins, swapped: bool)
     sizes = {i: min(n, origins.avals[i].size) for i, n in weights.items()}
     source = own[0].equation.caller or own[0].equation.source
     return Site(
-        place=place,
-        primitives=tuple(dict.fromkeys(x.equation.name for x in own)),
+        place=place, primitives=tuple(dict.fromkeys(x.equation.name for x in own)),
         roles=tuple(dict.fromkeys(role for x in own for role in x.roles)),
-        weights=tuple(origins.names[i] for i in sizes),
-        elements=sum(sizes.values()),
-        bits=max((_bits(origins.avals[i]) for i in sizes), default=FP32.bits),
-        swapped=swapped,
-        products=tuple(_product(x) for x in own),
-        function=source[2] if source else "",
+        weights=tuple(origins.names[i] for i in sizes), elements=sum(sizes.values()),
+        bits=max((_bits(origins.avals[i]) for i in sizes), default=FP32.bits), swapped=swapped,
+        products=tuple(_product(x) for x in own), function=source[2] if source else "",
         discrete=tuple(origins.behind({x.equation.path for x in own})),
-    )
+    )  # fmt: skip
 
 
 def _product(x: _Found) -> Product:
@@ -213,7 +209,9 @@ class _Origins(Walk):
             self.operands.setdefault(index, tuple(inputs))
             self.before[index] = tuple(i for x in inputs for i in x if i >= 0)
             return [(index,)] * len(equation.out_avals)
-        if equation.name in DISCRETE or _to_integers(equation):
+        floats = [is_float(a) for a in (*equation.in_avals[:1], *equation.out_avals[:1])]
+        to_integers = equation.name == "convert_element_type" and floats == [True, False]
+        if equation.name in DISCRETE or to_integers:
             line = equation.caller or equation.source
             where = f"{line[0].rsplit('/', 1)[-1]}:{line[1]}" if line else "an unknown line"
             given = tuple(i for x in inputs for i in x if i >= 0)
@@ -233,18 +231,12 @@ class _Origins(Walk):
         return int(found[1]) if found else 0
 
     def behind(self, paths: set[tuple[int, ...]]) -> list[str]:
-        """Returns the lines of discrete decisions that depend on the contractions with these
-        paths."""
+        """Returns the lines of discrete decisions that depend on these contractions."""
         reached = {self.paths[p] for p in paths if p in self.paths}
         for index, before in sorted(self.before.items()):
             if reached & set(before):
                 reached.add(index)
         return list(dict.fromkeys(line for line, given in self.discrete if reached & set(given)))
-
-
-def _to_integers(equation: Equation) -> bool:
-    floats = [is_float(a) for a in (*equation.in_avals[:1], *equation.out_avals[:1])]
-    return equation.name == "convert_element_type" and floats == [True, False]
 
 
 def float_results(program: Program, by: Boundaries, values: Sequence[Value]) -> list[jax.Array]:

@@ -61,12 +61,7 @@ class Tried:
 class Space:
     """The plans of a program, each a choice of an option at each of its sites.
 
-    Attributes:
-        options, costs: of each site.
-        columns: of each option, its roundings' places in the vector that :class:`Family` takes.
-        aim: the objective.
-        tried: by choice, what was run.
-        runs: how many were made.
+    ``columns`` are each option's roundings' places in the vector that :class:`Family` takes.
     """
 
     def __init__(
@@ -88,8 +83,7 @@ class Space:
         if not any(len(some) > 1 for some in self.options):
             raise ValueError(
                 f"plan: {function} has no product whose operands have several formats to "
-                "choose from: it has no weights among the operands of its products, or one format "
-                "was given"
+                "choose from; expected weights among them, and two formats or more"
             )
         self.columns = [
             [[roundings[i, r][x] for r, x in o.items() if x is not None] for o in some]
@@ -105,10 +99,8 @@ class Space:
         ]
         low, limit = sum(x.min() for x in self.costs), budget.limit
         if limit is not None and low > limit * (1 + 1e-9):
-            raise ValueError(
-                f"plan: the cheapest plan of {function} takes {low:.4g} {budget.kind}, "
-                f"more than the budget of {limit:.4g}; add a narrower format, or raise the budget"
-            )
+            least = f"{low:.4g} {budget.kind}, more than the budget of {limit:.4g}"
+            raise ValueError(f"plan: the cheapest plan of {function} takes {least}")
         # the same compiled function for all plans: XLA fuses another one in another way
         self._outputs, self._measure = jax.jit(self.family.outputs), jax.jit(self.aim.measure)
         self.tried: dict[Choice, Tried] = {}
@@ -137,16 +129,14 @@ class Space:
         for number, ((i, _), own) in enumerate(self.family.columns.items()):
             owners[list(own.values())] = number
             jumping[list(own.values())] = bool(self.sites[i].discrete)
-        return prediction(self.slopes, jumping, owners, self.with_columns)
+        measure = lambda columns: self.emulate(self.family.chosen(columns))  # noqa: E731
+        return prediction(self.slopes, jumping, owners, measure)
 
     def emulate(self, theta: np.ndarray) -> float:
         """Returns the measured objective of a vector; formats are data to one compiled program."""
         reference = self.reference
         self.runs += 1
         return float(self._measure(reference, self._outputs(theta, list(self.program.arrays))))
-
-    def with_columns(self, columns: Sequence[int]) -> float:
-        return self.emulate(self.family.chosen(columns))
 
     def theta(self, choice: Sequence[int]) -> np.ndarray:
         chosen = zip(self.columns, choice, strict=True)

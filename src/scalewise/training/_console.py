@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Self
 
 from rich import progress as bars
 from rich.console import Console
@@ -17,39 +16,28 @@ from rich.markup import escape
 EVERY = 50  # steps between two lines if the output is no terminal
 
 
-class Progress:
+class Progress(bars.Progress):
     """A progress bar for each name; if the output is no terminal, a line every fifty steps."""
 
     def __init__(self, console: Console, names: Sequence[str], steps: int, done: int = 0):
-        self._console, self._steps = console, steps
-        self._bars = bars.Progress(
-            bars.TextColumn("{task.description}"),
-            bars.BarColumn(bar_width=None),
-            bars.MofNCompleteColumn(),
-            bars.TextColumn("{task.fields[figures]}"),
-            bars.TimeRemainingColumn(compact=True),
-            console=console,
-            disable=not console.is_terminal,
-            expand=True,
-        )
-        self._tasks = {
-            name: self._bars.add_task(escape(name), total=steps, completed=done, figures="")
+        self._steps = steps
+        super().__init__(
+            bars.TextColumn("{task.description}"), bars.BarColumn(bar_width=None),
+            bars.MofNCompleteColumn(), bars.TextColumn("{task.fields[figures]}"),
+            bars.TimeRemainingColumn(compact=True), console=console,
+            disable=not console.is_terminal, expand=True,
+        )  # fmt: skip
+        self._named = {
+            name: self.add_task(escape(name), total=steps, completed=done, figures="")
             for name in names
         }
 
-    def __enter__(self) -> Self:
-        self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bars.stop()
-
-    def update(self, name: str, step: int, figures: str, line: str) -> None:
+    def made(self, name: str, step: int, figures: str, line: str) -> None:
         """Shows the figures of a step that was made; ``line`` if the output is no terminal."""
-        self._bars.update(self._tasks[name], completed=step, figures=figures)
-        if not self._console.is_terminal and step % EVERY == 0:
+        self.update(self._named[name], completed=step, figures=figures)
+        if not self.console.is_terminal and step % EVERY == 0:
             text = f"step {step:4}/{self._steps}  {line}"
-            self._console.print(text, highlight=False, markup=False)
+            self.console.print(text, highlight=False, markup=False)
 
 
 # Sent by Ctrl-C; by a scheduler or `kill`; by a terminal that is closed.
@@ -76,15 +64,11 @@ def held_interrupts() -> Iterator[Callable[[], None]]:
     """Delays SIGINT (Ctrl-C), SIGTERM and SIGHUP while the block runs.
 
     Python may raise ``KeyboardInterrupt`` between two assignments that belong together, or in a
-    callback of the garbage collector, where exceptions are printed and dropped (JAX has such a
-    callback). SIGTERM and SIGHUP would end the process at once. A second Ctrl-C isn't delayed.
+    callback of the garbage collector, where exceptions are dropped. A second Ctrl-C isn't delayed.
 
-    A child process that is forked in the block restores the previous handlers at the first signal.
-
-    Yields:
-        ``check_interrupt``, a function to call between steps: it raises :class:`Interrupted`, a
-        ``KeyboardInterrupt``, if a signal came. Signals aren't delayed in other threads than the
-        main one, nor are signals that are ignored or have a handler already.
+    Yields a function to call between steps, which raises :class:`Interrupted` if a signal came.
+    Signals aren't delayed in other threads than the main one, nor are signals that are ignored or
+    have a handler already. A forked child restores the previous handlers at the first signal.
     """
     came: list[int] = []
     process = os.getpid()

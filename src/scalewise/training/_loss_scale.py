@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 
 from .._check import Count, Fraction, Positive, Range, checked
 from .._types import AxisName, PyTree
-from ._finite import all_finite, at_least_float32, is_float_array, tree_where, update_if
+from ._gradients import all_finite, at_least_float32, is_float_array, tree_where, update_if
 
 
 class LossScaleState(NamedTuple):
@@ -193,9 +193,6 @@ def loss_scaled(
         check_finite: False makes every update, as a loop in bfloat16 without overflow checks does;
             gradients are only unscaled and clipped.
 
-    Raises:
-        ValueError: ``check_finite=False`` with a scale that changes after an overflow.
-
     Returns:
         A transformation whose state holds a :class:`LossScaleState`, which
         :func:`loss_scale_of` finds under any further wrappers.
@@ -215,10 +212,7 @@ def loss_scaled(
     """
     scaling = DynamicLossScale() if scaling is None else scaling
     if not check_finite and not isinstance(scaling, StaticLossScale):
-        raise ValueError(
-            f"check_finite=False leaves overflows undetected, but scaling is {scaling!r}, which "
-            "they change; expected StaticLossScale(...), and no FP16 without it"
-        )
+        raise ValueError(f"scaling is {scaling!r}; check_finite=False needs StaticLossScale(...)")
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: PyTree) -> LossScaledState:
@@ -227,21 +221,16 @@ def loss_scaled(
     def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: PyTree):
         value, finite_batch = extra.get("value", jnp.float32(0)), extra.pop("finite_batch", True)
         before = state.loss_scale.of_batch(finite_batch)
+        factor, tested = 1 / before.scale, updates
+        if clip is not None:
+            tested = _norm(updates)
+            factor = jnp.minimum(factor, clip / tested)
+        unscaled = _times(updates, factor)
         if not check_finite:
-            factor = 1 / before.scale
-            if clip is not None:
-                factor = jnp.minimum(factor, clip / _norm(updates))
-            unscaled = _times(updates, factor)
             updates, after = inner.update(unscaled, state.inner, params, **extra)
             return updates, LossScaledState(state.loss_scale, after)
         finite_loss = all_finite(jnp.asarray(value), axis_name=axis_name)
-        if clip is None:
-            finite = finite_loss & all_finite(updates, axis_name=axis_name)
-            unscaled = unscale(updates, before)
-        else:
-            norm = _norm(updates)
-            finite = finite_loss & all_finite(norm, axis_name=axis_name)
-            unscaled = _times(updates, jnp.minimum(1 / before.scale, clip / norm))
+        finite = finite_loss & all_finite(tested, axis_name=axis_name)
 
         def step(updates: PyTree, state: PyTree, params: PyTree, extra: dict[str, PyTree]):
             return inner.update(updates, state, params, **extra)
@@ -260,25 +249,14 @@ def loss_scaled(
 
 @checked
 def loss_scale_of(tree: PyTree) -> LossScaleState:
-    """Returns the only :class:`LossScaleState` in a pytree such as an optimizer's state.
-
-    Raises:
-        ValueError: the tree has none, or several.
-    """
-    found = _scales(tree)
+    """Returns the only :class:`LossScaleState` in a pytree such as an optimizer's state."""
+    found = loss_scales(tree)
     if len(found) != 1:
-        raise ValueError(
-            f"loss_scale_of: {len(found)} loss scales in this tree; expected the state of an "
-            "optimizer that loss_scaled(...) wraps once"
-        )
+        raise ValueError(f"loss_scale_of: {len(found)} loss scales in this tree; expected one")
     return found[0]
 
 
-def has_loss_scale(tree: PyTree) -> bool:
-    return len(_scales(tree)) == 1
-
-
-def _scales(tree: PyTree) -> list[LossScaleState]:
+def loss_scales(tree: PyTree) -> list[LossScaleState]:
     def is_state(x: object) -> bool:
         return isinstance(x, LossScaleState)
 
@@ -296,10 +274,8 @@ def layer_scaled(
 ) -> Callable[[jax.Array, PyTree, PyTree], PyTree]:
     """Returns a layer whose backward pass is scaled by a scale of its own.
 
-    One scale covers gradients over FP16's 40 binades. If the gradients of layers lie further apart,
-    each layer's backward pass gets a scale of its own, which is removed where it ends (after Zhao
-    et al., "Adaptive loss scaling for mixed precision training", 2019; the scales follow the same
-    rule as the scale of a whole loss).
+    For layers whose gradients lie further apart than FP16's 40 binades (Zhao et al., "Adaptive loss
+    scaling for mixed precision training", 2019; here the scales follow a whole loss's rule).
 
     The forward pass is the layer's. The backward pass multiplies the cotangent by the scale in
     float32, and divides the layer's gradients by it, in float32 if the parameters or inputs have
@@ -307,11 +283,8 @@ def layer_scaled(
     gradient with respect to the scale is their number. Differentiate with respect to the scales as
     well, and leave out the step if one of these counts isn't zero.
 
-    Args:
-        layer: ``(params, x) -> y`` on pytrees of floats, differentiable in both arguments.
-
-    Returns:
-        ``(scale, params, x) -> y``, where ``scale`` is a float32 scalar; reverse mode only.
+    A layer ``(params, x) -> y`` on pytrees of floats becomes ``(scale, params, x) -> y``, where
+    ``scale`` is a float32 scalar; reverse mode only.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -355,16 +328,5 @@ def layer_scaled(
 
 @checked
 def layer_scales(scaling: LossScale, layers: Count) -> LossScaleState:
-    """Returns the state of one loss scale for each layer: every field is an array of that length.
-
-    ``scaling.update(state, counts == 0)`` updates each scale by the number of non-finite gradients
-    of its layer.
-
-    Example:
-        >>> from scalewise.training import DynamicLossScale
-        >>> scaling = DynamicLossScale(initial=8.0)
-        >>> state = layer_scales(scaling, 3)
-        >>> scaling.update(state, jnp.array([True, False, True])).scale.tolist()
-        [8.0, 4.0, 8.0]
-    """
+    """Returns a loss scale's state with arrays of ``layers`` numbers, for ``update`` by counts."""
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (layers,)), scaling.init())

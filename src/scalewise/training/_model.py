@@ -1,4 +1,4 @@
-"""The model that is trained, split into arrays and structure, and the state of its training.
+"""The model that is trained, split into arrays and structure, its loss, and the training's state.
 
 A model is a pytree, or a module of Flax NNX or Equinox. Neither library is imported here: a caller
 that passes a module has imported its library.
@@ -9,18 +9,21 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import sys
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from .._check import shown
 from .._types import PyTree, TreeDef
-from ..autoscaling import AmaxHistory
+from ..autocasting import Policy, autocast
+from ..autocasting import policy as policy_
+from ..autoscaling import AmaxHistory, Recipe, Schedule, autoscale
 from ..interpret import has_objects
-from ._finite import is_array, is_float_array
+from ._gradients import is_array, is_float_array
 
 Model: TypeAlias = Any
 """A pytree of parameters, or a Flax NNX or Equinox module."""
@@ -28,11 +31,7 @@ Model: TypeAlias = Any
 
 @dataclasses.dataclass(frozen=True)
 class Structure:
-    """Rebuilds a model from its arrays; this class serves plain pytrees.
-
-    Structures are hashable. Two are equal if the static parts of their models are, and a structure
-    can be pickled if those parts can.
-    """
+    """Rebuilds a model from its arrays; it is hashable. This class serves plain pytrees."""
 
     def merge(self, params: PyTree, rest: PyTree) -> Model:
         """Returns the model that the user's loss function gets."""
@@ -96,11 +95,6 @@ def split(model: Model) -> tuple[PyTree, PyTree, Structure]:
         structure = EquinoxStructure(static)
     else:
         params, rest, structure = model, (), Structure()
-    check_floats(params)
-    return params, rest, structure
-
-
-def check_floats(params: PyTree) -> None:
     leaves = jax.tree_util.tree_leaves_with_path(params)
     if not leaves:
         raise TypeError("training.step: there is nothing to train: the params hold no array")
@@ -112,28 +106,20 @@ def check_floats(params: PyTree) -> None:
                 f"training.step: params{jax.tree_util.keystr(path)} is {kind}; trained are real "
                 "float arrays: keep anything else out of params (in the batch, or closed over)"
             )
+    return params, rest, structure
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """The state that one training step returns and the next one takes.
+    """The state that one training step returns and the next one takes."""
 
-    Attributes:
-        params: the trained arrays, in the policy's ``params`` dtype.
-        rest: the model's other arrays (batch statistics, random counters).
-        optimizer: the state of the wrapped optimizer: masters, moments, loss scale.
-        history: the operands' largest magnitudes in earlier steps, for delayed scaling; or None.
-        step: the number of steps so far, including those left out, int32.
-        structure: rebuilds the model from ``params`` and ``rest``.
-    """
-
-    params: PyTree
-    rest: PyTree
-    optimizer: PyTree
-    history: AmaxHistory | None
-    step: jax.Array
-    structure: Structure = dataclasses.field(metadata={"static": True})
+    params: PyTree  # the trained arrays, in the policy's ``params`` dtype
+    rest: PyTree  # the model's other arrays: batch statistics, random counters
+    optimizer: PyTree  # the wrapped state: masters, moments, loss scale
+    history: AmaxHistory | None  # operands' largest magnitudes, for delayed scaling
+    step: jax.Array  # the number of steps so far, including those left out, int32
+    structure: Structure = dataclasses.field(metadata={"static": True})  # rebuilds the model
 
     def model(self) -> Model:
         """Returns the model with its present weights."""
@@ -141,46 +127,26 @@ class TrainState:
 
 
 class Metrics(NamedTuple):
-    """The metrics of a training step, all of them arrays.
+    """The metrics of a training step, all of them arrays."""
 
-    Attributes:
-        loss: unscaled, the mean over microbatches.
-        finite: True if the step was made; if not, only the loss scale changed.
-        scale: the loss scale that this step used.
-        skipped: the number of steps left out so far.
-        skipped_in_a_row: the number of steps left out since the last one that was made. A large
-            number isn't caused by the loss scale: the data or the weights aren't finite.
-        aux: what the loss function returned beside the loss, stacked over microbatches.
-    """
-
-    loss: jax.Array
-    finite: jax.Array
-    scale: jax.Array
-    skipped: jax.Array
-    skipped_in_a_row: jax.Array
-    aux: PyTree = None
+    loss: jax.Array  # unscaled, the mean over microbatches
+    finite: jax.Array  # True if the step was made; if not, only the loss scale changed
+    scale: jax.Array  # that this step used
+    skipped: jax.Array  # the number of steps left out so far
+    skipped_in_a_row: jax.Array  # a large number: the data or the weights aren't finite
+    aux: PyTree = None  # what the loss function returned beside the loss, stacked
 
 
 def check_call(state: object, batch: PyTree) -> None:
     """Raises TypeError if a step is called without a state, or with an object as its batch."""
     if not isinstance(state, TrainState):
-        raise TypeError(
-            f"step: state is {shown(state)}; expected the TrainState of init(model), or of the "
-            "step before"
-        )
+        raise TypeError(f"step: state is {shown(state)}; expected the TrainState of init(model)")
     if has_objects(batch):
-        raise TypeError(
-            "step: the batch holds a Flax NNX object, whose updates would be lost; keep it in "
-            "the model, or pass its values"
-        )
+        raise TypeError("step: the batch holds a Flax NNX object; keep it in the model")
 
 
 def loss_and_aux(out: PyTree, has_aux: bool) -> tuple[jax.Array, PyTree]:
-    """Returns what a loss function returned, as an array and what is beside it.
-
-    Raises:
-        TypeError: the loss isn't a real number, as ``jax.grad`` asks for.
-    """
+    """Returns what a loss function returned, as an array and what is beside it."""
     pair = isinstance(out, tuple | list) and len(out) == 2
     loss, aux = out if has_aux and pair else (out, None)
     single = has_aux <= pair and is_array(loss) and np.shape(loss) == ()
@@ -189,3 +155,29 @@ def loss_and_aux(out: PyTree, has_aux: bool) -> tuple[jax.Array, PyTree]:
         hint = "" if has_aux else ": take its mean, or say has_aux=True of a pair"
         raise TypeError(f"step: loss returned {shown(out)}; expected {expected}{hint}")
     return jnp.asarray(loss), aux
+
+
+def loss_transform(
+    policy: Policy | Recipe | Schedule | DTypeLike | None,
+) -> tuple[Callable[[Callable], Callable], np.dtype | None, bool]:
+    """Returns the transformation of the loss function, the parameters' dtype, and if it is float16.
+
+    With a Schedule the transformed function takes the step first.
+    """
+    recipe = policy.recipe(0) if isinstance(policy, Schedule) else policy
+    if isinstance(recipe, Recipe) and recipe.state:
+        raise ValueError(
+            f"step: the recipe's state says how parts of a training state are stored, first "
+            f"{recipe.state[0][0]!r}; here moments={{...}} and the policy's p= do"
+        )
+    # Step differentiates a recipe with a history together with that
+    if policy is None or (isinstance(policy, Recipe) and policy.scaling.source == "history"):
+        return lambda f: f, None, False
+    if isinstance(policy, Recipe | Schedule):
+        return lambda f: autoscale(f, policy), None, False
+    chosen = policy_(policy)
+    narrow = jnp.float16 in (chosen.compute, chosen.params)
+    params = None if chosen.params is None else np.dtype(chosen.params)
+    # Step casts the parameters, and the loss is float32: autocast only casts operations
+    inner = dataclasses.replace(chosen, params=None, output=None)
+    return lambda f: autocast(f, inner), params, narrow

@@ -1,21 +1,183 @@
-"""Stores an optax optimizer's state in narrow formats between steps."""
+"""Stores an optax optimizer's state in narrow formats between steps.
+
+Beside formats there are codes of tables and expanded FP8. Both store an array flattened, in blocks
+of consecutive elements with float32 scales.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from .._check import checked
+from .._check import Count, Natural, checked
 from .._resolve import as_format
 from .._types import PyTree
 from ..autoscaling import Recipe, Storage, is_stored, store_array
 from ..formats import E4M3FN, FP16, BlockFormatLike
-from ._state_codes import ExpandedStorage, ExpandedStored, TableStorage, TableStored
+from ..rounding import StoredArray, decode, encode
+
+
+@checked
+@dataclasses.dataclass(frozen=True)
+class TableStorage:
+    """Stores each number as the nearest entry of a table, times its block's largest magnitude.
+
+    8 bits: the state of "8-bit Optimizers via Block-wise Quantization" (arXiv 2110.02861), whose
+    table spans 7 decades. 4 bits: that of "Memory Efficient Optimizers with 4-bit States" (arXiv
+    2309.01507), for the second moment with a linear table without zero.
+    """
+
+    bits: Literal[8, 4] = 8  # of a code; two codes of 4 bits share a byte
+    # False for non-negative arrays such as a second moment. Then the dynamic table has zero; a
+    # second moment that is stored as zero leaves its step to epsilon
+    signed: bool = True
+    # ``"dynamic"``: decimal exponents with fractions of as many bits as the exponent leaves;
+    # ``"linear"``: multiples of ``2**-bits`` from that to 1, without zero
+    table: Literal["dynamic", "linear"] = "dynamic"
+    block: Count = 256  # consecutive elements that share a scale; zeros fill up the last
+    min_size: Natural = 4096  # of an array to be stored so
+
+    def __post_init__(self):
+        if self.table == "linear" and self.signed:
+            raise ValueError("TableStorage: the linear table is for signed=False")
+        _check_block("TableStorage", self.block, self.bits)
+
+    def store(self, x: jax.Array) -> TableStored:
+        """Returns the codes and scales of an array of floats; NaN gets the code of the largest."""
+        blocks = _in_blocks(x, self.block)
+        scale = jnp.maximum(jnp.max(jnp.abs(blocks), 1), np.float32(1e-12))
+        entries = dynamic_table(self.bits, self.signed, self.table)
+        middles = jnp.asarray((entries[1:] + entries[:-1]) / 2)
+        relative = blocks / scale[:, None]
+        # a number in the middle of two entries becomes the larger one
+        codes = jnp.searchsorted(middles, relative, side="right").astype(jnp.uint8)
+        if self.bits == 4:
+            codes = codes[:, ::2] * np.uint8(16) + codes[:, 1::2]
+        return TableStored(codes, scale, self, x.shape)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TableStored(StoredArray):
+    """An array as :class:`TableStorage` stores it."""
+
+    STATIC: ClassVar = ("storage", "shape")
+
+    codes: jax.Array  # uint8, one row for each block
+    scale: jax.Array  # float32, each block's largest magnitude
+    storage: TableStorage
+    shape: tuple[int, ...]  # of the array
+
+    def value(self) -> jax.Array:
+        """Returns the array, float32."""
+        codes = self.codes
+        if self.storage.bits == 4:
+            pairs = jnp.stack([codes >> np.uint8(4), codes & np.uint8(15)], -1)
+            codes = pairs.reshape(len(codes), -1)
+        entries = dynamic_table(self.storage.bits, self.storage.signed, self.storage.table)
+        return _from_blocks(jnp.asarray(entries)[codes] * self.scale[:, None], self.shape)
+
+
+@checked
+@dataclasses.dataclass(frozen=True)
+class ExpandedStorage:
+    """Stores E4M3 numbers after each block's range is expanded to E4M3's (COAT, arXiv 2410.19313).
+
+    Moments of a block span far fewer powers of two than E4M3. A block's numbers are divided by the
+    geometric mean of its largest and its smallest nonzero magnitude and raised to a power k, which
+    is the largest multiple of ``1/steps`` with which they span at most 448**2 / 2.
+    """
+
+    steps: Count = 16  # k is a multiple of its inverse; COAT's programs have 16
+    block: Count = 128  # consecutive elements that share a scale, a centre and a power
+    min_size: Natural = 4096  # of an array to be stored so
+
+    def __post_init__(self):
+        _check_block("ExpandedStorage", self.block, 8)
+
+    def store(self, x: jax.Array) -> ExpandedStored:
+        """Returns the numbers, scales, centres and powers of an array of floats."""
+        top = float(E4M3FN.max)
+        blocks = _in_blocks(x, self.block)
+        size = jnp.abs(blocks)
+        tiny = np.float32(1e-30)  # COAT's; it keeps zeros' blocks finite
+        largest = jnp.max(size, 1, keepdims=True)
+        smallest = jnp.min(jnp.where(size > 0, size, jnp.inf), 1, keepdims=True)
+        smallest = jnp.minimum(smallest, largest) + tiny
+        largest = largest + tiny
+        span = jnp.maximum(jnp.log2(largest / smallest), np.float32(1 / 16))
+        power = jnp.floor(np.float32(math.log2(top * top / 2)) / span * self.steps) / self.steps
+        power = jnp.maximum(power, np.float32(1 / self.steps))
+        center = jnp.sqrt(largest) * jnp.sqrt(smallest)
+        scale = (largest / center) ** power / np.float32(top)
+        expanded = jnp.sign(blocks) * (size / center) ** power / scale
+        data = encode(expanded, E4M3FN, saturate="finite")
+        assert isinstance(data, jax.Array)
+        return ExpandedStored(data, scale[:, 0], center[:, 0], power[:, 0], x.shape)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ExpandedStored(StoredArray):
+    """An array as :class:`ExpandedStorage` stores it."""
+
+    STATIC: ClassVar = ("shape",)
+
+    data: jax.Array  # E4M3, one row for each block
+    scale: jax.Array  # float32, one for each block
+    center: jax.Array
+    power: jax.Array
+    shape: tuple[int, ...]  # of the array
+
+    def value(self) -> jax.Array:
+        """Returns the array, float32."""
+        codes = jax.lax.bitcast_convert_type(self.data, jnp.uint8)
+        y = decode(codes, E4M3FN).astype(jnp.float32) * self.scale[:, None]
+        size = jnp.abs(y) ** (1 / self.power[:, None]) * self.center[:, None]
+        return _from_blocks(jnp.sign(y) * size, self.shape)
+
+
+@functools.cache
+def dynamic_table(bits: int, signed: bool, table: str = "dynamic") -> np.ndarray:
+    """Returns the entries of a table, float32, increasing.
+
+    The dynamic ones as bitsandbytes and torchao build them: for each decimal exponent, the middles
+    of equal parts of [0.1, 1], in twice as many parts from one exponent to the next; 0 and 1.
+    """
+    if table == "linear":
+        return np.linspace(0, 1, 2**bits + 1, dtype=np.float32)[1:]
+    exponents, fraction = bits - 1, [2**i for i in range(bits - 1)]
+    if not signed:
+        fraction = [2 * n for n in fraction]
+    entries: list[float] = [0.0, 1.0]
+    for i, parts in enumerate(fraction):
+        ends = np.linspace(0.1, 1, parts + 1, dtype=np.float32)
+        middles = (ends[1:] + ends[:-1]) / 2 * np.float32(10.0 ** (i - exponents + 1))
+        entries += [*middles.tolist(), *((-middles).tolist() if signed else [])]
+    return np.sort(np.array(entries, np.float32))
+
+
+def _in_blocks(x: jax.Array, block: int) -> jax.Array:
+    flat = jnp.ravel(jnp.asarray(x).astype(jnp.float32))
+    return jnp.pad(flat, (0, -flat.size % block)).reshape(-1, block)
+
+
+def _from_blocks(blocks: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return jnp.ravel(blocks)[: math.prod(shape)].reshape(shape)
+
+
+def _check_block(owner: str, block: int, bits: int) -> None:
+    if block < 2 or (bits == 4 and block % 2):
+        even = "an even number" if bits == 4 else "an integer"
+        raise ValueError(f"{owner}: block is {block!r}; expected {even} of at least 2")
+
 
 STORAGES = Storage | TableStorage | ExpandedStorage
 StateFormat: TypeAlias = STORAGES | BlockFormatLike  # a format means ``Storage(format)``
@@ -70,10 +232,6 @@ def store_state(
         :class:`~scalewise.SqrtStored`, :class:`TableStored` and :class:`ExpandedStored` leaves:
         pytrees that can be jitted and checkpointed.
 
-    Raises:
-        ValueError: a format or regular expression is invalid; or, in ``init``, an expression is
-            found in no path.
-
     Example:
         >>> import jax.numpy as jnp, optax
         >>> optimizer = store_state(optax.adam(1e-3), {"mu": "bf16", "nu": "mxfp8_e4m3"})
@@ -83,12 +241,15 @@ def store_state(
     """
     if isinstance(storages, str):
         if storages not in STATES:
+            expected = ", ".join(map(repr, STATES))
             raise ValueError(
-                f"store_state: {storages!r} is no optimizer state; expected one of "
-                + ", ".join(map(repr, STATES))
+                f"store_state: {storages!r} is no optimizer state; expected {expected}"
             )
         storages = STATES[storages]
-    pairs = [(p, s if isinstance(s, STORAGES) else _plain(s)) for p, s in storages.items()]
+    pairs = [
+        (p, s if isinstance(s, STORAGES) else Storage(as_format(s, "Storage.format", blocks=True)))
+        for p, s in storages.items()
+    ]
     Recipe(state=tuple((p, Storage(FP16)) for p, _ in pairs))  # checks the expressions
     inner = optax.with_extra_args_support(optimizer)
 
@@ -108,10 +269,6 @@ def store_state(
 def widen(tree: PyTree) -> PyTree:
     """Returns a pytree with its stored leaves (ScaledArray, SqrtStored...) as plain arrays."""
     return jax.tree.map(lambda x: x.value() if _is_stored(x) else x, tree, is_leaf=_is_stored)
-
-
-def _plain(fmt: BlockFormatLike) -> Storage:
-    return Storage(as_format(fmt, "Storage.format", blocks=True))
 
 
 def _is_stored(x: object) -> bool:
@@ -139,7 +296,5 @@ def _check_patterns(patterns: Sequence[str], state: PyTree) -> None:
     for pattern in patterns:
         if not any(re.search(pattern, path) for path in paths):
             shown = ", ".join(paths[:6]) + (", ..." if len(paths) > 6 else "")
-            raise ValueError(
-                f"store_state: {pattern!r} is in no float leaf's path; the optimizer's state has: "
-                f"{shown or 'none at all'}"
-            )
+            there = f"the optimizer's state has: {shown or 'none at all'}"
+            raise ValueError(f"store_state: {pattern!r} is in no float leaf's path; {there}")

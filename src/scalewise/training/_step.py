@@ -14,11 +14,13 @@ from jax.typing import ArrayLike, DTypeLike
 
 from .._check import Count, Positive, checked
 from .._jax import per_device
+from .._resolve import resolve
 from .._types import AxisName, PyTree
 from ..autocasting import PolicyLike
 from ..autoscaling import AmaxHistory, Recipe, RecipeLike, Schedule, WithHistory
 from ..formats import FormatLike
-from ._finite import all_finite, at_least_float32, floats_as, tree_where
+from . import _model as models
+from ._gradients import all_finite, at_least_float32, floats_as, mean_over, tree_where
 from ._loss_scale import (
     DynamicLossScale,
     LossScale,
@@ -28,10 +30,7 @@ from ._loss_scale import (
     loss_scaled,
     scale_loss,
 )
-from ._model import Metrics, Model, Structure, TrainState, check_call, loss_and_aux, split
 from ._moments import StateFormat, store_state
-from ._policy import loss_transform, named_policy
-from ._reduce import mean_over
 from ._weights import apply_updates, compensated, master_weights, stochastic_rounding
 
 Weights = Literal["plain", "master", "stochastic", "compensated"]
@@ -45,63 +44,47 @@ WEIGHTS: dict[str, Callable] = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Step:
-    """A training step, made by :func:`step`: ``init(model)`` once, then called for each batch.
+    """A training step, made by :func:`step`: ``init(model)`` once, then called for each batch."""
 
-    Attributes:
-        loss: the user's loss function.
-        optimizer: the optimizer, wrapped for storage, narrow weights and loss scaling.
-        params: dtype in which the parameters are kept; None for their own.
-        accumulate: number of microbatches in a step.
-        has_aux: True if ``loss`` returns a pair.
-        transform: the policy's transformation of the function from parameters to loss.
-        delayed: a recipe with a history, under which the gradient of that function is computed.
-        axis_name: mapped axes over which gradients are averaged.
-        comm_format: format in which gradients are sent between devices.
-        warn_after: number of steps left out in a row after which a warning is issued; or None.
-        scheduled: True if what ``transform`` returns takes the step first.
-        min_scale: the smallest loss scale; 0 for a constant one.
-        narrow: True if the loss is computed in float16, beyond whose range an input is infinite.
-        check_finite: False if every step is made, whatever its gradients are.
-    """
-
-    loss: Callable
+    loss: Callable  # the user's
+    # wrapped for storage, narrow weights and loss scaling
     optimizer: optax.GradientTransformationExtraArgs
-    params: DTypeLike | None = None
-    accumulate: int = 1
+    params: DTypeLike | None = None  # in which the parameters are kept; None for their own
+    accumulate: int = 1  # microbatches
     has_aux: bool = False
+    # of the function from parameters to loss, by the policy
     transform: Callable[[Callable], Callable] = lambda f: f
-    delayed: Recipe | None = None
-    axis_name: AxisName = None
-    comm_format: FormatLike | None = None
-    warn_after: int | None = None
-    scheduled: bool = False
-    min_scale: float = 0.0
-    narrow: bool = False
+    delayed: Recipe | None = None  # a recipe with a history, under which the gradient is computed
+    axis_name: AxisName = None  # mapped axes over which gradients are averaged
+    comm_format: FormatLike | None = None  # of gradients that devices send
+    warn_after: int | None = None  # steps left out in a row
+    scheduled: bool = False  # whether what ``transform`` returns takes the step first
+    min_scale: float = 0.0  # the smallest loss scale; 0 for a constant one
+    narrow: bool = False  # whether the loss is computed in float16
     check_finite: bool = True
 
-    def init(self, model: Model, *batch: PyTree) -> TrainState:
+    def init(self, model: models.Model, *batch: PyTree) -> models.TrainState:
         """Returns the state before the first step.
 
         Args:
             model: a model or a pytree of parameters.
             batch: needed for delayed scaling, whose first scales come from a step on this batch:
                 arguments like those of later steps; with ``axis_name``, like one device's part.
-
-        Raises:
-            TypeError: a parameter isn't a real float array, or delayed scaling gets no batch.
         """
-        params, rest, structure = split(model)
+        params, rest, structure = models.split(model)
         optimizer = self.optimizer.init(params)  # before narrowing: masters are exact
         if self.params is not None:
             params = jax.tree.map(lambda x: jnp.asarray(x).astype(self.params), params)
-        state = TrainState(params, rest, optimizer, None, jnp.int32(0), structure)
+        state = models.TrainState(params, rest, optimizer, None, jnp.int32(0), structure)
         if self.delayed is None:
             return state
         if not batch or batch == (None,):
             raise TypeError("step: delayed scaling begins with a batch: init(model, batch)")
         return dataclasses.replace(state, history=self._first_history(self.delayed, state, batch))
 
-    def __call__(self, state: TrainState, *batch: PyTree) -> tuple[TrainState, Metrics]:
+    def __call__(
+        self, state: models.TrainState, *batch: PyTree
+    ) -> tuple[models.TrainState, models.Metrics]:
         """Makes one step; returns the new state and the step's metrics.
 
         Args:
@@ -109,7 +92,7 @@ class Step:
             batch: the loss function's arguments beside the model, one or several, pytrees whose
                 arrays have the examples along their first axis.
         """
-        check_call(state, batch)
+        models.check_call(state, batch)
         finite_batch = jnp.bool_(True)
         if self.check_finite:
             computed = floats_as(jnp.float16, batch) if self.narrow else batch
@@ -131,20 +114,17 @@ class Step:
         if history is not None and newest is not None:
             history = tree_where(finite, history.after(newest), history)
         new = dataclasses.replace(
-            state,
-            params=apply_updates(state.params, updates),
-            rest=tree_where(finite, rest, state.rest),
-            optimizer=optimizer,
-            history=history,
+            state, params=apply_updates(state.params, updates),
+            rest=tree_where(finite, rest, state.rest), optimizer=optimizer, history=history,
             step=state.step + 1,
-        )
+        )  # fmt: skip
         if self.warn_after is not None:
             _warn_of_skipped(self.warn_after, after, finite_batch, self.min_scale, self.narrow)
         in_a_row = after.skipped_in_a_row
-        return new, Metrics(loss, finite, before.scale, after.skipped, in_a_row, aux)
+        return new, models.Metrics(loss, finite, before.scale, after.skipped, in_a_row, aux)
 
     def _gradients(
-        self, state: TrainState, batch: PyTree, scaling: LossScaleState
+        self, state: models.TrainState, batch: PyTree, scaling: LossScaleState
     ) -> tuple[PyTree, jax.Array, PyTree, PyTree, jax.Array | None]:
         """Returns scaled gradients, loss, other arrays, aux, and the operands' amaxes or None."""
         differentiate = self._differentiate(state.structure, self._members(), state.step)
@@ -177,7 +157,7 @@ class Step:
         return mean, loss / self.accumulate, rest, aux, newest
 
     def _differentiate(
-        self, structure: Structure, members: PyTree, step: ArrayLike = 0
+        self, structure: models.Structure, members: PyTree, step: ArrayLike = 0
     ) -> Callable:
         def scaled(params: PyTree, rest: PyTree, batch: PyTree, scaling: LossScaleState):
             loss, rest, aux = self._apply(structure, step, params, rest, batch)
@@ -186,7 +166,9 @@ class Step:
 
         return jax.grad(scaled, has_aux=True)
 
-    def _first_history(self, recipe: Recipe, state: TrainState, batch: PyTree) -> AmaxHistory:
+    def _first_history(
+        self, recipe: Recipe, state: models.TrainState, batch: PyTree
+    ) -> AmaxHistory:
         """Returns the history of one step with current scaling, all microbatches together."""
         delayed = WithHistory(self._differentiate(state.structure, 1), recipe)
         scaling = loss_scale_of(state.optimizer)
@@ -207,7 +189,12 @@ class Step:
         return 1 if self.axis_name is None else jax.lax.psum(1, self.axis_name)
 
     def _apply(
-        self, structure: Structure, step: ArrayLike, params: PyTree, rest: PyTree, batch: PyTree
+        self,
+        structure: models.Structure,
+        step: ArrayLike,
+        params: PyTree,
+        rest: PyTree,
+        batch: PyTree,
     ):
         """Returns loss, other arrays and aux of the model, computed under the policy."""
         arrays, treedef = jax.tree.flatten(batch)
@@ -217,7 +204,7 @@ class Step:
                 params = jax.tree.map(at_least_float32, params)
             model = structure.merge(params, rest)
             out = self.loss(model, *jax.tree.unflatten(treedef, arrays))
-            loss, aux = loss_and_aux(out, self.has_aux)
+            loss, aux = models.loss_and_aux(out, self.has_aux)
             return at_least_float32(loss), structure.rest(model), aux
 
         return self.transform(whole)(*[step] * self.scheduled, params, rest, arrays)
@@ -282,10 +269,6 @@ def step(
             most programs in bfloat16 do; ``metrics.finite`` is then always True. Not with a loss
             scale that changes.
 
-    Raises:
-        ValueError: ``check_finite=False`` with a dynamic loss scale, the default of policies that
-            compute in float16, or with ``warn_after``.
-
     Returns:
         A :class:`Step`: ``state = train.init(model)``, then ``state, metrics = train(state,
         batch)`` under ``jax.jit``. The model may be any pytree of floats, a Flax NNX module or an
@@ -304,8 +287,8 @@ def step(
         (True, 1, 32768.0)
     """
     if isinstance(policy, str):
-        policy = named_policy(policy)
-    transform, params, narrow = loss_transform(policy)
+        policy = resolve(policy, "policy", "recipe", where="step")
+    transform, params, narrow = models.loss_transform(policy)
     delayed = policy if isinstance(policy, Recipe) and policy.scaling.source == "history" else None
     if weights is None:
         weights = "master" if params is not None and params.itemsize < 4 else "plain"
@@ -316,12 +299,9 @@ def step(
     if warn_after is not None and not check_finite:
         raise ValueError("step: check_finite=False leaves no step out: give no warn_after")
     whole = loss_scaled(
-        WEIGHTS[weights](optimizer),
-        scaling,
-        clip=clip,
-        axis_name=axis_name,
+        WEIGHTS[weights](optimizer), scaling, clip=clip, axis_name=axis_name,
         check_finite=check_finite,
-    )
+    )  # fmt: skip
     if comm_format is not None and axis_name is None:
         raise ValueError("step: comm_format needs axis_name, the axes that gradients are sent over")
     floor = scaling.min_scale if isinstance(scaling, DynamicLossScale) else 0.0
@@ -338,34 +318,26 @@ def _warn_of_skipped(
     beyond = ", or numbers beyond float16's 65504" if narrow else ""
 
     def warn(scale: jax.Array, finite_batch: jax.Array) -> None:
+        why = "A smaller scale doesn't help against NaN in the weights"
         if not finite_batch:
-            why = (
-                f"The batch holds NaN or infinity{beyond}, which says nothing about the scale, so "
-                "that it stays: look at the data"
-            )
+            why = f"The batch holds NaN or infinity{beyond}, which says nothing about the scale"
         elif float(scale) <= floor:
-            why = (
-                "That is its smallest, min_scale, so that it stays there: run scalewise.audit on "
-                "the step"
-            )
-        else:
-            why = (
-                "A smaller scale doesn't help against NaN in the weights: run scalewise.audit on "
-                "the step"
-            )
+            why = "That is its smallest, min_scale, so that it stays there"
+        do = (
+            "run scalewise.audit on the step"
+            if finite_batch
+            else "so that it stays: check the data"
+        )
         warnings.warn(
             f"training.step: {limit} steps in a row were left out, their gradients or losses not "
-            f"finite; the loss scale is {float(scale):g}. {why}",
+            f"finite; the loss scale is {float(scale):g}. {why}: {do}",
             stacklevel=2,
         )
 
     jax.lax.cond(
-        state.skipped_in_a_row == limit,
-        lambda *args: jax.debug.callback(warn, *args),
-        lambda *args: None,
-        state.scale,
-        finite_batch,
-    )
+        state.skipped_in_a_row == limit, lambda *args: jax.debug.callback(warn, *args),
+        lambda *args: None, state.scale, finite_batch,
+    )  # fmt: skip
 
 
 def microbatches(batch: PyTree, n: int) -> PyTree:

@@ -9,6 +9,7 @@ the update ``new - old``, which :func:`apply_updates` or ``optax.apply_updates``
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -19,7 +20,7 @@ from jax.typing import ArrayLike
 from .._check import checked, is_array, shown
 from .._types import PyTree
 from ..rounding import round_to
-from ._finite import at_least_float32, is_float_array
+from ._gradients import at_least_float32, is_float_array
 
 
 class MasterState(NamedTuple):
@@ -52,20 +53,13 @@ def master_weights(
         >>> float(w), float(state.master)
         (0.99609375, 0.99609375)
     """
-    inner = optax.with_extra_args_support(optimizer)
 
-    def init(params: PyTree) -> MasterState:
-        master = _wide(params)
-        return MasterState(master, inner.init(master))
-
-    def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: PyTree):
-        params = _required(params, "master_weights")
-        updates, after = inner.update(_wide(updates), state.inner, state.master, **extra)
-        master = apply_updates(state.master, updates)
+    def add(params: PyTree, updates: PyTree, master: PyTree) -> tuple[PyTree, PyTree]:
+        master = apply_updates(master, updates)
         rounded = jax.tree.map(lambda m, p: at_least_float32(m.astype(p.dtype)), master, params)
-        return _difference(rounded, params), MasterState(master, after)
+        return rounded, master
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return _wrapped("master_weights", optimizer, MasterState, _wide, add)
 
 
 class StochasticState(NamedTuple):
@@ -89,17 +83,13 @@ def stochastic_rounding(
         optimizer: any optax transformation; it gets parameters and gradients in float32.
         seed: of the key in the state. Every step and every leaf uses new random bits.
     """
-    inner = optax.with_extra_args_support(optimizer)
 
-    def init(params: PyTree) -> StochasticState:
-        return StochasticState(jax.random.key_data(jax.random.key(seed)), inner.init(_wide(params)))
+    def init(params: PyTree) -> jax.Array:
+        return jax.random.key_data(jax.random.key(seed))
 
-    def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: PyTree):
-        params = _required(params, "stochastic_rounding")
-        updates, after = inner.update(_wide(updates), state.inner, _wide(params), **extra)
-        key, *keys = jax.random.split(
-            jax.random.wrap_key_data(state.key), 1 + len(jax.tree.leaves(params))
-        )
+    def add(params: PyTree, updates: PyTree, data: jax.Array) -> tuple[PyTree, jax.Array]:
+        count = 1 + len(jax.tree.leaves(params))
+        key, *keys = jax.random.split(jax.random.wrap_key_data(data), count)
         noise = jax.tree.unflatten(jax.tree.structure(params), keys)
 
         def leaf(p: jax.Array, u: jax.Array, key: jax.Array) -> jax.Array:
@@ -108,10 +98,9 @@ def stochastic_rounding(
                 return total
             return round_to(total, p.dtype, rounding="stochastic", key=key)
 
-        rounded = jax.tree.map(leaf, params, updates, noise)
-        return _difference(rounded, params), StochasticState(jax.random.key_data(key), after)
+        return jax.tree.map(leaf, params, updates, noise), jax.random.key_data(key)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return _wrapped("stochastic_rounding", optimizer, StochasticState, init, add)
 
 
 class CompensatedState(NamedTuple):
@@ -130,15 +119,11 @@ def compensated(optimizer: optax.GradientTransformation) -> optax.GradientTransf
     stored times 2^p, where p is the number of significant bits, so that it has the weight's
     exponent and doesn't underflow in FP16. Unlike stochastic rounding it is deterministic.
     """
-    inner = optax.with_extra_args_support(optimizer)
 
-    def init(params: PyTree) -> CompensatedState:
-        return CompensatedState(jax.tree.map(jnp.zeros_like, params), inner.init(_wide(params)))
+    def init(params: PyTree) -> PyTree:
+        return jax.tree.map(jnp.zeros_like, params)
 
-    def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: PyTree):
-        params = _required(params, "compensated")
-        updates, after = inner.update(_wide(updates), state.inner, _wide(params), **extra)
-
+    def add(params: PyTree, updates: PyTree, lost: PyTree) -> tuple[PyTree, PyTree]:
         def leaf(p: jax.Array, u: jax.Array, lost: jax.Array) -> tuple[jax.Array, jax.Array]:
             if p.dtype.itemsize >= 4:
                 return p + u, lost
@@ -148,11 +133,10 @@ def compensated(optimizer: optax.GradientTransformation) -> optax.GradientTransf
             rest = change - (new - at_least_float32(p))
             return new, round_to(rest * magnified, p.dtype, saturate=True).astype(p.dtype)
 
-        pairs = jax.tree.map(leaf, params, updates, state.lost)
-        rounded, lost = jax.tree.transpose(jax.tree.structure(params), None, pairs)
-        return _difference(rounded, params), CompensatedState(lost, after)
+        pairs = jax.tree.map(leaf, params, updates, lost)
+        return jax.tree.transpose(jax.tree.structure(params), None, pairs)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return _wrapped("compensated", optimizer, CompensatedState, init, add)
 
 
 @checked
@@ -175,12 +159,32 @@ def _wide(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: at_least_float32(x) if is_float_array(x) else x, tree)
 
 
-def _difference(new: PyTree, old: PyTree) -> PyTree:
-    """Returns ``new - old`` in float32; exact unless a weight shrinks 2^12-fold."""
-    return jax.tree.map(lambda n, o: n - at_least_float32(o), new, old)
+def _wrapped(
+    name: str,
+    optimizer: optax.GradientTransformation,
+    kind: Callable[[PyTree, optax.OptState], PyTree],
+    begin: Callable[[PyTree], PyTree],
+    add: Callable[[PyTree, PyTree, PyTree], tuple[PyTree, PyTree]],
+) -> optax.GradientTransformationExtraArgs:
+    """Wraps an optimizer for float32, with a state of its own beside the inner one.
 
+    ``add`` takes the narrow weights, the inner optimizer's updates and that state, and returns the
+    new weights, still in float32, and the next state.
+    """
+    inner = optax.with_extra_args_support(optimizer)
 
-def _required(params: PyTree, name: str) -> PyTree:
-    if params is None:
-        raise ValueError(f"{name}: update(gradients, state, params) needs the params")
-    return params
+    def init(params: PyTree) -> PyTree:
+        return kind(begin(params), inner.init(_wide(params)))
+
+    def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: PyTree):
+        if params is None:
+            raise ValueError(f"{name}: update(gradients, state, params) needs the params")
+        own, before = state
+        weights = own if kind is MasterState else _wide(params)
+        updates, after = inner.update(_wide(updates), before, weights, **extra)
+        new, own = add(params, updates, own)
+        # exact unless a weight shrinks 2^12-fold
+        change = jax.tree.map(lambda n, p: n - at_least_float32(p), new, params)
+        return change, kind(own, after)
+
+    return optax.GradientTransformationExtraArgs(init, update)

@@ -33,12 +33,7 @@ def init(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32)
 
 
 def linear(x: jax.Array, w: jax.Array) -> jax.Array:
-    """Returns ``x @ w / sqrt(n)`` for ``w`` of n rows; the same factor applies to the gradients.
-
-    Args:
-        x: floats, the last axis of n.
-        w: floats, ``(n, m)``.
-    """
+    """Returns ``x @ w / sqrt(n)`` for ``w`` of n rows; the same factor applies to the gradients."""
     return jnp.matmul(x, w) * jnp.asarray(w.shape[0] ** -0.5, x.dtype)
 
 
@@ -50,10 +45,7 @@ def head(x: jax.Array, w: jax.Array) -> jax.Array:
 def residual(x: jax.Array, branch: jax.Array, tau: float) -> jax.Array:
     """Returns ``sqrt(1 - tau) * x + sqrt(tau) * branch``, of variance 1 if both are.
 
-    Args:
-        x: the residual stream.
-        branch: of x's shape, the output of a norm.
-        tau: the share of the branch's variance, between 0 and 1; lower in deeper models.
+    ``x`` is the residual stream, ``branch`` a norm's output; take a lower tau in deeper models.
     """
     if not 0 < tau < 1:
         raise ValueError(f"residual: tau is {tau!r}; expected a number between 0 and 1")
@@ -70,9 +62,6 @@ def hidden_rates(base: int, hidden: str | Callable[[str], bool]) -> optax.Gradie
         hidden: a regular expression that is found in the paths of hidden matrices, as
             ``jax.tree_util.keystr`` writes them, or a function of a path. All but embeddings, norms
             and the head are hidden.
-
-    Raises:
-        ValueError: ``base`` isn't a positive integer; in ``init``, no matrix is hidden.
     """
     if not isinstance(base, int) or base < 1:
         raise ValueError(f"hidden_rates: base is {base!r}; expected a positive integer")

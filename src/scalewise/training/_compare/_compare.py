@@ -21,24 +21,15 @@ from ..._output import Folder, rescue_folder, sentence, tolerant
 from ..._types import PyTree
 from ..._user_file import InputError
 from .._console import Progress, held_interrupts, signal_of
+from . import _program as programs
 from ._methods import DEMO, METHODS, Method, method
-from ._program import (
-    Program,
-    call_user,
-    check_step,
-    corpus,
-    endless_batches,
-    load_program,
-    parameter_count,
-)
 from ._results import Comparison
 from ._run import Run, finite_leaves
-from ._show import announce, page, show
 
 
 @checked
 def compare(
-    program: str | Path | Program,
+    program: str | Path | programs.Program,
     methods: Sequence[str | Method] = DEMO,
     *,
     data: str | Path | bytes | None = None,
@@ -70,9 +61,6 @@ def compare(
             writes no files.
         console: where progress, table and curves are printed.
 
-    Returns:
-        All that was measured. ``failure`` is not empty if an error ended the training early.
-
     Raises:
         InputError: an argument can't be used, or another process uses the folder; nothing was
             written.
@@ -81,19 +69,27 @@ def compare(
     """
     console = console or Console()
     chosen = _checked_methods(methods)
-    program = load_program(program)
-    text = data if isinstance(data, bytes) else corpus(data)
+    program = programs.load_program(program)
+    text = data if isinstance(data, bytes) else programs.corpus(data)
     folder = None if out is None else Folder.at(out)
-    streams = [endless_batches(program, text, seed + i) for i in range(seeds)]
+    streams = [programs.endless_batches(program, text, seed + i) for i in range(seeds)]
     first = [next(stream) for stream in streams]
-    states = [call_user(program.init, f"{program.name}.init", seed + i) for i in range(seeds)]
-    parameters = parameter_count(states[0], program)
-    check_step(program, states[0], first[0])
+    states = [
+        programs.call_user(program.init, f"{program.name}.init", seed + i) for i in range(seeds)
+    ]
+    parameters = programs.parameter_count(states[0], program)
+    programs.check_step(program, states[0], first[0])
     for each in chosen:
         each.build(program)  # fails if the program lacks what the method needs
     with tolerant(console), nullcontext() if folder is None else folder.claimed() as folder:
-        announce(console, program.name, parameters, len(text), steps)
-        warm_up()
+        console.print(
+            f"{program.name}: {parameters:,} parameters, {len(text):,} bytes of text, "
+            f"{steps} steps of each",
+            highlight=False,
+        )
+        # makes JAX load what it loads on its first trace, derivative and compilation
+        example = jax.value_and_grad(lambda w, x: jnp.tanh(x @ w).mean())
+        jax.jit(example).lower(jnp.ones((8, 8)), jnp.ones((8, 8))).compile()
         runs, finite = [], jax.jit(functools.partial(finite_leaves))
         for each in chosen:
             with console.status(f"compiling {each.name}"):
@@ -106,20 +102,19 @@ def compare(
             if not made:
                 raise cause or KeyboardInterrupt()
             interrupted = isinstance(cause, KeyboardInterrupt)
+            failure = str(cause) if isinstance(cause, InputError) else ""
+            if isinstance(cause, OSError):
+                failure = f"metrics.jsonl can't be written after step {made}: {sentence(cause)}"
             comparison = Comparison(
-                program=program.name,
-                steps=steps,
-                seed=seed,
+                program=program.name, steps=steps, seed=seed,
                 records=tuple(by_seed[0].record(made, by_seed) for by_seed in runs),
-                interrupted=interrupted,
-                folder="" if folder is None else str(folder.path),
-                environment=environment(),
-                failure=_failure(cause, made),
+                interrupted=interrupted, folder="" if folder is None else str(folder.path),
+                environment=environment(), failure=failure,
                 signal=signal_of(cause) if interrupted else 0,
-            )
+            )  # fmt: skip
             if folder is not None:
                 comparison = write(comparison, folder)
-            show(comparison, console)
+            comparison.show(console)
     return comparison
 
 
@@ -131,12 +126,6 @@ def _checked_methods(given: Sequence[str | Method]) -> list[Method]:
     if len(set(names)) < len(names):
         raise InputError(f"methods: one is given twice: {', '.join(names)}")
     return methods
-
-
-def _failure(cause: KeyboardInterrupt | Exception | None, steps: int) -> str:
-    if isinstance(cause, OSError):
-        return f"metrics.jsonl can't be written after step {steps}: {sentence(cause)}"
-    return str(cause) if isinstance(cause, InputError) else ""
 
 
 def _train(
@@ -156,11 +145,11 @@ def _train(
             for step in range(1, steps + 1):
                 for by_seed in runs:
                     for run, batch in zip(by_seed, batches, strict=True):
-                        call_user(run.advance, f"{run.method.name}: step", batch)
+                        programs.call_user(run.advance, f"{run.method.name}: step", batch)
                     bad, first = sum(sum(run.bad) for run in by_seed), by_seed[0]
                     loss, ms, name = first.losses[-1], first.seconds[-1] * 1e3, first.method.name
                     figures = f"loss {loss:6.3f}  {ms:6.1f} ms  {bad} non-finite"
-                    progress.update(name, step, figures, f"{name:18}  {figures}")
+                    progress.made(name, step, figures, f"{name:18}  {figures}")
                 if folder is not None:
                     rows = (r.metrics(step, i) for by_seed in runs for i, r in enumerate(by_seed))
                     folder.append("metrics.jsonl", rows)
@@ -174,39 +163,27 @@ def _train(
 
 
 def write(comparison: Comparison, folder: Folder) -> Comparison:
-    """Writes summary, page and picture into the run's folder, each of them whole or not at all.
+    """Writes summary, page and picture into the run's folder, or else into a temporary one.
 
-    If the folder can't be written to (a full disk), they are written to a new folder among the
-    system's temporary files.
-
-    Returns:
-        The comparison with the folder that was written to; ``failure`` says what went wrong.
+    Returns the comparison with the folder that was written to; ``failure`` says what went wrong.
     """
+
+    def written(found: Comparison, folder: Folder) -> Comparison:
+        folder.write_json("summary.json", found.summary())
+        found.save(folder.path / "report.html")
+        folder.write("curves.svg", found.curves_svg())
+        return found
+
     try:
-        _write(comparison, folder)
-        return comparison
+        return written(comparison, folder)
     except OSError as error:
         why = comparison.failure or f"the report can't be written: {sentence(error)}"
+    changed = functools.partial(dataclasses.replace, comparison, failure=why)
     try:
         with rescue_folder() as path:
-            comparison = dataclasses.replace(comparison, failure=why, folder=str(path))
-            _write(comparison, Folder(path))
+            return written(changed(folder=str(path)), Folder(path))
     except OSError:
-        comparison = dataclasses.replace(comparison, failure=why, folder="")
-    return comparison
-
-
-def _write(comparison: Comparison, folder: Folder) -> None:
-    html, svg = page(comparison)
-    folder.write_json("summary.json", comparison.summary())
-    folder.write("report.html", html)
-    folder.write("curves.svg", svg)
-
-
-def warm_up() -> None:
-    """Makes JAX load what it loads on its first trace, derivative and compilation."""
-    example: Callable[..., PyTree] = jax.value_and_grad(lambda w, x: jnp.tanh(x @ w).mean())
-    jax.jit(example).lower(jnp.ones((8, 8)), jnp.ones((8, 8))).compile()
+        return changed(folder="")
 
 
 def environment() -> tuple[tuple[str, str], ...]:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 
 from ..._check import checked
 from ..._resolve import unknown
 from ..._types import PyTree
 from ..._user_file import InputError
-from ...autoscaling import AmaxHistory, Recipe, Storage, WithHistory, autoscale, recipes, store
+from ...autoscaling import Recipe, Storage, WithHistory, autoscale, recipes, store
 from ...formats import E4M3FN, FP16
+from .._gradients import floats_as
 from .._loss_scale import DynamicLossScale, StaticLossScale
 from .._moments import NARROW_ADAM, STATES
 from .._step import step
@@ -26,24 +26,18 @@ from ._program import Program, Step, params_of
 @checked
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """One way to run a training step.
+    """One way to run a training step."""
 
-    Attributes:
-        name: the name on the command line and in reports.
-        prepare: maps the float32 initial state to the state that this method trains.
-        transform: maps the program's step to this method's step.
-        what: a short description for the report.
-        options: for methods that scale the loss: the step is ``training.step`` of the program's
-            ``loss_of`` and ``OPTIMIZER`` with these arguments; None for all others.
-        equivalent: for methods without options, arguments of ``training.step`` with the same
-            effect; None if there are none, so that `scalewise train` can't run the method.
-    """
-
-    name: str
+    name: str  # on the command line and in reports
+    # from the float32 initial state to the one that is trained
     prepare: Callable[[PyTree], PyTree] = lambda state: state
+    # from the program's step to this method's
     transform: Callable[[Step], Step] = lambda step: step
-    what: str = ""
+    what: str = ""  # a short description
+    # for methods that scale the loss: the step is ``training.step`` of the program's ``loss_of``
+    # and ``OPTIMIZER`` with these arguments
     options: Mapping[str, Any] | None = None
+    # arguments of ``training.step`` with the same effect; None: `scalewise train` refuses
     equivalent: Mapping[str, Any] | None = None
 
     @property
@@ -52,21 +46,15 @@ class Method:
         return self.equivalent if self.options is None else self.options
 
     def build(self, program: Program) -> tuple[Callable[[PyTree, PyTree], PyTree], Step]:
-        """Returns the function from the program's state and first batch to this method's; its step.
-
-        Raises:
-            InputError: the method scales a loss that the program doesn't define.
-        """
+        """Returns the function from a program's state and a batch to this method's; its step."""
         if self.options is None:
             changed = self.transform(program.train_step)
             if isinstance(changed, WithHistory):
                 return with_history(changed, self.prepare)
             return lambda state, batch: self.prepare(state), changed
         if program.loss_of is None or program.optimizer is None:
-            raise InputError(
-                f"{self.name} scales the loss, and {program.name} defines no loss_of(params, "
-                "batch) or no OPTIMIZER"
-            )
+            lacks = f"{program.name} defines no loss_of(params, batch) or no OPTIMIZER"
+            raise InputError(f"{self.name} scales the loss, and {lacks}")
         train = step(program.loss_of, program.optimizer, **self.options)
 
         def prepare(state: PyTree, batch: PyTree) -> PyTree:
@@ -79,13 +67,6 @@ class Method:
         return prepare, one
 
 
-class StateWithHistory(NamedTuple):
-    """A program's state, and the history of largest magnitudes that delayed scaling needs."""
-
-    state: PyTree
-    history: AmaxHistory
-
-
 def with_history(
     scaled: WithHistory, prepare: Callable[[PyTree], PyTree]
 ) -> tuple[Callable[[PyTree, PyTree], PyTree], Step]:
@@ -93,44 +74,25 @@ def with_history(
 
     def begin(state: PyTree, batch: PyTree) -> PyTree:
         state = prepare(state)
-        return StateWithHistory(state, scaled.init(state, batch))
+        return {"state": state, "history": scaled.init(state, batch)}
 
     def one(state: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
-        (after, loss), history = scaled.step(state.history, state.state, batch)
-        return StateWithHistory(after, history), loss
+        (after, loss), history = scaled.step(state["history"], state["state"], batch)
+        return {"state": after, "history": history}, loss
 
     return begin, one
 
 
-def cast_floats(tree: PyTree, dtype: DTypeLike) -> PyTree:
-    def leaf(x):
-        is_float = jnp.issubdtype(jnp.result_type(x), jnp.floating)
-        return jnp.asarray(x).astype(dtype) if is_float else x
-
-    return jax.tree.map(leaf, tree)
-
-
-def plain(name: str, dtype: DTypeLike, what: str) -> Method:
-    def transform(step: Step) -> Step:
-        return lambda state, batch: step(state, cast_floats(batch, dtype))
-
-    return Method(name, lambda state: cast_floats(state, dtype), transform, what)
+half = functools.partial(floats_as, jnp.float16)
 
 
 def scaled(name: str, recipe: Recipe, what: str) -> Method:
     """Returns the method that autoscales the whole step; stored state is narrow from the start."""
     # store's paths start at the state, the step's at (state, loss): `search` serves both
     return Method(
-        name,
-        lambda state: store(state, recipe),
-        lambda step: autoscale(step, recipe),
-        what,
+        name, lambda state: store(state, recipe), lambda step: autoscale(step, recipe), what,
         equivalent=None if recipe.state else {"policy": recipe},
-    )
-
-
-def stepped(name: str, what: str, **options: Any) -> Method:
-    return Method(name, what=what, options=options)
+    )  # fmt: skip
 
 
 NARROW_STATE = (  # but for biases and a norm's gains, half a percent of the example's parameters
@@ -179,11 +141,20 @@ STEPPED: dict[str, tuple[str, dict[str, Any]]] = {
     "five-bytes": ("FP16 weights rounded stochastically, narrow moments, automatic loss scaling",
                    {"policy": "p=f16,c=f16", "weights": "stochastic", "moments": NARROW_ADAM}),
 }  # fmt: skip
+STEPPED |= {
+    f"state-{name}": (f"float32, the optimizer's state as {name}", {"moments": name})
+    for name in STATES
+}
 METHODS: dict[str, Method] = {
     m.name: m
     for m in (
         Method("float32", what="the program as it is", equivalent={}),
-        plain("fp16-plain", jnp.float16, "all of it cast to FP16, nothing else done"),
+        Method(
+            "fp16-plain",
+            half,
+            lambda step: lambda state, batch: step(state, half(batch)),
+            "all of it cast to FP16, nothing else done",
+        ),
         *(scaled(name, recipes.CATALOGUE[name], what) for name, what in WHAT.items()),
         *(
             scaled(
@@ -193,21 +164,17 @@ METHODS: dict[str, Method] = {
             )
             for norm in ("l1", "l2")
         ),
-        stepped(
+        Method(
             "scalify-loss",
-            "scalify of loss and gradients, which a float32 optimizer takes",
-            policy=recipes.scalify,
+            what="scalify of loss and gradients, which a float32 optimizer takes",
+            options={"policy": recipes.scalify},
         ),
         scaled(
             "fp8-narrow-state",
             dataclasses.replace(recipes.fp8, state=NARROW_STATE),
             "fp8; FP16 weights, E4M3 first and FP16 root of second moment",
         ),
-        *(stepped(name, what, **options) for name, (what, options) in STEPPED.items()),
-        *(
-            stepped(f"state-{name}", f"float32, the optimizer's state as {name}", moments=name)
-            for name in STATES
-        ),
+        *(Method(name, what=what, options=options) for name, (what, options) in STEPPED.items()),
         *(
             scaled(name, recipe, f"autoscale, recipes.{name}")
             for name, recipe in recipes.CATALOGUE.items()
@@ -220,18 +187,7 @@ DEMO = ("float32", "fp16-plain", "fp16", "fp8", "fp8-narrow-state")  # what runs
 
 @checked
 def method(name: str | Method) -> Method:
-    """Returns the method of that name, in which ``-`` and ``_`` are the same; or the method itself.
-
-    Raises:
-        InputError: no method has that name; says which there are, and which was meant.
-
-    Example:
-        >>> method("fp61")
-        Traceback (most recent call last):
-        ...
-        scalewise...InputError: method: no method of training is called 'fp61'; did you mean
-        'fp16'?...
-    """
+    """Returns the method of that name, in which ``-`` and ``_`` are the same, or a given method."""
     if isinstance(name, Method):
         return name
     spellings = {known.replace("_", "-"): found for known, found in METHODS.items()}

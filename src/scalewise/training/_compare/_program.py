@@ -29,39 +29,22 @@ EXAMPLES = (PACKAGE / "examples", PACKAGE.parents[1] / "examples")
 @checked
 @dataclass(frozen=True)
 class Program:
-    """A training program, written without regard to precision.
+    """A training program, written without regard to precision."""
 
-    Attributes:
-        name: its name in reports.
-        init: maps a seed to the initial state, a pytree that holds the parameters under the key or
-            attribute ``params``.
-        train_step: maps ``(state, batch)`` to ``(state, loss)``; pure, made of JAX operations.
-        batches: maps ``(bytes, seed)`` to an iterable of batches, pytrees of NumPy arrays.
-        loss_of: maps ``(params, batch)`` to the loss, for methods that scale the loss; or None.
-        optimizer: the optax optimizer of ``train_step``, for the same methods; or None.
-    """
-
-    name: str
-    init: Callable[[int], PyTree]
-    train_step: Step
-    batches: Callable[[bytes, int], Iterable[PyTree]]
-    loss_of: Callable[[PyTree, PyTree], PyTree] | None = None
-    optimizer: optax.GradientTransformation | None = None
+    name: str  # in reports
+    init: Callable[[int], PyTree]  # from a seed to the state, a pytree with ``params``
+    train_step: Step  # ``(state, batch)`` to ``(state, loss)``; pure, made of JAX operations
+    batches: Callable[[bytes, int], Iterable[PyTree]]  # ``(bytes, seed)`` to NumPy pytrees
+    loss_of: Callable[[PyTree, PyTree], PyTree] | None = None  # ``(params, batch)`` to the loss
+    optimizer: optax.GradientTransformation | None = None  # that of ``train_step``
 
 
 @checked
 def load_program(program: str | Path | Program) -> Program:
     """Returns the program that a Python file defines by ``init``, ``train_step`` and ``batches``.
 
-    ``loss_of(params, batch)`` and ``OPTIMIZER`` are used too if the file defines them.
-
-    Args:
-        program: the path of the file, or the name of one of scalewise's examples, ``"gpt"`` say; a
-            :class:`Program` is returned as it is.
-
-    Raises:
-        InputError: there is no such file or example, the file raises an exception, or it lacks one
-            of the three functions.
+    ``loss_of(params, batch)`` and ``OPTIMIZER`` are used too if the file defines them. A name is
+    that of one of scalewise's examples, ``"gpt"`` say.
     """
     if isinstance(program, Program):
         return program
@@ -125,9 +108,9 @@ def parameter_count(state: PyTree, program: Program) -> int:
     """Returns how many numbers the parameters of a program's state hold."""
     params = params_of(state)
     if params is None:
+        kind = type(state).__name__
         raise InputError(
-            f"{program.name}.init returned a {type(state).__name__} without params: the state is "
-            'a pytree with its parameters under the key (or attribute) "params"'
+            f'{program.name}.init returned a {kind} without params: name them "params"'
         )
     count = sum(getattr(x, "size", 1) for x in jax.tree.leaves(params))
     if not count:
@@ -174,17 +157,7 @@ LIMIT = 2_000_000  # bytes: enough for some thousand steps
 def corpus(path: str | Path | None = None, limit: Count = LIMIT) -> bytes:
     """Returns the first `limit` bytes of a file, or of a folder's files in sorted order.
 
-    Args:
-        path: a file; a folder, whose files (hidden ones apart) are read in the order of their
-            paths; or None for the modules of Python's standard library.
-        limit: the largest number of bytes.
-
-    Raises:
-        InputError: there is no such file or folder, or it is empty.
-
-    Example:
-        >>> corpus(limit=3).decode().isprintable()
-        True
+    Hidden files are left out; None stands for the modules of Python's standard library.
     """
     if path is None:
         root = Path(sysconfig.get_path("stdlib"))

@@ -1,19 +1,30 @@
-"""The measurements of a comparison, and figures derived from them."""
+"""The measurements of a comparison: figures derived from them, tables and curves."""
 
 from __future__ import annotations
 
-import html
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from markupsafe import Markup
+from rich.console import Console
 
+from ..._output import Rows, Tabular, tables_page
+from ..._output._templates import STYLE, Panel, chart_svg
+from ..._output._text import Text
 from ..._types import Json
 
 WINDOW = 50  # number of last steps over which the final loss is averaged
 EARLY = 20  # number of first steps in which losses are compared with the reference's
+SMOOTHING = 25  # steps
+LEVELS = "▁▂▃▄▅▆▇█"
+COLOURS = ("blue", "red", "green", "dark_orange", "magenta", "cyan")
+HEADINGS = (  # the table fits into 80 columns
+    "\nmethod", "final\nloss", "loss\nratio", "non-\nfinite", "bytes/\nparam", "step\nms",
+    "step\nratio", "build\ns", "build\nratio",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -26,37 +37,23 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Record:
-    """The measurements of one method.
-
-    Attributes:
-        name, what: name and description of the method.
-        losses: one for each step; NaN if it wasn't finite or the method had stopped.
-        seconds: wall time of each step that ran.
-        trace_seconds, compile_seconds: time to trace and to compile the step. JAX traces its own
-            functions once in a process: later methods reuse what earlier ones traced.
-        state_bytes, parameters: bytes of the state's arrays, number of parameters.
-        non_finite: number of steps whose loss or new state wasn't finite.
-        divergence: the first of them, None if there was none.
-        scales: the loss scale of each step; () for methods without one.
-        skipped: number of steps that the method left out.
-        temporary_bytes: memory of the compiled step beside arguments and results.
-        finals: the final loss from each seed; all else is of the first seed.
-    """
+    """The measurements of one method."""
 
     name: str
     what: str
+    # one for each step; NaN if it wasn't finite or the method had stopped
     losses: tuple[float, ...]
-    seconds: tuple[float, ...]
-    trace_seconds: float
+    seconds: tuple[float, ...]  # wall time of each step that ran
+    trace_seconds: float  # JAX traces its own functions once in a process
     compile_seconds: float
-    state_bytes: int
+    state_bytes: int  # bytes of the state's arrays
     parameters: int
-    non_finite: int
-    divergence: Divergence | None = None
-    scales: tuple[float, ...] = ()
-    skipped: int = 0
-    temporary_bytes: int = 0
-    finals: tuple[float, ...] = ()
+    non_finite: int  # steps whose loss or new state wasn't finite
+    divergence: Divergence | None = None  # the first of them
+    scales: tuple[float, ...] = ()  # the loss scale of each step
+    skipped: int = 0  # steps that the method left out
+    temporary_bytes: int = 0  # of the compiled step, beside arguments and results
+    finals: tuple[float, ...] = ()  # the final loss from each seed; all else is of the first
 
     @property
     def final_loss(self) -> float:
@@ -89,44 +86,22 @@ def last_mean(losses: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """The measurements of all methods on the same data.
-
-    Attributes:
-        program: name of the program.
-        steps: number of steps asked for; fewer were made if `interrupted` or `failure`.
-        seed: of parameters and data.
-        records: one for each method.
-        interrupted: True if a signal ended the training early.
-        folder: where the files are; "" if none were written.
-        environment: versions and device.
-        failure: a sentence on the error that ended the training early or kept files from being
-            written to the folder asked for; "" if there was none.
-        signal: the signal that ended the training (SIGINT, SIGTERM, SIGHUP); 0 if none did.
-    """
+class Comparison(Tabular):
+    """The measurements of all methods on the same data."""
 
     program: str
-    steps: int
+    steps: int  # asked for
     seed: int
     records: tuple[Record, ...]
-    interrupted: bool
-    folder: str
+    interrupted: bool  # by a signal
+    folder: str  # where the files are; "" if none were written
     environment: tuple[tuple[str, str], ...] = ()
-    failure: str = ""
-    signal: int = 0
+    failure: str = ""  # what ended it early, or kept files from being written; "" for nothing
+    signal: int = 0  # that ended it (SIGINT, SIGTERM, SIGHUP); 0 if none did
 
     def __repr__(self) -> str:
         names = ", ".join(record.name for record in self.records)
         return f"<Comparison of {names} on {self.program}, {self.steps_made} steps; summary()>"
-
-    def _repr_html_(self) -> str:
-        """Returns the losses as a table, as a notebook shows it."""
-        rows = "".join(
-            f"<tr><td>{html.escape(record.name)}</td><td>{record.final_loss:.4f}</td></tr>"
-            for record in self.records
-        )
-        head = f"<tr><th>{html.escape(self.program)}</th><th>final loss</th></tr>"
-        return f"<table>{head}{rows}</table>"
 
     @property
     def reference(self) -> Record:
@@ -147,6 +122,88 @@ class Comparison:
         pairs = zip(record.losses[:EARLY], self.reference.losses[:EARLY], strict=True)
         return float(np.max([abs(a / b - 1) if b else math.nan for a, b in pairs]))
 
+    @property
+    def title(self) -> str:
+        return f"{self.program}, {len(self.records)} methods side by side"
+
+    def sentences(self) -> list[str]:
+        found = [
+            f"{self.program}: {self.steps_made} steps, ratios to {self.reference.name}; final "
+            f"loss: mean of the last {WINDOW}"
+        ]
+        for r in self.records:
+            if r.divergence:
+                found.append(f"{r.name}, step {r.divergence.step}: {r.divergence.why}")
+        for r in self.records:
+            if r.scales:
+                scales = f"loss scale {r.scales[0]:g} to {r.scales[-1]:g}"
+                found.append(f"{r.name}, {scales}, {r.skipped} steps left out")
+        if self.interrupted:
+            found.append(f"interrupted after {self.steps_made} of {self.steps} steps")
+        return found + [f"Ended early: {self.failure}"] * bool(self.failure)
+
+    def tables(self, *, everything: bool = True) -> list[Rows]:
+        styles = [COLOURS[i % len(COLOURS)] for i in range(len(self.records))]
+        found = [Rows("Methods", HEADINGS, [self._cells(r) for r in self.records], styles)]
+        if everything:
+            heads = ("method", "state, MB", "temporaries of a step, MB", "what it is")
+            rows = [
+                (r.name, f"{r.state_bytes / 1e6:.2f}", f"{r.temporary_bytes / 1e6:.2f}", r.what)
+                for r in self.records
+            ]
+            found += [Rows("Memory", heads, rows), Rows("Run", ("", ""), self.environment)]
+        return found
+
+    def _cells(self, r: Record) -> list[str]:
+        figures = (
+            (r.final_loss, 3), (self.ratio(r, "final_loss"), 4), (r.non_finite, 0),
+            (r.bytes_per_parameter, 2), (r.median_seconds * 1e3, 1),
+            (self.ratio(r, "median_seconds"), 2), (r.build_seconds, 2),
+            (self.ratio(r, "build_seconds"), 2),
+        )  # fmt: skip
+        cells = [f"{x:.{digits}f}" if math.isfinite(x) else "–" for x, digits in figures]
+        if math.isfinite(r.spread):
+            cells[0] += f"±{r.spread:.3f}"
+        return [r.name, *cells]
+
+    def show(self, console: Console | None = None, *, everything: bool = False) -> None:
+        console = console or Console()
+        super().show(console, everything=everything)
+        curves = {r.name: smoothed(r.losses, 10) for r in self.records}
+        lines = sparklines(curves, min(console.width, 100))
+        for i, line in enumerate(lines):
+            console.print(Text(line, style=COLOURS[(i - 1) % 6] if i else ""), no_wrap=True)
+        if self.folder:
+            console.print(Text(f"report: {self.folder}/report.html"), soft_wrap=True)
+
+    def _page(self) -> str:
+        scaled = [r for r in self.records if r.scales]
+        charts = self.curves_svg()
+        if scaled:
+            exponents = [[math.log2(x) for x in r.scales] for r in scaled]
+            panel = _panel(exponents, "loss scale, exponent of two")
+            charts += chart_svg("Loss scales", [panel], _legend(scaled))
+        return tables_page(
+            self.title,
+            self.sentences(),
+            self.tables(),
+            chart=Markup(charts),  # its template escapes names
+            styles=f"<style>{STYLE}</style>",
+        )
+
+    def curves_svg(self) -> str:
+        """Draws two panels: smoothed losses, and their differences from the reference."""
+        losses = [smoothed(r.losses, SMOOTHING) for r in self.records]
+        reference = losses[self.records.index(self.reference)]
+        apart = [
+            [100 * (a / b - 1) if b else math.nan for a, b in zip(ys, reference, strict=True)]
+            for ys in losses
+        ]
+        panels = [_panel(losses, f"training loss, mean of the last {SMOOTHING} steps")]
+        if len(losses) > 1:
+            panels.append(_panel(apart, f"difference of that to {self.reference.name}, %"))
+        return chart_svg("Loss curves", panels, _legend(self.records))
+
     def summary(self) -> dict[str, Json]:
         """Returns all figures for JSON, with None for NaN and infinity."""
         return {
@@ -160,21 +217,27 @@ class Comparison:
             "methods": [self._row(r) for r in self.records],
         }
 
+    as_dict = summary
+
     def _row(self, record: Record) -> dict[str, Json]:
-        figures = ("final_loss", "median_seconds", "build_seconds", "bytes_per_parameter")
-        same = ("trace_seconds", "compile_seconds", "state_bytes", "parameters", "temporary_bytes")
-        row: dict[str, Json] = {name: getattr(record, name) for name in ("name", "what", *same)}
-        for figure in figures:
-            row[figure] = finite_or_none(getattr(record, figure))
-            row[f"{figure}_ratio"] = finite_or_none(self.ratio(record, figure))
-        row |= {"non_finite_steps": record.non_finite, "skipped_steps": record.skipped}
-        row |= {"final_loss_by_seed": [finite_or_none(x) for x in record.finals]}
-        row |= {"final_loss_spread": finite_or_none(record.spread)}
-        row |= {"early_difference": finite_or_none(self.early_difference(record))}
-        row |= {"loss_scale_at_end": record.scales[-1] if record.scales else None}
+        same = (
+            "name", "what", "trace_seconds", "compile_seconds", "state_bytes", "parameters",
+            "temporary_bytes",
+        )  # fmt: skip
+        row: dict[str, Json] = {name: getattr(record, name) for name in same}
+        for name in ("final_loss", "median_seconds", "build_seconds", "bytes_per_parameter"):
+            row[name] = finite_or_none(getattr(record, name))
+            row[f"{name}_ratio"] = finite_or_none(self.ratio(record, name))
         first = record.divergence
-        row["first_non_finite"] = first and {"step": first.step, "why": first.why}
-        return row
+        return row | {
+            "non_finite_steps": record.non_finite,
+            "skipped_steps": record.skipped,
+            "final_loss_by_seed": [finite_or_none(x) for x in record.finals],
+            "final_loss_spread": finite_or_none(record.spread),
+            "early_difference": finite_or_none(self.early_difference(record)),
+            "loss_scale_at_end": record.scales[-1] if record.scales else None,
+            "first_non_finite": first and {"step": first.step, "why": first.why},
+        }
 
 
 def finite_or_none(x: float) -> float | None:
@@ -183,11 +246,35 @@ def finite_or_none(x: float) -> float | None:
 
 
 def smoothed(losses: Sequence[float], width: int) -> list[float]:
-    """Returns the means over a sliding window of the last `width` steps.
-
-    Example:
-        >>> smoothed([4.0, 2.0, 0.0], width=2)
-        [4.0, 3.0, 1.0]
-    """
+    """Returns the means over a sliding window of the last `width` steps."""
     windows = (losses[max(0, i + 1 - width) : i + 1] for i in range(len(losses)))
     return [sum(w) / len(w) for w in windows]
+
+
+def sparklines(curves: Mapping[str, Sequence[float]], width: int) -> list[str]:
+    """Returns a line on the range of all curves, and a line that draws each over its index."""
+    finite = [y for ys in curves.values() for y in ys if math.isfinite(y)]
+    if not finite:
+        return ["no finite loss to draw"]
+    low, high, longest = min(finite), max(finite), max(map(len, curves.values()))
+    margin = max(map(len, curves)) + 1
+    columns = max(width - margin, 8)
+
+    def mark(y: float) -> str:
+        top = len(LEVELS) - 1
+        return LEVELS[round(top * (y - low) / ((high - low) or 1))] if math.isfinite(y) else " "
+
+    lines = [f"loss {low:.3f} to {high:.3f} in {longest} steps"]
+    for name, ys in curves.items():
+        at = [x * longest // columns for x in range(columns)]
+        lines.append(f"{name:{margin}}" + "".join(mark(ys[i]) for i in at if i < len(ys)))
+    return lines
+
+
+def _panel(curves: Sequence[Sequence[float]], title: str) -> Panel:
+    return Panel(title, "step", [list(enumerate(ys, start=1)) for ys in curves])
+
+
+def _legend(records: Sequence[Record]) -> list[str]:
+    dead = [r.divergence is not None and not math.isfinite(r.final_loss) for r in records]
+    return [r.name + (" (diverged)" if d else "") for r, d in zip(records, dead, strict=True)]

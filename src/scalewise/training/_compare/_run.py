@@ -16,8 +16,8 @@ import numpy as np
 from ..._jax import Tracer
 from ..._types import Json, PyTree
 from ...interpret import Applied, Equation, Interpretation, State, Value, is_float, transform
-from .._finite import all_finite
-from .._loss_scale import has_loss_scale, loss_scale_of
+from .._gradients import all_finite
+from .._loss_scale import loss_scale_of, loss_scales
 from ._methods import Method
 from ._program import Program, Step, call_user, check_same_types
 from ._results import Divergence, Record, finite_or_none, last_mean
@@ -71,7 +71,7 @@ class Run:
         self.scales: list[float] = []
         self.divergence: Divergence | None = None
         self.stopped = False
-        self.scaled = has_loss_scale(self.state)
+        self.scaled = len(loss_scales(self.state)) == 1
 
     def advance(self, batch: PyTree) -> None:
         """Makes and times one step; does nothing if the method can't become finite again."""
@@ -123,21 +123,16 @@ class Run:
         memory = self.compiled.memory_analysis()
         first = self.divergence
         return Record(
-            name=self.method.name,
-            what=self.method.what,
-            losses=tuple(self.losses[:steps]),
-            seconds=tuple(self.seconds[:steps]),
-            trace_seconds=self.trace_seconds,
+            name=self.method.name, what=self.method.what, losses=tuple(self.losses[:steps]),
+            seconds=tuple(self.seconds[:steps]), trace_seconds=self.trace_seconds,
             compile_seconds=self.compile_seconds,
             state_bytes=sum(int(x.nbytes) for x in leaves if isinstance(x, jax.Array)),
-            parameters=self.parameters,
-            non_finite=sum(self.bad[:steps]),
+            parameters=self.parameters, non_finite=sum(self.bad[:steps]),
             divergence=first if first and first.step <= steps else None,
-            scales=tuple(self.scales[:steps]),
-            skipped=self.skipped,
+            scales=tuple(self.scales[:steps]), skipped=self.skipped,
             temporary_bytes=int(getattr(memory, "temp_size_in_bytes", 0)),
             finals=tuple(last_mean(run.losses[:steps]) for run in by_seed),
-        )
+        )  # fmt: skip
 
 
 def finite_leaves(tree: PyTree) -> jax.Array:
@@ -195,25 +190,20 @@ def first_non_finite(step: Step, state: PyTree, batch: PyTree) -> str | None:
 
 
 def lost_second_moments(state: PyTree) -> str | None:
-    """Describes how many second moments are zero while the first moment isn't; None if none is.
-
-    Covers optimizer states with plain arrays `mu` and `nu`, as optax's Adam family has.
-    """
-    lost = total = 0
+    """Describes how many of Adam's second moments are zero while the first moment isn't."""
 
     def has_moments(x: object) -> bool:
         return hasattr(x, "mu") and hasattr(x, "nu")
 
+    moving = lost = 0
     for node in filter(has_moments, jax.tree.leaves(state, is_leaf=has_moments)):
-        pairs = zip(jax.tree.leaves(node.mu), jax.tree.leaves(node.nu), strict=False)
-        for mu, nu in pairs:
+        for mu, nu in zip(jax.tree.leaves(node.mu), jax.tree.leaves(node.nu), strict=False):
             if np.shape(mu) == np.shape(nu):
-                moving = np.asarray(mu) != 0
-                lost += int((moving & (np.asarray(nu) == 0)).sum())
-                total += int(moving.sum())
+                moving += np.count_nonzero(mu)
+                lost += int(((np.asarray(mu) != 0) & (np.asarray(nu) == 0)).sum())
     if not lost:
         return None
-    return f"{lost / total:.0%} of the second moments are 0 where the first moment isn't"
+    return f"{lost / moving:.0%} of the second moments are 0 where the first moment isn't"
 
 
 def diagnose(step: Step, before: PyTree, batch: PyTree, after: PyTree, loss: float) -> str:

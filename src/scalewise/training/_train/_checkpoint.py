@@ -30,7 +30,7 @@ from ._sharding import all_gather_json, is_whole, placed_like
 
 Settings: TypeAlias = dict[str, Json]
 FAMILY = "scalewise train, "
-KIND = FAMILY + "4"
+KIND = FAMILY + "5"
 
 
 class DamagedError(Exception):
@@ -57,19 +57,21 @@ def read_meta(folder: Path) -> dict[str, Json]:
     """Reads a checkpoint's description and verifies its digest; the folder's name is the step."""
     if folder.is_symlink() or not folder.is_dir():
         raise DamagedError("it is a symbolic link or no folder, and was not written so")
-    file, names = folder / "meta" / "metadata", set[str]()
+    file, names, foreign = folder / "meta" / "metadata", set[str](), ""
     try:
         names = {path.name for path in folder.iterdir()}
         check_source(file)
         meta = json.loads(file.read_bytes().decode())
         seal = _seal({k: v for k, v in meta.items() if k != "seal"})
+        kind = meta.get("kind")
+        if isinstance(kind, str) and kind.startswith(FAMILY) and kind != KIND:
+            foreign = f"it is of the kind {kind!r}; this version reads {KIND!r}"
     except (OSError, ValueError, AttributeError, RecursionError) as error:
-        if names and not names & {"meta", "state"}:
-            raise _foreign(folder, "it has neither scalewise's description nor its state") from None
-        raise DamagedError(f"its description can't be read ({in_short(error)})") from None
-    kind = meta.get("kind")
-    if isinstance(kind, str) and kind.startswith(FAMILY) and kind != KIND:
-        raise _foreign(folder, f"it is of the kind {kind!r}; this version reads {KIND!r}")
+        if not names or names & {"meta", "state"}:
+            raise DamagedError(f"its description can't be read ({in_short(error)})") from None
+        meta, seal, foreign = {}, "", "it has neither scalewise's description nor its state"
+    if foreign:
+        raise InputError(f"{folder} is no checkpoint of scalewise train: {foreign}")
     if seal != meta.get("seal"):
         raise DamagedError("its description is not the one that was written")
     if str(meta["step"]) != folder.name:
@@ -81,44 +83,25 @@ def _seal(meta: Mapping[str, Json]) -> str:
     return _sha(json.dumps(meta, sort_keys=True).encode())
 
 
-def _foreign(folder: Path, why: str) -> InputError:
-    return InputError(
-        f"{folder} is no checkpoint of scalewise train: {why}; expected a folder that scalewise "
-        "train wrote"
-    )
-
-
 def read_state(folder: Path, meta: Mapping[str, Json], template: PyTree) -> PyTree:
-    """Reads a checkpoint's arrays, verifies their digests, and places them like a template's.
-
-    Raises:
-        InputError: the template has other arrays.
-        DamagedError: an array can't be read, in one of the processes, or has other bytes.
-    """
+    """Reads a checkpoint's arrays, verifies their digests, and places them like a template's."""
     there, here = meta["arrays"], _described(template)
     if there != here:
-        differ = [(a, b) for a, b in zip(there, here, strict=False) if a != b]
-        why = f"there are {len(there)} of them, here {len(here)}"
-        if differ:
-            (path, *one), (own, *other) = differ[0]
-            why = f"there {path} is {''.join(map(str, one))}, here {own} is "
-            why += "".join(map(str, other))
-        raise InputError(
-            f"{folder.parent}: the checkpoint of step {meta['step']} holds other arrays than this "
-            f"model's: {why}"
-        )
+        differ = (f"there {a}, here {b}" for a, b in zip(there, here, strict=False) if a != b)
+        why = next(differ, f"there are {len(there)} of them, here {len(here)}")
+        raise InputError(f"the checkpoint {folder} holds other arrays than this model's: {why}")
     leaves, treedef = jax.tree.flatten(template)
     data, arrays, failed = without_keys(leaves), [], None
-    into = [  # arrays that aren't split are restored on the host
-        np.empty(x.shape, x.dtype)
-        if is_whole(x)
-        else jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-        for x in data
-    ]
+
+    def into(x: PyTree) -> PyTree:  # arrays that aren't split are restored on the host
+        if is_whole(x):
+            return np.empty(x.shape, x.dtype)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+
     try:
         with closed_loops_ignored(), orbax().StandardCheckpointer() as checkpointer:
-            found = checkpointer.restore(folder / "state", _named(into))
-        read = [found[name] for name in _named(into)]
+            found = checkpointer.restore(folder / "state", _named([into(x) for x in data]))
+        read = [found[name] for name in _named([into(x) for x in data])]
         arrays = [np.asarray(y) if is_whole(x) else y for x, y in zip(data, read, strict=True)]
     except Exception as error:  # whatever Orbax, tensorstore or the system raises
         failed = error
@@ -126,16 +109,13 @@ def read_state(folder: Path, meta: Mapping[str, Json], template: PyTree) -> PyTr
         raise DamagedError(why) from failed
     for entry, own, digest in zip(there, digests(arrays), meta["digests"], strict=True):
         if own != digest:
-            raise DamagedError(f"{entry[0]} has other bytes than were written")
+            raise DamagedError(f"{entry} has other bytes than were written")
     return jax.tree.unflatten(treedef, map(_typed, leaves, map(placed_like, data, arrays)))
 
 
 @contextmanager
 def closed_loops_ignored() -> Iterator[None]:
-    """Suppresses the "Event loop is closed" that tensorstore prints for reads after a failed one.
-
-    The error of the failed read itself is raised.
-    """
+    """Suppresses "Event loop is closed", which tensorstore prints beside its own error."""
     before = sys.unraisablehook
 
     def hook(unraisable: sys.UnraisableHookArgs) -> None:
@@ -160,11 +140,11 @@ def _named(arrays: Sequence[PyTree]) -> dict[str, PyTree]:
     return {f"{i:05}": x for i, x in enumerate(arrays)}
 
 
-def _described(state: PyTree) -> list[list[Json]]:
-    """Returns path, dtype and shape of each leaf as JSON, and the sharding of a split one."""
+def _described(state: PyTree) -> list[str]:
+    """Returns path, dtype and shape of each leaf, and the sharding of a split one."""
     return [
-        [jax.tree_util.keystr(path), str(x.dtype), list(x.shape)]
-        + ([] if is_whole(x) else [f" split as {x.sharding.spec}"])
+        f"{jax.tree_util.keystr(path)} is {x.dtype}{list(x.shape)}"
+        + ("" if is_whole(x) else f" split as {x.sharding.spec}")
         for path, x in jax.tree_util.tree_leaves_with_path(state)
     ]
 

@@ -1,35 +1,30 @@
-"""The folder of a run: ``run.json``, ``step.jaxpr``, and the checkpoints to continue from."""
+"""The folder of a run: ``run.json``, ``step.jaxpr``, checkpoints, metrics, TensorBoard's events."""
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property, partial
 from importlib.metadata import version
-from itertools import zip_longest
+from itertools import count, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
 
+from ..._check import checked
 from ..._output import Folder, check_source
 from ..._types import Json, PyTree
 from ..._user_file import InputError
-from ._checkpoint import (
-    DamagedError,
-    Settings,
-    closed_loops_ignored,
-    in_short,
-    items_of,
-    orbax,
-    read_meta,
-    read_state,
-    state_digest,
-)
+from .._compare._results import finite_or_none
+from . import _checkpoint as checkpoint
 from ._sharding import all_gather_json, call_on_first, is_first
 
 if TYPE_CHECKING:
@@ -42,7 +37,9 @@ class CheckpointError(RuntimeError):
     """Raised if a checkpoint can't be written; the message names the last good one."""
 
 
-def run_folder(out: str | Path | Folder | None, resume: bool, settings: Settings) -> Folder | None:
+def run_folder(
+    out: str | Path | Folder | None, resume: bool, settings: checkpoint.Settings
+) -> Folder | None:
     """Returns the folder of a run, None if it has none; creates and writes nothing."""
     if not resume:
         return None if out is None else Folder.at(out)
@@ -57,14 +54,7 @@ def run_folder(out: str | Path | Folder | None, resume: bool, settings: Settings
 
 @contextmanager
 def claimed_by_first(folder: Folder | None) -> Iterator[Folder | None]:
-    """Creates and locks the run's folder in the first process, for all of them.
-
-    Args:
-        folder: as it is in the first process; others may have None. None in all: no folder.
-
-    Yields:
-        The folder under the name that it got.
-    """
+    """Creates and locks the first process' folder for all; yields it under the name that it got."""
     with ExitStack() as stack:
 
         def claim() -> str | None:
@@ -77,23 +67,21 @@ def claimed_by_first(folder: Folder | None) -> Iterator[Folder | None]:
 class RunFolder:
     """Reads and writes a run's files and checkpoints; all processes call the same methods.
 
-    Args:
-        folder: of the run, claimed.
-        settings: what checkpoints and ``run.json`` say about the run.
-        keep: how many checkpoints are kept.
-        allow_changes: whether the run may have been begun with other settings or another program.
+    ``settings`` are what checkpoints and ``run.json`` say about the run.
     """
 
-    def __init__(self, folder: Folder, settings: Settings, keep: int, allow_changes: bool):
+    def __init__(
+        self, folder: Folder, settings: checkpoint.Settings, keep: int, allow_changes: bool
+    ):
         self._folder, self._settings, self._keep = folder, settings, keep
         self._path = folder.path.absolute() / "checkpoints"
-        self._expected = None if allow_changes else settings
+        self._expected = {} if allow_changes else settings
         self._run = ""  # the identity that its checkpoints carry
 
     @cached_property
     def _manager(self) -> CheckpointManager:
         """Orbax's manager, created after damaged checkpoints were renamed: it fails on some."""
-        ocp = orbax()
+        ocp = checkpoint.orbax()
         logging.getLogger("absl").setLevel(logging.CRITICAL)  # errors are raised as well
         options = ocp.CheckpointManagerOptions(
             max_to_keep=self._keep, enable_async_checkpointing=False, cleanup_tmp_directories=True
@@ -102,14 +90,14 @@ class RunFolder:
             return ocp.CheckpointManager(self._path, options=options)
         except Exception as error:  # whatever Orbax or the system raises
             raise CheckpointError(
-                f"no checkpoint can be written to {self._path}: {in_short(error)}"
+                f"no checkpoint can be written to {self._path}: {checkpoint.in_short(error)}"
             ) from error
 
     def save(self, step: int, state: PyTree) -> None:
         """Writes the checkpoint of a step, atomically."""
-        manager, items = self._manager, items_of(step, state, self._settings, self._run)
+        manager, items = self._manager, checkpoint.items_of(step, state, self._settings, self._run)
         try:
-            with closed_loops_ignored():
+            with checkpoint.closed_loops_ignored():
                 if not manager.save(step, args=items, force=True):
                     raise OSError("Orbax declined to save")
                 manager.wait_until_finished()
@@ -121,28 +109,19 @@ class RunFolder:
             last = f"the last good one is of step {good[-1]}" if good else "there is none before it"
             raise CheckpointError(
                 f"the checkpoint of step {step} can't be written to {self._path}: "
-                f"{in_short(error)}; {last}"
+                f"{checkpoint.in_short(error)}; {last}"
             ) from error
 
     def restore(self, template: PyTree, program: str) -> tuple[int, PyTree, list[str]] | None:
         """Reads the newest good checkpoint, renames damaged ones to ``<step>.damaged``, and writes
         ``run.json`` and ``step.jaxpr``.
 
-        Args:
-            template: a state with the expected structure.
-            program: the text of the step.
-
-        Returns:
-            The step, the state, and a sentence for each damaged checkpoint; None if the folder
-            holds no checkpoint at all.
-
-        Raises:
-            InputError: another program wrote a checkpoint, program or settings differ, or all
-                checkpoints are damaged; nothing is renamed.
+        Returns the step, the state, and a sentence for each damaged checkpoint; None if there is no
+        checkpoint at all. Nothing is renamed if the run is another one, or none is whole.
         """
-        if self._expected is not None:
+        if self._expected:
             call_on_first(lambda: _check_program(self._folder, program))
-        run = call_on_first(lambda: _read_identity(self._folder, self._expected or {}))
+        run = call_on_first(lambda: _read_identity(self._folder, self._expected))
         found, self._run = self._newest(template, run)
         call_on_first(lambda: self._write_identity(program))
         return found
@@ -155,15 +134,12 @@ class RunFolder:
         damaged: dict[Path, str] = {}
         for folder in self._checkpoints():
             try:
-                good[folder] = read_meta(folder)
-            except DamagedError as error:
+                good[folder] = checkpoint.read_meta(folder)
+            except checkpoint.DamagedError as error:
                 damaged[folder] = str(error)
         seen = {folder.name: meta["seal"] for folder, meta in good.items()}
         if any(other != seen for other in all_gather_json(seen)):
-            raise InputError(
-                f"the processes of this run see different checkpoints in {self._path}: give them "
-                "a folder on a file system that all of them share"
-            )
+            raise InputError(f"the processes see different checkpoints in {self._path}: share it")
         if run is None and good:
             runs = [meta["run"] for meta in good.values()]
             run = max(runs, key=runs.count)
@@ -171,11 +147,11 @@ class RunFolder:
         for folder, meta in good.items():
             try:
                 if meta["run"] != run:
-                    raise DamagedError("it belongs to another run")
+                    raise checkpoint.DamagedError("it belongs to another run")
                 if found is None:
-                    _check_settings(meta["about"], self._expected or {}, self._path)
-                    found = meta["step"], read_state(folder, meta, template)
-            except DamagedError as error:
+                    _check_settings(meta["about"], self._expected, self._path)
+                    found = meta["step"], checkpoint.read_state(folder, meta, template)
+            except checkpoint.DamagedError as error:
                 damaged[folder] = str(error)
         told = {
             folder: f"the checkpoint of step {folder.name} is damaged: {damaged[folder]}"
@@ -214,15 +190,13 @@ class RunFolder:
 
 def _set_aside(folder: Path) -> str:
     """Renames a damaged checkpoint, so that it is kept but never read; returns the new name."""
-    name, number = f"{folder.name}.damaged", 1
-    while os.path.lexists(folder.with_name(name)):
-        number += 1
-        name = f"{folder.name}.damaged-{number}"
+    names = (f"{folder.name}.damaged" + f"-{n}" * (n > 1) for n in count(1))
+    name = next(name for name in names if not os.path.lexists(folder.with_name(name)))
     folder.rename(folder.with_name(name))
     return name
 
 
-def _read_identity(folder: Folder, settings: Settings) -> str | None:
+def _read_identity(folder: Folder, settings: checkpoint.Settings) -> str | None:
     """Returns the identity of the run in a folder: a new one for an empty folder.
 
     None if ``run.json`` is damaged, so that the checkpoints have to tell it.
@@ -255,7 +229,7 @@ def _check_settings(written: Mapping[str, Json], given: Mapping[str, Json], fold
 def program_text(jaxpr: Any) -> str:
     """Returns a step's jaxpr as text, with a digest of its constants and no memory addresses."""
     text = re.sub(r"\b0x[0-9a-f]+", "0x", jaxpr.pretty_print(source_info=False, name_stack=False))
-    return f"jax {version('jax')}\nconstants {state_digest(jaxpr.consts)}\n{text}\n"
+    return f"jax {version('jax')}\nconstants {checkpoint.state_digest(jaxpr.consts)}\n{text}\n"
 
 
 def _check_program(folder: Folder, program: str) -> None:
@@ -271,3 +245,125 @@ def _check_program(folder: Folder, program: str) -> None:
                 f"version of JAX): {old.strip()[:150]!r} is now {new.strip()[:150]!r}; allow it "
                 "with --allow-changes, or begin another folder with --out"
             )
+
+
+NAME = "metrics.jsonl"
+
+
+@checked
+class Log:
+    """Writes ``metrics.jsonl`` in a run's folder, and TensorBoard events if tensorboardX is there.
+
+    Lines of steps after ``after``, which the run makes again, are removed. ``losses`` has those of
+    the last 50 lines that are kept; NaN for one that wasn't finite.
+    """
+
+    def __init__(self, folder: Folder, *, after: int):
+        self._folder = folder
+        self.losses: list[float] = []
+        file = folder.path / NAME
+        if file.exists():
+            check_source(file)
+            lines = file.read_bytes().splitlines()
+            rows = {row["step"]: row for row in map(_read, lines) if row}
+            kept = [rows[n] for n in sorted(rows) if n <= after]
+            folder.write(NAME, "".join(json.dumps(row) + "\n" for row in kept))
+            self.losses = [_loss(row) for row in kept[-50:]]
+        self._events: _Events | None = None
+        with suppress(ImportError, OSError):  # no tensorboardX, or its file can't be written
+            self._events = _Events(folder.path / "tensorboard", after)
+
+    def step(
+        self, row: Mapping[str, Json], histograms: Mapping[str, Mapping[int, int]] | None = None
+    ) -> None:
+        """Writes one line, whole or not at all; numbers that aren't finite become null.
+
+        ``histograms`` are counts by exponent of two. If TensorBoard's events can't be written, no
+        more of them are.
+        """
+        row = {k: finite_or_none(v) if isinstance(v, float) else v for k, v in row.items()}
+        counted = histograms or {}
+        lists: dict[str, Json] = {k: {str(e): n for e, n in v.items()} for k, v in counted.items()}
+        self._folder.append(NAME, [row | lists])
+        if self._events is not None:
+            numbers = {k: float(v) for k, v in row.items() if k != "step" and v is not None}
+            try:
+                self._events.write(row["step"], numbers, counted)
+            except OSError:
+                self._events = None
+
+    def close(self) -> None:
+        if self._events is not None:
+            with suppress(OSError):
+                self._events.close()
+
+
+def _read(line: bytes) -> dict[str, Json] | None:
+    """Returns a line's row; None if the line was cut short by a kill, or is damaged."""
+    try:
+        row = json.loads(line.decode())
+        json.dumps(row, allow_nan=False)
+    except (ValueError, RecursionError):
+        return None
+    whole = isinstance(row, dict) and isinstance(row.get("step"), int)
+    return row if whole and not isinstance(row["step"], bool) else None
+
+
+def _loss(row: Mapping[str, Json]) -> float:
+    loss = row.get("loss")
+    return float(loss) if isinstance(loss, int | float) else math.nan
+
+
+class _Events:
+    """Writes TensorBoard's events from the calling thread.
+
+    tensorboardX's SummaryWriter writes from a thread of its own, which ends with an exception when
+    the disk is full; the program then waits for it forever.
+    """
+
+    def __init__(self, path: Path, after: int):
+        from tensorboardX.event_file_writer import EventsWriter  # pyright: ignore
+        from tensorboardX.proto import event_pb2, summary_pb2  # pyright: ignore
+
+        self._event = cast(ModuleType, event_pb2)
+        self._summary = cast(ModuleType, summary_pb2)
+        path.mkdir(exist_ok=True, parents=True)
+        number = len(list(path.iterdir()))  # two resumptions within a second write two files
+        suffix = f".{os.getpid()}.{number}"
+        self._writer = EventsWriter(str(path / "events"), suffix)
+        start = self._event.SessionLog(status=self._event.SessionLog.START)
+        self._write(after + 1, session_log=start)  # makes TensorBoard drop later steps' old events
+        self._flushed = time.monotonic()
+
+    def write(
+        self,
+        step: int,
+        numbers: Mapping[str, float],
+        histograms: Mapping[str, Mapping[int, int]],
+    ) -> None:
+        value = [self._summary.Summary.Value(tag=tag, simple_value=x) for tag, x in numbers.items()]
+        value += [
+            self._summary.Summary.Value(tag=tag, histo=self._histogram(bins))
+            for tag, bins in histograms.items()
+            if bins
+        ]
+        self._write(step, summary=self._summary.Summary(value=value))
+        if time.monotonic() - self._flushed > 10:
+            self._writer.flush()
+            self._flushed = time.monotonic()
+
+    def _histogram(self, bins: Mapping[int, int]) -> object:
+        exponents = range(min(bins), max(bins) + 1)
+        counts = [float(bins.get(e, 0)) for e in exponents]
+        return self._summary.HistogramProto(
+            min=exponents[0], max=exponents[-1] + 1, num=sum(counts),
+            sum=sum((e + 0.5) * n for e, n in bins.items()),
+            sum_squares=sum((e + 0.5) ** 2 * n for e, n in bins.items()),
+            bucket_limit=[float(e + 1) for e in exponents], bucket=counts,
+        )  # fmt: skip
+
+    def _write(self, step: int, **content: object) -> None:
+        self._writer.write_event(self._event.Event(wall_time=time.time(), step=step, **content))
+
+    def close(self) -> None:
+        self._writer.close()

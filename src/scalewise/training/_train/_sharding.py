@@ -49,17 +49,8 @@ class Sharding:
         """The mesh's axes and their sizes; a resumed run has to have the same."""
         return {str(name): int(n) for name, n in self.mesh.shape.items()}
 
-    @property
-    def replicated(self) -> NamedSharding:
-        """The sharding of an array of which each device has all."""
-        return NamedSharding(self.mesh, PartitionSpec())
-
     def of_state(self, shapes: PyTree) -> PyTree:
-        """Returns the sharding of each array of a state.
-
-        Raises:
-            InputError: a partition doesn't fit its array.
-        """
+        """Returns the sharding of each array of a state."""
 
         def one(path: jax.tree_util.KeyPath, x: PyTree) -> NamedSharding:
             name = jax.tree_util.keystr(path)
@@ -68,11 +59,7 @@ class Sharding:
         return jax.tree_util.tree_map_with_path(one, shapes)
 
     def place(self, batch: PyTree) -> PyTree:
-        """Splits a batch, which every process has as a whole, over the mesh.
-
-        Raises:
-            InputError: an array of the batch can't be split as ``batch`` says.
-        """
+        """Splits a batch, which every process has as a whole, over the mesh."""
 
         def one(x: ArrayLike) -> jax.Array:
             x = np.asarray(x)
@@ -101,15 +88,14 @@ def check_processes(sharding: Sharding | None) -> None:
     if sharding is None:
         if count > 1:
             raise InputError(
-                f"train was called in {count} processes without sharding: give it sharding="
-                "Sharding(mesh, state, batch) over the devices of all of them"
+                f"train was called in {count} processes without sharding=Sharding(...)"
             )
         return
     present = {device.process_index for device in sharding.mesh.devices.flat}
     if missing := sorted(set(range(count)) - present):
         raise InputError(
-            f"sharding: the mesh has no device of process {missing[0]} of {count}: make it of "
-            "jax.devices(), which are those of all processes"
+            f"sharding: the mesh has no device of process {missing[0]} of {count}; expected "
+            "a mesh of jax.devices()"
         )
 
 
@@ -142,10 +128,7 @@ def all_gather_json(value: Json) -> list[Json]:
 
 
 def call_on_first(call: Callable[[], Json], kind: type[Exception] = InputError) -> Json:
-    """Calls ``call`` in the first process only, and returns its result in every process.
-
-    Its exception is raised in the first process as it is, in all others as one of this kind.
-    """
+    """Calls ``call`` in the first process, and returns its result, or raises its error, in all."""
     value, failed, told = None, None, None
     if is_first():
         try:

@@ -2,79 +2,67 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import inspect
+import itertools
 import math
 import statistics
-from collections.abc import Mapping
-from contextlib import ExitStack, closing
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 from rich.console import Console
 
 from ..._check import Count, checked
-from ..._output import Folder, tolerant
-from ..._types import PyTree
+from ..._output import Folder, sentence, tolerant
+from ..._types import Json, PyTree
 from ..._user_file import InputError
+from .._compare import _program as programs
 from .._compare._methods import METHODS
 from .._compare._methods import method as named_method
-from .._compare._program import (
-    Program,
-    call_user,
-    corpus,
-    endless_batches,
-    load_program,
-    parameter_count,
-    params_of,
-)
-from .._console import signal_of
+from .._compare._results import finite_or_none
+from .._console import Progress, held_interrupts, signal_of
 from .._loss_scale import loss_scale_of
 from .._model import TrainState
 from .._step import Step, step
 from ._checkpoint import state_digest
-from ._folder import RunFolder, claimed_by_first, program_text, run_folder
-from ._run import Run, Watch
-from ._sharding import Sharding, call_on_first, check_processes, is_first
+from ._folder import CheckpointError, Log, RunFolder, claimed_by_first, program_text, run_folder
+from ._sharding import Sharding, call_on_first, check_processes, checked_everywhere, is_first
+
+Watch = Callable[[int, TrainState], Mapping[str, float | None]]
+PATIENCE = 100  # steps left out in a row after which the run ends with an error
 
 
-@dataclass(frozen=True)
+class TrainingError(RuntimeError):
+    """Raised if a run can't continue; its last checkpoint is kept."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Trained:
-    """The result of a training run.
-
-    Attributes:
-        program, method: their names.
-        steps: the number of steps made, also before the run was resumed.
-        loss: mean over the last 50 steps, also those before the run was resumed; NaN if one wasn't
-            finite.
-        scale: the loss scale at the end.
-        skipped: how many steps were left out.
-        interrupted: True if an interrupt ended the run; the state was saved all the same.
-        digest: SHA-256 over the bytes of the whole training state; of a sharded one, over the
-            digests of its parts.
-        folder: where metrics and checkpoints are; "" if the run has no folder.
-        state: the training state.
-        signal: the signal that ended the run (SIGINT, SIGTERM, SIGHUP); 0 if none did.
-    """
+    """The result of a training run."""
 
     program: str
     method: str
-    steps: int
-    loss: float
-    scale: float
-    skipped: int
-    interrupted: bool
-    digest: str
-    folder: str
+    steps: int  # also those before the run was resumed
+    loss: float  # the mean over the last 50 steps; NaN if one wasn't finite
+    scale: float  # the loss scale at the end
+    skipped: int  # steps left out
+    interrupted: bool  # the state was saved all the same
+    digest: str  # SHA-256 over the state's bytes; of a sharded one, over its parts' digests
+    folder: str  # of metrics and checkpoints; "" for none
     state: TrainState
-    signal: int = 0
+    signal: int = 0  # that ended the run (SIGINT, SIGTERM, SIGHUP); 0 if none did
 
 
 @checked
 def train(
-    program: str | Path | Program,
+    program: str | Path | programs.Program,
     method: str = "float32",
     *,
     data: str | Path | bytes | None = None,
@@ -108,15 +96,13 @@ def train(
             the name of one of scalewise's examples (gpt, cnn, lstm, ...); or a :class:`Program`.
         method: the name of one in :data:`METHODS` that ``training.step`` can apply, such as a
             recipe's; or a policy, ``"p=f32,c=bf16,o=f32"``.
-        data: as for :func:`compare`.
+        data, seed, console: as for :func:`compare`.
         steps: the number of steps in all, at least 1.
-        seed: of the parameters and the batches.
         out: the run's folder, new or empty; ``Folder.timestamped("runs")`` for one named after the
             time. None writes no metrics and no checkpoints.
         resume: whether to continue the run in ``out``, or to begin it if the folder is empty.
         every: the number of steps between two checkpoints. The last step always has one.
         keep: how many checkpoints are kept.
-        console: where progress is shown.
         watch: called with step and state after each step; the numbers that it returns, by name,
             join that step's line of metrics (see ``scalewise.auditing.Monitor.numbers``).
         sharding: how state and batches are split over devices; None for JAX's default device.
@@ -124,9 +110,6 @@ def train(
         allow_changes: whether a run may be resumed with other settings or another step than it was
             begun with: an edited learning rate, loss or batch size, another version of JAX.
         options: further arguments of :func:`step` (``clip``, ``accumulate``, ``weights``, ...).
-
-    Returns:
-        The state at the end, and how the run ended.
 
     Raises:
         InputError: an argument can't be used or doesn't fit the run to resume, or another run uses
@@ -138,8 +121,8 @@ def train(
     """
     check_processes(sharding)
     console = (console or Console()) if is_first() else Console(quiet=True)
-    program = load_program(program)
-    text = data if isinstance(data, bytes) else corpus(data)
+    program = programs.load_program(program)
+    text = data if isinstance(data, bytes) else programs.corpus(data)
     train_step = step_for(program, method, **options)
     settings = {
         "model": program.name,
@@ -152,7 +135,7 @@ def train(
     folders: list[Folder | None] = []  # of the first process
     expected = {} if allow_changes else settings
     call_on_first(lambda: folders.append(run_folder(out, resume, expected)))
-    batch = next(endless_batches(program, text, seed))
+    batch = next(programs.endless_batches(program, text, seed))
     state = _initial(program, train_step, batch, seed, sharding)
     with ExitStack() as stack:
         stack.enter_context(tolerant(console))
@@ -166,7 +149,7 @@ def train(
         return _result(run, interrupt, folder)
 
 
-def step_for(program: Program, name: str, **options: Any) -> Step:
+def step_for(program: programs.Program, name: str, **options: Any) -> Step:
     """Returns the training step of a program by a method."""
     known = list(inspect.signature(step).parameters)[2:]  # behind the loss and the optimizer
     for unknown in sorted(options.keys() - known):
@@ -175,10 +158,7 @@ def step_for(program: Program, name: str, **options: Any) -> Step:
             f"training.step has the options {', '.join(known)}"
         )
     if program.loss_of is None or program.optimizer is None:
-        raise InputError(
-            f"{program.name} defines no loss_of(params, batch) or no OPTIMIZER: training under a "
-            "loss scale needs both (scalewise compare does without)"
-        )
+        raise InputError(f"{program.name} defines no loss_of(params, batch) or no OPTIMIZER")
     chosen: Mapping[str, Any] | None = {"policy": name}
     if "=" not in name:
         chosen = named_method(name).step_options
@@ -197,12 +177,12 @@ def step_for(program: Program, name: str, **options: Any) -> Step:
 
 
 def _initial(
-    program: Program, train_step: Step, batch: PyTree, seed: int, sharding: Sharding | None
+    program: programs.Program, train_step: Step, batch: PyTree, seed: int, sharding: Sharding | None
 ) -> TrainState:
     def params() -> PyTree:
-        initial = call_user(program.init, f"{program.name}.init", seed)
-        parameter_count(initial, program)  # fails if there are no parameters
-        return params_of(initial)
+        initial = programs.call_user(program.init, f"{program.name}.init", seed)
+        programs.parameter_count(initial, program)  # fails if there are no parameters
+        return programs.params_of(initial)
 
     def init() -> TrainState:
         try:
@@ -217,22 +197,184 @@ def _initial(
         except (TypeError, ValueError) as error:  # the message names params or optimizer
             raise InputError(str(error)) from error
 
-    return call_user(init, f"{program.name}.loss_of")
+    return programs.call_user(init, f"{program.name}.loss_of")
+
+
+@dataclasses.dataclass
+class Run:
+    program: programs.Program
+    method: str
+    step: Step
+    state: TrainState
+    console: Console
+    watch: Watch | None
+    sharding: Sharding | None
+    checkpoints: RunFolder | None = None
+    log: Log | None = None  # of the first process
+    done: int = 0  # the last step that was made
+    saved: int = 0
+    left_out: int = 0  # in a row, up to the last step
+    losses: list[float] = dataclasses.field(default_factory=list)
+
+    def trace(self, batch: PyTree) -> jax.stages.Traced:
+        jitted = jax.jit(self.step)
+        if self.sharding is not None:
+            same = jax.tree.map(lambda x: x.sharding, self.state)
+            replicated = NamedSharding(self.sharding.mesh, PartitionSpec())
+            jitted = jax.jit(self.step, out_shardings=(same, replicated))
+        what = f"{self.program.name}.loss_of"
+        return programs.call_user(jitted.trace, what, self.state, self._placed(batch))
+
+    def restore(self, folder: RunFolder, program: str) -> None:
+        """Continues from the newest good checkpoint of the run, if there is any."""
+        self.checkpoints = folder
+        found = folder.restore(self.state, program)
+        if found is None:
+            return
+        self.done, self.state, damaged = found
+        self.saved = self.done
+        for text in damaged:
+            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(f"resumed after step {self.done}", highlight=False)
+
+    def train(
+        self,
+        traced: jax.stages.Traced,
+        folder: Folder | None,
+        text: bytes,
+        seed: int,
+        steps: int,
+        every: int,
+    ) -> KeyboardInterrupt | None:
+        batches = itertools.islice(
+            programs.endless_batches(self.program, text, seed), self.done, None
+        )
+        interrupt: KeyboardInterrupt | None = None
+        if folder is not None:
+            self.log = log = Log(folder, after=self.done) if is_first() else None
+            self.losses = call_on_first(lambda: [] if log is None else log.losses)
+        with held_interrupts() as check_interrupt:
+            try:
+                if self.done < steps:
+                    self._train(traced, batches, steps, every, checked_everywhere(check_interrupt))
+            except KeyboardInterrupt as error:
+                interrupt = error
+            except OSError as error:
+                self._save()
+                raise TrainingError(
+                    f"the metrics of step {self.done + 1} can't be written: {sentence(error)}; "
+                    f"{self._last_checkpoint}"
+                ) from error
+            except (CheckpointError, TrainingError):
+                raise
+            except Exception:  # of the user's program, say: the steps before it are saved
+                if jax.process_count() == 1:  # other processes may wait for this one in a step
+                    with suppress(CheckpointError):
+                        self._save()
+                raise
+            finally:
+                if self.log is not None:
+                    self.log.close()
+            self._save()
+        return interrupt
+
+    def _train(
+        self,
+        traced: jax.stages.Traced,
+        batches: Iterator[PyTree],
+        steps: int,
+        every: int,
+        check_interrupt: Callable[[], None],
+    ) -> None:
+        batch = next(batches)
+        with self.console.status(f"compiling {self.program.name} by {self.method}"):
+            compiled = traced.lower().compile()
+        name = self.program.name
+        with Progress(self.console, [name], steps, self.done) as progress:
+            while True:
+                check_interrupt()
+                row = self._advance(compiled, batch)
+                loss = "  –   " if row["loss"] is None else f"{row['loss']:6.3f}"
+                figures = f"loss {loss}  scale {row['scale']:g}  {row['skipped']} skipped"
+                progress.made(name, self.done, figures, f"{figures}  {row['ms']:.1f} ms")
+                if self.done % every == 0:
+                    self._save()
+                if self.done >= steps:
+                    return
+                batch = next(batches)
+
+    def _placed(self, batch: PyTree) -> PyTree:
+        return batch if self.sharding is None else self.sharding.place(batch)
+
+    def _advance(self, compiled: jax.stages.Compiled, batch: PyTree) -> dict[str, Json]:
+        start = time.perf_counter()
+        state, metrics = programs.call_user(
+            lambda *given: jax.block_until_ready(compiled(*given)), f"{self.program.name}: step",
+            self.state, self._placed(batch),
+        )  # fmt: skip
+        seconds = time.perf_counter() - start
+        loss = float(metrics.loss)
+        row = {
+            "step": self.done + 1,
+            "loss": finite_or_none(loss),
+            "scale": float(metrics.scale),
+            "skipped": int(metrics.skipped),
+            "ms": round(seconds * 1e3, 3),
+            **(self.watch(self.done + 1, state) if self.watch else {}),
+        }
+        call_on_first(lambda: None if self.log is None else self.log.step(row), OSError)
+        self.state, self.done = state, self.done + 1
+        self.losses.append(loss)
+        self._report_left_out(batch, row, bool(metrics.finite))
+        return row
+
+    def _report_left_out(self, batch: PyTree, row: dict[str, Json], finite: bool) -> None:
+        """Prints why a step was left out."""
+        if finite:
+            self.left_out = 0
+            return
+        self.left_out += 1
+        why = non_finite(batch)
+        if why is None and row["loss"] is None:
+            why = "the loss isn't finite, before it is scaled"
+        known = why is not None
+        why = why or f"a gradient isn't finite at a loss scale of {row['scale']:g}"
+        if known or self.left_out == PATIENCE:
+            self.console.print(f"step {self.done} left out: {why}", highlight=False, soft_wrap=True)
+        if self.left_out >= PATIENCE:
+            raise TrainingError(
+                f"{PATIENCE} steps in a row were left out, the last because {why}; weights and "
+                f"moments are as after step {self.done - PATIENCE}, {self._last_checkpoint}"
+            )
+
+    def _save(self) -> None:
+        if self.checkpoints is not None and self.done > self.saved:
+            self.checkpoints.save(self.done, self.state)
+            self.saved = self.done
+
+    @property
+    def _last_checkpoint(self) -> str:
+        if self.checkpoints is None:
+            return "there is no checkpoint, since the run has no folder"
+        return f"the last checkpoint is of step {self.saved}"
+
+
+def non_finite(batch: PyTree) -> str | None:
+    """Says how many numbers of a batch aren't finite and in which array; None if all are."""
+    for path, x in jax.tree_util.tree_leaves_with_path(batch):
+        x = np.asarray(x)
+        if x.dtype.kind == "f" and (count := int((~np.isfinite(x)).sum())):
+            where = f" in {jax.tree_util.keystr(path)}" if path else ""
+            return f"the batch holds {count} NaN or infinite numbers{where}"
+    return None
 
 
 def _result(run: Run, interrupt: KeyboardInterrupt | None, folder: Folder | None) -> Trained:
     scale = loss_scale_of(run.state.optimizer)
     last = run.losses[-50:]
     return Trained(
-        program=run.program.name,
-        method=run.method,
-        steps=run.done,
-        loss=statistics.fmean(last) if last else math.nan,
-        scale=float(scale.scale),
-        skipped=int(scale.skipped),
-        interrupted=interrupt is not None,
-        digest=state_digest(run.state),
-        folder="" if folder is None else str(folder.path),
-        state=run.state,
-        signal=0 if interrupt is None else signal_of(interrupt),
-    )
+        run.program.name, run.method, run.done, statistics.fmean(last) if last else math.nan,
+        float(scale.scale), int(scale.skipped), interrupt is not None, state_digest(run.state),
+        "" if folder is None else str(folder.path), run.state,
+        0 if interrupt is None else signal_of(interrupt),
+    )  # fmt: skip
