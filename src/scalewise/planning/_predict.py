@@ -102,7 +102,7 @@ class Family:
 ROUNDS = 4  # of the search for a front with jumps, whose errors don't add up
 PROBES = 128  # random directions of the outputs: an expectation's relative error is sqrt(2 / 128)
 AT_ONCE = 8  # directions whose adjoints are computed together: memory for time
-PAIRS = 3  # that are run for each rounding; one gives a rank correlation of .948 for a small ResNet
+PAIRS = 3  # that are run for each rounding of an objective that only grows, such as a divergence
 EXACT = 512  # columns up to which the whole Hessian is computed, each by one product with it
 
 
@@ -217,7 +217,7 @@ def prediction(
     """Returns the prediction from an adjoint pass, and from runs with one rounding and with two.
 
     The adjoint pass says which pairs matter. They are run together, the strongest first, three for
-    each rounding: an error that rounds other numbers, since a rounding before it has changed
+    each rounding (one for a loss): an error that rounds other numbers, since a rounding before it has changed
     them, isn't the one whose product with the first the Hessian has.
     """
     count = len(jumping)
@@ -225,7 +225,8 @@ def prediction(
     diagonal = sensitivity.bias + np.diag(sensitivity.hessian) / 2
     jumps = np.where(jumping, np.maximum(alone - diagonal, 0.0), 0.0)
     smooth, pairs = alone - jumps, np.zeros((count, count))
-    for i, j in _strongest(sensitivity, owners)[: PAIRS * count]:
+    signed = sensitivity.bias.any()  # small changes are differences of larger ones: mostly noise
+    for i, j in _strongest(sensitivity, owners)[: count if signed else PAIRS * count]:
         both = measure([i, j]) - smooth[i] - smooth[j] - float(np.hypot(jumps[i], jumps[j]))
         pairs[i, j] = pairs[j, i] = both
     return Prediction(smooth, pairs, jumps)
