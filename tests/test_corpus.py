@@ -83,8 +83,8 @@ def test_a_clean_program_has_a_small_error(name):
 
 
 def test_an_entry_names_kinds_that_exist():
-    entry = dataclasses.replace(ENTRIES["annuity"], kinds=("cancelation",))
-    assert measure(entry).problems(entry) == ["unknown kinds of finding: cancelation"]
+    entry = dataclasses.replace(ENTRIES["annuity"], kinds=("lost digits",))
+    assert measure(entry).problems(entry) == ["unknown kinds of finding: lost digits"]
 
 
 def test_the_error_is_relative_to_each_output_but_not_to_negligible_ones():

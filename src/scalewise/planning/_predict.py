@@ -217,8 +217,8 @@ def prediction(
     """Returns the prediction from an adjoint pass, and from runs with one rounding and with two.
 
     The adjoint pass says which pairs matter. They are run together, the strongest first, three for
-    each rounding (one for a loss): an error that rounds other numbers, since a rounding before it has changed
-    them, isn't the one whose product with the first the Hessian has.
+    each rounding (one for a loss): an error that rounds other numbers, since a rounding before it
+    has changed them, isn't the one whose product with the first the Hessian has.
     """
     count = len(jumping)
     alone = np.array([measure([c]) for c in range(count)])
