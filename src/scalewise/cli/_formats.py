@@ -211,7 +211,7 @@ def functions(
     with refusal(ValueError):
         if to is not None:
             check_target(to)  # before the table takes minutes to compute
-        records = function_table(fmt, names, domain)  # pyright: ignore[reportArgumentType]
+        records = [*function_table(fmt, names, domain)]  # pyright: ignore[reportArgumentType]
         columns = [f.name for f in dataclasses.fields(records[0])]
         rows = [dataclasses.astuple(record) for record in records]
         heads = [column.replace("_", " ") for column in columns]
