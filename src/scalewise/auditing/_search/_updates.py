@@ -69,8 +69,8 @@ class Update:
 
 def carried(program: Program) -> list[Carried]:
     """Returns the outputs that are arguments of the next call: of the same shape and dtype, with
-    the path that an argument has below its first key. What a function updates in place (a mutable
-    array, a Flax NNX object) is named as that argument.
+    the path that an argument has below its first key. An argument that the function updates in
+    place (a mutable array, a Flax NNX object) is an output of the same name.
 
     An argument that is one array has no such path: it is replaced by the result, or by the first
     part of it, if it is the first argument.
