@@ -131,3 +131,9 @@ def test_gradients_of_complex_results():
         return lax.complex(w, jnp.sin(w))
 
     np.testing.assert_allclose(loss(identity(f)), loss(f), rtol=1e-6)
+
+
+def test_a_gradient_by_a_python_number():
+    """A residual is then a number of JAX's program, which is no array."""
+    assert float(jax.grad(sw.autocast(lambda x: x * x))(2.0)) == 4
+    assert float(jax.hessian(sw.autocast(lambda x: x**3))(2.0)) == 12

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from .. import _jax
@@ -44,6 +45,9 @@ class Linear:
     constant_avals: Sequence[ShapedArray] = ()
 
     def __call__(self, constants: Arrays, arrays: Arrays) -> list[jax.Array]:
+        # JAX passes on a program's literals, which are no arrays
+        numbers = int | float | complex
+        constants = [jnp.asarray(x) if isinstance(x, numbers) else x for x in constants]
         called = dataclasses.replace(self, constant_avals=list(map(jax.typeof, constants)))
         return linear_p.bind(*constants, *arrays, function=called, count=len(constants))
 
