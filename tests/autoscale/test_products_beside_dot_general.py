@@ -99,15 +99,49 @@ def test_a_kernel_warns_once_with_its_line(transform):
     assert "(kernel): pallas_call can't be transformed" in str(warning.message)
 
 
-@pytest.mark.parametrize(("f", "name"), [
-    (kernel, "pallas_call"), (solver, "custom_linear_solve"), (sparse_product, "bcoo_dot_general"),
+def complex_product(x):
+    z = lax.complex(x, x)
+    return jnp.real(z @ jnp.moveaxis(z, 0, 1))
+
+
+def complex_solve(x):
+    return jnp.abs(jnp.linalg.solve(lax.complex(x, x), lax.complex(x[0], x[0])))
+
+
+@pytest.mark.parametrize(("f", "name", "recipe"), [
+    (kernel, "pallas_call", "fp8"), (solver, "custom_linear_solve", "fp8"),
+    (sparse_product, "bcoo_dot_general", "fp8"), (complex_product, "dot_general", "fp8"),
+    (complex_product, "dot_general", "scalify"),
 ])  # fmt: skip
-def test_wide_operations_warn_unless_keep_names_them(f, name):
-    recipe = sw.recipes.fp8
-    with pytest.warns(UserWarning, match=name):
+def test_wide_operations_warn_unless_keep_names_them(f, name, recipe):
+    with pytest.warns(UserWarning, match=rf"py:\d+ .*{name}"):
         jax.eval_shape(sw.autoscale(f, recipe), A)
-    named = dataclasses.replace(recipe, keep={name: "fp32"})
+    named = dataclasses.replace(getattr(sw.recipes, recipe), keep={name: "fp32"})
     jax.eval_shape(sw.autoscale(f, named), A)
+
+
+@pytest.mark.parametrize(("transform", "f", "name"), [
+    (sw.autocast, complex_product, "dot_general"),
+    (lambda f: sw.emulate(f, "bf16"), complex_product, "dot_general"),
+    (lambda f: sw.emulate(f, "bf16"), complex_solve, "lu"),
+    (lambda f: sw.autoscale(f, "fp16_every_op"), complex_solve, "lu"),
+])  # fmt: skip
+def test_complex_numbers_stay_as_they_are_with_a_warning(transform, f, name):
+    with pytest.warns(UserWarning) as caught:
+        jax.eval_shape(transform(f), A)
+    assert f"({f.__name__}): {name} stays in the program's own dtype" in str(caught[0].message)
+
+
+@pytest.mark.parametrize("transform", [
+    lambda f: sw.autoscale(f, "fp8"), lambda f: sw.autocast(f, "float32"),
+    lambda f: sw.emulate(f, "bf16"), lambda f: sw.autoscale(f, "scalify"),
+])  # fmt: skip
+def test_products_of_integers_are_exact_without_a_warning(transform):
+    with jax.numpy_dtype_promotion("standard"):
+        whole = jnp.round(A * 100).astype(jnp.int8)
+        f = lambda n: (n @ n.T, lax.dot(n, n.T, preferred_element_type=jnp.int32), (n > 0) @ n.T)  # noqa: E731
+        for got, want in zip(transform(f)(whole), f(whole), strict=True):
+            np.testing.assert_array_equal(got, want)
 
 
 def test_a_solver_without_products_does_not_warn():

@@ -18,6 +18,7 @@ from .._check import Result, as_decorator, checked
 from .._jax import ShapedArray
 from .._types import PyTree
 from ..interpret import (
+    COMPLEX,
     Applied,
     Argument,
     Boundary,
@@ -125,6 +126,12 @@ class Autocast(Interpretation):
             outs = rebind(equation, plain, dtype)
         kept = values[0].constant_value if values and equation.name in KEEPS_CONSTANT else None
         return state, map_floats(lambda y, _: Value(y, kept, backward), outs, equation.out_avals)
+
+    def unlifted(self, state: State, equation: Equation, inputs: Sequence[PyTree]) -> Applied:
+        narrow = self.policy.compute.itemsize < 4 and self.policy.run(equation) == "low"
+        if equation.of_complex and narrow:
+            warn_kernel(equation, "autocast", what=COMPLEX)
+        return super().unlifted(state, equation, inputs)
 
     def _dtype(self, equation: Equation, values: Sequence[Value]) -> np.dtype:
         run = self.policy.run(equation)

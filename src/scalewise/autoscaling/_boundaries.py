@@ -35,7 +35,6 @@ from ._layout import force_materialize
 from ._narrow import has_exponent, holds, is_stored, store_array, store_value
 from ._operand_settings import GRADIENT, Operand
 from ._operands import OperandRounding
-from ._overrides import warn_opaque
 from ._predict import of_argument, predict, role_of
 from ._products import DeferredProduct
 from ._quantized import QuantizedValue, assigned, moved, quantized_argument
@@ -266,8 +265,8 @@ class Boundaries(OperandRounding):
         transposed = _transposed_product(equation, inputs)
         if transposed is not None:
             return [transposed]
-        if equation.name in OPAQUE and self.overrides.find(equation, "rounded") is not None:
-            warn_opaque(equation)
+        if equation.name in OPAQUE:
+            self.overrides.warn(equation)
         for same in (moved, assigned, self._moved):
             if (found := same(equation, inputs)) is not None:
                 return [found]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import warnings
 from collections.abc import Sequence
 
 import jax
@@ -111,15 +110,7 @@ def gram(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[V
 
 
 def sparse(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-    keep = getattr(by, "overrides", None)
-    if keep is not None and keep.find(equation, "rounded") is not None:
-        warnings.warn(
-            f"autoscale: {equation.where()}: {equation.name} has no rule: the operands of a sparse "
-            f"product stay in float32. Name it in the recipe, keep={{{equation.name!r}: 'fp32'}}, "
-            "if so.",
-            UserWarning,
-            stacklevel=2,
-        )
+    by.overrides.warn(equation, "has no rule: the operands of a sparse product stay in float32.")
     return fallback(by, equation, inputs)
 
 

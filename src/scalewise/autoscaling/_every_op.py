@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ from ..interpret import (
     map_floats,
     rebind,
 )
-from ..primitives import Family, having
+from ..primitives import Family, having, names
 from ..scaled import (
     EXPONENTS,
     HIGHEST,
@@ -63,7 +63,7 @@ from ._every_op_rounding import (
 )
 from ._families import RuleContext
 from ._narrow import has_exponent, has_scale, is_stored, store_array
-from ._overrides import FormatOverrides, warn_opaque
+from ._overrides import FormatOverrides
 from ._products import accumulated
 from ._recipe import Recipe
 from ._rules import FALLBACK, RULES
@@ -106,6 +106,8 @@ class EveryOp(RuleContext):
         overrides: the recipe's ``keep``, and what of it has been met.
         keeps_float32: whether results stay unrounded, by the same rules.
     """
+
+    NARROW: ClassVar = names(lambda row: row.family is not Family.STRUCTURAL)
 
     recipe: Recipe
     record: Callable[..., None] | None = None
@@ -250,7 +252,7 @@ class EveryOp(RuleContext):
 
     def _applied(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         if not self.keeps_float32:
-            warn_opaque(equation)
+            self.overrides.warn(equation)
         rule = propagating_rule(equation.name) if self.rounding.propagates else RULES[equation.name]
         floats = [x for x in inputs if isinstance(x, ScaledValue)]
         mixed = rule.family is Family.CONTRACTION and len(floats) < len(equation.in_avals[:2])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +20,13 @@ from .._types import AxisName, PyTree
 from ..devices import Device, MatrixUnits
 from ..formats import format as format_
 from ..interpret import (
+    COMPLEX,
+    CONTRACTIONS,
+    Applied,
     Argument,
     Equation,
     Interpretation,
+    State,
     Value,
     is_float,
     is_quantization,
@@ -34,6 +39,7 @@ from ..scaled import EXPONENTS, RULES, ScaleRule, combined, is_known
 from ..scaled._rules import KEPT, LARGER, POWER, ROOT, UNSCALED
 from ._blocks import Factor
 from ._narrow import SqrtStored, is_stored
+from ._overrides import FormatOverrides
 from ._quantized import is_quantized
 from ._value import (
     Exponent,
@@ -54,6 +60,9 @@ class RuleContext(Interpretation):
     By default products are the platform's own, devices exchange plain numbers, and values in flight
     are float32, or float64. Arguments may be stored arrays.
     """
+
+    NARROW: ClassVar = CONTRACTIONS  # these round their operands, unless they are complex
+    overrides: FormatOverrides
 
     @property
     def device(self) -> Device | None:
@@ -88,6 +97,11 @@ class RuleContext(Interpretation):
 
     def opens(self, equation: Equation) -> bool:
         return True
+
+    def unlifted(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
+        if equation.of_complex and equation.name in self.NARROW:
+            self.overrides.warn(equation, COMPLEX)
+        return super().unlifted(state, equation, inputs)
 
     def is_argument(self, leaf: object) -> bool:
         return is_stored(leaf)

@@ -60,6 +60,12 @@ class FormatOverrides:
         self.met |= {n for n, _ in found}
         return found[0][1] if found else default
 
+    def warn(self, equation: Equation, what: str = "") -> None:
+        """Warns of an equation without a rule, unless ``keep`` leaves it unrounded."""
+        if self.find(equation, "rounded") is not None:
+            advice = f" Name it in the recipe, keep={{{equation.name!r}: 'fp32'}}, if so."
+            warn_kernel(equation, "autoscale", advice, what)
+
     def check(self, name: str) -> None:
         """Raises ValueError if a name of ``keep`` has matched nothing."""
         unmet = [n for n, _ in self.keep if n not in self.met]
@@ -117,13 +123,6 @@ class Places:
         if equation.path not in paths:  # a loop's body may be traced more than once
             paths.append(equation.path)
         return Place(scope, line, 1 + paths.index(equation.path))
-
-
-def warn_opaque(equation: Equation) -> None:
-    """Kernels and Python functions have no rule: they compute on unrounded plain numbers."""
-    warn_kernel(
-        equation, "autoscale", f" Name it in the recipe, keep={{{equation.name!r}: 'fp32'}}, if so."
-    )
 
 
 def scope_parts(scope: str) -> list[str]:

@@ -17,6 +17,7 @@ from ..devices import MatrixUnits, MatrixUnitsLike, matrix_units
 from ..formats import FP64, Format, FormatLike, Saturation
 from ..formats import format as format_
 from ..interpret import (
+    COMPLEX,
     Applied,
     Argument,
     Boundary,
@@ -35,11 +36,12 @@ from ..interpret import (
     unit_result,
     warn_kernel,
 )
-from ..primitives import having
+from ..primitives import Family, having, names
 from ..rounding import from_float64, round_to, to_float64
 from ..scaled import saturation
 
 EXACT = having("exact")
+MOVES = names(lambda row: row.family is Family.STRUCTURAL)
 
 
 def is_exact(equation: Equation) -> bool:
@@ -48,8 +50,8 @@ def is_exact(equation: Equation) -> bool:
     Rounding leaves these unchanged. Parts and magnitudes of complex numbers, whose own computation
     isn't rounded, are not among them, and neither are the program's own casts to 8 bits.
     """
-    of_complex = any(jnp.issubdtype(a.dtype, jnp.complexfloating) for a in equation.in_avals)
-    return equation.name in EXACT and not of_complex and not is_quantization(equation)
+    own = equation.name in EXACT and not equation.of_complex
+    return own and not is_quantization(equation)
 
 
 @checked
@@ -102,6 +104,11 @@ class Emulation(Interpretation):
         if is_exact(equation):
             return state, outs
         return state, map_floats(lambda y, _: self._round(y), outs, equation.out_avals)
+
+    def unlifted(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
+        if equation.of_complex and equation.name not in MOVES:
+            warn_kernel(equation, "emulate", what=COMPLEX)
+        return super().unlifted(state, equation, inputs)
 
 
 @jax.tree_util.register_dataclass
@@ -211,7 +218,8 @@ class EmulationWithDraws(Emulation):
     def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         floats = [x for x, a in zip(inputs, equation.in_avals, strict=True) if is_float(a)]
         drawn = _is_drawn(equation, floats)
-        constant = not drawn and _is_constant(equation, floats)
+        constant = not drawn and not equation.of_complex
+        constant = constant and all(isinstance(x, Constant) for x in floats)
         exact = []
         if drawn or constant:
             wide = [x.exact if isinstance(x, Draw | Constant) else x for x in inputs]
@@ -233,11 +241,6 @@ class EmulationWithDraws(Emulation):
         if isinstance(x, Constant):
             return x.rounded
         return self._round(x.exact) if isinstance(x, Draw) else x
-
-
-def _is_constant(equation: Equation, floats: Sequence[Value]) -> bool:
-    complexes = any(jnp.issubdtype(a.dtype, jnp.complexfloating) for a in equation.in_avals)
-    return not complexes and all(isinstance(x, Constant) for x in floats)
 
 
 def _is_drawn(equation: Equation, floats: Sequence[Value]) -> bool:
@@ -267,7 +270,8 @@ def emulate(
     it meets an array. To have it rounded, pass ``jnp.asarray(x)``.
 
     Random draws are computed wide from their bits on and rounded once: see
-    :class:`EmulationWithDraws`.
+    :class:`EmulationWithDraws`. Complex numbers stay in their own dtype, with a warning: their
+    parts are rounded where they become real.
 
     It models the source's operations one by one: no fused multiply-add, no rewriting, the same bits
     under ``jit`` and eagerly.

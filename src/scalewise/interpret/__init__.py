@@ -8,6 +8,7 @@ recomputation and custom derivatives are handled here, once. Nothing here depend
 from . import _loops as _loops
 from ._calls import CONTROL as CONTROL
 from ._equation import CALLBACKS as CALLBACKS
+from ._equation import COMPLEX as COMPLEX
 from ._equation import CONTRACTIONS as CONTRACTIONS
 from ._equation import KERNELS as KERNELS
 from ._equation import Equation as Equation

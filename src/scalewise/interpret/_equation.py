@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import jax
+import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from .. import _jax
 from .._jax import Jaxpr, Parameter, ShapedArray, jex
 from ..primitives import Family, having, names, params
 from . import _wide
-from ._wide import is_float
+from ._wide import is_float, is_inexact
 
 if TYPE_CHECKING:
     from ._interpret import Body
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 Direction = Literal["forward", "backward", "update"]
 CONTRACTIONS = names(lambda row: row.family is Family.CONTRACTION) | having("contraction")
 CALLBACKS = having("host")
+COMPLEX = "stays in the program's own dtype: no narrow format has complex numbers."
 # Whose bodies aren't interpreted.
 KERNELS = names(lambda row: row.family is Family.KERNEL) | {"custom_linear_solve"}
 TRACING = str(Path(__file__).parent)  # of the frames above the traced function
@@ -88,6 +90,11 @@ class Equation:
     def lifted(self) -> bool:
         """Whether an operand or a result is a float."""
         return any(is_float(a) for a in self.in_avals + self.out_avals)
+
+    @cached_property
+    def of_complex(self) -> bool:
+        """Whether an operand is complex."""
+        return any(jnp.issubdtype(a.dtype, jnp.complexfloating) for a in self.in_avals)
 
     @cached_property
     def direction(self) -> Direction:
@@ -301,21 +308,21 @@ def count_work(jaxpr: Jaxpr) -> int:
     return total
 
 
-def warn_kernel(equation: Equation, transformation: str, advice: str = "") -> None:
-    """Warns, with the source line, if floats pass through an equation that can't be transformed.
+def warn_kernel(equation: Equation, transformation: str, advice: str = "", what: str = "") -> None:
+    """Warns, with the source line, if floats pass through an equation that can't be transformed, or
+    of ``what`` else it does.
 
     Python shows a warning of the same text once.
     """
-    if equation.name not in KERNELS:
-        return
-    through = all(any(map(is_float, avals)) for avals in (equation.in_avals, equation.out_avals))
-    if through and _hides(equation):
-        warnings.warn(
-            f"{transformation}: {equation.where()}: {equation.name} can't be transformed: it gets "
-            f"plain numbers, and its inside computes in the program's own dtypes.{advice}",
-            UserWarning,
-            stacklevel=2,
+    through = all(any(map(is_inexact, x)) for x in (equation.in_avals, equation.out_avals))
+    if equation.name in KERNELS and through and _hides(equation):
+        what = (
+            "can't be transformed: it gets plain numbers, and its inside computes in the program's "
+            "own dtypes."
         )
+    if what:
+        text = f"{transformation}: {equation.where()}: {equation.name} {what}{advice}"
+        warnings.warn(text, UserWarning, stacklevel=2)
 
 
 def _hides(equation: Equation) -> bool:

@@ -211,6 +211,7 @@ class _OwnDtypes(Emulation):
     """Emulation that rounds only the arrays of one dtype to the format."""
 
     low_dtype: DTypeLike | None = None
+    unlifted = Interpretation.unlifted  # a complex dtype isn't the low one
 
     def lift(self, x: Argument, aval: ShapedArray) -> jax.Array:
         low = aval.dtype == self.low_dtype

@@ -51,6 +51,7 @@ class TableEmulation(Emulation):
     # stands for the format: arrays of its size are rounded to it, others to float32; None: all are
     low_dtype: DTypeLike | None = None
     casts: bool = False  # whether the program's arguments are cast to ``low_dtype``
+    unlifted = Interpretation.unlifted  # without a warning
 
     def is_low(self, aval: ShapedArray) -> bool:
         return self.low_dtype is None or bits_of(aval.dtype) <= bits_of(self.low_dtype)
