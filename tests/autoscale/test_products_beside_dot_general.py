@@ -127,7 +127,7 @@ def test_wide_operations_warn_unless_keep_names_them(f, name, recipe):
     (lambda f: sw.autoscale(f, "fp16_every_op"), complex_solve, "lu"),
 ])  # fmt: skip
 def test_complex_numbers_stay_as_they_are_with_a_warning(transform, f, name):
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="own dtype") as caught:
         jax.eval_shape(transform(f), A)
     assert f"({f.__name__}): {name} stays in the program's own dtype" in str(caught[0].message)
 

@@ -182,8 +182,11 @@ def _place(equation: EquationStatistics) -> tuple[str | None, int, str]:
 
 
 def library_calls(some: Equations, every: Equations) -> dict[str, list[EquationStatistics]]:
-    """Returns all operations of each call of a library that several of its lines are among
-    ``some`` of, by the user's line: a user can't write a change of a library's lines."""
+    """Returns all operations of a library's call, by the user's line that makes it.
+
+    Calls of which ``some`` has operations on several of the library's lines count: a user can
+    change the call, but not those lines.
+    """
     lines: dict[str, set[object]] = {}
     for e in some:
         if e.caller:
@@ -192,11 +195,18 @@ def library_calls(some: Equations, every: Equations) -> dict[str, list[EquationS
     return {x: [e for e in every if e.caller == x] for x in several}
 
 
+def whole_calls(some: Equations, every: Equations) -> set[str]:
+    """Returns the lines of the user's whose library calls have no operation besides ``some``."""
+    chosen = {e.index for e in some}
+    calls = library_calls(some, every)
+    return {x for x, own in calls.items() if all(e.index in chosen for e in own)}
+
+
 def described(some: Equations, every: Equations) -> str:
     """Returns ``lines 3 and 7``, ``the mul and sub at lines 3 and 7`` if they have others, or ``the
     call at model.py:5`` for all operations of a library's call."""
     chosen = {e.index for e in some}
-    whole = {x for x, own in library_calls(some, every).items() if {e.index for e in own} <= chosen}
+    whole = whole_calls(some, every)
     calls = [f"the call at {Path(caller).name}" for caller in sorted(whole)]
     some = [e for e in some if e.caller not in whole]
     if calls and not some:

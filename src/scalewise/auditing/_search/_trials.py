@@ -16,7 +16,7 @@ from .._run._session import Outcome, OutputError, Session
 from .._thresholds import NARROWER, NARROWING, ROUNDING, SMALL
 from ._apply import AuditedArithmetic, FormatChoice
 from ._findings import Finding, finding, place_of
-from ._fixes import Fix, described, library_calls, widened
+from ._fixes import Fix, described, library_calls, whole_calls, widened
 from ._groups import Group, groups
 from ._literals import Literal
 from ._measure import fixed, is_slight, key_of, near, same
@@ -187,15 +187,18 @@ class Search:
         return [dataclasses.replace(x, fix=self.accepted(x.fix)) for x in found if x.fix]
 
     def by_line(self, fix: Fix) -> dict[tuple[str | None, int], list[EquationStatistics]]:
+        """Returns the operations of a fix by line; those of a library's whole call are one line."""
+        some = self.operations(fix)
+        whole = whole_calls(some, self.outcome.equations)
         found: dict[tuple[str | None, int], list[EquationStatistics]] = {}
-        chosen = set(fix.indices)
-        some = [e for e in self.outcome.equations if e.index in chosen]
-        calls = library_calls(some, self.outcome.equations)
-        whole = {x for x, own in calls.items() if {e.index for e in own} <= chosen}
         for e in some:
             place = (e.caller, 0) if e.caller in whole else (e.file, e.line)
             found.setdefault(place, []).append(e)
         return found
+
+    def operations(self, fix: Fix) -> list[EquationStatistics]:
+        chosen = set(fix.indices)
+        return [e for e in self.outcome.equations if e.index in chosen]
 
     def fewer_lines(self, fix: Fix, after: Outcome) -> tuple[Fix, Outcome]:
         most = 2 * after.error.relative
@@ -219,12 +222,10 @@ class Search:
             return enough
 
         lines: dict[tuple[str | None, int], list[EquationStatistics]] = {}
-        chosen = set(fix.indices)
-        for e in self.outcome.equations:
-            if e.index in chosen:
-                lines.setdefault((e.file, e.line), []).append(e)
+        for e in self.operations(fix):
+            lines.setdefault((e.file, e.line), []).append(e)
         fewest(list(lines.values()), helps)
-        few = {e.index: e for e in self.outcome.equations if e.index in set(found[0].indices)}
+        few = {e.index: e for e in self.operations(found[0])}
         for call in library_calls(list(few.values()), self.outcome.equations).values():
             few |= {e.index: e for e in call}
         if few.keys() == set(fix.indices):

@@ -64,7 +64,8 @@ class Update:
 
     def __str__(self) -> str:
         error = f"{self.error:.0%}" if self.error < 10 else f"{self.error:.2g} times its size"
-        return f"output{self.path} changes by {self.size:.1g} of its size, with error {error}"
+        name = self.path if self.path.startswith("argument") else f"output{self.path}"
+        return f"{name} changes by {self.size:.1g} of its size, with error {error}"
 
 
 def carried(program: Program) -> list[Carried]:
