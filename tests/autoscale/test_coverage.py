@@ -53,7 +53,7 @@ def test_each_row_runs_as_it_does_without(name):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.filterwarnings("ignore:.*can.t be transformed")
+@pytest.mark.filterwarnings("ignore:.*(can.t be transformed|complex numbers)")
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.thorough(keep=16, gate=20)
 def test_each_row_runs_where_every_result_is_narrow(name):

@@ -24,7 +24,7 @@ def lift(x):
     return sw.ScaledArray.from_exponent(x, 0) if x.dtype == jnp.float32 else x
 
 
-@pytest.mark.filterwarnings("ignore:.*can.t be transformed")
+@pytest.mark.filterwarnings("ignore:.*(can.t be transformed|complex numbers)")
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.thorough(keep=16, gate=40)
 def test_no_scale_is_found_from_data(name):
@@ -45,7 +45,7 @@ def test_no_scale_is_found_from_data(name):
         assert all(other == found[0] for other in found)
 
 
-@pytest.mark.filterwarnings("ignore:.*can.t be transformed")
+@pytest.mark.filterwarnings("ignore:.*(can.t be transformed|complex numbers)")
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.thorough(keep=8, gate=20)
 def test_numbers_of_unit_size_keep_their_values(name):
