@@ -127,6 +127,7 @@ def error(f, low, arguments):
     return np.sqrt(np.mean(total))
 
 
+@pytest.mark.filterwarnings("ignore:.*complex numbers")
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.thorough(keep=1, gate=1)
 def test_the_error_is_that_of_emulation_against_the_plain_program(name):
