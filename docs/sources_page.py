@@ -217,11 +217,11 @@ SOURCES: dict[str, tuple[Item, ...]] = {
         Item("the same for log-uniform samples", "cast",
              "functions.md#the-cast-to-fp16-published-and-ours",
              "ops/test_pages.py::test_the_page_is_up_to_date"),
-        Item("errors of functions over normal inputs", "ops.function_table(domain=\"normal\")",
+        Item("errors of functions over normal inputs", "ops.functions",
              "functions.md#functions-in-fp16-published-and-ours",
              FUNCTIONS
              + "test_computed_in_float32_the_published_errors_are_those_of_normal_inputs"),
-        Item("the guide's rows beside ours", "ops.function_table",
+        Item("the guide's rows beside ours", "ops.functions",
              "functions.md#functions-in-fp16-published-and-ours",
              "ops/test_pages.py::test_the_table_of_functions_measures_the_same_again"),
         Item("functions that are inaccurate or overflow, by format", "ops.functions",

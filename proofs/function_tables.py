@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from proofs.function_errors import exactly, finite, known
 from scalewise._resolve import as_format
 from scalewise.formats import Format, FormatLike
-from scalewise.ops._tables import exactly, finite, known
 from scalewise.ops.functions import FUNCTIONS, Elementary
 from scalewise.rounding import round_bits, to_float64
 
@@ -96,7 +96,7 @@ def _flushed(function: Elementary, x: np.ndarray, y: np.ndarray, rounded: np.nda
         small, zero = small[::-1], zero[::-1]
     first = small & ~np.concatenate([[False], small[:-1]])
     for i in np.flatnonzero(first):
-        while i < len(x) and small[i] and exactly(function, float(x[i]), "function_ranges") == 0:
+        while i < len(x) and small[i] and exactly(function, float(x[i])) == 0:
             small[i] = False
             i += 1
     return small

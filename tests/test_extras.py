@@ -13,7 +13,7 @@ class Blocked:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name.partition(".")[0])
 sys.meta_path.insert(0, Blocked())
 """
-TRAIN = ["optax", "orbax", "tensorboardX", "mpmath"]
+TRAIN = ["optax", "orbax", "tensorboardX"]
 TORCH = ["torch"]
 REPORTS = ["rich", "typer", "jinja2"]
 
@@ -54,10 +54,6 @@ print(sw.audit(lambda x: jnp.sum(x * x), "fp16", trials=0)(jnp.full(3, 300.0)).u
         (
             "import scalewise as sw; sw.training.step",
             "scalewise.training needs optax: pip install 'scalewise[train]'",
-        ),
-        (
-            "import scalewise as sw; list(sw.ops.function_table('e4m3fn', ['tanh_shrink']))",
-            "function_table needs mpmath: pip install 'scalewise[tables]'",
         ),
         ("import scalewise.torch", "scalewise.torch needs torch: pip install 'scalewise[torch]'"),
     ],

@@ -177,7 +177,7 @@ def test_notebooks_show_results_as_text_or_in_a_frame():
 @pytest.mark.parametrize(
     ("package", "name"),
     [("checkpoints", "load"), ("scaled", "matmul"), ("training", "step"), ("auditing", "record"),
-     ("formats", "format"), ("planning", "plan"), ("devices", "device"), ("ops", "function_table"),
+     ("formats", "format"), ("planning", "plan"), ("devices", "device"), ("ops", "l2_norm"),
      ("rounding", "round_to"), ("testing", "assert_allclose")],
 )  # fmt: skip
 def test_the_help_of_a_package_lists_its_functions(package, name):

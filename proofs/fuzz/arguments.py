@@ -116,7 +116,6 @@ ENTRIES = {
         "Arithmetic": {"fmt": sw.formats.FP16},
         "beta_high": {"fmt": "fp16", "n": 4},
         "beta_low": {"fmt": "fp16"},
-        "function_table": {"fmt": "e4m3fn"},
         "ulp_bound": {"fmt": sw.formats.FP16, "n": 4},
         "cross_entropy": {"logits": X, "labels": np.zeros(4, int)},
         "dot": {"a": X[0], "b": X[0]},
@@ -224,7 +223,7 @@ EXACT = {
     ("softmax", "axis"): [-1, 0], ("train", "program"): [], ("compare", "program"): [],
     ("ScaledArray", "scale"): [None, *ARRAY[:5]], ("ScaledArray", "exponent"): [None, -1, 0],
     ("as_scaled", "scale"): [None, *ARRAY], ("train", "recipe"): [],
-    ("function_table", "domain"): [[]], ("step", "moments"): [None, {}],
+    ("step", "moments"): [None, {}],
 }  # fmt: skip
 
 
@@ -285,7 +284,6 @@ EXPENSIVE = {
     "mean_over",
     "train",
     "compare",
-    "function_table",
     "corpus",
 }
 

@@ -1,6 +1,5 @@
 """Elementary functions and their error tables, against published figures and mpmath."""
 
-import csv
 import math
 
 import jax
@@ -8,13 +7,11 @@ import jax.numpy as jnp
 import mpmath
 import numpy as np
 import pytest
+from proofs.function_errors import EXACT, function_table, reference
 from proofs.function_tables import cast_table, function_ranges
-from typer.testing import CliRunner
 
-from scalewise.cli import app
 from scalewise.formats import format as format_
-from scalewise.ops import function_table, functions, isinf_sign
-from scalewise.ops._tables import reference
+from scalewise.ops import functions, isinf_sign
 from scalewise.ops.functions import FUNCTIONS
 
 
@@ -33,7 +30,7 @@ def test_the_reference_is_mpmaths(name):
     for v, y, r, ulp in zip(x, exact, rounded, spacing, strict=True):
         with mpmath.workprec(300):
             try:
-                definition = function.exact
+                definition = EXACT[name].exact
                 if isinstance(definition, str):
                     want = getattr(mpmath, definition)(mpmath.mpf(v))
                 else:
@@ -153,32 +150,26 @@ def test_the_tables_of_the_page():
     assert found.overflows == ((12.0, 57344.0),)
 
 
-@pytest.mark.thorough
-def test_the_command(tmp_path):
-    out = tmp_path / "table.csv"
-    command = ["table", "functions", "sqrt", "exp", "--format", "e5m2", "--csv", str(out)]
-    result = CliRunner().invoke(app, command, env={"COLUMNS": "60"})
-    assert result.exit_code == 0, result.output
-    assert "correctly rounded" in result.stdout
-    rows = list(csv.DictReader(out.read_text().splitlines()))
-    assert [r["name"] for r in rows if r["arithmetic"] == "float32"] == ["sqrt", "exp"]
-    command = ["table", "functions", "rsqrt", "--domain", "normal"]
-    assert "0.03123" in CliRunner().invoke(app, command, env={"COLUMNS": "200"}).stdout
-
-
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("fmt", "names", "message"),
     [
-        (["functions", "--format", "fp32"], "fp32 isn't tabulated; expected"),
-        (["functions", "sine"], "names has 'sine'; expected some of sin"),
+        ("fp32", ["exp"], "fp32 isn't tabulated; expected"),
+        ("fp16", ["sine"], "names has 'sine'; expected some of sin"),
     ],
 )
-def test_invalid_arguments_are_rejected(arguments, message):
-    result = CliRunner().invoke(app, ["table", *arguments])
-    assert result.exit_code == 2
-    assert message in result.stderr
+def test_the_table_rejects_invalid_arguments(fmt, names, message):
+    with pytest.raises(ValueError, match=message):
+        function_table(fmt, names)
+
+
+def test_integers_are_rejected():
     with pytest.raises(TypeError, match="exp takes real floating-point arrays, not int32"):
         functions.exp(jnp.arange(3))
+
+
+def test_a_function_is_an_attribute_and_listed():
+    assert functions.exp is FUNCTIONS["exp"]
+    assert {"exp", "gelu_tanh", "COMPUTE"} <= set(dir(functions))
 
 
 @pytest.mark.parametrize("name", ["e2m1fn", "e4m3fn", "e5m2"])

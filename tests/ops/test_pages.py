@@ -5,12 +5,12 @@ import dataclasses
 import json
 
 import pytest
+from proofs.function_errors import function_table
 from proofs.function_tables import function_ranges
 from proofs.norms import torture
 
 from pages import DOCS, page_script
 from scalewise.formats import format as format_
-from scalewise.ops import function_table
 
 
 @pytest.mark.parametrize("name", ["norms", "functions"])

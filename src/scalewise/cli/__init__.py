@@ -7,7 +7,7 @@ import typer
 
 from ._checkpoints import cast, check, diff, inspect
 from ._command import add, run
-from ._formats import formats, recipes, table
+from ._formats import formats, recipes
 from ._functions import audit, plan, record, tune
 from ._training import compare, train
 
@@ -22,9 +22,6 @@ for command in (
     audit, tune, plan, record, diff, compare, train, cast, check, formats, recipes,
 ):  # fmt: skip
     add(app, command)
-app.add_typer(
-    table, name="table", epilog="\b\nExample:\n  scalewise table functions exp --format bf16"
-)
 add(app, inspect, context_settings={"ignore_unknown_options": True})
 
 

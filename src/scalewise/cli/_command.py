@@ -160,8 +160,6 @@ SHARED = """
     out (FILE): A file to write the report to, .html or .json, for some .csv; may be given again.
     everything (--all): Show all rows, also benign ones.
     json: Print JSON.
-    to (--csv FILE): A file to write the table to, too.
-    names (FUNCTION): Functions, exp for example. Default: all.
     fmt (--format NAME): The name of a format.
 """
 

@@ -1,12 +1,10 @@
-"""`scalewise formats`, `recipes` and `table`: catalogues, numbers in a format, exact errors."""
+"""`scalewise formats` and `recipes`: catalogues; and numbers in a format."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from decimal import Decimal
 from fractions import Fraction
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -14,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .._output import as_csv, check_target, print_rows, replacing
-from ._command import add, refusal
+from .._output import print_rows
+from ._command import refusal
 
 if TYPE_CHECKING:
     from ..formats import Format
@@ -187,40 +185,3 @@ def recipes(name: str | None = None) -> None:
     console = Console()
     console.width = min(console.width, 80)
     console.print(table)
-
-
-table = typer.Typer(
-    help="Compute exact errors, over every input of a format.", no_args_is_help=True
-)
-
-
-def functions(
-    names: list[str] | None = None,
-    *,
-    fmt: str = "fp16",
-    domain: str = "all",
-    to: Path | None = None,
-) -> None:
-    """Show errors of elementary functions: native arithmetic against float32 with one rounding.
-
-    Args:
-        domain (NAME): all: every finite input; normal: no zeros, no subnormals.
-    """
-    from ..ops import function_table
-
-    with refusal(ValueError):
-        if to is not None:
-            check_target(to)  # before the table takes minutes to compute
-        records = [*function_table(fmt, names, domain)]  # pyright: ignore[reportArgumentType]
-        columns = [f.name for f in dataclasses.fields(records[0])]
-        rows = [dataclasses.astuple(record) for record in records]
-        heads = [column.replace("_", " ") for column in columns]
-        right = set(heads) - {"name", "arithmetic", "domain"}
-        cells = [[f"{x:.4g}" if isinstance(x, float) else str(x) for x in row] for row in rows]
-        print_rows(Console(), heads, cells, title=f"{fmt}: errors over every input", right=right)
-        if to is not None:
-            with replacing(to) as file:
-                file.write(as_csv(columns, rows).encode())
-
-
-add(table, functions)

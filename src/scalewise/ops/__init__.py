@@ -23,7 +23,6 @@ from ._reductions import mean as mean
 from ._reductions import softmax as softmax
 from ._reductions import sum as sum
 from ._reductions import var as var
-from ._tables import function_table as function_table
 from .functions import isinf_sign as isinf_sign
 
 METHODS = ("auto", *_PUBLISHED)
@@ -32,4 +31,3 @@ globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # h
 
 # for other packages of scalewise, not for users
 from ._matrix_units import unit_product as unit_product
-from ._tables import FunctionErrors as FunctionErrors

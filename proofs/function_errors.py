@@ -1,22 +1,28 @@
-"""The exact error of every function over every input of a format."""
+"""The exact error of every elementary function over every input of a format.
+
+`docs/functions.md` has the figures.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import mpmath
 import numpy as np
+from scipy.special import erf, erfc
 
-from .._check import checked
-from .._extras import require
-from .._resolve import as_format
-from ..formats import Format, FormatLike
-from .functions import FUNCTIONS, Elementary, Mpf
+from scalewise._resolve import as_format
+from scalewise.formats import Format, FormatLike
+from scalewise.ops.functions import FUNCTIONS, Elementary
+
+Mpmath: TypeAlias = Any  # the module mpmath
+Mpf: TypeAlias = Any  # a number of mpmath, of any precision
 
 LIBRARY_ERROR = 2.0**-40  # 4,096 ulps of float64: far more than NumPy's functions err
 SMALLEST = math.ulp(0.0)  # float64's smallest number
@@ -57,7 +63,6 @@ class FunctionErrors:
 Domain = Literal["all", "normal"]
 
 
-@checked
 def function_table(
     fmt: FormatLike,
     names: Iterable[str] | None = None,
@@ -107,12 +112,105 @@ def finite(fmt: Format) -> np.ndarray:
     return np.unique(values[np.isfinite(values)])
 
 
-def exactly(function: Elementary, x: float, where: str) -> Mpf:
-    mpmath = require("mpmath", "tables", where)
+class Exact(NamedTuple):
+    """A function in mpmath, by name or given mpmath, and in NumPy, within a few ulps of float64."""
+
+    exact: str | Callable[[Mpmath, Mpf], Mpf]
+    library: Callable[[np.ndarray], np.ndarray] | None = None
+
+
+def _gelu_tanh(m: Mpmath, x: Mpf) -> Mpf:
+    # x (1 + tanh z) / 2, without the cancellation at very negative z
+    z = m.sqrt(2 / m.pi) * (x + m.mpf("0.044715") * x**3)
+    return x / (1 + m.exp(-2 * z))
+
+
+def _gelu_tanh_library(x: np.ndarray) -> np.ndarray:
+    z = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
+    return x / (1 + np.exp(-2 * z))
+
+
+def _squareplus(x: np.ndarray) -> np.ndarray:
+    root = np.hypot(x, 2)  # without the cancellation where x is negative, or the overflow
+    return np.where(x < 0, 2 / (root + np.abs(x)), (x + root) / 2)
+
+
+def _clip(x: Mpf, low: float, high: float) -> Mpf:
+    return min(max(x, low), high)
+
+
+def _floor_based(rounding: Callable[[Mpf], int]) -> Callable[[Mpmath, Mpf], Mpf]:
+    return lambda m, x: m.mpf(int(rounding(x)))
+
+
+def _of_all(names: str) -> Iterator[tuple[Any, ...]]:
+    """Yields the rows of functions that mpmath and NumPy have under one name."""
+    for name in names.split():
+        own = name.replace("a", "arc", 1) if name.startswith("a") else name
+        yield name, name, getattr(np, own)
+
+
+_ELU = lambda m, x: x if x > 0 else m.expm1(x), lambda x: np.where(x > 0, x, np.expm1(x))
+_SELU = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
+_ROWS: tuple[tuple[Any, ...], ...] = (
+    *_of_all("sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh exp"),
+    ("exp2", lambda m, x: m.mpf(2) ** x, np.exp2),
+    *_of_all("expm1 log"),
+    ("log2", lambda m, x: m.log(x, 2), np.log2),
+    *_of_all("log10 log1p sqrt"),
+    ("rsqrt", lambda m, x: 1 / m.sqrt(x), lambda x: 1 / np.sqrt(x)),
+    ("cbrt", lambda m, x: m.sign(x) * m.cbrt(abs(x)), np.cbrt),
+    ("square", lambda m, x: x * x, np.square),
+    ("reciprocal", lambda m, x: 1 / x, lambda x: 1 / x),
+    ("negative", lambda m, x: -x, np.negative),
+    ("abs", lambda m, x: abs(x), np.abs),
+    ("sign", lambda m, x: m.sign(x), np.sign),
+    ("floor", _floor_based(math.floor), np.floor),
+    ("ceil", _floor_based(math.ceil), np.ceil),
+    ("trunc", _floor_based(int), np.trunc),
+    ("round", _floor_based(lambda x: round(float(x))), np.rint),
+    ("relu", lambda m, x: max(x, m.mpf(0)), lambda x: np.maximum(x, 0)),
+    ("relu6", lambda m, x: _clip(x, 0, 6), lambda x: np.clip(x, 0, 6)),
+    ("hard_tanh", lambda m, x: _clip(x, -1, 1), lambda x: np.clip(x, -1, 1)),
+    ("hard_sigmoid",
+     lambda m, x: _clip(x + 3, 0, 6) / m.mpf(6), lambda x: np.clip(x + 3, 0, 6) / 6),
+    ("hard_swish",
+     lambda m, x: x * _clip(x + 3, 0, 6) / m.mpf(6), lambda x: x * (np.clip(x + 3, 0, 6) / 6)),
+    ("leaky_relu",
+     lambda m, x: x if x >= 0 else x * m.mpf("0.01"), lambda x: np.where(x < 0, x * 0.01, x)),
+    ("sigmoid", lambda m, x: 1 / (1 + m.exp(-x)), lambda x: 1 / (1 + np.exp(-x))),
+    ("log_sigmoid",
+     lambda m, x: -m.log1p(m.exp(-x)), lambda x: -np.logaddexp(0, -x)),
+    ("silu", lambda m, x: x / (1 + m.exp(-x)), lambda x: x / (1 + np.exp(-x))),
+    ("softplus", lambda m, x: m.log1p(m.exp(x)), lambda x: np.logaddexp(0, x)),
+    ("softsign", lambda m, x: x / (1 + abs(x)), lambda x: x / (1 + np.abs(x))),
+    ("squareplus", lambda m, x: (x + m.sqrt(x * x + 4)) / 2, _squareplus),
+    ("tanh_shrink", lambda m, x: x - m.tanh(x)),
+    ("mish",
+     lambda m, x: x * m.tanh(m.log1p(m.exp(x))), lambda x: x * np.tanh(np.logaddexp(0, x))),
+    ("gelu",
+     lambda m, x: x * m.erfc(-x / m.sqrt(2)) / 2, lambda x: x * erfc(-x / np.sqrt(2)) / 2),
+    ("gelu_tanh", _gelu_tanh, _gelu_tanh_library),
+    ("elu", *_ELU),
+    ("celu", *_ELU),
+    ("selu",
+     lambda m, x: m.mpf(_SELU[1]) * (x if x > 0 else m.mpf(_SELU[0]) * m.expm1(x)),
+     lambda x: _SELU[1] * np.where(x > 0, x, _SELU[0] * np.expm1(x))),
+    ("erf", "erf", erf),
+    ("erfc", "erfc", erfc),
+    ("sinc", lambda m, x: m.sincpi(x)),
+    ("deg2rad", lambda m, x: x * m.pi / 180, np.deg2rad),
+    ("rad2deg", lambda m, x: x * 180 / m.pi, np.rad2deg),
+)  # fmt: skip
+EXACT = {name: Exact(*rest) for name, *rest in _ROWS}
+
+
+def exactly(function: Elementary, x: float) -> Mpf:
+    exact = EXACT[function.name].exact
     with mpmath.workprec(DIGITS):
-        if isinstance(function.exact, str):
-            return getattr(mpmath, function.exact)(mpmath.mpf(x))
-        return function.exact(mpmath, mpmath.mpf(x))
+        if isinstance(exact, str):
+            return getattr(mpmath, exact)(mpmath.mpf(x))
+        return exact(mpmath, mpmath.mpf(x))
 
 
 def _rows(fmt: Format, names: list[str], domains: tuple[str, ...]) -> Iterator[FunctionErrors]:
@@ -140,10 +238,11 @@ def reference(fmt: Format, function: Elementary, x: np.ndarray) -> tuple[np.ndar
     number: a result that became zero has a relative error of 1.
     """
     with np.errstate(all="ignore"):
-        if function.library is None:
+        library = EXACT[function.name].library
+        if library is None:
             exact, doubtful = np.full(x.shape, np.nan), np.ones(x.shape, bool)
         else:
-            exact = function.library(x)
+            exact = library(x)
             low, high = exact * (1 - LIBRARY_ERROR), exact * (1 + LIBRARY_ERROR)
             doubtful = fmt.encode(low) != fmt.encode(high)
             doubtful |= (exact == 0) & (x != 0)  # zero, or a number below float64's range
@@ -155,10 +254,9 @@ def reference(fmt: Format, function: Elementary, x: np.ndarray) -> tuple[np.ndar
 
 def _precisely(fmt: Format, function: Elementary, x: float) -> tuple[float, float]:
     """Returns one value by mpmath and its rounding, by comparison with the midpoint."""
-    mpmath = require("mpmath", "tables", "function_table")
     with mpmath.workprec(DIGITS):
         try:
-            y = exactly(function, x, "function_table")
+            y = exactly(function, x)
         except (ZeroDivisionError, ValueError):  # a pole, as IEEE 754 has it
             return np.nan, np.nan
         if isinstance(y, mpmath.mpc) or mpmath.isnan(y):
