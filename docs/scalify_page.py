@@ -170,7 +170,7 @@ DATA = {
     "abs": "|A|",
     "relu": "relu(A)",
     "gelu": "A Φ(A sA); left open in the design",
-    "cast": "A, rounded to another format",
+    "cast_data": "A, rounded to another format",
     "exp": "exp(A sA)",
     "log": "log(A) + log(sA)",
     "tanh": "tanh(A sA)",

@@ -143,7 +143,8 @@ def _reference(name: str, summary: str) -> str:
     package = importlib.import_module(f"scalewise.{name}")
     values = {public: getattr(package, public) for public in _public(SOURCE / name / "__init__.py")}
     described = [n for n, value in values.items() if isfunction(value) or isclass(value)]
-    described.sort(key=lambda n: _use(n, values[n], name))
+    listed = {*getattr(package, "__all__", values), *_exported()}
+    described.sort(key=lambda n: (n not in listed, *_use(n, values[n], name)))
     lines += [line for n in described for line in (f"::: scalewise.{name}.{n}", "")]
     others = [n for n in values if n not in described]
     if others:
@@ -153,8 +154,9 @@ def _reference(name: str, summary: str) -> str:
 
 
 def _public(file: Path) -> list[str]:
-    """Returns the names that a package exports as ``import X as X``."""
-    nodes = [node for node in _parsed(file).body if isinstance(node, ast.ImportFrom)]
+    """Returns the names that a package exports to users as ``import X as X``."""
+    text = file.read_text(encoding="utf-8").partition("# for other packages of scalewise")[0]
+    nodes = [node for node in ast.parse(text).body if isinstance(node, ast.ImportFrom)]
     aliases = [alias for node in nodes for alias in node.names]
     return [a.name for a in aliases if a.asname == a.name and not a.name.startswith("_")]
 

@@ -96,7 +96,7 @@ SOURCES: dict[str, tuple[Item, ...]] = {
              OPS + "test_contractions_with_unit_data_give_unit_data"),
         Item("convolutions", "scaled.conv", "scalify.md#operations-and-their-rules",
              OPS + "test_contractions_with_unit_data_give_unit_data"),
-        Item("cast hands the scale on", "scaled.cast", "scalify.md#operations-and-their-rules",
+        Item("cast hands the scale on", "scaled.cast_data", "scalify.md#operations-and-their-rules",
              OPS + "test_operands_in_8_bits"),
         Item("add, sub: the larger scale, or the root of squares", "scaled.add, scaled.sub",
              "scalify.md#operations-and-their-rules", TWO),

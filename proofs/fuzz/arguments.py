@@ -171,7 +171,6 @@ ENTRIES = {
         "scale_loss": {"loss": jnp.float32(1), "state": LOSS},
         "unscale": {"gradients": X, "state": LOSS},
         "layer_scaled": {"layer": len},
-        "layer_scales": {"scaling": training.StaticLossScale(), "layers": 2},
         "method": {"name": "fp8"}, "mean_over": {"tree": X, "axis_name": "i"},
         "step": {"loss": loss, "optimizer": SGD},
         "train": {"program": PROGRAM, "steps": 1}, "compare": {"program": PROGRAM, "steps": 1},

@@ -4,19 +4,10 @@ Importing this package imports neither JAX nor any of its own subpackages. A pub
 when it is first used; `__init__.pyi` lists all of them.
 """
 
-import ast
 import importlib
-from pathlib import Path
 
+from ._public import MODULES as _MODULES
 
-def _public() -> dict[str, str]:
-    """Each public name and the subpackage that defines it, as the stub says."""
-    stub = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
-    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
-    return {alias.name: node.module or alias.name for node in imports for alias in node.names}
-
-
-_MODULES = _public()
 __all__ = sorted([*_MODULES, "__version__"])
 
 

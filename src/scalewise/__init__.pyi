@@ -4,10 +4,8 @@ from . import autocasting as autocasting
 from . import autoscaling as autoscaling
 from . import checkpoints as checkpoints
 from . import devices as devices
-from . import emulating as emulating
 from . import formats as formats
 from . import ops as ops
-from . import planning as planning
 from . import scaled as scaled
 from . import testing as testing
 from . import training as training

@@ -7,7 +7,7 @@ import pytest
 
 from arrays import normal
 from scalewise import autocast
-from scalewise.training import DynamicLossScale, layer_scaled, layer_scales
+from scalewise.training import DynamicLossScale, layer_scaled
 
 APART = (2.0**-34, 2.0**14)  # by what the layers' gradients shrink and grow: 48 binades
 
@@ -47,7 +47,7 @@ def exact():
 def train(steps):
     """The scales that both layers find; gradients of the last step that was good throughout."""
     scaling = DynamicLossScale(initial=2.0**10, interval=2, max_scale=2.0**60)
-    state, good = layer_scales(scaling, 2), None
+    state, good = scaling.init(2), None
     loss = net(layer_scaled(layer))
 
     @jax.jit
@@ -107,4 +107,4 @@ def test_a_power_of_two_changes_no_bit_in_float32(transform):
 
 def test_invalid_arguments_are_errors():
     with pytest.raises(ValueError, match="layers is 0; expected a positive integer"):
-        layer_scales(DynamicLossScale(), 0)
+        DynamicLossScale().init(0)

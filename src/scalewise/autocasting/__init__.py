@@ -1,12 +1,18 @@
 """Automatic mixed precision: narrow products, and float32 where range or long sums need it."""
 
-from ._autocast import Autocast as Autocast
+from .._public import own_names
 from ._autocast import autocast as autocast
-from ._autocast import converted as converted
 from ._autocast import placements as placements
 from ._policy import FULL as FULL
 from ._policy import LOW as LOW
 from ._policy import Policy as Policy
-from ._policy import PolicyLike as PolicyLike
 from ._policy import Rule as Rule
 from ._policy import policy as policy
+
+globals()["__all__"] = own_names(dir())  # help() lists them
+
+# the classes of results and types, for annotations
+# for other packages of scalewise, not for users
+from ._autocast import Autocast as Autocast
+from ._autocast import converted as converted
+from ._policy import PolicyLike as PolicyLike

@@ -5,6 +5,7 @@ lists the layouts. :func:`load` returns a lazy tree, :func:`cast` converts a fil
 describes it, :func:`diff` compares two in value, :func:`check` looks for faults.
 """
 
+from .._public import own_names
 from ._api import Tree as Tree
 from ._api import cast as cast
 from ._api import compare_scales as compare_scales
@@ -12,12 +13,14 @@ from ._api import load as load
 from ._api import save as save
 from ._check import check as check
 from ._files import UnreadableError as UnreadableError
-from ._inspect import DiffReport as DiffReport
-from ._inspect import InspectReport as InspectReport
 from ._inspect import diff as diff
 from ._inspect import inspect as inspect
+
+globals()["__all__"] = own_names(dir())  # help() lists them
+
+# the classes of results, for annotations
+from ._inspect import DiffReport as DiffReport
+from ._inspect import InspectReport as InspectReport
 from ._report import CastReport as CastReport
 from ._report import CheckReport as CheckReport
 from ._report import Finding as Finding
-
-globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # help() lists them

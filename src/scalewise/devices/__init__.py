@@ -1,21 +1,23 @@
 """Devices: which operands their matrix units multiply, and which of them computes a program."""
 
+from .._public import own_names
 from ._matrix_units import UNITS as UNITS
 from ._matrix_units import MatrixUnit as MatrixUnit
 from ._matrix_units import MatrixUnits as MatrixUnits
 from ._matrix_units import matrix_unit as matrix_unit
 from ._matrix_units import matrix_units as matrix_units
 from ._table import DEVICES as DEVICES
-from ._table import Device as Device
 from ._table import device as device
 from ._table import present as present
 
-globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # help() lists them
+globals()["__all__"] = own_names(dir())  # help() lists them
 
+# the classes of results, for annotations
 # for other packages of scalewise, not for users
 from ._matrix_units import MatrixUnitsLike as MatrixUnitsLike
 from ._matrix_units import architecture_of as architecture_of
 from ._matrix_units import element_of as element_of
+from ._table import Device as Device
 from ._table import Units as Units
 from ._table import best_units as best_units
 from ._table import device_for as device_for

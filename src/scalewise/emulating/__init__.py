@@ -1,9 +1,14 @@
 """Emulation: rounds every result to a format, exactly as a machine of that format would."""
 
+from .._public import own_names
+from ._emulation import emulate as emulate
+
+globals()["__all__"] = own_names(dir())  # help() lists them
+
+# for other packages of scalewise, not for users
 from ._emulation import EXACT as EXACT
 from ._emulation import Constant as Constant
 from ._emulation import Emulation as Emulation
 from ._emulation import EmulationWithDraws as EmulationWithDraws
 from ._emulation import OnDevice as OnDevice
-from ._emulation import emulate as emulate
 from ._emulation import is_exact as is_exact

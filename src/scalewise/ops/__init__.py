@@ -1,5 +1,6 @@
 """Numerically safe operations, and the arithmetic of a machine that has one float format."""
 
+from .._public import own_names
 from . import functions as functions
 from ._arithmetic import ORDERS as ORDERS
 from ._arithmetic import Arithmetic as Arithmetic
@@ -27,7 +28,7 @@ from .functions import isinf_sign as isinf_sign
 
 METHODS = ("auto", *_PUBLISHED)
 
-globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # help() lists them
+globals()["__all__"] = own_names(dir())  # help() lists them
 
 # for other packages of scalewise, not for users
 from ._matrix_units import unit_product as unit_product

@@ -1,13 +1,16 @@
 """Plans: which format for each product of a program, at a given cost, and what it changes."""
 
+from .._public import own_names
 from ._budget import Budget as Budget
 from ._plan import plan as plan
-from ._result import FrontPoint as FrontPoint
 from ._result import Plan as Plan
+from ._rollouts import rollouts as rollouts
+
+globals()["__all__"] = own_names(dir())  # help() lists them
+
+# the classes of results, for annotations
+from ._result import FrontPoint as FrontPoint
 from ._result import PlanLine as PlanLine
 from ._result import Upgrade as Upgrade
 from ._rollouts import Pair as Pair
 from ._rollouts import Rollouts as Rollouts
-from ._rollouts import rollouts as rollouts
-
-globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # help() lists them

@@ -1,5 +1,6 @@
 """Rounding: casts of floats to formats, each bit-exact with a single rounding."""
 
+from .._public import own_names
 from ._codes import decode as decode
 from ._encoded import EncodedArray as EncodedArray
 from ._encoded import encode as encode
@@ -8,7 +9,7 @@ from ._encoded import unpack as unpack
 from ._round import cast as cast
 from ._round import round_to as round_to
 
-globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # help() lists them
+globals()["__all__"] = own_names(dir())  # help() lists them
 
 # for other packages of scalewise, not for users
 from ._bits import round_bits as round_bits

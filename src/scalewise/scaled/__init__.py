@@ -1,5 +1,6 @@
 """Scaled arrays: data times a scale, operations on them, the strategies that choose the scale."""
 
+from .._public import own_names
 from . import scaled_tree as scaled_tree
 from ._array import ScaledArray as ScaledArray
 from ._array import dequantize as dequantize
@@ -11,46 +12,34 @@ from ._block_scales import Quest as Quest
 from ._convert import as_scaled as as_scaled
 from ._convert import asarray as asarray
 from ._convert import dynamic_rescale as dynamic_rescale
-from ._operations import abs as abs
-from ._operations import add as add
-from ._operations import cast as cast
+from ._operations import cast_data as cast_data
 from ._operations import clip as clip
 from ._operations import concatenate as concatenate
 from ._operations import cos as cos
-from ._operations import div as div
 from ._operations import erf as erf
 from ._operations import exp as exp
 from ._operations import gelu as gelu
-from ._operations import integer_pow as integer_pow
 from ._operations import log as log
 from ._operations import maximum as maximum
 from ._operations import minimum as minimum
-from ._operations import mul as mul
-from ._operations import neg as neg
 from ._operations import relu as relu
 from ._operations import rsqrt as rsqrt
 from ._operations import sigmoid as sigmoid
 from ._operations import sin as sin
 from ._operations import sqrt as sqrt
-from ._operations import square as square
-from ._operations import sub as sub
 from ._operations import tanh as tanh
 from ._operations import where as where
-from ._quantize import SATURATION_RULES as SATURATION_RULES
 from ._quantize import quantize as quantize
 from ._quantize import saturation as saturation
 from ._rules import RULES as RULES
-from ._rules import ScaleRule as ScaleRule
 from ._safetensors import load_safetensors as load_safetensors
 from ._safetensors import save_safetensors as save_safetensors
-from ._scaling import SCALINGS as SCALINGS
 from ._scaling import Amax as Amax
 from ._scaling import Delayed as Delayed
 from ._scaling import Fixed as Fixed
 from ._scaling import LeastSquares as LeastSquares
 from ._scaling import Propagated as Propagated
 from ._scaling import Rms as Rms
-from ._scaling import Scaling as Scaling
 from ._scaling import Unit as Unit
 from ._sums import conv as conv
 from ._sums import cumsum as cumsum
@@ -64,8 +53,9 @@ from ._sums import softmax as softmax
 from ._sums import sum as sum
 from .scaled_tree import is_scaled as is_scaled
 
-globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # help() lists them
+globals()["__all__"] = own_names(dir())  # help() lists them
 
+# what operators of ScaledArray do, and tables
 # for other packages of scalewise, not for users
 from ._amax import amax as amax
 from ._amax import at_least as at_least
@@ -77,6 +67,14 @@ from ._blocks import round_in_blocks as round_in_blocks
 from ._blocks import rounds_in_blocks as rounds_in_blocks
 from ._blocks import split_blocks as split_blocks
 from ._convert import scaled_down as scaled_down
+from ._operations import abs as abs
+from ._operations import add as add
+from ._operations import div as div
+from ._operations import integer_pow as integer_pow
+from ._operations import mul as mul
+from ._operations import neg as neg
+from ._operations import square as square
+from ._operations import sub as sub
 from ._power import HIGHEST as HIGHEST
 from ._power import LOWEST as LOWEST
 from ._power import ZERO_EXPONENT as ZERO_EXPONENT
@@ -84,11 +82,15 @@ from ._power import exponent_of as exponent_of
 from ._power import ldexp as ldexp
 from ._power import power_of_two as power_of_two
 from ._power import split_power as split_power
+from ._quantize import SATURATION_RULES as SATURATION_RULES
 from ._quantize import quantize_measured as quantize_measured
 from ._quantize import storable as storable
 from ._rules import EXPONENTS as EXPONENTS
+from ._rules import ScaleRule as ScaleRule
 from ._rules import combined as combined
 from ._rules import static_scale as static_scale
+from ._scaling import SCALINGS as SCALINGS
 from ._scaling import Axes as Axes
 from ._scaling import Scales as Scales
+from ._scaling import Scaling as Scaling
 from ._scaling import shifted as shifted

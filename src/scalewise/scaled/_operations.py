@@ -210,7 +210,7 @@ def log(a: Operand) -> ScaledArray:
 
 
 @checked
-def cast(
+def cast_data(
     a: Operand,
     fmt: FormatLike | DTypeLike,
     *,
@@ -226,11 +226,11 @@ def cast(
         a: an operand.
         fmt, rounding, saturate, key: as for :func:`scalewise.cast`.
     """
-    (x,) = operands("cast", a)
-    fmt = as_format(fmt, "cast")
+    (x,) = operands("cast_data", a)
+    fmt = as_format(fmt, "cast_data")
     mode = saturation(saturate, fmt)
     data = _rounding.encode(x.data, fmt, rounding=rounding, saturate=mode, key=key)
-    scale = RULES["cast"].scale(x.algebra, x.scale)
+    scale = RULES["cast_data"].scale(x.algebra, x.scale)
     if x.algebra is EXPONENTS:
         return ScaledArray.from_exponent(data, scale)
     return ScaledArray(data, scale)

@@ -148,7 +148,7 @@ RULES: dict[str, ScaleRule] = {
     **dict.fromkeys(("matmul", "dot_general", "conv"), CONTRACTION),
     **dict.fromkeys(("sum", "cumsum"), TOTAL),
     "mean": MEAN,
-    **dict.fromkeys(("max", "min", "neg", "abs", "relu", "gelu", "cast"), KEPT),
+    **dict.fromkeys(("max", "min", "neg", "abs", "relu", "gelu", "cast_data"), KEPT),
     **dict.fromkeys(("exp", "log", "tanh", "sigmoid", "sin", "cos", "erf"), ONE),
     "softmax": NORMALISED,
     "log_softmax": AT_LEAST_ONE,

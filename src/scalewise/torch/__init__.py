@@ -3,6 +3,7 @@
 This package needs torch: ``pip install 'scalewise[torch]'``.
 """
 
+from .._public import own_names
 from ._audit import audit as audit
 from ._convert import to_jax as to_jax
 from ._convert import to_torch as to_torch
@@ -18,4 +19,4 @@ from ._tensors import dequantize as dequantize
 from ._tensors import quantize as quantize
 from ._tensors import round_to as round_to
 
-globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # help() lists them
+globals()["__all__"] = own_names(dir())  # help() lists them

@@ -1,6 +1,7 @@
 """Mixed-precision training: loss scaling, narrow weights and moments, whole steps and runs."""
 
 from .._extras import require as _require
+from .._public import own_names
 
 _require("optax", "train", "scalewise.training")
 
@@ -10,52 +11,52 @@ from . import mu_s as mu_s
 from ._compare._compare import compare as compare
 from ._compare._methods import METHODS as METHODS
 from ._compare._methods import Method as Method
-from ._compare._methods import method as method
 from ._compare._program import Program as Program
-from ._compare._program import corpus as corpus
-from ._compare._results import Comparison as Comparison
-from ._compare._results import Divergence as Divergence
-from ._compare._results import Record as Record
 from ._gradients import all_finite as all_finite
 from ._gradients import mean_over as mean_over
 from ._loss_scale import DynamicLossScale as DynamicLossScale
-from ._loss_scale import LossScaledState as LossScaledState
-from ._loss_scale import LossScaleState as LossScaleState
 from ._loss_scale import StaticLossScale as StaticLossScale
 from ._loss_scale import layer_scaled as layer_scaled
-from ._loss_scale import layer_scales as layer_scales
 from ._loss_scale import loss_scale_of as loss_scale_of
 from ._loss_scale import loss_scaled as loss_scaled
 from ._loss_scale import scale_loss as scale_loss
 from ._loss_scale import unscale as unscale
-from ._model import Metrics as Metrics
-from ._model import TrainState as TrainState
-from ._moments import NARROW_ADAM as NARROW_ADAM
 from ._moments import STATES as STATES
 from ._moments import ExpandedStorage as ExpandedStorage
-from ._moments import ExpandedStored as ExpandedStored
 from ._moments import TableStorage as TableStorage
-from ._moments import TableStored as TableStored
 from ._moments import store_state as store_state
 from ._moments import widen as widen
-from ._step import Step as Step
 from ._step import step as step
 from ._train._folder import CheckpointError as CheckpointError
 from ._train._folder import Log as Log
 from ._train._sharding import Sharding as Sharding
-from ._train._train import Trained as Trained
 from ._train._train import TrainingError as TrainingError
 from ._train._train import train as train
-from ._weights import CompensatedState as CompensatedState
-from ._weights import MasterState as MasterState
-from ._weights import StochasticState as StochasticState
 from ._weights import apply_updates as apply_updates
 from ._weights import compensated as compensated
 from ._weights import master_weights as master_weights
 from ._weights import stochastic_rounding as stochastic_rounding
 
-globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # help() lists them
+globals()["__all__"] = own_names(dir())  # help() lists them
 
+# the classes of results, for annotations
 # for other packages of scalewise, not for users
 from ._compare._methods import DEMO as DEMO
+from ._compare._methods import method as method
+from ._compare._program import corpus as corpus
 from ._compare._program import load_program as load_program
+from ._compare._results import Comparison as Comparison
+from ._compare._results import Divergence as Divergence
+from ._compare._results import Record as Record
+from ._loss_scale import LossScaledState as LossScaledState
+from ._loss_scale import LossScaleState as LossScaleState
+from ._model import Metrics as Metrics
+from ._model import TrainState as TrainState
+from ._moments import NARROW_ADAM as NARROW_ADAM
+from ._moments import ExpandedStored as ExpandedStored
+from ._moments import TableStored as TableStored
+from ._step import Step as Step
+from ._train._train import Trained as Trained
+from ._weights import CompensatedState as CompensatedState
+from ._weights import MasterState as MasterState
+from ._weights import StochasticState as StochasticState

@@ -56,9 +56,10 @@ class StaticLossScale:
 
     scale: Positive = 2.0**15
 
-    def init(self) -> LossScaleState:
-        """Returns the state before the first step."""
-        return _state(self.scale)
+    @checked
+    def init(self, layers: Count | None = None) -> LossScaleState:
+        """Returns the state before the first step; of so many layers, in arrays."""
+        return _state(self.scale, layers)
 
     def update(self, state: LossScaleState, finite: jax.Array) -> LossScaleState:
         """Returns the state after a step whose gradients were all finite, or not."""
@@ -96,9 +97,10 @@ class DynamicLossScale:
                 f"min_scale {self.min_scale} and max_scale {self.max_scale}"
             )
 
-    def init(self) -> LossScaleState:
-        """Returns the state before the first step."""
-        return _state(self.initial)
+    @checked
+    def init(self, layers: Count | None = None) -> LossScaleState:
+        """Returns the state before the first step; of so many layers, in arrays."""
+        return _state(self.initial, layers)
 
     def update(self, state: LossScaleState, finite: jax.Array) -> LossScaleState:
         """Returns the state after a step whose gradients were all finite, or not."""
@@ -263,9 +265,10 @@ def loss_scales(tree: PyTree) -> list[LossScaleState]:
     return [x for x in jax.tree.leaves(tree, is_leaf=is_state) if is_state(x)]
 
 
-def _state(scale: float) -> LossScaleState:
-    first = jnp.float32(scale)
-    return LossScaleState(first, jnp.int32(0), jnp.int32(0), jnp.int32(0), first)
+def _state(scale: float, layers: int | None) -> LossScaleState:
+    shape = () if layers is None else (layers,)
+    first, zero = jnp.full(shape, scale, jnp.float32), jnp.zeros(shape, jnp.int32)
+    return LossScaleState(first, zero, zero, zero, first)
 
 
 @checked
@@ -281,7 +284,8 @@ def layer_scaled(
     float32, and divides the layer's gradients by it, in float32 if the parameters or inputs have
     that dtype. Non-finite gradients become zero, so that they don't reach the layers below; the
     gradient with respect to the scale is their number. Differentiate with respect to the scales as
-    well, and leave out the step if one of these counts isn't zero.
+    well, and leave out the step if one of these counts isn't zero. ``scaling.init(layers)`` and
+    ``scaling.update(state, counts == 0)`` of a :class:`DynamicLossScale` keep the scales.
 
     A layer ``(params, x) -> y`` on pytrees of floats becomes ``(scale, params, x) -> y``, where
     ``scale`` is a float32 scalar; reverse mode only.
@@ -324,9 +328,3 @@ def layer_scaled(
 
     scaled.defvjp(forward, backward)
     return scaled
-
-
-@checked
-def layer_scales(scaling: LossScale, layers: Count) -> LossScaleState:
-    """Returns a loss scale's state with arrays of ``layers`` numbers, for ``update`` by counts."""
-    return jax.tree.map(lambda x: jnp.broadcast_to(x, (layers,)), scaling.init())
