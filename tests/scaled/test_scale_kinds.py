@@ -94,7 +94,7 @@ ONE = {
     "cumsum": (lambda a: scaled.cumsum(a, 1), lambda x: x.cumsum(1)),
     "erf": (scaled.erf, special.erf),
     "clip": (lambda a: scaled.clip(a, -1.0, 2.0), lambda x: np.clip(x, -1, 2)),
-    "cast": (lambda a: scaled.cast_data(a, "fp32"), lambda x: x),
+    "cast_data": (lambda a: scaled.cast_data(a, "fp32"), lambda x: x),
 }
 TWO = {
     "add": (scaled.add, np.add),

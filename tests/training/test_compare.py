@@ -300,7 +300,7 @@ def test_a_users_own_method_is_compared(tmp_path):
         ({"program": "/nowhere.py"}, "no program '/nowhere.py'; expected a Python file"),
         (
             {"program": dataclasses.replace(TINY, init=lambda seed: {"weights": jnp.ones(2)})},
-            "tiny.init returned a dict without params",
+            "tiny.init returned a dict without params: the state is a pytree with its parameters",
         ),
         (
             {"program": dataclasses.replace(TINY, train_step=lambda s, b: s)},

@@ -168,7 +168,7 @@ def test_a_process_without_a_first_replica_gathers_digests_too(monkeypatch):
 
 def test_several_processes_need_a_mesh_of_all(monkeypatch, tmp_path):
     Two(monkeypatch)
-    with pytest.raises(InputError, match="called in 2 processes without sharding"):
+    with pytest.raises(InputError, match="called in 2 processes without sharding: give it"):
         run(tmp_path / "run", None)
     with pytest.raises(InputError, match="the mesh has no device of process 1 of 2"):
         run(tmp_path / "run", on_one_device())

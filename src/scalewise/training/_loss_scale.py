@@ -214,7 +214,10 @@ def loss_scaled(
     """
     scaling = DynamicLossScale() if scaling is None else scaling
     if not check_finite and not isinstance(scaling, StaticLossScale):
-        raise ValueError(f"scaling is {scaling!r}; check_finite=False needs StaticLossScale(...)")
+        raise ValueError(
+            f"check_finite=False leaves overflows undetected, but scaling is {scaling!r}, which "
+            "they change; expected StaticLossScale(...), and no FP16 without it"
+        )
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: PyTree) -> LossScaledState:
@@ -254,7 +257,10 @@ def loss_scale_of(tree: PyTree) -> LossScaleState:
     """Returns the only :class:`LossScaleState` in a pytree such as an optimizer's state."""
     found = loss_scales(tree)
     if len(found) != 1:
-        raise ValueError(f"loss_scale_of: {len(found)} loss scales in this tree; expected one")
+        raise ValueError(
+            f"loss_scale_of: {len(found)} loss scales in this tree; expected the state of an "
+            "optimizer that loss_scaled(...) wraps once"
+        )
     return found[0]
 
 

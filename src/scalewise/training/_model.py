@@ -140,9 +140,15 @@ class Metrics(NamedTuple):
 def check_call(state: object, batch: PyTree) -> None:
     """Raises TypeError if a step is called without a state, or with an object as its batch."""
     if not isinstance(state, TrainState):
-        raise TypeError(f"step: state is {shown(state)}; expected the TrainState of init(model)")
+        raise TypeError(
+            f"step: state is {shown(state)}; expected the TrainState of init(model) "
+            "or of the step before"
+        )
     if has_objects(batch):
-        raise TypeError("step: the batch holds a Flax NNX object; keep it in the model")
+        raise TypeError(
+            "step: the batch holds a Flax NNX object, whose updates would be lost; keep it in the "
+            "model, or pass its values"
+        )
 
 
 def loss_and_aux(out: PyTree, has_aux: bool) -> tuple[jax.Array, PyTree]:
@@ -168,7 +174,8 @@ def loss_transform(
     if isinstance(recipe, Recipe) and recipe.state:
         raise ValueError(
             f"step: the recipe's state says how parts of a training state are stored, first "
-            f"{recipe.state[0][0]!r}; here moments={{...}} and the policy's p= do"
+            f"{recipe.state[0][0]!r}; here moments={{...}} and the policy's p= do. Expected a "
+            "recipe without, or autoscale of a training step of your own"
         )
     # Step differentiates a recipe with a history together with that
     if policy is None or (isinstance(policy, Recipe) and policy.scaling.source == "history"):

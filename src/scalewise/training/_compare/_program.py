@@ -110,7 +110,8 @@ def parameter_count(state: PyTree, program: Program) -> int:
     if params is None:
         kind = type(state).__name__
         raise InputError(
-            f'{program.name}.init returned a {kind} without params: name them "params"'
+            f"{program.name}.init returned a {kind} without params: the state is a pytree with its "
+            'parameters under the key (or attribute) "params"'
         )
     count = sum(getattr(x, "size", 1) for x in jax.tree.leaves(params))
     if not count:

@@ -71,7 +71,10 @@ def read_meta(folder: Path) -> dict[str, Json]:
             raise DamagedError(f"its description can't be read ({in_short(error)})") from None
         meta, seal, foreign = {}, "", "it has neither scalewise's description nor its state"
     if foreign:
-        raise InputError(f"{folder} is no checkpoint of scalewise train: {foreign}")
+        raise InputError(
+            f"{folder} is no checkpoint of scalewise train: {foreign}; begin another folder with "
+            "--out"
+        )
     if seal != meta.get("seal"):
         raise DamagedError("its description is not the one that was written")
     if str(meta["step"]) != folder.name:

@@ -139,7 +139,10 @@ class RunFolder:
                 damaged[folder] = str(error)
         seen = {folder.name: meta["seal"] for folder, meta in good.items()}
         if any(other != seen for other in all_gather_json(seen)):
-            raise InputError(f"the processes see different checkpoints in {self._path}: share it")
+            raise InputError(
+                f"the processes of this run see different checkpoints in {self._path}: give them a "
+                "folder on a file system that all of them share"
+            )
         if run is None and good:
             runs = [meta["run"] for meta in good.values()]
             run = max(runs, key=runs.count)

@@ -88,14 +88,15 @@ def check_processes(sharding: Sharding | None) -> None:
     if sharding is None:
         if count > 1:
             raise InputError(
-                f"train was called in {count} processes without sharding=Sharding(...)"
+                f"train was called in {count} processes without sharding: give it sharding="
+                "Sharding(mesh, state, batch) over the devices of all of them"
             )
         return
     present = {device.process_index for device in sharding.mesh.devices.flat}
     if missing := sorted(set(range(count)) - present):
         raise InputError(
-            f"sharding: the mesh has no device of process {missing[0]} of {count}; expected "
-            "a mesh of jax.devices()"
+            f"sharding: the mesh has no device of process {missing[0]} of {count}; expected a "
+            "mesh of jax.devices(), which are those of all processes"
         )
 
 

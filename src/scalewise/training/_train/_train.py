@@ -158,7 +158,10 @@ def step_for(program: programs.Program, name: str, **options: Any) -> Step:
             f"training.step has the options {', '.join(known)}"
         )
     if program.loss_of is None or program.optimizer is None:
-        raise InputError(f"{program.name} defines no loss_of(params, batch) or no OPTIMIZER")
+        raise InputError(
+            f"{program.name} defines no loss_of(params, batch) or no OPTIMIZER: scalewise train "
+            "needs both; scalewise compare does without"
+        )
     chosen: Mapping[str, Any] | None = {"policy": name}
     if "=" not in name:
         chosen = named_method(name).step_options
