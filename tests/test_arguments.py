@@ -99,7 +99,7 @@ def test_arrays_of_other_shapes_and_dtypes_are_refused_with_type_or_value_errors
         lambda: training.apply_updates({"w": X}, {"v": X}),
         lambda: training.apply_updates({"w": "x"}, {"w": X}),
         lambda: sw.ops.functions.COMPUTE[np.dtype("int32")],
-        lambda: sw.ops.functions.exp(X.astype("int32")), lambda: sw.ops.dot(X[0], X[0], out=int),
+        lambda: sw.ops.functions.exp(X.astype("int32")), lambda: sw.ops.matmul(X[0], X[0], out=int),
     ):  # fmt: skip
         with pytest.raises((TypeError, ValueError)):
             call()

@@ -118,7 +118,6 @@ ENTRIES = {
         "beta_low": {"fmt": "fp16"},
         "ulp_bound": {"fmt": sw.formats.FP16, "n": 4},
         "cross_entropy": {"logits": X, "labels": np.zeros(4, int)},
-        "dot": {"a": X[0], "b": X[0]},
         "matmul": {"a": X, "b": X.T},
         **{
             name: {"x": X}

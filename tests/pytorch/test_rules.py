@@ -11,6 +11,7 @@ from pytorch.samples import OTHER, SAMPLES
 from scalewise.torch._convert import jax_dtype
 from scalewise.torch._graph import apply
 from scalewise.torch._registry import IN_STEPS
+from scalewise.torch._torch import aten
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning:torch", "ignore::UserWarning:torch")
 # One unit in the last place, and float32's own error, relative to the result (or a twentieth of the
@@ -104,3 +105,11 @@ def compare(got, want, exact, tolerance):
     scale = np.maximum(np.abs(want), 0.05 * np.abs(want).max(initial=0.0))
     error = np.minimum(np.abs(got - want), np.abs(got - exact))
     np.testing.assert_array_less(error, tolerance * scale + 1e-30)
+
+
+def test_rules_may_name_operators_that_this_torch_lacks():
+    gone = aten.no_such_operator.default
+    assert {gone: 1}[aten.no_such_operator.default] == 1
+    assert aten.add.Tensor is torch.ops.aten.add.Tensor
+    with pytest.raises(AttributeError, match=r"has no aten\.no_such_operator\.default"):
+        gone()

@@ -14,7 +14,7 @@ from typing import Annotated, Any, TextIO, get_args, get_type_hints
 import typer
 
 from .._extras import MissingPackageError
-from .._output import TargetError, sentence
+from .._output import TargetError, rescue_folder, sentence
 from .._output import check_target as check_file
 from .._user_file import function_file
 
@@ -129,22 +129,29 @@ def computed(
 
 
 def shown(report: Any, paths: Sequence[Path] | None, json: bool = False, **options: Any) -> None:
-    """Prints a report, after it is written to files; also one that a full disk doesn't take."""
-    failed: OSError | None = None
-    for path in paths or ():
-        try:
-            report.save(path)
-        except OSError as error:
-            failed = failed or error
+    """Writes a report to files, then prints it: the terminal may be gone."""
+    saved = [_saved(report, path) for path in paths or ()]
     if json:
         typer.echo(report.json())
     else:
         report.show(**options)
-    if failed is not None:
-        raise failed
-    if not json:
-        for path in paths or ():
+        for path in filter(None, saved):
             typer.echo(f"wrote {path}")
+    if None in saved:
+        raise typer.Exit(UNUSABLE)
+
+
+def _saved(report: Any, path: Path) -> Path | None:
+    """Writes the report; where that fails, to a temporary folder, since it took minutes to make."""
+    try:
+        return report.save(path)
+    except (OSError, TargetError) as error:
+        tell(sentence(error) if isinstance(error, OSError) else str(error))
+    except Exception as error:  # whatever fails, the report is printed
+        tell(f"{path} is not written: {type(error).__name__}: {error}")
+    with suppress(Exception), rescue_folder() as folder:
+        tell(f"the report is in {report.save(folder / path.name)} instead")
+    return None
 
 
 ENTRY = re.compile(r"^    (\w+)(?: \(([^)]+)\))?: (.*(?:\n {8}.*)*)", re.M)

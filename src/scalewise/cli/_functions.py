@@ -10,8 +10,7 @@ from typing import Any
 
 import typer
 
-from .._output import TargetError, rescue_folder, sentence
-from ._command import UNUSABLE, check, computed, refusal, tell
+from ._command import check, computed, refusal, shown
 
 
 def audit(
@@ -76,13 +75,7 @@ def audit(
         else:
             _unused(training, "torch models (--framework torch)")
             report = _of_function(target, low, args, seed, options | {"device": device}, calls)
-        saved = [_saved(report, path) for path in paths]  # first: the terminal may be gone
-        report.show(everything=everything)
-        for path in saved:
-            if path is not None:
-                typer.echo(f"wrote {path}")
-    if None in saved:
-        raise typer.Exit(UNUSABLE)
+        shown(report, paths, everything=everything)
     if report.error.non_finite:
         raise typer.Exit(1)
 
@@ -147,19 +140,6 @@ def _of_torch(target: str, low: Any, args: str | None, seed: int, options: Any) 
 
     loaded = load(target, args, seed, labels=options["grad"])
     return st.audit(loaded.model, loaded.args, loaded.kwargs, low=low, **options)
-
-
-def _saved(report: Any, path: Path) -> Path | None:
-    """Writes the report; where that fails, to a temporary folder, since it took minutes to make."""
-    try:
-        return report.save(path)
-    except (OSError, TargetError) as error:
-        tell(sentence(error) if isinstance(error, OSError) else str(error))
-    except Exception as error:  # whatever fails, the report is printed
-        tell(f"{path} is not written: {type(error).__name__}: {error}")
-    with suppress(Exception), rescue_folder() as folder:
-        tell(f"the report is in {report.save(folder / path.name)} instead")
-    return None
 
 
 def tune(

@@ -8,7 +8,6 @@ from ._arithmetic import accumulate as accumulate
 from ._auto import ulp_bound as ulp_bound
 from ._contractions import Accumulator as Accumulator
 from ._contractions import conv_general_dilated as conv_general_dilated
-from ._contractions import dot as dot
 from ._contractions import dot_general as dot_general
 from ._contractions import matmul as matmul
 from ._methods import METHODS as _PUBLISHED

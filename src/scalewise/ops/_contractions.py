@@ -1,4 +1,4 @@
-"""Dots and matrix products with separate dtypes for storage, products and accumulation."""
+"""Matrix products with separate dtypes for storage, products and accumulation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Accumulator:
     Example:
         >>> import jax.numpy as jnp
         >>> ones = jnp.ones(4096, jnp.float16)
-        >>> [float(dot(ones, ones, accumulator=Accumulator("fp16", chunk=c)))
+        >>> [float(matmul(ones, ones, accumulator=Accumulator("fp16", chunk=c)))
         ...  for c in (None, 128)]
         [2048.0, 4096.0]
     """
@@ -146,24 +146,6 @@ def _check_scales(
             f"matmul: scales of shapes {given[0]} and {given[1]}; expected {wanted[0]} and "
             f"{wanted[1]}, one for each block of {unit.left.size} numbers along K"
         )
-
-
-@checked
-def dot(
-    a: ArrayLike,
-    b: ArrayLike,
-    *,
-    accumulator: Sums | Format | str | None = None,
-    out: FloatDType | None = None,
-) -> jax.Array:
-    """Returns the dot product of two vectors, computed as :func:`matmul` does.
-
-    Raises:
-        ValueError: something not a vector.
-    """
-    if jnp.ndim(a) != 1 or jnp.ndim(b) != 1:
-        raise ValueError(f"dot takes vectors, not shapes {jnp.shape(a)} and {jnp.shape(b)}")
-    return matmul(a, b, accumulator=accumulator, out=out)
 
 
 def dot_general(

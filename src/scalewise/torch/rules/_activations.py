@@ -8,10 +8,10 @@ import numpy as np
 from jax import lax
 
 from .._registry import rule, rules
-from .._torch import torch
+from .._torch import aten, torch
 from ._promotion import as_array, as_dtype, axes_of
 
-A = torch.ops.aten
+A = aten
 
 
 @rule(A.gelu.default)

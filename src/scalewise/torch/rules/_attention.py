@@ -11,10 +11,10 @@ import jax.numpy as jnp
 
 from .._operation import operation
 from .._registry import STAGED
-from .._torch import torch
+from .._torch import aten
 from ._creation import dropped, kept, random_rule
 
-A = torch.ops.aten
+A = aten
 
 
 @dataclasses.dataclass(frozen=True)

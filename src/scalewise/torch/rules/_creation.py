@@ -11,10 +11,10 @@ import numpy as np
 
 from .._convert import jax_dtype
 from .._registry import DRAWS, rule, rules
-from .._torch import torch
+from .._torch import aten, torch
 from ._promotion import common
 
-A = torch.ops.aten
+A = aten
 
 
 def _dtype(dtype, value=None):

@@ -14,10 +14,10 @@ from jax import lax
 from jax.scipy import special
 
 from .._registry import IN_STEPS, rule, rules
-from .._torch import torch
+from .._torch import aten, torch
 from ._promotion import as_array, as_dtype, as_float, common, promoted, ranked
 
-A = torch.ops.aten
+A = aten
 
 FLOAT_FUNCTIONS = {
     "acos": lax.acos, "acosh": lax.acosh, "asin": lax.asin, "asinh": lax.asinh, "atan": lax.atan,

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._registry import rule, rules
-from .._torch import torch
+from .._torch import aten
 from ._reductions import vector_norm
 
-A = torch.ops.aten
+A = aten
 
 
 @rule(A.searchsorted.Tensor)

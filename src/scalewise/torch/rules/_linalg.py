@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from .._registry import rule, rules
-from .._torch import torch
+from .._torch import aten
 
-A = torch.ops.aten
+A = aten
 
 
 def _info(x):

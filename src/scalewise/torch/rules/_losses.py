@@ -16,13 +16,13 @@ from jax import lax
 
 from .._operation import one_step
 from .._registry import IN_STEPS, LIBRARY, rule
-from .._torch import Tensor, torch
+from .._torch import Tensor, aten, torch
 from ._activations import log_sigmoid
 from ._elementwise import xlogy
 from ._promotion import common, ranked
 from ._reductions import vector_norm
 
-A = torch.ops.aten
+A = aten
 NONE, MEAN, SUM = 0, 1, 2  # torch's reductions
 IN_STEPS.update(
     (A.mse_loss.default, A.l1_loss.default, A.smooth_l1_loss.default, A.huber_loss.default,

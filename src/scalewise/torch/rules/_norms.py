@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._registry import rule, rules
-from .._torch import torch
+from .._torch import aten
 
-A = torch.ops.aten
+A = aten
 
 
 def _standardized(x, axes, eps):

@@ -11,9 +11,9 @@ import numpy as np
 from jax import lax
 
 from .._registry import rule, rules
-from .._torch import torch
+from .._torch import aten
 
-A = torch.ops.aten
+A = aten
 
 
 def _sizes(n: int, value: Any, default: Any = None) -> Any:

@@ -12,10 +12,10 @@ from jax import lax
 from .._convert import jax_dtype
 from .._operation import one_step
 from .._registry import IN_STEPS, rule, rules
-from .._torch import torch
+from .._torch import aten, torch
 from ._promotion import as_dtype, as_float, axes_of
 
-A = torch.ops.aten
+A = aten
 
 
 def _summed(x, dtype):

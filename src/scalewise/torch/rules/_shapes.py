@@ -11,10 +11,10 @@ import numpy as np
 from jax import lax
 
 from .._registry import rule, rules
-from .._torch import torch
+from .._torch import aten
 from ._promotion import as_array, axes_of, result_dtype
 
-A = torch.ops.aten
+A = aten
 
 
 @rule(A.as_strided.default)

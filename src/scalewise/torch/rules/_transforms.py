@@ -11,11 +11,11 @@ from jax import lax
 
 from .._convert import jax_dtype
 from .._registry import rule, rules
-from .._torch import torch
+from .._torch import aten, torch
 from ._indexing import embedding
 from ._promotion import common
 
-A = torch.ops.aten
+A = aten
 BILINEAR, NEAREST = 0, 1  # torch's interpolations of grid_sampler
 PADDINGS = "constant", "nearest"  # JAX's names of its paddings by zeros and the border
 SUM, MEAN, MAX = 0, 1, 2  # torch's modes of embedding_bag

@@ -26,7 +26,7 @@ from ..._extras import require
 from ..._output import check_source
 from ..._types import Json, PyTree
 from ..._user_file import InputError
-from ._sharding import all_gather_json, is_whole, placed_like
+from ._sharding import all_gather_json, is_whole
 
 Settings: TypeAlias = dict[str, Json]
 FAMILY = "scalewise train, "
@@ -43,8 +43,7 @@ def orbax() -> ModuleType:
 
 def items_of(step: int, state: PyTree, about: Settings, run: str) -> Json:
     """Returns what Orbax writes: the arrays, and their description."""
-    ocp = orbax()
-    arrays = [np.asarray(x) if is_whole(x) else x for x in without_keys(jax.tree.leaves(state))]
+    ocp, arrays = orbax(), without_keys(jax.tree.leaves(state))
     meta = {"kind": KIND, "run": run, "step": step, "about": about,
             "arrays": _described(state), "digests": digests(arrays)}  # fmt: skip
     return ocp.args.Composite(
@@ -94,18 +93,14 @@ def read_state(folder: Path, meta: Mapping[str, Json], template: PyTree) -> PyTr
         why = next(differ, f"there are {len(there)} of them, here {len(here)}")
         raise InputError(f"the checkpoint {folder} holds other arrays than this model's: {why}")
     leaves, treedef = jax.tree.flatten(template)
-    data, arrays, failed = without_keys(leaves), [], None
-
-    def into(x: PyTree) -> PyTree:  # arrays that aren't split are restored on the host
-        if is_whole(x):
-            return np.empty(x.shape, x.dtype)
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-
+    into = _named([
+        jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in without_keys(leaves)
+    ])  # fmt: skip
+    arrays, failed = [], None
     try:
         with closed_loops_ignored(), orbax().StandardCheckpointer() as checkpointer:
-            found = checkpointer.restore(folder / "state", _named([into(x) for x in data]))
-        read = [found[name] for name in _named([into(x) for x in data])]
-        arrays = [np.asarray(y) if is_whole(x) else y for x, y in zip(data, read, strict=True)]
+            found = checkpointer.restore(folder / "state", into)
+        arrays = [found[name] for name in into]
     except Exception as error:  # whatever Orbax, tensorstore or the system raises
         failed = error
     if why := next(filter(None, all_gather_json(failed and in_short(failed))), None):
@@ -113,7 +108,7 @@ def read_state(folder: Path, meta: Mapping[str, Json], template: PyTree) -> PyTr
     for entry, own, digest in zip(there, digests(arrays), meta["digests"], strict=True):
         if own != digest:
             raise DamagedError(f"{entry} has other bytes than were written")
-    return jax.tree.unflatten(treedef, map(_typed, leaves, map(placed_like, data, arrays)))
+    return jax.tree.unflatten(treedef, map(_typed, leaves, arrays))
 
 
 @contextmanager

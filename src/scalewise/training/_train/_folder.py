@@ -86,27 +86,20 @@ class RunFolder:
         options = ocp.CheckpointManagerOptions(
             max_to_keep=self._keep, enable_async_checkpointing=False, cleanup_tmp_directories=True
         )
-        try:
-            return ocp.CheckpointManager(self._path, options=options)
-        except Exception as error:  # whatever Orbax or the system raises
-            raise CheckpointError(
-                f"no checkpoint can be written to {self._path}: {checkpoint.in_short(error)}"
-            ) from error
+        return ocp.CheckpointManager(self._path, options=options)
 
     def save(self, step: int, state: PyTree) -> None:
         """Writes the checkpoint of a step, atomically."""
-        manager, items = self._manager, checkpoint.items_of(step, state, self._settings, self._run)
+        items = checkpoint.items_of(step, state, self._settings, self._run)
         try:
             with checkpoint.closed_loops_ignored():
-                if not manager.save(step, args=items, force=True):
+                if not self._manager.save(step, args=items, force=True):
                     raise OSError("Orbax declined to save")
-                manager.wait_until_finished()
         except Exception as error:  # whatever Orbax, tensorstore or the system raises
             for left in self._path.glob(f"{step}.orbax-checkpoint-tmp*") if is_first() else ():
                 shutil.rmtree(left, ignore_errors=True)
-            manager.reload()
-            good = [s for s in sorted(manager.all_steps()) if s != step]
-            last = f"the last good one is of step {good[-1]}" if good else "there is none before it"
+            good = [p.name for p in self._checkpoints() if p.name != str(step)]
+            last = f"the last good one is of step {good[0]}" if good else "there is none before it"
             raise CheckpointError(
                 f"the checkpoint of step {step} can't be written to {self._path}: "
                 f"{checkpoint.in_short(error)}; {last}"
@@ -325,11 +318,11 @@ class _Events:
     """
 
     def __init__(self, path: Path, after: int):
+        from tensorboardX import summary  # pyright: ignore
         from tensorboardX.event_file_writer import EventsWriter  # pyright: ignore
-        from tensorboardX.proto import event_pb2, summary_pb2  # pyright: ignore
+        from tensorboardX.proto import event_pb2  # pyright: ignore
 
-        self._event = cast(ModuleType, event_pb2)
-        self._summary = cast(ModuleType, summary_pb2)
+        self._event, self._summary = cast(ModuleType, event_pb2), cast(ModuleType, summary)
         path.mkdir(exist_ok=True, parents=True)
         number = len(list(path.iterdir()))  # two resumptions within a second write two files
         suffix = f".{os.getpid()}.{number}"
@@ -344,25 +337,23 @@ class _Events:
         numbers: Mapping[str, float],
         histograms: Mapping[str, Mapping[int, int]],
     ) -> None:
-        value = [self._summary.Summary.Value(tag=tag, simple_value=x) for tag, x in numbers.items()]
-        value += [
-            self._summary.Summary.Value(tag=tag, histo=self._histogram(bins))
-            for tag, bins in histograms.items()
-            if bins
-        ]
-        self._write(step, summary=self._summary.Summary(value=value))
+        for tag, x in numbers.items():
+            self._write(step, summary=self._summary.scalar(tag, x))
+        for tag, bins in histograms.items():
+            if bins:
+                self._write(step, summary=self._histogram(tag, bins))
         if time.monotonic() - self._flushed > 10:
             self._writer.flush()
             self._flushed = time.monotonic()
 
-    def _histogram(self, bins: Mapping[int, int]) -> object:
+    def _histogram(self, tag: str, bins: Mapping[int, int]) -> object:
         exponents = range(min(bins), max(bins) + 1)
         counts = [float(bins.get(e, 0)) for e in exponents]
-        return self._summary.HistogramProto(
-            min=exponents[0], max=exponents[-1] + 1, num=sum(counts),
+        return self._summary.histogram_raw(
+            tag, min=exponents[0], max=exponents[-1] + 1, num=sum(counts),
             sum=sum((e + 0.5) * n for e, n in bins.items()),
             sum_squares=sum((e + 0.5) ** 2 * n for e, n in bins.items()),
-            bucket_limit=[float(e + 1) for e in exponents], bucket=counts,
+            bucket_limits=[float(e + 1) for e in exponents], bucket_counts=counts,
         )  # fmt: skip
 
     def _write(self, step: int, **content: object) -> None:

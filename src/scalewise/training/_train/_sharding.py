@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
@@ -103,15 +102,6 @@ def check_processes(sharding: Sharding | None) -> None:
 def is_whole(x: object) -> bool:
     """Returns whether each device has all of an array."""
     return not isinstance(x, jax.Array) or x.is_fully_replicated
-
-
-def placed_like(leaf: PyTree, array: PyTree) -> PyTree:
-    """Returns a restored array on the devices of ``leaf``: the default one, or those of a mesh."""
-    if not is_whole(leaf):
-        return array  # it was restored part by part, each to its device
-    if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
-        return jax.make_array_from_callback(array.shape, leaf.sharding, lambda index: array[index])
-    return jnp.asarray(array)
 
 
 def is_first() -> bool:
