@@ -113,7 +113,7 @@ bfloat16 weights compressed-tensors computes scales in bfloat16, which isn't rep
 
 `python -m proofs.checkpoints.record` wrote these by the packages;
 `tests/checkpoints/test_layouts.py` reads each to equal values, and writes those of layouts
-marked w to equal bytes, but for gpt-oss, whose packages need a GPU: what was read is written
+marked w to equal bytes, except for gpt-oss, whose packages need a GPU: what was read is written
 again to equal bytes.
 
 | file | written by |

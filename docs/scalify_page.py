@@ -116,9 +116,9 @@ assert abs(float(scaled.log(far).value()[0]) - 346.98) < 0.2
 ```
 
 `autoscale` applies the same functions (`scalewise.scaled.RULES`) to exponents of two: `mul`, `div`,
-powers, roots, products of matrices (without s, but for `rescale="never"`), and the larger exponent
-where elements meet. Its values in flight are float32 under most recipes; under `"scalify"` they
-are the FP16
+powers, roots, products of matrices (without s, except for `rescale="never"`), and the larger
+exponent where elements meet. Its values in flight are float32 under most recipes; under `"scalify"`
+they are the FP16
 data of these operations.
 
 ## Five kinds of scaling

@@ -20,8 +20,7 @@ MODULES = _top_level()
 def own_names(names: Iterable[str]) -> list[str]:
     """Returns the public names of a package, without those of the top level.
 
-    ``help`` and the reference list each name at one place. What a package imports below the call
-    isn't public.
+    ``help`` and the reference list each name at one place. Imports below the call are not public.
     """
     own = {"own_names", *MODULES}
     return [name for name in names if not name.startswith("_") and name not in own]

@@ -139,7 +139,6 @@ def test_an_unwritable_target_is_refused_before_the_run(folder, monkeypatch):
         (("cast", "dir.json", "--to", "fp16"), "holds no .safetensors file"),
         (("cast", "pipe.html", "--to", "fp16"), "it is a pipe; expected a regular file"),
         (("cast", "gone.npy", "--to", "fp16"), "No such file or directory: 'gone.npy'"),
-        (("table", "functions", "--csv", "gone/a.csv"), "there is no folder 'gone'"),
     ],
 )  # fmt: skip
 def test_unreadable_and_unwritable_files_are_errors_of_one_sentence(folder, arguments, message):

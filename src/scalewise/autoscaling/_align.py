@@ -163,8 +163,8 @@ def to_format(data: jax.Array, signs: jax.Array, fmt: Format, *, clip: bool) -> 
     """Rounds float32 data to the nearest numbers of FP16 or BF16, in its dtype.
 
     FP16's subnormals are kept. A number too small for them becomes the smallest one rather than
-    zero, since it may be a divisor or the argument of a logarithm; ``signs`` are the numbers
-    before they were scaled down, which may have made some of them zero. Rounds by
+    zero, since it may be a divisor or the argument of a logarithm. Its sign is that of the number
+    in ``signs``, the array before it was scaled down. Rounds by
     ``reduce_precision``, which flushes subnormals, since XLA drops a convert there and back.
     With ``clip``, finite data may exceed the format's largest number, and become that.
     """

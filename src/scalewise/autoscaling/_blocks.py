@@ -93,8 +93,8 @@ def in_blocks(
 
     ``scaling`` is None for the format's own; ``tile`` is another axis, and how many of its
     indices share a scale; ``key`` is for stochastic rounding of the numbers or of the scales.
-    ``device``, if one is known, may have a kernel. It reads ``wide`` instead, of which ``x`` is a
-    cast and, with ``signs``, a Hadamard transform.
+    ``device``, if one is known, may have a kernel, which reads ``wide`` instead of ``x``: it casts
+    ``wide`` by itself and, with ``signs``, transforms it.
     """
     # the numbers of a key, since one of the older kind is an array of them
     data = None if key is None else jax.random.key_data(key)

@@ -48,7 +48,7 @@ def predict(equation: Equation, family: Family, inputs: Sequence[Value]) -> floa
 
 
 def terms_of(equation: Equation) -> int:
-    """Returns how many products each element of a contraction is the sum of."""
+    """Returns the number of products that a contraction adds up for each element."""
     left, right = equation.in_avals[:2]
     if equation.name != "conv_general_dilated":
         terms = predicted_size(left.shape[a] for a in params.contracted_axes(equation)[0])

@@ -125,8 +125,8 @@ class Recipe:
             functions without a rule, in an optimizer, and where a propagated scale could overflow
             the format; elsewhere scales are propagated. ``"never"``: all scales follow from those
             of the arguments and from shapes, as :data:`scalewise.scaled.RULES` say, and data are
-            never read to find one (but for :func:`rescale`); functions without a rule have results
-            of scale 1; data beyond the format's largest number saturate.
+            never read to find one (except for :func:`rescale`); functions without a rule have
+            results of scale 1; data beyond the format's largest number saturate.
         arithmetic: with ``rounds="every_op"``, the dtype in which contractions accumulate:
             ``"float32"``, ``"narrow"`` (the device's own product of that dtype, whose sums may
             overflow), or ``"auto"``, which chooses at run time the narrow dtype if the operands'
@@ -235,7 +235,7 @@ class Recipe:
 
     @property
     def per(self) -> Literal["tensor", "channel"]:
-        """The parts of such operands that have a scale each."""
+        """What has a scale of its own: the whole operand, or each of its channels."""
         form = self.products.short_form
         return "tensor" if form is None else form["per"]
 

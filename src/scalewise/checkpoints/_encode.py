@@ -186,7 +186,7 @@ def _rows(x: np.ndarray | Decoded, out: Packed, writer: Writer, choice: Choice) 
 def _divided(blocks: np.ndarray, scale: np.ndarray, out: Packed, writer: Writer) -> np.ndarray:
     """Returns the blocks over their factors, in the writer's order of operations."""
     with np.errstate(all="ignore"):
-        if out.kind == "e8m0":  # exact, but for the smallest scales
+        if out.kind == "e8m0":  # exact, except for the smallest scales
             return blocks / np.maximum(scale, np.float32(2.0**-126))[..., None]
         if writer.product == "reciprocal" and out.whole is not None and not out.divides:
             return blocks * ((np.float32(1) / out.whole) / scale)[..., None]

@@ -256,7 +256,7 @@ ELEMENTS = {
 """The formats of safetensors' dtypes of one byte; codes of other dtypes are E2M1's, in pairs."""
 
 
-MEASURED = 128  # columns behind one of the blocks that are compared, but for narrower formats
+MEASURED = 128  # columns behind one of the blocks that are compared, except for narrower formats
 
 
 @dataclasses.dataclass

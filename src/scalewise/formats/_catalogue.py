@@ -224,4 +224,4 @@ RoundingMode: TypeAlias = Literal[
 
 Saturation: TypeAlias = bool | Literal["finite", "onnx", "onnx-19"]
 """What overflow gives: False an infinity or NaN, True the largest number, ``"finite"`` that too,
-but for infinities, which stay; or a published rule, see ``scalewise.saturation``."""
+except for infinities, which stay; or a published rule, see ``scalewise.saturation``."""

@@ -58,8 +58,9 @@ def transform(
     they are. Mutable arrays (``jax.new_ref``) and Flax NNX objects are read before the call, and
     updated after it.
 
-    Error messages begin with ``name``. ``prepare`` returns the function to be traced, for ``f``
-    as a function of pytrees alone; ``rewrite`` the program to be interpreted, for the traced one.
+    Error messages begin with ``name``. ``prepare`` takes ``f`` as a function of
+    pytrees and returns the function to be traced; ``rewrite`` takes the traced program and returns
+    the one to be interpreted.
 
     Raises:
         TypeError: ``f`` isn't callable, or returns an object that hides arrays (no pytree).

@@ -53,7 +53,7 @@ def _static(value: Any) -> Any:
 class StoredArray:
     """An array stored as other arrays: a pytree, whose value is computed when it is read.
 
-    A subclass is a frozen dataclass. Its fields are the pytree's children, but for those in
+    A subclass is a frozen dataclass. Its fields are the pytree's children, except for those in
     ``STATIC``. ``flax.serialization`` saves and restores it, once a program has imported that, and
     ``jax.export`` serializes functions of it.
     """

@@ -184,7 +184,7 @@ class ScaledArray(StoredArray):
 
     @property
     def T(self) -> ScaledArray | jax.Array:
-        """The transposed array, a ScaledArray but for data or scales in codes."""
+        """The transposed array: a ScaledArray, or a plain one if data or scales are in codes."""
         factor = self._factor
         if isinstance(self.data, EncodedArray) or not isinstance(factor, jax.Array):
             return self._map_data(lambda x: x.T)

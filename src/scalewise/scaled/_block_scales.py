@@ -193,9 +193,9 @@ class Quest(Scaling):
     they give no gradient to what is cut off.
 
     Numbers whose mean exceeds their standard deviation aren't nearly normal: all would be cut off.
-    The root mean square then takes its place. The transform of a row that is zero but for its first
-    element is such a block: all of its numbers are equal. The authors' kernels take the standard
-    deviation alone, so that such a block becomes zero.
+    The root mean square then takes its place. The transform of a row that is zero except for its
+    first element is such a block: all of its numbers are equal. The authors' kernels take the
+    standard deviation alone, so that such a block becomes zero.
 
     Attributes:
         sigmas: the multiple; by default the best for normal numbers and E2M1.

@@ -113,7 +113,7 @@ def dynamic_rescale(
     """Returns a pytree with each ScaledArray rebalanced so that its data are of unit size.
 
     A power of two is found from the data, by which :func:`scalewise.rebalance` divides them and
-    multiplies the scale: the value doesn't change but for data that become subnormal.
+    multiplies the scale: the value doesn't change except for data that become subnormal.
 
     Args:
         tree: of ScaledArrays with one scale each, and other leaves, which stay as they are.

@@ -157,7 +157,7 @@ def quantize(
         Data as :func:`scalewise.rounding.encode` stores them. The scale broadcasts over them; it
         is of x's dtype, or in a block format of the block's own; with NVFP4 it is a ScaledArray
         itself. Each element is ``x / scale`` rounded once, in formats of at most 10 mantissa bits
-        (but for what lies more than the dtype's own range below the largest magnitude).
+        (except for what lies more than the dtype's own range below the largest magnitude).
 
     Raises:
         TypeError: x isn't a real floating-point array.

@@ -114,8 +114,10 @@ def _edited(file: str, first: int, last: int, change: Callable[[str], str]) -> E
 
 
 def _expressed(report: Summary, fix: str, user: Sequence[tuple[str, int]]) -> list[Edit]:
-    """Returns the edits of the expressions that a fix replaces, a loss scale's or a function's; of
-    several in a function the nearest to the finding, unless the fix is for all.
+    """Returns the edits of the expressions that a fix replaces: a loss or a function's call.
+
+    If a function has several such expressions, only the one nearest to the finding is edited,
+    unless the fix is for all of them.
 
     A loss in the format can't be multiplied by a scale that the format doesn't hold.
     """

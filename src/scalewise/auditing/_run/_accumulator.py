@@ -147,7 +147,7 @@ class Visits:
     """The statistics in a loop that is compiled as a whole."""
 
     statistics: Statistics  # without the visits of this iteration
-    # of each equation visited in this iteration, to be added at its end by one operation for all
+    # of the equations visited in this iteration; one operation adds them all at its end
     records: dict[int, jax.Array | Uncounted] = dataclasses.field(default_factory=dict)
     events: dict[int, jax.Array] = dataclasses.field(default_factory=dict)
 
@@ -213,7 +213,7 @@ def _compiled_update(rows: int, device: Any) -> Callable:
     """Ahead of time: under ``jit`` it would compile again for each tracing context."""
     empty = empty_statistics(np.zeros((rows, FORMAT_PARAMS)))
     example = empty, np.zeros(BATCH, np.int64), (np.zeros(RECORD),) * BATCH
-    with jax.default_device(device):  # a thread doesn't know its caller's
+    with jax.default_device(device):  # a thread has no default device of its caller
         return jax.jit(_update, donate_argnums=0).lower(*example).compile()
 
 

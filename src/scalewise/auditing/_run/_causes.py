@@ -45,7 +45,7 @@ class Causes:
     def amplified(
         self, indices: Iterable[int]
     ) -> tuple[EquationStatistics, EquationStatistics] | None:
-        """Returns which of some equations' error is amplified most later, and the amplifier.
+        """Returns the equation whose error is amplified most, and the equation that amplifies it.
 
         None if no equation makes ``AMPLIFIED`` times as much error of what its operands carry.
         """

@@ -25,7 +25,7 @@ class FindingKind:
     out_of_range: bool = False
     # whether the finding is listed, without a fix too, if much of the error is left
     event: bool = False
-    carried_in: bool = False  # whether the error is made by operations before
+    carried_in: bool = False  # whether earlier operations make the error
     style: str = "bold"  # how a terminal shows the name, in rich's notation
     severe: bool = False  # whether the HTML page marks it as severe
 

@@ -29,7 +29,7 @@ ACCUMULATORS = (
     ("accumulators in float32", "result", "fp32"),
     ("promotion to float32 after 128 terms", "promote", 128),
 )
-EXACT_DEVICE = "b200"  # whose FP8 units keep 25 fractional bits
+EXACT_DEVICE = "b200"  # its FP8 units keep 25 fractional bits
 
 
 def _places(context: Context) -> list[tuple[EquationStatistics, EquationStatistics | None]]:

@@ -79,7 +79,7 @@ PATTERNS = (
     ("acosh", "add", EITHER, "", "2 * arcsinh(sqrt(x / 2)) in place of arccosh(1 + x)"),
     ("pow", "add", EITHER, "", "exp(n * log1p(x)) in place of (1 + x)**n"),
 )
-# The same where 1 is an operand of the last operation, a difference.
+# Rewrites of differences in which one operand is 1.
 DIFFERENCES = (
     ("exp", FIRST, "-expm1(x) in place of 1 - exp(x)"),
     ("exp", LAST, "expm1(x) in place of exp(x) - 1"),

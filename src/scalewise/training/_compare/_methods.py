@@ -95,7 +95,7 @@ def scaled(name: str, recipe: Recipe, what: str) -> Method:
     )  # fmt: skip
 
 
-NARROW_STATE = (  # but for biases and a norm's gains, half a percent of the example's parameters
+NARROW_STATE = (  # except for biases and a norm's gains, half a percent of the example's parameters
     (re.escape("['params']"), Storage(FP16, min_size=2048)),
     (r"\.mu\b", Storage(E4M3FN, min_size=2048)),
     (r"\.nu\b", Storage(FP16, root=2, min_size=2048)),
