@@ -35,6 +35,5 @@ def policy(template: str) -> str:
 
 
 def framed(page: str) -> str:
-    """Returns a page in a frame of a notebook: its styles and scripts stay its own."""
     style = "width: 100%; height: 40em; border: 1px solid #8888"
     return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{html.escape(page)}"></iframe>'

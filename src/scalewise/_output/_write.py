@@ -118,14 +118,12 @@ def rescue_folder() -> Iterator[Path]:
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Removes the temporary files that a killed process left in a folder, which is locked."""
     for path in folder.glob(f"{PREFIX}*{SUFFIX}"):
         with suppress(OSError):
             path.unlink()
 
 
 def sentence(error: OSError) -> str:
-    """An operating system's error in words: what happened, and to which file."""
     what = error.strerror or str(error) or type(error).__name__
     return f"{what}: {str(error.filename)!r}" if error.filename else what
 

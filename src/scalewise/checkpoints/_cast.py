@@ -55,7 +55,6 @@ class Options:
     rounding: str = "nearest_even"
 
     def format_of(self, name: str) -> str | None:
-        """Returns the format of a weight, None if it stays as it is."""
         for pattern, fmt in self.rules:
             if re.search(pattern, name):
                 return None if fmt == "keep" else fmt
@@ -63,7 +62,6 @@ class Options:
 
 
 def checked_options(options: Options) -> Options:
-    """Returns the options with their formats' own names."""
     names = [(p, f if f == "keep" else as_format(f, "--tensors", blocks=True).name)
              for p, f in options.rules]  # fmt: skip
     to = as_format(options.to, "--to", blocks=True).name
@@ -127,7 +125,6 @@ class CastJobs:
         return self._quantised(weight, fmt)
 
     def refuse_a_copy(self) -> None:
-        """Raises an error if a narrow format was asked for and no tensor gets it."""
         options = self.options
         if options.to in WIDE or len(self.copied) < max(1, len(self.weights) - len(self.dropped)):
             return
@@ -144,7 +141,6 @@ class CastJobs:
         self.records.setdefault(weight.name, None)
 
     def _castable(self, weight: Weight, fmt: str) -> bool:
-        """Returns whether a plain tensor is a weight that the layout can hold in the format."""
         x, options = weight.parts["codes"], self.options
         if x.dtype not in PLAIN or not all(x.shape):
             return False
@@ -226,7 +222,6 @@ class CastJobs:
 
 
 def _unfit(weight: Weight, layout: Layout, base: str | None) -> str | None:
-    """Returns why a layout can't hold a weight, None if it can."""
     width = layout.block[1] if layout.block and layout.format != "deepseek" else 1
     if base is None:
         return "no name there"

@@ -243,7 +243,6 @@ def _differing(r: _Read, original: Weight) -> Finding | None:
 
 
 def _mispaired(r: _Read) -> Finding | None:
-    """Returns a finding if the codes' blocks suit scales in another order better."""
     p = r.packed
     assert p is not None
     sampled = repairs.spread(math.prod(p.codes.shape[:-2]), repairs.MATRICES)
@@ -288,7 +287,6 @@ def _columns(r: _Read, others: Sequence[_Read]) -> Finding | None:
 
 
 def _sampled_original(weight: Weight, r: _Read) -> np.ndarray | None:
-    """Returns the original's numbers of the sampled rows, None if its shape is another."""
     if weight.shape != r.weight.shape:
         return None
     turned = r.packed is not None and r.packed.transposed

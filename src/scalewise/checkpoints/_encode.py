@@ -66,7 +66,6 @@ OF_FAMILY = {"deepseek": "transformers", "gpt-oss": "triton-kernels"}
 
 
 def writer_of(family: str, name: str | None) -> Writer:
-    """Returns a writer by name, by default the one of a family of layouts."""
     name = name or OF_FAMILY.get(family, family)
     if name not in WRITERS:
         raise ValueError(f"writer is {name!r}; expected one of {', '.join(WRITERS)}")
@@ -84,7 +83,6 @@ def _codes(fmt: Format) -> np.ndarray:
 
 
 def encoded(x: np.ndarray, fmt: Format) -> np.ndarray:
-    """Returns the codes of float32 numbers, rounded to nearest even, saturated."""
     bits = x.view(np.uint32)
     prefix = (bits >> 16).astype(np.uint16)
     prefix |= (bits & 0xFFFF) != 0

@@ -72,7 +72,6 @@ class File:
 
 
 def read_json(path: Path) -> dict[str, Json]:
-    """Returns the object in a JSON file."""
     size = check_source(path)
     if size > MOST_JSON:
         raise UnreadableError(f"{path} has {size:,} bytes; expected at most {MOST_JSON:,}")

@@ -177,7 +177,6 @@ def refuse_unscaled(path: str | os.PathLike[str], weights: Mapping[str, Weight])
 
 
 def find(source: Source) -> dict[str, Weight]:
-    """Returns the arrays of a checkpoint by name, in the order of its files."""
     family, _ = family_of(source)
     ordered = sorted(LAYOUTS, key=lambda x: x.family != family)
     taken: dict[str, Weight] = {}
@@ -215,7 +214,6 @@ def _suffix(template: str) -> str:
 def _matched(
     layout: Layout, scale: str, source: Source, taken: Mapping[str, Weight], records: Json
 ) -> Weight | None:
-    """Returns the weight with a scale of that name, if its parts fit the layout."""
     base = scale.removesuffix(_suffix(layout.scale)) if _suffix(layout.scale) else scale
     names = layout.names(base)
     parts: dict[Role, Tensor] = {

@@ -145,7 +145,6 @@ def _scales(weight: Weight, group: Group, suspicious: list[str], ranges: dict) -
 def _suspicious(
     quantization: Json, groups: dict, alone: list[str], ranges: dict, found: list[str]
 ) -> None:
-    """Adds sentences on what doesn't fit together."""
     if alone:
         found.append(f"FP8 without a scale: {first_of(alone)}")
     method = METHODS.get(str(quantization.get("quant_method")))

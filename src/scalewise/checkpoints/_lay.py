@@ -97,7 +97,6 @@ def torchao_record(layout: Layout, packed: Packed, dtype: str) -> Json:
 
 
 def torchao_metadata(records: dict[str, Json]) -> dict[str, str]:
-    """Returns the header's metadata; None stands for a tensor that is stored as it is."""
     plain = {"_type": "Tensor"}
     metadata = {name: json.dumps(plain if r is None else r) for name, r in records.items()}
     return metadata | {"tensor_names": json.dumps(list(records))}

@@ -144,7 +144,6 @@ def fused_key(name: str) -> tuple[str, bool, bool] | None:
 
 
 def writable(family: str, fmt: str) -> Layout:
-    """Returns the layout of a family that is written for a format."""
     able = {(x.family, x.format): x for x in LAYOUTS if x.writes}
     able |= {("deepseek", "e4m3fn"): BY_NAME["deepseek/v3"]}
     if family in ("compressed-tensors", "modelopt", "torchao", "deepseek", "gpt-oss"):
@@ -173,7 +172,6 @@ def strategy_of(packed: Packed) -> Strategy:
 
 
 def quantization_config(written: Written, kept: Sequence[str], powers: bool) -> dict[str, Json]:
-    """Returns the value of ``quantization_config`` for a written checkpoint, {} for none."""
     if not written:
         return {}
     ignored = sorted(name.removesuffix(".weight") for name in kept if name.endswith(".weight"))

@@ -233,7 +233,6 @@ def nibbles(codes: np.ndarray) -> np.ndarray:
 
 
 def one_each(codes: np.ndarray, element: Format) -> np.ndarray:
-    """Returns codes of an element's format, one in each byte."""
     return nibbles(codes) if element == E2M1FN else codes
 
 
@@ -288,7 +287,6 @@ def decibel(signal: float, noise: float) -> float:
 
 
 def loss(x: np.ndarray | Decoded, y: np.ndarray | Decoded, packed: Packed | None = None) -> Loss:
-    """Returns the difference of two arrays."""
     x, y = (np.reshape(z, (1, -1)) if isinstance(z, np.ndarray) and z.ndim < 2 else z
             for z in (x, y))  # fmt: skip
     found = Loss()

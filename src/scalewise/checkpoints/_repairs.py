@@ -203,7 +203,6 @@ BLOCK_ROWS, ROWS_OF_BLOCK = 64, 16  # a sample of a matrix of blocks
 
 
 def spread(count: int, most: int) -> np.ndarray:
-    """Returns at most ``most`` of the indices 0 to ``count`` - 1, evenly spread."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).astype(int))
 
 
@@ -229,7 +228,6 @@ def correlation(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def relative(x: np.ndarray, truth: np.ndarray) -> float:
-    """Returns the norm of the difference over that of the truth; infinite where not finite."""
     with np.errstate(all="ignore"):
         wrong = x.astype(np.float64) - truth
     if not np.all(np.isfinite(wrong)):

@@ -17,7 +17,6 @@ from ._weights import Weight
 
 
 def of_scales(weight: Weight, p: Packed) -> Iterator[Finding]:
-    """Yields scales that no quantiser writes."""
     name = (weight.name,)
     if p.kind == WIDE:
         bad = ~np.isfinite(p.scale) | (p.scale == 0)
@@ -106,7 +105,6 @@ def _at_the_top(weight: Weight, p: Packed) -> Iterator[Finding]:
 def structure(
     source: Source, weights: Mapping[str, Weight], other: Mapping[str, Weight] | None
 ) -> Iterator[Finding]:
-    """Yields what names and dtypes alone show."""
     suffixes = {x.scale.removeprefix("{}") for x in LAYOUTS} | {
         x.whole.removeprefix("{}") for x in LAYOUTS if x.whole}  # fmt: skip
     suffixes = {s for s in suffixes if s not in ("", "_scale", ".scale")}

@@ -65,7 +65,6 @@ class Weight:
             self.layout.format)  # fmt: skip
 
     def record_of(self, what: str, fmt: str, size: int, lost: Loss | None = None) -> Json:
-        """Returns what a report of a cast says about the weight."""
         found = {"name": self.name, "what": what, "from": self.kind, "to": fmt, "size": size,
                  "bytes": self.nbytes}  # fmt: skip
         return found | ({"loss": lost.record()} if lost else {})

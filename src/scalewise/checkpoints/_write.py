@@ -207,7 +207,6 @@ def publish(folder: Path, target: Path, one: str | None) -> None:
 
 
 def entry_of(name: str, x: np.ndarray) -> Entry:
-    """Returns the entry of an array."""
     if x.dtype not in NAMES:
         raise UnreadableError(f"{name!r} is {x.dtype}; safetensors has {', '.join(DTYPES)}")
     return Entry(name, NAMES[x.dtype], x.shape)

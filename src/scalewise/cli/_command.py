@@ -48,7 +48,6 @@ def check_program(program: str, data: Path | None) -> None:
 
 
 def tell(message: str) -> None:
-    """Prints one sentence to stderr, unless stderr is closed."""
     with suppress(OSError, ValueError):
         typer.echo(f"scalewise: {' '.join(message.split())}", err=True)
 

@@ -21,7 +21,6 @@ def target_of(data: Path, out: Path | None, name: str) -> Path:
 
 
 def read(path: Path) -> np.ndarray:
-    """Reads the floats of a .npy file; mapped, so that no more memory is used than the file has."""
     check_source(path)
     try:
         with warnings.catch_warnings():

@@ -271,7 +271,6 @@ def _factors(
 
 
 def _plain(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Multiplies in float32 at least: widening operands is exact and runs on every backend."""
     wide = jnp.float64 if a.dtype == jnp.float64 else jnp.float32
     return jnp.matmul(a.astype(wide), b.astype(wide), precision=lax.Precision.HIGHEST)
 

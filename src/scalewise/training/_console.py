@@ -55,7 +55,6 @@ class Interrupted(KeyboardInterrupt):
 
 
 def signal_of(error: KeyboardInterrupt) -> int:
-    """Returns the number of the signal behind a ``KeyboardInterrupt``, SIGINT by default."""
     return int(getattr(error, "signal", signal.SIGINT))
 
 

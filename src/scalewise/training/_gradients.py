@@ -54,12 +54,10 @@ def tree_where(predicate: jax.Array, on_true: PyTree, on_false: PyTree) -> PyTre
 
 
 def is_array(x: object) -> bool:
-    """Returns whether a leaf is a number or an array of numbers."""
     return hasattr(x, "dtype") or isinstance(x, bool | int | float | complex)
 
 
 def is_float_array(x: PyTree) -> bool:
-    """Returns whether a leaf is a real float array of any width."""
     return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
 
 
@@ -112,7 +110,6 @@ def update_if(
     found: list[tuple[TreeDef, list[PyTree]]] = []
 
     def arrays(*args: PyTree) -> list[jax.Array]:
-        """Returns the array leaves of results and state."""
         leaves, tree = jax.tree.flatten(update(*args))
         found[:] = [(tree, [None if is_array(x) else x for x in leaves])]
         return [jnp.asarray(x) for x in leaves if is_array(x)]

@@ -84,7 +84,6 @@ class EquinoxStructure(Structure):
 
 
 def split(model: Model) -> tuple[PyTree, PyTree, Structure]:
-    """Returns a model's trained arrays, its other arrays, and its structure."""
     nnx, eqx = sys.modules.get("flax.nnx"), sys.modules.get("equinox")
     if nnx is not None and isinstance(model, nnx.Module):
         graph, params, rest = nnx.split(model, nnx.Param, ...)

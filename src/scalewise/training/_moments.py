@@ -276,8 +276,6 @@ def _is_stored(x: object) -> bool:
 
 
 def _stored(state: PyTree, pairs: Sequence[tuple[str, STORAGES]]) -> PyTree:
-    """Returns a state with each float leaf stored as the first pattern found in its path says."""
-
     def leaf(path: jax.tree_util.KeyPath, x: PyTree) -> PyTree:
         name = jax.tree_util.keystr(path)
         storage = next((s for p, s in pairs if re.search(p, name)), None)

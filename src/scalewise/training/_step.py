@@ -196,7 +196,6 @@ class Step:
         rest: PyTree,
         batch: PyTree,
     ):
-        """Returns loss, other arrays and aux of the model, computed under the policy."""
         arrays, treedef = jax.tree.flatten(batch)
 
         def whole(params, rest, arrays):
@@ -314,7 +313,6 @@ def step(
 def _warn_of_skipped(
     limit: int, state: LossScaleState, finite_batch: jax.Array, floor: float, narrow: bool
 ) -> None:
-    """Makes the host warn when ``limit`` steps in a row were left out."""
     beyond = ", or numbers beyond float16's 65504" if narrow else ""
 
     def warn(scale: jax.Array, finite_batch: jax.Array) -> None:

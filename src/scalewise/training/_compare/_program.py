@@ -105,7 +105,6 @@ def params_of(state: PyTree) -> PyTree:
 
 
 def parameter_count(state: PyTree, program: Program) -> int:
-    """Returns how many numbers the parameters of a program's state hold."""
     params = params_of(state)
     if params is None:
         kind = type(state).__name__

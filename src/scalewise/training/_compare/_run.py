@@ -118,7 +118,6 @@ class Run:
         return line
 
     def record(self, steps: int, by_seed: Sequence[Run]) -> Record:
-        """Returns what was measured in the first ``steps`` steps."""
         leaves = jax.tree.leaves(self.state)
         memory = self.compiled.memory_analysis()
         first = self.divergence
@@ -136,7 +135,6 @@ class Run:
 
 
 def finite_leaves(tree: PyTree) -> jax.Array:
-    """Returns for each leaf whether all of it is finite; integers always are."""
     return jnp.stack([all_finite(x) for x in jax.tree.leaves(tree)])
 
 
@@ -207,7 +205,6 @@ def lost_second_moments(state: PyTree) -> str | None:
 
 
 def diagnose(step: Step, before: PyTree, batch: PyTree, after: PyTree, loss: float) -> str:
-    """Describes in one sentence why the step from `before` to `after` isn't finite."""
     paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(after)]
     bad = [p for p, good in zip(paths, finite_leaves(after), strict=True) if not good]
     found = [

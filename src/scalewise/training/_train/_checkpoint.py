@@ -139,7 +139,6 @@ def _named(arrays: Sequence[PyTree]) -> dict[str, PyTree]:
 
 
 def _described(state: PyTree) -> list[str]:
-    """Returns path, dtype and shape of each leaf, and the sharding of a split one."""
     return [
         f"{jax.tree_util.keystr(path)} is {x.dtype}{list(x.shape)}"
         + ("" if is_whole(x) else f" split as {x.sharding.spec}")

@@ -89,7 +89,6 @@ class RunFolder:
         return ocp.CheckpointManager(self._path, options=options)
 
     def save(self, step: int, state: PyTree) -> None:
-        """Writes the checkpoint of a step, atomically."""
         items = checkpoint.items_of(step, state, self._settings, self._run)
         try:
             with checkpoint.closed_loops_ignored():
@@ -295,7 +294,6 @@ class Log:
 
 
 def _read(line: bytes) -> dict[str, Json] | None:
-    """Returns a line's row; None if the line was cut short by a kill, or is damaged."""
     try:
         row = json.loads(line.decode())
         json.dumps(row, allow_nan=False)

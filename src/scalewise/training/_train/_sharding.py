@@ -49,8 +49,6 @@ class Sharding:
         return {str(name): int(n) for name, n in self.mesh.shape.items()}
 
     def of_state(self, shapes: PyTree) -> PyTree:
-        """Returns the sharding of each array of a state."""
-
         def one(path: jax.tree_util.KeyPath, x: PyTree) -> NamedSharding:
             name = jax.tree_util.keystr(path)
             return self._checked(f"the state's {name}", self.state(name, x.shape), x.shape)
@@ -82,7 +80,6 @@ class Sharding:
 
 
 def check_processes(sharding: Sharding | None) -> None:
-    """Checks that a run of several processes uses all of them."""
     count = jax.process_count()
     if sharding is None:
         if count > 1:
@@ -100,7 +97,6 @@ def check_processes(sharding: Sharding | None) -> None:
 
 
 def is_whole(x: object) -> bool:
-    """Returns whether each device has all of an array."""
     return not isinstance(x, jax.Array) or x.is_fully_replicated
 
 

@@ -150,7 +150,6 @@ def train(
 
 
 def step_for(program: programs.Program, name: str, **options: Any) -> Step:
-    """Returns the training step of a program by a method."""
     known = list(inspect.signature(step).parameters)[2:]  # behind the loss and the optimizer
     for unknown in sorted(options.keys() - known):
         raise InputError(
@@ -332,7 +331,6 @@ class Run:
         return row
 
     def _report_left_out(self, batch: PyTree, row: dict[str, Json], finite: bool) -> None:
-        """Prints why a step was left out."""
         if finite:
             self.left_out = 0
             return
@@ -363,7 +361,6 @@ class Run:
 
 
 def non_finite(batch: PyTree) -> str | None:
-    """Says how many numbers of a batch aren't finite and in which array; None if all are."""
     for path, x in jax.tree_util.tree_leaves_with_path(batch):
         x = np.asarray(x)
         if x.dtype.kind == "f" and (count := int((~np.isfinite(x)).sum())):
