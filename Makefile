@@ -17,7 +17,7 @@ NEWEST_VENV = .venv-newest
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(INSTALL) --quiet --upgrade "pip>=25.1"
-	$(BIN)/python $(INSTALL) --quiet --editable '.[train,tables]' --group dev
+	$(BIN)/python $(INSTALL) --quiet --editable '.[train]' --group dev
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml
@@ -161,7 +161,7 @@ scoreboard: $(VENV)/.ready .venv-scoreboard/.ready  ## the gallery through other
 .venv-scoreboard/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-scoreboard
 	.venv-scoreboard/bin/python $(INSTALL) --quiet --upgrade "pip>=25.1"
-	.venv-scoreboard/bin/python $(INSTALL) --quiet --editable '.[train,tables]' --group scoreboard
+	.venv-scoreboard/bin/python $(INSTALL) --quiet --editable '.[train]' --group scoreboard
 	@touch $@
 
 docs: .venv-docs/.ready   ## the site, in site/; warnings are errors
@@ -170,7 +170,7 @@ docs: .venv-docs/.ready   ## the site, in site/; warnings are errors
 .venv-docs/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-docs
 	.venv-docs/bin/python $(INSTALL) --quiet --upgrade "pip>=25.1"
-	.venv-docs/bin/python $(INSTALL) --quiet --editable '.[train,tables]' --group docs
+	.venv-docs/bin/python $(INSTALL) --quiet --editable '.[train]' --group docs
 	@touch $@
 
 screenshots: $(VENV)/.ready  ## pictures of the pages for docs/screenshots.md; needs Chromium
@@ -189,7 +189,7 @@ bench: .venv-bench/.ready ## casts beside np.copyto and the other libraries
 .venv-bench/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-bench
 	.venv-bench/bin/python $(INSTALL) --quiet --upgrade "pip>=25.1"
-	.venv-bench/bin/python $(INSTALL) --quiet --editable '.[train,tables]' --group bench
+	.venv-bench/bin/python $(INSTALL) --quiet --editable '.[train]' --group bench
 	@touch $@
 
 # The CUDA compiler is in the wheels of JAX's CUDA plugin (182 MB); nothing else of CUDA is needed.
@@ -209,7 +209,7 @@ tpu-hlo: .venv-tpu/.ready  ## XLA's estimated cycles of one program on a TPU; no
 .venv-tpu/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-tpu
 	.venv-tpu/bin/python $(INSTALL) --quiet --upgrade "pip>=25.1"
-	.venv-tpu/bin/python $(INSTALL) --quiet --editable '.[train,tables]' --group tpu
+	.venv-tpu/bin/python $(INSTALL) --quiet --editable '.[train]' --group tpu
 	@touch $@
 
 format: $(VENV)/.ready    ## mend what lint and format can mend
