@@ -164,6 +164,18 @@ def test_a_setting_is_shown_as_short_code_that_makes_it(value):
     assert eval(repr(value), names) == value
 
 
+def test_options_by_position_above_a_function_are_refused_with_the_right_call():
+    with pytest.raises(TypeError, match=r"by name: @autoscale\(recipe='fp8'\)"):
+        sw.autoscale("fp8")
+    with pytest.raises(TypeError, match=r"by name: @emulate\(fmt=Format\('fp16'"):
+        sw.emulate(sw.formats.FP16)
+
+
+def test_a_step_is_shown_short():
+    step = sw.training.step(function, optax.sgd(0.1))
+    assert repr(step) == "<Step of function: init(model), then a call for each batch>"
+
+
 def test_notebooks_show_results_as_text_or_in_a_frame():
     report = sw.audit(lambda x: jnp.sum(x * x), "fp16", trials=0)(jnp.full(64, 300.0))
     assert report._repr_html_().startswith("<iframe sandbox=")

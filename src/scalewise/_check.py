@@ -106,6 +106,15 @@ def as_decorator(transformation: Callable[Concatenate[Callable, P], Callable]) -
 
     @functools.wraps(transformation)
     def call(*args: Any, **kwargs: Any) -> Callable:
+        if args and not callable(args[0]):
+            name, option = (
+                transformation.__name__,
+                [*inspect.signature(transformation).parameters][1],
+            )
+            raise TypeError(
+                f"{name}: f is {args[0]!r}; expected a function. A decorator takes options by "
+                f"name: @{name}({option}={args[0]!r})"
+            )
         if args or "f" in kwargs:
             return transformation(*args, **kwargs)
         return functools.partial(transformation, **kwargs)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, TextIO, get_args, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from .._extras import MissingPackageError
 from .._output import TargetError, rescue_folder, sentence
@@ -170,6 +171,17 @@ SHARED = """
 """
 
 
+class _Command(TyperCommand):
+    """A command whose help shows no types of Python behind the names of arguments."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        write = formatter.write_dl
+        formatter.write_dl = lambda rows, *args, **options: write(
+            [(name.partition(" <")[0], words) for name, words in rows], *args, **options
+        )
+        super().format_options(ctx, formatter)
+
+
 def add(app: typer.Typer, command: Callable[..., None], **settings: Any) -> None:
     """Registers a function as the subcommand of its name.
 
@@ -196,4 +208,4 @@ def add(app: typer.Typer, command: Callable[..., None], **settings: Any) -> None
             info = typer.Argument(**described)
         command.__annotations__[name] = Annotated[hints[name], info]
     epilog = f"\b\nExample:\n  {example}" if example else None
-    app.command(command.__name__, help=text, epilog=epilog, **settings)(command)
+    app.command(command.__name__, cls=_Command, help=text, epilog=epilog, **settings)(command)

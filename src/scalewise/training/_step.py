@@ -63,6 +63,10 @@ class Step:
     narrow: bool = False  # whether the loss is computed in float16
     check_finite: bool = True
 
+    def __repr__(self) -> str:
+        name = getattr(self.loss, "__name__", "a loss")
+        return f"<Step of {name}: init(model), then a call for each batch>"
+
     def init(self, model: models.Model, *batch: PyTree) -> models.TrainState:
         """Returns the state before the first step.
 
