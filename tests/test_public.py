@@ -197,3 +197,11 @@ def test_the_help_of_a_package_lists_its_functions(package, name):
     functions = shown.partition("\nFUNCTIONS")[2]
     assert f"\n    {name}" in functions
     assert not any(n.startswith("_") for n in module.__all__)
+
+
+@pytest.mark.parametrize("file", sorted(Path(sw.__file__).parent.glob("*/__init__.py")), ids=str)
+def test_names_for_other_packages_stand_apart_from_those_of_the_reference(file):
+    """A sorter of imports joins two blocks that only a comment parts."""
+    public, found, _ = file.read_text().partition("# for other packages of scalewise")
+    last = public.rstrip().splitlines()[-1]
+    assert not found or last.startswith(("_DOCUMENTED = dir()", 'globals()["__all__"]'))

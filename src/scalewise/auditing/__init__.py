@@ -18,11 +18,6 @@ from ._tune import tune as tune
 globals()["__all__"] = own_names(dir())  # help() lists them
 
 # the classes of results, for annotations
-# for other packages of scalewise, not for users
-from .._output import writable as writable
-from ._file import arguments as arguments
-from ._file import load_function as load_function
-from ._file import user_errors as user_errors
 from ._readings import Exponents as Exponents
 from ._readings import Reading as Reading
 from ._readings import WhatIf as WhatIf
@@ -31,7 +26,6 @@ from ._record._compare import LineDifference as LineDifference
 from ._record._compare import RecordingComparison as RecordingComparison
 from ._record._recording import RecordedArray as RecordedArray
 from ._record._recording import Recording as Recording
-from ._record._recording import recordable as recordable
 from ._record._stability import LineStability as LineStability
 from ._record._stability import Stability as Stability
 from ._reduce._reduction import Reduction as Reduction
@@ -42,3 +36,12 @@ from ._search._fixes import Fix as Fix
 from ._search._literals import Literal as Literal
 from ._tune import TunedPart as TunedPart
 from ._tune import Tuning as Tuning
+
+_DOCUMENTED = dir()  # the reference has these names
+
+# for other packages of scalewise, not for users
+from .._output import writable as writable
+from ._file import arguments as arguments
+from ._file import load_function as load_function
+from ._file import user_errors as user_errors
+from ._record._recording import recordable as recordable

@@ -12,7 +12,10 @@ from ._policy import policy as policy
 globals()["__all__"] = own_names(dir())  # help() lists them
 
 # the classes of results and types, for annotations
+from ._policy import PolicyLike as PolicyLike
+
+_DOCUMENTED = dir()  # the reference has these names
+
 # for other packages of scalewise, not for users
 from ._autocast import Autocast as Autocast
 from ._autocast import converted as converted
-from ._policy import PolicyLike as PolicyLike

@@ -22,15 +22,18 @@ from ._rules import register as register
 globals()["__all__"] = own_names(dir())  # help() lists them
 
 # the classes of results and types, for annotations
+from ._explain import Explanation as Explanation
+from ._history import AmaxHistory as AmaxHistory
+from ._recipe import RecipeLike as RecipeLike
+
+_DOCUMENTED = dir()  # the reference has these names
+
 # for other packages of scalewise, not for users
 from ._autoscale import interpretation as interpretation
 from ._boundaries import Boundaries as Boundaries
 from ._every_op import EveryOp as EveryOp
-from ._explain import Explanation as Explanation
-from ._history import AmaxHistory as AmaxHistory
 from ._history import OperandAmaxes as OperandAmaxes
 from ._narrow import is_stored as is_stored
 from ._narrow import store_array as store_array
 from ._overrides import FormatOverrides as FormatOverrides
 from ._overrides import scope_parts as scope_parts
-from ._recipe import RecipeLike as RecipeLike

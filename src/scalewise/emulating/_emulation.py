@@ -281,11 +281,11 @@ def emulate(
         fmt: a format of up to 25 significant bits, or FP64; or a name or dtype of one. None, with a
             device: every operation computes in the program's own dtypes.
         saturate: what overflow does, as for :func:`scalewise.round_to`.
-        device: computes every product and convolution, for whose operands the device has matrix
-            units, as these add it up, bit for bit (:func:`scalewise.devices.matrix_unit`): with
-            one accumulator over all of K, in ascending order;
-            ``devices.MatrixUnits("h100", promote=128)`` for another schedule. Libraries such as
-            cuBLAS may split K. Operands in float32 are multiplied as TF32, as XLA does by default.
+        device: the device whose matrix units add up every product and convolution that they take,
+            bit for bit (:func:`scalewise.devices.matrix_unit`): with one accumulator over all of K,
+            in ascending order; ``devices.MatrixUnits("h100", promote=128)`` for another schedule.
+            Libraries such as cuBLAS may split K. Operands in float32 are multiplied as TF32, as XLA
+            does by default.
 
     Returns:
         A function of the same signature; float results have ``f``'s own dtypes and are numbers of

@@ -36,8 +36,6 @@ from ._roundings import ROUNDINGS as ROUNDINGS
 globals()["__all__"] = own_names(dir())  # help() lists them
 
 # types for annotations, and formats that no hardware multiplies: by name, ``format("e3m4")``
-# for other packages of scalewise, not for users
-from ._catalogue import ALIASES as ALIASES
 from ._catalogue import DLFLOAT16 as DLFLOAT16
 from ._catalogue import E3M4 as E3M4
 from ._catalogue import E4M3 as E4M3
@@ -46,15 +44,20 @@ from ._catalogue import UE4M4 as UE4M4
 from ._catalogue import UE5M3 as UE5M3
 from ._catalogue import UE5M11 as UE5M11
 from ._catalogue import UE8M8 as UE8M8
-from ._catalogue import BlockFormatLike as BlockFormatLike
-from ._catalogue import FloatDType as FloatDType
 from ._catalogue import FormatLike as FormatLike
 from ._catalogue import RoundingMode as RoundingMode
 from ._catalogue import Saturation as Saturation
+from ._neighbours import Bits as Bits
+from ._roundings import Rounding as Rounding
+
+_DOCUMENTED = dir()  # the reference has these names
+
+# for other packages of scalewise, not for users
+from ._catalogue import ALIASES as ALIASES
+from ._catalogue import BlockFormatLike as BlockFormatLike
+from ._catalogue import FloatDType as FloatDType
 from ._codes import SATURATE as SATURATE
 from ._codes import check_codes as check_codes
 from ._codes import check_saturate as check_saturate
-from ._neighbours import Bits as Bits
 from ._roundings import Rest as Rest
-from ._roundings import Rounding as Rounding
 from ._roundings import rounding_mode as rounding_mode

@@ -41,11 +41,11 @@ def plan(
 ) -> Callable[..., Plan]:
     """Returns a function of ``f``'s arguments that finds the format of each product's operands.
 
-    Products are told apart by their scope and line. One adjoint pass gives what each rounding and
-    each two of them do to the result, to second order; runs with one rounding, and with the two of
-    the strongest pairs, replace that where they differ. The choice is the exact solution of a
-    knapsack problem. The plan and those that the prediction can't tell
-    apart from it are then run, and the best is the result.
+    A scope and a line identify a product. One adjoint pass predicts to second order how each
+    rounding, and each pair of roundings, changes the result. The program is then run with each
+    rounding alone and with the strongest pairs; where a run differs from its prediction, the run
+    counts. The choice is the exact solution of a knapsack problem. The plan, and those that the
+    prediction can't tell apart from it, are run, and the best is the result.
 
     Args:
         f: any function of pytrees made of JAX primitives: a forward pass, a loss, a training step.

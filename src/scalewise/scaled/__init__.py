@@ -56,6 +56,21 @@ from .scaled_tree import is_scaled as is_scaled
 globals()["__all__"] = own_names(dir())  # help() lists them
 
 # what operators of ScaledArray do, and tables
+from ._operations import abs as abs
+from ._operations import add as add
+from ._operations import div as div
+from ._operations import integer_pow as integer_pow
+from ._operations import mul as mul
+from ._operations import neg as neg
+from ._operations import square as square
+from ._operations import sub as sub
+from ._quantize import SATURATION_RULES as SATURATION_RULES
+from ._rules import ScaleRule as ScaleRule
+from ._scaling import SCALINGS as SCALINGS
+from ._scaling import Scaling as Scaling
+
+_DOCUMENTED = dir()  # the reference has these names
+
 # for other packages of scalewise, not for users
 from ._amax import amax as amax
 from ._amax import at_least as at_least
@@ -67,14 +82,6 @@ from ._blocks import round_in_blocks as round_in_blocks
 from ._blocks import rounds_in_blocks as rounds_in_blocks
 from ._blocks import split_blocks as split_blocks
 from ._convert import scaled_down as scaled_down
-from ._operations import abs as abs
-from ._operations import add as add
-from ._operations import div as div
-from ._operations import integer_pow as integer_pow
-from ._operations import mul as mul
-from ._operations import neg as neg
-from ._operations import square as square
-from ._operations import sub as sub
 from ._power import HIGHEST as HIGHEST
 from ._power import LOWEST as LOWEST
 from ._power import ZERO_EXPONENT as ZERO_EXPONENT
@@ -82,15 +89,11 @@ from ._power import exponent_of as exponent_of
 from ._power import ldexp as ldexp
 from ._power import power_of_two as power_of_two
 from ._power import split_power as split_power
-from ._quantize import SATURATION_RULES as SATURATION_RULES
 from ._quantize import quantize_measured as quantize_measured
 from ._quantize import storable as storable
 from ._rules import EXPONENTS as EXPONENTS
-from ._rules import ScaleRule as ScaleRule
 from ._rules import combined as combined
 from ._rules import static_scale as static_scale
-from ._scaling import SCALINGS as SCALINGS
 from ._scaling import Axes as Axes
 from ._scaling import Scales as Scales
-from ._scaling import Scaling as Scaling
 from ._scaling import shifted as shifted

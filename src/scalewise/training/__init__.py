@@ -40,11 +40,6 @@ from ._weights import stochastic_rounding as stochastic_rounding
 globals()["__all__"] = own_names(dir())  # help() lists them
 
 # the classes of results, for annotations
-# for other packages of scalewise, not for users
-from ._compare._methods import DEMO as DEMO
-from ._compare._methods import method as method
-from ._compare._program import corpus as corpus
-from ._compare._program import load_program as load_program
 from ._compare._results import Comparison as Comparison
 from ._compare._results import Divergence as Divergence
 from ._compare._results import Record as Record
@@ -52,7 +47,6 @@ from ._loss_scale import LossScaledState as LossScaledState
 from ._loss_scale import LossScaleState as LossScaleState
 from ._model import Metrics as Metrics
 from ._model import TrainState as TrainState
-from ._moments import NARROW_ADAM as NARROW_ADAM
 from ._moments import ExpandedStored as ExpandedStored
 from ._moments import TableStored as TableStored
 from ._step import Step as Step
@@ -60,3 +54,12 @@ from ._train._train import Trained as Trained
 from ._weights import CompensatedState as CompensatedState
 from ._weights import MasterState as MasterState
 from ._weights import StochasticState as StochasticState
+
+_DOCUMENTED = dir()  # the reference has these names
+
+# for other packages of scalewise, not for users
+from ._compare._methods import DEMO as DEMO
+from ._compare._methods import method as method
+from ._compare._program import corpus as corpus
+from ._compare._program import load_program as load_program
+from ._moments import NARROW_ADAM as NARROW_ADAM
