@@ -97,7 +97,7 @@ ENTRIES = {
                 "add", "sub", "mul", "div", "maximum", "minimum",
             )
         },
-        "cast": {"a": S, "fmt": "e4m3fn"},
+        "cast_data": {"a": S, "fmt": "e4m3fn"},
         "concatenate": {"xs": [S, S]},
         "integer_pow": {"a": S, "n": 2},
         "where": {"condition": X > 0, "a": S, "b": S},
@@ -206,7 +206,7 @@ def accepted(annotation: str, name: str) -> list:
 # Where an annotation says more or less than the table: the values of the pool that are right.
 EXACT = {
     ("Policy", "compute"): [], ("audit", "batches"): [None, [], {}, int, ("a", 1), np.ndarray],
-    ("cast", "fmt"): [], ("concatenate", "xs"): [], ("conv", "window_strides"): [[]],
+    ("cast_data", "fmt"): [], ("concatenate", "xs"): [], ("conv", "window_strides"): [[]],
     ("conv", "padding"): [[]], ("Rule", "scope"): [None, "", "no such name"],
     ("compare", "b"): ["", "no such name"], ("compare", "recipes"): [[]],
     ("Format", "exponent_bits"): [],
