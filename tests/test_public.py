@@ -4,6 +4,7 @@ import ast
 import importlib
 import inspect
 import pydoc
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -205,3 +206,11 @@ def test_names_for_other_packages_stand_apart_from_those_of_the_reference(file):
     public, found, _ = file.read_text().partition("# for other packages of scalewise")
     last = public.rstrip().splitlines()[-1]
     assert not found or last.startswith(("_DOCUMENTED = dir()", 'globals()["__all__"]'))
+
+
+@pytest.mark.parametrize("package", ["checkpoints", "training"])
+def test_errors_of_functions_name_the_argument_before_the_commands_option(package):
+    files = (Path(sw.__file__).parent / package).rglob("*.py")
+    nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
+    texts = [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    assert not [text for text in texts if re.search(r"(?<!\()(?<!, )--[a-z]", text)]

@@ -246,7 +246,7 @@ def cast(
     plan.refuse_a_copy()
     single = target.suffix == ".safetensors"
     if single and len(shards) > 1:
-        raise UnreadableError(f"{path} has {len(shards)} shards; give a folder as --out")
+        raise UnreadableError(f"{path} has {len(shards)} shards; give a folder as out (--out)")
     _check_space(shards, target)
     status = [(f.path.name, f.path.stat()) for f in source.files]
     stamps = [(name, found.st_size, found.st_mtime_ns) for name, found in status]

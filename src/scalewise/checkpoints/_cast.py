@@ -62,9 +62,9 @@ class Options:
 
 
 def checked_options(options: Options) -> Options:
-    names = [(p, f if f == "keep" else as_format(f, "--tensors", blocks=True).name)
+    names = [(p, f if f == "keep" else as_format(f, "rules (--tensors)", blocks=True).name)
              for p, f in options.rules]  # fmt: skip
-    to = as_format(options.to, "--to", blocks=True).name
+    to = as_format(options.to, "to (--to)", blocks=True).name
     layout = options.layout
     if layout is None:
         layout = "plain" if to in WIDE else "scalewise"
@@ -129,7 +129,8 @@ class CastJobs:
         if options.to in WIDE or len(self.copied) < max(1, len(self.weights) - len(self.dropped)):
             return
         unfit = [w for w in self.copied if options.format_of(w.name) is not None]
-        why = f"--keep and --tensors keep {len(self.copied) - len(unfit)} of {len(self.copied)}"
+        kept = len(self.copied) - len(unfit)
+        why = f"keep and rules (--keep, --tensors) keep {kept} of {len(self.copied)}"
         if unfit:
             largest = max(unfit, key=lambda w: math.prod(w.shape))
             why += (f", and the layout {options.layout} can't hold the others, "
@@ -217,7 +218,7 @@ class CastJobs:
                 rows = x if name == weight.name else rows_of(self.weights[name])
                 self.largest[name] = amax(rows)
             if not np.isfinite(self.largest[name]):
-                raise UnreadableError(f"{name!r} holds NaN or infinities; name it in --keep")
+                raise UnreadableError(f"{name!r} holds NaN or infinities; name it in keep (--keep)")
         return max(self.largest[name] for name in names)
 
 
@@ -234,7 +235,7 @@ def _unfit(weight: Weight, layout: Layout, base: str | None) -> str | None:
 def _again(weight: Weight) -> str:
     return (
         f"{weight.name!r} is quantized already; cast the original, or round its numbers again with "
-        f"--requantise: as {weight.kind} it has other blocks or another format"
+        f"requantise=True (--requantise): as {weight.kind} it has other blocks or another format"
     )
 
 

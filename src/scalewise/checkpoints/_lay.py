@@ -148,7 +148,7 @@ def repacked(packed: Packed, layout: Layout) -> Packed:
 
 def own_job(weight: Weight, fmt: str, rounding: Json, choice: Choice) -> tuple[Job, Json]:
     """Returns the job that writes a ScaledArray, as ``scaled.save_safetensors`` does."""
-    found = as_format(fmt, "--to", blocks=True)
+    found = as_format(fmt, "to (--to)", blocks=True)
     scaling = _scaling(choice, found)
     run = partial(quantize, fmt=found, rounding=rounding, scaling=scaling)
     example = jax.eval_shape(run, jax.ShapeDtypeStruct(weight.shape, np.float32))

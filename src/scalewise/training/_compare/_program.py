@@ -163,7 +163,9 @@ def corpus(path: str | Path | None = None, limit: Count = LIMIT) -> bytes:
         root = Path(sysconfig.get_path("stdlib"))
         files = sorted(root.glob("*.py"))
         if not files:
-            raise InputError(f"no Python sources in {root}: name a text file or folder with --data")
+            raise InputError(
+                f"no Python sources in {root}: give a text file or folder as data (--data)"
+            )
     else:
         root = Path(path)
         if root.is_file():

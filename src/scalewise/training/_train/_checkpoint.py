@@ -71,8 +71,8 @@ def read_meta(folder: Path) -> dict[str, Json]:
         meta, seal, foreign = {}, "", "it has neither scalewise's description nor its state"
     if foreign:
         raise InputError(
-            f"{folder} is no checkpoint of scalewise train: {foreign}; begin another folder with "
-            "--out"
+            f"{folder} is no checkpoint of scalewise train: {foreign}; begin another folder as "
+            "out (--out)"
         )
     if seal != meta.get("seal"):
         raise DamagedError("its description is not the one that was written")

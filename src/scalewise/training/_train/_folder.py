@@ -44,7 +44,7 @@ def run_folder(
     if not resume:
         return None if out is None else Folder.at(out)
     if out is None:
-        raise InputError("resume needs the folder of the run: name it with --out")
+        raise InputError("resume needs the folder of the run: give it as out (--out)")
     folder = Folder(out.path if isinstance(out, Folder) else Path(out), new=False)
     if folder.path.exists() and not folder.path.is_dir():
         raise InputError(f"{out} is no folder of scalewise train: it is no folder")
@@ -161,7 +161,7 @@ class RunFolder:
         if run is None:
             raise InputError(
                 f"{FILE} isn't what scalewise train wrote there, and there is no checkpoint to "
-                "tell which run it was: begin another folder with --out"
+                "tell which run it was: begin another folder as out (--out)"
             )
         return None, run
 
@@ -217,7 +217,7 @@ def _check_settings(written: Mapping[str, Json], given: Mapping[str, Json], fold
         if written.get(name) != given[name]:
             raise InputError(
                 f"{folder} is a run with {name} {written.get(name)!r}, not {given[name]!r}: "
-                "resume it as it was begun, or begin another folder with --out"
+                "resume it as it was begun, or begin another folder as out (--out)"
             )
 
 
@@ -238,7 +238,7 @@ def _check_program(folder: Folder, program: str) -> None:
             raise InputError(
                 f"{folder.path} is a run of another program (learning rate, loss, batch size or "
                 f"version of JAX): {old.strip()[:150]!r} is now {new.strip()[:150]!r}; allow it "
-                "with --allow-changes, or begin another folder with --out"
+                "with allow_changes=True (--allow-changes), or begin another folder as out (--out)"
             )
 
 
