@@ -323,7 +323,10 @@ def test_a_tree_that_the_disk_does_not_take_leaves_nothing(disk, layout):
     assert list(checkpoints.load(out)) == ["a"]
 
 
-def test_a_report_that_the_disk_does_not_take_is_printed(model, tmp_path, disk):
+def test_a_report_that_the_disk_does_not_take_is_printed_and_written_elsewhere(
+    model, tmp_path, disk, monkeypatch
+):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with suppress(OSError), (disk / "filler").open("wb", buffering=0) as file:
         while file.write(bytes(4096)):
             pass
@@ -332,7 +335,11 @@ def test_a_report_that_the_disk_does_not_take_is_printed(model, tmp_path, disk):
     ran = CliRunner().invoke(app, [str(a) for a in arguments])
     assert ran.exit_code == 2
     assert "q_proj.weight" in ran.stdout
-    assert ran.stderr == f"scalewise: No space left on device: '{disk / 'r.html'}'\n"
+    (rescued,) = tmp_path.glob("scalewise-*/r.html")
+    assert ran.stderr.splitlines() == [
+        f"scalewise: No space left on device: '{disk / 'r.html'}'",
+        f"scalewise: the report is in {rescued} instead",
+    ]
     assert len(checkpoints.load(out)) == 7
     assert [p.name for p in disk.iterdir()] == ["filler"]
 
