@@ -81,6 +81,36 @@ def test_a_decomposition_in_float32_has_the_errors_of_its_kernel(name):
     assert float(report.error_fixed) < 1e-6
 
 
+def _turns(z):
+    def body(z, t):
+        return z * jax.lax.complex(jnp.cos(1e3 * t), jnp.sin(1e3 * t)), jnp.abs(z + z * z)
+
+    return jax.lax.scan(body, z[0], jnp.abs(z))[1]
+
+
+COMPLEX = {
+    "literal": lambda z: jnp.real(z + jnp.full_like(z, 1e4) - jnp.full_like(z, 1e4)),
+    "loop": _turns,
+    "solver": lambda z: jnp.abs(jnp.linalg.solve(z.reshape(4, 4), z[:4])),
+    "fft": lambda z: jnp.fft.irfft(jnp.fft.rfft(jnp.abs(z) + 1e5)) - 1e5,
+    "product": lambda z: jnp.imag(z.reshape(4, 4) @ z.reshape(4, 4)),
+}
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_complex_numbers_stay_as_they_are_and_are_wide_in_the_reference_run(name):
+    f, draw = COMPLEX[name], np.random.default_rng(0).normal
+    z = (draw(size=16) + 1j * draw(size=16)).astype(np.complex64)
+    report = sw.audit(f, "float32")(z)
+    computed = np.asarray(f(jnp.asarray(z)), np.float64)
+    with jax.enable_x64(True):
+        exact = np.asarray(f(jnp.asarray(z, jnp.complex128)))
+    error = np.linalg.norm(computed - exact) / np.linalg.norm(exact)
+    assert float(report.error) == pytest.approx(error, rel=0.1)
+    if error > 1e-6:
+        assert "and complex numbers, which stay in fp32 and complex64" in report.verdict
+
+
 def test_the_reference_has_more_digits_than_the_format():
     assert sw.audit(jnp.sin, "float32", trials=0)(jnp.ones(3)).reference == "float64"
     for low, reference in (("float32", "float32"), ("float64", "float64"), ("float64", None)):

@@ -26,7 +26,7 @@ from ..devices import MatrixUnitsLike
 from ..emulating import Emulation
 from ..formats import FP32, FP64, Format, FormatLike, Saturation
 from ..formats import format as format_
-from ..interpret import Interpretation, Program, is_float, trace, with_state
+from ..interpret import Interpretation, Program, all_equations, is_float, trace, with_state
 from ..primitives import PRIMITIVES
 from ..scaled import saturation
 from ._file import name_of
@@ -202,15 +202,16 @@ def low_interpretation(low: Any, saturate: Saturation = False) -> Interpretation
 
 def _reference_format(reference: Any, low: Interpretation) -> Format | None:
     """Returns the reference run's format; None if the program decides."""
-    digits = low.fmt.precision if isinstance(low, TableEmulation) else 0
+    own = low.fmt if isinstance(low, TableEmulation) else None
+    digits = own.precision if own is not None else 0
     if reference is None and digits < FP32.precision:
         return None
     fmt = FP64 if reference is None else as_format(reference, "audit: reference")
     if fmt not in (FP32, FP64):
         raise ValueError(f"audit: reference={reference!r}; expected 'float32' or 'float64'")
-    if fmt.precision <= digits:
+    if own is not None and fmt.precision <= digits:
         raise ValueError(
-            f"audit: a reference in {fmt.name} has the errors of {low.fmt.name} itself; expected "
+            f"audit: a reference in {fmt.name} has the errors of {own.name} itself; expected "
             f"{'float64' if digits < FP64.precision else 'a narrower low-precision format'}"
         )
     return fmt
@@ -267,9 +268,19 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         latent=latent(narrow, fmt),
         lost_changes=tuple(search.lost_changes),
         infinite=sum(int(np.isinf(np.asarray(x)).sum()) for x in outcome.reference),
+        complex_dtype=_complex_dtype(session),
         reducer=_reducer(session, outcome),
         origin=search.origin,
     )
+
+
+def _complex_dtype(session: Session) -> str:
+    for eqn in all_equations(session.program.jaxpr):
+        for atom in eqn.outvars:
+            dtype = getattr(atom.aval, "dtype", np.dtype(bool))
+            if session.reference.complex_dtype(dtype):
+                return str(dtype)
+    return ""
 
 
 def _spoils_fewer(what: Finding) -> int:

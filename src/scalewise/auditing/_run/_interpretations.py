@@ -169,6 +169,11 @@ class Reference(Interpretation):
 
     dtype: np.dtype
 
+    def complex_dtype(self, dtype: DTypeLike) -> DTypeLike | None:
+        """Returns the dtype of complex numbers if it isn't the program's own one, else None."""
+        own = jnp.issubdtype(dtype, jnp.complexfloating) and self.dtype == np.float64
+        return np.complex128 if own and dtype != np.complex128 else None
+
     def context(self) -> contextlib.AbstractContextManager[object]:
         return jax.enable_x64(True)
 
@@ -187,7 +192,9 @@ class Reference(Interpretation):
         return from_float64(to_float64(value), aval.dtype)
 
     def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
-        return state, rebind(equation, inputs, self.dtype)
+        wider = (self.complex_dtype(a.dtype) for a in equation.in_avals + equation.out_avals)
+        complex_dtype = next(filter(None, wider), None)
+        return state, rebind(equation, inputs, self.dtype, complex_dtype=complex_dtype)
 
 
 class Runs(NamedTuple):
