@@ -83,6 +83,7 @@ def _codes(fmt: Format) -> np.ndarray:
 
 
 def encoded(x: np.ndarray, fmt: Format) -> np.ndarray:
+    """Returns the codes of float32 numbers, rounded to nearest even, saturated."""
     bits = x.view(np.uint32)
     prefix = (bits >> 16).astype(np.uint16)
     prefix |= (bits & 0xFFFF) != 0

@@ -297,7 +297,7 @@ def _read(line: bytes) -> dict[str, Json] | None:
     try:
         row = json.loads(line.decode())
         json.dumps(row, allow_nan=False)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError):  # cut short by a kill, or damaged
         return None
     whole = isinstance(row, dict) and isinstance(row.get("step"), int)
     return row if whole and not isinstance(row["step"], bool) else None
