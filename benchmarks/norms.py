@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from scalewise.ops import METHODS, l2_norm
+from scalewise.ops import NORM_METHODS, l2_norm
 
-ROUTES = {"direct, pairwise": ("direct", "pairwise"), **{m: (m, None) for m in METHODS}}
+ROUTES = {"direct, pairwise": ("direct", "pairwise"), **{m: (m, None) for m in NORM_METHODS}}
 
 
 def measure(fmt: str, n: int, rows: int, repeats: int) -> dict[str, float]:

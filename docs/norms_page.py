@@ -10,7 +10,7 @@ from pathlib import Path
 from proofs.normalise import BOUND
 
 from scalewise.formats import format as format_
-from scalewise.ops import METHODS, Arithmetic, beta_high, beta_low, ulp_bound
+from scalewise.ops import NORM_METHODS, Arithmetic, beta_high, beta_low, ulp_bound
 from scalewise.ops._auto import BLOCK, plan
 
 HERE = Path(__file__).parent
@@ -220,7 +220,7 @@ def torture(records: list[dict[str, str]]) -> list[str]:
         "| method | " + " | ".join(f"{f}: worst | mean | lost | flushed" for f in formats) + " |",
         "|---|" + "---:|---:|---:|---:|" * len(formats),
     ]
-    for method in METHODS:
+    for method in NORM_METHODS:
         cells = []
         for f in formats:
             rows = by[f, method]
@@ -255,7 +255,7 @@ def failures(records: list[dict[str, str]]) -> list[str]:
     for keys in (formats, list(dict.fromkeys(r["case"] for r in records))):
         if keys is not formats:
             lines += ["", "The same in FP16, by case:", ""]
-        rows, columns = (METHODS, keys) if keys is formats else (keys, METHODS)
+        rows, columns = (NORM_METHODS, keys) if keys is formats else (keys, NORM_METHODS)
         lines.append(
             f"| {'method' if keys is formats else 'case'} | "
             + " | ".join(c if keys is formats else f"`{c}`" for c in columns)
@@ -396,7 +396,7 @@ def panel(records: list[dict[str, str]], title: str, x0: float, y0: float) -> li
         x = x0 + WIDTH * (scale - low) / (high - low)
         label = f'<text x="{x:.1f}" y="{y0 + HEIGHT + 15}" text-anchor="middle">'
         out.append(f"{label}2^{scale:g}</text>")
-    for method in reversed(METHODS):  # auto on top
+    for method in reversed(NORM_METHODS):  # auto on top
         mine = {float(r["log2"]): float(r["worst"]) for r in records if r["method"] == method}
         line = "L".join(at(s, mine[s]) for s in scales)
         width = 2.4 if method == "auto" else 1.3

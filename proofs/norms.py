@@ -21,7 +21,7 @@ import numpy as np
 
 from scalewise.formats import CATALOGUE, Format, ulp
 from scalewise.formats import format as format_
-from scalewise.ops import METHODS, l2_norm, ulp_bound
+from scalewise.ops import NORM_METHODS, l2_norm, ulp_bound
 
 FORMATS = ("fp16", "bf16", "e5m2", "e4m3", "dlfloat16")
 LENGTHS = (1, 2, 3, 16, 256, 4096, 65536)
@@ -120,7 +120,7 @@ def run(fmt: Format, method: str, x: np.ndarray, eps: np.ndarray) -> np.ndarray:
         return np.asarray(norm(jnp.asarray(x), jnp.asarray(eps)))
 
 
-def torture(fmt: Format, n: int, methods: tuple[str, ...] = METHODS) -> Iterator[dict]:
+def torture(fmt: Format, n: int, methods: tuple[str, ...] = NORM_METHODS) -> Iterator[dict]:
     """Returns a record for each case and method."""
     table = cases(fmt, n)
     x = np.concatenate([v for v, _ in table.values()])
@@ -146,7 +146,7 @@ def torture(fmt: Format, n: int, methods: tuple[str, ...] = METHODS) -> Iterator
             }
 
 
-def sweep(fmt: Format, n: int, methods: tuple[str, ...] = METHODS) -> Iterator[dict]:
+def sweep(fmt: Format, n: int, methods: tuple[str, ...] = NORM_METHODS) -> Iterator[dict]:
     """Returns a record for normal vectors of each magnitude whose norm the format represents."""
     low = math.floor(math.log2(float(fmt.smallest)))
     high = math.floor(math.log2(float(fmt.max) / math.sqrt(n))) - 1
@@ -251,7 +251,7 @@ def main() -> None:
         for n in LENGTHS:
             new = list(torture(fmt, n))
             records += new
-            for method in METHODS:
+            for method in NORM_METHODS:
                 mine = [r for r in new if r["method"] == method]
                 worst = max((float(r["worst"]) for r in mine), default=math.nan)
                 lost = sum(r["overflows"] for r in mine), sum(r["flushes"] for r in mine)

@@ -25,7 +25,7 @@ from ._reductions import sum as sum
 from ._reductions import var as var
 from .functions import isinf_sign as isinf_sign
 
-METHODS = ("auto", *_PUBLISHED)
+NORM_METHODS = ("auto", *_PUBLISHED)
 
 globals()["__all__"] = own_names(dir())  # help() lists them
 
