@@ -82,7 +82,6 @@ def test_only_regular_files_are_replaced(tmp_path):
         for command in (
             ("cast", str(tmp_path / "a.npy"), "--to", "e5m2", "--out", str(path)),
             ("cast", str(tmp_path / "a.npy"), "--to", "mxfp4", "--out", str(path)),
-            ("table", "functions", "exp", "--format", "e4m3fn", "--csv", str(path)),
         ):
             done = CliRunner().invoke(app, command)
             assert done.exit_code == 2

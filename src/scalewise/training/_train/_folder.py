@@ -92,7 +92,8 @@ class RunFolder:
         items = checkpoint.items_of(step, state, self._settings, self._run)
         try:
             with checkpoint.closed_loops_ignored():
-                if not self._manager.save(step, args=items, force=True):
+                manager = self._manager
+                if not manager.save(step, args=items, force=True):
                     raise OSError("Orbax declined to save")
         except Exception as error:  # whatever Orbax, tensorstore or the system raises
             for left in self._path.glob(f"{step}.orbax-checkpoint-tmp*") if is_first() else ():
