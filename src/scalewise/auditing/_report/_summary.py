@@ -82,7 +82,7 @@ class Summary:
 
     @property
     def unfixable(self) -> str:
-        """What no fix changes, and brings in what is left of the error."""
+        """The parts of the program that no fix changes and that cause the remaining error."""
         return "the arguments and complex numbers" if self.complex_dtype else "the arguments"
 
     @property
