@@ -12,24 +12,25 @@ from markupsafe import Markup
 from .._output import Rows, Tabular, counted, plain, tables_page
 from .._output._templates import STYLE, Panel, chart_svg
 from .._types import Json
+from ..autocasting import Policy
 from ..autoscaling import Operand, Products, Recipe
-from ..autoscaling._operand_settings import Role
 from ..checkpoints import _layouts as layouts
 from ..checkpoints._layouts import Layout, Strategy, algorithm_of, writable
 from ..formats import E8M0, BlockFormat
+from ._sites import Part
 
 
 @dataclasses.dataclass(frozen=True)
 class PlanLine:
-    """The formats of the products at one place, and their effect."""
+    """The formats of the products at one place, or of one primitive's results, and their effect."""
 
-    name: str  # the place, as ``Recipe.keep`` names it
+    name: str  # the place, as ``Recipe.keep`` names it; of results "exp in loss"
     function: str  # the user's function that has the line
     primitives: tuple[str, ...]
     weights: tuple[str, ...]  # the paths of the arguments
-    operands: Mapping[Role, Operand | None]  # how they are rounded, by role; None: unrounded
-    bits: float  # the mean of a weight
-    elements: int  # how many numbers the weights have
+    operands: Mapping[Part, Operand | None]  # how they are rounded, by role; None: unrounded
+    bits: float  # the mean of a weight or result
+    elements: int  # how many numbers the weights or results have
     predicted: float  # what these roundings alone do: by the adjoint pass, in a run
     measured: float
     share: float  # of ``measured`` among all lines
@@ -73,7 +74,10 @@ class Plan(Tabular):
     cost: float  # bits a weight, bytes or seconds
     predicted: float  # the objective by the adjoint pass and runs with one or two roundings
     measured: float  # the objective under ``autoscale`` with the plan's recipe
-    recipe: Recipe  # rounds what the plan says and nothing else
+    recipe: Recipe  # rounds the operands that the plan says, and nothing else
+    # For ``autocast``: the same formats of results; None without any, if they aren't FP16 or BF16
+    # alone, or if a run under it exceeds the error (autocast rounds operands, too).
+    policy: Policy | None
     lines: tuple[PlanLine, ...]  # the products by place, in the program's order
     front: tuple[FrontPoint, ...]  # the Pareto front, from the cheapest plan on
     upgrade: Upgrade | None  # what the next bit would buy; None at the widest formats
@@ -88,6 +92,8 @@ class Plan(Tabular):
             f"{self.function} with {figure(self.cost)} {self.unit}: {self.objective} "
             f"{figure(self.measured)} (predicted {figure(self.predicted)})."
         )
+        if self.policy is not None:
+            first += " autocast with .policy rounds so, too."
         up = self.upgrade
         if up is None:
             return f"{first} No format given is wider."
@@ -157,6 +163,7 @@ class Plan(Tabular):
             for x in self.lines
         ]
         own = {"verdict": self.verdict, "recipe": repr(self.recipe), "lines": lines}
+        own["policy"] = self.policy and repr(self.policy)
         front, upgrade = [vars(p) for p in self.front], self.upgrade and vars(self.upgrade)
         return plain(vars(self) | own | {"front": front, "upgrade": upgrade})
 

@@ -1,4 +1,4 @@
-"""The contractions of a program, grouped by the places that a recipe can name."""
+"""What a plan gives formats to: contractions by place, and results by function and primitive."""
 
 from __future__ import annotations
 
@@ -8,24 +8,28 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Literal
 
 import jax
 import numpy as np
 
 from .._jax import avals_of, jex
 from ..auditing._run._dataflow import Origins, Walk
-from ..autoscaling import Boundaries, Recipe
+from ..autoscaling import Boundaries, Operand, Recipe
 from ..autoscaling._operand_settings import Role
 from ..autoscaling._overrides import FormatOverrides, Place, Places
 from ..autoscaling._predict import between_activations
 from ..autoscaling._value import ScaledValue
+from ..emulating import is_exact
 from ..formats import FP32
-from ..interpret import CONTRACTIONS, Equation, Program, Value, is_float, run
+from ..interpret import CONTRACTIONS, Applied, Equation, Program, State, Value, is_float, run
 from ..interpret._interpret import Body
 from ..primitives import having, params
 
+Part = Role | Literal["result"]  # what is rounded: an operand of a contraction, or any result
 # rounds nothing, on any device
 WIDE = Recipe(forward=None, backward=None, residuals=None, narrow="always")
+RESULT: tuple[Part, ...] = ("result",)  # the roles of a site of results
 # Results that jump where an operand crosses a threshold: first order can't see that.
 DISCRETE = having("whole") | having("indexes") | {"approx_top_k", "sign"}
 
@@ -43,13 +47,14 @@ class Product:
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """The contractions at one place of a program, whose operands get their formats together."""
+    """Equations that get their formats together: the contractions at one place of a program, for
+    their operands, or the equations of one primitive in one function, for their results."""
 
     place: Place  # the scope and the line; without a number it stands for all contractions there
     primitives: tuple[str, ...]  # their names
-    roles: tuple[Role, ...]  # of their operands, each once
+    roles: tuple[Part, ...]  # of their operands, each once
     weights: tuple[str, ...]  # the paths of these arguments, as ``keystr`` prints them
-    elements: int  # the numbers of these weights
+    elements: int  # the numbers of these weights, or of the results
     bits: int  # of such a number, as the program has it
     swapped: bool  # whether what ``Products`` calls the weight, of two arguments, is the activation
     products: tuple[Product, ...]  # the contractions
@@ -58,9 +63,15 @@ class Site:
 
     @property
     def name(self) -> str:
-        """The name by which ``Recipe.keep`` finds the place."""
+        """The name by which ``Recipe.keep`` finds the place, or the results' primitive."""
+        if self.roles == RESULT:
+            return " in ".join(filter(None, (self.primitives[0], self.function)))
         number = f"#{self.place.number}" if self.place.number else ""
         return " ".join(filter(None, (self.place.scope, f"{self.place.line}{number}")))
+
+    def counted(self, option: Mapping[Part, Operand | None]) -> Operand | None:
+        """Returns how the numbers are rounded of which a budget counts the bits."""
+        return option.get("result" if self.roles == RESULT else "weight")
 
 
 @dataclasses.dataclass
@@ -72,10 +83,16 @@ class _Found:
 
 @dataclasses.dataclass(frozen=True)
 class _Discovery(Boundaries):
-    """Records the contractions that are met, and the roles of their operands."""
+    """Records the contractions that are met, the roles of their operands, and all that round."""
 
     found: dict[tuple[int, ...], _Found] = dataclasses.field(default_factory=dict)
     places: Places = dataclasses.field(default_factory=Places)
+    rounding: dict[tuple[int, ...], Equation] = dataclasses.field(default_factory=dict)
+
+    def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
+        if any(map(is_float, equation.out_avals)) and not is_exact(equation):
+            self.rounding.setdefault(equation.path, equation)
+        return super().apply(state, equation, inputs)
 
     def operands(self, equation: Equation, values: Sequence[ScaledValue]):
         attention = between_activations(equation, values)
@@ -85,10 +102,36 @@ class _Discovery(Boundaries):
         return super().operands(equation, values)
 
 
-def sites(program: Program) -> tuple[list[Site], dict[tuple[int, ...], int]]:
-    """Returns a program's sites in its order, and the site of each contraction by its path."""
+Sites = tuple[list[Site], dict[tuple[int, ...], int]]
+
+
+def sites(program: Program) -> tuple[Sites, Sites]:
+    """Returns a program's sites of contractions and of results, both in its order, each with the
+    site of each equation by its path."""
     discovery = _Discovery(WIDE, overrides=FormatOverrides(()))
     jax.eval_shape(lambda arrays: run(program, discovery, (), arrays)[1], list(program.arrays))
+    return _contractions(program, discovery), _results(discovery)
+
+
+def _results(discovery: _Discovery) -> Sites:
+    groups: dict[tuple[str, str], list[Equation]] = {}
+    for equation in discovery.rounding.values():
+        function = equation.source[2] if equation.source else ""
+        groups.setdefault((equation.name, function), []).append(equation)
+    made, index = [], {}
+    for (primitive, function), own in groups.items():
+        avals = [(a, _times(e)) for e in own for a in e.out_avals if is_float(a)]
+        index |= {e.path: len(made) for e in own}
+        numbers, bits = sum(a.size * n for a, n in avals), max(_bits(a) for a, _ in avals)
+        site = Site(
+            place=Place("", ""), primitives=(primitive,), roles=RESULT, weights=(),
+            elements=numbers, bits=bits, swapped=False, products=(), function=function,
+        )  # fmt: skip
+        made.append(site)
+    return made, index
+
+
+def _contractions(program: Program, discovery: _Discovery) -> Sites:
     origins = _Origins(program)
     # a place in whose line the backward pass has contractions, too, can't be told by numbers
     mixed = {
