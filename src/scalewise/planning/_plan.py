@@ -201,13 +201,14 @@ def _confirmed(space: Space, recipe: Recipe, best: Tried) -> tuple[float, np.nda
 
     A recipe rounds no results: where some are rounded, the plan's own run counts.
     """
+    if not recipe.keep:
+        return best.measured, np.zeros(len(space.sites))
     by = _Counting(recipe, overrides=FormatOverrides(recipe.keep), index=space.family.index)
     measured, state = _measured(space, by, jnp.zeros((len(space.sites), 2)))
     by.overrides.check("plan")
     cut, rounded = np.asarray(state, np.float64).T
-    chosen = [some[i] for some, i in zip(space.options, best.choice, strict=True)]
-    measured = best.measured if any(x.get("result") for x in chosen) else measured
-    return measured, cut / np.maximum(rounded, 1.0)
+    results = any(o[i].get("result") for o, i in zip(space.options, best.choice, strict=True))
+    return best.measured if results else measured, cut / np.maximum(rounded, 1.0)
 
 
 def _measured(space: Space, by: Interpretation, state: State) -> tuple[float, State]:
@@ -228,7 +229,7 @@ def _policy(space: Space, best: Tried) -> Policy | None:
     """
     sites = [(s, o[i].get("result")) for s, o, i in zip(
         space.sites, space.options, best.choice, strict=True) if s.roles == RESULT]  # fmt: skip
-    formats = {x.format for _, x in sites if x is not None}
+    formats = {x.element for _, x in sites if x is not None}
     if len(formats) != 1 or not formats <= {FP16, BF16} or len(sites) < len(space.sites):
         return None
     rules = [
@@ -236,9 +237,7 @@ def _policy(space: Space, best: Tried) -> Policy | None:
         for s, x in sites
     ]
     policy = Policy(compute=formats.pop().dtype, rules=tuple(rules))
-    most = space.budget.error
-    if most is None:
-        most = OFF * space.aim.shown(abs(best.measured))
+    most = space.budget.error or OFF * space.aim.shown(abs(best.measured))
     measured, _ = _measured(space, Autocast(policy), ())
     return policy if space.aim.shown(abs(measured)) <= most else None
 
@@ -260,12 +259,13 @@ def lines(space: Space, best: Tried, saturated: np.ndarray) -> tuple[PlanLine, .
     for i, (site, own, result) in enumerate(zip(space.sites, columns, measured, strict=True)):
         operands, cut, share = space.options[i][best.choice[i]], saturated[i], abs(result) / total
         second = space.slopes.hessian[np.ix_(own, own)].sum() / 2
-        predicted = float(space.slopes.bias[own].sum() + second)
+        predicted = space.aim.shown(float(space.slopes.bias[own].sum() + second))
+        result = space.aim.shown(result)
         line = PlanLine(
             name=site.name, function=site.function, primitives=site.primitives,
             weights=site.weights, operands=operands,
             bits=bits_of(site.counted(operands), site.bits), elements=site.elements,
-            predicted=space.aim.shown(predicted), measured=space.aim.shown(result), share=share,
+            predicted=predicted, measured=result, share=share,
             saturated=float(cut), note=_note(site, predicted, result, share, float(cut)),
         )  # fmt: skip
         found.append(line)
@@ -276,9 +276,8 @@ def _note(site: Site, predicted: float, measured: float, share: float, cut: floa
     said = []
     ratio = abs(measured / predicted) if predicted else np.inf
     if share >= SMALL and not 1 / OFF <= ratio <= OFF:
-        unseen = ratio > UNSEEN
-        ratio_in_words = f"{ratio:.2g} times what the adjoint pass says"
-        said.append("the adjoint pass doesn't see it" if unseen else ratio_in_words)
+        times = f"{ratio:.2g} times what the adjoint pass says"
+        said.append(times if ratio < UNSEEN else "the adjoint pass doesn't see it")
         if site.discrete and ratio > OFF:
             said.append(f"decisions change at {', '.join(site.discrete[:3])}")
     if cut >= CUT:

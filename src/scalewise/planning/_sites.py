@@ -15,6 +15,7 @@ import numpy as np
 
 from .._jax import avals_of, jex
 from ..auditing._run._dataflow import Origins, Walk
+from ..auditing._run._equation_statistics import display_name
 from ..autoscaling import Boundaries, Operand, Recipe
 from ..autoscaling._operand_settings import Role
 from ..autoscaling._overrides import FormatOverrides, Place, Places
@@ -22,7 +23,17 @@ from ..autoscaling._predict import between_activations
 from ..autoscaling._value import ScaledValue
 from ..emulating import is_exact
 from ..formats import FP32
-from ..interpret import CONTRACTIONS, Applied, Equation, Program, State, Value, is_float, run
+from ..interpret import (
+    CONTRACTIONS,
+    Applied,
+    Equation,
+    Interpretation,
+    Program,
+    State,
+    Value,
+    is_float,
+    run,
+)
 from ..interpret._interpret import Body
 from ..primitives import having, params
 
@@ -31,7 +42,8 @@ Part = Role | Literal["result"]  # what is rounded: an operand of a contraction,
 WIDE = Recipe(forward=None, backward=None, residuals=None, narrow="always")
 RESULT: tuple[Part, ...] = ("result",)  # the roles of a site of results
 # Results that jump where an operand crosses a threshold: first order can't see that.
-DISCRETE = having("whole") | having("indexes") | {"approx_top_k", "sign"}
+ORDERS = {"gt", "ge", "lt", "le"}  # the mask of a relu's gradient
+DISCRETE = having("whole") | having("indexes") | {"approx_top_k", "sign"} | ORDERS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +77,7 @@ class Site:
     def name(self) -> str:
         """The name by which ``Recipe.keep`` finds the place, or the results' primitive."""
         if self.roles == RESULT:
-            return " in ".join(filter(None, (self.primitives[0], self.function)))
+            return " in ".join(filter(None, (self.primitives[0], display_name(self.function))))
         number = f"#{self.place.number}" if self.place.number else ""
         return " ".join(filter(None, (self.place.scope, f"{self.place.line}{number}")))
 
@@ -282,6 +294,6 @@ class _Origins(Walk):
         return list(dict.fromkeys(line for line, given in self.discrete if reached & set(given)))
 
 
-def float_results(program: Program, by: Boundaries, values: Sequence[Value]) -> list[jax.Array]:
+def float_results(program: Program, by: Interpretation, values: Sequence[Value]) -> list[jax.Array]:
     pairs = zip(values, program.out_avals, strict=True)
     return [by.lower(v, a) for v, a in pairs if is_float(a)]
