@@ -127,6 +127,39 @@ def test_a_recurrent_weight_counts_once():
     assert site.elements == 64
 
 
+def test_a_shared_weight_has_one_format_and_is_stored_once():
+    def tied(params, x):
+        for _ in range(3):
+            x = jnp.tanh(dense(params["w"], x))
+        return (params["w"] @ x.T).T @ params["head"]
+
+    params = {"w": normal(0, (32, 32)) / 6, "head": normal(1, (32, 48)) / 3}
+    found = sw.plan(tied, 6.5, objective="kl")(params, normal(2, (64, 32)))
+    assert [(x.weights, x.elements) for x in found.lines] == [
+        (("[0]['w']",), 1024), (("[0]['head']",), 1536),
+    ]  # fmt: skip
+    assert len(found.lines[0].name.split(", ")) == 4
+    np.testing.assert_allclose(found.measured, found.predicted, rtol=0.3)
+    assert list(found.modelopt()["quantized_layers"]) == ["w", "head"]
+    namespace = {}
+    exec(found.python(), namespace)
+    assert namespace["recipe"] == found.recipe
+
+
+def test_parts_of_a_stacked_weight_have_formats_of_their_own():
+    def stacked(params, x):
+        for i in range(3):
+            x = jnp.tanh(dense(params[i], x))
+        return x
+
+    given = normal(0, (3, 32, 32)) * jnp.array([0.5, 0.1, 0.02])[:, None, None], normal(1, (64, 32))
+    found = sw.plan(stacked, 6.0, objective="error")(*given)
+    assert [x.elements for x in found.lines] == [1024] * 3
+    assert len({x.formats for x in found.lines}) > 1
+    with pytest.raises(ValueError, match=r"parts of .* have several formats in this plan"):
+        found.modelopt()
+
+
 def test_weights_that_a_function_closes_over_are_planned():
     params, x = arguments()
     found = sw.plan(lambda x: logits(params, x), 8.0, objective="kl")(x)

@@ -14,7 +14,7 @@ import numpy as np
 from .._check import Natural, checked
 from .._resolve import as_format
 from .._types import PyTree
-from ..auditing._file import name_of
+from ..auditing._file import name_of as function_name
 from ..autocasting import Autocast, Policy, Rule
 from ..autoscaling import Boundaries, FormatOverrides, Operand, Products, Recipe
 from ..autoscaling._operand_settings import operand_format
@@ -33,7 +33,7 @@ from ..interpret import (
 from ._budget import UNITS, Budget, ObjectiveName, Option, bits_of
 from ._predict import Front
 from ._result import FrontPoint, Plan, PlanLine, Upgrade
-from ._sites import RESULT, WIDE, Site, float_results
+from ._sites import RESULT, WIDE, Site, float_results, name_of
 from ._space import Lists, Space, Tried
 
 OperandLike = Operand | BlockFormatLike | None
@@ -106,7 +106,7 @@ def plan(
 
     def planned(*args: PyTree, **kwargs: PyTree) -> Plan:
         program = trace(f, Boundaries(WIDE), args, kwargs, name="plan")
-        return solved(Space(program, limits, lists, objective, seed, name_of(f)))
+        return solved(Space(program, limits, lists, objective, seed, function_name(f)))
 
     return planned
 
@@ -166,18 +166,18 @@ def _recipe(space: Space, choice: Sequence[int]) -> Recipe:
 
     Deeper scopes come first: a line also names what is on it in scopes within its own.
     """
-    shared = collections.Counter(site.place.line for site in space.sites)
+    shared = collections.Counter(place.line for site in space.sites for place in site.places)
     keep = []
     for site, some, i in zip(space.sites, space.options, choice, strict=True):
-        if site.roles == RESULT:
-            continue
         a, w, g = (some[i].get(role) for role in ("activation", "weight", "gradient"))
-        a, w = (w, a) if site.swapped else (a, w)
-        depth = len(site.place.scope.split("/")) if site.place.scope else 0
-        if a or w or g:
-            keep.append((-depth, site.name, Products((a, w), (g, w), (a, g))))
-        elif shared[site.place.line] > 1:
-            keep.append((-depth, site.name, None))
+        for place, swapped in site.places.items():
+            left, right = (w, a) if swapped else (a, w)
+            depth = len(place.scope.split("/")) if place.scope else 0
+            if a or w or g:
+                products = Products((left, right), (g, right), (left, g))
+                keep.append((-depth, name_of(place), products))
+            elif shared[place.line] > 1:
+                keep.append((-depth, name_of(place), None))
     ordered = sorted(keep, key=lambda x: x[0])
     return dataclasses.replace(WIDE, keep=tuple((name, kept) for _, name, kept in ordered))
 

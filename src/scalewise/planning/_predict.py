@@ -39,7 +39,7 @@ class _Perturbed(Boundaries):
     index: Index = dataclasses.field(default_factory=dict)
     results: Index = dataclasses.field(default_factory=dict)
     columns: Columns = dataclasses.field(default_factory=dict)
-    swapped: frozenset[int] = frozenset()
+    swapped: frozenset[tuple[int, ...]] = frozenset()
     theta: jax.Array | None = None
 
     def operands(self, equation: Equation, values: Sequence[ScaledValue]):
@@ -50,7 +50,7 @@ class _Perturbed(Boundaries):
         for value, (_, role), own in zip(
             values, self.uses(equation, values, attention), axes, strict=True
         ):
-            role = EXCHANGED[role] if site in self.swapped else role
+            role = EXCHANGED[role] if equation.path in self.swapped else role
             settings = self.columns.get((site, role), {})
             if settings and not value.integers and value.constant_value is None:
                 value = self._perturbed(value, settings, own)
@@ -106,7 +106,7 @@ class Family:
     index: Index  # of contractions
     results: Index  # of all equations whose results may be rounded
     columns: Columns
-    swapped: frozenset[int]  # the sites whose roles are exchanged; see :class:`Site`
+    swapped: frozenset[tuple[int, ...]]  # the paths of contractions whose roles are exchanged
     size: int  # of the vector
 
     def outputs(self, theta: jax.Array, arrays: Sequence[Argument]) -> list[jax.Array]:

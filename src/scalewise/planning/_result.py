@@ -24,7 +24,9 @@ from ._sites import Part
 class PlanLine:
     """The formats of the products at one place, or of one primitive's results, and their effect."""
 
-    name: str  # the place, as ``Recipe.keep`` names it; of results "exp in loss"
+    # the places, as ``Recipe.keep`` names them: several, if they share a weight; of results
+    # "exp in loss"
+    name: str
     function: str  # the user's function that has the line
     primitives: tuple[str, ...]
     weights: tuple[str, ...]  # the paths of the arguments
@@ -105,12 +107,11 @@ class Plan(Tabular):
     def python(self) -> str:
         """Returns Python that makes the recipe."""
         names: dict[Products, str] = {}
-        for line in self.lines:
-            products = dict(self.recipe.keep).get(line.name)
+        lines = {name: line for line in self.lines for name in line.name.split(", ")}
+        for name, products in self.recipe.keep:
             if isinstance(products, Products) and products not in names:
-                label = "_".join(
-                    f"{role}_{x.format.name}" for role, x in line.operands.items() if x is not None
-                )
+                operands = lines[str(name)].operands
+                label = "_".join(f"{r}_{x.format.name}" for r, x in operands.items() if x)
                 unique = label if label not in names.values() else f"{label}_{len(names)}"
                 names[products] = unique
         texts = {name: re.sub(r"\b([A-Z]\w+)\(", r"sw.\1(", repr(x)) for x, name in names.items()}
@@ -168,11 +169,16 @@ class Plan(Tabular):
         return plain(vars(self) | own | {"front": front, "upgrade": upgrade})
 
     def _layers(self) -> list[Layer]:
-        return [
-            (module_name(path), x.operands.get("weight"), x.operands.get("activation"))
-            for x in self.lines
-            for path in x.weights
-        ]
+        found: dict[str, Layer] = {}
+        for x in self.lines:
+            for name in map(module_name, x.weights):
+                layer = name, x.operands.get("weight"), x.operands.get("activation")
+                if found.setdefault(name, layer) != layer:
+                    raise ValueError(
+                        f"parts of {name} have several formats in this plan, for which a file has "
+                        "no place: make each part an argument of its own"
+                    )
+        return list(found.values())
 
     def tables(self, *, everything: bool = True) -> list[Rows]:
         heads = ("line", "weights", "formats", "bits", "numbers", "predicted", "measured", "note")
@@ -280,8 +286,13 @@ def modelopt(layers: Sequence[Layer], rename: Rename) -> dict[str, Json]:
         if (weight := _narrow(weight)) is None:
             ignored.append(rename(name))
             continue
-        algorithm = algorithm_of(*_layout("modelopt", weight))
-        if algorithm["quant_algo"] == "W4A16_NVFP4" and _narrow(activation) is not None:
+        algorithm, narrow = algorithm_of(*_layout("modelopt", weight)), _narrow(activation)
+        if narrow is not None and narrow.format != weight.format:
+            raise ValueError(
+                f"Model Optimizer has no algorithm for weights in {weight.format.name} with "
+                f"activations in {narrow.format.name} ({name}); plan with activations='weights'"
+            )
+        if algorithm["quant_algo"] == "W4A16_NVFP4" and narrow is not None:
             algorithm["quant_algo"] = "NVFP4"
         each[rename(name)] = algorithm
     return {

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal
 
@@ -62,13 +62,16 @@ class Site:
     """Equations that get their formats together: the contractions at one place of a program, for
     their operands, or the equations of one primitive in one function, for their results."""
 
-    place: Place  # the scope and the line; without a number it stands for all contractions there
+    # The scopes and lines, several for a shared weight; without a number one stands for all
+    # contractions there. True where what ``Products`` calls the weight, of two arguments, is the
+    # activation.
+    places: Mapping[Place, bool]
     primitives: tuple[str, ...]  # their names
     roles: tuple[Part, ...]  # of their operands, each once
     weights: tuple[str, ...]  # the paths of these arguments, as ``keystr`` prints them
     elements: int  # the numbers of these weights, or of the results
     bits: int  # of such a number, as the program has it
-    swapped: bool  # whether what ``Products`` calls the weight, of two arguments, is the activation
+    swapped: frozenset[tuple[int, ...]]  # the paths of the contractions at such places
     products: tuple[Product, ...]  # the contractions
     function: str  # the name of the user's function
     discrete: tuple[str, ...] = ()  # where a result jumps: ``"moe.py:80 (top_k)"``
@@ -78,12 +81,16 @@ class Site:
         """The name by which ``Recipe.keep`` finds the place, or the results' primitive."""
         if self.roles == RESULT:
             return " in ".join(filter(None, (self.primitives[0], display_name(self.function))))
-        number = f"#{self.place.number}" if self.place.number else ""
-        return " ".join(filter(None, (self.place.scope, f"{self.place.line}{number}")))
+        return ", ".join(map(name_of, self.places))
 
     def counted(self, option: Mapping[Part, Operand | None]) -> Operand | None:
         """Returns how the numbers are rounded of which a budget counts the bits."""
         return option.get("result" if self.roles == RESULT else "weight")
+
+
+def name_of(place: Place) -> str:
+    number = f"#{place.number}" if place.number else ""
+    return " ".join(filter(None, (place.scope, f"{place.line}{number}")))
 
 
 @dataclasses.dataclass
@@ -136,8 +143,8 @@ def _results(discovery: _Discovery) -> Sites:
         index |= {e.path: len(made) for e in own}
         numbers, bits = sum(a.size * n for a, n in avals), max(_bits(a) for a, _ in avals)
         site = Site(
-            place=Place("", ""), primitives=(primitive,), roles=RESULT, weights=(),
-            elements=numbers, bits=bits, swapped=False, products=(), function=function,
+            places={}, primitives=(primitive,), roles=RESULT, weights=(), elements=numbers,
+            bits=bits, swapped=frozenset(), products=(), function=function,
         )  # fmt: skip
         made.append(site)
     return made, index
@@ -156,16 +163,46 @@ def _contractions(program: Program, discovery: _Discovery) -> Sites:
         alone = (x.place.scope, x.place.line) not in mixed
         groups[x.place if alone else dataclasses.replace(x.place, number=0)].append(x)
     lines = collections.Counter((p.scope, p.line) for p in groups)
-    made, index = [], {}
+    joined: list[_Group] = []
     for place, own in groups.items():
         swapped = all(_is_swapped(x, origins) for x in own)
         if swapped:
             own = [dataclasses.replace(x, roles=x.roles[::-1]) for x in own]
         if lines[place.scope, place.line] == 1:
             place = dataclasses.replace(place, number=0)
-        index |= {x.equation.path: len(made) for x in own}
-        made.append(_site(place, own, origins, swapped))
-    return made, index
+        paths = {x.equation.path for x in own if swapped}
+        group = _Group({place: swapped}, own, _whole(own, origins), paths)
+        # a weight that several places read is stored once, in one format
+        first, *more = [g for g in joined if g.weights & group.weights] or [group]
+        for other in more if first is group else [*more, group]:
+            first.places |= other.places
+            first.found += other.found
+            first.weights |= other.weights
+            first.swapped |= other.swapped
+        joined = [g for g in joined if g not in more] + ([group] if first is group else [])
+    index = {x.equation.path: i for i, g in enumerate(joined) for x in g.found}
+    return [_site(g, origins) for g in joined], index
+
+
+@dataclasses.dataclass(eq=False)
+class _Group:
+    places: dict[Place, bool]  # as :class:`Site` has them
+    found: list[_Found]
+    weights: set[int]  # the arguments that are read as a whole
+    swapped: set[tuple[int, ...]]
+
+
+def _whole(found: Sequence[_Found], origins: _Origins) -> set[int]:
+    reads = [read for x in found for read in _reads(x, origins)]
+    return {i for i, size in reads if size >= origins.avals[i].size > 1}
+
+
+def _reads(x: _Found, origins: _Origins) -> Iterator[tuple[int, int]]:
+    """Yields the arguments of a product's weights, and how many numbers of each it reads."""
+    for i, role in enumerate(x.roles):
+        held = origins.arguments(x.equation, i)
+        if role == "weight" and len(held) == 1:
+            yield held[0], x.equation.in_avals[i].size * _times(x.equation)
 
 
 def _is_swapped(x: _Found, origins: _Origins) -> bool:
@@ -184,21 +221,19 @@ def _is_swapped(x: _Found, origins: _Origins) -> bool:
     return (first, second)[weight] > (first, second)[1 - weight]
 
 
-def _site(place: Place, own: Sequence[_Found], origins: _Origins, swapped: bool) -> Site:
+def _site(group: _Group, origins: _Origins) -> Site:
+    own = group.found
     weights: dict[int, int] = {}
-    for x in own:
-        for i, role in enumerate(x.roles):
-            held = origins.arguments(x.equation, i)
-            if role == "weight" and len(held) == 1:
-                size = x.equation.in_avals[i].size * _times(x.equation)
-                weights[held[0]] = max(weights.get(held[0], 0), size)
+    for i, size in (read for x in own for read in _reads(x, origins)):
+        weights[i] = max(weights.get(i, 0), size)
     sizes = {i: min(n, origins.avals[i].size) for i, n in weights.items()}
     source = own[0].equation.caller or own[0].equation.source
     return Site(
-        place=place, primitives=tuple(dict.fromkeys(x.equation.name for x in own)),
+        places=group.places, primitives=tuple(dict.fromkeys(x.equation.name for x in own)),
         roles=tuple(dict.fromkeys(role for x in own for role in x.roles)),
         weights=tuple(origins.names[i] for i in sizes), elements=sum(sizes.values()),
-        bits=max((_bits(origins.avals[i]) for i in sizes), default=FP32.bits), swapped=swapped,
+        bits=max((_bits(origins.avals[i]) for i in sizes), default=FP32.bits),
+        swapped=frozenset(group.swapped),
         products=tuple(_product(x) for x in own), function=source[2] if source else "",
         discrete=tuple(origins.behind({x.equation.path for x in own})),
     )  # fmt: skip

@@ -96,7 +96,7 @@ class Space:
                 "choose from; expected weights among them, and two formats or more"
             )
         roundings = _roundings(self.options)
-        swapped = frozenset(i for i, site in enumerate(self.sites) if site.swapped)
+        swapped = frozenset(path for site in self.sites for path in site.swapped)
         of_results = {path: i + len(products) for path, i in of_results.items()}
         count = sum(map(len, roundings.values()))
         self.family = Family(program, index, of_results, roundings, swapped, count)
