@@ -138,19 +138,20 @@ def predicted(space: Space) -> dict[str, Any]:
     choices = [tuple(random.integers(len(o)) for o in space.options) for _ in range(PLANS)]
     runs = [space.run(choice) for choice in choices]
     said, measured = (np.array([getattr(r, k) for r in runs]) for k in ("predicted", "measured"))
-    additive = np.array([_additive(space, x.choice) for x in runs])
+    parts = np.array([_parts(space, x.choice) for x in runs])
     return {
         "rank": float(spearmanr(said, measured).statistic),
         "ratio": float(np.median(said / measured)),
         "ratio_10_90": [float(x) for x in np.percentile(said / measured, [10, 90])],
         "measured": [float(measured.min()), float(np.median(measured)), float(measured.max())],
-        "additive_rank": float(spearmanr(additive, measured).statistic),
+        "additive_rank": float(spearmanr(parts.sum(1), measured).statistic),
+        "left": float(np.median(np.abs(measured) / np.abs(parts).sum(1))),
     }
 
 
-def _additive(space: Space, choice: Choice) -> float:
-    """The sum of what each rounding does alone: no pairs, jumps added up."""
-    return float(space.theta(choice) @ (space.predict.smooth + space.predict.jumps))
+def _parts(space: Space, choice: Choice) -> np.ndarray:
+    """What each rounding of a plan does alone."""
+    return space.theta(choice) * (space.predict.smooth + space.predict.jumps)
 
 
 def sqnr(space: Space, i: int, fmt: str, contracted_last: bool) -> float:

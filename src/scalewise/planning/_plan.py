@@ -53,14 +53,13 @@ def plan(
     results: Sequence[FormatLike] = (),
     seed: Natural = 0,
 ) -> Callable[..., Plan]:
-    """Returns a function of ``f``'s arguments that finds the format of each product's operands,
-    or of each operation's results.
+    """Returns a function of ``f``'s arguments that finds the formats of products' operands, or of
+    all operations' results.
 
     Products are told apart by their scope and line, operations by primitive and function. One
-    adjoint pass gives what each rounding and each two of them do to the result, to second order;
-    runs with one rounding, and with the two of the strongest pairs, replace that where they differ.
-    The choice is the exact solution of a knapsack problem. The plan and those that the prediction
-    can't tell apart from it are then run, and the best is the result.
+    adjoint pass and some runs predict any plan's effect on the result; the choice is the exact
+    solution of a knapsack problem. The plan and those that the prediction can't tell apart from it
+    are then run, and the best is the result.
 
     Args:
         f: any function of pytrees made of JAX primitives: a forward pass, a loss, a training step.
@@ -97,12 +96,10 @@ def plan(
     limits = budget if isinstance(budget, Budget) else Budget(bits=budget)
     if results and limits.kind == "seconds":
         raise ValueError("plan: a device's time isn't known for results; give bits, bytes or error")
-    lists = Lists(
-        _operands(((None,) if results else WEIGHTS) if formats is None else formats),
-        activations if isinstance(activations, str) else _operands(activations),
-        _operands(gradients),
-        [*(Operand(as_format(x, "plan")) for x in results), None],
-    )
+    own = [Operand(as_format(x, "plan")) for x in results]
+    weights = ((None,) if results else WEIGHTS) if formats is None else formats
+    others = activations if isinstance(activations, str) else _operands(activations)
+    lists = Lists(_operands(weights), others, _operands(gradients), [*own, None])
 
     def planned(*args: PyTree, **kwargs: PyTree) -> Plan:
         program = trace(f, Boundaries(WIDE), args, kwargs, name="plan")

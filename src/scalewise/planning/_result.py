@@ -178,6 +178,8 @@ class Plan(Tabular):
                         f"parts of {name} have several formats in this plan, for which a file has "
                         "no place: make each part an argument of its own"
                     )
+        if not found:
+            raise ValueError("this plan rounds no weights: there is nothing to export")
         return list(found.values())
 
     def tables(self, *, everything: bool = True) -> list[Rows]:
