@@ -190,9 +190,7 @@ def _twice(
 def _each(linear: Callable[[jax.Array], jax.Array], directions: jax.Array) -> jax.Array:
     try:
         return lax.map(linear, directions, batch_size=AT_ONCE)
-    except (
-        NotImplementedError
-    ):  # an operation without a rule for vmap, such as ragged_dot's adjoint
+    except NotImplementedError:  # no rule for vmap, as of ragged_dot's adjoint
         return lax.map(linear, directions)
 
 

@@ -334,7 +334,8 @@ def _torchao_calls(
             known = ", ".join(f"{w} x {a or 'unrounded'}" for w, a in TORCHAO)
             raise ValueError(
                 f"torchao has no configuration for weights in {pair[0]} with activations in "
-                f"{pair[1] or 'their own dtype'} ({name}); expected one of {known}"
+                f"{pair[1] or 'their own dtype'} ({name}); expected one of {known}; plan with "
+                "other formats, or with activations='weights'"
             )
         module, call = TORCHAO[pair]
         if pair == ("e4m3fn", "e4m3fn") and weight.per == "channel":
