@@ -30,12 +30,13 @@ alone, as tools that rank layers assume.
 
 SIGNED = """
 The goal is a rank of 0.95 and a ratio of 0.8 to 1.2. Of the divergences {kl} reach it, of the
-changes of a loss {loss}. First order fails for a loss, since its change has a sign: a rounding
-raises it for some examples and lowers it for others, and what is left of a plan is a difference of
-larger numbers. The {name} model's 100 plans change its loss by {low:+.1g} to {high:+.1g}, the
-median plan by {median:+.1g} alone. Errors of the prediction don't shrink with that difference, and
-a ratio near zero can have any sign. A divergence only grows: nothing cancels. Plan with logits and
-`objective="kl"` where there are logits.
+changes of a loss {loss}. The change of a loss has a sign, and so has what two roundings do together
+beyond what both do alone. In the {name} model two roundings of a plan do {together:.1g} together
+(standard deviation over random pairs), and the {pairs:.0f} pairs of a plan's {roundings:.0f}
+roundings, whose signs differ at random, add up to {walk:.1g}: as much as the losses of plans differ
+({spread:.1g}). The adjoint pass doesn't tell them, since the first rounding changes the numbers that
+the second one rounds, and there are too many of them to run. A divergence only grows, so that
+single roundings tell most of it. Plan with logits and `objective="kl"` where there are logits.
 """
 
 CHOICE = """
@@ -97,9 +98,10 @@ def _signed(rows: list[dict[str, Any]]) -> str:
         met = sum(r["rank"] >= 0.95 and 0.8 <= r["ratio"] <= 1.2 for r in own)
         reached[objective] = f"{met} of {len(own)}"
     worst = min((r for r in rows if r["objective"] == "loss"), key=lambda r: r["rank"])
-    low, median, high = worst["measured"]
+    pairs = worst["roundings"] * (worst["roundings"] - 1) / 2
+    walk = worst["together"] * pairs**0.5
     name = f"{_weights(worst)} {worst['model']}"
-    return SIGNED.format(**reached, name=name, low=low, median=median, high=high)
+    return SIGNED.format(**(worst | reached), name=name, pairs=pairs, walk=walk)
 
 
 def _against(row: dict[str, Any]) -> tuple[float, float]:

@@ -145,13 +145,25 @@ def predicted(space: Space) -> dict[str, Any]:
         "ratio_10_90": [float(x) for x in np.percentile(said / measured, [10, 90])],
         "measured": [float(measured.min()), float(np.median(measured)), float(measured.max())],
         "additive_rank": float(spearmanr(parts.sum(1), measured).statistic),
-        "left": float(np.median(np.abs(measured) / np.abs(parts).sum(1))),
+        "spread": float(measured.std()),
+        "roundings": float(np.mean(np.count_nonzero(parts, axis=1))),
+        "together": _together(space, random, choices),
     }
 
 
 def _parts(space: Space, choice: Choice) -> np.ndarray:
-    """What each rounding of a plan does alone."""
+    """Returns the effect of each rounding of a plan alone."""
     return space.theta(choice) * (space.predict.smooth + space.predict.jumps)
+
+
+def _together(space: Space, random: np.random.Generator, choices: Sequence[Choice]) -> float:
+    """Returns the standard deviation of the effect of two roundings of a plan beyond both alone."""
+    found = []
+    for choice in choices:
+        both = random.choice(np.flatnonzero(space.theta(choice)), 2, replace=False)
+        alone = sum(space.emulate(space.family.chosen([c])) for c in both)
+        found.append(space.emulate(space.family.chosen(both)) - alone)
+    return float(np.std(found))
 
 
 def sqnr(space: Space, i: int, fmt: str, contracted_last: bool) -> float:
