@@ -11,7 +11,6 @@ from typing import Any
 from markupsafe import Markup
 
 from ..._output import page_environment
-from ..._output._templates import STYLE, Panel, chart_svg
 from .._run._equation_statistics import Equations, EquationStatistics
 from .._run._session import OutputError
 from .._run._statistics import BINS, LOWEST
@@ -133,7 +132,6 @@ def page(report: Summary) -> str:
     shown = sources(report.equations, report.findings)
     return environment.rendered(
         "report.html.j2",
-        styles=f"<style>{STYLE}</style>",
         report=report,
         verdict=verdict(report),
         fixed=any(f.fix for f in report.findings),
@@ -159,7 +157,7 @@ def _colour(what: Any) -> str:
     return "bad" if count else "fix"
 
 
-WIDTH, HEIGHT, BOTTOM = 640, 120, 18
+WIDTH, HEIGHT, LEFT, BOTTOM = 640, 120, 42, 18
 PLOT = HEIGHT - BOTTOM
 ARGUMENTS = 8  # with a histogram each: weights, moments, data
 TICKS = 10  # at most, on an axis
@@ -178,7 +176,7 @@ def panels(report: Summary) -> list[tuple[str, Markup]]:
             counts.append((title, sums))
     axis = axis_of([x for _, x in counts])
     found = [(title, histogram(x, report, axis)) for title, x in counts]
-    title = "relative error of each operation in program order (dots: overflow, NaN)"
+    title = "relative error of each operation in program order (made here and carried in)"
     return [*found, (title, growth(report.equations, 2.0**-report.precision))]
 
 
@@ -186,11 +184,12 @@ def legend(report: Summary) -> list[tuple[str, str]]:
     beyond = "saturation" if report.low.endswith("saturating") else "overflow"
     smallest, normal = _power(report.smallest / 2), _power(report.smallest_normal)
     return [
-        ("bar", "numbers"),
+        ("bar", "numbers, error"),
         ("flushed", f"flushed to zero (up to {smallest})"),
         ("subnormal", f"subnormal (below {normal})"),
         ("normal", "normal"),
         ("over", f"{beyond} (beyond {_power(report.largest)}), NaN"),
+        ("unit", "one rounding"),
     ]
 
 
@@ -246,19 +245,36 @@ def histogram(counts: Sequence[int], report: Summary, axis: Axis) -> Markup:
 
 
 def growth(equations: Equations, unit: float) -> Markup:
-    """Draws each operation's error; dots on the line of one rounding are overflows and NaN."""
-    errors = [e.inherited if e.sqnr > -math.inf else math.nan for e in equations]
+    """A dashed line is one rounding; red lines are operations whose results overflow or are NaN."""
+    errors = [e.inherited if e.sqnr > -math.inf else math.inf for e in equations]
     drawn = [x for x in errors if 0 < x < math.inf]
-    least = max(min([*drawn, unit]), 10.0**LOWEST_ERROR)
-    curve = [
-        (i, math.log10(max(x, least)) if math.isfinite(x) else math.nan)
-        for i, x in enumerate(errors, 1)
-    ]
-    level = math.log10(unit)
-    events = [(i, level) for i, e in enumerate(equations, 1) if e["overflowed"] or e["nan"]]
-    rounding = [(1, level), (max(len(errors), 2), level)]
-    panel = Panel("", "operation", [curve, rounding], events, decades=True)
-    return Markup(chart_svg("relative error", [panel], ["error", "one rounding"]))
+    exponents = [max(math.log10(x), LOWEST_ERROR) for x in (*drawn, unit)]
+    low, high = math.floor(min(exponents)), math.ceil(max(exponents))
+    high = max(high, low + 1)
+
+    def y(error: float) -> float:
+        exponent = math.log10(error) if error > 0 else low
+        return PLOT * (1 - min(max((exponent - low) / (high - low), 0.0), 1.0))
+
+    def x(i: int) -> float:
+        return LEFT + (WIDTH - LEFT) * i / max(len(equations) - 1, 1)
+
+    parts = []
+    for exponent in range(low, high + 1, _step(high - low)):
+        at = y(10.0**exponent)
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        parts.append(f'<text x="0" y="{max(at + 4, 9):.1f}">1e{exponent}</text>')
+    for i, equation in enumerate(equations):
+        if equation["overflowed"] or equation["nan"]:
+            at = f'x1="{x(i):.1f}" x2="{x(i):.1f}"'
+            parts.append(f'<line class="event" {at} y1="0" y2="{PLOT}"/>')
+    line = f'x1="{LEFT}" x2="{WIDTH}" y1="{y(unit):.1f}" y2="{y(unit):.1f}"'
+    parts.append(f'<line class="unit" {line}/>')
+    points = " ".join(f"{x(i):.1f},{y(e):.1f}" for i, e in enumerate(errors))
+    parts.append(f'<polyline points="{points}"/>')
+    for i in range(0, len(equations), _step(len(equations))):
+        parts.append(f'<text x="{min(x(i), WIDTH - 30):.1f}" y="{HEIGHT - 4}">{i + 1}</text>')
+    return _svg(parts)
 
 
 def _step(size: int) -> int:
