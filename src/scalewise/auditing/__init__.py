@@ -13,7 +13,6 @@ from ._report._diff import diff as diff
 from ._report._report import Report as Report
 from ._search._findings import Finding as Finding
 from ._search._literals import literals as literals
-from ._tune import tune as tune
 
 globals()["__all__"] = own_names(dir())  # help() lists them
 
@@ -34,8 +33,6 @@ from ._run._equation_statistics import EquationStatistics as EquationStatistics
 from ._run._session import OutputError as OutputError
 from ._search._fixes import Fix as Fix
 from ._search._literals import Literal as Literal
-from ._tune import TunedPart as TunedPart
-from ._tune import Tuning as Tuning
 
 _DOCUMENTED = dir()  # the reference has these names
 

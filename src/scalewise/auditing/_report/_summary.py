@@ -82,7 +82,7 @@ class Summary:
 
     @property
     def unfixable(self) -> str:
-        """The parts of the program that no fix changes and that cause the remaining error."""
+        """The operands that no fix changes, from which the rest of the error comes."""
         return "the arguments and complex numbers" if self.complex_dtype else "the arguments"
 
     @property
