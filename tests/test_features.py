@@ -127,7 +127,9 @@ def skip_unavailable(name, interpretation):
         pytest.skip("Adam's 1 - 0.999 is 0 in BF16, and its epsilon in FP16, if all is rounded")
 
 
-@pytest.mark.filterwarnings("ignore:.*(can.t be transformed|no units|has no rule|complex numbers)")
+@pytest.mark.filterwarnings(
+    "ignore:.*(can.t be transformed|no units|has no rule|complex numbers|narrow numbers)"
+)
 @pytest.mark.parametrize("interpretation", INTERPRETATIONS)
 @pytest.mark.parametrize("name", FEATURES)
 @pytest.mark.thorough(keep=12, gate=24)
@@ -228,7 +230,9 @@ for f in lambda w, x: jnp.tanh(x @ w), loop:
 """
 
 
-@pytest.mark.filterwarnings("ignore:.*(can.t be transformed|no units|has no rule|complex numbers)")
+@pytest.mark.filterwarnings(
+    "ignore:.*(can.t be transformed|no units|has no rule|complex numbers|narrow numbers)"
+)
 @pytest.mark.parametrize("low", AUDITS)
 @pytest.mark.parametrize("name", [n for n in FEATURES if n not in OUTSIDE])
 @pytest.mark.thorough(keep=2, gate=6)

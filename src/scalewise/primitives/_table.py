@@ -258,19 +258,19 @@ xla_metadata_value                   fallback     -
 zeta                                 fallback     range      elementwise series
 
 # Products of sparse matrices.
-bcoo_dot_general                     sparse       -
-bcoo_dot_general_sampled             sparse       -
-bcoo_spdot_general                   sparse       -
-bcsr_dot_general                     sparse       -
-coo_matmat                           sparse       -
-coo_matvec                           sparse       -
-coo_spmm                             sparse       -
-coo_spmv                             sparse       -
-csr_matmat                           sparse       -
-csr_matvec                           sparse       -
-csr_spmm                             sparse       -
-csr_spmv                             sparse       -
-spsolve                              sparse       -
+bcoo_dot_general                     sparse       sum
+bcoo_dot_general_sampled             sparse       sum
+bcoo_spdot_general                   sparse       sum
+bcsr_dot_general                     sparse       sum
+coo_matmat                           sparse       sum
+coo_matvec                           sparse       sum
+coo_spmm                             sparse       sum
+coo_spmv                             sparse       sum
+csr_matmat                           sparse       sum
+csr_matvec                           sparse       sum
+csr_spmm                             sparse       sum
+csr_spmv                             sparse       sum
+spsolve                              sparse       -          single
 
 # Calls and control flow: their bodies are interpreted.
 call                                 call         -          body=call_jaxpr
