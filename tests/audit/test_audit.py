@@ -103,10 +103,11 @@ def test_masks_and_guarded_nans_are_no_findings():
 
 
 def test_without_jit_and_under_checks_for_nan_the_audit_is_the_same():
+    def masked(x):
+        return jax.nn.softmax(jnp.where(x > 0, x, -jnp.inf))
+
     def f(x):
-        return jax.lax.fori_loop(
-            0, 3, lambda _, x: jax.nn.softmax(jnp.where(x > 0, x, -jnp.inf)), x
-        )
+        return jax.lax.fori_loop(0, 3, lambda _, x: masked(x), x)
 
     x = jnp.array([1.0, -1.0, 2.0])
     expected = sw.audit(f, "fp16", trials=2)(x)
