@@ -70,10 +70,7 @@ def rebind(
     foreign = _implementation(equation)
     if foreign is not None:
         return interpret_jaxpr(InDtype(own), foreign, (), inputs)[1]
-    changed: dict[str, Parameter] = {
-        k: own if isinstance(v, np.dtype) and jnp.issubdtype(v, jnp.floating) else v
-        for k, v in equation.params.items()
-    }
+    changed = {k: _in_dtype(v, own) for k, v in equation.params.items()}
     for name, (jaxpr, consts, constants) in params.scalar_functions(equation).items():
         changed[name] = traced = _retraced(jaxpr, consts, own, inside or InDtype(own))
         if constants:  # an open jaxpr, whose constants are another parameter
@@ -81,6 +78,15 @@ def rebind(
             changed[constants] = tuple(consts)
     outs = bind(equation.primitive, changed, inputs)
     return [_typed(y, a, own) for y, a in zip(outs, equation.out_avals, strict=True)]
+
+
+def _in_dtype(value: Parameter, dtype: np.dtype) -> Parameter:
+    """Returns a parameter for floats of a dtype; an algorithm of a product is for its own dtypes,
+    and devices may lack it."""
+    if isinstance(value, lax.DotAlgorithm | lax.DotAlgorithmPreset):
+        return None
+    floating = isinstance(value, np.dtype) and jnp.issubdtype(value, jnp.floating)
+    return dtype if floating else value
 
 
 def _implementation(equation: Equation) -> jex.ClosedJaxpr | None:
@@ -193,10 +199,8 @@ def unit_result(
     a, b = inputs
     if equation.name == "dot_general":
         return dot_general(a, b, params.dot_dimensions(equation), accumulator=unit, out=out)
-    window = params.conv_window(equation)
     features, batch = params.conv_groups(equation)
     return conv_general_dilated(
-        a, b, window.strides, window.padding, lhs_dilation=window.lhs_dilation,
-        rhs_dilation=window.rhs_dilation, dimension_numbers=params.conv_dimensions(equation),
+        a, b, **params.conv_window(equation), dimension_numbers=params.conv_dimensions(equation),
         feature_group_count=features, batch_group_count=batch, accumulator=unit, out=out,
     )  # fmt: skip
