@@ -19,6 +19,7 @@ import numpy as np
 from jax import lax
 from jax._src import config, core, dispatch, mesh
 from jax._src import source_info_util as source_info_util
+from jax._src.api_util import InternalFloatingPointError
 from jax._src.interpreters import pxla
 from jax._src.interpreters.batching import AxisData as AxisData
 from jax._src.interpreters.batching import BatchTracer
@@ -378,7 +379,7 @@ def checked(run: Callable[[], Tree], results: Callable[[Tree], PyTree] = lambda 
     leaves = [x for x in jax.tree.leaves(results(found)) if isinstance(x, jax.Array)]
     try:
         dispatch.check_special("", [x for x in leaves if not isinstance(x, Tracer)])
-    except dispatch.InternalFloatingPointError:
+    except InternalFloatingPointError:
         return run()
     return found
 

@@ -76,7 +76,7 @@ def rebind(
     if foreign is not None:
         return interpret_jaxpr(InDtype(own, complex_dtype), foreign, (), inputs)[1]
 
-    def typed(v):
+    def typed(v: Parameter) -> Parameter:
         if isinstance(v, lax.DotAlgorithm | lax.DotAlgorithmPreset):
             return None  # for operands of its own dtypes, and devices may lack it
         if not isinstance(v, np.dtype):
