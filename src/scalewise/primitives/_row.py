@@ -110,7 +110,7 @@ IMPLIED = MappingProxyType({
 
 @dataclasses.dataclass(frozen=True)
 class Primitive:
-    """What the table says of one primitive.
+    """A primitive, as the table describes it.
 
     Attributes:
         name: as JAX prints it.
@@ -138,7 +138,7 @@ class Primitive:
 
 
 def parsed(table: str) -> dict[str, Primitive]:
-    """Returns what a table says of each primitive, by name.
+    """Returns the primitives of a table, by name.
 
     Raises:
         ValueError: a word is in no column's vocabulary, or a name occurs twice.
