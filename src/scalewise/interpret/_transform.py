@@ -24,8 +24,6 @@ from ._objects import pure_call
 from ._program import Program, check_callable, trace
 from ._wide import Value, is_float, is_inexact, map_floats, with_items
 
-STATELESS = ()
-
 
 def _in_own_mesh(f: Callable[[Any, ShapedArray], PyTree]) -> Callable[[Any, ShapedArray], PyTree]:
     def call(x: Any, aval: ShapedArray) -> PyTree:
@@ -133,7 +131,7 @@ class _Call:
 
         def run():
             program, values = self.closed(operands[:n]), self.lifted(operands)[n:]
-            return self.emit(interpret_jaxpr(self.interpretation, program, STATELESS, values)[1])
+            return self.emit(interpret_jaxpr(self.interpretation, program, (), values)[1])
 
         with self.interpretation.context():
             return _jax.checked(run)
@@ -216,7 +214,7 @@ class _Derivative:
         self.residual_avals = _jax.avals_of(_jax.open_jaxpr(jaxpr)[0].outvars[n_outs:])
 
         def run():
-            _, values = interpret_jaxpr(by, jaxpr, STATELESS, call.lifted(operands))
+            _, values = interpret_jaxpr(by, jaxpr, (), call.lifted(operands))
             moved, rest = iter(values[:n_moved]), iter(values[n_moved:n_outs])
             outs = call.emit([next(moved if is_inexact(a) else rest) for a in call.out_avals])
             return outs, map_floats(_in_own_mesh(by.residual), values[n_outs:], self.residual_avals)
@@ -274,7 +272,7 @@ class _Derivative:
 
         def run():
             given = map_floats(_in_own_mesh(by.lift), arrays, types)
-            _, outs = interpret_jaxpr(by, jaxpr, STATELESS, [*residuals, *given])
+            _, outs = interpret_jaxpr(by, jaxpr, (), [*residuals, *given])
             outs = map_floats(_in_own_mesh(by.lower), outs, out_avals)
             return list(map(_jax.typed_as, outs, out_avals))
 
