@@ -1,4 +1,4 @@
-"""``rounds="every_op"``: FP16 and BF16 at each step, and nothing lost to their range."""
+"""``Recipe.results``: FP16 and BF16 at each step, and nothing lost to their range."""
 
 import dataclasses
 import functools
@@ -185,7 +185,7 @@ def test_a_long_sum_and_a_wide_contraction():
 @pytest.mark.parametrize("rescale", ["max", "l1", "l2", "least_squares", None])
 @pytest.mark.thorough(keep=1)
 def test_each_measure(rescale):
-    recipe = dataclasses.replace(EACH, rescale=rescale)
+    recipe = sw.Recipe(results=sw.Results(rescale=rescale))
     f = lambda x: jax.nn.softmax(jnp.tanh(x) @ x.T)  # noqa: E731
     x = normal(0, (8, 8))
     close(jax.jit(sw.autoscale(f, recipe))(x), f(x), 5e-3)
@@ -231,7 +231,7 @@ def test_rescaling_by_hand_forward_and_backward():
 )
 def test_arithmetic_of_contractions(arithmetic, beyond):
     """Data of unit size: sums of 64 fit in FP16 whatever the scales are, those of 131,072 don't."""
-    recipe = dataclasses.replace(sw.recipes.scalify, arithmetic=arithmetic)
+    recipe = sw.Recipe(results=sw.Results(arithmetic=arithmetic))
     dot = jax.jit(sw.autoscale(jnp.dot, recipe))
     for terms, want in ((64, 64.0), (131072, beyond)):
         for factor in (1.0, 2.0**30):
@@ -239,7 +239,7 @@ def test_arithmetic_of_contractions(arithmetic, beyond):
 
 
 def test_arithmetic_is_chosen_at_run_time():
-    recipe = dataclasses.replace(sw.recipes.scalify, arithmetic="auto")
+    recipe = sw.Recipe(results=sw.Results(arithmetic="auto"))
     f = sw.autoscale(jnp.dot, recipe)
     text = str(jax.make_jaxpr(f)(jnp.ones(64), jnp.ones(64)))
     assert "cond[" in text

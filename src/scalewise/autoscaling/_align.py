@@ -1,4 +1,4 @@
-"""Exponents of ``rounds="every_op"``: common ones of operands, those found from data, and marks."""
+"""Exponents of ``Recipe.results``: common ones of operands, those found from data, and marks."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ SCOPE = "scalewise.rescale"
 
 @jax.custom_jvp
 def rescale(x: jax.Array) -> jax.Array:
-    """Returns ``x``; under ``rounds="every_op"``, finds its scale from data in the forward pass.
+    """Returns ``x``; under ``Recipe.results``, finds its scale from data in the forward pass.
 
     For recipes that only propagate scales (``recipes.scalify``), where a program's numbers leave
     unit size, for example after many products. The scale is found by the recipe's ``rescale``, or

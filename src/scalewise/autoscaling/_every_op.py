@@ -1,4 +1,4 @@
-"""The interpretation of ``rounds="every_op"``: each result is narrow, with a scale of its own.
+"""The interpretation of ``Recipe.results``: each result is narrow, with a scale of its own.
 
 It models a machine without float32: an operation's operands are FP16 or BF16 numbers, its result is
 rounded to that format once, and powers of two beside the data keep them in its range. The rules of
@@ -65,7 +65,7 @@ from ._families import RuleContext
 from ._narrow import has_exponent, has_scale, is_stored, store_array
 from ._overrides import FormatOverrides
 from ._products import accumulated
-from ._recipe import Recipe
+from ._recipe import Recipe, Results
 from ._rules import FALLBACK, RULES
 from ._value import Exponent, ScaledValue, leading, materialize, per_slice, wide_dtype
 
@@ -77,12 +77,12 @@ COLLECTIVES = having("collective")
 
 @dataclasses.dataclass(frozen=True)
 class EveryOp(RuleContext):
-    """Rounds each result to ``recipe.residuals``; exponents are int32 numbers at run time.
+    """Rounds each result to ``recipe.results.format``; exponents are int32 numbers at run time.
 
     A value is ``data * 2**exponent`` with data float16 or bfloat16. Arithmetic on two elements is
     rounded once, as that format's own would be (float32 holds every sum, product, quotient and root
     of its numbers to more than twice its precision, so that rounding a second time changes
-    nothing). Contractions and sums accumulate in float32, or as ``recipe.arithmetic`` says.
+    nothing). Contractions and sums accumulate in float32, or as ``recipe.results.arithmetic`` says.
 
     Values that depend on no float argument (a random draw from its bits on, an expression of
     constants, a step counter) are computed in float32, and rounded when an operation reads them
@@ -120,7 +120,12 @@ class EveryOp(RuleContext):
     @functools.cached_property
     def rounding(self) -> ResultRounding:
         """How results are rounded, and get their scales."""
-        return ResultRounding(self.recipe, self.keeps_float32)
+        return ResultRounding(self.results, self.keeps_float32)
+
+    @property
+    def results(self) -> Results:
+        assert self.recipe.results is not None
+        return self.recipe.results
 
     @property
     def fmt(self) -> Format:
@@ -135,7 +140,8 @@ class EveryOp(RuleContext):
     @functools.cached_property
     def unrounded(self) -> EveryOp:
         """The interpretation of equations that ``keep`` leaves in float32."""
-        plain = dataclasses.replace(self.recipe, keep=(), rescale="max", arithmetic="float32")
+        results = dataclasses.replace(self.results, rescale="max", arithmetic="float32")
+        plain = dataclasses.replace(self.recipe, keep=(), results=results)
         return EveryOp(plain, self.record, keeps_float32=True)
 
     # -- in and out ------------------------------------------------------------------------------
@@ -234,7 +240,9 @@ class EveryOp(RuleContext):
             plain = [widened(x) if isinstance(x, ScaledValue) else x for x in inputs]
             return self.unrounded.apply(state, equation, plain)
         if fmt != self.fmt:
-            other = EveryOp(dataclasses.replace(self.recipe, keep=(), residuals=fmt), self.record)
+            results = dataclasses.replace(self.results, format=fmt)
+            own = dataclasses.replace(self.recipe, keep=(), results=results)
+            other = EveryOp(own, self.record)
             return other.apply(state, equation, [other._in_format(x) for x in inputs])
         state, outs = self._applied(state, equation, [self._own(x) for x in inputs])
         for y in outs if self.record is not None else ():
@@ -287,7 +295,7 @@ class EveryOp(RuleContext):
             wide = [wide[0], *chosen(wide[0], wide[1:])]
         if rule.family in (Family.ALIGNED, Family.COMPARISON):
             adds = equation.name in ADDS
-            operands, common = aligned(wide, constant_limit(self.recipe), masks=not adds)
+            operands, common = aligned(wide, constant_limit(self.results), masks=not adds)
         outs = rule.rule(self, equation, operands)
         family = Family.FALLBACK if any(stacked) else rule.family
 
@@ -372,6 +380,6 @@ class EveryOp(RuleContext):
     def product(
         self, equation: Equation, operands: Sequence[Factor], dtype: DTypeLike
     ) -> jax.Array:
-        """Computes a contraction that accumulates as ``recipe.arithmetic`` says."""
+        """Computes a contraction that accumulates as ``recipe.results.arithmetic`` says."""
         arrays = [x for x, _ in operands if isinstance(x, jax.Array)]
-        return accumulated(equation, arrays, dtype, self.fmt, self.recipe.arithmetic)
+        return accumulated(equation, arrays, dtype, self.fmt, self.results.arithmetic)

@@ -1,4 +1,4 @@
-"""The values of ``rounds="every_op"``, and how they are rounded and get or propagate scales."""
+"""The values of ``Recipe.results``, and how they are rounded and get or propagate scales."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..scaled import predicted_size, static_scale
 from ._align import MASK, TOP, bound_of, is_rescale, rescaled, rounded, zeros_exponent
 from ._families import propagated_power
 from ._predict import terms_of
-from ._recipe import Recipe
+from ._recipe import Results
 from ._rules import FALLBACK, RULES, Rule
 from ._value import Exponent, Memo, ScaledValue
 
@@ -86,7 +86,7 @@ def widened(x: ScaledValue, dtype: DTypeLike = jnp.float32) -> ScaledValue:
 
 
 def propagated_bound(
-    recipe: Recipe,
+    results: Results,
     equation: Equation,
     family: Family,
     floats: Sequence[ScaledValue],
@@ -101,7 +101,7 @@ def propagated_bound(
     """
     name = equation.name
     bounds = [
-        bound_aligned(recipe, x) if family is Family.ALIGNED else bound_of_data(x) for x in floats
+        bound_aligned(results, x) if family is Family.ALIGNED else bound_of_data(x) for x in floats
     ]
     if any(map(is_packed, floats)) or (name == "select_n" and not constant):
         return None  # the chosen elements determine its scale
@@ -115,7 +115,7 @@ def propagated_bound(
         return sum(bounds)
     if name == "div" and is_nonzero_constant(floats[1]) and equation.direction != "update":
         return bounds[0]
-    if recipe.rescale is not None:
+    if results.rescale is not None:
         return None
     match name:
         case "mul":
@@ -129,14 +129,14 @@ def propagated_bound(
     return None
 
 
-def constant_limit(recipe: Recipe) -> int:
-    return 14 if recipe.rescale == "max" else 7
+def constant_limit(results: Results) -> int:
+    return 14 if results.rescale == "max" else 7
 
 
-def bound_aligned(recipe: Recipe, x: ScaledValue) -> int:
+def bound_aligned(results: Results, x: ScaledValue) -> int:
     if not x.constant_value or not math.isfinite(x.constant_value):
         return bound_of_data(x) if x.constant_value is None else 0
-    return TOP if abs(x.constant_value) >= 2.0**MASK else constant_limit(recipe)
+    return TOP if abs(x.constant_value) >= 2.0**MASK else constant_limit(results)
 
 
 # Families whose results need the format's whole range (of aligned operands, one may be a mask).
@@ -166,13 +166,12 @@ def static_exponent(equation: Equation) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class ResultRounding:
-    recipe: Recipe
+    results: Results
     keeps_float32: bool = False
 
     @property
     def fmt(self) -> Format:
-        assert self.recipe.residuals is not None
-        return self.recipe.residuals
+        return self.results.format
 
     @property
     def dtype(self) -> np.dtype:
@@ -182,7 +181,7 @@ class ResultRounding:
     @property
     def propagates(self) -> bool:
         """Whether scales follow from operands' scales and from shapes alone, never from data."""
-        return self.recipe.rescale == "never"
+        return self.results.rescale == "never"
 
     def lifted(self, x: ScaledValue) -> ScaledValue:
         return self.clipped(x) if self.propagates else self.rescaled(x, full_range=True)
@@ -219,7 +218,7 @@ class ResultRounding:
         if equation.name == "div" and is_nonzero_constant(floats[1]) and not optimizer:
             half = y.data.dtype.type(0.5)  # the constant's data lie above 1/2
             y = ScaledValue(y.data * half, y.exponent + 1)
-        bound = propagated_bound(self.recipe, equation, family, floats, constant)
+        bound = propagated_bound(self.results, equation, family, floats, constant)
         if bound is None or bound > TOP:
             return self.rescaled(y, full_range=optimizer or family in FULL_RANGE)
         if family is Family.POWER:
@@ -251,6 +250,6 @@ class ResultRounding:
 
     def _measure(self, full_range: bool) -> str:
         # propagated scales assume data of unit size
-        if self.recipe.rescale is None and full_range and self.recipe.arithmetic == "float32":
+        if self.results.rescale is None and full_range and self.results.arithmetic == "float32":
             return "max"
-        return "l2" if self.propagates else self.recipe.rescale or "l2"
+        return "l2" if self.propagates else self.results.rescale or "l2"

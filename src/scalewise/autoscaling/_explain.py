@@ -34,7 +34,7 @@ class ExplanationRow:
     """The format and the scale of one contraction, or of one stored value.
 
     Attributes:
-        kind: ``"contraction"``; ``"result"`` of any other operation (``rounds="every_op"``);
+        kind: ``"contraction"``; ``"result"`` of any other operation (``Recipe.results``);
             ``"residual"``, read by the backward pass; ``"carry"`` of a loop; ``"stacked"`` by a
             scan; ``"collective"``, sent between devices; ``"output"``.
         name: the primitive; of a residual, the one that reads it; of an output, its path.
@@ -161,7 +161,7 @@ class _Recorder:
         self.rows: dict[Hashable, ExplanationRow] = {}
 
     def interpretation(self, *, traced: bool) -> Boundaries | EveryOp:
-        if self.recipe.scaling.source == "history":
+        if self.recipe.is_delayed:
             chosen = Boundaries(self.recipe, amaxes=OperandAmaxes(newest={}))
         else:
             chosen = interpretation(self.recipe, traced=traced)

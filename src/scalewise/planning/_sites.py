@@ -14,7 +14,7 @@ import numpy as np
 
 from .._jax import avals_of, jex
 from ..auditing._run._dataflow import Origins, Walk
-from ..autoscaling import Boundaries, Recipe
+from ..autoscaling import Boundaries, Products, Recipe
 from ..autoscaling._operand_settings import Role
 from ..autoscaling._overrides import FormatOverrides, Place, Places
 from ..autoscaling._predict import between_activations
@@ -25,7 +25,7 @@ from ..interpret._interpret import Body
 from ..primitives import having, params
 
 # rounds nothing, on any device
-WIDE = Recipe(forward=None, backward=None, residuals=None, narrow="always")
+WIDE = Recipe(Products.short(None, None), residuals=None, narrow="always")
 # Results that jump where an operand crosses a threshold: first order can't see that.
 DISCRETE = having("whole") | having("indexes") | {"approx_top_k", "sign"}
 
