@@ -111,6 +111,7 @@ def test_a_kept_name_that_matches_nothing_is_refused():
     ("fields", "message"),
     [
         ({"results": sw.Results(), "carry": FP16}, "Recipe.carry would be ignored"),
+        ({"results": sw.Results(), "residuals": "bf16"}, "Recipe.residuals would be ignored"),
         ({"results": sw.Results(), "emulate": "h100"}, "Recipe.emulate would be ignored"),
         (
             {"results": sw.Results(), "products": sw.Products.short("e4m3fn")},

@@ -226,8 +226,8 @@ class Recipe:
             require_native(self.products.formats(), device_for(self.device))
         if self.results is None:
             return
-        for field, default in (("products", HALF), ("carry", None), ("emulate", None)):
-            if getattr(self, field) != default:
+        for field in ("products", "residuals", "carry", "flight", "emulate"):
+            if getattr(self, field) != vars(DEFAULT)[field]:
                 raise ValueError(
                     f"Recipe.results rounds every result: Recipe.{field} would be ignored; leave "
                     "one of them out"
