@@ -145,7 +145,7 @@ class Lockstep(Evaluator):
 
     def constant(self, x: np.ndarray, aval: ShapedArray) -> Value:
         if not is_float(aval):
-            return uncommitted(x)
+            return self.unrounded(x, aval)
         value = float(x) if x.size == 1 else math.nan
         key = (value, aval.dtype) if x.ndim == 0 and value == value else None
         if self.compiling and key in self.rows:
@@ -320,8 +320,8 @@ class Lockstep(Evaluator):
     def unlifted(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         if any(isinstance(x, Decision) for x in inputs):
             lows, references = ([of(x) for x in inputs] for of in (low_of, reference_of))
-            outs = zip(equation.bind(*lows), equation.bind(*references), strict=True)
-            return state, [Decision(y, s) for y, s in outs]
+            wide = self.reference.apply((), equation, references)[1]
+            return state, [Decision(*x) for x in zip(equation.bind(*lows), wide, strict=True)]
         outs = self.precomputed.pop(equation.path, None)
         return state, equation.bind(*inputs) if outs is None else outs
 
