@@ -21,6 +21,7 @@ from ..scaled import ScaledArray
 from ._boundaries import Boundaries
 from ._delayed import WithHistory
 from ._every_op import EveryOp, Outputs
+from ._history import OperandAmaxes
 from ._narrow import has_exponent, is_stored
 from ._overrides import FormatOverrides
 from ._recipe import Recipe, RecipeLike
@@ -266,6 +267,7 @@ def interpretation(
     traced: bool = False,
     key: jax.Array | None = None,
     outputs: Outputs = "arrays",
+    amaxes: OperandAmaxes | None = None,
 ) -> Boundaries | EveryOp:
     """Returns the interpretation that :func:`autoscale` applies to a function.
 
@@ -273,9 +275,10 @@ def interpretation(
         recipe: with ``results`` or without.
         traced: whether an argument has an integer exponent of its own.
         key: for recipes that draw random numbers; None for the key of seed 0.
+        amaxes: for delayed scaling: those of earlier steps, and a record of this one's.
         outputs: with ``Recipe.results``: plain arrays, or ScaledArrays with scales or exponents.
     """
     overrides = FormatOverrides(recipe.keep)
     if recipe.results is None:
-        return Boundaries(recipe, traced, overrides, key=key)
+        return Boundaries(recipe, traced, overrides, key=key, amaxes=amaxes)
     return EveryOp(recipe, outputs=outputs, overrides=overrides)

@@ -161,10 +161,8 @@ class _Recorder:
         self.rows: dict[Hashable, ExplanationRow] = {}
 
     def interpretation(self, *, traced: bool) -> Boundaries | EveryOp:
-        if self.recipe.is_delayed:
-            chosen = Boundaries(self.recipe, amaxes=OperandAmaxes(newest={}))
-        else:
-            chosen = interpretation(self.recipe, traced=traced)
+        amaxes = OperandAmaxes(newest={}) if self.recipe.is_delayed else None
+        chosen = interpretation(self.recipe, traced=traced, amaxes=amaxes)
         return dataclasses.replace(chosen, record=self, overrides=self.overrides)
 
     def __call__(

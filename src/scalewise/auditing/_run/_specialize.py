@@ -64,10 +64,7 @@ def _recipe(recipe: Recipe, keep: Overrides) -> Interpretation:
 
 
 def of_recipe(recipe: Recipe) -> Boundaries | EveryOp:
-    if recipe.is_delayed:
-        overrides = FormatOverrides(recipe.keep)
-        return Boundaries(recipe, overrides=overrides, amaxes=OperandAmaxes())
-    return interpretation(recipe)
+    return interpretation(recipe, amaxes=OperandAmaxes() if recipe.is_delayed else None)
 
 
 def history_of(low: Interpretation) -> int:
