@@ -98,6 +98,9 @@ class _Untraced:
         function, options, tree = self.call
         return _jitted(function).trace(options, *jax.tree.unflatten(tree, self.in_avals)).jaxpr
 
+    def __repr__(self) -> str:
+        return str(self.closed)
+
     @property
     def jaxpr(self) -> Jaxpr:
         return self.closed.jaxpr
