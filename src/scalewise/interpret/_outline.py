@@ -25,6 +25,14 @@ class Call(NamedTuple):
     options: Hashable
     tree: TreeDef
 
+    @property
+    def name(self) -> str:
+        """The name of the function, or of the default route."""
+        function = self.function
+        if function is _by_jax:
+            function = dict(cast(tuple, self.options)[0])["default"]
+        return getattr(function, "__name__", "by_platform")
+
 
 def outlined(function: Callable[..., Result], options: Hashable, *operands: PyTree) -> Result:
     """Returns ``function(options, *operands)``, traced, lowered and (on a CPU) compiled once.
@@ -134,7 +142,7 @@ def _lower_inline(
     """Lowers what was traced: the types of a program in float64 outlive the switch for it."""
     if isinstance(jaxpr, _Untraced):
         return _lower_route(ctx, arrays, call, ctx.platforms or ctx.module_context.platforms)
-    return mlir.core_call_lowering(ctx, *arrays, name=call.function.__name__, call_jaxpr=jaxpr)
+    return mlir.core_call_lowering(ctx, *arrays, name=call.name, call_jaxpr=jaxpr)
 
 
 def _lower_for_cpu(
@@ -166,7 +174,7 @@ def _lower_route(
     if name == "default" and _by_default(call):
         types = jax.tree.unflatten(call.tree, ctx.avals_in)
         body = _jitted(routes[name]).trace(own, *types).jaxpr
-        return mlir.core_call_lowering(ctx, *arrays, name=routes[name].__name__, call_jaxpr=body)
+        return mlir.core_call_lowering(ctx, *arrays, name=call.name, call_jaxpr=body)
     several = len(names) > 1 and "whole_cpu" not in names
     function, options = (_by_jax, options) if several else (routes[name], own)
 
