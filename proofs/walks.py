@@ -172,7 +172,7 @@ WALKS = (
     ),
     Walk(
         "Add a subcommand",
-        {"src/scalewise/cli/__init__.py": [("", "tune, ")]},
+        {"src/scalewise/cli/__init__.py": [("", "plan, ")]},
         ("tests/test_public.py::test_every_subcommand_is_registered",),
     ),
     Walk(

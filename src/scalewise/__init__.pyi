@@ -16,7 +16,6 @@ from .auditing import Monitor as Monitor
 from .auditing import Report as Report
 from .auditing import audit as audit
 from .auditing import literals as literals
-from .auditing import tune as tune
 from .autocasting import Policy as Policy
 from .autocasting import autocast as autocast
 from .autoscaling import Operand as Operand

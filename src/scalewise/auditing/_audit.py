@@ -30,9 +30,8 @@ from ..interpret import Interpretation, Program, all_equations, is_float, trace,
 from ..primitives import PRIMITIVES
 from ..scaled import saturation
 from ._file import name_of
-from ._reduce._arithmetic import arithmetic
 from ._reduce._reduce import Audited, reduce
-from ._reduce._reduction import Reduction
+from ._reduce._reduction import Reduction, arithmetic
 from ._report._report import AS_WRITTEN, FIRST_STEP, ON_DEVICE, SEMANTICS, WITH_HISTORY, Report
 from ._report._trace import latent
 from ._run._evaluate import release

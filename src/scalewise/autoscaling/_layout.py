@@ -13,6 +13,7 @@ from jax import lax
 
 from .._jax import (
     Layout,
+    ad,
     batching,
     is_exported,
     is_partitioned,
@@ -148,6 +149,11 @@ def _register(
 ) -> None:
     primitive.def_impl(lambda first, *_, **params: first)
     primitive.def_abstract_eval(lambda first, *_, **params: first)
+    # a plan differentiates a step that has a gradient in it
+    ad.primitive_jvps[primitive] = lambda primals, tangents, **params: (
+        primitive.bind(*primals, **params),
+        tangents[0],
+    )
     mlir.register_lowering(primitive, device)
     mlir.register_lowering(primitive, cpu, platform="cpu")
 

@@ -44,7 +44,7 @@ from ._pair import (
     with_constancy,
 )
 from ._rounding import FORMAT_PARAMS, FP32_PARAMS, is_wide
-from ._specialize import history_of
+from ._specialize import history_of, kind_of_run
 
 OPERANDS = 2  # of a contraction
 
@@ -327,10 +327,10 @@ class Lockstep(Evaluator):
 
     def is_reshape(self, equation: Equation, inputs: Sequence[Value]) -> bool:
         """Returns True if the result is the first input, flat: nothing has to be computed."""
-        if not inputs or not isinstance(inputs[0], Pair):
+        if not inputs or not isinstance(inputs[0], Pair) or not only_reshapes(equation):
             return False
-        shape = equation.in_avals[0].shape
-        return only_reshapes(equation) and is_flat(inputs[0].low, shape)
+        kept = kind_of_run(self.low).keeps(self.low, equation)
+        return kept and is_flat(inputs[0].reference, equation.in_avals[0].shape)
 
     def _index(self, plan: EquationPlan, equation: Equation) -> int:
         """Returns the equation's index, a new one at its first visit; 0 if it has no statistics."""
