@@ -58,7 +58,6 @@ from ..scaled._blocks import (
 from ._keys import hadamard_transform
 
 TILE = 64  # rows and columns of an array that one program of the kernel rounds
-MOST_TILES = 2**16  # of a grid along each axis
 THREEFRY, ROTATIONS = "threefry2x32", ((13, 15, 26, 6), (17, 29, 16, 24))
 
 by_kernel_p = jex.Primitive("by_kernel")
@@ -183,9 +182,6 @@ def largest(rule: BlockRounding, x: jax.Array, signs: jax.Array | None) -> jax.A
 def by_kernel(
     x: jax.Array, *operands: jax.Array, rule: BlockRounding, interpret: bool = False
 ) -> list[jax.Array]:
-    wanted = rule.types(x.shape)
-    if rule.axes == (1,) and rule.tile == 1 and x.size < MOST_TILES * TILE**2:
-        x = x.reshape(-1, TILE)  # one kernel for all shapes: Triton takes a second for each
     types, results = rule.types(x.shape), []
     for i, y in enumerate(types):
         order = (0, 1) if rule.axes[i // 2] else (1, 0)
@@ -195,8 +191,7 @@ def by_kernel(
     given = [(x, (TILE, TILE), (0, 1)), *((z.reshape(-1), (z.size,), None) for z in operands)]
     grid, kernel = tuple(n // TILE for n in x.shape), partial(_round_tile, rule, x.shape[1])
     outs = gpu_kernel(kernel, grid, given, results, interpret)
-    codes = [lax.bitcast_convert_type(y, t.dtype) for y, t in zip(outs, wanted, strict=True)]
-    return [y.reshape(t.shape) for y, t in zip(codes, wanted, strict=True)]
+    return [lax.bitcast_convert_type(y, t.dtype) for y, t in zip(outs, types, strict=True)]
 
 
 def _round_tile(rule: BlockRounding, columns: int, at: tuple, x, *refs) -> None:
