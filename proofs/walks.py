@@ -164,7 +164,7 @@ WALKS = (
             "src/scalewise/autoscaling/recipes.py": [
                 before(
                     "CATALOGUE: ",
-                    "fp8_e5m2 = Recipe(forward=E5M2, backward=E5M2, residuals=FP16)\n",
+                    "fp8_e5m2 = Recipe(Products.short(E5M2, E5M2))\n",
                 )
             ],
         },

@@ -82,7 +82,7 @@ def rounding_error(fmt):
 
 
 def formats_of(recipe):
-    operands = [recipe.forward, recipe.backward, recipe.residuals]
+    operands = [recipe.products.formats()[0][0], recipe.products.formats()[1][0], recipe.residuals]
     for pair in recipe.products.formats() if recipe.products else ():
         operands += pair
     return [f for f in operands if isinstance(f, Format | BlockFormat)]
@@ -152,7 +152,7 @@ def sensitivity(name, interpretation):
     distribution) say nothing of it: a sixteenth of them does, to first order.
     """
     kind, _, recipe = interpretation.partition("-")
-    every = kind != "autoscale" or RECIPES[recipe].rounds == "every_op"
+    every = kind != "autoscale" or RECIPES[recipe].results is not None
     size = tolerance(interpretation, contracts=True) / (8 if kind != "autoscale" else 6) / 0.45
 
     def errors(size, seed):

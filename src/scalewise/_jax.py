@@ -162,6 +162,11 @@ def provenance_here() -> Callable[[], AbstractContextManager[None]]:
     return partial(source_info_util.user_context, info.traceback, name_stack=info.name_stack)
 
 
+def at_line_of(ctx: mlir.LoweringRuleContext) -> AbstractContextManager[None]:
+    """Returns a context in which traced operations get the line of the equation being lowered."""
+    return source_info_util.user_context(ctx.traceback)
+
+
 def _is_wide(eqn: jex.JaxprEqn) -> bool:
     """Returns whether x64 is off now, and was on when an equation with 64-bit arrays was traced."""
     if jax.config.jax_enable_x64:  # type: ignore[attr-defined]
