@@ -19,6 +19,7 @@ from .autocasting import autocast as autocast
 from .autoscaling import Operand as Operand
 from .autoscaling import Products as Products
 from .autoscaling import Recipe as Recipe
+from .autoscaling import Results as Results
 from .autoscaling import Schedule as Schedule
 from .autoscaling import SqrtStored as SqrtStored
 from .autoscaling import Storage as Storage

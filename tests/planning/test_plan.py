@@ -298,11 +298,11 @@ def test_bad_input_gets_one_sentence(make, message):
 def test_a_kernel_of_a_line_is_found_by_keep_in_autoscale():
     params, x = arguments()
     line = f"test_plan.py:{dense.__code__.co_firstlineno + 1}"
-    whole = sw.Recipe(forward=None, backward=None, residuals=None, keep={line: "e4m3fn"})
+    whole = sw.Recipe(sw.Products.short(None, None), residuals=None, keep={line: "e4m3fn"})
     rows = [r for r in sw.explain(logits, whole)(params, x).rows if r.kind == "contraction"]
     assert {r.format for r in rows} == {"e4m3fn x e4m3fn"}
     second = sw.Products((None, "nvfp4"), (None, None), (None, None))
-    one = sw.Recipe(forward=None, backward=None, residuals=None, keep={f"{line}#2": second})
+    one = sw.Recipe(sw.Products.short(None, None), residuals=None, keep={f"{line}#2": second})
     rows = [r for r in sw.explain(logits, one)(params, x).rows if r.kind == "contraction"]
     assert [r.format for r in rows] == ["fp32 x fp32", "fp32 x nvfp4", "fp32 x fp32", "fp32 x fp32"]
     with pytest.raises(ValueError, match="neither a primitive, nor a scope, nor a line"):

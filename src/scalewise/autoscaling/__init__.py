@@ -15,6 +15,7 @@ from ._narrow import store as store
 from ._operand_settings import Operand as Operand
 from ._operand_settings import Products as Products
 from ._recipe import Recipe as Recipe
+from ._recipe import Results as Results
 from ._recipe import Storage as Storage
 from ._rules import RULES as RULES
 from ._rules import register as register

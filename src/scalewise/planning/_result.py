@@ -114,14 +114,16 @@ class Plan(Tabular):
                 label = "_".join(f"{r}_{x.format.name}" for r, x in operands.items() if x)
                 unique = label if label not in names.values() else f"{label}_{len(names)}"
                 names[products] = unique
-        texts = {name: re.sub(r"\b([A-Z]\w+)\(", r"sw.\1(", repr(x)) for x, name in names.items()}
-        made = [f"{name} = {text}" for name, text in texts.items()]
+        made = [
+            f"{name} = " + re.sub(r"\b([A-Z]\w+)(?=[.(])", r"sw.\1", repr(x))
+            for x, name in names.items()
+        ]
         kept = [(n, names[x] if isinstance(x, Products) else repr(x)) for n, x in self.recipe.keep]
         rows = [f"        {n!r}: {x}," for n, x in kept]
         return "\n".join(
             ["import scalewise as sw", "", *made, "recipe = sw.Recipe(",
-             "    forward=None,", "    backward=None,", "    residuals=None,",
-             "    narrow='always',", "    keep={", *rows, "    },", ")", ""]
+             "    sw.Products.short(None, None),", "    residuals=None,", "    narrow='always',",
+             "    keep={", *rows, "    },", ")", ""]
         )  # fmt: skip
 
     def compressed_tensors(self, rename: Callable[[str], str] = str) -> dict[str, Json]:

@@ -16,7 +16,7 @@ import numpy as np
 from .._jax import avals_of, jex
 from ..auditing._run._dataflow import Origins, Walk
 from ..auditing._run._equation_statistics import display_name
-from ..autoscaling import Boundaries, Operand, Recipe
+from ..autoscaling import Boundaries, Operand, Products, Recipe
 from ..autoscaling._operand_settings import Role
 from ..autoscaling._overrides import FormatOverrides, Place, Places
 from ..autoscaling._predict import between_activations
@@ -39,7 +39,7 @@ from ..primitives import having, params
 
 Part = Role | Literal["result"]  # what is rounded: an operand of a contraction, or any result
 # rounds nothing, on any device
-WIDE = Recipe(forward=None, backward=None, residuals=None, narrow="always")
+WIDE = Recipe(Products.short(None, None), residuals=None, narrow="always")
 RESULT: tuple[Part, ...] = ("result",)  # the roles of a site of results
 # Results that jump where an operand crosses a threshold: first order can't see that.
 ORDERS = {"gt", "ge", "lt", "le"}  # the mask of a relu's gradient

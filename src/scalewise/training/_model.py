@@ -177,7 +177,7 @@ def loss_transform(
             "recipe without, or autoscale of a training step of your own"
         )
     # Step differentiates a recipe with a history together with that
-    if policy is None or (isinstance(policy, Recipe) and policy.scaling.source == "history"):
+    if policy is None or (isinstance(policy, Recipe) and policy.is_delayed):
         return lambda f: f, None, False
     if isinstance(policy, Recipe | Schedule):
         return lambda f: autoscale(f, policy), None, False
