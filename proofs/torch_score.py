@@ -26,8 +26,8 @@ import torch
 from torch import Tensor, nn
 from transformers.debug_utils import DebugUnderflowOverflow
 
-import scalewise.torch as st
 import proofs.torch_unseen  # noqa: F401 -- registers its programs
+import scalewise.torch as st
 from proofs.torch_reports import CLEAN, FIXED, REPORTS, Failure
 from scalewise.auditing._thresholds import unusable
 from scalewise.formats import format as format_
@@ -68,15 +68,14 @@ def _run(failure: Failure, model: nn.Module, dtype: torch.dtype) -> Tensor:
 def error(failure: Failure, model: nn.Module, dtype: torch.dtype | None = None) -> float:
     """Returns the relative error of a model in a dtype, infinite if a number isn't finite.
 
-    The model is converted to the dtype; one without a dtype converts its arguments itself.
+    The model and its arguments are converted to the dtype; one without a dtype does that itself.
     """
     want = _run(failure, model_of(failure.f), torch.float32)
-    low = DTYPES[failure.low]
     if failure.autocast:
-        with torch.autocast("cpu", low, enabled=dtype is not None):
+        with torch.autocast("cpu", DTYPES[failure.low], enabled=dtype is not None):
             got = _run(failure, model, torch.float32)
     else:
-        got = _run(failure, model if dtype is None else model.to(dtype), low)
+        got = _run(failure, model if dtype is None else model.to(dtype), dtype or torch.float32)
     assert want.isfinite().all()
     return float((got - want).norm() / want.norm()) if got.isfinite().all() else math.inf
 
@@ -135,22 +134,25 @@ def judged(name: str) -> Score:
     text = f"{worst.kind} at line {worst.line} for {truths(name)}"
     right = False
     if worst.fix is not None:
-        after, expert = _fixed_error(failure, worst.fix, program), 0.0
+        fixes = [f.fix for f in report.findings] or [worst.fix]
+        after, expert = _fixed_error(failure, fixes, program), 0.0
         if name in FIXED:
             expert = error(failure, model_of(FIXED[name]), dtype)
         right = after <= AS_GOOD * max(expert, 2.0 ** -format_(failure.low).precision)
-        text += f"; {worst.fix}: error {after:.2g}, the expert's {expert:.2g}"
+        text += f"; {', '.join(map(str, fixes))}: error {after:.2g}, the expert's {expert:.2g}"
     return Score(line, worst.kind in failure.kinds, right, text, seconds)
 
 
-def _fixed_error(failure: Failure, fix: Any, program: nn.Module) -> float:
-    """Returns the error of a program in torch with a fix; for a loss scale that of the gradients of
-    the scaled loss, divided by it."""
-    if not fix.text.startswith("loss scale"):
-        return error(failure, fix.apply(program))
-    scale = 2.0 ** float(fix.text.removeprefix("loss scale 2^"))
-    scaled = failure._replace(f=_scaled(failure.f, scale))
-    return error(scaled, scaled.f(), DTYPES[failure.low])
+def _fixed_error(failure: Failure, fixes: Sequence[Any], model: nn.Module) -> float:
+    """Returns the error of a program in torch with the fixes of a report; for a loss scale that of
+    the gradients of the scaled loss, divided by it."""
+    if fixes[0].text.startswith("loss scale"):
+        scale = 2.0 ** float(fixes[0].text.removeprefix("loss scale 2^"))
+        scaled = failure._replace(f=_scaled(failure.f, scale))
+        return error(scaled, scaled.f(), DTYPES[failure.low])
+    for fix in fixes:
+        model = fix.apply(model)
+    return error(failure, model)
 
 
 def _scaled(kind: type[nn.Module], factor: float) -> type[nn.Module]:
@@ -165,8 +167,10 @@ def false_finding(name: str) -> str:
     """Returns what an audit finds in a program that doesn't fail, or ""."""
     program = CLEAN[name]
     report = st.audit(model_of(program.f), program.args, low=program.low, trials=TRIALS)
-    found = (*report.findings, *report.unfixed)
-    return ", ".join(str(f) for f in found) or ("" if report.usable else "not usable")
+    found = [f for f in (*report.findings, *report.unfixed) if f.fix is not None]
+    return ", ".join(str(f) for f in found) or (
+        "not usable" if report.verdict.startswith("No") else ""
+    )
 
 
 def _step(model: nn.Module, args: Sequence[Tensor]) -> None:

@@ -18,16 +18,21 @@ from ..auditing._search._fixes import Fix
 from ..interpret import trace
 from ._arguments import as_module
 from ._autocast import autocast
-from ._convert import jax_dtype, to_torch
-from ._derivatives import backward_passes, deferred, derivative_of_torch, differentiated
+from ._convert import is_limit, jax_dtype, to_torch
+from ._derivatives import (
+    GRADIENT,
+    backward_passes,
+    deferred,
+    derivative_of_torch,
+    differentiated,
+    gradient,
+)
 from ._edits import CASTS, STRICT, edited, operation_of
-from ._export import CONVERSIONS, Exported
+from ._export import CONVERSIONS, Exported, is_marked
 from ._function import tensors_of
-from ._gradients import GRADIENT, gradient
 from ._graph import to_dtype
 from ._place import frames, marked
 from ._reference import BY_RUN
-from ._regions import is_marked
 from ._torch import Module, Node, Tensor, torch
 
 SCALED = "call (loss * {0}).backward(), and divide the gradients by {0} in float32"
@@ -282,9 +287,8 @@ class FixedModel(torch.nn.Module):
 
     def _number_in_float32(self, x: Any) -> Any:
         """Returns a number of a line in float32, where a dtype's limit is float32's."""
-        largest = torch.finfo(self.audited.dtype).max
-        is_limit = isinstance(x, float) and abs(x) in (largest, largest - 1000)
-        return float(np.copysign(FP32_MAX, x)) if is_limit else self._number(x)
+        limit = is_limit(x, self.audited.dtype)
+        return float(np.copysign(FP32_MAX, x)) if limit else self._number(x)
 
 
 def _called(node: Node, args: Any, kwargs: Any) -> Any:

@@ -14,14 +14,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._autocast import autocast, refusal
-from ._convert import jax_dtype, torch_dtype
-from ._derivatives import backward_passes, deferred, derivative_of_jax, differentiated
-from ._export import Exported, ExportError, Granularity, first_line
-from ._gradients import GRADIENT, gradient
+from ._convert import is_limit, jax_dtype, torch_dtype
+from ._derivatives import (
+    GRADIENT,
+    backward_passes,
+    deferred,
+    derivative_of_jax,
+    differentiated,
+    gradient,
+)
+from ._export import Exported, ExportError, Granularity, first_line, is_marked
 from ._operation import Call, in_steps, operation, rounded_in_program, rounds_several_times
 from ._place import at, line_of, mark, scope_of
 from ._reference import Matched, Sides
-from ._regions import is_marked
 from ._registry import (
     DRAWS,
     IN_STEPS,
@@ -35,7 +40,7 @@ from ._registry import (
 from ._torch import Node, torch
 
 A = torch.ops.aten
-# Operations of which a Python number may be lost in a narrow dtype, or may be a dtype's limit.
+# Operations of which a Python number may be lost in a narrow dtype.
 NUMBERS = {
     A.add.Tensor, A.add.Scalar, A.sub.Tensor, A.sub.Scalar, A.rsub.Scalar, A.masked_fill.Scalar,
     A.where.ScalarOther, A.where.ScalarSelf, A.where.Scalar, A.clamp.default, A.clamp_min.default,
@@ -237,7 +242,7 @@ def apply(
     in_own_steps = granularity == "decomposed" or target in IN_STEPS
     may_be_one = arrays and not in_own_steps and target not in STAGED
     if may_be_one and _rounds_several_times(call, arrays, dtypes):
-        if target in NUMBERS:
+        if target in NUMBERS or any(map(is_limit, call.static)):
             call, arrays = _with_numbers(call, arrays, len(jax.tree.leaves(args, is_leaf=_is_none)))
         shape = jax.eval_shape(call, *arrays)
         call = dataclasses.replace(call, static=_widened(call.static))
