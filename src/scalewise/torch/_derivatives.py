@@ -113,7 +113,14 @@ def _recorded(
             "gradients of the parameters"
         )
     given = [torch.ones_like(y) if c is None else c for y, c in zip(outs, cotangents, strict=True)]
-    return tuple(GRADIENT([*outs], [*inputs], given, create_graph))
+    return tuple(_gradient(outs, inputs, given, create_graph))
+
+
+def _gradient(outs: Any, operands: Any, cotangents: Any, create_graph: bool = True) -> list[Any]:
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise _WithinVmap
+    leaves = torch.utils._pytree.tree_leaves
+    return GRADIENT(leaves(outs), leaves(operands), leaves(cotangents), create_graph)
 
 
 def _gradient_and_value(f: Any, argnums: Any, has_aux: bool, args: Any, kwargs: Any) -> Any:
@@ -125,18 +132,15 @@ def _gradient_and_value(f: Any, argnums: Any, has_aux: bool, args: Any, kwargs: 
 def _vjp(f: Any, *args: Any, argnums: Any = None, has_aux: bool = False) -> Any:
     """Stands for what ``torch.func.vjp`` and ``jacrev`` call."""
     tree = torch.utils._pytree
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        raise _WithinVmap
     args = tree.tree_map_only(torch.Tensor, torch.clone, args)
     operands = args
     if argnums is not None:
         operands = torch._functorch.eager_transforms._slice_argnums(args, argnums, as_tuple=False)
-    leaves, spec = tree.tree_flatten(operands)
     out, *aux = f(*args) if has_aux else (f(*args),)
 
     def pull(cotangents: Any, *options: Any, **others: Any) -> Any:
-        given = GRADIENT(tree.tree_leaves(out), leaves, tree.tree_leaves(cotangents), True)
-        return tree.tree_unflatten(given, spec)
+        found = _gradient(out, operands, cotangents)
+        return tree.tree_unflatten(found, tree.tree_structure(operands))
 
     return out, pull, *aux
 
@@ -146,11 +150,9 @@ def _jvp(f: Any, args: Any, tangents: Any, argnums: Any = None, has_aux: bool = 
     is linear in the cotangents."""
     tree = torch.utils._pytree
     out, pull, *aux = _vjp(f, *args, argnums=argnums, has_aux=has_aux)
-    leaves, spec = tree.tree_flatten(out)
-    cotangents = [*map(torch.ones_like, leaves)]
-    pulled = tree.tree_leaves(pull(cotangents))
-    found = GRADIENT(pulled, cotangents, tree.tree_leaves(tangents), True)
-    return out, tree.tree_unflatten(found, spec), *aux
+    cotangents = tree.tree_map(torch.ones_like, out)
+    found = _gradient(pull(cotangents), cotangents, tangents)
+    return out, tree.tree_unflatten(found, tree.tree_structure(out)), *aux
 
 
 def _basis(tensors: Sequence[Any], sizes: Sequence[int]) -> tuple[Any, ...]:

@@ -195,7 +195,7 @@ def _decompositions(kept: frozenset[Any]) -> tuple[dict[Any, Any], dict[Any, Any
     takes longer than to decompose a small model. Those to decompose need no override.
     """
     table = torch.export.default_decompositions()
-    for overload in kept.intersection(table):
+    for overload in [x for x in table if x in kept or (kept and rule_of(x))]:
         del table[overload]
     composite, others = getattr(torch.export.exported_program, _SPLIT)(dict(table))
     return {op: f for op, f in composite.items() if op not in table}, others

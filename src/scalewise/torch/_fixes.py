@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,6 +33,7 @@ from ._function import tensors_of
 from ._graph import to_dtype
 from ._place import frames, marked
 from ._reference import BY_RUN
+from ._registry import evaluated
 from ._torch import Module, Node, Tensor, torch
 
 SCALED = "call (loss * {0}).backward(), and divide the gradients by {0} in float32"
@@ -87,6 +88,7 @@ class TorchFix(Fix):
 
     tells_edits: ClassVar[bool] = True
     audited: AuditedModel | None = dataclasses.field(default=None, repr=False)  # the program
+    out_of_range: bool = False  # whether the narrow dtype can't hold what the fix computes
 
     def apply(self, target: Any) -> Any:
         """Returns the audited model, or function, with this fix: a module that torch computes.
@@ -146,6 +148,8 @@ class TorchFix(Fix):
             operation, how = operation_of(node), "float" if name in names else ""
             if not how and not self._autocast and not float32.isdisjoint(node.all_input_nodes):
                 how = CONVERSIONS[dtype] if operation in STRICT else "promotes"
+                fixed = names & {n.name for n in node.all_input_nodes}
+                how = "float" if fixed and self.out_of_range and operation in STRICT else how
             leaves = torch.utils._pytree.tree_leaves(node.meta.get("val"))
             narrow = any(getattr(x, "dtype", None) == dtype for x in leaves)
             if how == "float" or (how == "promotes" and narrow and operation not in CASTS):
@@ -207,31 +211,19 @@ class FixedModel(torch.nn.Module):
         tensors = enumerate(tensors_of(args, kwargs))
         inputs = [self._narrowed(f"input {i}", x) for i, x in tensors]
         known |= dict(zip(exported.inputs, inputs, strict=True))
-        outs = self._computed(known)
+        graph = exported.graph_module
+        given = [known.get(n.name) for n in graph.graph.nodes if n.op == "placeholder"]
+        outs = evaluated(graph, given, self._result, {}, deferred(self.audited.backward))
         return torch.utils._pytree.tree_unflatten(outs[len(exported.updated) :], exported.tree)
 
     def _narrowed(self, name: str, x: Tensor) -> Tensor:
         low = x.dtype == torch.float32 and name not in self._wide and not self.audited.autocast
         return x.to(self.audited.dtype) if low else x
 
-    def _computed(self, known: Mapping[str, Any]) -> list[Any]:
-        module, values = self.audited.exported.graph_module, {}
-        skipped = deferred(self.audited.backward)
-        for node in module.graph.nodes:
-            if node in skipped:
-                continue
-            if node.op == "placeholder":
-                values[node] = known.get(node.name)
-            elif node.op == "get_attr":
-                values[node] = functools.reduce(getattr, node.target.split("."), module)
-            elif node.op == "output":
-                return list(torch.fx.node.map_arg(node.args[0], values.__getitem__))
-            else:
-                values[node] = self._result(node, values.__getitem__)
-        raise AssertionError("a graph ends with its output")
-
     def _result(self, node: Node, read: Callable[[Node], Any]) -> Any:
         """Returns an operation's result: in float32 if it, or an operand, is so under the fix."""
+        if node.op == "get_attr":
+            return functools.reduce(getattr, node.target.split("."), node.graph.owning_module)
         if node.target is GRADIENT:
             return gradient(
                 node, read, self._result, torch.func.vjp, torch.Tensor.detach, torch.Tensor.to
@@ -310,7 +302,8 @@ def in_torch(report: Any, audited: AuditedModel) -> Any:
         fix = finding.fix
         if fix is not None:
             held = {f.name: getattr(fix, f.name) for f in dataclasses.fields(Fix)}
-            fix = TorchFix(**held, audited=audited)
+            beyond = finding.kind in ("overflow", "underflow", "nan")
+            fix = TorchFix(**held, audited=audited, out_of_range=beyond)
         primitive = in_torchs_names(finding.primitive)
         return dataclasses.replace(finding, fix=fix, primitive=primitive)
 

@@ -35,6 +35,7 @@ from ._registry import (
     STATIC_SHAPES,
     WITH_GRAPHS,
     MissingRuleError,
+    evaluated,
     rule_of,
 )  # fmt: skip
 from ._torch import Node, torch
@@ -60,25 +61,15 @@ class Graph:
     matched: Matched | None = None  # the model in float32 beside this one, for the reference run
 
     def __call__(self, *inputs: Any) -> Any:
-        known: dict[Any, Any] = {}
-        left = iter(inputs)
-        sides = Sides(self.matched, known, self.computed) if self.matched is not None else None
-        for node in self.module.graph.nodes:
-            if node in self._deferred:
-                continue
-            match node.op:
-                case "placeholder":
-                    known[node] = next(left)
-                    if sides is not None:
-                        known[node] = sides.placeholder(node, known[node])
-                case "output" if sides is not None:
-                    return sides.outputs(node)
-                case "output":
-                    return torch.fx.node.map_arg(node.args[0], known.__getitem__)
-                case _ if sides is not None:
-                    known[node] = sides.value(node)
-                case _:
-                    known[node] = self.computed(node, known.__getitem__)
+        if self.matched is None:
+            return evaluated(self.module, inputs, self.computed, {}, self._deferred)
+        known: dict[Node, Any] = {}
+        sides = Sides(self.matched, known, self.computed)
+        *nodes, output = self.module.graph.nodes
+        places = (n for n in nodes if n.op == "placeholder")
+        inputs = [sides.placeholder(n, x) for n, x in zip(places, inputs, strict=True)]
+        evaluated(self.module, inputs, sides.value, known, self._deferred)
+        return sides.outputs(output)
 
     @functools.cached_property
     def _positions(self) -> dict[Node, int]:

@@ -147,13 +147,13 @@ class Sides:
             return low
         return mark(BY_RUN, lambda: by_run(low, wide, self.matched.dtype))
 
-    def value(self, node: Node) -> Any:
+    def value(self, node: Node, read: Callable[[Node], Any]) -> Any:
         """Returns the value of a node of the 16-bit graph, the other graph's in a reference run."""
-        other, known = self.matched.other.get(node), self.known.__getitem__
+        other = self.matched.other.get(node)
         if other is None:
-            return self.compute(node, known)
+            return self.compute(node, read)
         if not _equal_literals(node, other):
-            both = self.compute(node, known), self.compute(other, self.read_other)
+            both = self.compute(node, read), self.compute(other, self.read_other)
             return at(node)(lambda: jax.tree.map(self.joined, *both))
         return self.compute(node, self._reader(node, other))
 
