@@ -272,19 +272,11 @@ SAMPLES |= {
     A.zeros_like.default: [(X,)],
     A.ones_like.default: [(INTS,)],
     A.empty_like.default: [],
-    A.zeros.default: [([2, 3],)],
-    A.ones.default: [([2, 3], {"dtype": torch.bfloat16})],
     A.empty.memory_format: [],
     A.new_zeros.default: [(X, [2])],
     A.new_empty.default: [],
     A.new_ones.default: [(X, [2], {"dtype": torch.bool})],
     A.new_full.default: [(X, [2], 0.1)],
-    A.eye.m: [(2, 3)],
-    A.eye.default: [(3,)],
-    A.arange.start_step: [(1, 9, 2), (0.0, 1.0, 0.25)],
-    A.arange.start: [(1, 5)],
-    A.arange.default: [(5,), (5, {"dtype": torch.float32})],
-    A.linspace.default: [(0.0, 1.0, 5)],
     A.mm.default: [(X, Y.T)],
     A.mv.default: [(X, ROW)],
     A.dot.default: [(ROW, X[0])],
@@ -348,7 +340,7 @@ SAMPLES |= {
 }
 # Rules that draw, check or change modes, which have tests of their own.
 OTHER = {
-    A.empty_strided.default, A.randperm.default, A._local_scalar_dense.default,
+    A.randperm.default, A._local_scalar_dense.default,
     A.sym_is_contiguous.default, A.sym_size.int, A.sym_stride.int, A.sym_numel.default,
     A.sym_storage_offset.default, A._embedding_bag.default, A._embedding_bag_forward_only.default,
     A.rand.default, A.randn.default,
