@@ -50,9 +50,7 @@ _PROMOTED = """
 """
 PROMOTED = frozenset(_PROMOTED.split())
 # Neither promote their operands nor are listed; fake tensors don't check their dtypes.
-EQUAL_DTYPES = frozenset(
-    ["index_add", "index_copy", "index_reduce", "put", "scatter.src", "scatter_reduce.two"]
-)
+EQUAL_DTYPES = frozenset(["index_add", "index_copy", "index_reduce", "put"])
 # Operations of a graph that torch calls inside of a listed one.
 INSIDE = {
     "_prelu_kernel": "prelu",
