@@ -299,14 +299,11 @@ def first_line(error: Exception) -> str:
 @contextlib.contextmanager
 def _without_cache(model: Module) -> Iterator[None]:
     configs: list[Any] = [getattr(m, "config", None) for m in model.modules()]
-    found = {id(c): c for c in configs if getattr(c, "use_cache", None) is True}
-    try:
-        for config in found.values():
-            config.use_cache = False
+    with contextlib.ExitStack() as stack:
+        for config in configs:
+            if getattr(config, "use_cache", None) is True:
+                stack.enter_context(mock.patch.object(config, "use_cache", False))
         yield
-    finally:
-        for config in found.values():
-            config.use_cache = True
 
 
 def refusal(model: Module, error: Exception, what: str = "torch.export refuses") -> str:

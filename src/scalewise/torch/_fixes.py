@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,7 +15,6 @@ from ..auditing._run._interpretations import FP32_MAX, TableEmulation
 from ..auditing._run._rounding import is_wide
 from ..auditing._search._apply import FormatChoice
 from ..auditing._search._fixes import Fix
-from ..interpret import trace
 from ._arguments import as_module
 from ._autocast import autocast
 from ._convert import is_limit, jax_dtype, to_torch
@@ -78,8 +77,9 @@ class AuditedModel:
     def backward(self) -> dict[Node, list[Node]]:
         return backward_passes(self.exported.graph_module.graph)
 
-    def named(self, paths: Iterable[tuple[int, ...]]) -> set[str]:
-        return {self.names[path[0]] for path in paths} - {""}
+    def named(self, paths: Iterable[tuple[int, ...]]) -> dict[str, None]:
+        """Returns what the equations at some paths compute, without repetitions."""
+        return dict.fromkeys(self.names[path[0]] for path in paths if self.names[path[0]])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -165,14 +165,8 @@ class TorchFix(Fix):
         if self.audited is None or self.origin is None or not self.indices:
             return []
         chosen = set(self.indices)
-        paths = [path for path, (index, _) in self.origin.indices.items() if index in chosen]
-        return list(dict.fromkeys(self.audited.names[path[0]] for path in paths))
-
-    @property
-    def _held(self) -> list[str]:
-        assert self.audited is not None
-        known = {*self.audited.nodes, BY_RUN, ""}
-        return [name for name in self._names if name not in known]
+        found = (path for path, (index, _) in self.origin.indices.items() if index in chosen)
+        return [*self.audited.named(found)]
 
     def __str__(self) -> str:
         if self._scaled:
@@ -183,7 +177,8 @@ class TorchFix(Fix):
         edits = [f"line {line}: {text}" for _, line, text in self.lines if text]
         more = f" and {len(edits) - SHOWN} more lines" if len(edits) > SHOWN else ""
         shown = "; ".join(edits[:SHOWN]) + more
-        if self.audited is not None and (held := self._held):
+        known = {BY_RUN, *(self.audited.nodes if self.audited is not None else ())}
+        if held := [name for name in self._names if name not in known]:
             names = ", ".join(held[:SHOWN]) + (", ..." if len(held) > SHOWN else "")
             shown = "; ".join(filter(None, (shown, f"keep {names} in float32")))
         text = in_torchs_names(self.text)
@@ -310,7 +305,3 @@ def in_torch(report: Any, audited: AuditedModel) -> Any:
     return dataclasses.replace(
         report, findings=tuple(map(one, report.findings)), unfixed=tuple(map(one, report.unfixed))
     )
-
-
-def traced_program(f: Callable[..., Any], low: Any, args: Sequence[Any]) -> Callable[[], Any]:
-    return functools.cache(lambda: trace(f, low, args, {}, name="audit", as_jit=True))

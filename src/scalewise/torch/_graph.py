@@ -121,7 +121,7 @@ class Graph:
 
     def _results_at(self, node: Node, read: Callable[[Node], Any]) -> Any:
         args, kwargs = hashable(torch.fx.node.map_arg((node.args, dict(node.kwargs)), read))
-        dtypes = results_of(node)
+        dtypes = _dtypes(node.meta.get("val"))
         low = None if is_marked(node, "no_autocast") else self.low
         if self.low is not None and dtypes:  # operands may have other dtypes than in the export
             dtypes = _dtypes(self._results(node, args, kwargs, low))
@@ -187,10 +187,6 @@ def converted(x: jax.Array, dtype: Any) -> jax.Array:
     return apply(target, (x,), {"dtype": torch_dtype(dtype)}, [jnp.dtype(dtype)], "operation")
 
 
-def results_of(node: Node) -> list[np.dtype]:
-    return _dtypes(node.meta.get("val"))
-
-
 def _widened(args: Any) -> Any:
     """Returns an operation's arguments with float32 in place of 16-bit dtypes.
 
@@ -232,7 +228,9 @@ def apply(
         return rounded_in_program(made.astype(jnp.float32), dtypes[0])
     in_own_steps = granularity == "decomposed" or target in IN_STEPS
     may_be_one = arrays and not in_own_steps and target not in STAGED
-    if may_be_one and _rounds_several_times(call, arrays, dtypes):
+    if may_be_one and rounds_several_times(
+        call, tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays), tuple(dtypes)
+    ):
         if target in NUMBERS or any(map(is_limit, call.static)):
             call, arrays = _with_numbers(call, arrays, len(jax.tree.leaves(args, is_leaf=_is_none)))
         shape = jax.eval_shape(call, *arrays)
@@ -292,13 +290,3 @@ def hashable(args: Any) -> Any:
     if isinstance(args, dict):
         return {name: hashable(x) for name, x in args.items()}
     return tuple(map(hashable, args)) if isinstance(args, tuple | list) else args
-
-
-def _rounds_several_times(
-    call: Call, arrays: Sequence[jax.Array], dtypes: Sequence[np.dtype]
-) -> bool:
-    types = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays)
-    return _cached(call, types, tuple(dtypes))
-
-
-_cached = functools.lru_cache(maxsize=4096)(rounds_several_times)

@@ -205,31 +205,6 @@ def logit(x, eps=None):
     return jnp.log(x / (1 - x))
 
 
-rules({
-    (A.rsub.Tensor, A.rsub.Scalar): lambda x, y, alpha=1: (
-        sub(y, x, alpha) if isinstance(y, jax.Array) else y - (x if alpha == 1 else x * alpha)),
-    A.min.other: promoted(jnp.minimum),
-    A.max.other: promoted(jnp.maximum),
-    A.pow.Tensor_Tensor: promoted(jnp.power),
-    (A.atan2.default, A.atan2.out): lambda x, y, out=None: (
-        jnp.arctan2(*common(x, y, floating=True))),
-    A.frexp.Tensor: lambda x: tuple(jnp.frexp(x)),
-    A.frac.default: lambda x: x - jnp.trunc(x),
-    (A.clone.default, A.contiguous.default): lambda x, memory_format=None: x,
-    A.copy.default: lambda x, y, non_blocking=False: jnp.broadcast_to(y.astype(x.dtype), x.shape),
-    (A._to_copy.default, A.to.dtype, A.to.dtype_layout,
-     torch.ops.prims.convert_element_type.default): (
-        lambda x, dtype=None, *args, **options: as_dtype(x, dtype)),
-    A.clamp_min.default: lambda x, low: clamp(x, low),
-    A.clamp_max.default: lambda x, high: clamp(x, None, high),
-    (A.masked_fill.Scalar, A.masked_fill.Tensor): lambda x, mask, value: (
-        where(mask, as_array(value, x), x)),
-    A.addcmul.default: partial(_added, operator.mul),
-    A.addcdiv.default: partial(_added, operator.truediv),
-    A.polygamma.default: lambda n, x: special.polygamma(n, as_float(x)),
-})  # fmt: skip
-
-
 @rule(A.gelu.default)
 def gelu(x, approximate="none"):
     if approximate == "tanh":
@@ -284,6 +259,27 @@ def log_softmax(x, dim, half_to_float=False):
 
 
 rules({
+    (A.rsub.Tensor, A.rsub.Scalar): lambda x, y, alpha=1: (
+        sub(y, x, alpha) if isinstance(y, jax.Array) else y - (x if alpha == 1 else x * alpha)),
+    A.min.other: promoted(jnp.minimum),
+    A.max.other: promoted(jnp.maximum),
+    A.pow.Tensor_Tensor: promoted(jnp.power),
+    (A.atan2.default, A.atan2.out): lambda x, y, out=None: (
+        jnp.arctan2(*common(x, y, floating=True))),
+    A.frexp.Tensor: lambda x: tuple(jnp.frexp(x)),
+    A.frac.default: lambda x: x - jnp.trunc(x),
+    (A.clone.default, A.contiguous.default): lambda x, memory_format=None: x,
+    A.copy.default: lambda x, y, non_blocking=False: jnp.broadcast_to(y.astype(x.dtype), x.shape),
+    (A._to_copy.default, A.to.dtype, A.to.dtype_layout,
+     torch.ops.prims.convert_element_type.default): (
+        lambda x, dtype=None, *args, **options: as_dtype(x, dtype)),
+    A.clamp_min.default: lambda x, low: clamp(x, low),
+    A.clamp_max.default: lambda x, high: clamp(x, None, high),
+    (A.masked_fill.Scalar, A.masked_fill.Tensor): lambda x, mask, value: (
+        where(mask, as_array(value, x), x)),
+    A.addcmul.default: partial(_added, operator.mul),
+    A.addcdiv.default: partial(_added, operator.truediv),
+    A.polygamma.default: lambda n, x: special.polygamma(n, as_float(x)),
     A.glu.default: lambda x, dim=-1: jax.nn.glu(x, dim),
     A.threshold.default: lambda x, threshold, value: (
         jnp.where(x <= threshold, as_array(value, x), x)),

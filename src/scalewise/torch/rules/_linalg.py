@@ -93,25 +93,6 @@ def lu_solve(factors, pivots, b, left=True, adjoint=False):
     return jax.scipy.linalg.lu_solve((factors, pivots - 1), b, trans=2 if adjoint else 0)
 
 
-rules({
-    A.linalg_eig.default: lambda x: tuple(jnp.linalg.eig(_in_float32(x))),
-    A.linalg_matrix_exp.default: lambda x: jax.scipy.linalg.expm(_in_float32(x)),
-    A._linalg_slogdet.default: lambda x: (
-        *jnp.linalg.slogdet(x), x, jnp.zeros(x.shape[:-1], jnp.int32)),
-    A.triangular_solve.default: lambda b, a, upper=True, transpose=False, unitriangular=False: (
-        solve_triangular(a.mT if transpose else a, b, upper != transpose,
-                         unitriangular=unitriangular), a),
-    A._linalg_eigh.default: lambda x, lower="L", compute_v=True: (
-        tuple(jnp.linalg.eigh(x, UPLO=lower))),
-    A.linalg_inv_ex.default: lambda x, check_errors=False: (jnp.linalg.inv(x), _info(x)),
-    A.cholesky.default: lambda x, upper=False: cholesky(x, upper)[0],
-    A.cholesky_inverse.default: lambda factor, upper=False: (
-        cholesky_solve(jnp.broadcast_to(jnp.eye(factor.shape[-1]), factor.shape), factor, upper)),
-    A._linalg_det.default: lambda x: (jnp.linalg.det(x), x, jnp.zeros(x.shape[:-1], jnp.int32)),
-    A.trace.default: lambda x: jnp.sum(jnp.diagonal(x)),
-})  # fmt: skip
-
-
 @rule(A.linear.default)
 def linear(x, weight, bias=None):
     y = lax.dot_general(x, weight, (((x.ndim - 1,), (weight.ndim - 1,)), ((), ())))
@@ -185,6 +166,21 @@ def grouped_mm(x, weight, offs=None, bias=None, out_dtype=None):
 
 
 rules({
+    A.linalg_eig.default: lambda x: tuple(jnp.linalg.eig(_in_float32(x))),
+    A.linalg_matrix_exp.default: lambda x: jax.scipy.linalg.expm(_in_float32(x)),
+    A._linalg_slogdet.default: lambda x: (
+        *jnp.linalg.slogdet(x), x, jnp.zeros(x.shape[:-1], jnp.int32)),
+    A.triangular_solve.default: lambda b, a, upper=True, transpose=False, unitriangular=False: (
+        solve_triangular(a.mT if transpose else a, b, upper != transpose,
+                         unitriangular=unitriangular), a),
+    A._linalg_eigh.default: lambda x, lower="L", compute_v=True: (
+        tuple(jnp.linalg.eigh(x, UPLO=lower))),
+    A.linalg_inv_ex.default: lambda x, check_errors=False: (jnp.linalg.inv(x), _info(x)),
+    A.cholesky.default: lambda x, upper=False: cholesky(x, upper)[0],
+    A.cholesky_inverse.default: lambda factor, upper=False: (
+        cholesky_solve(jnp.broadcast_to(jnp.eye(factor.shape[-1]), factor.shape), factor, upper)),
+    A._linalg_det.default: lambda x: (jnp.linalg.det(x), x, jnp.zeros(x.shape[:-1], jnp.int32)),
+    A.trace.default: lambda x: jnp.sum(jnp.diagonal(x)),
     (A.mm.default, A.mv.default, A.dot.default, A.bmm.default, A.matmul.default): (
         lambda x, y: jnp.matmul(x, y)),
     (A.mm.dtype, A.bmm.dtype): lambda x, y, dtype: jnp.matmul(x, y),
