@@ -125,6 +125,7 @@ def audit(
     report = audit_function(target, low, **options)(*given)
     if exported is None:
         return report
+    assert isinstance(low, TorchEmulation)
     program = functools.cache(lambda: trace(target, low, given, {}, name="audit", as_jit=True))
     return in_torch(report, AuditedModel(exported, dtype, program, autocast))
 

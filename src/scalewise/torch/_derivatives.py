@@ -182,15 +182,15 @@ def _vmap(
     except _WithinVmap:
         found = torch._functorch.vmap._process_batched_inputs(in_dims, args, f)
     size, dims, leaves, spec = found
-    rows = []
-    for i in range(size):
+    tree = torch.utils._pytree
+
+    def row(i: int) -> tuple[list[Any], Any]:
         own = [x if d is None else x.select(d, i) for x, d in zip(leaves, dims, strict=True)]
-        outs = f(*torch.utils._pytree.tree_unflatten(own, spec), **kwargs)
-        row, tree = torch.utils._pytree.tree_flatten(outs)
-        rows.append(row)
-    places = torch.utils._pytree._broadcast_to_and_flatten(out_dims, tree)
-    stacked = map(torch.stack, zip(*rows, strict=True), places)
-    return torch.utils._pytree.tree_unflatten([*stacked], tree)
+        return tree.tree_flatten(f(*tree.tree_unflatten(own, spec), **kwargs))
+
+    rows, specs = zip(*map(row, range(size)), strict=True)
+    places = tree._broadcast_to_and_flatten(out_dims, specs[0])
+    return tree.tree_unflatten([*map(torch.stack, zip(*rows, strict=True), places)], specs[0])
 
 
 def _applied(cls: Any, args: Sequence[Any], kwargs: Any) -> Any:

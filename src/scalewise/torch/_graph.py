@@ -67,8 +67,8 @@ class Graph:
         sides = Sides(self.matched, known, self.computed)
         *nodes, output = self.module.graph.nodes
         places = (n for n in nodes if n.op == "placeholder")
-        inputs = [sides.placeholder(n, x) for n, x in zip(places, inputs, strict=True)]
-        evaluated(self.module, inputs, sides.value, known, self._deferred)
+        given = [sides.placeholder(n, x) for n, x in zip(places, inputs, strict=True)]
+        evaluated(self.module, given, sides.value, known, self._deferred)
         return sides.outputs(output)
 
     @functools.cached_property
