@@ -35,10 +35,7 @@ def arguments(program: Entry | Clean) -> tuple[Any, ...]:
 
 
 def audited(program: Entry | Clean, args: tuple[Any, ...]) -> sw.Report:
-    options = dict(program.options)
-    if program.low == "float32":
-        options["reference"] = "float64"
-    return sw.audit(program.call, program.low, **options)(*args)
+    return sw.audit(program.call, program.low, **program.options)(*args)
 
 
 def places(finding: Any) -> list[tuple[str, int]]:

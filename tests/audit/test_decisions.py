@@ -180,3 +180,29 @@ def test_a_loop_that_ends_in_the_reference_run_alone_is_stopped(low):
     (finding,) = report.findings
     assert finding.line == to_one.__code__.co_firstlineno + 1
     assert not finding.non_finite_after
+
+
+def test_an_error_that_reaches_the_outputs_through_a_decision_is_one():
+    def routed(x, gate, experts, bias):
+        logits = x @ gate + (8.0 + bias[None])
+        chosen = jnp.argmax(logits, axis=-1)
+        return jnp.einsum("td,tdk->tk", x, experts[chosen])
+
+    draw = np.random.default_rng(0).normal
+    shapes = {"x": (256, 32), "gate": (32, 16), "experts": (16, 32, 8), "bias": (16,)}
+    arrays = {k: jnp.asarray(draw(size=s) / s[0] ** 0.5, jnp.float32) for k, s in shapes.items()}
+    worst = sw.audit(routed, "bf16")(**arrays).findings[0]
+    assert (worst.kind, worst.primitive) == ("decision", "add")
+    assert "additions change nothing" in worst.evidence
+    assert worst.evidence.count("indices differ") == 1
+
+
+def test_a_decision_that_no_output_depends_on_is_no_cause():
+    def log_size(x):
+        total = (x * 1.001 - x).sum()
+        return jnp.log(jnp.abs(total)) + 0 * (total > 1.0).astype(jnp.float32)
+
+    x = jnp.asarray(np.random.default_rng(3).uniform(1, 2, 4096), jnp.float32)
+    report = sw.audit(log_size, "bf16")(x)
+    assert report.findings
+    assert all(f.kind != "decision" for f in report.findings)

@@ -51,3 +51,68 @@ def test_a_solver_is_audited_as_one_operation_and_rounded_once():
         expected = sw.round_to(exact, "fp16")
         np.testing.assert_array_equal(np.asarray(found.low[0], np.float64), np.asarray(expected))
     assert solve.out_avals[0].dtype == jnp.float32
+
+
+N = 10
+HILBERT = (1 / (np.arange(N)[:, None] + np.arange(N) + 1)).astype(np.float32)
+TURN = np.linalg.qr(np.random.default_rng(1).normal(size=(N, N)))[0]
+CLUSTER = ((TURN * [1, 1 + 1e-6, 1 - 1e-6, *range(2, N - 1)]) @ TURN.T).astype(np.float32)
+ILL_CONDITIONED = {
+    "qr": (lambda a: jnp.abs(jnp.linalg.qr(a)[1][-1, -1]), HILBERT),
+    "svd": (lambda a: jnp.linalg.svd(a, compute_uv=False)[-3], HILBERT),
+    "eigh": (lambda a: jnp.abs(jnp.linalg.eigh(a)[1]), CLUSTER),
+    "lu": (lambda a: jnp.linalg.slogdet(a)[1], HILBERT),
+}
+
+
+@pytest.mark.parametrize("name", ILL_CONDITIONED)
+def test_a_decomposition_in_float32_has_the_errors_of_its_kernel(name):
+    f, a = ILL_CONDITIONED[name]
+    report = sw.audit(f, "float32")(a)
+    computed = np.asarray(f(jnp.asarray(a)), np.float64)
+    with jax.enable_x64(True):
+        exact = np.asarray(f(jnp.asarray(a, jnp.float64)))
+    error = np.linalg.norm(computed - exact) / np.linalg.norm(exact)
+    assert error > 1e-3
+    assert float(report.error) == pytest.approx(error, rel=1e-3)
+    worst = report.findings[0]
+    assert (worst.kind, worst.primitive) == ("precision", name)
+    assert "float64 for" in str(worst.fix)
+    assert float(report.error_fixed) < 1e-6
+
+
+def _turns(z):
+    def body(z, t):
+        return z * jax.lax.complex(jnp.cos(1e3 * t), jnp.sin(1e3 * t)), jnp.abs(z + z * z)
+
+    return jax.lax.scan(body, z[0], jnp.abs(z))[1]
+
+
+COMPLEX = {
+    "literal": lambda z: jnp.real(z + jnp.full_like(z, 1e4) - jnp.full_like(z, 1e4)),
+    "loop": _turns,
+    "solver": lambda z: jnp.abs(jnp.linalg.solve(z.reshape(4, 4), z[:4])),
+    "fft": lambda z: jnp.fft.irfft(jnp.fft.rfft(jnp.abs(z) + 1e5)) - 1e5,
+    "product": lambda z: jnp.imag(z.reshape(4, 4) @ z.reshape(4, 4)),
+}
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_complex_numbers_stay_as_they_are_and_are_wide_in_the_reference_run(name):
+    f, draw = COMPLEX[name], np.random.default_rng(0).normal
+    z = (draw(size=16) + 1j * draw(size=16)).astype(np.complex64)
+    report = sw.audit(f, "float32")(z)
+    computed = np.asarray(f(jnp.asarray(z)), np.float64)
+    with jax.enable_x64(True):
+        exact = np.asarray(f(jnp.asarray(z, jnp.complex128)))
+    error = np.linalg.norm(computed - exact) / np.linalg.norm(exact)
+    assert float(report.error) == pytest.approx(error, rel=0.1)
+    if error > 1e-6:
+        assert "and complex numbers, which stay in fp32 and complex64" in report.verdict
+
+
+def test_the_reference_has_more_digits_than_the_format():
+    assert sw.audit(jnp.sin, "float32", trials=0)(jnp.ones(3)).reference == "float64"
+    for low, reference in (("float32", "float32"), ("float64", "float64"), ("float64", None)):
+        with pytest.raises(ValueError, match="has the errors of fp"):
+            sw.audit(jnp.sin, low, reference=reference)

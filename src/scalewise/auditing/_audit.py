@@ -26,7 +26,7 @@ from ..devices import MatrixUnitsLike
 from ..emulating import Emulation
 from ..formats import FP32, FP64, Format, FormatLike, Saturation
 from ..formats import format as format_
-from ..interpret import Interpretation, Program, is_float, trace, with_state
+from ..interpret import Interpretation, Program, all_equations, is_float, trace, with_state
 from ..primitives import PRIMITIVES
 from ..scaled import saturation
 from ._file import name_of
@@ -79,7 +79,8 @@ def audit(
             name of one (``"fp16"`` and ``"bf16"`` name the formats: pass ``recipes.fp16``); or an
             interpretation. Fixes are tried for all but the last. Under a format they need no
             compilation; an exception to a policy or recipe compiles what it changes.
-        reference: ``"float32"`` or ``"float64"``; None for float64 if ``f`` has any, else float32.
+        reference: ``"float32"`` or ``"float64"``, wider than ``low``; None for float64 if ``f`` has
+            any or ``low`` is float32, else float32.
         saturate: as for :func:`scalewise.round_to`.
         trials: how many runs may be spent on fixes; 0 for none.
         steps: how often ``f`` is called, its first result as its next first argument (a training
@@ -103,8 +104,9 @@ def audit(
     Raises:
         TypeError: ``f`` isn't callable, or returns something that isn't an array; an argument is a
             tracer.
-        ValueError: an unknown format or device; a device without a recipe; negative ``trials``; no
-            float output; NaN in the reference run's outputs.
+        ValueError: an unknown format or device; a device without a recipe; a reference that isn't
+            wider than ``low``; negative ``trials``; no float output; NaN in the reference run's
+            outputs.
 
     Example:
         >>> import jax.numpy as jnp, scalewise as sw
@@ -117,8 +119,7 @@ def audit(
     """
     low_run = low_interpretation(low, saturate)
     low_run = low_run if device is None else on_device(low_run, device)
-    if reference is not None:
-        _reference_format(reference)
+    wide_format = _reference_format(reference, low_run)
 
     def audited(*args: PyTree, **kwargs: PyTree) -> Report:
         try:
@@ -134,7 +135,7 @@ def audit(
         program = trace(f, low_run, args, kwargs, name="audit", as_jit=True)
         check_program(program, f)
         program, own = traced_as_written(f, low_run, args, kwargs, program, dtypes)
-        wide = Reference(_reference_dtype(reference, program))
+        wide = Reference(_reference_dtype(wide_format, program))
         session = Session(program, own, wide, steps, _batch_arrays(per_step))
         check_steps(session, f)
         outcome = with_exact_sums(session, session.run())
@@ -199,19 +200,28 @@ def low_interpretation(low: Any, saturate: Saturation = False) -> Interpretation
     return TableEmulation(fmt, saturate)
 
 
-def _reference_dtype(reference: Any, program: Program) -> np.dtype:
-    if reference is None:
-        avals = [a for a in [*program.in_avals, *program.out_avals] if is_float(a)]
-        wide = any(a.dtype == jnp.float64 for a in avals)
-        return np.dtype(np.float64 if wide else np.float32)
-    return np.dtype(np.float64 if _reference_format(reference) == FP64 else np.float32)
-
-
-def _reference_format(reference: FormatLike) -> Format:
-    fmt = as_format(reference, "audit: reference")
+def _reference_format(reference: Any, low: Interpretation) -> Format | None:
+    """Returns the reference run's format; None if the program decides."""
+    own = low.fmt if isinstance(low, TableEmulation) else None
+    digits = own.precision if own is not None else 0
+    if reference is None and digits < FP32.precision:
+        return None
+    fmt = FP64 if reference is None else as_format(reference, "audit: reference")
     if fmt not in (FP32, FP64):
         raise ValueError(f"audit: reference={reference!r}; expected 'float32' or 'float64'")
+    if own is not None and fmt.precision <= digits:
+        raise ValueError(
+            f"audit: a reference in {fmt.name} has the errors of {own.name} itself; expected "
+            f"{'float64' if digits < FP64.precision else 'a narrower low-precision format'}"
+        )
     return fmt
+
+
+def _reference_dtype(fmt: Format | None, program: Program) -> np.dtype:
+    if fmt is None:
+        avals = [a for a in [*program.in_avals, *program.out_avals] if is_float(a)]
+        fmt = FP64 if any(a.dtype == jnp.float64 for a in avals) else FP32
+    return np.dtype(np.float64 if fmt == FP64 else np.float32)
 
 
 def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) -> Report:
@@ -258,9 +268,19 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         latent=latent(narrow, fmt),
         lost_changes=tuple(search.lost_changes),
         infinite=sum(int(np.isinf(np.asarray(x)).sum()) for x in outcome.reference),
+        complex_dtype=_complex_dtype(session),
         reducer=_reducer(session, outcome),
         origin=search.origin,
     )
+
+
+def _complex_dtype(session: Session) -> str:
+    for eqn in all_equations(session.program.jaxpr):
+        for atom in eqn.outvars:
+            dtype = getattr(atom.aval, "dtype", np.dtype(bool))
+            if session.reference.complex_dtype(dtype):
+                return str(dtype)
+    return ""
 
 
 def _spoils_fewer(what: Finding) -> int:

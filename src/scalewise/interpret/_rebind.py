@@ -48,8 +48,12 @@ def rebind(
     inputs: Sequence[Value],
     dtype: DTypeLike,
     inside: Interpretation | None = None,
+    *,
+    complex_dtype: DTypeLike | None = None,
 ) -> list[jax.Array]:
     """Binds the primitive with every float operand and result in ``dtype``, float32 or float64.
+
+    Complex numbers keep the program's own dtype, or get ``complex_dtype``.
 
     Primitives that depend on the bits of their own dtype (a bitcast) or hold code traced for it
     (a callback) run in that dtype, with conversions. The function that an operation applies to
@@ -57,24 +61,39 @@ def rebind(
     arrays of ``dtype``; by default its equations run in ``dtype``, too.
     """
     floats = [a.dtype for a in equation.in_avals + equation.out_avals if is_float(a)]
-    if all(d == dtype for d in floats):
+    if complex_dtype is None and all(d == dtype for d in floats):
         return equation.bind(*inputs)
     inputs = equation.varied(inputs)
-    if equation.name in OWN_DTYPE:
-        return _in_own_dtype(equation, inputs, dtype)
     own = jnp.dtype(dtype)
+    if equation.name in OWN_DTYPE and (complex_dtype is None or equation.name != "fft"):
+        return _in_own_dtype(equation, inputs, dtype)
     solver = params.solver(equation)
     if solver is not None:
         jaxpr, consts, right = solver
-        return interpret_jaxpr(InDtype(own), jaxpr, (), [*inputs[consts], *inputs[right]])[1]
+        within = InDtype(own, complex_dtype)
+        return interpret_jaxpr(within, jaxpr, (), [*inputs[consts], *inputs[right]])[1]
     foreign = _implementation(equation)
     if foreign is not None:
-        return interpret_jaxpr(InDtype(own), foreign, (), inputs)[1]
-    changed: dict[str, Parameter] = {
-        k: own if isinstance(v, np.dtype) and jnp.issubdtype(v, jnp.floating) else v
-        for k, v in equation.params.items()
-    }
-    for name, (jaxpr, consts, constants) in params.scalar_functions(equation).items():
+        return interpret_jaxpr(InDtype(own, complex_dtype), foreign, (), inputs)[1]
+
+    def typed(v):
+        if not isinstance(v, np.dtype):
+            return v
+        if jnp.issubdtype(v, jnp.complexfloating):
+            return v if complex_dtype is None else jnp.dtype(complex_dtype)
+        return own if jnp.issubdtype(v, jnp.floating) else v
+
+    changed: dict[str, Parameter] = {k: typed(v) for k, v in equation.params.items()}
+    functions = params.scalar_functions(equation)
+    if complex_dtype is not None:
+        if functions:  # traced for the program's own complex dtype
+            inputs = _converted(inputs, [a.dtype for a in equation.in_avals])
+            outs = equation.bind(*inputs)
+        else:
+            inputs = _converted(inputs, [typed(a.dtype) for a in equation.in_avals])
+            outs = bind(equation.primitive, changed, inputs)
+        return _converted(outs, [typed(a.dtype) for a in equation.out_avals])
+    for name, (jaxpr, consts, constants) in functions.items():
         changed[name] = traced = _retraced(jaxpr, consts, own, inside or InDtype(own))
         if constants:  # an open jaxpr, whose constants are another parameter
             changed[name], consts = _jax.open_jaxpr(traced)
@@ -109,6 +128,13 @@ def _typed(x: jax.Array, aval: ShapedArray, dtype: DTypeLike) -> jax.Array:
     return x if x.dtype == dtype else lax.convert_element_type(x, dtype)
 
 
+def _converted(arrays: Sequence[Value], dtypes: Sequence[np.dtype]) -> list[Value]:
+    return [
+        x if x.dtype == d else lax.convert_element_type(x, d)
+        for x, d in zip(map(jnp.asarray, arrays), dtypes, strict=True)
+    ]
+
+
 def _in_own_dtype(equation, inputs, dtype):
     inputs = map_floats(
         lambda x, a: lax.convert_element_type(x, a.dtype), inputs, equation.in_avals
@@ -119,15 +145,21 @@ def _in_own_dtype(equation, inputs, dtype):
 
 @dataclasses.dataclass(frozen=True)
 class InDtype(Interpretation):
-    """Runs every equation on floats of one dtype."""
+    """Runs every equation on floats of one dtype, and complex numbers of one if it is given."""
 
     dtype: DTypeLike
+    complex_dtype: DTypeLike | None = None
 
     def lift(self, x: Argument, aval: ShapedArray) -> Value:
         return lax.convert_element_type(x, self.dtype)
 
     def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
-        return state, rebind(equation, inputs, self.dtype)
+        return state, rebind(equation, inputs, self.dtype, complex_dtype=self.complex_dtype)
+
+    def unlifted(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
+        if self.complex_dtype is None:
+            return super().unlifted(state, equation, inputs)
+        return self.apply(state, equation, inputs)
 
 
 def _retraced(

@@ -33,7 +33,7 @@ class Summary:
         error: of the outputs, against the reference run.
         error_fixed: the same with the fixes of all findings.
         error_float32: the same with float32 for every operation: the error that is left comes in
-            with the arguments, which stay in the format. 0 if that wasn't run.
+            with the arguments and complex numbers, which stay as they are. 0 if that wasn't run.
         outputs: each output's path and error.
         equations: the statistics of each equation that rounds.
         largest, smallest_normal, smallest, precision: of the low format.
@@ -48,6 +48,7 @@ class Summary:
         lost_changes: changes of what the next call gets (weights, averages) that the rounding
             loses, a sentence each.
         infinite: how many numbers of the outputs are infinite in the reference run.
+        complex_dtype: the dtype of complex numbers, if the reference run has a wider one; else "".
     """
 
     function: str
@@ -77,6 +78,12 @@ class Summary:
     latent: tuple[str, ...] = ()
     lost_changes: tuple[str, ...] = ()
     infinite: int = 0
+    complex_dtype: str = ""
+
+    @property
+    def unfixable(self) -> str:
+        """What no fix changes, and brings in what is left of the error."""
+        return "the arguments and complex numbers" if self.complex_dtype else "the arguments"
 
     @property
     def updates_lost(self) -> float:

@@ -56,7 +56,7 @@ def no_fix(report: Summary) -> str:
     if report.error_float32.non_finite:
         left = report.error_float32
         return f"No fix was tried, since float32 for every operation leaves {left} too."
-    return "No fix was tried, since the error comes in with the arguments."
+    return f"No fix was tried, since the error comes in with {report.unfixable}."
 
 
 def against_rounding(error: OutputError, precision: int) -> str:
@@ -133,7 +133,8 @@ def _cause(report: Summary) -> str:
             return f"cause: the arguments, rounded to {report.low} ({report.arguments[0]})"
     elif report.trials and not fixed and 0 < report.error.relative <= 1.5 * wide.relative:
         same = f"{report.reference} for every operation leaves {wide}"
-        return f"cause: the arguments, which stay in {report.low} ({same})"
+        own = " and ".join(filter(None, (report.low, report.complex_dtype)))
+        return f"cause: {report.unfixable}, which stay in {own} ({same})"
     suspects = () if is_slight(report.error, 2.0 ** (1 - report.precision)) else report.unfixed
     worst = next(iter(report.findings or suspects), None)
     if worst is None:
@@ -171,7 +172,7 @@ def _rest(report: Summary) -> str:
     if after.non_finite == 0 and after.relative <= 2.0**-report.precision:
         return text
     if report.error_float32.relative >= after.relative / 2 and not after.non_finite:
-        return f"{text}, most of which comes in with the arguments"
+        return f"{text}, most of which comes in with {report.unfixable}"
     left = next((x for x in report.findings if x.fix is None), None)
     if left is None:
         return text

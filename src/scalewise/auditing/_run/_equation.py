@@ -19,7 +19,7 @@ from ...primitives import having
 from ...rounding import to_float64
 from .._thresholds import LATENT
 from ._elementary import ADD, OTHER, SUB, Uncounted, operation
-from ._interpretations import Runs, TableEmulation, exact
+from ._interpretations import Runs, TableEmulation, computes_in_float32, exact
 from ._pair import (
     ELEMENTWISE,
     RESHAPES,
@@ -65,7 +65,10 @@ class EquationPlan:
 
     @functools.cached_property
     def decides(self) -> bool:
-        """Whether it makes predicates, indices or counts of floats, which may differ."""
+        """Whether it makes predicates, indices or counts of floats, which may differ; the rows that
+        a decomposition swaps are a part of its result."""
+        if computes_in_float32(self.equation):
+            return False
         floats = any(map(is_float, self.equation.in_avals))
         return floats and any(map(is_discrete, self.equation.out_avals))
 

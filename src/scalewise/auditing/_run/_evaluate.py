@@ -29,7 +29,7 @@ from ._equation import (
     unrounded,
     with_taint,
 )
-from ._interpretations import Runs, TableEmulation
+from ._interpretations import Runs, TableEmulation, computes_in_float32
 from ._pair import SMALL, Pair, padded_size
 from ._paired import Paired
 from ._specialize import kind_of_run
@@ -159,8 +159,9 @@ class Evaluator(Paired):
 
     def _rounds_apart(self, plan: EquationPlan) -> bool:
         """Returns True if the rounding is a program of its own: for one result, under emulation."""
-        one_result = len(plan.equation.out_avals) == 1
-        return plan.recorded and isinstance(self.low, TableEmulation) and one_result
+        if not plan.recorded or not isinstance(self.low, TableEmulation):
+            return False
+        return len(plan.equation.out_avals) == 1 and not computes_in_float32(plan.equation)
 
 
 def _is_static(argument: PyTree) -> bool:

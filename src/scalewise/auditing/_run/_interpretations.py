@@ -32,10 +32,12 @@ from ...interpret import (
     rebind,
     trace,
 )
+from ...primitives import having
 from ...rounding import from_float64, to_float64
-from ._rounding import FP32_PARAMS, format_params, round_by
+from ._rounding import FP32_PARAMS, format_params, is_wider, round_by
 from ._wide_constants import with_wide_constants
 
+SINGLE = having("single")
 FP32_MAX = float(np.finfo(np.float32).max)
 
 
@@ -112,9 +114,15 @@ class TableEmulation(Emulation):
     ) -> tuple[jax.Array, Sequence[Value]]:
         if is_exact(equation):
             return state, rebind(equation, inputs, self.carrier)
+        if computes_in_float32(equation):
+            of_float64 = functools.partial(exact, equation)
+            of_float32 = functools.partial(_in_float32, equation)
+            outs = jax.lax.cond(is_wider(state), of_float64, of_float32, list(inputs))
+        else:
+            outs = exact(equation, inputs)
         return state, [
             round_by(y, state).astype(self.carrier) if is_float(a) else y
-            for y, a in zip(exact(equation, inputs), equation.out_avals, strict=True)
+            for y, a in zip(outs, equation.out_avals, strict=True)
         ]
 
 
@@ -122,12 +130,32 @@ def bits_of(dtype: DTypeLike) -> int:
     return jnp.finfo(dtype).bits
 
 
+def computes_in_float32(equation: Equation) -> bool:
+    """Returns True for decompositions and solvers of linear algebra, which have no 16-bit kernel.
+
+    Their roundings add up inside: the exact result, rounded once, can be better by any factor.
+    """
+    return equation.name in SINGLE and not equation.of_complex
+
+
 def exact(equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-    wide = [
-        x.astype(jnp.float64) if is_float(a) else x
+    return _computed(equation, inputs, jnp.float64)
+
+
+def _in_float32(equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+    outs = _computed(equation, inputs, jnp.float32)
+    return [
+        y.astype(jnp.float64) if is_float(a) else y
+        for y, a in zip(outs, equation.out_avals, strict=True)
+    ]
+
+
+def _computed(equation: Equation, inputs: Sequence[Value], dtype: DTypeLike) -> list[Value]:
+    cast = [
+        x.astype(dtype) if is_float(a) else x
         for x, a in zip(inputs, equation.in_avals, strict=True)
     ]
-    return rebind(equation, wide, jnp.float64)
+    return rebind(equation, cast, dtype)
 
 
 @jax.jit
@@ -140,6 +168,11 @@ class Reference(Interpretation):
     """The program with every float in ``dtype``; if that is its own dtype, the plain program."""
 
     dtype: np.dtype
+
+    def complex_dtype(self, dtype: DTypeLike) -> DTypeLike | None:
+        """Returns the dtype of complex numbers if it isn't the program's own one, else None."""
+        own = jnp.issubdtype(dtype, jnp.complexfloating) and self.dtype == np.float64
+        return np.complex128 if own and dtype != np.complex128 else None
 
     def context(self) -> contextlib.AbstractContextManager[object]:
         return jax.enable_x64(True)
@@ -159,7 +192,9 @@ class Reference(Interpretation):
         return from_float64(to_float64(value), aval.dtype)
 
     def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
-        return state, rebind(equation, inputs, self.dtype)
+        wider = (self.complex_dtype(a.dtype) for a in equation.in_avals + equation.out_avals)
+        complex_dtype = next(filter(None, wider), None)
+        return state, rebind(equation, inputs, self.dtype, complex_dtype=complex_dtype)
 
 
 class Runs(NamedTuple):

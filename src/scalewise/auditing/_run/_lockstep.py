@@ -44,7 +44,7 @@ from ._pair import (
     with_constancy,
 )
 from ._rounding import FORMAT_PARAMS, FP32_PARAMS, is_wide
-from ._specialize import history_of
+from ._specialize import history_of, kind_of_run
 
 OPERANDS = 2  # of a contraction
 
@@ -145,7 +145,7 @@ class Lockstep(Evaluator):
 
     def constant(self, x: np.ndarray, aval: ShapedArray) -> Value:
         if not is_float(aval):
-            return uncommitted(x)
+            return self.unrounded(x, aval)
         value = float(x) if x.size == 1 else math.nan
         key = (value, aval.dtype) if x.ndim == 0 and value == value else None
         if self.compiling and key in self.rows:
@@ -320,17 +320,17 @@ class Lockstep(Evaluator):
     def unlifted(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         if any(isinstance(x, Decision) for x in inputs):
             lows, references = ([of(x) for x in inputs] for of in (low_of, reference_of))
-            outs = zip(equation.bind(*lows), equation.bind(*references), strict=True)
-            return state, [Decision(y, s) for y, s in outs]
+            wide = self.reference.apply((), equation, references)[1]
+            return state, [Decision(*x) for x in zip(equation.bind(*lows), wide, strict=True)]
         outs = self.precomputed.pop(equation.path, None)
         return state, equation.bind(*inputs) if outs is None else outs
 
     def is_reshape(self, equation: Equation, inputs: Sequence[Value]) -> bool:
         """Returns True if the result is the first input, flat: nothing has to be computed."""
-        if not inputs or not isinstance(inputs[0], Pair):
+        if not inputs or not isinstance(inputs[0], Pair) or not only_reshapes(equation):
             return False
-        shape = equation.in_avals[0].shape
-        return only_reshapes(equation) and is_flat(inputs[0].low, shape)
+        kept = kind_of_run(self.low).keeps(self.low, equation)
+        return kept and is_flat(inputs[0].reference, equation.in_avals[0].shape)
 
     def _index(self, plan: EquationPlan, equation: Equation) -> int:
         """Returns the equation's index, a new one at its first visit; 0 if it has no statistics."""

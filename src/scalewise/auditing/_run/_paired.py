@@ -70,7 +70,7 @@ class Paired(Interpretation):
 
     def lift(self, x: Argument, aval: ShapedArray) -> Value:
         if not is_float(aval):
-            return uncommitted(x)
+            return self.unrounded(x, aval)
         if isinstance(self.low, TableEmulation):
             x = flat(x, padded_size(math.prod(aval.shape)))
             return Pair(*self.call(lift_from_table, self.runs, x, self.low.params_of(aval)))
@@ -80,6 +80,11 @@ class Paired(Interpretation):
             shape = x.shape
         laid_out = jax.ShapeDtypeStruct(shape, aval.dtype)
         return Pair(*self.call(lift_any, self.runs, laid_out, x))
+
+    def unrounded(self, x: Argument, aval: ShapedArray) -> Value:
+        """Returns an array of the program's own dtype; complex numbers in the reference's, too."""
+        wide, x = self.reference.complex_dtype(aval.dtype), uncommitted(x)
+        return x if wide is None else Decision(x, jnp.asarray(x, wide))
 
     def lower(self, value: Value, aval: ShapedArray) -> jax.Array:
         if not is_float(aval):

@@ -67,6 +67,10 @@ def is_wide(params: Any) -> Any:
     return params[0] >= FP32.mantissa_bits
 
 
+def is_wider(params: Any) -> Any:
+    return params[0] > FP32.mantissa_bits
+
+
 def round_by(x: jax.Array, params: jax.Array) -> jax.Array:
     """Rounds ``x`` once, to nearest with ties to even, to the format that ``params`` describes.
 

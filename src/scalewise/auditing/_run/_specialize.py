@@ -36,6 +36,10 @@ def _policy_of(policy: Policy, equation: Equation) -> Autocast:
     return Autocast(Policy(compute=policy.compute, low=low, full=full))
 
 
+def _follows(policy: Policy, equation: Equation) -> bool:
+    return policy.run(equation) == "follow" and equation.direction != "update"
+
+
 def _exception(low: Boundaries | EveryOp, equation: Equation) -> Overrides:
     """Returns the entry of ``Recipe.keep`` for an equation; one that never matches if there is none
     and the code depends on whether the recipe has any."""
@@ -124,6 +128,8 @@ class Low:
     # possible, which then share compiled code; and what else of its place the code depends on
     specialize: Callable[[Any, Equation], tuple[Interpretation, Hashable]] = _as_it_is
     result: Callable[[Any], Format] = lambda value: FP64  # of a result; FP64 if it has a scale
+    # whether a reshape returns its operand's numbers, in arrays that are flat and padded
+    keeps: Callable[[Any, Equation], bool] = lambda low, equation: False
 
 
 LOWS = {
@@ -132,6 +138,7 @@ LOWS = {
         elementwise=True,
         fmt=lambda low: low.fmt,
         name=lambda low: low.fmt.name + ("" if low.saturate is False else ", saturating"),
+        keeps=lambda low, equation: True,
     ),
     Autocast: Low(
         "policy",
@@ -140,6 +147,7 @@ LOWS = {
         name=lambda low: f"autocast {low.policy}",
         specialize=_of_policy,
         result=lambda value: format_(value.data.dtype),
+        keeps=lambda low, equation: _follows(low.policy, equation),
     ),
     LossScaled: Low(
         "policy",
@@ -147,6 +155,7 @@ LOWS = {
         fmt=lambda low: format_(low.low.policy.compute),
         specialize=_of_loss_scale,
         result=lambda value: format_(value.value.data.dtype),
+        keeps=lambda low, equation: _follows(low.low.policy, equation),
     ),
     EveryOp: Low("every_op", fmt=lambda low: low.fmt, name=_recipe_name, specialize=_of_recipe),
     Boundaries: Low("recipe", fmt=_forward_element, name=_recipe_name, specialize=_of_recipe),

@@ -18,6 +18,7 @@ from ...autoscaling import Boundaries, EveryOp, interpretation
 from ...autoscaling.recipes import recipe
 from ...emulating import Constant, EmulationWithDraws
 from ...interpret import Applied, Argument, Equation, Interpretation, State, Value, transform
+from .._run._equation import IMPOSED
 from .._run._interpretations import FP32_MAX, TableEmulation, as_cast, restored
 from .._run._loss_scale import LossScaled
 from .._run._rounding import (
@@ -63,6 +64,12 @@ class FormatChoice:
     def without_underflow(self, indices: Sequence[int]) -> FormatChoice:
         formats = self.formats.copy()
         formats[list(indices), 1] = SMALLEST_EXPONENT
+        return dataclasses.replace(self, formats=formats)
+
+    def imposed(self, indices: Sequence[int]) -> FormatChoice:
+        """Returns the setting in which equations decide as they do in the reference run."""
+        formats = self.formats.copy()
+        formats[list(indices), 0] = IMPOSED
         return dataclasses.replace(self, formats=formats)
 
     def without_limits(self, limits: Sequence[float]) -> FormatChoice:

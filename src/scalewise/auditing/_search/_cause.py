@@ -7,7 +7,7 @@ import math
 
 from .._run._equation_statistics import EquationStatistics
 from .._run._session import Outcome
-from .._thresholds import AMPLIFIED_SHOWN, DEPTH, GAIN
+from .._thresholds import AMPLIFIED_SHOWN, DEPTH, ENOUGH, GAIN
 from ._apply import FormatChoice
 from ._findings import Finding, constant_finding
 from ._fixes import Fix
@@ -21,6 +21,8 @@ def at_cause(search: Search, what: Finding, fix: Fix) -> Finding:
     """Returns the finding where the error is made, if the fix is there and not here."""
     if fix.kind is not None and fix.kind.name == "loss_scale":
         return _smallest_gradients(search, what)
+    if what.kind == "decision" and _is_refuted(search, what):
+        what = _largest_error(search, what, fix)
     wide = [e for e in search.outcome.equations if e.index in set(fix.indices)]
     cause = fix.cause
     beyond = [e for e in wide if is_out_of_range(e)]  # their errors aren't measured
@@ -56,13 +58,28 @@ def at_cause(search: Search, what: Finding, fix: Fix) -> Finding:
 def unless_refuted(search: Search, what: Finding, fix: Fix) -> Finding:
     """Returns the finding; if it is of numbers that are flushed and keeping these doesn't help,
     one of the largest error that is made where the fix is."""
-    wide = [e for e in search.outcome.equations if e.index in set(fix.indices)]
+    refuted = what.kind == "underflow" and fix.indices and _is_refuted(search, what)
+    return _largest_error(search, what, fix) if refuted else what
+
+
+def _is_refuted(search: Search, what: Finding) -> bool:
+    """Returns True if the run without the event that a finding names has the same error."""
     finite = not search.outcome.error.non_finite
-    tested = isinstance(search.current, FormatChoice) and what.kind == "underflow" and finite
-    if not tested or not what.equations or not wide or search.trials <= 0:
-        return what
-    kept = search.run(search.current.without_underflow(what.equations))
-    if better(kept.error, search.outcome.error, GAIN):
+    tested = isinstance(search.current, FormatChoice) and finite and what.equations
+    if not tested or search.trials <= 0:
+        return False
+    if what.kind == "decision":
+        if any(search.causes.equations[i].looped for i in what.equations):
+            return False  # a loop's own condition can't be imposed
+        without = search.current.imposed(what.equations)
+    else:
+        without = search.current.without_underflow(what.equations)
+    return not better(search.run(without).error, search.outcome.error, GAIN)
+
+
+def _largest_error(search: Search, what: Finding, fix: Fix) -> Finding:
+    wide = [e for e in search.outcome.equations if e.index in set(fix.indices)]
+    if not wide:
         return what
     most = Group((max(wide, key=lambda e: e.introduced),))
     moved = dataclasses.replace(search.finding_of(most, what.kind), tried=what.tried)
@@ -122,7 +139,8 @@ def amplified_after(search: Search, what: Finding, fix: Fix) -> Finding:
 
 
 def decided_after(search: Search, what: Finding, fix: Fix, after: Outcome) -> Finding | None:
-    if what.kind != "precision" or not what.equations:
+    """Returns the finding as one of a decision, if the error reaches the outputs through one."""
+    if FINDING_KINDS[what.kind].out_of_range or what.kind == "decision" or not what.equations:
         return None
     left = {e.index: e["differ"] for e in after.equations}
     undone = [
@@ -133,7 +151,15 @@ def decided_after(search: Search, what: Finding, fix: Fix, after: Outcome) -> Fi
     if not undone:
         return None
     most = search.finding_of(Group((max(undone, key=lambda e: e["differ"] - left[e.index]),)))
-    evidence = f"{what.evidence}; at {most.where} {most.evidence}"
+    looped = any(e.looped for e in undone)  # a loop's own condition can't be imposed
+    if isinstance(search.current, FormatChoice) and not looped and search.trials > 0:
+        imposed = search.run(search.current.imposed([e.index for e in undone]))
+        if not better(imposed.error, search.outcome.error, ENOUGH):
+            return None
+    elif what.kind != "precision":
+        return None
+    seen = f"; at {most.where} {most.evidence}"
+    evidence = what.evidence.removesuffix(seen) + seen
     return dataclasses.replace(what, kind="decision", evidence=evidence)
 
 

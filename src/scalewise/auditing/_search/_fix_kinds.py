@@ -129,7 +129,8 @@ def _logarithm(context: Context) -> Iterator[Fix]:
 
 @register("rewrite", "format")
 def _rewrite(context: Context) -> Iterator[Fix]:
-    near = own = set(context.group.indices)
+    group = context.group
+    near = own = set(group.indices)
     if context.causes is not None and _is_carried_in(context):
         near = own | context.causes.back(own, REWRITTEN_BEFORE)
     equations = {e.index: e for e in context.equations}
@@ -148,6 +149,8 @@ def _rewrite(context: Context) -> Iterator[Fix]:
             inner, roots = {i for x in some for i in x.inner}, {x.root for x in some}
             change = partial(FormatChoice.with_format, indices=sorted(inner), params=FP64_PARAMS)
             made = [equations[i] for i in roots if not own & (inner | roots)]
+            if group.is_singular(context.fmt):  # at a zero that a difference has left
+                made = [equations[i] for i in inner & equations.keys() if equations[i]["cancelled"]]
             cause = max(made, key=lambda e: e.inherited, default=None)
             yield Fix(text if some is line else f"{text}, everywhere", change, cause=cause)
 

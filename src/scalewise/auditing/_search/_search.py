@@ -364,7 +364,7 @@ def _is_part_of(fix: Fix, other: Fix) -> bool:
     return {*fix.indices} <= {*other.indices} and {*fix.limits} <= {*other.limits}
 
 
-def _order(what: Finding) -> tuple[int, bool, float]:
+def _order(what: Finding) -> tuple[int, bool, float, bool]:
     made_finite, removed = gain(what)
     regains = what.kind == "swamping" and what.fix is not None and removed <= 0
-    return made_finite, regains, removed
+    return made_finite, regains, removed, FINDING_KINDS[what.kind].severe
