@@ -340,7 +340,7 @@ SAMPLES |= {
 }
 # Rules that draw, check or change modes, which have tests of their own.
 OTHER = {
-    A.randperm.default, A._local_scalar_dense.default,
+    A.empty_strided.default, A.randperm.default, A._local_scalar_dense.default,
     A.sym_is_contiguous.default, A.sym_size.int, A.sym_stride.int, A.sym_numel.default,
     A.sym_storage_offset.default, A._embedding_bag.default, A._embedding_bag_forward_only.default,
     A.rand.default, A.randn.default,

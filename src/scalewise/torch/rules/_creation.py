@@ -139,6 +139,7 @@ rules({
         new_full(x, shape, 0.0, dtype)),
     A.ones_like.default: lambda x, dtype=None, **options: full_like(x, 1.0, dtype),
     A.new_ones.default: lambda x, shape, dtype=None, **options: new_full(x, shape, 1.0, dtype),
+    A.empty_strided.default: lambda shape, strides, dtype=None, **o: full(shape, 0.0, dtype),
     A.scalar_tensor.default: lambda value, dtype=None, **o: jnp.asarray(value, _dtype(dtype)),
     A.fill.Scalar: lambda x, value: full_like(x, value),
     operator.getitem: lambda x, i: x[i],
