@@ -134,8 +134,8 @@ def compiles(sizes: Sequence[int], rounds: int) -> None:
 
 
 def every_op(names: Sequence[str], rounds: int) -> None:
-    """Step times of ``rounds="every_op"``: with scales found after each operation, and without."""
-    propagated = dataclasses.replace(sw.recipes.fp16_every_op, rescale=None)
+    """Step times of ``Recipe.results``: with scales found after each operation, and without."""
+    propagated = sw.Recipe(results=sw.Results())
     for name in names:
         program = models.model(name)
         recipes = {

@@ -22,11 +22,21 @@ of `proofs/plan_torch.py`, with random weights and after 150 steps.
 100 random plans of weights and activations in NVFP4, MXFP8 and BF16, predicted and measured.
 *Rank* is Spearman's correlation, *ratio* the median of predicted to measured, with the 10th and
 the 90th percentile. *Additive* is the rank correlation of the sum of what each rounding does
-alone, as tools that rank layers assume. A KL divergence only grows by a rounding; a loss changes by
-either sign, so that small changes of it are differences of larger ones.
+alone, as tools that rank layers assume.
 
 | model | weights | objective | rank | ratio | 10 to 90 % | additive |
 |---|---|---|---:|---:|---:|---:|
+"""
+
+SIGNED = """
+The goal is a rank of 0.95 and a ratio of 0.8 to 1.2. Of the divergences {kl} reach it, of the
+changes of a loss {loss}. The change of a loss has a sign, and so has what two roundings do together
+beyond what both do alone. In the {name} model two roundings of a plan do {together:.1g} together
+(standard deviation over random pairs), and the {pairs:.0f} pairs of a plan's {roundings:.0f}
+roundings, whose signs differ at random, add up to {walk:.1g}: as much as the losses of plans differ
+({spread:.1g}). The adjoint pass can't predict pairs, since the first rounding changes the numbers
+that the second one rounds, and there are too many of them to run. A divergence only grows, so that
+single roundings tell most of it. Plan with logits and `objective="kl"` where there are logits.
 """
 
 CHOICE = """
@@ -47,8 +57,8 @@ cases, and than the best heuristic in {heuristic}.
 
 ## Cost
 
-Processor time and memory of a plan of the model's logits, beside an audit of its training step,
-each in a process of its own.
+Processor time of a plan of the model's logits beside an audit of its training step, and the memory
+that each adds to that of the model, in a process of its own.
 
 | model | plan, s | audit, s | plan, MiB | audit, MiB |
 |---|---:|---:|---:|---:|
@@ -63,7 +73,7 @@ def page() -> str:
     wins = [sum(row[i] >= 1 for row in chosen) for i in range(2)]
     seeds = len({r["seed"] for r in parts["choose"]})
     return "".join([
-        HEAD, *map(_prediction, predicted),
+        HEAD, *map(_prediction, predicted), _signed(predicted),
         CHOICE.format(seeds=seeds), *_choices(parts["choose"]),
         COST.format(uniform=wins[0], heuristic=wins[1], rows=len(chosen)), *_costs(parts["cost"]),
     ])  # fmt: skip
@@ -79,6 +89,19 @@ def _prediction(row: dict[str, Any]) -> str:
         f"| {row['model']} | {_weights(row)} | {row['objective']} | {row['rank']:.3f} | "
         f"{row['ratio']:.2f} | {low:.2f} to {high:.2f} | {row['additive_rank']:.3f} |\n"
     )
+
+
+def _signed(rows: list[dict[str, Any]]) -> str:
+    reached = {}
+    for objective in ("kl", "loss"):
+        own = [r for r in rows if r["objective"] == objective]
+        met = sum(r["rank"] >= 0.95 and 0.8 <= r["ratio"] <= 1.2 for r in own)
+        reached[objective] = f"{met} of {len(own)}"
+    worst = min((r for r in rows if r["objective"] == "loss"), key=lambda r: r["rank"])
+    pairs = worst["roundings"] * (worst["roundings"] - 1) / 2
+    walk = worst["together"] * pairs**0.5
+    name = f"{_weights(worst)} {worst['model']}"
+    return SIGNED.format(**(worst | reached), name=name, pairs=pairs, walk=walk)
 
 
 def _against(row: dict[str, Any]) -> tuple[float, float]:

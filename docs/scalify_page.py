@@ -40,7 +40,7 @@ jax-scalify doesn't have `scan`, `while`, `cond`, gathers, batched products, `vm
 and JAX newer than 0.4.35. A difference: `autoscale(f, "scalify")` finds a scale from the data
 after products of matrices, sums, powers and quotients, since scales that are only propagated lost
 the gradients of a transformer ([side_by_side.md](side_by_side.md)); arguments and results are
-scaled anew as well. `dataclasses.replace(sw.recipes.scalify, rescale="never")` only propagates:
+scaled anew as well. `sw.Recipe(results=sw.Results(rescale="never"))` only propagates:
 every scale follows from the arguments' scales and from shapes by the rules below, data are never
 read to find
 one, and functions without a rule have results of scale 1. `sw.rescale` then marks the exceptions.

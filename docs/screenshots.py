@@ -55,17 +55,13 @@ def arguments() -> tuple[dict[str, jax.Array], jax.Array]:
 
 def pages(folder: Path) -> Iterator[Path]:
     """Writes the pages, one by one."""
-    names = ("report", "comparison", "tuning", "recordings", "checkpoints", "plan")
-    report, comparison, tuning, recordings, checkpoints, plan = (
-        folder / f"{n}.html" for n in names
-    )
+    names = ("report", "comparison", "recordings", "checkpoints", "plan")
+    report, comparison, recordings, checkpoints, plan = (folder / f"{n}.html" for n in names)
     sw.audit(train_step, "fp16")(*arguments()).save(report)
     yield report
     quiet = Console(file=io.StringIO())
     training.compare("mlp", steps=100, out=folder / "run", console=quiet)
     yield (folder / "run" / "report.html").rename(comparison)
-    sw.auditing.tune(loss_of, tol=1e-2, formats=["bf16", "fp16"])(*arguments()).save(tuning)
-    yield tuning
     recorded = sw.auditing.record(loss_of)
     params, x = arguments()
     sw.auditing.compare(recorded(params, x), recorded(params, 1.001 * x)).save(recordings)

@@ -3,7 +3,6 @@
 proofs/gallery.py checks that the audit finds each marked line; docs/gallery.md lists its findings.
 """
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -94,7 +93,7 @@ ACCUMULATORS: dict[str, Case] = {
         "Fasi et al. 2021, doi 10.7717/peerj-cs.330: tensor cores that accumulate in FP16",
         half_accumulator,
         lambda: (uniform(4, 1024), uniform(1024, 4, seed=1)),
-        dataclasses.replace(sw.recipes.fp16, scaling=sw.Unit()),
+        sw.recipes.fp16.with_operands(scaling=sw.Unit()),
         ("accumulation",),
         device=MatrixUnits("h100", result="fp16"),
     ),

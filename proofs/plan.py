@@ -18,7 +18,6 @@ import argparse
 import functools
 import itertools
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -139,19 +138,32 @@ def predicted(space: Space) -> dict[str, Any]:
     choices = [tuple(random.integers(len(o)) for o in space.options) for _ in range(PLANS)]
     runs = [space.run(choice) for choice in choices]
     said, measured = (np.array([getattr(r, k) for r in runs]) for k in ("predicted", "measured"))
-    additive = np.array([_additive(space, x.choice) for x in runs])
+    parts = np.array([_parts(space, x.choice) for x in runs])
     return {
         "rank": float(spearmanr(said, measured).statistic),
         "ratio": float(np.median(said / measured)),
         "ratio_10_90": [float(x) for x in np.percentile(said / measured, [10, 90])],
         "measured": [float(measured.min()), float(np.median(measured)), float(measured.max())],
-        "additive_rank": float(spearmanr(additive, measured).statistic),
+        "additive_rank": float(spearmanr(parts.sum(1), measured).statistic),
+        "spread": float(measured.std()),
+        "roundings": float(np.mean(np.count_nonzero(parts, axis=1))),
+        "together": _together(space, random, choices),
     }
 
 
-def _additive(space: Space, choice: Choice) -> float:
-    """The sum of what each rounding does alone: no pairs, jumps added up."""
-    return float(space.theta(choice) @ (space.predict.smooth + space.predict.jumps))
+def _parts(space: Space, choice: Choice) -> np.ndarray:
+    """Returns the effect of each rounding of a plan alone."""
+    return space.theta(choice) * (space.predict.smooth + space.predict.jumps)
+
+
+def _together(space: Space, random: np.random.Generator, choices: Sequence[Choice]) -> float:
+    """Returns the standard deviation of the effect of two roundings of a plan beyond both alone."""
+    found = []
+    for choice in choices:
+        both = random.choice(np.flatnonzero(space.theta(choice)), 2, replace=False)
+        alone = sum(space.emulate(space.family.chosen([c])) for c in both)
+        found.append(space.emulate(space.family.chosen(both)) - alone)
+    return float(np.std(found))
 
 
 def sqnr(space: Space, i: int, fmt: str, contracted_last: bool) -> float:
@@ -220,8 +232,9 @@ def cost(name: str, trained: bool) -> Iterator[dict[str, Any]]:
 
 def own_cost(part: str, name: str) -> dict[str, float]:
     m = model(name, False, 0)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start = time.process_time()
+    # not getrusage: its peak is that of the process that started this one, if that was larger
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is the present memory
+    before, start = _memory("VmRSS"), time.process_time()
     if part == "plan":
         sw.plan(m.logits, 6.0, objective="kl")(m.params, *m.seen)
     else:
@@ -230,8 +243,13 @@ def own_cost(part: str, name: str) -> dict[str, float]:
         program = models.model(name)
         batch = next(iter(models.batches(program, 0)))
         sw.audit(program.train_step, "fp16")(program.init(0), batch)
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"seconds": time.process_time() - start, "mib": (after - before) / 1024}
+    return {"seconds": time.process_time() - start, "mib": _memory("VmHWM") - before}
+
+
+def _memory(field: str) -> float:
+    """Returns a field of Linux's ``/proc/self/status``, in MiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(x for x in lines if x.startswith(field)).split()[1]) / 1024
 
 
 def main() -> None:

@@ -124,7 +124,7 @@ def gradients(
     if isinstance(scaled, WithHistory):
         (loss, found), _ = scaled.step(scaled.init(params, batch), params, batch)
         return loss, found, {}
-    if recipe.rounds == "every_op":
+    if recipe.results:
         return (*jax.jit(scaled)(params, batch), {})
     plain = interpretation(recipe)
     fields = {f.name: getattr(plain, f.name) for f in dataclasses.fields(plain)}

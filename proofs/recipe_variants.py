@@ -59,8 +59,8 @@ def _floor(x: Operand) -> Operand:
 
 # by the recipe's name, and what is different
 ABLATIONS: dict[str, Recipe] = {
-    "fp8, E4M3 gradients": dataclasses.replace(sw.recipes.fp8, backward="e4m3fn"),
-    "fp8, E5M2 throughout": dataclasses.replace(sw.recipes.fp8, forward="e5m2"),
+    "fp8, E4M3 gradients": sw.recipes.fp8.with_operands(backward="e4m3fn"),
+    "fp8, E5M2 throughout": sw.recipes.fp8.with_operands(forward="e5m2"),
     "fp8_blockwise, 1 x 128 weights": each(sw.recipes.fp8_blockwise, _one_row),
     "nvfp4, no Hadamard": each(sw.recipes.nvfp4, _untransformed),
     "nvfp4, nearest gradients": each(sw.recipes.nvfp4, _nearest),

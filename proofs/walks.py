@@ -80,8 +80,8 @@ class Median(Scaling):
 '''
 E2M4 = 'E2M4 = Format("e2m4", 2, 4, infinities=False, nan="none")\n'
 LISTED = "E2M3FN, E3M2FN, E2M1FN,", "E2M3FN, E2M4, E3M2FN, E2M1FN,"
-ERF_INV = "erf_inv                              fallback     range      elementwise\n"
-CBRT = "cbrt                                 power        range      elementwise stable costly\n"
+ERF_INV = "fallback range elementwise nan=beyond_1 pole=one: erf_inv\n"
+CBRT = "power range elementwise stable costly: cbrt\n"
 WALKS = (
     Walk(
         "Add a rounding mode",
@@ -164,7 +164,7 @@ WALKS = (
             "src/scalewise/autoscaling/recipes.py": [
                 before(
                     "CATALOGUE: ",
-                    "fp8_e5m2 = Recipe(forward=E5M2, backward=E5M2, residuals=FP16)\n",
+                    "fp8_e5m2 = Recipe(Products.short(E5M2, E5M2))\n",
                 )
             ],
         },
@@ -172,7 +172,7 @@ WALKS = (
     ),
     Walk(
         "Add a subcommand",
-        {"src/scalewise/cli/__init__.py": [("", "tune, ")]},
+        {"src/scalewise/cli/__init__.py": [("", "plan, ")]},
         ("tests/test_public.py::test_every_subcommand_is_registered",),
     ),
     Walk(

@@ -87,7 +87,7 @@ def function(x):
         (lambda: sw.literals(function, "c=bf16"), "literals: 'c=bf16' is a policy, not a format"),
         (lambda: sw.quantize(1.0, "fp8"), "quantize: 'fp8' is a recipe, not a format"),
         (lambda: sw.quantize(1.0, "mxfp8_e4"), "called 'mxfp8_e4'; did you mean 'mxfp8_e4m3'"),
-        (lambda: sw.Recipe(forward="fp8"), "'fp8' is a recipe, not a format"),
+        (lambda: sw.Products.short("fp8"), "'fp8' is a recipe, not a format"),
         (lambda: sw.cast(1.0, "fp8_blockwise"), "not a format; did you mean 'e4m3fn'"),
         (lambda: sw.autoscale(function, "e4m3fn"), "'e4m3fn' is a format, not a recipe"),
         (lambda: sw.autocast(function, "fp8"), "'fp8' is a recipe, no dtype to compute in"),

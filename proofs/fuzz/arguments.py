@@ -153,7 +153,7 @@ ENTRIES = {
     },
     "auditing": {
         "audit": {"f": jnp.sin}, "record": {"f": jnp.sin}, "stability": {"f": jnp.sin},
-        "literals": {"f": jnp.sin, "fmt": "fp16"}, "tune": {"f": jnp.sin, "tol": 0.1},
+        "literals": {"f": jnp.sin, "fmt": "fp16"},
         "diff": {"before": "/nowhere/a.json", "after": "/nowhere/b.json"},
         "compare": {"a": "/nowhere/a.safetensors", "b": "/nowhere/b.safetensors"},
         "load_recording": {"path": "/nowhere/a.safetensors"},

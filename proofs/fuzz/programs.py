@@ -204,11 +204,12 @@ def _delayed(f: Callable) -> Callable:
 
 def _recipe(name: str) -> tuple[Callable, Model]:
     recipe = sw.recipes.CATALOGUE[name]
-    predicted = isinstance(recipe.scaling, sw.Unit)
+    predicted = isinstance(recipe.products.scaling, sw.Unit)
     forward, backward = (
-        static(f) if predicted else current(f) for f in (recipe.forward, recipe.backward)
+        static(f) if predicted else current(f)
+        for f in (recipe.products.formats()[0][0], recipe.products.formats()[1][0])
     )
-    blocks = isinstance(recipe.forward, BlockFormat)
+    blocks = isinstance(recipe.products.formats()[0][0], BlockFormat)
     stacked = current(recipe.residuals)
     apply = _delayed if name == "fp8_delayed" else lambda f: sw.autoscale(f, recipe)
     return apply, Model(None, forward, backward, blocks, stacked, predicted=predicted)

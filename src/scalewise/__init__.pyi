@@ -16,12 +16,12 @@ from .auditing import Monitor as Monitor
 from .auditing import Report as Report
 from .auditing import audit as audit
 from .auditing import literals as literals
-from .auditing import tune as tune
 from .autocasting import Policy as Policy
 from .autocasting import autocast as autocast
 from .autoscaling import Operand as Operand
 from .autoscaling import Products as Products
 from .autoscaling import Recipe as Recipe
+from .autoscaling import Results as Results
 from .autoscaling import Schedule as Schedule
 from .autoscaling import SqrtStored as SqrtStored
 from .autoscaling import Storage as Storage

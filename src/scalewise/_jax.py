@@ -8,7 +8,7 @@ at JAX's version, so that a new release needs no table of versions. The oldest s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -19,6 +19,7 @@ import numpy as np
 from jax import lax
 from jax._src import config, core, dispatch, mesh
 from jax._src import source_info_util as source_info_util
+from jax._src.api_util import InternalFloatingPointError
 from jax._src.interpreters import pxla
 from jax._src.interpreters.batching import AxisData as AxisData
 from jax._src.interpreters.batching import BatchTracer
@@ -159,6 +160,11 @@ def provenance_here() -> Callable[[], AbstractContextManager[None]]:
     for operations that are deferred."""
     info = source_info_util.current()
     return partial(source_info_util.user_context, info.traceback, name_stack=info.name_stack)
+
+
+def at_line_of(ctx: mlir.LoweringRuleContext) -> AbstractContextManager[None]:
+    """Returns a context in which traced operations get the line of the equation being lowered."""
+    return source_info_util.user_context(ctx.traceback)
 
 
 def _is_wide(eqn: jex.JaxprEqn) -> bool:
@@ -361,6 +367,28 @@ def in_mesh(abstract: AbstractMesh) -> AbstractContextManager[object]:
     return nullcontext() if abstract.empty else mesh.use_abstract_mesh(abstract)
 
 
+def unchecked() -> AbstractContextManager[object]:
+    """Returns a context in which ``jax.debug_nans`` and ``jax.debug_infs`` raise nothing."""
+    stack = ExitStack()
+    if dispatch.needs_check_special():
+        stack.enter_context(config.debug_nans(False))
+        stack.enter_context(config.debug_infs(False))
+    return stack
+
+
+def checked(run: Callable[[], Tree], results: Callable[[Tree], PyTree] = lambda x: x) -> Tree:
+    """Returns ``run()``, with its ``results`` checked as JAX checks a compiled function's under
+    ``jax.debug_nans``: if one fails, each operation is checked. A mask of -inf is no failure."""
+    with unchecked():
+        found = run()
+    leaves = [x for x in jax.tree.leaves(results(found)) if isinstance(x, jax.Array)]
+    try:
+        dispatch.check_special("", [x for x in leaves if not isinstance(x, Tracer)])
+    except InternalFloatingPointError:
+        return run()
+    return found
+
+
 def without_varying_types() -> AbstractContextManager[object]:
     """Returns a context in which types don't carry the mesh axes that they vary over."""
     return config._check_vma(False)
@@ -372,9 +400,9 @@ def has_name(axis: AxisData) -> bool:
 
 
 def typed_as(x: PyTree, aval: ShapedArray) -> PyTree:
-    """Returns a result as JAX returns it: a JAX array, weakly typed if its type ``aval`` is."""
-    if isinstance(x, np.ndarray):
-        x = jnp.asarray(x)
+    """Returns a result as JAX returns it: a JAX array, weakly typed if its type ``aval`` is, that
+    varies over the same axes of a mesh."""
+    x = vary(jnp.asarray(x) if isinstance(x, np.ndarray) else x, varying(aval))
     if not aval.weak_type or not isinstance(x, jax.Array) or x.dtype != aval.dtype:
         return x
     return lax_internal._convert_element_type(x, weak_type=True)

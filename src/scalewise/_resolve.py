@@ -131,7 +131,7 @@ def _formats_of(text: str, names: list[str]) -> str:
     if kind is None:
         return ""
     found = KINDS[kind].find(text)
-    formats = [found] if kind == "block format" else [found.forward, found.backward]
+    formats = [found] if kind == "block format" else [p[0] for p in found.products.formats()[:2]]
     meant = [f if f.name in names else f.element for f in formats if f is not None]
     return f" did you mean {' or '.join(dict.fromkeys(repr(f.name) for f in meant))}?"
 

@@ -102,6 +102,22 @@ def test_masks_and_guarded_nans_are_no_findings():
     assert any("not finite in the reference run too" in line for line in report.benign)
 
 
+def test_without_jit_and_under_checks_for_nan_the_audit_is_the_same():
+    def masked(x):
+        return jax.nn.softmax(jnp.where(x > 0, x, -jnp.inf))
+
+    def f(x):
+        return jax.lax.fori_loop(0, 3, lambda _, x: masked(x), x)
+
+    x = jnp.array([1.0, -1.0, 2.0])
+    expected = sw.audit(f, "fp16", trials=2)(x)
+    for context in (jax.disable_jit(), jax.debug_infs(True)):
+        with context:
+            found = sw.audit(f, "fp16", trials=2)(x)
+        assert found.error == expected.error
+        assert len(found.findings) == len(expected.findings)
+
+
 def test_literals_need_no_data():
     def f(x, g):
         x = jnp.where(x > 0, x, jnp.finfo(jnp.float32).min)
@@ -359,6 +375,11 @@ def drawn(x):
             lambda: jax.jit(sw.audit(jnp.sin, "fp16"))(jnp.ones(2)),
             TypeError,
             "was called under jit",
+        ),
+        (
+            lambda: jax.jit(lambda c: sw.audit(lambda x: x * c, "fp16")(np.ones(2)))(2.0),
+            TypeError,
+            "closes over an array that another transformation traces",
         ),
         (
             lambda: sw.audit(jnp.sin, "fp16", reference="bf16")(jnp.ones(2)),

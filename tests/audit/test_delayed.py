@@ -49,7 +49,7 @@ def test_an_outlier_beyond_the_history_saturates_at_its_step():
     report = sw.audit(step, "fp8_delayed", steps=4, batches=BATCHES, trials=6)(W)
     worst = report.findings[0]
     assert (worst.kind, worst.primitive, worst.iteration) == ("saturation", "dot_general", 2)
-    assert str(worst.fix) == "scaling=Amax() in the recipe"
+    assert str(worst.fix) == "scaling=Amax() of products in the recipe"
     assert report.error_fixed.relative < 0.3 * report.error.relative
 
 

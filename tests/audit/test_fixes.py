@@ -255,7 +255,7 @@ def any_error(monkeypatch):
 
 @pytest.mark.thorough
 def test_an_exception_to_a_recipe(any_error):
-    recipe = sw.Recipe(forward=E4M3FN, backward=E4M3FN, residuals=FP16)
+    recipe = sw.Recipe(sw.Products.short(E4M3FN, E4M3FN))
 
     def f(x, w):
         with jax.named_scope("head"):
@@ -307,8 +307,8 @@ AUDITED = {
     "constant": None,
     "lost_updates": None,
     "policy": Policy(compute="f16"),
-    "recipe": sw.Recipe(forward=E4M3FN, backward=E4M3FN, scaling=sw.Rms()),
-    "every_op": sw.Recipe(rounds="every_op", residuals=FP16, arithmetic="narrow"),
+    "recipe": sw.Recipe(sw.Products.short(E4M3FN, E4M3FN, sw.Rms())),
+    "every_op": sw.Recipe(results=sw.Results(arithmetic="narrow")),
     "rounding_of_scales": sw.recipes.mxfp8_floor,
     "matrix_units": dataclasses.replace(sw.recipes.fp8, emulate="h100"),
 }

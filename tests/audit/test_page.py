@@ -19,8 +19,7 @@ import pytest
 
 import scalewise as sw
 from scalewise.auditing import OutputError
-from scalewise.auditing._report._page import sources
-from scalewise.auditing._report._panels import axis_of, panels
+from scalewise.auditing._report._page import axis_of, panels, sources
 from scalewise.auditing._run._statistics import BINS, LOWEST
 
 BROWSER = next(

@@ -15,7 +15,7 @@ from rich.console import Console
 import scalewise as sw
 from scalewise.auditing import ArrayDifference, compare, load_recording, record
 from scalewise.auditing._record._compare import matched
-from scalewise.auditing._record._numbers import positions
+from scalewise.auditing._record._recorder import positions
 
 
 def by_name(recording, name):

@@ -188,7 +188,7 @@ def test_operands_that_a_recipe_cuts_off(tmp_path):
 
     a = jnp.asarray(np.random.default_rng(0).uniform(0.9, 0.998, (32, 16)), jnp.float32)
     scaling = sw.scaled.Mx("floor")
-    recipe = sw.Recipe(forward="mxfp8_e4m3", scaling=scaling, keep={"elsewhere": "fp16"})
+    recipe = sw.Recipe(sw.Products.short("mxfp8_e4m3", scaling=scaling), keep={"elsewhere": "fp16"})
     params = {"a": a, "b": normal(1, 16, 4)}
     found = reduced(net, recipe, params, jnp.abs(normal(2, 8, 32)), kind="saturation", trials=1)
     assert "with jax.named_scope('input'):" in found.code

@@ -122,7 +122,7 @@ def test_latent_operations_of_policies_and_recipes():
         f"{place}: dot_general, largest value 2^14.6, within a factor of 4 of FP16's maximum",
     )
     assert [e["amax"] for e in report.equations] == [25600.0, 2.56e8]
-    fixed = sw.Recipe(forward="e4m3fn", backward="e5m2", scaling=sw.scaled.Fixed())
+    fixed = sw.Recipe(sw.Products.short("e4m3fn", "e5m2", scaling=sw.scaled.Fixed()))
     assert sw.audit(product, fixed, trials=0)(x * 4).latent == (
         f"{place}: dot_general, 32 of 32 numbers of its operands would be cut off with values 4 "
         "times as large",

@@ -15,7 +15,7 @@ from arrays import normal
 from programs import DIFFERENTIABLE, PROGRAMS, scalar
 from scalewise.formats import E4M3FN, FP16
 
-NOTHING = sw.Recipe(forward=None, backward=None, residuals=None)
+NOTHING = sw.Recipe(sw.Products.short(None, None), residuals=None)
 EAGER = dataclasses.replace(sw.recipes.fp16, min_size=1)
 TOLERANCE = {"fp16": 4e-3, "bf16": 3e-2, "fp8": 0.2}
 
@@ -440,7 +440,7 @@ class TestState:
             TypeError,
             "recipe is 16; expected a Recipe or a string or a Schedule",
         ),
-        (lambda: sw.Recipe(forward="e4m3fm"), ValueError, "no format is called 'e4m3fm'; did you"),
+        (lambda: sw.Products.short("e4m3fm"), ValueError, "no format is called 'e4m3fm'; did you"),
         (
             lambda: sw.Storage("half!"),
             ValueError,

@@ -58,7 +58,7 @@ def test_the_amax_of_a_loop_is_that_of_all_iterations():
 
 
 def test_a_growing_operand_saturates_once_and_old_steps_are_forgotten():
-    recipe = dataclasses.replace(sw.recipes.fp8_delayed, scaling=sw.Delayed(history=2))
+    recipe = sw.recipes.fp8_delayed.with_operands(scaling=sw.Delayed(history=2))
     delayed = sw.autoscale(product, recipe)
     one, many = jnp.ones((4, 4)), jnp.full((4, 4), 64.0)
     history = delayed.init(one, one)

@@ -1,4 +1,4 @@
-"""``rounds="every_op"``: random draws, float64 programs, wide results and non-finite elements."""
+"""``Recipe.results``: random draws, float64 programs, wide results and non-finite elements."""
 
 import jax
 import jax.numpy as jnp

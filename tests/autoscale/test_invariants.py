@@ -22,7 +22,7 @@ def roundings(jaxpr, loops=0):
     found = Counter()
     for eqn in open_jaxpr(jaxpr)[0].eqns:
         name = eqn.primitive.name
-        if name == "outlined" and eqn.params["call"].function.__name__ in (
+        if name == "outlined" and eqn.params["call"].name in (
             "_narrow_copy", "_in_blocks",
         ):  # fmt: skip
             found[eqn.invars[0].aval.shape, loops] += 1
@@ -35,7 +35,7 @@ def measured(jaxpr):
     """Of each array that is rounded with one scale: its shape, and of the one it is found from."""
     for eqn in open_jaxpr(jaxpr)[0].eqns:
         call = eqn.params.get("call") if eqn.primitive.name == "outlined" else None
-        if call is not None and call.function.__name__ == "_narrow_copy":
+        if call is not None and call.name == "_narrow_copy":
             yield tuple(x.aval.shape for x in eqn.invars)
         for inner in nested_jaxprs(eqn):
             yield from measured(inner)

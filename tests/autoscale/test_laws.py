@@ -13,7 +13,7 @@ import scalewise as sw
 from primitives import FLOATS
 from scalewise.autoscaling import RULES, Family
 
-PLAIN = sw.Recipe(forward=None, backward=None, residuals=None)
+PLAIN = sw.Recipe(sw.Products.short(None, None), residuals=None)
 CARRY = {rule.family for rule in RULES.values()} - {
     Family.FALLBACK, Family.COMPARISON, Family.INVARIANT
 }  # fmt: skip

@@ -67,7 +67,7 @@ def test_convolutions_have_no_narrower_units_than_fp16():
     assert operands(lowered(f, KERNEL)) == {"f16 f16"}
 
 
-NVFP4 = sw.Recipe(forward="nvfp4", backward="nvfp4")
+NVFP4 = sw.Recipe(sw.Products.short("nvfp4", "nvfp4"))
 
 
 @pytest.mark.filterwarnings("ignore:autoscale.*no matrix units")
@@ -107,7 +107,7 @@ def test_both_routes_multiply_the_same_numbers(recipe, device, monkeypatch):
 )
 def test_blocks_go_to_the_units_of_a_device_that_has_them(recipe):
     recipe = sw.recipes.recipe(recipe)
-    mixed = recipe.forward != recipe.backward  # of MXFP4 by MXFP8, XLA calls no library
+    mixed = len({*recipe.products.formats()[1]}) > 1  # of MXFP4 by MXFP8, XLA calls no library
     device = replace(recipe, device="b200", narrow="always")
     text = lowered(sw.autoscale(jax.grad(dense), device), W)
     assert ("block_scaled_dot" in text) == (not mixed)
@@ -160,8 +160,8 @@ def test_blocks_of_several_contracted_axes_are_multiplied_as_they_lie():
 
 
 def test_fp8_is_multiplied_in_the_format_that_a_tpu_doubles():
-    def text(device, **changes):
-        recipe = replace(sw.recipes.fp8, device=device, narrow="always", **changes)
+    def text(device, recipe=sw.recipes.fp8):
+        recipe = replace(recipe, device=device, narrow="always")
         f = jax.jit(sw.autoscale(jax.grad(dense), recipe))
         return operands(f.trace(W).lower(lowering_platforms=("tpu",)).as_text())
 
@@ -171,14 +171,17 @@ def test_fp8_is_multiplied_in_the_format_that_a_tpu_doubles():
     (message,) = {str(w.message) for w in seen}
     assert "test_products.py" in message
     assert "v6e has no matrix units for e4m3fn x e5m2" in message
-    assert text("v6e", backward="e4m3fn") == {"f8E4M3B11FNUZ f8E4M3B11FNUZ"}
+    assert text("v6e", sw.recipes.fp8.with_operands(backward="e4m3fn")) == {
+        "f8E4M3B11FNUZ f8E4M3B11FNUZ"
+    }
     assert text("tpu7x") == {"f8E4M3FN f8E4M3FN", "f8E4M3FN f8E5M2"}
 
 
 def test_a_recipe_that_needs_units_names_those_that_there_are():
-    sw.Recipe(forward="mxfp8_e4m3", backward="mxfp8_e4m3", device="b200", native_products=True)
+    blocks = sw.Products.short("mxfp8_e4m3", "mxfp8_e4m3")
+    sw.Recipe(blocks, device="b200", native_products=True)
     with pytest.raises(ValueError, match=r"h100, which multiply .*bf16 x bf16.*e4m3fn x e5m2"):
-        sw.Recipe(forward="mxfp8_e4m3", device="h100", native_products=True)
+        sw.Recipe(blocks, device="h100", native_products=True)
     with pytest.raises(ValueError, match=r"no device is called 'h10' .did you mean 'h100'"):
         sw.Recipe(device="h10")
 
@@ -223,7 +226,7 @@ def test_an_operand_of_a_bfloat16_algorithm_is_written_in_bfloat16():
     def f(x, w):
         return jnp.matmul(x, w, precision=algorithm, preferred_element_type=jnp.float32)
 
-    left_alone = sw.autoscale(f, sw.Recipe(forward=None, backward=None))
+    left_alone = sw.autoscale(f, sw.Recipe(sw.Products.short(None, None)))
     assert operands(lowered(left_alone, X, W.astype(jnp.bfloat16))) == {"bf16 bf16"}
 
 

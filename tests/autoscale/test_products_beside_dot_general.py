@@ -79,6 +79,9 @@ def solver(x):
     return jax.scipy.sparse.linalg.cg(lambda y: x @ (x.T @ y) + y, x[0], maxiter=2)[0]
 
 
+INDICES = jnp.stack(jnp.unravel_index(jnp.arange(A.size), A.shape), 1)
+
+
 def sparse_product(x):
     return sparse.BCOO.fromdense(x, nse=144) @ x
 
@@ -130,6 +133,16 @@ def test_complex_numbers_stay_as_they_are_with_a_warning(transform, f, name):
     with pytest.warns(UserWarning, match="own dtype") as caught:
         jax.eval_shape(transform(f), A)
     assert f"({f.__name__}): {name} stays in the program's own dtype" in str(caught[0].message)
+
+
+def test_autocast_adds_the_products_of_a_sparse_matrix_in_float32_with_a_warning():
+    with pytest.warns(UserWarning, match=r"\(sparse_product\): bcoo_dot_general stays in float32"):
+        jax.eval_shape(sw.autocast(sparse_product, "bf16"), A)
+    rule = sw.autocasting.Rule("full", primitive="bcoo_dot_general")
+    policy = sw.Policy("bf16", rules=[rule])
+    f = lambda x: sparse.BCOO((x.reshape(-1), INDICES), shape=x.shape) @ (x @ x)  # noqa: E731
+    dtypes = {p.primitive: p.dtype for p in sw.autocasting.placements(f, policy)(A)}
+    assert (dtypes["dot_general"], dtypes["bcoo_dot_general"]) == ("bfloat16", "float32")
 
 
 @pytest.mark.parametrize("transform", [

@@ -48,7 +48,7 @@ def test_scales_of_tensors_rows_and_columns_multiply_the_numbers(axis, transpose
     stored = sw.quantize(W, "e4m3fn", axis=axis)
     f = (lambda w, x: x @ w.T) if transposed else (lambda w, x: x @ w)
     x = X[:, :1].repeat(96, 1) if transposed else X
-    keep = dataclasses.replace(sw.recipes.fp8, forward="bf16")  # activations as they are
+    keep = sw.recipes.fp8.with_operands(forward="bf16")  # activations as they are
     got = sw.autoscale(f, keep)(stored, x)
     want = f(stored.value(), x.astype(jnp.float32))
     np.testing.assert_allclose(got, want, rtol=2**-7, atol=2**-7)

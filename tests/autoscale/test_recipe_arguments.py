@@ -12,15 +12,10 @@ import scalewise as sw
 
 @pytest.mark.parametrize("scaling", ["amax", sw.Amax, sw.Delayed, 3])
 def test_a_scaling_that_is_no_instance_of_a_strategy_is_refused(scaling):
-    with pytest.raises(TypeError, match=r"Recipe: scaling is .*a Scaling"):
-        sw.Recipe(scaling=scaling)
+    with pytest.raises(TypeError, match=r"Operand: scaling is .*a Scaling"):
+        sw.Products.short(scaling=scaling)
     with pytest.raises(TypeError, match=r"quantize: scaling is .*a Scaling"):
         sw.quantize(jnp.ones(3), "e4m3fn", scaling=scaling)
-
-
-def test_a_scaling_that_every_op_would_ignore_is_refused():
-    with pytest.raises(ValueError, match="would be ignored"):
-        sw.Recipe(rounds="every_op", scaling=sw.Rms())
 
 
 def test_a_name_stands_for_its_recipe():
@@ -36,24 +31,34 @@ def test_a_name_stands_for_its_recipe():
 def test_a_recipes_repr_evaluates_to_the_recipe(name):
     recipe = sw.recipes.CATALOGUE[name]
     assert len(repr(recipe)) < (120 if recipe.products.short_form else 480)
-    if not isinstance(recipe.scaling, sw.Delayed):  # its history is an array
+    if not isinstance(recipe.products.scaling, sw.Delayed):  # its history is an array
         names = {x.__name__: x for x in sw.scaled.SCALINGS.values()} | vars(sw.formats)
         assert eval(repr(recipe), names | {x: getattr(sw, x) for x in dir(sw)}) == recipe
     storage = dataclasses.replace(recipe, state=((r"\.mu", sw.Storage("e4m3fn")),))
     assert repr(storage).count("Storage(") == 1
 
 
-def test_replace_changes_a_short_form_and_products_alike():
+def test_a_short_form_makes_products_that_can_be_changed():
     fp8, nvfp4 = sw.recipes.fp8, sw.recipes.nvfp4
-    assert dataclasses.replace(fp8, backward="fp16") == sw.Recipe(forward="e4m3fn")
-    assert dataclasses.replace(fp8, scaling=sw.Rms()).products.forward[0].scaling == sw.Rms()
+    assert fp8.with_operands(backward="fp16") == sw.Recipe(sw.Products.short("e4m3fn"))
+    assert fp8.with_operands(scaling=sw.Rms()).products.forward[0].scaling == sw.Rms()
+    assert fp8.with_operands(forward="fp32").products.forward == (None, None)
     assert dataclasses.replace(fp8, products=nvfp4.products) == nvfp4
     assert dataclasses.replace(nvfp4, products=fp8.products) == fp8
-    assert dataclasses.replace(nvfp4, products=None) == sw.Recipe()
+    e4m3fn, e5m2 = sw.Operand("e4m3fn"), sw.Operand("e5m2")
+    written = sw.Products(*[(e4m3fn, e4m3fn), (e5m2, e4m3fn), (e4m3fn, e5m2)])
+    assert written == fp8.products == sw.Products.short(**fp8.products.short_form)
     wide = fp8.with_products(weight_gradient=(None, None))
-    assert (wide.forward, wide.products.short_form) == (sw.formats.E4M3FN, None)
-    with pytest.raises(ValueError, match="forward is 'fp16', and products say 'nvfp4'"):
-        sw.Recipe(forward="fp16", products=nvfp4.products)  # the default, but given
+    assert (wide.products.short_form, wide.products.scaling) == (None, sw.Amax())
+    with pytest.raises(ValueError, match="operands of more than two kinds"):
+        wide.with_operands(forward="fp16")
+
+
+@pytest.mark.parametrize("name", sw.recipes.CATALOGUE)
+def test_replace_makes_an_equal_recipe(name):
+    recipe = sw.recipes.CATALOGUE[name]
+    assert dataclasses.replace(recipe) == recipe
+    assert dataclasses.replace(recipe, device="h100", min_size=0).products == recipe.products
 
 
 def test_the_page_of_recipes_has_a_row_for_each():

@@ -56,7 +56,7 @@ def test_blocks_lie_along_the_contracted_axis():
 
 def test_one_scale_a_channel():
     spread = W * jnp.logspace(-12, 0, 64)[None]
-    recipe = dataclasses.replace(sw.recipes.fp8, per="channel")
+    recipe = sw.recipes.fp8.with_operands(per="channel")
     product = lambda w, x: x @ w  # noqa: E731
     want = X @ spread
     column = lambda y: error(y[:, 0], want[:, 0])  # noqa: E731
@@ -73,7 +73,7 @@ def test_a_static_scale_does_not_read_the_data():
 @pytest.mark.parametrize("scaling", [sw.Rms(), sw.LeastSquares(), sw.Mx("rceil")], ids=repr)
 @pytest.mark.thorough(keep=1)
 def test_other_choices_of_scale(scaling):
-    recipe = dataclasses.replace(sw.recipes.fp8, scaling=scaling)
+    recipe = sw.recipes.fp8.with_operands(scaling=scaling)
     gradient = jax.grad(sw.autoscale(loss, recipe))(W, X)
     assert error(gradient, jax.grad(loss)(W, X)) < 0.1
 
@@ -110,15 +110,14 @@ def test_a_kept_name_that_matches_nothing_is_refused():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"scaling": sw.Propagated()}, "Recipe.scaling is Propagated, which needs"),
+        ({"results": sw.Results(), "carry": FP16}, "Recipe.carry would be ignored"),
+        ({"results": sw.Results(), "residuals": "bf16"}, "Recipe.residuals would be ignored"),
+        ({"results": sw.Results(), "emulate": "h100"}, "Recipe.emulate would be ignored"),
         (
-            {"rounds": "every_op", "residuals": E4M3FN},
-            "computes in fp16 or bf16; residuals is e4m3fn",
+            {"results": sw.Results(), "products": sw.Products.short("e4m3fn")},
+            "Recipe.products would be ignored",
         ),
-        ({"rounds": "every_op", "carry": FP16}, "no carry of its own"),
-        ({"rounds": "every_op", "keep": {"head": E4M3FN}}, "keep names e4m3fn"),
-        ({"rescale": "max"}, "rescale and arithmetic are for rounds='every_op'"),
-        ({"forward": "e8m0"}, "e8m0 has no zero"),
+        ({"results": sw.Results(), "keep": {"head": E4M3FN}}, "keep names e4m3fn"),
         (
             {"keep": {"head": "mxfp8"}},
             "'mxfp8' is a recipe, not a format; .*mxfp8_e4m3",
@@ -129,6 +128,24 @@ def test_a_kept_name_that_matches_nothing_is_refused():
 def test_contradictory_recipes_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         sw.Recipe(**fields)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: sw.Products.short(scaling=sw.Propagated()), "needs a scale from before"),
+        (
+            lambda: sw.Products.short(scaling=sw.Delayed(), per="channel"),
+            "one scale for an operand",
+        ),
+        (lambda: sw.Products.short("mxfp8_e4m3", scaling=sw.Delayed()), "Delayed"),
+        (lambda: sw.Products.short("e8m0"), "e8m0 has no zero"),
+        (lambda: sw.Results("e4m3fn"), "Results.format is e4m3fn; expected 'fp16' or 'bf16'"),
+    ],
+)
+def test_contradictory_parts_of_recipes_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
 
 
 MESH = """

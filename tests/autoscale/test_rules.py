@@ -11,7 +11,7 @@ import scalewise as sw
 from arrays import normal
 
 X = normal(0, (6,))
-PLAIN = sw.Recipe(forward=None, backward=None, residuals=None)
+PLAIN = sw.Recipe(sw.Products.short(None, None), residuals=None)
 
 
 def at(exponent):

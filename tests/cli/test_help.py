@@ -79,19 +79,6 @@ def test_a_mistyped_recipe_gets_recipes_as_suggestions(arguments, tmp_path, monk
     assert not list(tmp_path.iterdir())
 
 
-def test_tune_prints_and_writes_what_it_found(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "net.py").write_text(
-        "import jax.numpy as jnp\n\n\ndef f(x):\n    return jnp.sum(jnp.exp(x) * x)\n\n\n"
-        "def small():\n    return (jnp.linspace(0.0, 1.0, 64),)\n"
-    )
-    command = ["tune", "net.py:f", "--args", "small", "--tol", "0.1", "--out", "t.json"]
-    ran = CliRunner().invoke(app, command)
-    assert ran.exit_code == 0, ran.output
-    assert "bf16" in ran.output
-    assert (tmp_path / "t.json").is_file()
-
-
 def test_plan_prints_writes_and_exports_what_it_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text(
@@ -104,6 +91,9 @@ def test_plan_prints_writes_and_exports_what_it_found(tmp_path, monkeypatch):
     assert ran.exit_code == 0, ran.output
     assert '"quant_algo": "MXFP8"' in ran.output
     assert "net.py:5" in (tmp_path / "p.html").read_text()
+    lowered = CliRunner().invoke(app, [*command[:4], "--error", "0.1", "--result", "bf16"])
+    assert lowered.exit_code == 0, lowered.output
+    assert "result bf16" in lowered.output
     refused = {
         ("--bits", "4"): "the cheapest plan of f takes 4.5 bits",
         ("--error", "1", "--bits", "4"): "not bits and error",
@@ -116,7 +106,7 @@ def test_plan_prints_writes_and_exports_what_it_found(tmp_path, monkeypatch):
         assert message in " ".join(ran.output.split())
 
 
-@pytest.mark.parametrize("name", ["audit", "record", "tune", "plan"])
+@pytest.mark.parametrize("name", ["audit", "record", "plan"])
 def test_a_folder_that_is_missing_is_told_before_the_function_runs(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text("raise SystemExit('the file was run')\n")

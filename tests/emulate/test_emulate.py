@@ -147,6 +147,23 @@ def test_fp64_is_float64s_own_arithmetic():
     assert float(got) == np.float32((np.float64(np.float32(0.1)) + 1e10) - 1e10)
 
 
+def test_a_product_by_an_algorithm_for_fp16_which_a_cpu_lacks():
+    def f(x):
+        preset = jax.lax.DotAlgorithmPreset.F16_F16_F32
+        return jax.lax.dot(x, x, precision=preset, preferred_element_type=jnp.float32)
+
+    x = jax.random.normal(jax.random.key(0), (4, 4), jnp.float16)
+    want = sw.emulate(lambda x: jax.lax.dot(x, x, preferred_element_type=jnp.float32), "fp16")(x)
+    np.testing.assert_array_equal(sw.emulate(f, "fp16")(x), want)
+    np.testing.assert_allclose(sw.autocast(f, "bfloat16")(x), want, atol=0.05)
+
+    def attention(q):  # takes it for FP16, as which the audit traces the program
+        return jnp.sum(jax.nn.dot_product_attention(q, q, q))
+
+    report = sw.audit(attention, "fp16", trials=0)(jnp.ones((1, 2, 1, 4)))
+    assert report.error.non_finite == 0
+
+
 def test_a_program_written_in_half_precision():
     x = jnp.asarray(numbers(sw.formats.E4M3FN, 64, 0)).astype(jnp.float16)
 

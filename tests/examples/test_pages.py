@@ -25,7 +25,6 @@ LONG = (  # make prove runs them: each takes more than five seconds of one core
     "docs/guides/recipes.md",
     "docs/guides/plan.md",
     "docs/guides/recordings.md",
-    "docs/guides/tune.md",
     "docs/tutorials/custom-format.md",
     "docs/tutorials/equinox.md",
     "docs/tutorials/haiku.md",

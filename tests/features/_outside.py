@@ -118,6 +118,16 @@ def checking_for_nan(t):
 
 
 @outside
+def a_mask_of_infinity_while_checking_for_infinity(t):
+    def f(w, x):
+        masked = jax.jit(lambda y: jax.nn.softmax(jnp.where(x > 0, y, -jnp.inf)))
+        return jnp.sum(masked(x @ w)[:, 0])
+
+    with jax.debug_infs(True), jax.debug_nans(True):
+        return t(f)(W, X), jax.grad(t(f))(W, X), jax.jit(t(jax.grad(f)))(W, X)
+
+
+@outside
 def checking_for_leaks(t):
     with jax.checking_leaks():
         return jax.jit(t(jax.grad(loss)))(W, X), jax.grad(t(loss))(W, X)

@@ -251,3 +251,23 @@ def test_results_are_arrays_as_weakly_typed_as_the_programs_own(t):
 
     assert described(t(f)) == described(f)
     assert described(jax.jit(t(f))) == described(jax.jit(f))
+
+
+@pytest.mark.parametrize("t", [identity, lambda f: sw.autocast(f, "bf16")])
+@pytest.mark.parametrize(
+    "derivative",
+    [
+        lambda f: jax.grad(f, (0, 1)),
+        lambda f: jax.grad(lambda *a: jax.grad(f)(*a) * a[0]),
+        lambda f: jax.jit(jax.hessian(f, (0, 1))),
+        lambda f: lambda *a: jax.jvp(f, a, a),
+        lambda f: lambda a, x: jax.linear_transpose(lambda b: f(2.0, b), x)(f(a, x)),
+    ],
+)
+def test_derivatives_are_as_weakly_typed_as_those_of_the_program(t, derivative):
+    def f(a, x):
+        return jnp.sum(a * a * x)
+
+    for arguments in [(2.0, jnp.ones(3)), (jnp.float32(2), 3.0), (2.0, 3.0)]:
+        got, want = derivative(t(f))(*arguments), derivative(f)(*arguments)
+        assert jax.tree.map(jax.typeof, got) == jax.tree.map(jax.typeof, want)

@@ -1,5 +1,6 @@
 """Calls that a CPU's program keeps: same results, one compiled function, any transformation."""
 
+import re
 from functools import partial
 
 import jax
@@ -42,9 +43,19 @@ def cubed_on_cpu(power, x, y):
     return x * x * x + y
 
 
+def cubed_on_tpu(power, x, y):
+    return x * x**2 + y
+
+
 def by_parts(x, y):
     result = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    return by_platform(cubed, cubed_on_cpu, 3, result, x, y)
+    return by_platform({"whole_cpu": cubed_on_cpu, "default": cubed}, 3, result, x, y)
+
+
+def by_three(x, y):
+    result = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    routes = {"cpu": cubed_on_cpu, "tpu": cubed_on_tpu, "default": cubed}
+    return by_platform(routes, 3, result, x, y)
 
 
 TRANSFORMED = {
@@ -82,12 +93,25 @@ def test_programs_for_other_platforms_are_inlined(platform):
 def test_only_the_function_of_the_platform_is_in_a_program():
     texts = {platform: lowered(platform, by_parts).as_text() for platform in ("cpu", "cuda")}
     assert ["@cubed" in text for text in texts.values()] == [False, True]
+    platforms = ("cpu", "cuda", "tpu")
+    texts = {platform: lowered(platform, by_three).as_text() for platform in platforms}
+    assert [text.count("stablehlo.multiply") for text in texts.values()] == [2, 2, 2]
+    assert not any("stablehlo.case" in text for text in texts.values())
+    exported = jax.export.export(jax.jit(by_three), platforms=platforms)(X, X)
+    assert "stablehlo.case" in exported.mlir_module()
+    np.testing.assert_allclose(exported.call(X, X), cubed(3, X, X), rtol=1e-6)
 
 
+def test_operations_lowered_for_a_platform_have_the_line_that_asked_for_them():
+    text = lowered("cpu", by_three).as_text(debug_info=True)
+    assert re.search(r'loc\("[^"]*test_outline.py', text)
+
+
+@pytest.mark.parametrize("f", [by_parts, by_three])
 @pytest.mark.parametrize("name", ["eager", "jit", "vmap", "grad", "scan", "emulate"])
-@pytest.mark.thorough(keep=3)
-def test_functions_by_platform_return_the_same_under_transformations(name):
-    got, want = (TRANSFORMED[name](f) for f in (by_parts, partial(cubed, 3)))
+@pytest.mark.thorough(keep=4)
+def test_functions_by_platform_return_the_same_under_transformations(name, f):
+    got, want = (TRANSFORMED[name](f) for f in (f, partial(cubed, 3)))
     np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
 
 

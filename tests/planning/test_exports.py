@@ -47,6 +47,8 @@ def test_modelopt_names_an_algorithm_for_each_layer():
         "blocks.0.up": "W4A16_NVFP4", "blocks.0.down": "NVFP4", "blocks.1.up": "MXFP8",
     }  # fmt: skip
     assert config["exclude_modules"] == ["head"]
+    with pytest.raises(ValueError, match="no algorithm for weights in nvfp4 with"):
+        _exports.modelopt([("a", Operand("nvfp4"), Operand("mxfp8_e4m3"))], str)
 
 
 def test_torchao_is_python_with_a_configuration_for_each_layer():

@@ -52,12 +52,12 @@ def test_every_strategy_is_public_and_known_to_recipes(cls):
     assert scale.size == inverse.size == 1
     assert (scale * inverse).item() == pytest.approx(1)
     if cls.source == "operand":
-        with pytest.raises(ValueError, match="needs a scale to begin with"):
-            sw.Recipe(scaling=cls())
+        with pytest.raises(ValueError, match="needs a scale from before"):
+            sw.Products.short(scaling=cls())
     else:
         blocks = {sw.FourOverSix: 16, sw.MsEden: 16, sw.Quest: 32}.get(cls, 0)
         fmt = {16: "nvfp4", 32: "mxfp4"}.get(blocks, "e4m3fn")
-        recipe = sw.Recipe(forward=fmt, backward=fmt, scaling=cls(), features=0)
+        recipe = sw.Recipe(sw.Products.short(fmt, fmt, cls()), features=0)
         (row,) = sw.explain(lambda x, y: x @ y, recipe)(X, X.T).rows[:1]
         of_blocks = f"one for {blocks} elements, {cls.name}"
         assert row.scale == (of_blocks if blocks else cls.name)

@@ -28,9 +28,6 @@ from ._search._findings import Finding as Finding
 from ._search._fixes import Fix as Fix
 from ._search._literals import Literal as Literal
 from ._search._literals import literals as literals
-from ._tune import TunedPart as TunedPart
-from ._tune import Tuning as Tuning
-from ._tune import tune as tune
 
 globals()["__all__"] = [name for name in dir() if not name.startswith("_")]  # help() lists them
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._check import Count, Natural, checked
-from .._jax import Tracer
+from .._jax import Tracer, open_jaxpr, unchecked
 from .._resolve import as_format, resolve
 from .._types import PyTree
 from ..autocasting import Autocast, Policy, PolicyLike
@@ -30,9 +30,8 @@ from ..interpret import Interpretation, Program, all_equations, is_float, trace,
 from ..primitives import PRIMITIVES
 from ..scaled import saturation
 from ._file import name_of
-from ._reduce._arithmetic import arithmetic
 from ._reduce._reduce import Audited, reduce
-from ._reduce._reduction import Reduction
+from ._reduce._reduction import Reduction, arithmetic
 from ._report._report import AS_WRITTEN, FIRST_STEP, ON_DEVICE, SEMANTICS, WITH_HISTORY, Report
 from ._report._trace import latent
 from ._run._evaluate import release
@@ -122,12 +121,13 @@ def audit(
     wide_format = _reference_format(reference, low_run)
 
     def audited(*args: PyTree, **kwargs: PyTree) -> Report:
-        try:
-            if steps > 1:
-                return run(*with_state(f, args), kwargs)
-            return run(f, args, kwargs)
-        finally:
-            release()
+        with jax.disable_jit(False), unchecked():  # it compiles and judges what it runs
+            try:
+                if steps > 1:
+                    return run(*with_state(f, args), kwargs)
+                return run(f, args, kwargs)
+            finally:
+                release()
 
     def run(f: Callable, args: Sequence[PyTree], kwargs: dict[str, PyTree]) -> Report:
         per_step = _batches(batches, steps)
@@ -387,6 +387,11 @@ def check_program(program: Program, f: Callable) -> None:
         raise TypeError(
             f"audit({name}, ...) was called under jit, grad or vmap; call it with arrays, and put "
             "the transformation inside: audit(jax.grad(f), ...)"
+        )
+    if any(isinstance(x, Tracer) for x in open_jaxpr(program.jaxpr)[1]):
+        raise TypeError(
+            f"audit: {name} closes over an array that another transformation traces (jit, grad, "
+            "vmap): audit outside of it, with the array among the arguments"
         )
     if not any(map(is_float, program.out_avals)):
         raise ValueError(

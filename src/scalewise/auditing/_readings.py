@@ -119,9 +119,9 @@ class Candidate:
 def _candidate(spec: WhatIfLike, where: str) -> Candidate:
     """Returns the candidate of a format, a block format or a recipe, or of the name of one.
 
-    A recipe stands for its ``forward`` format (with ``rounds="every_op"`` its ``residuals``; with
-    ``products`` that of the forward activation) and its scaling; a scale from the history of steps,
-    or from other operands, counts as current scaling.
+    A recipe stands for the format and scaling of the activation in its forward product, or for the
+    format of its ``results``; a scale from the history of steps, or from other operands, counts as
+    current scaling.
     """
     if isinstance(spec, str):
         spec = resolve(spec, "format", "block format", "recipe", where=where)
@@ -129,11 +129,11 @@ def _candidate(spec: WhatIfLike, where: str) -> Candidate:
         fmt = as_format(spec, where, blocks=True)
         return Candidate(fmt.name, fmt)
     name = next((name for name, known in CATALOGUE.items() if known == spec), "recipe")
-    fmt = spec.forward if spec.rounds == "boundaries" and spec.forward else spec.residuals
+    first = spec.products.operand("forward", "activation")
+    fmt = spec.results.format if spec.results else first.format if first else spec.residuals
     if fmt is None:
         raise ValueError(f"{where}: {name} rounds nothing; expected a recipe with a narrow format")
-    first = spec.products.operand("forward", "activation")
-    scaling = first.scaling if first else spec.scaling
+    scaling = first.scaling if first else spec.products.scaling
     if isinstance(fmt, BlockFormat):
         return Candidate(name, fmt, scaling.of_blocks())
     return Candidate(name, fmt, scaling if scaling.source not in ("history", "operand") else Amax())

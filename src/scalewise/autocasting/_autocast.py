@@ -32,13 +32,14 @@ from ..interpret import (
     transform,
     warn_kernel,
 )
-from ..primitives import having
+from ..primitives import Family, having, names
 from ._policy import Policy, PolicyLike
 from ._policy import policy as policy_
 
 # An operation that chooses among its operands may clip a constant to the dtype's range: a mask's
 # finfo.min stands for no infinity.
 KEEPS_CONSTANT, CHOOSES = having("keeps_constant"), having("chooses")
+SPARSE = names(lambda row: row.family is Family.SPARSE)
 
 
 @jax.tree_util.register_dataclass
@@ -107,6 +108,9 @@ class Autocast(Interpretation):
         return Value(value.data)
 
     def apply(self, state: State, equation: Equation, inputs: Sequence[PyTree]) -> Applied:
+        if equation.name in SPARSE and self._narrow and not self.policy.rule(equation):
+            advice = f" If so, add Rule('full', primitive={equation.name!r}) to the policy's rules."
+            warn_kernel(equation, "autocast", advice, "stays in float32: it adds narrow numbers.")
         warn_kernel(equation, "autocast")
         values = [x for x in inputs if isinstance(x, Value)]
         backward = equation.direction == "backward"
@@ -128,10 +132,13 @@ class Autocast(Interpretation):
         return state, map_floats(lambda y, _: Value(y, kept, backward), outs, equation.out_avals)
 
     def unlifted(self, state: State, equation: Equation, inputs: Sequence[PyTree]) -> Applied:
-        narrow = self.policy.compute.itemsize < 4 and self.policy.run(equation) == "low"
-        if equation.of_complex and narrow:
+        if equation.of_complex and self._narrow and self.policy.run(equation) == "low":
             warn_kernel(equation, "autocast", what=COMPLEX)
         return super().unlifted(state, equation, inputs)
+
+    @property
+    def _narrow(self) -> bool:
+        return self.policy.compute.itemsize < 4
 
     def _dtype(self, equation: Equation, values: Sequence[Value]) -> np.dtype:
         run = self.policy.run(equation)

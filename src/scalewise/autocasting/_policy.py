@@ -100,12 +100,16 @@ class Policy:
 
     def run(self, equation: Equation) -> Run:
         """Returns how an operation runs, by the first rule that matches it or by the lists."""
-        for rule in self.rules:
-            if rule.matches(equation):
-                return rule.run
+        rule = self.rule(equation)
+        if rule is not None:
+            return rule.run
         if equation.name in self.low:
             return "low"
         return "full" if equation.name in self.full else "follow"
+
+    def rule(self, equation: Equation) -> Rule | None:
+        """Returns the first rule that matches an operation, or None."""
+        return next((rule for rule in self.rules if rule.matches(equation)), None)
 
     def __repr__(self) -> str:
         dtypes = [(name, getattr(self, name)) for name in ("params", "output")]

@@ -25,6 +25,7 @@ from ._overrides import FormatOverrides as FormatOverrides
 from ._overrides import scope_parts as scope_parts
 from ._recipe import Recipe as Recipe
 from ._recipe import RecipeLike as RecipeLike
+from ._recipe import Results as Results
 from ._recipe import Storage as Storage
 from ._rules import RULES as RULES
 from ._rules import register as register

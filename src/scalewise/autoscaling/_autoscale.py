@@ -21,6 +21,7 @@ from ..scaled import ScaledArray
 from ._boundaries import Boundaries
 from ._delayed import WithHistory
 from ._every_op import EveryOp, Outputs
+from ._history import OperandAmaxes
 from ._narrow import has_exponent, is_stored
 from ._overrides import FormatOverrides
 from ._recipe import Recipe, RecipeLike
@@ -71,7 +72,7 @@ class Schedule:
                     f"at step {after}, and the run has {self.steps} steps"
                 )
         for _, recipe in phases:
-            if recipe.scaling.source == "history":
+            if recipe.is_delayed:
                 raise ValueError(
                     "Schedule: delayed scaling needs the history of every step; use it without a "
                     "schedule, or fp8_current here"
@@ -181,7 +182,7 @@ def autoscale(
         mode and order. Float outputs have ``f``'s own dtypes, with two exceptions.
         Outputs that ``recipe.state`` names are ScaledArrays (or SqrtStored). If an argument is a
         ScaledArray with one exponent, outputs are ScaledArrays whose exponents follow it, and whose
-        largest magnitudes of data are from 1 to 2. With ``rounds="every_op"`` (``"scalify"``) and
+        largest magnitudes of data are from 1 to 2. With ``Recipe.results`` (``"scalify"``) and
         no ``state``, any ScaledArray among the arguments makes all outputs ScaledArrays: narrow
         data near 1, and scales that were propagated or found.
         With delayed scaling (``recipes.fp8_delayed``) it is a :class:`WithHistory`, whose ``init``
@@ -217,7 +218,7 @@ def autoscale(
         recipe = dataclasses.replace(recipe, emulate=emulate)
     if keyed and not recipe.products.is_random:
         raise ValueError("autoscale: keyed is True, but this recipe draws no random numbers")
-    if recipe.scaling.source == "history":
+    if recipe.is_delayed:
         return WithHistory(f, recipe)
 
     @functools.wraps(f)
@@ -238,7 +239,7 @@ def autoscale(
 
 def _outputs(recipe: Recipe, leaves: list[object], traced: bool) -> Outputs:
     scaled = any(isinstance(x, ScaledArray) for x in leaves)
-    if recipe.rounds != "every_op" or recipe.state or not scaled:
+    if recipe.results is None or recipe.state or not scaled:
         return "arrays"
     return "exponents" if traced else "scales"
 
@@ -266,16 +267,18 @@ def interpretation(
     traced: bool = False,
     key: jax.Array | None = None,
     outputs: Outputs = "arrays",
+    amaxes: OperandAmaxes | None = None,
 ) -> Boundaries | EveryOp:
     """Returns the interpretation that :func:`autoscale` applies to a function.
 
     Args:
-        recipe: with either value of ``rounds``.
+        recipe: with ``results`` or without.
         traced: whether an argument has an integer exponent of its own.
         key: for recipes that draw random numbers; None for the key of seed 0.
-        outputs: with ``rounds="every_op"``: plain arrays, or ScaledArrays with scales or exponents.
+        amaxes: for delayed scaling: those of earlier steps, and a record of this one's.
+        outputs: with ``Recipe.results``: plain arrays, or ScaledArrays with scales or exponents.
     """
     overrides = FormatOverrides(recipe.keep)
-    if recipe.rounds != "every_op":
-        return Boundaries(recipe, traced, overrides, key=key)
+    if recipe.results is None:
+        return Boundaries(recipe, traced, overrides, key=key, amaxes=amaxes)
     return EveryOp(recipe, outputs=outputs, overrides=overrides)

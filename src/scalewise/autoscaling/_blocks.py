@@ -55,6 +55,10 @@ class Blocks:
     options: tuple = dataclasses.field(default=(), metadata={"static": True})
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        return self.copy.shape
+
+    @property
     def ndim(self) -> int:
         return self.copy.ndim
 
@@ -70,7 +74,8 @@ class Blocks:
         if self.source is None:
             return outlined(_from_copy, options, *operands)
         result = jax.ShapeDtypeStruct(self.source.shape, dtype)
-        return by_platform(_from_copy, _from_source, options, result, *operands)
+        routes = {"default": _from_copy, "whole_cpu": _from_source}
+        return by_platform(routes, options, result, *operands)
 
 
 Factor: TypeAlias = tuple[jax.Array | Blocks, jax.Array | None]
@@ -104,7 +109,8 @@ def in_blocks(
     if rule is not None:
         options, given = (*options, rule), x if wide is None else wide
         result = _copy_type(x.shape, fmt, axis, by_kernel=True)
-        copy = by_platform(rounded_by_kernel, _unread, options, result, given, data, signs)
+        routes = {"default": rounded_by_kernel, "whole_cpu": _unread}
+        copy = by_platform(routes, options, result, given, data, signs)
         return Blocks(copy, fmt, x.dtype, x, data, options[:-1])
     known = all(map(is_known, x.shape)) and x.size
     has_type = is_packed(element) or (element.dtype is not None and element.bits == 8)
@@ -112,7 +118,8 @@ def in_blocks(
     own = plain and rounds_in_blocks(fmt, scaling) and _dtype(fmt, x.dtype) == jnp.bfloat16
     if not (own and known and has_type):
         return Blocks(outlined(_in_blocks, options, x, data), fmt, x.dtype)
-    copy = by_platform(_in_blocks, _unread, options, _copy_type(x.shape, fmt, axis), x)
+    routes = {"default": _in_blocks, "whole_cpu": _unread}
+    copy = by_platform(routes, options, _copy_type(x.shape, fmt, axis), x)
     return Blocks(copy, fmt, x.dtype, x, None, options)
 
 

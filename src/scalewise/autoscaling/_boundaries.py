@@ -1,4 +1,4 @@
-"""The interpretation of ``rounds="boundaries"``: stored values are narrow, others wider."""
+"""The interpretation of recipes without ``results``: stored values are narrow, others wider."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ class Boundaries(OperandRounding):
         ):
             roles = {role_of(x) for x in inputs if isinstance(x, ScaledValue)}
             fields["role"] = roles.pop() if len(roles) == 1 else ""
-        if self.recipe.scaling.source == "shapes":
+        if self.recipe.products.scaling.source == "shapes":
             fields["log2_std"] = predict(equation, rule.family, inputs)
         outs = [
             dataclasses.replace(y, **fields) if isinstance(y, ScaledValue | DeferredProduct) else y

@@ -41,10 +41,11 @@ class WithHistory:
     """
 
     def __init__(self, f: Callable, recipe: Recipe):
-        assert isinstance(recipe.scaling, Delayed)
+        scaling = recipe.products.scaling
+        assert isinstance(scaling, Delayed)
         self.recipe = recipe
-        self.steps = len(recipe.scaling.amaxes)
-        self.current = dataclasses.replace(recipe, scaling=Amax(recipe.scaling.power_of_two))
+        self.steps = len(scaling.amaxes)
+        self.current = recipe.with_operands(scaling=Amax(scaling.power_of_two))
         self.f = f
         functools.update_wrapper(self, f, updated=())  # leaves a callable object's attributes alone
 

@@ -1,4 +1,4 @@
-"""The interpretation of ``rounds="every_op"``: each result is narrow, with a scale of its own.
+"""The interpretation of ``Recipe.results``: each result is narrow, with a scale of its own.
 
 It models a machine without float32: an operation's operands are FP16 or BF16 numbers, its result is
 rounded to that format once, and powers of two beside the data keep them in its range. The rules of
@@ -22,7 +22,6 @@ from jax.typing import DTypeLike
 
 from .._jax import ShapedArray
 from .._types import PyTree
-from ..formats import Format
 from ..interpret import (
     Applied,
     Argument,
@@ -46,26 +45,28 @@ from ..scaled import (
     split_power,
 )
 from ..scaled import RULES as SCALE_RULES
-from ._align import TOP, aligned, chosen, finite_factor, is_rescale
-from ._blocks import Factor
-from ._every_op_rounding import (
+from ._align import (
     ADDS,
     EXACT,
+    TOP,
     EveryOpValue,
     ResultRounding,
+    aligned,
     bound_of_data,
+    chosen,
     constant_limit,
+    finite_factor,
     is_independent,
     is_packed,
+    is_rescale,
     propagating_rule,
     widened,
     widest_dtype,
 )
-from ._families import RuleContext
+from ._blocks import Factor
 from ._narrow import has_exponent, has_scale, is_stored, store_array
 from ._overrides import FormatOverrides
 from ._products import accumulated
-from ._recipe import Recipe
 from ._rules import FALLBACK, RULES
 from ._value import Exponent, ScaledValue, leading, materialize, per_slice, wide_dtype
 
@@ -76,13 +77,13 @@ COLLECTIVES = having("collective")
 
 
 @dataclasses.dataclass(frozen=True)
-class EveryOp(RuleContext):
-    """Rounds each result to ``recipe.residuals``; exponents are int32 numbers at run time.
+class EveryOp(ResultRounding):
+    """Rounds each result to ``recipe.results.format``; exponents are int32 numbers at run time.
 
     A value is ``data * 2**exponent`` with data float16 or bfloat16. Arithmetic on two elements is
     rounded once, as that format's own would be (float32 holds every sum, product, quotient and root
     of its numbers to more than twice its precision, so that rounding a second time changes
-    nothing). Contractions and sums accumulate in float32, or as ``recipe.arithmetic`` says.
+    nothing). Contractions and sums accumulate in float32, or as ``recipe.results.arithmetic`` says.
 
     Values that depend on no float argument (a random draw from its bits on, an expression of
     constants, a step counter) are computed in float32, and rounded when an operation reads them
@@ -100,43 +101,25 @@ class EveryOp(RuleContext):
     ``residuals``.
 
     Attributes:
-        recipe: the formats.
         record: called with each result, by ``explain``.
         outputs: the form of float results.
         overrides: the recipe's ``keep``, and what of it has been met.
-        keeps_float32: whether results stay unrounded, by the same rules.
     """
 
     NARROW: ClassVar = names(lambda row: row.family is not Family.STRUCTURAL)
 
-    recipe: Recipe
     record: Callable[..., None] | None = None
     outputs: Outputs = "arrays"
     overrides: FormatOverrides = dataclasses.field(
         default_factory=lambda: FormatOverrides(()), compare=False
     )
-    keeps_float32: bool = False
-
-    @functools.cached_property
-    def rounding(self) -> ResultRounding:
-        """How results are rounded, and get their scales."""
-        return ResultRounding(self.recipe, self.keeps_float32)
-
-    @property
-    def fmt(self) -> Format:
-        """The format of results."""
-        return self.rounding.fmt
-
-    @property
-    def dtype(self) -> np.dtype:
-        """The dtype of results."""
-        return self.rounding.dtype
 
     @functools.cached_property
     def unrounded(self) -> EveryOp:
         """The interpretation of equations that ``keep`` leaves in float32."""
-        plain = dataclasses.replace(self.recipe, keep=(), rescale="max", arithmetic="float32")
-        return EveryOp(plain, self.record, keeps_float32=True)
+        results = dataclasses.replace(self.results, rescale="max", arithmetic="float32")
+        plain = dataclasses.replace(self.recipe, keep=(), results=results)
+        return EveryOp(plain, keeps_float32=True, record=self.record)
 
     # -- in and out ------------------------------------------------------------------------------
 
@@ -144,18 +127,18 @@ class EveryOp(RuleContext):
         if self.overrides.keep:
             return self.unrounded.lift(x, aval)
         if has_exponent(x):
-            return self.rounding.lifted(ScaledValue(x.data.astype(jnp.float32), x.exponent))
+            return self.lifted(ScaledValue(x.data.astype(jnp.float32), x.exponent))
         if self.outputs != "arrays" and has_scale(x):
             mantissa, power = split_power(x.scale.astype(jnp.float32))
             data = x.data.astype(jnp.float32) * mantissa
-            return self.rounding.lifted(ScaledValue(data, exponent_of(power)))
+            return self.lifted(ScaledValue(data, exponent_of(power)))
         plain = jnp.asarray(x.value() if is_stored(x) else x)
-        return self.rounding.lifted(ScaledValue(plain.astype(wide_dtype(plain.dtype))))
+        return self.lifted(ScaledValue(plain.astype(wide_dtype(plain.dtype))))
 
     def constant(self, x: np.ndarray, aval: ShapedArray) -> ScaledValue:
         if x.size != 1:
             by = self.unrounded if self.overrides.keep else self
-            return by.rounding.rounded(ScaledValue(jnp.asarray(x, jnp.float32)))
+            return by.rounded(ScaledValue(jnp.asarray(x, jnp.float32)))
         number = float(x)
         mantissa, exponent = math.frexp(number) if math.isfinite(number) else (number, 0)
         dtype = jnp.float32 if self.keeps_float32 or self.overrides.keep else self.dtype
@@ -177,11 +160,7 @@ class EveryOp(RuleContext):
 
     def _scaled_output(self, value: Value, aval: ShapedArray) -> ScaledArray:
         value = widened(self.read(self.stack(value, aval)))
-        value = (
-            self.rounding.clipped(value)
-            if self.rounding.propagates
-            else self.rounding.rescaled(value)
-        )
+        value = self.clipped(value) if self.propagates else self.rescaled(value)
         exponent = jnp.asarray(value.exponent, jnp.int32)
         if self.outputs == "exponents":
             return ScaledArray.from_exponent(value.data, exponent)
@@ -205,11 +184,9 @@ class EveryOp(RuleContext):
         self, predicate: jax.Array, on_true: ScaledValue, on_false: ScaledValue
     ) -> ScaledValue:
         cases: list[Value] = [widened(self._own(x)) for x in (on_false, on_true)]
-        (b, a), exponent = aligned(
-            cases if self.rounding.propagates else chosen(predicate, cases), TOP
-        )
+        (b, a), exponent = aligned(cases if self.propagates else chosen(predicate, cases), TOP)
         assert exponent is not None
-        result = self.rounding.rounded(ScaledValue(lax.select(predicate, a.data, b.data), exponent))
+        result = self.rounded(ScaledValue(lax.select(predicate, a.data, b.data), exponent))
         return ScaledValue(result.data, jnp.asarray(exponent, jnp.int32), "forward")
 
     def unstack(self, value: Value, aval: ShapedArray) -> ScaledValue:
@@ -224,7 +201,7 @@ class EveryOp(RuleContext):
         exponent = jnp.max(value.exponent, initial=np.int32(ZERO_EXPONENT))
         factor = power_of_two(jnp.clip(value.exponent - exponent, -126, 0))
         data = value.data.astype(jnp.float32) * leading(factor, value.data)
-        return self.rounding.rounded(ScaledValue(data, exponent))
+        return self.rounded(ScaledValue(data, exponent))
 
     # -- equations -------------------------------------------------------------------------------
 
@@ -234,7 +211,9 @@ class EveryOp(RuleContext):
             plain = [widened(x) if isinstance(x, ScaledValue) else x for x in inputs]
             return self.unrounded.apply(state, equation, plain)
         if fmt != self.fmt:
-            other = EveryOp(dataclasses.replace(self.recipe, keep=(), residuals=fmt), self.record)
+            results = dataclasses.replace(self.results, format=fmt)
+            own = dataclasses.replace(self.recipe, keep=(), results=results)
+            other = EveryOp(own, record=self.record)
             return other.apply(state, equation, [other._in_format(x) for x in inputs])
         state, outs = self._applied(state, equation, [self._own(x) for x in inputs])
         for y in outs if self.record is not None else ():
@@ -253,7 +232,7 @@ class EveryOp(RuleContext):
     def _applied(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         if not self.keeps_float32:
             self.overrides.warn(equation)
-        rule = propagating_rule(equation.name) if self.rounding.propagates else RULES[equation.name]
+        rule = propagating_rule(equation.name) if self.propagates else RULES[equation.name]
         floats = [x for x in inputs if isinstance(x, ScaledValue)]
         mixed = rule.family is Family.CONTRACTION and len(floats) < len(equation.in_avals[:2])
         if mixed or equation.name in COLLECTIVES:
@@ -283,16 +262,16 @@ class EveryOp(RuleContext):
         operands, common = wide, None
         if equation.name == "mul":
             operands = [finite_factor(x) for x in wide]
-        if equation.name == "select_n" and not self.rounding.propagates:
+        if equation.name == "select_n" and not self.propagates:
             wide = [wide[0], *chosen(wide[0], wide[1:])]
         if rule.family in (Family.ALIGNED, Family.COMPARISON):
             adds = equation.name in ADDS
-            operands, common = aligned(wide, constant_limit(self.recipe), masks=not adds)
+            operands, common = aligned(wide, constant_limit(self.results), masks=not adds)
         outs = rule.rule(self, equation, operands)
         family = Family.FALLBACK if any(stacked) else rule.family
 
         def result(y: ScaledValue, _: ShapedArray) -> ScaledValue:
-            return self.rounding.result(y, equation, family, common, wide)
+            return self.result(y, equation, family, common, wide)
 
         return state, map_floats(result, outs, equation.out_avals)
 
@@ -333,9 +312,7 @@ class EveryOp(RuleContext):
             return x
         if self.dtype not in x.memo.changed:
             known = x.constant_value is not None
-            x.memo.changed[self.dtype] = (
-                self.rounding.rounded(x) if known else self.rounding.lifted(widened(x))
-            )
+            x.memo.changed[self.dtype] = self.rounded(x) if known else self.lifted(widened(x))
         return x.memo.changed[self.dtype]
 
     def read(self, x: ScaledValue, exact: bool = False, splits: bool = False) -> ScaledValue:
@@ -352,11 +329,11 @@ class EveryOp(RuleContext):
             return x
         if self.keeps_float32 and not is_independent(x):
             return x
-        if exact and not self.rounding.propagates:
+        if exact and not self.propagates:
             data, found = scaled_down(x.data, "max", self.fmt)
             return ScaledValue(data, jnp.where(found == ZERO_EXPONENT, found, found + x.exponent))
         if self.dtype not in x.memo.changed:
-            x.memo.changed[self.dtype] = self.rounding.lifted(x)
+            x.memo.changed[self.dtype] = self.lifted(x)
         independent = is_independent(x)
         return dataclasses.replace(x.memo.changed[self.dtype], independent=independent)
 
@@ -372,6 +349,6 @@ class EveryOp(RuleContext):
     def product(
         self, equation: Equation, operands: Sequence[Factor], dtype: DTypeLike
     ) -> jax.Array:
-        """Computes a contraction that accumulates as ``recipe.arithmetic`` says."""
+        """Computes a contraction that accumulates as ``recipe.results.arithmetic`` says."""
         arrays = [x for x, _ in operands if isinstance(x, jax.Array)]
-        return accumulated(equation, arrays, dtype, self.fmt, self.recipe.arithmetic)
+        return accumulated(equation, arrays, dtype, self.fmt, self.results.arithmetic)

@@ -34,7 +34,7 @@ class ExplanationRow:
     """The format and the scale of one contraction, or of one stored value.
 
     Attributes:
-        kind: ``"contraction"``; ``"result"`` of any other operation (``rounds="every_op"``);
+        kind: ``"contraction"``; ``"result"`` of any other operation (``Recipe.results``);
             ``"residual"``, read by the backward pass; ``"carry"`` of a loop; ``"stacked"`` by a
             scan; ``"collective"``, sent between devices; ``"output"``.
         name: the primitive; of a residual, the one that reads it; of an output, its path.
@@ -161,10 +161,8 @@ class _Recorder:
         self.rows: dict[Hashable, ExplanationRow] = {}
 
     def interpretation(self, *, traced: bool) -> Boundaries | EveryOp:
-        if self.recipe.scaling.source == "history":
-            chosen = Boundaries(self.recipe, amaxes=OperandAmaxes(newest={}))
-        else:
-            chosen = interpretation(self.recipe, traced=traced)
+        amaxes = OperandAmaxes(newest={}) if self.recipe.is_delayed else None
+        chosen = interpretation(self.recipe, traced=traced, amaxes=amaxes)
         return dataclasses.replace(chosen, record=self, overrides=self.overrides)
 
     def __call__(

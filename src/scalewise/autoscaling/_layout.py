@@ -3,14 +3,17 @@ lowered."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from .._jax import (
     Layout,
+    ad,
     batching,
     is_exported,
     is_partitioned,
@@ -21,7 +24,7 @@ from .._jax import (
 )
 from .._types import PyTree
 from ..formats import Format
-from ..interpret import outlined
+from ..interpret import by_platform, outlined
 from ..scaled import ScaledArray, Scaling, quantize, quantize_measured
 from ..scaled._power import layout
 from ._history import FixedAmax
@@ -36,18 +39,30 @@ after_p = jex.Primitive("after")
 def narrow_copy(
     x: jax.Array, measured: jax.Array, fmt: Format, scaling: Scaling | None
 ) -> ScaledArray:
-    if isinstance(scaling, FixedAmax):
-        return outlined(_by_magnitude, (fmt, scaling.power_of_two), x, scaling.magnitude)
-    return outlined(_narrow_copy, (fmt, scaling), x, measured)
+    fixed = isinstance(scaling, FixedAmax)
+    options = (fmt, scaling.power_of_two if fixed else scaling, fixed)
+    operands = (x, scaling.magnitude if fixed else measured)
+    if fmt.dtype is None or fmt.bits < 8 or x.dtype.itemsize > 4:
+        return outlined(_narrow_copy, options, *operands)
+    types = jax.ShapeDtypeStruct(x.shape, fmt.dtype), jax.ShapeDtypeStruct((), jnp.float32)
+    result = ScaledArray.tree_unflatten(None, (*types, None))
+    routes = {"default": _narrow_copy, "whole_cpu": _flat_copy}
+    return by_platform(routes, options, result, *operands)
 
 
-def _by_magnitude(options: tuple, x: jax.Array, magnitude: jax.Array) -> ScaledArray:
-    fmt, power_of_two = options
-    return quantize(x, fmt, scaling=FixedAmax(magnitude, power_of_two))
+def _narrow_copy(options: tuple, x: jax.Array, other: jax.Array) -> ScaledArray:
+    fmt, scaling, fixed = options
+    if fixed:
+        return quantize(x, fmt, scaling=FixedAmax(other, scaling))
+    return quantize_measured(x, other, fmt, scaling)
 
 
-def _narrow_copy(options: tuple, x: jax.Array, measured: jax.Array) -> ScaledArray:
-    return quantize_measured(x, measured, *options)
+def _flat_copy(options: tuple, x: jax.Array, other: jax.Array) -> ScaledArray:
+    """Calls one function for all arrays of a size: each costs XLA some kernels to compile."""
+    flat = other if other.ndim == 0 else other.reshape(-1)
+    copy = outlined(_narrow_copy, options, x.reshape(-1), flat)
+    assert isinstance(copy.data, jax.Array)
+    return dataclasses.replace(copy, data=copy.data.reshape(x.shape))
 
 
 def stored_copy(data: jax.Array) -> jax.Array:
@@ -134,6 +149,11 @@ def _register(
 ) -> None:
     primitive.def_impl(lambda first, *_, **params: first)
     primitive.def_abstract_eval(lambda first, *_, **params: first)
+    # a plan differentiates a step that has a gradient in it
+    ad.primitive_jvps[primitive] = lambda primals, tangents, **params: (
+        primitive.bind(*primals, **params),
+        tangents[0],
+    )
     mlir.register_lowering(primitive, device)
     mlir.register_lowering(primitive, cpu, platform="cpu")
 

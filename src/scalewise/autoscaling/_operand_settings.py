@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, TypedDict
 
 from .._check import CONVERTED, Count, Natural, checked
 from .._repr import changed_fields
@@ -122,6 +122,15 @@ class Operand:
         return self.draws or (self.hadamard > 1 and self.signs == "random")
 
 
+class ShortForm(TypedDict, total=False):
+    """The arguments of :meth:`Products.short`."""
+
+    forward: BlockFormatLike | None
+    backward: BlockFormatLike | None
+    scaling: Scaling
+    per: Literal["tensor", "channel"]
+
+
 OperandPair = tuple[Operand | BlockFormatLike | None, Operand | BlockFormatLike | None]
 
 
@@ -172,10 +181,12 @@ class Products:
                 if operand is None:
                     continue
                 source = operand.scaling.source
-                if source == "operand" or (source == "history" and self.short_form is None):
+                alike = self.short_form is not None and operand.per_tensor
+                if source == "operand" or (source == "history" and not alike):
                     raise ValueError(
                         f"Products.{field}: {operand.scaling!r} needs a scale from before; expected"
-                        " a scaling that reads the operand or its shape"
+                        " a scaling that reads the operand or its shape, or, of Delayed, one scale "
+                        "for an operand and Products.short"
                     )
         forward = [self.operand("forward", role) for role in ROLES["forward"]]
         if self.backward_from == "forward" and any(x and x.is_random for x in forward):
@@ -185,27 +196,42 @@ class Products:
             )
 
     def __repr__(self) -> str:
-        return f"Products({', '.join(changed_fields(self, text=shown))})"
+        form = self.short_form
+        if form is None:
+            return f"Products({', '.join(changed_fields(self, text=shown))})"
+        default = {"scaling": CURRENT, "per": "tensor"}
+        changed = [f"{n}={shown(form[n])}" for n, x in default.items() if form[n] != x]
+        return f"Products.short({', '.join([*map(shown, list(form.values())[:2]), *changed])})"
 
     @classmethod
     def short(
         cls,
-        forward: Format | BlockFormat | None,
-        backward: Format | BlockFormat | None,
+        forward: BlockFormatLike | None = "fp16",
+        backward: BlockFormatLike | None = "fp16",
         scaling: Scaling = CURRENT,
         per: Literal["tensor", "channel"] = "tensor",
     ) -> Products:
-        """Returns products of which an operand has one format in all, and a gradient another.
+        """Returns products whose operands from the forward pass are rounded alike, and gradients.
 
         Args:
-            forward, backward: the formats; None leaves operands in the dtype in flight.
-            scaling, per: of all operands; blocks have scales of their own.
+            forward: format, or block format, of operands that come from the forward pass (weights,
+                activations); None leaves them in the dtype in flight. Blocks lie along the
+                contracted axis.
+            backward: format of operands that carry a gradient.
+            scaling: how an operand's scale is chosen, see :func:`scalewise.quantize`. By default
+                its largest magnitude (current scaling), so that nothing saturates. :class:`Mx`
+                chooses the scales of blocks; operands in ``Recipe.residuals`` keep current scaling.
+                :class:`Unit` predicts the scale from shapes, without reading the data;
+                :class:`Delayed` derives it from the steps before (see :class:`WithHistory`).
+            per: ``"tensor"``: one scale for an operand; ``"channel"``: one for each index of the
+                axes that aren't contracted; blocks have scales of their own.
         """
-        x, gradient = (f and plain_operand(f, scaling, per) for f in (forward, backward))
+        formats = (operand_format(f, "Products.short") for f in (forward, backward))
+        x, gradient = (f and plain_operand(f, scaling, per) for f in formats)
         return cls((x, x), (gradient, x), (x, gradient))
 
     @functools.cached_property
-    def short_form(self) -> dict[str, Any] | None:
+    def short_form(self) -> ShortForm | None:
         """The arguments with which :meth:`short` makes these products; None if it can't."""
         x, gradient = self.pair("forward")[0], self.pair("input_gradient")[0]
         pairs = [self.pair(name) for name in ROLES]
@@ -219,6 +245,18 @@ class Products:
             return None
         forward, backward = x and x.format, gradient and gradient.format
         return {"forward": forward, "backward": backward, "scaling": scaling, "per": per}
+
+    @property
+    def scaling(self) -> Scaling:
+        """How the scales of all operands of a short form, or of operands in other formats, are
+        chosen.
+        """
+        return (self.short_form or {}).get("scaling", CURRENT)
+
+    @property
+    def per(self) -> Literal["tensor", "channel"]:
+        """The parts of such operands that have a scale each."""
+        return (self.short_form or {}).get("per", "tensor")
 
     @property
     def is_random(self) -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Hashable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
@@ -21,23 +23,24 @@ from ..scaled import (
     Scaling,
     amax,
     at_least,
+    exponent_of,
+    power_of_two,
     quantize,
 )
+from ..scaled._blocks import over_tiles
 from ._blocks import Blocks, Factor, in_blocks
-from ._contraction_rules import contraction, features, grouped, mixes_freely, with_integers
 from ._history import OperandAmaxes
 from ._keys import hadamard_signs, hadamard_transform, operand_key, place_of
 from ._layout import loaded_after, narrow_copy, stored_copy
 from ._narrow import holds
 from ._operand_settings import GRADIENT, Operand, Role
 from ._predict import between_activations, is_reread, role_read_later, roles
-from ._products import multiply
+from ._products import multiply, plain
 from ._quantized import QuantizedOperand, QuantizedValue, apart
 from ._residuals import Residuals, before_cast, load
-from ._rules import RULES
-from ._saturation import block_axis, rounded_operand
+from ._rules import RULES, contraction, features, grouped, mixes_freely, with_integers
 from ._units import reason_to_leave
-from ._value import Exponent, Memo, ScaledValue, StoredValue, wide_dtype
+from ._value import Exponent, Memo, ScaledValue, StoredValue, leading, wide_dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -330,7 +333,7 @@ class OperandRounding(Residuals):
         key = operand_key(self.key, operand_id, source) if setting.draws else None
         kept = tuple(a for a in range(x.ndim) if a not in contracted)
         if isinstance(fmt, BlockFormat):
-            axis = block_axis(setting, contracted, x.ndim)
+            axis = _block_axis(setting, contracted, x.ndim)
             tile = (kept[-1], setting.tile) if setting.tile > 1 and kept else None
             known = self.device, wide, signs
             return in_blocks(x, fmt, scaling.of_blocks(), axis, rounding, tile, key, *known)
@@ -366,7 +369,7 @@ class OperandRounding(Residuals):
         operands, _ = self.operands(equation, values)
         given, axes = self.transformed(equation, values, settings, axes)
         rounded = zip(given, operands, settings, axes, strict=True)
-        return [rounded_operand(x, y, s, a) for x, y, s, a in rounded if s is not None]
+        return [_rounded_operand(x, y, s, a) for x, y, s, a in rounded if s is not None]
 
     def _largest(self, value: ScaledValue) -> jax.Array:
         if value.memo.largest is None:
@@ -394,3 +397,52 @@ def _scales(operand: Factor | None) -> PyTree:
         copied = copied.data if isinstance(copied, ScaledArray) else copied  # of two levels
         return copied if numbers.source is None else numbers.source
     return numbers if scale is None else scale
+
+
+def _block_axis(setting: Operand, contracted: tuple[int, ...], ndim: int) -> int:
+    return contracted[-1] if setting.hadamard > 1 else max(contracted, default=ndim - 1)
+
+
+def _rounded_operand(
+    value: ScaledValue, operand: Factor, setting: Operand, contracted: tuple[int, ...]
+) -> RoundedOperand:
+    ((rounded, scale),) = plain([operand], jnp.float32)
+    exact, rounded = value.data.astype(jnp.float32), rounded.astype(jnp.float32)
+    own = 1.0 if scale is None else leading(scale, rounded)
+    rounded = rounded if scale is None else rounded * own
+    largest = _largest_beside(rounded, setting, contracted)
+    saturated = _is_saturated(exact, rounded, largest, setting)
+    limit = float(setting.element.max) * own if setting.scaling.source == "shapes" else math.inf
+    return RoundedOperand(exact, rounded, saturated, limit)
+
+
+def _largest_beside(rounded: jax.Array, setting: Operand, contracted: tuple[int, ...]) -> jax.Array:
+    """Returns for each number the largest magnitude with the same scale."""
+    size, fmt = jnp.abs(rounded), setting.format
+    largest = functools.partial(jnp.max, initial=0.0)  # of no numbers, too
+    if not isinstance(fmt, BlockFormat):
+        return largest(size, contracted if setting.per == "channel" else None, keepdims=True)
+    kept = [a for a in range(size.ndim) if a not in contracted][-1:]
+    spans = [(_block_axis(setting, contracted, size.ndim), fmt.size)]
+    spans += [(a, setting.tile) for a in kept if setting.tile > 1]
+    for span in spans:
+        size = over_tiles(largest, size, span)
+    return size
+
+
+def _is_saturated(
+    exact: jax.Array, rounded: jax.Array, largest: jax.Array, setting: Operand
+) -> jax.Array:
+    """Returns whether numbers were cut off: rounded down by more than half a unit, to the largest.
+
+    By more than a unit if they aren't rounded to nearest. The unit is the larger of the number's
+    own, for scales that are powers of two, and of the format's maximum, for others.
+    """
+    element = setting.element
+    unit = 2.0 ** (element.max_exponent - element.mantissa_bits)
+    size = jnp.abs(rounded)
+    own = power_of_two(exponent_of(size), size.dtype) * np.float32(element.eps)
+    most = jnp.maximum(own, size * np.float32(unit / float(element.max)))
+    if setting.rounding.startswith("nearest"):
+        most = most / 2
+    return (size == largest) & (jnp.abs(exact) - size > most)

@@ -17,11 +17,12 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
-from .._jax import provenance_here, with_common_axes
+from .._jax import jex, provenance_here, with_common_axes
+from .._types import PyTree
 from ..devices import DEVICES, Device, MatrixUnit, MatrixUnits, units_for
 from ..formats import BF16, E5M2, FP16, BlockFormat, Format
 from ..formats import format as format_
-from ..interpret import Equation, bind, rebind, unit_for, unit_result
+from ..interpret import Equation, bind, by_platform, rebind, unit_for, unit_result
 from ..ops import matmul
 from ..primitives import params
 from ._blocks import (
@@ -190,10 +191,46 @@ def multiply(
         return UnscaledProduct(wide(operands)[0])
     by_units = functools.partial(_by_block_units, equation, dtype)
     routes = {device.platform: by_units} if by_blocks else {}
+    routes |= {"cpu": wide, "default": narrow}
     arrays = with_common_axes(tuple(operands))
-    found = lax.platform_dependent(arrays, cpu=wide, **routes, default=narrow)
-    raw, factors = cast(tuple[jax.Array, tuple[jax.Array, ...]], found)
+    raw, factors = _by_platform(equation, routes, arrays, dtype)
     return UnscaledProduct(raw, factors)
+
+
+def _by_platform(
+    equation: Equation,
+    routes: dict[str, Callable],
+    arrays: tuple[Factor, ...],
+    dtype: DTypeLike,
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    holds_arrays = not isinstance(equation.primitive, jex.Primitive)  # a grouped product's
+    if holds_arrays or len(routes) > 2:  # or XLA needs the devices to lower block-scaled products
+        return cast(tuple, lax.platform_dependent(arrays, **routes))
+
+    def ignoring(_: None, *arrays: Factor, route: Callable) -> PyTree:
+        return route(arrays)
+
+    def scales(arrays: Sequence[Factor]) -> tuple[jax.Array, ...]:
+        return _tensor_scales(arrays) or _result_scales(equation, arrays)
+
+    factors = scales(arrays)
+    if any(s.ndim for s in factors):
+        factors = jax.eval_shape(scales, arrays)
+    known = {name: functools.partial(ignoring, route=f) for name, f in routes.items()}
+    raw = jax.ShapeDtypeStruct(_shape(equation, [x.shape for x, _ in arrays]), dtype)
+    types = tuple(jax.ShapeDtypeStruct(s.shape, s.dtype) for s in factors)
+    return by_platform(known, None, (raw, types), *arrays)
+
+
+def _shape(equation: Equation, operands: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Returns the shape of a product, which may be a transpose of the program's."""
+    if equation.name != "dot_general":
+        return equation.out_avals[0].shape
+    contracted, batch = params.dot_dimensions(equation)
+    shape = [operands[0][i] for i in batch[0]]
+    for own, summed, kept in zip(operands, contracted, batch, strict=True):
+        shape += [n for i, n in enumerate(own) if i not in (*summed, *kept)]
+    return tuple(shape)
 
 
 def _in_dtype(x: jax.Array, dtype: np.dtype, shift: int) -> jax.Array:

@@ -23,8 +23,10 @@ from ..scaled._power import quotient
 from ._blocks import Blocks, Factor, in_four_bits
 from ._value import ScaledValue, materialize
 
+STATIC = {"static": True}
 
-@jax.tree_util.register_pytree_node_class
+
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class QuantizedValue:
     """``data * scale * upper``: an argument in at most 8 bits, which nothing has changed so far.
@@ -46,9 +48,9 @@ class QuantizedValue:
     data: jax.Array | EncodedArray
     scale: jax.Array | None
     upper: jax.Array | None
-    block: tuple[int, int] | None
-    dtype: DTypeLike
-    given: tuple[int, ...] | None = None
+    block: tuple[int, int] | None = dataclasses.field(metadata=STATIC)
+    dtype: DTypeLike = dataclasses.field(metadata=STATIC)
+    given: tuple[int, ...] | None = dataclasses.field(default=None, metadata=STATIC)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -135,13 +137,6 @@ class QuantizedValue:
         fields = {"scale": rows(self.scale), "upper": rows(self.upper)}
         return dataclasses.replace(self, **fields, given=None)
 
-    def tree_flatten(self):
-        return (self.data, self.scale, self.upper), (self.block, self.dtype, self.given)
-
-    @classmethod
-    def tree_unflatten(cls, static, children):
-        return cls(*children, *static)
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class QuantizedOperand(ScaledValue):
@@ -189,7 +184,7 @@ def apart(operands: tuple[Factor, Factor]) -> tuple[Factor, Factor]:
 
 
 def moved(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
-    move = _move_of(equation.name)
+    move = MOVES.get(equation.name)
     floats = [x for x, a in zip(inputs, equation.in_avals, strict=True) if is_float(a)]
     if move is None or len(floats) != 1 or not isinstance(inputs[0], QuantizedValue):
         return None
@@ -246,11 +241,6 @@ def _convert(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | No
     kept, x = jnp.bfloat16 if dtype == jnp.bfloat16 else jnp.float32, inputs[0]
     given = x.given if dtype == equation.in_avals[0].dtype else None  # a weak type becomes strong
     return dataclasses.replace(x, dtype=kept, given=given)
-
-
-def _same(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
-    del equation
-    return inputs[0]
 
 
 def _each(
@@ -340,20 +330,12 @@ def _take(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
     return QuantizedValue(data, scale, upper, None, x.dtype)
 
 
-def _move_of(name: str) -> Callable[[Equation, Sequence[Value]], QuantizedValue | None] | None:
-    match name:
-        case "convert_element_type":
-            return _convert
-        case "copy" | "copy_p":
-            return _same
-        case "transpose":
-            return _transpose
-        case "reshape" | "squeeze":
-            return _reshape
-        case "slice" | "dynamic_slice":
-            return _slices
-        case "gather" | "all_gather":
-            return _take
-        case "sharding_constraint":
-            return _take
-    return None
+Move = Callable[[Equation, Sequence[Value]], QuantizedValue | None]
+MOVES: dict[str, Move] = {
+    "convert_element_type": _convert,
+    **dict.fromkeys(("copy", "copy_p"), lambda equation, inputs: inputs[0]),
+    "transpose": _transpose,
+    **dict.fromkeys(("reshape", "squeeze"), _reshape),
+    **dict.fromkeys(("slice", "dynamic_slice"), _slices),
+    **dict.fromkeys(("gather", "all_gather", "sharding_constraint"), _take),
+}

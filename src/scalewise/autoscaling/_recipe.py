@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, Unpack
 
 from .._check import CONVERTED, Natural, Pattern, checked
+from .._repr import changed_fields
 from .._resolve import as_format
 from ..devices import MatrixUnits, MatrixUnitsLike, device_for, matrix_units
 from ..devices import device as device_
 from ..formats import BF16, FP16, BlockFormat, BlockFormatLike, Format, FormatLike
-from ..scaled import SCALINGS, Scaling, at_least, storable
+from ..scaled import at_least, storable
 from ._operand_settings import (
     CURRENT,
     ROLES,
     Operand,
     OperandPair,
     Products,
+    ShortForm,
     operand_format,
     plain_operand,
     shown,
@@ -28,8 +29,7 @@ from ._overrides import Kept, Scope
 from ._units import require_native
 
 KeptLike: TypeAlias = BlockFormatLike | Products | None  # what an argument ``keep`` may give
-NOT_GIVEN: Any = ...  # the default of an argument whose own default is a value
-SHORT_FORM = {"forward": FP16, "backward": FP16, "scaling": CURRENT, "per": "tensor"}
+HALF = Products.short(FP16, FP16)
 
 
 @checked
@@ -62,27 +62,56 @@ class Storage:
 
 
 @checked
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """How each operation's result is rounded: the arithmetic of a machine without float32.
+
+    Attributes:
+        format: FP16 or BF16, with a scale for each result.
+        rescale: where scales are found from the data. ``"max"``, ``"l1"``, ``"l2"`` and
+            ``"least_squares"``: after each operation that can change the magnitude, by that
+            measure. None: after contractions, sums, powers, quotients and functions without a rule,
+            in an optimizer, and where a propagated scale could overflow the format; elsewhere
+            scales are propagated. ``"never"``: all scales follow from those of the arguments and
+            from shapes, as :data:`scalewise.scaled.RULES` say, and data are never read to find one
+            (but for :func:`rescale`); functions without a rule have results of scale 1; data beyond
+            the format's largest number saturate.
+        arithmetic: the dtype in which contractions accumulate: ``"float32"``, ``"narrow"`` (the
+            device's own product of that dtype, whose sums may overflow), or ``"auto"``, which
+            chooses at run time the narrow dtype if the operands' magnitudes let no sum overflow,
+            otherwise float32. That is for scales that leave data of unit size (propagated ones,
+            ``rescale="l2"``); with ``"max"`` FP16's sums would overflow.
+    """
+
+    format: Annotated[Format, CONVERTED] = FP16
+    rescale: Literal["max", "l1", "l2", "least_squares", "never"] | None = None
+    arithmetic: Literal["float32", "narrow", "auto"] = "float32"
+
+    def __post_init__(self):
+        object.__setattr__(self, "format", as_format(self.format, "Results.format"))
+        if self.format not in (FP16, BF16):
+            raise ValueError(f"Results.format is {self.format.name}; expected 'fp16' or 'bf16'")
+
+    def __repr__(self) -> str:
+        return f"Results({', '.join(changed_fields(self, text=shown))})"
+
+
+@checked
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
 class Recipe:
     """The formats and scales by which :func:`autoscale` rounds.
 
     A recipe is how each operand of the three products is rounded, and what holds for the whole
-    program. ``forward``, ``backward``, ``scaling`` and ``per`` are a short form of ``products``:
-    all operands from the forward pass are rounded alike, and all that carry a gradient.
+    program.
 
     Attributes:
-        forward: format, or block format, of a contraction's operands that come from the forward
-            pass (weights, activations), FP16 if none is given; None leaves them in the compute
-            dtype. Blocks lie along the contracted axis. Read from a recipe, the format of the
-            activation in ``products.forward``.
-        backward: format of a contraction's operands that carry a gradient, FP16 if none is given.
-            Read from a recipe, that of the gradient in ``products.input_gradient``.
-        products: how each operand of each of the three products is rounded. Operands that
-            ``residuals`` or ``keep`` give another format have the scaling of a short form, else
-            one scale, their largest magnitude's.
+        products: how each operand of each of the three products is rounded;
+            :meth:`Products.short` makes those that round all operands from the forward pass alike,
+            and all that carry a gradient. Operands that ``residuals`` or ``keep`` give another
+            format have the scaling of a short form, else one scale, their largest magnitude's.
         residuals: format of all other values of the forward pass that the backward pass reads or
             computes its inputs from; also of attention's operands if the other operands have at
-            most 8 bits. With ``rounds="every_op"``, format of every result.
+            most 8 bits.
         carry: format of a loop's carry between two iterations; None keeps the compute dtype, since
             a sum that a loop carries in a narrow format stagnates.
         collective: format in which a ``shard_map``'s all_gather and psum send their data, with a
@@ -91,17 +120,6 @@ class Recipe:
             ``jax.tree_util.keystr`` prints it) matches is returned stored so.
         min_size: residuals with fewer elements (for example the statistics of a norm) stay in the
             compute dtype, since a narrow copy saves less than its scale costs.
-        rounds: which results are rounded. ``"boundaries"``: operands of contractions, residuals
-            and stored outputs, while values in flight have the dtype that ``flight`` says.
-            ``"every_op"``: each result, to ``residuals`` with a scale of its own, the arithmetic of
-            a machine without float32.
-        scaling: how an operand's scale is chosen, see :func:`scalewise.quantize`. By default its
-            largest magnitude (current scaling), so that nothing saturates. :class:`Mx` chooses the
-            scales of blocks; operands in ``residuals`` keep current scaling. :class:`Unit` predicts
-            the scale from shapes, without reading the data; :class:`Delayed` derives it from the
-            steps before (see :class:`WithHistory`).
-        per: ``"tensor"``: one scale for an operand; ``"channel"``: one for each index of the axes
-            that aren't contracted.
         features: a contraction of fewer features (an image's one or three channels, a convolution
             that makes one, a depthwise convolution) has operands in ``residuals``: no hardware
             multiplies so few in FP8, and the whole input or output of a network passes through
@@ -109,30 +127,18 @@ class Recipe:
         flight: dtype of values in flight. ``"program"``: bfloat16 where the program computes in
             bfloat16, float32 for all other floats of at most 32 bits; a value in flight that takes
             no more memory than a 16-bit storage or operand format isn't rounded. ``"float32"``:
-            float32 throughout. float64 stays float64. For ``rounds="boundaries"``.
+            float32 throughout. float64 stays float64.
         keep: exceptions, ``{name: format}``: equations of that primitive, or in that scope (a
             ``jax.named_scope``, a Flax module; ``"block_0/attention"`` for one within another), or
             whose scope holds a pattern (``re.compile("^block_(0|11)/")``, of the names joined by
             ``/``), or on a line (``"model.py:12"``; ``"block_0 model.py:12#2"`` for the second
             contraction of that line within a scope), have operands and residuals in that format;
             FP32 leaves them unrounded. :class:`Products` in place of a format say how operands are
-            rounded, also those between activations. The first match decides. With
-            ``rounds="every_op"`` they are computed and kept in FP32, FP16
-            or BF16.
-        rescale: with ``rounds="every_op"``, where scales are found from the data. ``"max"``,
-            ``"l1"``, ``"l2"`` and ``"least_squares"``: after each operation that can change the
-            magnitude, by that measure. None: after contractions, sums, powers, quotients and
-            functions without a rule, in an optimizer, and where a propagated scale could overflow
-            the format; elsewhere scales are propagated. ``"never"``: all scales follow from those
-            of the arguments and from shapes, as :data:`scalewise.scaled.RULES` say, and data are
-            never read to find one (but for :func:`rescale`); functions without a rule have results
-            of scale 1; data beyond the format's largest number saturate.
-        arithmetic: with ``rounds="every_op"``, the dtype in which contractions accumulate:
-            ``"float32"``, ``"narrow"`` (the device's own product of that dtype, whose sums may
-            overflow), or ``"auto"``, which chooses at run time the narrow dtype if the operands'
-            magnitudes let no sum overflow, otherwise float32. That is for scales that leave data of
-            unit size (propagated ones, ``rescale="l2"``); with ``"max"`` FP16's sums would
-            overflow.
+            rounded, also those between activations. The first match decides. With ``results`` they
+            are computed and kept in FP32, FP16 or BF16.
+        results: None rounds operands of products, residuals and stored outputs, and leaves values
+            in flight in the dtype that ``flight`` says. :class:`Results` round each operation's
+            result instead; ``products``, ``residuals`` and ``flight`` then say nothing.
         device: a name of :data:`scalewise.devices.DEVICES`, for whose matrix units products are
             compiled unless the program is lowered for a CPU. None: the device of JAX's default
             backend, or an H100 if that isn't in the table. Name a device to compile ahead of time
@@ -146,8 +152,8 @@ class Recipe:
             operands are added on every platform as these units add them, bit for bit, where they
             multiply the formats, which takes much longer than the platform's own product. None: as
             the platform adds them.
-        native_products: True to raise ValueError instead: every product of ``forward`` and
-            ``backward`` formats has to run in units that multiply them.
+        native_products: True to raise ValueError instead: every product of ``products`` has to run
+            in units that multiply its formats.
 
     Raises:
         ValueError: an unknown format or name, or a contradictory combination.
@@ -159,12 +165,10 @@ class Recipe:
     collective: Format | None
     state: tuple[tuple[Pattern, Storage], ...]
     min_size: int
-    rounds: Literal["boundaries", "every_op"]
     features: int
     flight: Literal["program", "float32"]
     keep: tuple[tuple[Scope, Kept], ...]
-    rescale: Literal["max", "l1", "l2", "least_squares", "never"] | None
-    arithmetic: Literal["float32", "narrow", "auto"]
+    results: Results | None
     device: str | None
     narrow: Literal["faster", "always"]
     emulate: MatrixUnits | None
@@ -172,31 +176,23 @@ class Recipe:
 
     def __init__(
         self,
-        forward: Annotated[BlockFormatLike | None, CONVERTED] = NOT_GIVEN,
-        backward: Annotated[BlockFormatLike | None, CONVERTED] = NOT_GIVEN,
+        products: Products = HALF,
         residuals: Annotated[FormatLike | None, CONVERTED] = FP16,
         carry: Annotated[FormatLike | None, CONVERTED] = None,
         collective: Annotated[FormatLike | None, CONVERTED] = None,
         state: tuple[tuple[Pattern, Storage], ...] = (),
         min_size: Natural = 8192,
-        rounds: Literal["boundaries", "every_op"] = "boundaries",
-        scaling: Scaling = NOT_GIVEN,
-        per: Literal["tensor", "channel"] = NOT_GIVEN,
         features: Natural = 4,
         flight: Literal["program", "float32"] = "program",
         keep: Mapping[Scope, KeptLike] | tuple[tuple[Scope, KeptLike], ...] = (),
-        rescale: Literal["max", "l1", "l2", "least_squares", "never"] | None = None,
-        arithmetic: Literal["float32", "narrow", "auto"] = "float32",
+        results: Results | None = None,
         device: str | None = None,
         narrow: Literal["faster", "always"] = "faster",
         emulate: Annotated[MatrixUnitsLike | None, CONVERTED] = None,
         native_products: bool = False,
-        products: Products | None = None,
     ):
         arguments = locals()
         own = {field.name: arguments[field.name] for field in dataclasses.fields(Recipe)}
-        given = {n: arguments[n] for n in SHORT_FORM if arguments[n] is not NOT_GIVEN}
-        own["products"] = _products(products, given, rounds)
         own["device"] = None if device is None else device_(device).name
         own["emulate"] = None if emulate is None else matrix_units(emulate)
         for field in ("residuals", "carry", "collective"):
@@ -211,63 +207,56 @@ class Recipe:
         self._check_combinations()
 
     def __repr__(self) -> str:
-        but = SHORT_FORM if self.products.short_form is None else {"products": None}
-        default = {n: p.default for n, p in inspect.signature(Recipe).parameters.items()}
-        values = {n: getattr(self, n) for n in default if n not in but}
-        changed = [n for n, x in values.items() if x != SHORT_FORM.get(n, default[n])]
-        return f"Recipe({', '.join(f'{n}={shown(values[n])}' for n in changed)})"
+        changed = [f"{n}={shown(x)}" for n, x in vars(self).items() if x != vars(DEFAULT)[n]]
+        return f"Recipe({', '.join(changed)})"
 
     @property
-    def forward(self) -> Format | BlockFormat | None:
-        """The format of the activation in the forward product."""
-        return self.products.formats()[0][0]
-
-    @property
-    def backward(self) -> Format | BlockFormat | None:
-        """The format of the gradient in the product that gives the input's gradient."""
-        return self.products.formats()[1][0]
-
-    @property
-    def scaling(self) -> Scaling:
-        """How the scales of operands in a short form's formats, or in other formats, are chosen."""
-        form = self.products.short_form
-        return CURRENT if form is None else form["scaling"]
-
-    @property
-    def per(self) -> Literal["tensor", "channel"]:
-        """The parts of such operands that have a scale each."""
-        form = self.products.short_form
-        return "tensor" if form is None else form["per"]
+    def is_delayed(self) -> bool:
+        """Whether scales come from the steps before, see :class:`WithHistory`."""
+        return self.products.scaling.source == "history"
 
     def setting(self, fmt: Format | BlockFormat) -> Operand:
         """Returns how operands are rounded to a format that ``products`` doesn't give them."""
-        current = self.scaling.for_blocks and isinstance(fmt, Format)
-        return plain_operand(fmt, CURRENT if current else self.scaling, self.per)
+        scaling = self.products.scaling
+        current = scaling.for_blocks and isinstance(fmt, Format)
+        return plain_operand(fmt, CURRENT if current else scaling, self.products.per)
 
     def _check_combinations(self) -> None:
         if self.native_products:
             require_native(self.products.formats(), device_for(self.device))
-        if self.rounds == "every_op":
-            if self.emulate is not None:
-                raise ValueError("Recipe.emulate is for rounds='boundaries', not 'every_op'")
-            if self.scaling != CURRENT:
+        if self.results is None:
+            return
+        for field in ("products", "residuals", "carry", "flight", "emulate"):
+            if getattr(self, field) != vars(DEFAULT)[field]:
                 raise ValueError(
-                    f"rounds='every_op' finds scales as rescale says: scaling={self.scaling!r} "
-                    "would be ignored"
+                    f"Recipe.results rounds every result: Recipe.{field} would be ignored; leave "
+                    "one of them out"
                 )
-            if self.residuals not in (FP16, BF16):
-                name = self.residuals and self.residuals.name
-                raise ValueError(f"rounds='every_op' computes in fp16 or bf16; residuals is {name}")
-            if self.carry is not None:
-                raise ValueError("rounds='every_op' rounds every result: no carry of its own")
-            other = [f for _, f in self.keep if f not in (None, FP16, BF16)]
-            if other:
-                raise ValueError(
-                    "rounds='every_op' computes in fp16, bf16 or, where keep says so, fp32; "
-                    f"keep names {getattr(other[0], 'name', other[0])}"
-                )
-        elif self.rescale is not None or self.arithmetic != "float32":
-            raise ValueError("rescale and arithmetic are for rounds='every_op'")
+        other = [f for _, f in self.keep if f not in (None, FP16, BF16)]
+        if other:
+            raise ValueError(
+                "Recipe.results computes in fp16, bf16 or, where keep says so, fp32; "
+                f"keep names {getattr(other[0], 'name', other[0])}"
+            )
+
+    def with_operands(self, **changes: Unpack[ShortForm]) -> Recipe:
+        """Returns the recipe with changed arguments of :meth:`Products.short`.
+
+        Raises:
+            ValueError: its products have operands of more than two kinds.
+
+        Example:
+            >>> import scalewise as sw
+            >>> sw.recipes.fp8.with_operands(backward="e4m3fn").products
+            Products.short('e4m3fn', 'e4m3fn')
+        """
+        form = self.products.short_form
+        if form is None:
+            raise ValueError(
+                "Recipe.with_operands: the products have operands of more than two kinds; change "
+                "them by with_products"
+            )
+        return dataclasses.replace(self, products=Products.short(**form | changes))
 
     def with_products(self, **changes: OperandPair | Literal["original", "forward"]) -> Recipe:
         """Returns the recipe with changed fields of its ``products``.
@@ -305,50 +294,6 @@ class Recipe:
         return found if found is not None and at_least(size, found.min_size) else None
 
 
-def _products(products: Products | None, given: dict[str, Any], rounds: str) -> Products:
-    given |= {n: operand_format(given[n]) for n in ("forward", "backward") if n in given}
-    form = SHORT_FORM if products is None else products.short_form
-    if form is not None:
-        form = form | given
-        _check_short_form(rounds, **form)
-        return Products.short(**form)
-    assert products is not None
-    own = {"forward": products.formats()[0][0], "backward": products.formats()[1][0]}
-    other = [n for n, x in given.items() if x != (SHORT_FORM | own)[n]]
-    if rounds != "boundaries" or {"scaling", "per"} & set(other):
-        raise ValueError(
-            "Recipe.products says how operands are rounded: rounds='every_op', scaling and per "
-            "would be ignored; set them in each Operand"
-        )
-    if other:
-        name, fmt, has = other[0], given[other[0]], own[other[0]]
-        raise ValueError(
-            f"Recipe.{name} is {getattr(fmt, 'name', fmt)!r}, and products say "
-            f"{getattr(has, 'name', has)!r}; change products by with_products, or set products=None"
-        )
-    return products
-
-
-def _check_short_form(
-    rounds: str,
-    forward: Format | BlockFormat | None,
-    backward: Format | BlockFormat | None,
-    scaling: Scaling,
-    per: str,
-) -> None:
-    if scaling.source == "operand":
-        raise ValueError(
-            "Recipe.scaling is Propagated, which needs a scale to begin with; expected one of "
-            + ", ".join(c.__name__ for c in SCALINGS.values() if c.source != "operand")
-        )
-    blocks = [f.name for f in (forward, backward) if isinstance(f, BlockFormat)]
-    if scaling.source == "history" and (rounds != "boundaries" or per != "tensor" or blocks):
-        what = f"format {blocks[0]}" if blocks else f"rounds={rounds!r}, per={per!r}"
-        raise ValueError(
-            "Recipe.scaling is Delayed, which keeps one scale an operand; expected "
-            f"rounds='boundaries', per='tensor' and no block formats, not {what}"
-        )
-
-
+DEFAULT = Recipe()
 RecipeLike: TypeAlias = Recipe | str
 """A recipe, or the name of one (``"fp8"``)."""

@@ -38,11 +38,11 @@ class Memo:
         extreme: one number of the array's largest magnitude, with as many axes: of an argument's
             slice, found before the loop.
         changed: values that equations read in place of this one: after a transform, as the forward
-            product read it, or in a dtype (``rounds="every_op"``), by what was done.
+            product read it, or in a dtype (``Recipe.results``), by what was done.
         untransformed: the array that this value is a Hadamard transform of, and the signs.
         in_float32: computes a product in float32, whose 16-bit result was converted to it.
         largest: the largest magnitude, of delayed scaling.
-        measure: by which the scale was found (``rounds="every_op"``); empty if it was propagated.
+        measure: by which the scale was found (``Recipe.results``); empty if it was propagated.
         role: in the forward products that have read it.
         narrowed: whether a product of narrow operands has read it.
         unrounded: whether a product has read it unrounded, so that it is stored.

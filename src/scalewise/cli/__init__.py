@@ -8,7 +8,7 @@ import typer
 from ._checkpoints import cast, check, diff, inspect
 from ._command import add, run
 from ._formats import formats, recipes, table
-from ._functions import audit, plan, record, tune
+from ._functions import audit, plan, record
 from ._training import compare, train
 
 app = typer.Typer(
@@ -18,9 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # its boxes show the types of Python beside each option
 )
-for command in (
-    audit, tune, plan, record, diff, compare, train, cast, check, formats, recipes,
-):  # fmt: skip
+for command in (audit, plan, record, diff, compare, train, cast, check, formats, recipes):
     add(app, command)
 app.add_typer(
     table, name="table", epilog="\b\nExample:\n  scalewise table functions exp --format bf16"

@@ -1,4 +1,4 @@
-"""`scalewise audit`, `tune`, `plan` and `record`: run and measure a function of a user's file."""
+"""`scalewise audit`, `plan` and `record`: run and measure a function of a user's file."""
 
 import inspect
 import json
@@ -162,33 +162,6 @@ def _saved(report: Any, path: Path) -> Path | None:
     return None
 
 
-def tune(
-    target: str,
-    *,
-    tol: float = 0.001,
-    fmt: list[str] | None = None,
-    args: str | None = None,
-    seed: int = 0,
-    out: list[Path] | None = None,
-) -> None:
-    """Find the narrowest formats of a function's parts that keep its outputs within a tolerance.
-
-    Args:
-        tol: The outputs' relative error to keep, against float32.
-        fmt (--format NAME): A format to try; may be given again. Default: bf16.
-
-    Example:
-        scalewise tune model.py:loss_of --args example --format bf16
-    """
-    check(target, out)
-    # JAX takes a second to import: not for --help
-    from scalewise.auditing import tune as tuned
-    from scalewise.auditing import writable
-
-    formats = tuple(fmt or ("bf16",))
-    computed(lambda f: tuned(f, tol=tol, formats=formats), target, args, seed, out, writable)
-
-
 EXPORTS = ("python", "compressed-tensors", "modelopt", "torchao")
 
 
@@ -203,25 +176,28 @@ def plan(
     objective: str = "auto",
     fmt: list[str] | None = None,
     activation: list[str] | None = None,
+    result: list[str] | None = None,
     export: str | None = None,
     args: str | None = None,
     seed: int = 0,
     out: list[Path] | None = None,
 ) -> None:
-    """Find the formats of a function's products that change its results least, at a given cost.
+    """Find the formats of a function that change its results least, at a given cost.
 
     Args:
-        bits: The mean bits of a weight.
-        size (--bytes): The bytes of all weights, instead.
+        bits: The mean bits of a weight, or of a result (with --result).
+        size (--bytes): The bytes of all of them, instead.
         seconds: A bound of the products' time on --device, instead.
         error: The objective's limit; the fewest bits that keep it.
         device: A device, as scalewise formats lists them.
         objective (NAME): What is kept small: kl (of logits), loss, error (of all results), or
             auto.
         fmt (--format NAME): A format of weights; may be given again. Default: nvfp4,
-            mxfp8_e4m3, bf16.
+            mxfp8_e4m3, bf16, or none of them with --result.
         activation (NAME): A format of activations; may be given again. weights: the weight's
             own. Default: unrounded.
+        result (NAME): A format of results of all operations; may be given again. Default:
+            unrounded.
         export (NAME): Print it as python, compressed-tensors, modelopt, torchao as well.
 
     Example:
@@ -236,12 +212,15 @@ def plan(
     from scalewise.planning import Budget
     from scalewise.planning import plan as planned
 
-    formats = tuple(fmt or ("nvfp4", "mxfp8_e4m3", "bf16"))
-    others = "weights" if activation == ["weights"] else tuple(activation or (None,))
+    choice = {
+        "formats": tuple(fmt) if fmt else None,
+        "activations": "weights" if activation == ["weights"] else tuple(activation or (None,)),
+        "results": tuple(result or ()),
+    }
     with refusal(ValueError, TypeError):
         budget = Budget(bits=bits, bytes=size, seconds=seconds, error=error, device=device)
     found = computed(
-        lambda f: planned(f, budget, objective=objective, formats=formats, activations=others),  # pyright: ignore[reportArgumentType]
+        lambda f: planned(f, budget, objective=objective, **choice),  # pyright: ignore[reportArgumentType]
         target, args, seed, out, writable,
     )  # fmt: skip
     if export is not None:

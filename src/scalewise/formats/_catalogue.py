@@ -6,11 +6,12 @@ import dataclasses
 import importlib
 from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
+import ml_dtypes
 import numpy as np
 
 from .._check import Count, Range, checked
 from .._repr import changed_fields
-from ._format import CATALOGUE_DTYPES, Format, register_dtype
+from ._format import CATALOGUE_DTYPES, Format
 
 FP64 = Format("fp64", 11, 52)
 FP32 = Format("fp32", 8, 23)
@@ -44,12 +45,20 @@ UE4M4 = E4M3FN.unsigned()
 UE5M3 = E5M2.unsigned()
 
 CATALOGUE: dict[str, Format] = {
-    f.name: register_dtype(f)
+    f.name: f
     for f in (
         FP64, FP32, TF32, FP16, BF16, DLFLOAT16, E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, E4M3, E3M4,
         E4M3B11FNUZ, E8M0, E2M3FN, E3M2FN, E2M1FN, UE5M11, UE8M8, UE4M4, UE5M3,
     )
 }  # fmt: skip
+
+CATALOGUE_DTYPES |= {
+    FP64: np.float64, FP32: np.float32, FP16: np.float16, BF16: ml_dtypes.bfloat16,
+    E8M0: ml_dtypes.float8_e8m0fnu,
+}  # fmt: skip
+for _fmt in CATALOGUE.values():
+    if dtype := getattr(ml_dtypes, f"float{_fmt.bits}_{_fmt.name}", None):
+        CATALOGUE_DTYPES[_fmt] = dtype
 
 ALIASES = {
     "float64": FP64, "double": FP64, "f64": FP64,

@@ -8,7 +8,6 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, Literal
 
-import ml_dtypes
 import numpy as np
 
 from .._check import checked
@@ -16,25 +15,6 @@ from .._repr import changed_fields
 from . import _codes
 
 NaN = Literal["ieee", "all_ones", "negative_zero", "none"]
-
-# Formats that NumPy or ml_dtypes can store, by name.
-_DTYPES = {
-    "fp64": np.float64,
-    "fp32": np.float32,
-    "fp16": np.float16,
-    "bf16": ml_dtypes.bfloat16,
-    "e4m3fn": ml_dtypes.float8_e4m3fn,
-    "e4m3fnuz": ml_dtypes.float8_e4m3fnuz,
-    "e5m2": ml_dtypes.float8_e5m2,
-    "e5m2fnuz": ml_dtypes.float8_e5m2fnuz,
-    "e4m3": ml_dtypes.float8_e4m3,
-    "e3m4": ml_dtypes.float8_e3m4,
-    "e4m3b11fnuz": ml_dtypes.float8_e4m3b11fnuz,
-    "e8m0": ml_dtypes.float8_e8m0fnu,
-    "e2m3fn": ml_dtypes.float6_e2m3fn,
-    "e3m2fn": ml_dtypes.float6_e3m2fn,
-    "e2m1fn": ml_dtypes.float4_e2m1fn,
-}
 
 
 @checked
@@ -311,10 +291,5 @@ def _log2(x: Fraction) -> int:
     return n if Fraction(2) ** n <= x else n - 1
 
 
+# of the catalogue's formats
 CATALOGUE_DTYPES: dict[Format, Any] = {}
-
-
-def register_dtype(fmt: Format) -> Format:
-    if fmt.name in _DTYPES:
-        CATALOGUE_DTYPES[fmt] = _DTYPES[fmt.name]
-    return fmt

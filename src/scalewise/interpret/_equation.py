@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import sysconfig
 import warnings
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -177,9 +178,16 @@ class Equation:
 
     def bind_last(self, *operands: ArrayLike) -> Equation:
         """Returns an equation of the first operands alone, with plain arrays for the last ones."""
-        invars = self.eqn.invars[: len(self.eqn.invars) - len(operands)]
-        bound = cast(jex.Primitive, _BoundPrimitive(self.primitive, operands))
-        return dataclasses.replace(self, eqn=self.eqn.replace(primitive=bound, invars=invars))
+        bound = copy.copy(self.primitive)
+
+        def bind(*inputs: ArrayLike, **params: Parameter) -> jax.Array | list[jax.Array]:
+            outs = _wide.bind(self.primitive, params, [*inputs, *operands])
+            return outs if bound.multiple_results else outs[0]
+
+        bound.bind = bind
+        return self.with_primitive(bound, self.params).with_operands(
+            *range(len(self.eqn.invars) - len(operands))
+        )
 
     def with_primitive(self, primitive: jex.Primitive, params: dict[str, Parameter]) -> Equation:
         """Returns the equation with another primitive, at the same place of the program."""
@@ -194,27 +202,6 @@ class Equation:
         """Returns the equation with only the operands at these positions."""
         invars = [self.eqn.invars[i] for i in positions]
         return dataclasses.replace(self, eqn=self.eqn.replace(invars=invars))
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _BoundPrimitive:
-    primitive: jex.Primitive
-    operands: tuple[ArrayLike, ...]
-
-    @property
-    def name(self) -> str:
-        return self.primitive.name
-
-    @property
-    def multiple_results(self) -> bool:
-        return self.primitive.multiple_results
-
-    def get_bind_params(self, params: dict[str, Parameter]) -> dict[str, Parameter]:
-        return self.primitive.get_bind_params(params)
-
-    def bind(self, *inputs: ArrayLike, **params: Parameter) -> jax.Array | list[jax.Array]:
-        outs = _wide.bind(self.primitive, params, [*inputs, *self.operands])
-        return outs if self.multiple_results else outs[0]
 
 
 def _applies(eqn: jex.JaxprEqn) -> bool:

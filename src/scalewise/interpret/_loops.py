@@ -24,12 +24,8 @@ from ._wide import map_floats
 MIN_APART, TIMES_APART = 10_000, 10
 
 
-def _invariant(interpretation, equation: Equation, jaxpr, consts, part=()):
-    return _followed(interpretation, equation, jaxpr, consts, part)[0]
-
-
 def _followed(interpretation, equation: Equation, jaxpr, consts, part=()):
-    """Returns a body's constants after that work, and its outputs that are the same each time.
+    """Returns a body's constants with repeated work done, and outputs equal in each iteration.
 
     Constants (None for values that the iteration changes) are followed through equations that an
     interpretation repeats, into inner loops and calls: a value remembers what was made of it.
@@ -184,8 +180,8 @@ def _while_parts(interpretation, equation: Equation, consts):
     """
     loop, avals = params.while_loop(equation), equation.out_avals
     m = loop.condition_consts
-    cond_consts = _invariant(interpretation, equation, loop.condition, consts[:m], (0,))
-    body_consts = _invariant(interpretation, equation, loop.body, consts[m:], (1,))
+    cond_consts, _ = _followed(interpretation, equation, loop.condition, consts[:m], (0,))
+    body_consts, _ = _followed(interpretation, equation, loop.body, consts[m:], (1,))
     to_form = partial(canonical, interpretation, equation, avals=avals, boundary="carry")
     run = partial(interpret_jaxpr, interpretation, within=equation)
 
@@ -195,7 +191,8 @@ def _while_parts(interpretation, equation: Equation, consts):
         return state, outs[0]
 
     def chosen(going, new, old, aval):
-        going = jax.tree.map(partial(_widen, shape=aval.shape), going)
+        widen = lambda p: lax.broadcast_in_dim(p, aval.shape, range(p.ndim))  # noqa: E731
+        going = jax.tree.map(widen, going)
         choose = interpretation.select if interpretation.lifts(aval) else lax.select
         return choose(going, new, old)
 
@@ -211,10 +208,6 @@ def _while_parts(interpretation, equation: Equation, consts):
     return again, body, to_form
 
 
-def _widen(predicate, shape):
-    return lax.broadcast_in_dim(predicate, shape, range(predicate.ndim))
-
-
 def _scan(interpretation, equation: Equation, state, inputs):
     if interpretation.eager_iterations(state, equation) >= params.scan(equation).length > 0:
         return _scan_loop(interpretation, equation, state, inputs, scan=_eager_scan)
@@ -226,7 +219,7 @@ def _scan_loop(interpretation, equation: Equation, state, inputs, scan: Callable
     loop = params.scan(equation)
     m, n = loop.consts, loop.carries
     consts, carry, xs = inputs[:m], inputs[m : m + n], inputs[m + n :]
-    consts = _invariant(interpretation, equation, loop.body, consts)
+    consts, _ = _followed(interpretation, equation, loop.body, consts)
     carry_avals, ys_avals = equation.out_avals[:n], equation.out_avals[n:]
     to_form = partial(canonical, interpretation, equation)
     body_avals = _jax.avals_of(_jax.open_jaxpr(loop.body)[0].outvars[n:])

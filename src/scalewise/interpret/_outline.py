@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache, partial
 from typing import NamedTuple, TypeVar, cast
 
@@ -24,6 +24,14 @@ class Call(NamedTuple):
     function: Callable[..., PyTree]
     options: Hashable
     tree: TreeDef
+
+    @property
+    def name(self) -> str:
+        """The name of the function, or of the default route."""
+        function = self.function
+        if function is _by_jax:
+            function = dict(cast(tuple, self.options)[0])["default"]
+        return getattr(function, "__name__", "by_platform")
 
 
 def outlined(function: Callable[..., Result], options: Hashable, *operands: PyTree) -> Result:
@@ -46,33 +54,45 @@ def outlined(function: Callable[..., Result], options: Hashable, *operands: PyTr
     types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
     traced = _jitted(function).trace(options, *jax.tree.unflatten(tree, types))
     call = Call(function, options, tree)
-    outs = outlined_p.bind(*arrays, jaxpr=traced.jaxpr, call=call, cpu=None)
+    outs = outlined_p.bind(*arrays, jaxpr=traced.jaxpr, call=call)
     return jax.tree.unflatten(jax.tree.structure(traced.out_info), outs)
 
 
 def by_platform(
-    function: Callable[..., Result],
-    cpu: Callable[..., Result],
+    routes: Mapping[str, Callable[..., Result]],
     options: Hashable,
     result: PyTree,
     *operands: PyTree,
 ) -> Result:
-    """Returns ``function(options, *operands)``, or what ``cpu`` returns in a program for a CPU.
+    """Returns what :func:`jax.lax.platform_dependent` does, traced when the program is lowered, and
+    only for its platform.
 
-    Neither function is traced before the program is lowered, and then only the one for its
-    platform: :func:`jax.lax.platform_dependent` traces both for each type of the operands.
-    ``result`` is a pytree of the results' :class:`jax.ShapeDtypeStruct`. On a CPU, too,
-    ``function`` is called under a transformation, on a mesh and outside of jit.
+    Args:
+        routes: functions of ``options`` and ``operands`` by platform, and ``"default"``. The one of
+            ``"whole_cpu"`` is called in a jitted program for a CPU that XLA doesn't split over
+            devices, but not under a transformation; it returns what the default does.
+        options: of all routes, hashable.
+        result: a pytree of the results' :class:`jax.ShapeDtypeStruct`.
+        operands: pytrees of arrays without 64-bit dtypes.
     """
-    if not jax.sharding.get_abstract_mesh().empty:
-        return _jitted(function)(options, *operands)
     arrays, tree = jax.tree.flatten(operands)
     outs, out_tree = jax.tree.flatten(result)
-    call = Call(function, options, tree)
+    known = all(isinstance(n, int) for x in (*arrays, *outs) for n in x.shape)
+    if not known or not jax.sharding.get_abstract_mesh().empty:
+        return _by_jax((tuple(routes.items()), options), *operands)
+    call = Call(_by_jax, (tuple(routes.items()), options), tree)
     types = tuple(ShapedArray(x.shape, x.dtype) for x in arrays)
     body = _Untraced(call, types, tuple(ShapedArray(x.shape, x.dtype) for x in outs))
-    outs = outlined_p.bind(*arrays, jaxpr=body, call=call, cpu=cpu)
+    outs = outlined_p.bind(*arrays, jaxpr=body, call=call)
     return jax.tree.unflatten(out_tree, outs)
+
+
+def _by_jax(options: tuple, *operands: PyTree) -> PyTree:
+    given, own = options
+    routes = {name: partial(f, own) for name, f in given if name != "whole_cpu"}
+    if len(routes) == 1:
+        return _jitted(dict(given)["default"])(own, *operands)
+    return jax.lax.platform_dependent(*operands, **routes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +105,9 @@ class _Untraced:
     def closed(self) -> Jaxpr:
         function, options, tree = self.call
         return _jitted(function).trace(options, *jax.tree.unflatten(tree, self.in_avals)).jaxpr
+
+    def __repr__(self) -> str:
+        return str(self.closed)
 
     @property
     def jaxpr(self) -> Jaxpr:
@@ -113,41 +136,65 @@ def _called(*arrays: jax.Array, call: Call, **params: Parameter) -> list[jax.Arr
     return jax.tree.leaves(_jitted(function)(options, *jax.tree.unflatten(tree, arrays)))
 
 
-def _called_on_cpu(
-    *arrays: jax.Array, call: Call, cpu: Callable[..., PyTree], **params: Parameter
-) -> list[jax.Array]:
-    _, options, tree = call
-    return jax.tree.leaves(cpu(options, *jax.tree.unflatten(tree, arrays)))
-
-
 def _lower_inline(
-    ctx: mlir.LoweringRuleContext, *arrays: mlir.ir.Value, **params: Parameter
+    ctx: mlir.LoweringRuleContext, *arrays: mlir.ir.Value, jaxpr: Jaxpr | _Untraced, call: Call
 ) -> Sequence[mlir.ir.Value]:
     """Lowers what was traced: the types of a program in float64 outlive the switch for it."""
-    body, name = params["jaxpr"], params["call"].function.__name__
-    closed = body.closed if isinstance(body, _Untraced) else body
-    return mlir.core_call_lowering(ctx, *arrays, name=name, call_jaxpr=closed)
+    if isinstance(jaxpr, _Untraced):
+        return _lower_route(ctx, arrays, call, ctx.platforms or ctx.module_context.platforms)
+    return mlir.core_call_lowering(ctx, *arrays, name=call.name, call_jaxpr=jaxpr)
 
 
 def _lower_for_cpu(
-    ctx: mlir.LoweringRuleContext, *arrays: mlir.ir.Value, **params: Parameter
+    ctx: mlir.LoweringRuleContext, *arrays: mlir.ir.Value, jaxpr: Jaxpr | _Untraced, call: Call
 ) -> Sequence[mlir.ir.Value]:
-    if _jax.is_partitioned(ctx):
-        return _lower_inline(ctx, *arrays, **params)
-    if params["cpu"] is not None:
-        return _lower_cpu_inline(ctx, *arrays, **params)
-    results = _lower_inline(ctx, *arrays, **params)
-    if results:
-        call = cast(mlir.ir.Operation, results[0].owner)
+    whole = not _jax.is_partitioned(ctx)
+    if isinstance(jaxpr, _Untraced):
+        names = ("cpu", "whole_cpu") if whole else ("cpu",)
+        return _lower_route(ctx, arrays, call, names)
+    results = _lower_inline(ctx, *arrays, jaxpr=jaxpr, call=call)
+    if whole and results:
         kept = mlir.ir.StringAttr.get("false")
-        call.attributes["mhlo.frontend_attributes"] = mlir.ir.DictAttr.get({"inlineable": kept})
+        attributes = cast(mlir.ir.Operation, results[0].owner).attributes
+        attributes["mhlo.frontend_attributes"] = mlir.ir.DictAttr.get({"inlineable": kept})
     return results
 
 
+def _lower_route(
+    ctx: mlir.LoweringRuleContext,
+    arrays: Sequence[mlir.ir.Value],
+    call: Call,
+    names: Sequence[str],
+) -> Sequence[mlir.ir.Value]:
+    """Lowers the last route named, or the default one, of which equal calls share a function; all
+    routes in a program for several platforms."""
+    given, own = options = cast(tuple, call.options)
+    routes = dict(given)
+    name = next((n for n in reversed(names) if n in routes), "default")
+    if name == "default" and _by_default(call):
+        types = jax.tree.unflatten(call.tree, ctx.avals_in)
+        body = _jitted(routes[name]).trace(own, *types).jaxpr
+        return mlir.core_call_lowering(ctx, *arrays, name=call.name, call_jaxpr=body)
+    several = len(names) > 1 and "whole_cpu" not in names
+    function, options = (_by_jax, options) if several else (routes[name], own)
+
+    def route(*arrays: jax.Array) -> list[jax.Array]:
+        return jax.tree.leaves(function(options, *jax.tree.unflatten(call.tree, arrays)))
+
+    with _jax.at_line_of(ctx):
+        return mlir.lower_fun(route)(ctx, *arrays)
+
+
+def _by_default(call: Call) -> bool:
+    return {name for name, _ in cast(tuple, call.options)[0]} <= {"default", "whole_cpu"}
+
+
 def _batched(
-    arrays: Sequence[jax.Array], dims: Sequence[int | None], **params: Parameter
+    arrays: Sequence[jax.Array], dims: Sequence[int | None], *, jaxpr: object, call: Call
 ) -> tuple[list[jax.Array], list[int]]:
-    outs = outlined(_over_axis, (params["call"], tuple(dims)), *arrays)
+    options = call, tuple(dims)
+    inline = isinstance(jaxpr, _Untraced) and not _by_default(call)
+    outs = _over_axis(options, *arrays) if inline else outlined(_over_axis, options, *arrays)
     return outs, [0] * len(outs)
 
 
@@ -163,7 +210,6 @@ def _jvp(
     return jax.jvp(partial(_called, **params), tuple(primals), given)
 
 
-_lower_cpu_inline = mlir.lower_fun(_called_on_cpu, multiple_results=True)
 outlined_p.is_high = lambda *avals, **params: False  # JAX 0.12: jit lowers what its body holds
 outlined_p.def_impl(_called)
 outlined_p.def_abstract_eval(lambda *arrays, jaxpr, **params: jaxpr.out_avals)

@@ -76,7 +76,9 @@ def rebind(
     if foreign is not None:
         return interpret_jaxpr(InDtype(own, complex_dtype), foreign, (), inputs)[1]
 
-    def typed(v):
+    def typed(v: Parameter) -> Parameter:
+        if isinstance(v, lax.DotAlgorithm | lax.DotAlgorithmPreset):
+            return None  # for operands of its own dtypes, and devices may lack it
         if not isinstance(v, np.dtype):
             return v
         if jnp.issubdtype(v, jnp.complexfloating):
@@ -225,10 +227,8 @@ def unit_result(
     a, b = inputs
     if equation.name == "dot_general":
         return dot_general(a, b, params.dot_dimensions(equation), accumulator=unit, out=out)
-    window = params.conv_window(equation)
     features, batch = params.conv_groups(equation)
     return conv_general_dilated(
-        a, b, window.strides, window.padding, lhs_dilation=window.lhs_dilation,
-        rhs_dilation=window.rhs_dilation, dimension_numbers=params.conv_dimensions(equation),
+        a, b, **params.conv_window(equation), dimension_numbers=params.conv_dimensions(equation),
         feature_group_count=features, batch_group_count=batch, accumulator=unit, out=out,
     )  # fmt: skip

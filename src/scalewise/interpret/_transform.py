@@ -24,12 +24,6 @@ from ._objects import pure_call
 from ._program import Program, check_callable, trace
 from ._wide import Value, is_float, is_inexact, map_floats, with_items
 
-STATELESS = ()
-
-
-def _strong(aval: ShapedArray) -> ShapedArray:
-    return aval.update(weak_type=False)
-
 
 def _in_own_mesh(f: Callable[[Any, ShapedArray], PyTree]) -> Callable[[Any, ShapedArray], PyTree]:
     def call(x: Any, aval: ShapedArray) -> PyTree:
@@ -129,14 +123,18 @@ class _Call:
         for value, aval, path in zip(values, self.out_avals, self.paths, strict=True):
             with _jax.in_own_mesh(value):
                 y = self.interpretation.emit(value, aval, path) if is_float(aval) else value
-                outs.append(_jax.typed_as(_jax.vary(y, _jax.varying(aval)), aval))
+                outs.append(_jax.typed_as(y, aval))
         return outs
 
     def call(self, operands: list[Argument]) -> list[PyTree]:
         n = len(self.outer)
-        with self.interpretation.context():
+
+        def run():
             program, values = self.closed(operands[:n]), self.lifted(operands)[n:]
-            return self.emit(interpret_jaxpr(self.interpretation, program, STATELESS, values)[1])
+            return self.emit(interpret_jaxpr(self.interpretation, program, (), values)[1])
+
+        with self.interpretation.context():
+            return _jax.checked(run)
 
     def primal(self, operands: list[Argument]) -> list[PyTree]:
         outs = self.call(operands)
@@ -147,8 +145,7 @@ class _Call:
     def transposable(self, operands: Sequence[Argument]) -> list[PyTree]:
         """Calls a linear program in a form whose transpose interprets the transposed program."""
         moving = [i for i, x in enumerate(operands) if _jax.is_to_be_transposed(x)]
-        types = [self.operand_avals[i].update(weak_type=False) for i in moving]
-        outs = [a.update(weak_type=False) for a in self.out_avals]
+        types = [self.operand_avals[i] for i in moving]
         known, tree = jax.tree.flatten(with_items(operands, moving, [None] * len(moving)))
 
         def run(constants, arrays):
@@ -166,8 +163,8 @@ class _Call:
         def refused(*_):
             raise TypeError(f"{self.name}: a transposed function can't be differentiated")
 
-        forward = Linear(run, lambda: backward, refused, types, outs)
-        backward = Linear(run_transposed, lambda: forward, refused, outs, types)
+        forward = Linear(run, lambda: backward, refused, types, self.out_avals)
+        backward = Linear(run_transposed, lambda: forward, refused, self.out_avals, types)
         return forward(known, [operands[i] for i in moving])
 
     def pushforward(self, primals: tuple[list[Argument]], tangents: tuple[list[PyTree]]):
@@ -199,12 +196,11 @@ class _Derivative:
 
     def __init__(self, call: _Call, moving: Sequence[int]):
         self.call, self.moving = call, moving
-        self.in_avals = [call.operand_avals[i].update(weak_type=False) for i in moving]
-        self.out_avals = [a.update(weak_type=False) for a in call.out_avals if is_inexact(a)]
+        self.in_avals = [call.operand_avals[i] for i in moving]
+        self.out_avals = [a for a in call.out_avals if is_inexact(a)]
 
     def forward(self, operands: Sequence[Argument]) -> tuple[list[PyTree], list[Value]]:
         call, by = self.call, self.call.interpretation
-        avals = [_strong(a) for a in call.operand_avals]
 
         def primal(*operands):
             ys, pushforward, rest = jax.linearize(
@@ -212,15 +208,19 @@ class _Derivative:
             )
             return ys, rest, pushforward
 
-        jaxpr, shapes = jax.make_jaxpr(primal, return_shape=True)(*avals)
+        jaxpr, shapes = jax.make_jaxpr(primal, return_shape=True)(*call.operand_avals)
         n_outs, n_moved = len(call.out_avals), len(shapes[0])
         self.tree = jax.tree.structure(shapes[2])
         self.residual_avals = _jax.avals_of(_jax.open_jaxpr(jaxpr)[0].outvars[n_outs:])
-        with by.context():
-            _, values = interpret_jaxpr(by, jaxpr, STATELESS, call.lifted(operands))
+
+        def run():
+            _, values = interpret_jaxpr(by, jaxpr, (), call.lifted(operands))
             moved, rest = iter(values[:n_moved]), iter(values[n_moved:n_outs])
             outs = call.emit([next(moved if is_inexact(a) else rest) for a in call.out_avals])
             return outs, map_floats(_in_own_mesh(by.residual), values[n_outs:], self.residual_avals)
+
+        with by.context():
+            return _jax.checked(run, lambda found: found[0])
 
     def split(self, operands: Sequence[jax.Array], *moved: jax.Array):
         outs = self.call.plain(with_items(operands, self.moving, moved))
@@ -262,18 +262,22 @@ class _Derivative:
                 return jax.linear_transpose(pushforward, *self.in_avals)(arrays)
             return pushforward(*arrays)
 
-        types = [_strong(jax.typeof(x)) for x in arrays]
+        types = list(map(jax.typeof, arrays))
         jaxpr = jax.make_jaxpr(program)(self.residual_avals, types)
         if any(e.primitive.name == "custom_lin" for e in all_equations(jaxpr)):
             raise TypeError(
                 f"{call.name}: the function has a custom_vjp, which has no forward mode: use "
                 "reverse mode (jax.grad, jax.vjp, jax.jacrev)"
             )
-        with by.context():
+
+        def run():
             given = map_floats(_in_own_mesh(by.lift), arrays, types)
-            _, outs = interpret_jaxpr(by, jaxpr, STATELESS, [*residuals, *given])
+            _, outs = interpret_jaxpr(by, jaxpr, (), [*residuals, *given])
             outs = map_floats(_in_own_mesh(by.lower), outs, out_avals)
-            return [_jax.vary(y, _jax.varying(a)) for y, a in zip(outs, out_avals, strict=True)]
+            return list(map(_jax.typed_as, outs, out_avals))
+
+        with by.context():
+            return _jax.checked(run)
 
     def rerun(
         self, operands: Sequence[Argument], arrays: Sequence[jax.Array], transposed: bool
@@ -288,8 +292,8 @@ class _Derivative:
                 return list(jax.vjp(of_moving, *moved, has_aux=True)[1](arrays))
             return jax.jvp(of_moving, moved, list(arrays), has_aux=True)[1]
 
-        types = [_strong(jax.typeof(x)) for x in arrays]
-        jaxpr = jax.make_jaxpr(program)([_strong(a) for a in call.operand_avals], types)
+        types = list(map(jax.typeof, arrays))
+        jaxpr = jax.make_jaxpr(program)(call.operand_avals, types)
         paths = [""] * len(_jax.open_jaxpr(jaxpr)[0].outvars)
         return _Call.run(call.interpretation, jaxpr, paths, call.name, [*operands, *arrays])
 

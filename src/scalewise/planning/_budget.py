@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
@@ -11,13 +12,12 @@ import jax.numpy as jnp
 
 from .._check import Positive, checked
 from ..autoscaling import Operand
-from ..autoscaling._operand_settings import Role
 from ..devices import Device, device, units_for
 from ..formats import BlockFormat, Format
-from ._sites import Product, Site
+from ._sites import Part, Product, Site
 
-Option = Mapping[Role, Operand | None]  # how a site's operands are rounded, None where they aren't
-UNITS = {"bits": "bits a weight", "bytes": "bytes of weights", "seconds": "seconds at best"}
+Option = Mapping[Part, Operand | None]  # how a site's operands are rounded, None where they aren't
+UNITS = {"bits": "bits a {}", "bytes": "bytes of {}s", "seconds": "seconds at best"}
 
 
 @checked
@@ -26,8 +26,9 @@ class Budget:
     """What a plan may cost: one of the first three; or which error it may have.
 
     Attributes:
-        bits: the mean number of bits of a weight, with the scales of its blocks.
-        bytes: of all weights that products read.
+        bits: the mean number of bits of a weight, with the scales of its blocks. Where results
+            are planned, too, the mean of both.
+        bytes: of all weights that products read, and of results that are planned.
         seconds: for all products, a lower bound from the operations and the bytes a second of
             ``device``. Formats that its units don't multiply are widened there, and save bytes
             alone.
@@ -70,11 +71,11 @@ class Budget:
         return None if self.error is not None else getattr(self, self.kind)
 
     def cost(self, site: Site, option: Option, weights: int) -> float:
-        """Returns what an option of a site adds; all sites' weights have ``weights`` numbers."""
+        """Returns what an option of a site adds; all sites together have ``weights`` numbers."""
         if self.kind == "seconds":
             assert self.device is not None
-            return sum(seconds(p, option, device(self.device)) for p in site.products)
-        bits = site.elements * bits_of(option.get("weight"), site.bits)
+            return sum(_seconds(p, option, device(self.device)) for p in site.products)
+        bits = site.elements * bits_of(site.counted(option), site.bits)
         return bits / 8 if self.kind == "bytes" else bits / max(weights, 1)
 
 
@@ -86,7 +87,7 @@ def bits_of(operand: Operand | None, own: float) -> float:
     return min(fmt.bits_per_element if isinstance(fmt, BlockFormat) else fmt.bits, own)
 
 
-def seconds(product: Product, option: Option, on: Device) -> float:
+def _seconds(product: Product, option: Option, on: Device) -> float:
     """Returns a lower bound of the time in which a device computes a site's product."""
     operands = [option.get(role) for role in product.roles]
     formats = [x and x.format for x in operands]
@@ -109,6 +110,7 @@ def _rate(formats: Sequence[Format | BlockFormat | None], bits: Sequence[int], o
 
 
 ObjectiveName = Literal["auto", "kl", "loss", "error"]
+WORST = 1e30  # in place of an objective that isn't finite: sums of it and others stay numbers
 Outputs = Sequence[jax.Array]
 
 
@@ -124,6 +126,7 @@ class Objective:
     root: bool = False  # whether people read its square root
 
     def shown(self, x: float) -> float:
+        x = x if abs(x) < WORST else math.copysign(math.inf, x)
         return max(x, 0.0) ** 0.5 if self.root else x
 
 
@@ -171,18 +174,23 @@ def _kl_probe(key: jax.Array, reference: Outputs) -> list[jax.Array]:
     return [(v / (z.size // z.shape[-1]) ** 0.5).astype(z.dtype)]
 
 
-def _energy(x: jax.Array) -> jax.Array:
-    return jnp.maximum(jnp.sum(jnp.square(x.astype(jnp.float32))), 1e-30)
+LEAST = 1e-30  # of an output's sum of squares: the error of one that is zero is relative to this
+
+
+def _squares(x: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.square(x.astype(jnp.float32)))
 
 
 def _error(reference: Outputs, outputs: Outputs) -> jax.Array:
-    parts = [_energy(b - a) / _energy(a) for a, b in zip(reference, outputs, strict=True)]
+    pairs = zip(reference, outputs, strict=True)
+    parts = [_squares(b - a) / jnp.maximum(_squares(a), LEAST) for a, b in pairs]
     return jnp.stack(parts).mean()
 
 
 def _error_probe(key: jax.Array, reference: Outputs) -> list[jax.Array]:
     keys = jax.random.split(key, len(reference))
     return [
-        (jax.random.normal(k, x.shape) * (2 / (len(reference) * _energy(x))) ** 0.5).astype(x.dtype)
+        (jax.random.normal(k, x.shape) * (2 / (len(reference) * size)) ** 0.5).astype(x.dtype)
         for k, x in zip(keys, reference, strict=True)
+        for size in [jnp.maximum(_squares(x), LEAST)]
     ]

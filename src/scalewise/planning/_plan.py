@@ -1,4 +1,4 @@
-"""``plan``: the formats of a program's operands that change its results least within a budget."""
+"""``plan``: the formats of a program that change its results least within a budget."""
 
 from __future__ import annotations
 
@@ -12,19 +12,32 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._check import Natural, checked
+from .._resolve import as_format
 from .._types import PyTree
-from ..auditing._file import name_of
+from ..auditing._file import name_of as function_name
+from ..autocasting import Autocast, Policy, Rule
 from ..autoscaling import Boundaries, FormatOverrides, Operand, Products, Recipe
 from ..autoscaling._operand_settings import operand_format
-from ..formats import BlockFormatLike
-from ..interpret import Applied, Argument, Equation, State, Value, check_callable, run, trace
+from ..formats import BF16, FP16, BlockFormatLike, FormatLike
+from ..interpret import (
+    Applied,
+    Argument,
+    Equation,
+    Interpretation,
+    State,
+    Value,
+    check_callable,
+    run,
+    trace,
+)  # fmt: skip
 from ._budget import UNITS, Budget, ObjectiveName, Option, bits_of
 from ._predict import Front
 from ._result import FrontPoint, Plan, PlanLine, Upgrade
-from ._sites import WIDE, Site, float_results
+from ._sites import RESULT, WIDE, Site, float_results, name_of
 from ._space import Lists, Space, Tried
 
 OperandLike = Operand | BlockFormatLike | None
+WEIGHTS = ("nvfp4", "mxfp8_e4m3", "bf16")
 RETRIES = 6  # of a limit of the error that the prediction keeps and the run doesn't
 
 
@@ -34,18 +47,19 @@ def plan(
     budget: Budget | float,
     *,
     objective: ObjectiveName = "auto",
-    formats: Sequence[OperandLike] = ("nvfp4", "mxfp8_e4m3", "bf16"),
+    formats: Sequence[OperandLike] | None = None,
     activations: Sequence[OperandLike] | Literal["weights"] = (None,),
     gradients: Sequence[OperandLike] = (None,),
+    results: Sequence[FormatLike] = (),
     seed: Natural = 0,
 ) -> Callable[..., Plan]:
-    """Returns a function of ``f``'s arguments that finds the format of each product's operands.
+    """Returns a function of ``f``'s arguments that finds the formats of products' operands, or of
+    all operations' results.
 
-    Products are told apart by their scope and line. One adjoint pass gives what each rounding and
-    each two of them do to the result, to second order; runs with one rounding, and with the two of
-    the strongest pairs, replace that where they differ. The choice is the exact solution of a
-    knapsack problem. The plan and those that the prediction can't tell
-    apart from it are then run, and the best is the result.
+    Products are told apart by their scope and line, operations by primitive and function. One
+    adjoint pass and some runs predict any plan's effect on the result; the choice is the exact
+    solution of a knapsack problem. The plan and those that the prediction can't tell apart from it
+    are then run, and the best is the result.
 
     Args:
         f: any function of pytrees made of JAX primitives: a forward pass, a loss, a training step.
@@ -55,9 +69,12 @@ def plan(
             ``"error"``: the relative error (root mean square) of all results. ``"auto"``:
             ``"loss"`` if there is one result, without axes, else ``"error"``.
         formats: of weights: formats, :class:`~scalewise.Operand` or None, the program's own dtype.
+            By default NVFP4, MXFP8 and BF16, or None where ``results`` are planned.
         activations: of activations; ``"weights"`` for the format of the product's weight. With
             a budget of bits or bytes they cost nothing, so that the best one given is chosen.
         gradients: of gradients, for a function that differentiates.
+        results: formats to choose from for results of all operations, besides the program's own
+            dtype. They aren't for a budget of seconds.
         seed: of the random directions of the outputs.
 
     Raises:
@@ -77,12 +94,16 @@ def plan(
     """
     check_callable(f, "plan")
     limits = budget if isinstance(budget, Budget) else Budget(bits=budget)
-    lists = Lists(_operands(formats), activations if isinstance(activations, str)
-                   else _operands(activations), _operands(gradients))  # fmt: skip
+    if results and limits.kind == "seconds":
+        raise ValueError("plan: a device's time isn't known for results; give bits, bytes or error")
+    own = [Operand(as_format(x, "plan")) for x in results]
+    weights = ((None,) if results else WEIGHTS) if formats is None else formats
+    others = activations if isinstance(activations, str) else _operands(activations)
+    lists = Lists(_operands(weights), others, _operands(gradients), [*own, None])
 
     def planned(*args: PyTree, **kwargs: PyTree) -> Plan:
         program = trace(f, Boundaries(WIDE), args, kwargs, name="plan")
-        return solved(Space(program, limits, lists, objective, seed, name_of(f)))
+        return solved(Space(program, limits, lists, objective, seed, function_name(f)))
 
     return planned
 
@@ -103,12 +124,14 @@ def solved(space: Space) -> Plan:
     best = _best(space, found)
     alike = len(space.tried) - 1
     recipe = _recipe(space, best.choice)
-    measured, cut = _confirmed(space, recipe)
+    measured, cut = _confirmed(space, recipe, best)
     return Plan(
-        function=space.function, objective=aim.words, unit=UNITS[space.budget.kind],
+        function=space.function, objective=aim.words,
+        unit=UNITS[space.budget.kind].format(space.noun),
         cost=best.cost, predicted=aim.shown(best.predicted), measured=aim.shown(measured),
-        recipe=recipe, lines=lines(space, best, cut), front=front(space, found),
-        upgrade=upgrade(space, best), runs=space.runs + 1, alike=alike, exact=found.exact,
+        recipe=recipe, policy=_policy(space, best), lines=lines(space, best, cut),
+        front=front(space, found), upgrade=upgrade(space, best), runs=space.runs + 1, alike=alike,
+        exact=found.exact,
     )  # fmt: skip
 
 
@@ -140,16 +163,18 @@ def _recipe(space: Space, choice: Sequence[int]) -> Recipe:
 
     Deeper scopes come first: a line also names what is on it in scopes within its own.
     """
-    shared = collections.Counter(site.place.line for site in space.sites)
+    shared = collections.Counter(place.line for site in space.sites for place in site.places)
     keep = []
     for site, some, i in zip(space.sites, space.options, choice, strict=True):
         a, w, g = (some[i].get(role) for role in ("activation", "weight", "gradient"))
-        a, w = (w, a) if site.swapped else (a, w)
-        depth = len(site.place.scope.split("/")) if site.place.scope else 0
-        if a or w or g:
-            keep.append((-depth, site.name, Products((a, w), (g, w), (a, g))))
-        elif shared[site.place.line] > 1:
-            keep.append((-depth, site.name, None))
+        for place, swapped in site.places.items():
+            left, right = (w, a) if swapped else (a, w)
+            depth = len(place.scope.split("/")) if place.scope else 0
+            if a or w or g:
+                products = Products((left, right), (g, right), (left, g))
+                keep.append((-depth, name_of(place), products))
+            elif shared[place.line] > 1:
+                keep.append((-depth, name_of(place), None))
     ordered = sorted(keep, key=lambda x: x[0])
     return dataclasses.replace(WIDE, keep=tuple((name, kept) for _, name, kept in ordered))
 
@@ -168,25 +193,57 @@ class _Counting(Boundaries):
         return state, self._applied(equation, inputs)
 
 
-def _confirmed(space: Space, recipe: Recipe) -> tuple[float, np.ndarray]:
-    """Returns the objective as ``autoscale`` computes the program, and what is cut off."""
-    program = space.program
+def _confirmed(space: Space, recipe: Recipe, best: Tried) -> tuple[float, np.ndarray]:
+    """Returns the objective as ``autoscale`` computes the program, and what is cut off.
+
+    A recipe rounds no results: where some are rounded, the plan's own run counts.
+    """
+    if not recipe.keep:
+        return best.measured, np.zeros(len(space.sites))
     by = _Counting(recipe, overrides=FormatOverrides(recipe.keep), index=space.family.index)
-
-    def emulated(arrays: Sequence[Argument]) -> tuple[jax.Array, jax.Array]:
-        state, values = run(program, by, jnp.zeros((len(space.sites), 2)), arrays)
-        return space.aim.measure(space.reference, float_results(program, by, values)), state
-
-    measured, state = jax.jit(emulated)(list(program.arrays))
+    measured, state = _measured(space, by, jnp.zeros((len(space.sites), 2)))
     by.overrides.check("plan")
     cut, rounded = np.asarray(state, np.float64).T
-    return float(measured), cut / np.maximum(rounded, 1.0)
+    results = any(o[i].get("result") for o, i in zip(space.options, best.choice, strict=True))
+    return best.measured if results else measured, cut / np.maximum(rounded, 1.0)
+
+
+def _measured(space: Space, by: Interpretation, state: State) -> tuple[float, State]:
+    program = space.program
+
+    def emulated(arrays: Sequence[Argument]) -> tuple[jax.Array, State]:
+        after, values = run(program, by, state, arrays)
+        return space.aim.measure(space.reference, float_results(program, by, values)), after
+
+    measured, state = jax.jit(emulated)(list(program.arrays))
+    return float(measured), state
+
+
+def _policy(space: Space, best: Tried) -> Policy | None:
+    """Returns rules of ``autocast`` with the results' formats; None if it can't express them.
+
+    It rounds an operation's operands, too, so that the policy is run: it has to keep the error.
+    """
+    sites = [(s, o[i].get("result")) for s, o, i in zip(
+        space.sites, space.options, best.choice, strict=True) if s.roles == RESULT]  # fmt: skip
+    formats = {x.element for _, x in sites if x is not None}
+    if len(formats) != 1 or not formats <= {FP16, BF16} or len(sites) < len(space.sites):
+        return None
+    rules = [
+        Rule("full" if x is None else "low", primitive=s.primitives[0], function=s.function or None)
+        for s, x in sites
+    ]
+    policy = Policy(compute=formats.pop().dtype, rules=tuple(rules))
+    most = space.budget.error or OFF * space.aim.shown(abs(best.measured))
+    measured, _ = _measured(space, Autocast(policy), ())
+    return policy if space.aim.shown(abs(measured)) <= most else None
 
 
 SHOWN = 24  # points of the Pareto front that a result has
 MEASURED = 8  # how many of them are run
 OFF = 1.5  # a factor between the adjoint pass and a run, from which on first order has failed
 CUT = 0.05  # of an operand's numbers; the scales of MX formats cut off a few in each operand
+UNSEEN = 1e6  # that factor where the derivative is zero, but for its own rounding
 SMALL = 0.01  # of the objective: roundings that do less aren't worth a note
 
 
@@ -199,12 +256,13 @@ def lines(space: Space, best: Tried, saturated: np.ndarray) -> tuple[PlanLine, .
     for i, (site, own, result) in enumerate(zip(space.sites, columns, measured, strict=True)):
         operands, cut, share = space.options[i][best.choice[i]], saturated[i], abs(result) / total
         second = space.slopes.hessian[np.ix_(own, own)].sum() / 2
-        predicted = float(space.slopes.bias[own].sum() + second)
+        predicted = space.aim.shown(float(space.slopes.bias[own].sum() + second))
+        result = space.aim.shown(result)
         line = PlanLine(
             name=site.name, function=site.function, primitives=site.primitives,
             weights=site.weights, operands=operands,
-            bits=bits_of(operands.get("weight"), site.bits), elements=site.elements,
-            predicted=space.aim.shown(predicted), measured=space.aim.shown(result), share=share,
+            bits=bits_of(site.counted(operands), site.bits), elements=site.elements,
+            predicted=predicted, measured=result, share=share,
             saturated=float(cut), note=_note(site, predicted, result, share, float(cut)),
         )  # fmt: skip
         found.append(line)
@@ -213,9 +271,10 @@ def lines(space: Space, best: Tried, saturated: np.ndarray) -> tuple[PlanLine, .
 
 def _note(site: Site, predicted: float, measured: float, share: float, cut: float) -> str:
     said = []
-    ratio = abs(measured) / max(abs(predicted), 1e-300)
+    ratio = abs(measured / predicted) if predicted else np.inf
     if share >= SMALL and not 1 / OFF <= ratio <= OFF:
-        said.append(f"{ratio:.2g} times what the adjoint pass says")
+        times = f"{ratio:.2g} times what the adjoint pass says"
+        said.append(times if ratio < UNSEEN else "the adjoint pass doesn't see it")
         if site.discrete and ratio > OFF:
             said.append(f"decisions change at {', '.join(site.discrete[:3])}")
     if cut >= CUT:

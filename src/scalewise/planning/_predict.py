@@ -14,77 +14,106 @@ from ..autoscaling import Boundaries, Operand
 from ..autoscaling._operand_settings import Role
 from ..autoscaling._overrides import FormatOverrides
 from ..autoscaling._predict import between_activations
-from ..autoscaling._value import Memo, ScaledValue
-from ..interpret import Argument, Equation, Program, run
+from ..autoscaling._residuals import load
+from ..autoscaling._value import Memo, ScaledValue, materialize
+from ..formats import Format
+from ..interpret import Applied, Argument, Equation, Program, State, Value, run
 from ..primitives import params
+from ..rounding import round_to
 from ._budget import Objective
-from ._sites import WIDE, float_results
+from ._sites import WIDE, Part, float_results
 
 EXCHANGED: Mapping[Role, Role] = {
     "weight": "activation", "activation": "weight", "gradient": "gradient",
 }  # fmt: skip
-Columns = Mapping[tuple[int, Role], Mapping[Operand, int]]
+Columns = Mapping[tuple[int, Part], Mapping[Operand, int]]
 """By site and role of an operand, its possible settings and their indices in the vector."""
+Index = Mapping[tuple[int, ...], int]
+"""The site of each equation by its path."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Perturbed(Boundaries):
-    """Adds a share of each possible rounding's error to each operand; see :class:`Family`."""
+    """Adds a share of each possible rounding's error to what is rounded; see :class:`Family`."""
 
-    index: Mapping[tuple[int, ...], int] = dataclasses.field(default_factory=dict)
+    index: Index = dataclasses.field(default_factory=dict)
+    results: Index = dataclasses.field(default_factory=dict)
     columns: Columns = dataclasses.field(default_factory=dict)
-    swapped: frozenset[int] = frozenset()
+    swapped: frozenset[tuple[int, ...]] = frozenset()
     theta: jax.Array | None = None
 
     def operands(self, equation: Equation, values: Sequence[ScaledValue]):
         attention = between_activations(equation, values)
         axes = params.contracted_axes(equation)
-        site = self.index[equation.path]
+        site = self.index.get(equation.path, -1)
         changed = []
         for value, (_, role), own in zip(
             values, self.uses(equation, values, attention), axes, strict=True
         ):
-            role = EXCHANGED[role] if site in self.swapped else role
+            role = EXCHANGED[role] if equation.path in self.swapped else role
             settings = self.columns.get((site, role), {})
             if settings and not value.integers and value.constant_value is None:
                 value = self._perturbed(value, settings, own)
             changed.append(value)
         return super().operands(equation, changed)
 
+    def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
+        state, outs = super().apply(state, equation, inputs)
+        settings = self.columns.get((self.results.get(equation.path, -1), "result"), {})
+        return state, [self._result(load(y), settings) for y in outs] if settings else outs
+
+    def _result(self, value: Value, settings: Mapping[Operand, int]) -> Value:
+        if not isinstance(value, ScaledValue) or value.constant_value is not None:
+            return value
+        x = materialize(value)
+        still, moved = lax.stop_gradient(x), x
+        for setting, column in settings.items():
+            assert isinstance(setting.format, Format)
+            moved = self._moved_by(column, moved, still, round_to(still, setting.format))
+        return dataclasses.replace(value, data=moved, exponent=0, memo=Memo())
+
     def _perturbed(
         self, value: ScaledValue, settings: Mapping[Operand, int], axes: tuple[int, ...]
     ) -> ScaledValue:
-        assert self.theta is not None
-        x = value.data
-        still = dataclasses.replace(value, data=lax.stop_gradient(x), memo=Memo())
-        moved = x
+        moved = value.data
+        still = dataclasses.replace(value, data=lax.stop_gradient(moved), memo=Memo())
         for setting, column in settings.items():
-            error = self.numbers(still, setting, axes) - still.data
-            moved = moved + self.theta[column].astype(x.dtype) * lax.stop_gradient(error)
+            moved = self._moved_by(column, moved, still.data, self.numbers(still, setting, axes))
         return dataclasses.replace(value, data=moved, memo=Memo())
+
+    def _moved_by(
+        self, column: int, moved: jax.Array, x: jax.Array, rounded: jax.Array
+    ) -> jax.Array:
+        """Adds a share of a rounding's error; one that isn't finite counts as a whole alone."""
+        assert self.theta is not None
+        share, error = self.theta[column].astype(x.dtype), lax.stop_gradient(rounded - x)
+        finite = jnp.isfinite(error)
+        moved = moved + share * jnp.where(finite, error, 0)
+        return jnp.where(finite | (share < 1), moved, lax.stop_gradient(rounded))
 
 
 @dataclasses.dataclass(frozen=True)
 class Family:
     """A program under each possible plan, as one function of a vector, which JAX differentiates.
 
-    An operand ``x`` is replaced by ``x + sum(theta[c] * (rounded_c(x) - x))`` over its possible
-    settings ``c``. At zero that is the program itself, where one element for each operand is 1 it
-    is the program under a plan. The derivative with respect to ``theta[c]`` is the gradient times
-    the rounding's own error, summed over all elements, uses and iterations of loops.
+    An operand or a result ``x`` is replaced by ``x + sum(theta[c] * (rounded_c(x) - x))`` over its
+    possible settings ``c``. At zero that is the program itself, where one element for each of them
+    is 1 it is the program under a plan. The derivative with respect to ``theta[c]`` is the gradient
+    times the rounding's own error, summed over all elements, uses and iterations of loops.
     """
 
     program: Program
-    index: Mapping[tuple[int, ...], int]  # the site of each contraction by its path
+    index: Index  # of contractions
+    results: Index  # of all equations whose results may be rounded
     columns: Columns
-    swapped: frozenset[int]  # the sites whose roles are exchanged; see :class:`Site`
+    swapped: frozenset[tuple[int, ...]]  # the paths of contractions whose roles are exchanged
     size: int  # of the vector
 
     def outputs(self, theta: jax.Array, arrays: Sequence[Argument]) -> list[jax.Array]:
         """Returns the outputs that are floats, for shares of each rounding's error."""
         by = _Perturbed(
-            WIDE, overrides=FormatOverrides(()), index=self.index, columns=self.columns,
-            swapped=self.swapped, theta=theta,
+            WIDE, overrides=FormatOverrides(()), index=self.index, results=self.results,
+            columns=self.columns, swapped=self.swapped, theta=theta,
         )  # fmt: skip
         return float_results(self.program, by, run(self.program, by, (), arrays)[1])
 
@@ -122,11 +151,13 @@ def sensitivity(
         bias, hessian = jax.jit(lambda a: _twice(family, aim, a))(list(arrays))
     else:
         rows = jax.jit(lambda a, k: _probed(family, aim, a, k))(list(arrays), jax.random.key(seed))
-        bias, hessian = np.zeros(family.size), np.asarray(rows, np.float64)
-        hessian = hessian.T @ hessian / len(hessian)
-    hessian = np.asarray(hessian, np.float64)
+        rows = np.asarray(rows, np.float64)
+        bias, hessian = np.zeros(family.size), rows.T @ rows / len(rows)
+    # an adjoint that overflows says nothing; the runs do
+    bias, hessian = (np.where(np.isfinite(x), x, 0.0) for x in map(np.asarray, (bias, hessian)))
     noise = 0.0 if aim.probe is None and family.size <= EXACT else 3 / PROBES**0.5
-    return Sensitivity(np.asarray(bias, np.float64), (hessian + hessian.T) / 2, noise)
+    hessian = hessian.astype(np.float64)
+    return Sensitivity(bias.astype(np.float64), (hessian + hessian.T) / 2, noise)
 
 
 def _probed(
@@ -159,9 +190,7 @@ def _twice(
 def _each(linear: Callable[[jax.Array], jax.Array], directions: jax.Array) -> jax.Array:
     try:
         return lax.map(linear, directions, batch_size=AT_ONCE)
-    except (
-        NotImplementedError
-    ):  # an operation without a rule for vmap, such as ragged_dot's adjoint
+    except NotImplementedError:  # no rule for vmap, as of ragged_dot's adjoint
         return lax.map(linear, directions)
 
 

@@ -12,24 +12,27 @@ from markupsafe import Markup
 from .._output import Rows, Tabular, counted, plain, tables_page
 from .._output._templates import STYLE, Panel, chart_svg
 from .._types import Json
+from ..autocasting import Policy
 from ..autoscaling import Operand, Products, Recipe
-from ..autoscaling._operand_settings import Role
 from ..checkpoints import _layouts as layouts
 from ..checkpoints._layouts import Layout, Strategy, algorithm_of, writable
 from ..formats import E8M0, BlockFormat
+from ._sites import Part
 
 
 @dataclasses.dataclass(frozen=True)
 class PlanLine:
-    """The formats of the products at one place, and their effect."""
+    """The formats of the products at one place, or of one primitive's results, and their effect."""
 
-    name: str  # the place, as ``Recipe.keep`` names it
+    # the places, as ``Recipe.keep`` names them: several, if they share a weight; of results
+    # "exp in loss"
+    name: str
     function: str  # the user's function that has the line
     primitives: tuple[str, ...]
     weights: tuple[str, ...]  # the paths of the arguments
-    operands: Mapping[Role, Operand | None]  # how they are rounded, by role; None: unrounded
-    bits: float  # the mean of a weight
-    elements: int  # how many numbers the weights have
+    operands: Mapping[Part, Operand | None]  # how they are rounded, by role; None: unrounded
+    bits: float  # the mean of a weight or result
+    elements: int  # how many numbers the weights or results have
     predicted: float  # what these roundings alone do: by the adjoint pass, in a run
     measured: float
     share: float  # of ``measured`` among all lines
@@ -73,7 +76,10 @@ class Plan(Tabular):
     cost: float  # bits a weight, bytes or seconds
     predicted: float  # the objective by the adjoint pass and runs with one or two roundings
     measured: float  # the objective under ``autoscale`` with the plan's recipe
-    recipe: Recipe  # rounds what the plan says and nothing else
+    recipe: Recipe  # rounds the operands that the plan says, and nothing else
+    # For ``autocast``: the same formats of results; None without any, if they aren't FP16 or BF16
+    # alone, or if a run under it exceeds the error (autocast rounds operands, too).
+    policy: Policy | None
     lines: tuple[PlanLine, ...]  # the products by place, in the program's order
     front: tuple[FrontPoint, ...]  # the Pareto front, from the cheapest plan on
     upgrade: Upgrade | None  # what the next bit would buy; None at the widest formats
@@ -88,6 +94,8 @@ class Plan(Tabular):
             f"{self.function} with {figure(self.cost)} {self.unit}: {self.objective} "
             f"{figure(self.measured)} (predicted {figure(self.predicted)})."
         )
+        if self.policy is not None:
+            first += " autocast with .policy rounds so, too."
         up = self.upgrade
         if up is None:
             return f"{first} No format given is wider."
@@ -99,22 +107,23 @@ class Plan(Tabular):
     def python(self) -> str:
         """Returns Python that makes the recipe."""
         names: dict[Products, str] = {}
-        for line in self.lines:
-            products = dict(self.recipe.keep).get(line.name)
+        lines = {name: line for line in self.lines for name in line.name.split(", ")}
+        for name, products in self.recipe.keep:
             if isinstance(products, Products) and products not in names:
-                label = "_".join(
-                    f"{role}_{x.format.name}" for role, x in line.operands.items() if x is not None
-                )
+                operands = lines[str(name)].operands
+                label = "_".join(f"{r}_{x.format.name}" for r, x in operands.items() if x)
                 unique = label if label not in names.values() else f"{label}_{len(names)}"
                 names[products] = unique
-        texts = {name: re.sub(r"\b([A-Z]\w+)\(", r"sw.\1(", repr(x)) for x, name in names.items()}
-        made = [f"{name} = {text}" for name, text in texts.items()]
+        made = [
+            f"{name} = " + re.sub(r"\b([A-Z]\w+)(?=[.(])", r"sw.\1", repr(x))
+            for x, name in names.items()
+        ]
         kept = [(n, names[x] if isinstance(x, Products) else repr(x)) for n, x in self.recipe.keep]
         rows = [f"        {n!r}: {x}," for n, x in kept]
         return "\n".join(
             ["import scalewise as sw", "", *made, "recipe = sw.Recipe(",
-             "    forward=None,", "    backward=None,", "    residuals=None,",
-             "    narrow='always',", "    keep={", *rows, "    },", ")", ""]
+             "    sw.Products.short(None, None),", "    residuals=None,", "    narrow='always',",
+             "    keep={", *rows, "    },", ")", ""]
         )  # fmt: skip
 
     def compressed_tensors(self, rename: Callable[[str], str] = str) -> dict[str, Json]:
@@ -157,15 +166,23 @@ class Plan(Tabular):
             for x in self.lines
         ]
         own = {"verdict": self.verdict, "recipe": repr(self.recipe), "lines": lines}
+        own["policy"] = self.policy and repr(self.policy)
         front, upgrade = [vars(p) for p in self.front], self.upgrade and vars(self.upgrade)
         return plain(vars(self) | own | {"front": front, "upgrade": upgrade})
 
     def _layers(self) -> list[Layer]:
-        return [
-            (module_name(path), x.operands.get("weight"), x.operands.get("activation"))
-            for x in self.lines
-            for path in x.weights
-        ]
+        found: dict[str, Layer] = {}
+        for x in self.lines:
+            for name in map(module_name, x.weights):
+                layer = name, x.operands.get("weight"), x.operands.get("activation")
+                if found.setdefault(name, layer) != layer:
+                    raise ValueError(
+                        f"parts of {name} have several formats in this plan, for which a file has "
+                        "no place: make each part an argument of its own"
+                    )
+        if not found:
+            raise ValueError("this plan rounds no weights: there is nothing to export")
+        return list(found.values())
 
     def tables(self, *, everything: bool = True) -> list[Rows]:
         heads = ("line", "weights", "formats", "bits", "numbers", "predicted", "measured", "note")
@@ -273,8 +290,13 @@ def modelopt(layers: Sequence[Layer], rename: Rename) -> dict[str, Json]:
         if (weight := _narrow(weight)) is None:
             ignored.append(rename(name))
             continue
-        algorithm = algorithm_of(*_layout("modelopt", weight))
-        if algorithm["quant_algo"] == "W4A16_NVFP4" and _narrow(activation) is not None:
+        algorithm, narrow = algorithm_of(*_layout("modelopt", weight)), _narrow(activation)
+        if narrow is not None and narrow.format != weight.format:
+            raise ValueError(
+                f"Model Optimizer has no algorithm for weights in {weight.format.name} with "
+                f"activations in {narrow.format.name} ({name}); plan with activations='weights'"
+            )
+        if algorithm["quant_algo"] == "W4A16_NVFP4" and narrow is not None:
             algorithm["quant_algo"] = "NVFP4"
         each[rename(name)] = algorithm
     return {
@@ -314,7 +336,8 @@ def _torchao_calls(
             known = ", ".join(f"{w} x {a or 'unrounded'}" for w, a in TORCHAO)
             raise ValueError(
                 f"torchao has no configuration for weights in {pair[0]} with activations in "
-                f"{pair[1] or 'their own dtype'} ({name}); expected one of {known}"
+                f"{pair[1] or 'their own dtype'} ({name}); expected one of {known}; plan with "
+                "other formats, or with activations='weights'"
             )
         module, call = TORCHAO[pair]
         if pair == ("e4m3fn", "e4m3fn") and weight.per == "channel":

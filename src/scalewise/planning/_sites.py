@@ -1,4 +1,4 @@
-"""The contractions of a program, grouped by the places that a recipe can name."""
+"""What a plan gives formats to: contractions by place, and results by function and primitive."""
 
 from __future__ import annotations
 
@@ -6,27 +6,43 @@ import collections
 import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
+from typing import Literal
 
 import jax
 import numpy as np
 
 from .._jax import avals_of, jex
 from ..auditing._run._dataflow import Origins, Walk
-from ..autoscaling import Boundaries, Recipe
+from ..auditing._run._equation_statistics import display_name
+from ..autoscaling import Boundaries, Operand, Products, Recipe
 from ..autoscaling._operand_settings import Role
 from ..autoscaling._overrides import FormatOverrides, Place, Places
 from ..autoscaling._predict import between_activations
 from ..autoscaling._value import ScaledValue
+from ..emulating import is_exact
 from ..formats import FP32
-from ..interpret import CONTRACTIONS, Equation, Program, Value, is_float, run
+from ..interpret import (
+    CONTRACTIONS,
+    Applied,
+    Equation,
+    Interpretation,
+    Program,
+    State,
+    Value,
+    is_float,
+    run,
+)
 from ..interpret._interpret import Body
 from ..primitives import having, params
 
+Part = Role | Literal["result"]  # what is rounded: an operand of a contraction, or any result
 # rounds nothing, on any device
-WIDE = Recipe(forward=None, backward=None, residuals=None, narrow="always")
+WIDE = Recipe(Products.short(None, None), residuals=None, narrow="always")
+RESULT: tuple[Part, ...] = ("result",)  # the roles of a site of results
 # Results that jump where an operand crosses a threshold: first order can't see that.
+ORDERS = {"gt", "ge", "lt", "le"}  # the mask of a relu's gradient
 DISCRETE = having("whole") | having("indexes") | {"approx_top_k", "sign"}
 
 
@@ -43,24 +59,38 @@ class Product:
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """The contractions at one place of a program, whose operands get their formats together."""
+    """Equations that get their formats together: the contractions at one place of a program, for
+    their operands, or the equations of one primitive in one function, for their results."""
 
-    place: Place  # the scope and the line; without a number it stands for all contractions there
+    # The scopes and lines, several for a shared weight; without a number one stands for all
+    # contractions there. True where what ``Products`` calls the weight, of two arguments, is the
+    # activation.
+    places: Mapping[Place, bool]
     primitives: tuple[str, ...]  # their names
-    roles: tuple[Role, ...]  # of their operands, each once
+    roles: tuple[Part, ...]  # of their operands, each once
     weights: tuple[str, ...]  # the paths of these arguments, as ``keystr`` prints them
-    elements: int  # the numbers of these weights
+    elements: int  # the numbers of these weights, or of the results
     bits: int  # of such a number, as the program has it
-    swapped: bool  # whether what ``Products`` calls the weight, of two arguments, is the activation
+    swapped: frozenset[tuple[int, ...]]  # the paths of the contractions at such places
     products: tuple[Product, ...]  # the contractions
     function: str  # the name of the user's function
     discrete: tuple[str, ...] = ()  # where a result jumps: ``"moe.py:80 (top_k)"``
 
     @property
     def name(self) -> str:
-        """The name by which ``Recipe.keep`` finds the place."""
-        number = f"#{self.place.number}" if self.place.number else ""
-        return " ".join(filter(None, (self.place.scope, f"{self.place.line}{number}")))
+        """The name by which ``Recipe.keep`` finds the place, or the results' primitive."""
+        if self.roles == RESULT:
+            return " in ".join(filter(None, (self.primitives[0], display_name(self.function))))
+        return ", ".join(map(name_of, self.places))
+
+    def counted(self, option: Mapping[Part, Operand | None]) -> Operand | None:
+        """Returns how the numbers are rounded of which a budget counts the bits."""
+        return option.get("result" if self.roles == RESULT else "weight")
+
+
+def name_of(place: Place) -> str:
+    number = f"#{place.number}" if place.number else ""
+    return " ".join(filter(None, (place.scope, f"{place.line}{number}")))
 
 
 @dataclasses.dataclass
@@ -72,10 +102,16 @@ class _Found:
 
 @dataclasses.dataclass(frozen=True)
 class _Discovery(Boundaries):
-    """Records the contractions that are met, and the roles of their operands."""
+    """Records the contractions that are met, the roles of their operands, and all that round."""
 
     found: dict[tuple[int, ...], _Found] = dataclasses.field(default_factory=dict)
     places: Places = dataclasses.field(default_factory=Places)
+    rounding: dict[tuple[int, ...], Equation] = dataclasses.field(default_factory=dict)
+
+    def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
+        if any(map(is_float, equation.out_avals)) and not is_exact(equation):
+            self.rounding.setdefault(equation.path, equation)
+        return super().apply(state, equation, inputs)
 
     def operands(self, equation: Equation, values: Sequence[ScaledValue]):
         attention = between_activations(equation, values)
@@ -85,10 +121,36 @@ class _Discovery(Boundaries):
         return super().operands(equation, values)
 
 
-def sites(program: Program) -> tuple[list[Site], dict[tuple[int, ...], int]]:
-    """Returns a program's sites in its order, and the site of each contraction by its path."""
+Sites = tuple[list[Site], dict[tuple[int, ...], int]]
+
+
+def sites(program: Program) -> tuple[Sites, Sites]:
+    """Returns a program's sites of contractions and of results, both in its order, each with the
+    site of each equation by its path."""
     discovery = _Discovery(WIDE, overrides=FormatOverrides(()))
     jax.eval_shape(lambda arrays: run(program, discovery, (), arrays)[1], list(program.arrays))
+    return _contractions(program, discovery), _results(discovery)
+
+
+def _results(discovery: _Discovery) -> Sites:
+    groups: dict[tuple[str, str], list[Equation]] = {}
+    for equation in discovery.rounding.values():
+        function = equation.source[2] if equation.source else ""
+        groups.setdefault((equation.name, function), []).append(equation)
+    made, index = [], {}
+    for (primitive, function), own in groups.items():
+        avals = [(a, _times(e)) for e in own for a in e.out_avals if is_float(a)]
+        index |= {e.path: len(made) for e in own}
+        numbers, bits = sum(a.size * n for a, n in avals), max(_bits(a) for a, _ in avals)
+        site = Site(
+            places={}, primitives=(primitive,), roles=RESULT, weights=(), elements=numbers,
+            bits=bits, swapped=frozenset(), products=(), function=function,
+        )  # fmt: skip
+        made.append(site)
+    return made, index
+
+
+def _contractions(program: Program, discovery: _Discovery) -> Sites:
     origins = _Origins(program)
     # a place in whose line the backward pass has contractions, too, can't be told by numbers
     mixed = {
@@ -101,16 +163,46 @@ def sites(program: Program) -> tuple[list[Site], dict[tuple[int, ...], int]]:
         alone = (x.place.scope, x.place.line) not in mixed
         groups[x.place if alone else dataclasses.replace(x.place, number=0)].append(x)
     lines = collections.Counter((p.scope, p.line) for p in groups)
-    made, index = [], {}
+    joined: list[_Group] = []
     for place, own in groups.items():
         swapped = all(_is_swapped(x, origins) for x in own)
         if swapped:
             own = [dataclasses.replace(x, roles=x.roles[::-1]) for x in own]
         if lines[place.scope, place.line] == 1:
             place = dataclasses.replace(place, number=0)
-        index |= {x.equation.path: len(made) for x in own}
-        made.append(_site(place, own, origins, swapped))
-    return made, index
+        paths = {x.equation.path for x in own if swapped}
+        group = _Group({place: swapped}, own, _whole(own, origins), paths)
+        # a weight that several places read is stored once, in one format
+        first, *more = [g for g in joined if g.weights & group.weights] or [group]
+        for other in more if first is group else [*more, group]:
+            first.places |= other.places
+            first.found += other.found
+            first.weights |= other.weights
+            first.swapped |= other.swapped
+        joined = [g for g in joined if g not in more] + ([group] if first is group else [])
+    index = {x.equation.path: i for i, g in enumerate(joined) for x in g.found}
+    return [_site(g, origins) for g in joined], index
+
+
+@dataclasses.dataclass(eq=False)
+class _Group:
+    places: dict[Place, bool]  # as :class:`Site` has them
+    found: list[_Found]
+    weights: set[int]  # the arguments that are read as a whole
+    swapped: set[tuple[int, ...]]
+
+
+def _whole(found: Sequence[_Found], origins: _Origins) -> set[int]:
+    reads = [read for x in found for read in _reads(x, origins)]
+    return {i for i, size in reads if size >= origins.avals[i].size > 1}
+
+
+def _reads(x: _Found, origins: _Origins) -> Iterator[tuple[int, int]]:
+    """Yields the arguments of a product's weights, and how many numbers of each it reads."""
+    for i, role in enumerate(x.roles):
+        held = origins.arguments(x.equation, i)
+        if role == "weight" and len(held) == 1:
+            yield held[0], x.equation.in_avals[i].size * _times(x.equation)
 
 
 def _is_swapped(x: _Found, origins: _Origins) -> bool:
@@ -129,21 +221,19 @@ def _is_swapped(x: _Found, origins: _Origins) -> bool:
     return (first, second)[weight] > (first, second)[1 - weight]
 
 
-def _site(place: Place, own: Sequence[_Found], origins: _Origins, swapped: bool) -> Site:
+def _site(group: _Group, origins: _Origins) -> Site:
+    own = group.found
     weights: dict[int, int] = {}
-    for x in own:
-        for i, role in enumerate(x.roles):
-            held = origins.arguments(x.equation, i)
-            if role == "weight" and len(held) == 1:
-                size = x.equation.in_avals[i].size * _times(x.equation)
-                weights[held[0]] = max(weights.get(held[0], 0), size)
+    for i, size in (read for x in own for read in _reads(x, origins)):
+        weights[i] = max(weights.get(i, 0), size)
     sizes = {i: min(n, origins.avals[i].size) for i, n in weights.items()}
     source = own[0].equation.caller or own[0].equation.source
     return Site(
-        place=place, primitives=tuple(dict.fromkeys(x.equation.name for x in own)),
+        places=group.places, primitives=tuple(dict.fromkeys(x.equation.name for x in own)),
         roles=tuple(dict.fromkeys(role for x in own for role in x.roles)),
         weights=tuple(origins.names[i] for i in sizes), elements=sum(sizes.values()),
-        bits=max((_bits(origins.avals[i]) for i in sizes), default=FP32.bits), swapped=swapped,
+        bits=max((_bits(origins.avals[i]) for i in sizes), default=FP32.bits),
+        swapped=frozenset(group.swapped),
         products=tuple(_product(x) for x in own), function=source[2] if source else "",
         discrete=tuple(origins.behind({x.equation.path for x in own})),
     )  # fmt: skip
@@ -211,7 +301,8 @@ class _Origins(Walk):
             return [(index,)] * len(equation.out_avals)
         floats = [is_float(a) for a in (*equation.in_avals[:1], *equation.out_avals[:1])]
         to_integers = equation.name == "convert_element_type" and floats == [True, False]
-        if equation.name in DISCRETE or to_integers:
+        compares = equation.name in ORDERS and floats[0]
+        if equation.name in DISCRETE or compares or to_integers:
             line = equation.caller or equation.source
             where = f"{line[0].rsplit('/', 1)[-1]}:{line[1]}" if line else "an unknown line"
             given = tuple(i for x in inputs for i in x if i >= 0)
@@ -239,6 +330,6 @@ class _Origins(Walk):
         return list(dict.fromkeys(line for line, given in self.discrete if reached & set(given)))
 
 
-def float_results(program: Program, by: Boundaries, values: Sequence[Value]) -> list[jax.Array]:
+def float_results(program: Program, by: Interpretation, values: Sequence[Value]) -> list[jax.Array]:
     pairs = zip(values, program.out_avals, strict=True)
     return [by.lower(v, a) for v, a in pairs if is_float(a)]

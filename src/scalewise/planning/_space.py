@@ -12,11 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..autoscaling import Operand
-from ..autoscaling._operand_settings import Role
 from ..interpret import Program
-from ._budget import Budget, ObjectiveName, Option, objective
+from ._budget import WORST, Budget, ObjectiveName, Option, bits_of, objective
 from ._predict import Family, Prediction, Sensitivity, prediction, sensitivity
-from ._sites import Site, sites
+from ._sites import Part, Site, sites
 
 Choice = tuple[int, ...]  # by site, the index of its option
 APART = 1.25  # plans whose predictions differ by less can't be told apart
@@ -26,17 +25,19 @@ ROUNDS = 3
 
 @dataclasses.dataclass(frozen=True)
 class Lists:
-    """The operands to choose from, by role."""
+    """The settings to choose from, by what they round."""
 
     weight: Sequence[Operand | None]
     activation: Sequence[Operand | None] | str
     gradient: Sequence[Operand | None]
+    result: Sequence[Operand | None] = (None,)
 
     def options(self, site: Site) -> list[Option]:
         tied = self.activation == "weights"
-        own: dict[Role, Sequence[Operand | None]] = {
+        own: dict[Part, Sequence[Operand | None]] = {
             "gradient": self.gradient, "weight": self.weight,
             "activation": () if isinstance(self.activation, str) else self.activation,
+            "result": [x for x in self.result if bits_of(x, site.bits) < site.bits or x is None],
         }  # fmt: skip
         own = {r: x for r, x in own.items() if x and r in site.roles and list(x) != [None]}
         found: list[Option] = []
@@ -46,6 +47,17 @@ class Lists:
                 option["activation"] = option["weight"]
             found.append(option)
         return found
+
+
+def _roundings(options: Sequence[Sequence[Option]]) -> dict[tuple[int, Part], dict[Operand, int]]:
+    found: dict[tuple[int, Part], dict[Operand, int]] = {}
+    count = itertools.count()
+    for i, some in enumerate(options):
+        for role, operand in (item for option in some for item in option.items()):
+            own = found.setdefault((i, role), {})
+            if operand is not None and operand not in own:
+                own[operand] = next(count)
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,32 +81,34 @@ class Space:
         function: str,
     ):  # fmt: skip
         self.program, self.budget, self.seed, self.function = program, budget, seed, function
-        self.sites, index = sites(program)
+        (products, index), (results, of_results) = sites(program)
+        if list(lists.result) == [None]:
+            results = []
+        elif not any(len(lists.options(site)) > 1 for site in products):
+            products, index = [], {}
+        self.sites = [*products, *results]
+        nouns = (("weight", products), ("result", results))
+        self.noun = " or ".join(noun for noun, own in nouns if own)
         self.options = [lists.options(site) for site in self.sites]
-        roundings: dict[tuple[int, Role], dict[Operand, int]] = {}
-        count = itertools.count()
-        for i, some in enumerate(self.options):
-            for role, operand in (item for option in some for item in option.items()):
-                own = roundings.setdefault((i, role), {})
-                if operand is not None and operand not in own:
-                    own[operand] = next(count)
-        swapped = frozenset(i for i, site in enumerate(self.sites) if site.swapped)
-        self.family = Family(program, index, roundings, swapped, next(count))
         if not any(len(some) > 1 for some in self.options):
             raise ValueError(
                 f"plan: {function} has no product whose operands have several formats to "
                 "choose from; expected weights among them, and two formats or more"
             )
+        roundings = _roundings(self.options)
+        swapped = frozenset(path for site in self.sites for path in site.swapped)
+        of_results = {path: i + len(products) for path, i in of_results.items()}
+        count = sum(map(len, roundings.values()))
+        self.family = Family(program, index, of_results, roundings, swapped, count)
         self.columns = [
             [[roundings[i, r][x] for r, x in o.items() if x is not None] for o in some]
             for i, some in enumerate(self.options)
         ]
-        self.aim = objective(
-            name, jax.eval_shape(self.family.outputs, self.family.zero, list(program.arrays))
-        )
-        weights = sum(site.elements for site in self.sites)
+        outputs = jax.eval_shape(self.family.outputs, self.family.zero, list(program.arrays))
+        self.aim = objective(name, outputs)
+        numbers = sum(site.elements for site in self.sites)
         self.costs = [
-            np.array([budget.cost(s, o, weights) for o in some])
+            np.array([budget.cost(s, o, numbers) for o in some])
             for s, some in zip(self.sites, self.options, strict=True)
         ]
         low, limit = sum(x.min() for x in self.costs), budget.limit
@@ -104,11 +118,14 @@ class Space:
         # the same compiled function for all plans: XLA fuses another one in another way
         self._outputs, self._measure = jax.jit(self.family.outputs), jax.jit(self.aim.measure)
         self.tried: dict[Choice, Tried] = {}
-        self.runs = 0
+        self.measured: dict[bytes, float] = {}
+
+    @property
+    def runs(self) -> int:
+        return 1 + len(self.measured)  # with that of the reference
 
     @functools.cached_property
     def reference(self) -> list[jax.Array]:
-        self.runs += 1
         outputs = self._outputs(self.family.zero, list(self.program.arrays))
         empty = not all(y.size for y in outputs)
         if empty or any(bool(jnp.isnan(y).any()) for y in outputs):
@@ -121,7 +138,15 @@ class Space:
 
     @functools.cached_property
     def slopes(self) -> Sensitivity:
-        return sensitivity(self.family, self.aim, list(self.program.arrays), self.seed)
+        try:
+            return sensitivity(self.family, self.aim, list(self.program.arrays), self.seed)
+        except ValueError as error:
+            if "Reverse-mode differentiation does not work" not in str(error):
+                raise
+        # a while loop has no adjoint: the runs with one rounding alone predict then
+        count = self.family.size
+        alone = [self.emulate(self.family.chosen([c])) for c in range(count)]
+        return Sensitivity(np.zeros(count), 2 * np.diag(alone), 0.0)
 
     @functools.cached_property
     def predict(self) -> Prediction:
@@ -134,9 +159,12 @@ class Space:
 
     def emulate(self, theta: np.ndarray) -> float:
         """Returns the measured objective of a vector; formats are data to one compiled program."""
-        reference = self.reference
-        self.runs += 1
-        return float(self._measure(reference, self._outputs(theta, list(self.program.arrays))))
+        key = theta.tobytes()
+        if key not in self.measured:
+            outputs = self._outputs(theta, list(self.program.arrays))
+            found = float(self._measure(self.reference, outputs))
+            self.measured[key] = min(max(found, -WORST), WORST) if found == found else WORST
+        return self.measured[key]
 
     def theta(self, choice: Sequence[int]) -> np.ndarray:
         chosen = zip(self.columns, choice, strict=True)

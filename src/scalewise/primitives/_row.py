@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import re
 from collections.abc import Callable
 from types import MappingProxyType
 
@@ -109,7 +110,7 @@ IMPLIED = MappingProxyType({
 
 @dataclasses.dataclass(frozen=True)
 class Primitive:
-    """One row of the table.
+    """A primitive, as the table describes it.
 
     Attributes:
         name: as JAX prints it.
@@ -137,16 +138,17 @@ class Primitive:
 
 
 def parsed(table: str) -> dict[str, Primitive]:
-    """Returns the rows of a table by name.
+    """Returns the primitives of a table, by name.
 
     Raises:
         ValueError: a word is in no column's vocabulary, or a name occurs twice.
     """
     rows: dict[str, Primitive] = {}
-    for line in table.splitlines():
+    for line in re.sub(r"\n +", " ", table).splitlines():
         if not line or line.startswith("#"):
             continue
-        name, family, autocast, *facts = line.split()
+        columns, _, members = line.partition(":")
+        family, autocast, *facts = columns.split()
         given = dict(f.split("=") for f in facts if "=" in f)
         known = frozenset(f for f in facts if "=" not in f)
         known = known.union(*(IMPLIED.get(f, ()) for f in known))
@@ -154,10 +156,12 @@ def parsed(table: str) -> dict[str, Primitive]:
         unknown = not known <= set(FACTS) or any(
             x not in CAUSES.get(k, ()) for k, x in given.items()
         )
-        if name in rows or autocast not in AUTOCAST or unknown:
+        named = members.split()
+        if rows.keys() & set(named) or autocast not in AUTOCAST or unknown or not named:
             raise ValueError(f"primitives/_table.py: a name twice or an unknown word in {line!r}")
         causes = {k: CAUSES[k][x] for k, x in given.items()}
-        rows[name] = Primitive(name, Family[family.upper()], autocast, known, body, **causes)
+        kind = Family[family.upper()]
+        rows |= {x: Primitive(x, kind, autocast, known, body, **causes) for x in named}
     return rows
 
 

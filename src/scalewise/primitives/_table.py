@@ -1,405 +1,175 @@
-"""One row for each primitive of JAX: all that scalewise knows of it.
+"""The primitives of JAX: all that scalewise knows of them.
 
-Columns: the name; the family (how a result depends on its operands' scales, or what kind of
-operation it is where no floats are computed: see :class:`Family`); autocast's class (`AUTOCAST`);
-facts (`FACTS`), and how it makes a NaN of numbers without one (`nan=`, `NANS`) or an infinity of
-finite numbers other than by their size or a division by 0 (`pole=`, `POLES`). `tests/primitives`
-fails for a primitive of the installed JAX without a row: add a line here, and a rule in
-`autoscaling/_rules.py` if its family needs another than the family's.
+A line holds what several primitives have in common, a colon, and their names; indented lines go on
+with the names. Its columns: the family (how a result depends on its operands' scales, or what kind
+of operation it is where no floats are computed: see :class:`Family`); autocast's class
+(`AUTOCAST`); facts (`FACTS`), and how it makes a NaN of numbers without one (`nan=`, `NANS`) or an
+infinity of finite numbers other than by their size or a division by 0 (`pole=`, `POLES`).
+`tests/primitives` fails for a primitive of the installed JAX that isn't named: add it to a line
+here, and a rule to `autoscaling/_rules.py` if its family needs another than the family's.
 """
 
 TABLE = """
 # Move elements of one operand.
-all_gather                           structural   -          exact collective direct
-all_gather_invariant                 structural   -          exact collective direct
-all_to_all                           structural   -          exact collective direct
-broadcast_in_dim                     structural   -          exact keeps_constant direct stable
-convert_element_type                 structural   -          elementwise direct stable in_norms
-copy                                 structural   -          same_order direct stable
-copy_p                               structural   -          same_order direct stable
-device_put                           structural   -          exact
-dynamic_slice                        structural   -          exact direct drops
-expand_dims                          structural   -          same_order stable
-gather                               structural   -          exact chooses drops
-layout_constraint                    structural   -          exact
-mesh_cast                            structural   -          exact
-name                                 structural   -          exact direct stable
-optimization_barrier                 structural   -          exact direct
-pbroadcast                           structural   -          exact
-ppermute                             structural   -          exact collective direct
-pcast                                structural   -          exact keeps_constant direct
-pvary                                structural   -          exact keeps_constant direct
-relayout                             structural   -          exact
-reshape                              structural   -          same_order direct stable
-reshard                              structural   -          exact
-rev                                  structural   -          exact direct
-sharding_constraint                  structural   -          exact direct
-slice                                structural   -          exact keeps_constant direct drops
-split                                structural   -          exact direct
-squeeze                              structural   -          same_order direct stable
-stop_gradient                        structural   -          same_order direct stable
-tile                                 structural   -          exact
-transpose                            structural   -          exact keeps_constant direct stable
-unstack                              structural   -          exact
+structural - exact collective direct: all_gather all_gather_invariant all_to_all ppermute
+structural - exact keeps_constant direct stable: broadcast_in_dim transpose
+structural - elementwise direct stable in_norms: convert_element_type
+structural - same_order direct stable: copy copy_p reshape squeeze stop_gradient
+structural - exact: device_put layout_constraint mesh_cast pbroadcast relayout reshard tile unstack
+structural - exact direct drops: dynamic_slice
+structural - same_order stable: expand_dims
+structural - exact chooses drops: gather
+structural - exact direct stable: name
+structural - exact direct: optimization_barrier rev sharding_constraint split
+structural - exact keeps_constant direct: pcast pvary
+structural - exact keeps_constant direct drops: slice
 
 # Mix elements of several operands.
-add                                  aligned      -          adds recomputed in_norms nan=difference
-add_any                              aligned      -          adds nan=difference
-clamp                                aligned      -          selects direct stable
-concatenate                          aligned      -          exact chooses direct keeps_scale
-dynamic_update_slice                 aligned      -          exact direct keeps_scale
-max                                  aligned      -          selects direct stable
-min                                  aligned      -          selects direct stable
-pad                                  aligned      -          exact chooses direct keeps_scale
-rem                                  aligned      difference elementwise direct recomputed
-scatter                              aligned      -          exact chooses
-scatter-add                          aligned      sum        accumulates
-scatter-max                          aligned      -          exact
-scatter-min                          aligned      -          exact
-scatter-sub                          aligned      -          accumulates
-scatter_add                          aligned      sum        accumulates
-scatter_max                          aligned      -          exact
-scatter_min                          aligned      -          exact
-scatter_sub                          aligned      -          accumulates
-select_n                             aligned      -          selects direct stable
-stack                                aligned      -          exact
-sub                                  aligned      difference adds recomputed nan=difference
+aligned - adds recomputed in_norms nan=difference: add
+aligned - adds nan=difference: add_any
+aligned - selects direct stable: clamp max min select_n
+aligned - exact chooses direct keeps_scale: concatenate pad
+aligned - exact direct keeps_scale: dynamic_update_slice
+aligned difference elementwise direct recomputed: rem
+aligned - exact chooses: scatter
+aligned sum accumulates: scatter-add scatter_add
+aligned - exact: scatter-max scatter-min scatter_max scatter_min stack
+aligned - accumulates: scatter-sub scatter_sub
+aligned difference adds recomputed nan=difference: sub
 
 # Scale as their one operand does.
-abs                                  homogeneous  -          exact elementwise direct stable
-cummax                               homogeneous  -          exact
-cummin                               homogeneous  -          exact
-cumsum                               homogeneous  sum        nan=difference
-imag                                 homogeneous  -
-neg                                  homogeneous  -          exact elementwise direct stable
-pmax                                 homogeneous  -          exact collective direct
-pmin                                 homogeneous  -          exact collective direct
-psum                                 homogeneous  sum        collective direct
-psum_invariant                       homogeneous  sum        collective direct
-real                                 homogeneous  -
-reduce_max                           homogeneous  -          exact direct reduces
-reduce_min                           homogeneous  -          exact direct reduces
-reduce_scatter                       homogeneous  sum        collective direct reduces
-reduce_sum                           homogeneous  sum        direct reduces in_norms nan=difference
-reduce_window_max                    homogeneous  -          exact reduces
-reduce_window_min                    homogeneous  -          exact reduces
-reduce_window_sum                    homogeneous  sum        reduces
+homogeneous - exact elementwise direct stable: abs neg
+homogeneous - exact: cummax cummin
+homogeneous sum nan=difference: cumsum
+homogeneous -: imag real
+homogeneous - exact collective direct: pmax pmin
+homogeneous sum collective direct: psum psum_invariant
+homogeneous - exact direct reduces: reduce_max reduce_min
+homogeneous sum collective direct reduces: reduce_scatter
+homogeneous sum direct reduces in_norms nan=difference: reduce_sum
+homogeneous - exact reduces: reduce_window_max reduce_window_min
+homogeneous sum reduces: reduce_window_sum
 
 # Compare two operands.
-eq                                   comparison   -          elementwise direct
-ge                                   comparison   -          elementwise direct
-gt                                   comparison   -          elementwise direct
-le                                   comparison   -          elementwise direct
-lt                                   comparison   -          elementwise direct
-ne                                   comparison   -          elementwise direct
+comparison - elementwise direct: eq ge gt le lt ne
 
 # Don't depend on a positive scale of their operand.
-argmax                               invariant    -          indexes
-argmin                               invariant    -          indexes
-is_finite                            invariant    -          elementwise direct
-sign                                 invariant    -          exact elementwise direct stable
+invariant - indexes: argmax argmin
+invariant - elementwise direct: is_finite
+invariant - exact elementwise direct stable: sign
 
 # Exponents add or subtract.
-div                                  product      difference elementwise direct stable in_norms nan=quotient
-mul                                  product      -          elementwise direct stable nan=product
+product difference elementwise direct stable in_norms nan=quotient: div
+product - elementwise direct stable nan=product: mul
 
 # The exponent is multiplied.
-cbrt                                 power        range      elementwise stable costly
-integer_pow                          power        range      elementwise stable pole=power
-reduce_prod                          power        sum        reduces
-rsqrt                                power        range      elementwise direct stable nan=negative pole=root
-sqrt                                 power        range      elementwise direct stable nan=negative
-square                               power        range      elementwise direct stable
+power range elementwise stable costly: cbrt
+power range elementwise stable pole=power: integer_pow
+power sum reduces: reduce_prod
+power range elementwise direct stable nan=negative pole=root: rsqrt
+power range elementwise direct stable nan=negative: sqrt
+power range elementwise direct stable: square
 
 # Odd, and never larger than a small operand.
-asinh                                contractive  range      elementwise costly
-atan                                 contractive  -          elementwise costly
-erf                                  contractive  -          elementwise stable costly
-sin                                  contractive  -          elementwise direct costly nan=infinite
-tanh                                 contractive  -          elementwise direct stable costly
+contractive range elementwise costly: asinh
+contractive - elementwise costly: atan
+contractive - elementwise stable costly: erf
+contractive - elementwise direct costly nan=infinite: sin
+contractive - elementwise direct stable costly: tanh
 
 # Sort.
-approx_top_k                         ordered      -
-sort                                 ordered      -          exact indexes
-top_k                                ordered      -          exact indexes
+ordered -: approx_top_k
+ordered - exact indexes: sort top_k
 
 # Sums of products of two operands.
-conv_general_dilated                 contraction  low        direct
-dot_general                          contraction  low        direct nan=product
-ragged_dot                           contraction  low        bilinear
-ragged_dot_general                   contraction  low        bilinear
+contraction low direct: conv_general_dilated
+contraction low direct nan=product: dot_general
+contraction low bilinear: ragged_dot ragged_dot_general
 
 # All others that compute with floats.
-acos                                 fallback     -          elementwise nan=beyond_1
-acosh                                fallback     range      elementwise costly
-all_gather_done                      fallback     -
-all_gather_reduced                   fallback     -
-all_gather_reduced_start             fallback     -
-all_gather_start                     fallback     -
-all_to_all_done                      fallback     -
-all_to_all_start                     fallback     -
-asin                                 fallback     -          elementwise nan=beyond_1
-atan2                                fallback     -          elementwise
-atanh                                fallback     range      elementwise costly nan=beyond_1 pole=one
-bcoo_extract                         fallback     -
-bcoo_fromdense                       fallback     -
-bcoo_sort_indices                    fallback     -
-bcoo_sum_duplicates                  fallback     -
-bcoo_todense                         fallback     -
-bcoo_transpose                       fallback     -
-bcsr_extract                         fallback     -
-bcsr_fromdense                       fallback     -
-bcsr_todense                         fallback     -
-bessel_i0e                           fallback     range      elementwise series
-bessel_i1e                           fallback     range      elementwise series
-bitcast_convert_type                 fallback     -          own_dtype direct
-ceil                                 fallback     -          elementwise direct recomputed whole
-cholesky                             fallback     -          single packed
-cholesky_update                      fallback     -          single
-complex                              fallback     -          single
-conj                                 fallback     -          single
-coo_fromdense                        fallback     -
-coo_todense                          fallback     -
-cos                                  fallback     -          elementwise direct costly nan=infinite
-cosh                                 fallback     range      elementwise costly
-csr_fromdense                        fallback     -
-csr_todense                          fallback     -
-cumlogsumexp                         fallback     sum
-cumprod                              fallback     sum
-custom_linear_solve                  fallback     -          single
-custom_root                          fallback     -          own_dtype
-debug_callback                       fallback     -          own_dtype host
-debug_print                          fallback     -          own_dtype host
-digamma                              fallback     range      elementwise nan=pole
-eig                                  fallback     -          single
-eigh                                 fallback     -          single
-empty                                fallback     -
-erf_inv                              fallback     range      elementwise nan=beyond_1 pole=one
-erfc                                 fallback     range      elementwise costly
-exp                                  fallback     range      elementwise direct costly
-exp2                                 fallback     range      elementwise costly
-expm1                                fallback     range      elementwise direct costly
-fft                                  fallback     -          own_dtype
-floor                                fallback     -          elementwise direct recomputed whole
-geqp3                                fallback     -          single packed
-geqrf                                fallback     -          single packed
-global_array_to_host_local_array     fallback     -
-hessenberg                           fallback     -          single packed
-host_local_array_to_global_array     fallback     -
-householder_product                  fallback     -          single
-igamma                               fallback     range      elementwise series
-igamma_grad_a                        fallback     -          elementwise series
-igammac                              fallback     range      elementwise series
-inspect_sharding                     fallback     -
-lgamma                               fallback     range      elementwise pole=pole
-log                                  fallback     range      elementwise direct costly nan=negative pole=log
-log1p                                fallback     range      elementwise direct costly nan=negative pole=log
-log2                                 fallback     range      elementwise
-logistic                             fallback     -          elementwise direct stable costly
-lu                                   fallback     -          single packed
-nextafter                            fallback     -          elementwise own_dtype
-one_minus_square                     fallback     -          elementwise
-ormqr                                fallback     -
-pbroadcast_done                      fallback     -
-pbroadcast_dynamic                   fallback     -
-pbroadcast_start                     fallback     -
-polygamma                            fallback     range      elementwise series
-polynomial                           fallback     -
-pow                                  fallback     range      elementwise costly nan=negative pole=power
-ppermute_done                        fallback     -
-ppermute_start                       fallback     -
-precv                                fallback     -
-preduced                             fallback     -
-psend                                fallback     -
-psum_done                            fallback     -
-psum_invariant_start                 fallback     -
-psum_start                           fallback     -
-qr                                   fallback     -          single
-ragged_all_to_all                    fallback     -          direct
-random_gamma                         fallback     -          own_dtype
-random_gamma_grad                    fallback     range      elementwise own_dtype series
-reduce                               fallback     sum
-reduce_precision                     fallback     -          elementwise own_dtype direct
-reduce_scatter_done                  fallback     -
-reduce_scatter_start                 fallback     -
-reduce_window                        fallback     sum        reduces
-reduced_vary_cast                    fallback     -
-reduced_vary_cast_p                  fallback     -
-regularized_incomplete_beta          fallback     range      elementwise series
-rng_uniform                          fallback     -          own_dtype
-round                                fallback     -          elementwise direct recomputed whole
-scaled_dot                           fallback     -          own_dtype contraction
-scatter-mul                          fallback     sum
-scatter_apply                        fallback     function
-scatter_mul                          fallback     sum
-schur                                fallback     -          single
-select_and_gather_add                fallback     -          own_dtype
-select_and_scatter                   fallback     sum
-select_and_scatter_add               fallback     sum        bilinear
-shard_alike                          fallback     -
-sinh                                 fallback     range      elementwise costly
-svd                                  fallback     -          single
-symmetric_product                    fallback     -
-tan                                  fallback     range      elementwise direct costly nan=infinite
-tie                                  fallback     -
-todense                              fallback     -
-triangular_solve                     fallback     -          single
-tridiagonal                          fallback     -          single packed
-tridiagonal_solve                    fallback     -          single
-unreduced_pmax                       fallback     -
-unreduced_pmin                       fallback     -
-unreduced_psum                       fallback     -
-unreduced_psum_start                 fallback     -
-unreduced_reduce_scatter             fallback     -
-unreduced_reduce_scatter_start       fallback     -
-vary_unreduced_cast                  fallback     -
-vary_unreduced_cast_p                fallback     -
-xla_metadata_value                   fallback     -
-zeta                                 fallback     range      elementwise series
+fallback - elementwise nan=beyond_1: acos asin
+fallback range elementwise costly: acosh cosh erfc exp2 sinh
+fallback -: all_gather_done all_gather_reduced all_gather_reduced_start all_gather_start
+  all_to_all_done all_to_all_start bcoo_extract bcoo_fromdense bcoo_sort_indices bcoo_sum_duplicates
+  bcoo_todense bcoo_transpose bcsr_extract bcsr_fromdense bcsr_todense coo_fromdense coo_todense
+  csr_fromdense csr_todense empty global_array_to_host_local_array host_local_array_to_global_array
+  inspect_sharding ormqr pbroadcast_done pbroadcast_dynamic pbroadcast_start polynomial
+  ppermute_done ppermute_start precv preduced psend psum_done psum_invariant_start psum_start
+  reduce_scatter_done reduce_scatter_start reduced_vary_cast reduced_vary_cast_p shard_alike
+  symmetric_product tie todense unreduced_pmax unreduced_pmin unreduced_psum unreduced_psum_start
+  unreduced_reduce_scatter unreduced_reduce_scatter_start vary_unreduced_cast vary_unreduced_cast_p
+  xla_metadata_value
+fallback - elementwise: atan2 one_minus_square
+fallback range elementwise costly nan=beyond_1 pole=one: atanh
+fallback range elementwise series: bessel_i0e bessel_i1e igamma igammac polygamma
+  regularized_incomplete_beta zeta
+fallback - own_dtype direct: bitcast_convert_type
+fallback - elementwise direct recomputed whole: ceil floor round
+fallback - single packed: cholesky geqp3 geqrf hessenberg lu tridiagonal
+fallback - single: cholesky_update complex conj custom_linear_solve eig eigh householder_product qr
+  schur svd triangular_solve tridiagonal_solve
+fallback - elementwise direct costly nan=infinite: cos
+fallback sum: cumlogsumexp cumprod reduce scatter-mul scatter_mul select_and_scatter
+fallback - own_dtype: custom_root fft random_gamma rng_uniform select_and_gather_add
+fallback - own_dtype host: debug_callback debug_print
+fallback range elementwise nan=pole: digamma
+fallback range elementwise nan=beyond_1 pole=one: erf_inv
+fallback range elementwise direct costly: exp expm1
+fallback - elementwise series: igamma_grad_a
+fallback range elementwise pole=pole: lgamma
+fallback range elementwise direct costly nan=negative pole=log: log log1p
+fallback range elementwise: log2
+fallback - elementwise direct stable costly: logistic
+fallback - elementwise own_dtype: nextafter
+fallback range elementwise costly nan=negative pole=power: pow
+fallback - direct: ragged_all_to_all
+fallback range elementwise own_dtype series: random_gamma_grad
+fallback - elementwise own_dtype direct: reduce_precision
+fallback sum reduces: reduce_window
+fallback - own_dtype contraction: scaled_dot
+fallback function: scatter_apply
+fallback sum bilinear: select_and_scatter_add
+fallback range elementwise direct costly nan=infinite: tan
 
 # Products of sparse matrices.
-bcoo_dot_general                     sparse       -
-bcoo_dot_general_sampled             sparse       -
-bcoo_spdot_general                   sparse       -
-bcsr_dot_general                     sparse       -
-coo_matmat                           sparse       -
-coo_matvec                           sparse       -
-coo_spmm                             sparse       -
-coo_spmv                             sparse       -
-csr_matmat                           sparse       -
-csr_matvec                           sparse       -
-csr_spmm                             sparse       -
-csr_spmv                             sparse       -
-spsolve                              sparse       -
+sparse sum: bcoo_dot_general bcoo_dot_general_sampled bcoo_spdot_general bcsr_dot_general coo_matmat
+  coo_matvec coo_spmm coo_spmv csr_matmat csr_matvec csr_spmm csr_spmv
+sparse - single: spsolve
 
 # Calls and control flow: their bodies are interpreted.
-call                                 call         -          body=call_jaxpr
-checkpoint                           call         -          direct
-closed_call                          call         -          direct body=call_jaxpr
-composite                            call         -          body=jaxpr
-cond                                 call         -          direct
-custom_jvp_call                      call         -          direct body=call_jaxpr
-custom_partitioning                  call         -          body=call
-custom_vjp_call                      call         -          direct body=call_jaxpr
-custom_vmap_call                     call         -          body=call
-eval_jaxpr                           call         -          body=call_jaxpr
-jit                                  call         -          direct
-linear_call                          call         -          body=callee
-pjit                                 call         -          direct
-program_order                        call         -          body=call_jaxpr
-remat2                               call         -          direct
-remat_opt                            call         -          body=fwd_jaxpr
-scan                                 call         -          direct
-shard_map                            call         -          direct
-while                                call         -          direct
+call - body=call_jaxpr: call eval_jaxpr program_order
+call - direct: checkpoint cond jit pjit remat2 scan shard_map while
+call - direct body=call_jaxpr: closed_call custom_jvp_call custom_vjp_call
+call - body=jaxpr: composite
+call - body=call: custom_partitioning custom_vmap_call
+call - body=callee: linear_call
+call - body=fwd_jaxpr: remat_opt
 
 # Integers, booleans, keys and tokens.
-after_all                            no_floats    -
-and                                  no_floats    -          direct
-assert_consumed_value                no_floats    -
-axis_index                           no_floats    -          direct
-check                                no_floats    -
-clz                                  no_floats    -
-consume                              no_floats    -
-create_token                         no_floats    -
-dce_sink                             no_floats    -
-dim_as_value                         no_floats    -
-dimension_size                       no_floats    -
-empty2                               no_floats    -
-from_edtype                          no_floats    -
-iota                                 no_floats    -          direct
-iota_2x32_shape                      no_floats    -
-lu_pivots_to_permutation             no_floats    -
-mulhi                                no_floats    -
-not                                  no_floats    -          direct
-or                                   no_floats    -          direct
-philox2x32                           no_floats    -
-philox4x32                           no_floats    -
-platform_index                       no_floats    -
-population_count                     no_floats    -          direct
-random_bits                          no_floats    -
-random_clone                         no_floats    -
-random_fold_in                       no_floats    -
-random_seed                          no_floats    -
-random_split                         no_floats    -
-random_unwrap                        no_floats    -
-random_wrap                          no_floats    -
-reduce_and                           no_floats    -          direct
-reduce_or                            no_floats    -          direct
-reduce_xor                           no_floats    -
-rng_bit_generator                    no_floats    -
-shape_assertion                      no_floats    -
-shift_left                           no_floats    -          direct
-shift_right_arithmetic               no_floats    -          direct
-shift_right_logical                  no_floats    -          direct
-threefry2x32                         no_floats    -
-threefry4x32                         no_floats    -
-to_edtype                            no_floats    -
-xor                                  no_floats    -          direct
+no_floats -: after_all assert_consumed_value check clz consume create_token dce_sink dim_as_value
+  dimension_size empty2 from_edtype iota_2x32_shape lu_pivots_to_permutation mulhi philox2x32
+  philox4x32 platform_index random_bits random_clone random_fold_in random_seed random_split
+  random_unwrap random_wrap reduce_xor rng_bit_generator shape_assertion threefry2x32 threefry4x32
+  to_edtype
+no_floats - direct: and axis_index iota not or population_count reduce_and reduce_or shift_left
+  shift_right_arithmetic shift_right_logical xor
 
 # Kernels, foreign programs and Python functions, whose inside isn't interpreted.
-buffer_callback                      kernel       -          host
-call_exported                        kernel       -
-call_hi_primitive                    kernel       -
-call_hi_primitive_linearized         kernel       -
-compute_on                           kernel       -
-core_map                             kernel       -
-cudnn_fusion                         kernel       -
-custom_call                          kernel       -          own_dtype
-custom_fusion                        kernel       -
-dot_product_attention_bwd            kernel       -
-dot_product_attention_bwd_wrapper    kernel       -
-dot_product_attention_fp8_bwd        kernel       -
-dot_product_attention_fp8_bwd_wrapper kernel       -
-dot_product_attention_fp8_fwd        kernel       -
-dot_product_attention_fp8_fwd_wrapper kernel       -
-dot_product_attention_fwd            kernel       -
-dot_product_attention_fwd_wrapper    kernel       -
-ffi_call                             kernel       -          own_dtype
-fused_call                           kernel       -
-fusible                              kernel       -
-inline_mgpu_p                        kernel       -
-io_callback                          kernel       -          own_dtype host
-mosaic_gpu_p                         kernel       -
-mpmd_map                             kernel       -
-pallas_call                          kernel       -          own_dtype
-pure_callback                        kernel       -          own_dtype host
-rnn_bwd                              kernel       -
-rnn_fwd                              kernel       -
-scaled_matmul                        kernel       -
-scaled_matmul_wrapper                kernel       -
-tpu_custom_call                      kernel       -
-xla_metadata_call                    kernel       -
+kernel - host: buffer_callback
+kernel -: call_exported call_hi_primitive call_hi_primitive_linearized compute_on core_map
+  cudnn_fusion custom_fusion dot_product_attention_bwd dot_product_attention_bwd_wrapper
+  dot_product_attention_fp8_bwd dot_product_attention_fp8_bwd_wrapper dot_product_attention_fp8_fwd
+  dot_product_attention_fp8_fwd_wrapper dot_product_attention_fwd dot_product_attention_fwd_wrapper
+  fused_call fusible inline_mgpu_p mosaic_gpu_p mpmd_map rnn_bwd rnn_fwd scaled_matmul
+  scaled_matmul_wrapper tpu_custom_call xla_metadata_call
+kernel - own_dtype: custom_call ffi_call pallas_call
+kernel - own_dtype host: io_callback pure_callback
 
 # Read and write mutable arrays.
-accum_grad_in_ref                    reference    -
-addupdate                            reference    -
-box_get                              reference    -
-box_set                              reference    -
-broadcast_to                         reference    -
-create_linear                        reference    -
-empty_ref                            reference    -
-free_ref                             reference    -
-freeze                               reference    -
-get                                  reference    -
-log_extend                           reference    -
-log_read                             reference    -
-new_box                              reference    -
-new_log                              reference    -
-new_ref                              reference    -
-pin                                  reference    -
-run_state                            reference    -
-swap                                 reference    -
-unpin                                reference    -
-with_memory_space_constraint         reference    -
+reference -: accum_grad_in_ref addupdate box_get box_set broadcast_to create_linear empty_ref
+  free_ref freeze get log_extend log_read new_box new_log new_ref pin run_state swap unpin
+  with_memory_space_constraint
 
 # Exist only while JAX traces, differentiates or compares.
-custom_jvp_call_jaxpr                internal     -
-custom_lin                           internal     -
-eq_to                                internal     -
-le_to                                internal     -
-lt_to                                internal     -
-stage                                internal     -
-unreachable                          internal     -
-zeros_like                           internal     -
-"""  # noqa: E501
+internal -: custom_jvp_call_jaxpr custom_lin eq_to le_to lt_to stage unreachable zeros_like
+"""

@@ -125,13 +125,9 @@ class Jit(NamedTuple):
 
 
 def jit(equation: Equation) -> Jit:
-    return Jit(
-        body(equation),
-        read(equation, "name"),
-        dict(read(equation, "compiler_options_kvs", default=())),
-        read(equation, "in_shardings", default=()),
-        read(equation, "out_shardings", default=()),
-    )
+    options = dict(read(equation, "compiler_options_kvs", default=()))
+    shardings = (read(equation, x, default=()) for x in ("in_shardings", "out_shardings"))
+    return Jit(body(equation), read(equation, "name"), options, *shardings)
 
 
 class While(NamedTuple):
@@ -142,12 +138,8 @@ class While(NamedTuple):
 
 
 def while_loop(equation: Equation) -> While:
-    return While(
-        read(equation, "cond_jaxpr"),
-        read(equation, "cond_nconsts"),
-        read(equation, "body_jaxpr"),
-        read(equation, "body_nconsts"),
-    )
+    names = "cond_jaxpr", "cond_nconsts", "body_jaxpr", "body_nconsts"
+    return While(*(read(equation, name) for name in names))
 
 
 class Scan(NamedTuple):
@@ -268,20 +260,10 @@ def conv_groups(equation: Equation) -> tuple[int, int]:
     return read(equation, "feature_group_count"), read(equation, "batch_group_count")
 
 
-class Window(NamedTuple):
-    """How a convolution moves its kernel over the spatial axes, in the order of these axes."""
-
-    strides: tuple[int, ...]
-    padding: tuple[tuple[int, int], ...]
-    lhs_dilation: tuple[int, ...]
-    rhs_dilation: tuple[int, ...]
-
-
-def conv_window(equation: Equation) -> Window:
-    return Window(
-        read(equation, "window_strides"), read(equation, "padding"),
-        read(equation, "lhs_dilation"), read(equation, "rhs_dilation"),
-    )  # fmt: skip
+def conv_window(equation: Equation) -> dict[str, Parameter]:
+    """Returns how a convolution moves its kernel, as arguments of ``lax.conv_general_dilated``."""
+    names = "window_strides", "padding", "lhs_dilation", "rhs_dilation"
+    return {name: read(equation, name) for name in names}
 
 
 def symmetric_factors(equation: Equation) -> tuple[float, float]:

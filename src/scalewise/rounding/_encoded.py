@@ -152,15 +152,8 @@ def pack(codes: ArrayLike, fmt: Format | str) -> jax.Array:
     fmt = _narrow(fmt, "pack")
     codes = _codes(codes, fmt)
     per, width = _group(fmt)
-    length = codes.shape[-1]
-    pad = [(0, 0)] * (codes.ndim - 1) + [(0, -length % per)]
-    groups = jnp.pad(codes, pad).reshape(*codes.shape[:-1], -(-length // per), per)
-    shifts = np.arange(per, dtype=np.uint32) * np.uint32(fmt.bits)
-    word = jnp.sum(groups << _last(shifts, groups.ndim), axis=-1, dtype=jnp.uint32, keepdims=True)
-    places = np.arange(width, dtype=np.uint32) * np.uint32(8)
-    parts = (word >> _last(places, word.ndim)) & jnp.uint32(0xFF)
-    whole = parts.astype(jnp.uint8).reshape(*codes.shape[:-1], groups.shape[-2] * width)
-    return whole[..., : -(-length * fmt.bits // 8)]
+    whole = _regrouped(codes, (per, fmt.bits), (width, 8))
+    return whole[..., : -(-codes.shape[-1] * fmt.bits // 8)]
 
 
 @checked
@@ -194,14 +187,22 @@ def unpack(packed: ArrayLike, fmt: Format | str, size: Natural) -> jax.Array:
             f"for {size} codes of {fmt.name}"
         )
     per, width = _group(fmt)
-    groups = -(-size // per)
-    pad = [(0, 0)] * (packed.ndim - 1) + [(0, groups * width - need)]
-    parts = jnp.pad(packed, pad).reshape(*packed.shape[:-1], groups, width).astype(jnp.uint32)
-    places = np.arange(width, dtype=np.uint32) * np.uint32(8)
-    word = jnp.sum(parts << _last(places, parts.ndim), axis=-1, dtype=jnp.uint32, keepdims=True)
-    shifts = np.arange(per, dtype=np.uint32) * np.uint32(fmt.bits)
-    codes = (word >> _last(shifts, word.ndim)) & jnp.uint32(2**fmt.bits - 1)
-    return codes.astype(jnp.uint8).reshape(*packed.shape[:-1], groups * per)[..., :size]
+    return _regrouped(packed, (width, 8), (per, fmt.bits))[..., :size]
+
+
+def _regrouped(x: jax.Array, given: tuple[int, int], wanted: tuple[int, int]) -> jax.Array:
+    """Returns integers with the bits of others, in groups of so many integers of so many bits."""
+    n, (count, width) = given[0], wanted
+    groups = -(-x.shape[-1] // n)
+    pad = [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % n)]
+    parts = jnp.pad(x, pad).reshape(*x.shape[:-1], groups, n).astype(jnp.uint32)
+    places, shifts = (
+        (np.arange(k, dtype=np.uint32) * np.uint32(w)).reshape((1,) * x.ndim + (k,))
+        for k, w in (given, wanted)
+    )
+    word = jnp.sum(parts << places, axis=-1, dtype=jnp.uint32, keepdims=True)
+    parts = (word >> shifts) & jnp.uint32(2**width - 1)
+    return parts.astype(jnp.uint8).reshape(*x.shape[:-1], groups * count)
 
 
 def _narrow(fmt: Format | str, name: str) -> Format:
@@ -234,10 +235,6 @@ def _codes(codes: Any, fmt: Format) -> jax.Array:
 def _group(fmt: Format) -> tuple[int, int]:
     whole = math.lcm(fmt.bits, 8)
     return whole // fmt.bits, whole // 8
-
-
-def _last(x: np.ndarray, ndim: int) -> np.ndarray:
-    return x.reshape((1,) * (ndim - 1) + x.shape)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

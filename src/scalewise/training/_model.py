@@ -171,7 +171,7 @@ def loss_transform(
             f"{recipe.state[0][0]!r}; here moments={{...}} and the policy's p= do"
         )
     # Step differentiates a recipe with a history together with that
-    if policy is None or (isinstance(policy, Recipe) and policy.scaling.source == "history"):
+    if policy is None or (isinstance(policy, Recipe) and policy.is_delayed):
         return lambda f: f, None, False
     if isinstance(policy, Recipe | Schedule):
         return lambda f: autoscale(f, policy), None, False

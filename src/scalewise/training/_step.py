@@ -289,7 +289,7 @@ def step(
     if isinstance(policy, str):
         policy = resolve(policy, "policy", "recipe", where="step")
     transform, params, narrow = models.loss_transform(policy)
-    delayed = policy if isinstance(policy, Recipe) and policy.scaling.source == "history" else None
+    delayed = policy if isinstance(policy, Recipe) and policy.is_delayed else None
     if weights is None:
         weights = "master" if params is not None and params.itemsize < 4 else "plain"
     if moments is not None:

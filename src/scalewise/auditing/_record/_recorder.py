@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.typing import ArrayLike
 
 from ..._jax import ShapedArray, Tracer
@@ -16,7 +18,202 @@ from ...emulating import is_exact
 from ...interpret import Applied, Argument, Boundary, Equation, Interpretation, Program, Value, run
 from ...primitives import having
 from .._run._lockstep import MAX_EAGER
-from ._numbers import Numbers, empty, observe
+from .._run._pair import padded_size
+
+SAMPLE = 32  # numbers of an array that are kept, of its first and of its last visit
+COUNTS = ("nan", "infinite", "zeros", "subnormal", "created")  # 64 bits, in two words each
+WORDS = ("visits", "first", "clock", "checksum")
+FIRST, CLOCK, CHECKSUM = 1, 2, 3
+NUMBERS = ("minimum", "maximum", "smallest", "mean", "rms")
+NEVER = np.uint32(2**32 - 1)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Numbers:
+    """The statistics of n arrays up to now."""
+
+    # uint32[n, 4], see ``WORDS``: how often each was computed; the visit, and the clock, at which
+    # the first non-finite number was made of finite operands (or NEVER); the checksum of all bits
+    # of all visits
+    words: jax.Array
+    counts: jax.Array  # uint32[n, 5, 2], see ``COUNTS``: the low and the high word
+    numbers: jax.Array  # float[n, 5], see ``NUMBERS``; the mean and the RMS are summed over visits
+    samples: jax.Array  # float[n, 2, SAMPLE], of the first and of the last visit
+    clock: jax.Array  # uint32[], how many arrays were recorded
+
+
+class Measured(NamedTuple):
+    """The numbers of one visit; ``counts`` without ``created``."""
+
+    counts: jax.Array
+    numbers: jax.Array
+    sample: jax.Array
+    checksum: jax.Array
+
+
+def wide_dtype() -> Any:
+    wide: bool = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+    return jnp.dtype(jnp.float64 if wide else jnp.float32)
+
+
+def empty(n: int) -> Numbers:
+    words = np.zeros((n, len(WORDS)), np.uint32)
+    words[:, [FIRST, CLOCK]] = NEVER
+    numbers = np.zeros((n, len(NUMBERS)), wide_dtype())
+    numbers[:, 0], numbers[:, 1:3] = np.inf, [-np.inf, np.inf]
+    return Numbers(
+        jnp.asarray(words),
+        jnp.zeros((n, len(COUNTS), 2), jnp.uint32),
+        jnp.asarray(numbers),
+        jnp.zeros((n, 2, SAMPLE), wide_dtype()),
+        jnp.uint32(0),
+    )
+
+
+def observe(
+    state: Numbers, index: Any, x: jax.Array, finite: Sequence[Any]
+) -> tuple[Numbers, jax.Array]:
+    parts = 2 if jnp.issubdtype(x.dtype, jnp.complexfloating) else 1
+    size = x.size * parts
+    if not isinstance(x, Tracer):  # padded, so that few sizes are compiled
+        x = _flat(x, padded_size(size))
+    clean = jnp.asarray(True) if not finite else finite[0] if len(finite) == 1 else _all(finite)
+    at = np.zeros(SAMPLE, np.int32)
+    at[: min(size, SAMPLE)] = positions(size)
+    return _add(state, index, _measure(_flat(x, None), np.uint32(size), at), clean)
+
+
+@partial(jax.jit, static_argnums=1)
+def _flat(x: jax.Array, length: int | None) -> jax.Array:
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        x = jnp.stack([x.real, x.imag])
+    x = x.reshape(-1)
+    return x if length is None else jnp.pad(x, (0, length - x.size))
+
+
+@jax.jit
+def _all(flags: Sequence[Any]) -> jax.Array:
+    return jnp.stack([jnp.asarray(flag) for flag in flags]).all()
+
+
+@jax.jit
+def _add(state: Numbers, index: Any, measured: Measured, clean: Any) -> tuple[Numbers, jax.Array]:
+    """Adds the numbers of one visit; ``clean`` says whether the operands are finite."""
+    counts, numbers, sample, checksum = measured
+    non_finite = counts[0] + counts[1]
+    created = jnp.where(clean, non_finite, 0)
+    words = state.words[index]
+    visits = words[0]
+    is_first = (created > 0) & (words[FIRST] == NEVER)
+    words = jnp.stack(
+        [
+            visits + 1,
+            jnp.where(is_first, visits, words[FIRST]),
+            jnp.where(is_first, state.clock, words[CLOCK]),
+            words[CHECKSUM] * jnp.uint32(0x01000193) ^ checksum,
+        ]
+    )
+    low, high = state.counts[index].T
+    added = low + jnp.concatenate([counts, created[None]])
+    high = high + (added < low).astype(jnp.uint32)  # carries
+    old = state.numbers[index]
+    numbers = jnp.concatenate(
+        [
+            jnp.minimum(old[:1], numbers[:1]),
+            jnp.maximum(old[1:2], numbers[1:2]),
+            jnp.minimum(old[2:3], numbers[2:3]),
+            old[3:] + numbers[3:],
+        ]
+    )
+    first = jnp.where(visits == 0, sample, state.samples[index, 0])
+    state = Numbers(
+        state.words.at[index].set(words),
+        state.counts.at[index].set(jnp.stack([added, high], axis=1)),
+        state.numbers.at[index].set(numbers),
+        state.samples.at[index].set(jnp.stack([first, sample])),
+        state.clock + jnp.uint32(1),
+    )
+    return state, non_finite == 0
+
+
+@jax.jit
+def _measure(x: jax.Array, size: Any, at: Any) -> Measured:
+    """Returns the numbers of the first ``size`` elements of a flat array, sampled ``at`` some."""
+    wide = wide_dtype()
+    if not x.size:
+        nothing = jnp.asarray([np.inf, -np.inf, np.inf, 0, 0], wide)
+        return Measured(jnp.zeros(4, jnp.uint32), nothing, jnp.zeros(SAMPLE, wide), jnp.uint32(0))
+    held = lax.iota(jnp.uint32, x.size) < size
+    y = x.astype(wide)
+    is_zero, is_subnormal = _small(x)
+    nan, infinite = jnp.isnan(y), jnp.isinf(y)
+    counts = [jnp.sum(held & c, dtype=jnp.uint32) for c in (nan, infinite, is_zero, is_subnormal)]
+    finite = held & ~(nan | infinite)
+    count = jnp.maximum(jnp.sum(finite, dtype=jnp.uint32), 1).astype(wide)
+    plain = jnp.where(finite, y, 0)
+    magnitude = jnp.abs(plain)
+    amax = jnp.max(magnitude)
+    unit = jnp.where(amax > 0, amax, 1)
+    numbers = [
+        jnp.min(jnp.where(finite, y, np.inf)),
+        jnp.max(jnp.where(finite, y, -np.inf)),
+        jnp.min(jnp.where(finite & ~is_zero, magnitude, np.inf)),
+        unit * (jnp.sum(plain / unit) / count),
+        unit * jnp.sqrt(jnp.sum(jnp.square(plain / unit)) / count),
+    ]
+    checksum = _checksum(x, nan, held)
+    return Measured(jnp.stack(counts), jnp.stack(numbers), y[at], checksum)
+
+
+def positions(size: int) -> np.ndarray:
+    """Returns the positions of at most SAMPLE numbers of a flat array, spread over it.
+
+    Multiples of the golden ratio: evenly spaced positions would often be those of one column.
+
+    Example:
+        >>> positions(5).tolist(), positions(1 << 20)[:4].tolist()
+        ([0, 1, 2, 3, 4], [0, 36114, 72229, 94550])
+    """
+    if size <= SAMPLE:
+        return np.arange(size)
+    return np.sort((np.arange(SAMPLE) * 0.6180339887498949 % 1 * size).astype(np.int64))
+
+
+def _small(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns which numbers are zero, and which are subnormal in their own dtype.
+
+    Those with float32's or float64's exponents are told by their bits, since backends flush them.
+    """
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x == jnp.zeros((), x.dtype), jnp.zeros(x.shape, bool)
+    info = jnp.finfo(x.dtype)
+    if info.bits < 16 or x.dtype == jnp.float16:
+        size = jnp.abs(x.astype(jnp.float32))
+        return size == 0, (size > 0) & (size < np.float32(info.smallest_normal))
+    bits = lax.bitcast_convert_type(x, jnp.dtype(f"uint{info.bits}"))
+    magnitude = bits << bits.dtype.type(1)
+    smallest = bits.dtype.type(2 << info.nmant)
+    return magnitude == 0, (magnitude > 0) & (magnitude < smallest)
+
+
+def _checksum(x: jax.Array, nan: jax.Array, held: jax.Array) -> jax.Array:
+    """Returns a sum of the held numbers' bits, mixed with positions; all NaNs count as one."""
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        x = jnp.where(nan, jnp.asarray(np.nan, x.dtype), x)
+        if jnp.finfo(x.dtype).bits < 8:
+            x = x.astype(jnp.float32)
+        bits = lax.bitcast_convert_type(x, jnp.dtype(f"uint{min(8 * x.dtype.itemsize, 32)}"))
+    elif x.dtype.itemsize == 8:
+        bits = lax.bitcast_convert_type(x, jnp.uint32)
+    else:
+        bits = x
+    bits = bits.reshape(x.size, -1).astype(jnp.uint32)  # a row for each number
+    position = lax.iota(jnp.uint32, bits.size).reshape(bits.shape)
+    mixed = (bits ^ position * jnp.uint32(0x9E3779B9)) * jnp.uint32(0x85EBCA6B)
+    mixed = jnp.where(held[:, None], mixed ^ mixed >> jnp.uint32(13), 0)
+    return jnp.sum(mixed, dtype=jnp.uint32)
+
 
 DROPS = having("drops")
 

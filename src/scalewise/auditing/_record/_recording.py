@@ -18,8 +18,7 @@ from ..._check import AnyFloat, Natural, Range, checked
 from ..._output import Printed, Rows, Tabular, counted, writable
 from ...scaled import load_safetensors, save_safetensors
 from .._run._equation_statistics import display_name, written_at
-from ._numbers import COUNTS, NEVER, NUMBERS, Numbers
-from ._recorder import Site
+from ._recorder import COUNTS, NEVER, NUMBERS, Numbers, Site
 
 ENDING = ".safetensors"
 SHOWN = 12  # arrays shown up to the first non-finite number, or of the largest magnitudes

@@ -18,9 +18,8 @@ from .._bisect import fewest
 from .._run._equation_statistics import Equations, EquationStatistics
 from .._search._findings import Finding
 from .._search._kinds import FINDING_KINDS
-from ._arithmetic import ReducedArithmetic, results
 from ._graph import LinkedRun, Origin, after, before
-from ._reduction import Reduction, run_code
+from ._reduction import ReducedArithmetic, Reduction, results
 from ._render import Slice, rendered
 
 ELEMENTWISE = having("elementwise")
@@ -305,7 +304,7 @@ def _verified(
     for some in (shrunk(piece, arrays, low, wide, shows), arrays):
         few = Reduction(text, arithmetic, piece, some, operations, low, wide)
         with jax.enable_x64(False):
-            ran = run_code(few)
+            ran = few.run()
         if event.shows(*ran):
             return dataclasses.replace(few, low=ran[0], wide=ran[1])
     return None

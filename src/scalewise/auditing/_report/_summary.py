@@ -82,7 +82,7 @@ class Summary:
 
     @property
     def unfixable(self) -> str:
-        """What no fix changes, and brings in what is left of the error."""
+        """The operands that no fix changes, from which the rest of the error comes."""
         return "the arguments and complex numbers" if self.complex_dtype else "the arguments"
 
     @property

@@ -57,9 +57,9 @@ def _exception(low: Boundaries | EveryOp, equation: Equation) -> Overrides:
 def _without_products(recipe: Recipe) -> Recipe:
     """Returns a recipe that rounds everything but operands of products in the same way."""
     same = dataclasses.replace(recipe, emulate=None)
-    if recipe.rounds == "every_op" or recipe.products.short_form is None:
+    if recipe.results is not None or recipe.products.short_form is None:
         return same
-    return dataclasses.replace(same, forward=FP32, backward=FP32)
+    return same.with_operands(forward=None, backward=None)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -68,17 +68,15 @@ def _recipe(recipe: Recipe, keep: Overrides) -> Interpretation:
 
 
 def of_recipe(recipe: Recipe) -> Boundaries | EveryOp:
-    if recipe.scaling.source == "history":
-        overrides = FormatOverrides(recipe.keep)
-        return Boundaries(recipe, overrides=overrides, amaxes=OperandAmaxes())
-    return interpretation(recipe)
+    return interpretation(recipe, amaxes=OperandAmaxes() if recipe.is_delayed else None)
 
 
 def history_of(low: Interpretation) -> int:
     if not isinstance(low, Boundaries) or low.amaxes is None:
         return 0
-    assert isinstance(low.recipe.scaling, Delayed)
-    return len(low.recipe.scaling.amaxes)
+    scaling = low.recipe.products.scaling
+    assert isinstance(scaling, Delayed)
+    return len(scaling.amaxes)
 
 
 def _of_policy(low: Autocast, equation: Equation) -> tuple[Interpretation, Hashable]:
@@ -104,8 +102,8 @@ def _as_it_is(low: Interpretation, equation: Equation) -> tuple[Interpretation, 
 
 
 def _forward_element(low: Boundaries) -> Format:
-    fmt = low.recipe.forward or FP32
-    return fmt if isinstance(fmt, Format) else fmt.element
+    operand = low.recipe.products.operand("forward", "activation")
+    return FP32 if operand is None else operand.element
 
 
 def _recipe_name(low: Boundaries | EveryOp) -> str:

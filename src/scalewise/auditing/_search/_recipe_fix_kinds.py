@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from ...autocasting import Autocast, Rule
 from ...autoscaling import Boundaries, EveryOp, scope_parts
+from ...autoscaling._operand_settings import shown
 from ...devices import MatrixUnits
 from ...formats import BF16, E4M3FN, E5M2, E8M0, FP16, FP32, BlockFormat, Format
 from ...interpret import Interpretation
@@ -115,21 +116,22 @@ def _matrix_units(context: Context) -> Iterator[Fix]:
 
 @register("scaling", "recipe")
 def _scaling(context: Context) -> Iterator[Fix]:
-    if context.now.recipe.scaling.source != "amax":
-        yield _recipe(context, "scaling=Amax()", scaling=Amax())
+    if context.now.recipe.products.scaling.source != "amax":
+        yield _operand(context, scaling=Amax())
 
 
 @register("rounding_of_scales", "recipe")
 def _rounding_of_scales(context: Context) -> Iterator[Fix]:
-    recipe, own = context.now.recipe, context.now.recipe.scaling.of_blocks() or Mx()
-    powers = isinstance(recipe.forward, BlockFormat) and recipe.forward.scale == E8M0
+    products = context.now.recipe.products
+    own, fmt = products.scaling.of_blocks() or Mx(), products.formats()[0][0]
+    powers = isinstance(fmt, BlockFormat) and fmt.scale == E8M0
     if (
-        recipe.products.short_form is not None
+        products.short_form is not None
         and powers
         and isinstance(own, Mx)
         and own.exponent not in ("ceil", "rceil")
     ):
-        yield _recipe(context, "scaling=Mx('rceil')", scaling=Mx("rceil"))
+        yield _operand(context, scaling=Mx("rceil"))
 
 
 @register("keep", "recipe", "every_op")
@@ -151,43 +153,64 @@ def _keep(context: Context) -> Iterator[Fix]:
 @register("operands", "recipe")
 def _operands(context: Context) -> Iterator[Fix]:
     backward = context.group.first.direction == "backward"
-    operands = "backward" if backward else "forward"
     if context.now.recipe.products.short_form is None:  # each operand has a format of its own
         return
-    fmt = getattr(context.now.recipe, operands)
+    fmt = context.now.recipe.products.formats()[int(backward)][0]
     rounded = [
         e for e in context.equations if e["operands"] and backward <= (e.direction == "backward")
     ]
     for other in OPERANDS.get(fmt, ()) if isinstance(fmt, Format) else (FP16,) if fmt else ():
-        fix = _recipe(context, f"{operands}={other.name}", **{operands: other})
+        fix = _operand(context, **{"backward" if backward else "forward": other})
         yield dataclasses.replace(fix, size=len(rounded))
 
 
 @register("arithmetic", "every_op")
 def _arithmetic(context: Context) -> Iterator[Fix]:
-    if context.now.recipe.arithmetic != "float32":
-        yield _recipe(context, "arithmetic='float32'", arithmetic="float32")
+    if context.now.recipe.results.arithmetic != "float32":
+        yield _result(context, arithmetic="float32")
 
 
 @register("rescale", "every_op")
 def _rescale(context: Context) -> Iterator[Fix]:
     for measure in ("max", "l2"):
-        if context.now.recipe.rescale != measure:
-            yield _recipe(context, f"rescale={measure!r}", rescale=measure)
+        if context.now.recipe.results.rescale != measure:
+            yield _result(context, rescale=measure)
 
 
 @register("residuals", "recipe", "every_op")
 def _residuals(context: Context) -> Iterator[Fix]:
-    other = OTHER.get(context.now.recipe.residuals)
-    if other is not None:
+    recipe = context.now.recipe
+    other = OTHER.get(recipe.results.format if recipe.results else recipe.residuals)
+    if other is None:
+        return
+    if recipe.results:
+        yield _result(context, format=other)
+    else:
         yield _recipe(context, f"residuals={other.name}", residuals=other)
 
 
-@register("rounds", "every_op")
-def _rounds(context: Context) -> Iterator[Fix]:
-    if not context.now.recipe.keep:  # an exception for one `rounds` may not apply under another
-        plain = {"rounds": "boundaries", "rescale": None, "arithmetic": "float32"}
-        yield _recipe(context, "rounds='boundaries'", **plain)
+@register("results", "every_op")
+def _results(context: Context) -> Iterator[Fix]:
+    recipe = context.now.recipe
+    if not recipe.keep:  # an exception for results may not apply without them
+        plain = {"results": None, "residuals": recipe.results.format}
+        yield _recipe(context, "results=None", **plain)
+
+
+def _operand(context: Context, **changes: Any) -> Fix:
+    products = context.now.recipe.with_operands(**changes).products
+    ((name, value),) = changes.items()
+    return _recipe(context, f"{name}={_text(value)} of products", products=products)
+
+
+def _result(context: Context, **changes: Any) -> Fix:
+    results = dataclasses.replace(context.now.recipe.results, **changes)
+    ((name, value),) = changes.items()
+    return _recipe(context, f"{name}={_text(value)} of results", results=results)
+
+
+def _text(value: object) -> str:
+    return value.name if isinstance(value, Format) else shown(value)
 
 
 def _recipe(context: Context, text: str, **fields: Any) -> Fix:

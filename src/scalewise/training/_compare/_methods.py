@@ -14,7 +14,7 @@ from ..._check import checked
 from ..._resolve import unknown
 from ..._types import PyTree
 from ..._user_file import InputError
-from ...autoscaling import Recipe, Storage, WithHistory, autoscale, recipes, store
+from ...autoscaling import Recipe, Results, Storage, WithHistory, autoscale, recipes, store
 from ...formats import E4M3FN, FP16
 from .._gradients import floats_as
 from .._loss_scale import DynamicLossScale, StaticLossScale
@@ -159,7 +159,7 @@ METHODS: dict[str, Method] = {
         *(
             scaled(
                 f"scalify-{norm}",
-                dataclasses.replace(recipes.scalify, rescale=norm),
+                Recipe(results=Results(rescale=norm)),
                 f"each result in FP16, scales found anew by {norm.upper()} norms",
             )
             for norm in ("l1", "l2")
