@@ -5,29 +5,32 @@ Needs torch: run it with the Python of `make test-torch`.
 
 import operator
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from scalewise.torch import RULES
+from scalewise.torch._registry import rule_of
 
 HERE = Path(__file__).parent
 
 
-def core() -> set[str]:
+def core() -> set[Any]:
     """Returns the overloads that torch tags as core ATen."""
     names = {n for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::")}
     found = set()
     for packet in {name.removeprefix("aten::").partition(".")[0] for name in names}:
         operation = getattr(torch.ops.aten, packet)
         overloads = [getattr(operation, overload) for overload in operation.overloads()]
-        found |= {str(x) for x in overloads if torch.Tag.core in x.tags}
+        found |= {x for x in overloads if torch.Tag.core in x.tags}
     return found
 
 
 def page() -> str:
     """Returns the page's text."""
-    covered = {str(x) for x in RULES if x is not operator.getitem}
-    wanted = core()
+    known = core()
+    wanted = {str(x) for x in known}
+    covered = {str(x) for x in {*RULES, *filter(rule_of, known)} if x is not operator.getitem}
     lines = [
         "# ATen operations with a rule",
         "",

@@ -2,13 +2,13 @@
 
 Each program fails in the lines with ``# here``, of which its ``_fixed`` version is what an expert
 would write. The programs, lines, kinds and fixes were written down, and measured in torch, before
-any of them was audited (``python -m proofs.torch_score truth``).
+any of them was audited (``python -m proofs.torch_score truth``). ``torch_unseen`` has more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,37 +19,50 @@ class Failure(NamedTuple):
     """A program that fails in a format.
 
     Attributes:
-        f: the program.
+        f: the program; or a module's class, for a model with parameters or buffers.
         args: its inputs.
         low: the format.
         kinds: the kinds of finding that are right.
         source: the report that describes the failure; "common" without one.
+        autocast: whether it runs under ``torch.autocast``.
+        grad: whether its gradients fail, rather than its result.
     """
 
-    f: Callable[..., Tensor]
+    f: Callable[..., Any]
     args: tuple[Tensor, ...]
     low: str
     kinds: tuple[str, ...]
-    source: str
+    source: str = "common"
+    autocast: bool = False
+    grad: bool = False
 
 
 REPORTS: dict[str, Failure] = {}
-FIXED: dict[str, Callable[..., Tensor]] = {}
+FIXED: dict[str, Callable[..., Any]] = {}
+CLEAN: dict[str, Failure] = {}  # programs that don't fail
 OVER, UNDER = ("overflow", "nan"), ("underflow",)
 LOST = ("precision", "swamping", "cancellation", "amplified")
 
 
-def reported(source: str, low: str, kinds: tuple[str, ...], *args: Tensor):
-    def add(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        REPORTS[f.__name__] = Failure(f, args, low, kinds, source)
+def reported(source: str, low: str, kinds: tuple[str, ...], *args: Tensor, **options: bool) -> Any:
+    def add(f: Callable[..., Any]) -> Callable[..., Any]:
+        REPORTS[f.__name__] = Failure(f, args, low, kinds, source, **options)
         return f
 
     return add
 
 
-def fix(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    FIXED[f.__name__.removesuffix("_fixed")] = f
+def fix(f: Callable[..., Any]) -> Callable[..., Any]:
+    FIXED[f.__name__.removesuffix("_fixed").removesuffix("Fixed")] = f
     return f
+
+
+def clean(low: str, *args: Tensor) -> Any:
+    def add(f: Callable[..., Any]) -> Callable[..., Any]:
+        CLEAN[f.__name__] = Failure(f, args, low, ())
+        return f
+
+    return add
 
 
 def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:

@@ -20,14 +20,15 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers.debug_utils import DebugUnderflowOverflow
 
+import proofs.torch_unseen  # noqa: F401 -- registers its programs
 import scalewise.torch as st
-from proofs.torch_reports import FIXED, REPORTS
+from proofs.torch_reports import CLEAN, FIXED, REPORTS, Failure
 from scalewise.auditing._thresholds import unusable
 from scalewise.formats import format as format_
 
@@ -49,13 +50,33 @@ class Program(nn.Module):
         return self.f(*args)
 
 
-def error(name: str, f: Callable[..., Tensor], dtype: torch.dtype) -> float:
-    """Returns the relative error of a program in a dtype, infinite if a number isn't finite."""
-    args = REPORTS[name].args
-    with torch.no_grad():
-        want = REPORTS[name].f(*args).double()
-        got = f(*[x.to(dtype) for x in args]).double()
-    assert want.isfinite().all(), name
+def model_of(f: Callable[..., Any]) -> nn.Module:
+    return f() if isinstance(f, type) else Program(f)
+
+
+def _run(failure: Failure, model: nn.Module, dtype: torch.dtype) -> Tensor:
+    """Returns a model's result, or its gradients, from arguments in a dtype."""
+    args = [x.to(dtype) for x in failure.args]
+    if not failure.grad:
+        with torch.no_grad():
+            return model(*args).double()
+    own = [p for p in model.parameters() if p.requires_grad]
+    found = torch.autograd.grad(model(*args), own)
+    return torch.cat([g.double().flatten() for g in found])
+
+
+def error(failure: Failure, model: nn.Module, dtype: torch.dtype | None = None) -> float:
+    """Returns the relative error of a model in a dtype, infinite if a number isn't finite.
+
+    The model and its arguments are converted to the dtype; one without a dtype does that itself.
+    """
+    want = _run(failure, model_of(failure.f), torch.float32)
+    if failure.autocast:
+        with torch.autocast("cpu", DTYPES[failure.low], enabled=dtype is not None):
+            got = _run(failure, model, torch.float32)
+    else:
+        got = _run(failure, model if dtype is None else model.to(dtype), dtype or torch.float32)
+    assert want.isfinite().all()
     return float((got - want).norm() / want.norm()) if got.isfinite().all() else math.inf
 
 
@@ -67,10 +88,22 @@ def truths(name: str) -> list[int]:
 
 def check_truth(name: str) -> None:
     """Raises unless the program fails in torch, and the expert's version doesn't."""
-    failure = REPORTS[name]
-    before, after = (error(name, f, DTYPES[failure.low]) for f in (failure.f, FIXED[name]))
-    limit = unusable(format_(failure.low).precision)
-    print(f"{name}: {before:.2g}, the expert's version {after:.2g} ({failure.source})")
+    failure = REPORTS.get(name) or CLEAN[name]
+    dtype, limit = DTYPES[failure.low], unusable(format_(failure.low).precision)
+    before = error(failure, model_of(failure.f), dtype)
+    if name in CLEAN:
+        print(f"{name}: {before:.2g}")
+        assert before < limit, name
+        return
+    if name not in FIXED:  # by a loss scale, or by one operation in float32
+        assert failure.grad
+        print(f"{name}: {before:.2g} ({failure.source})")
+        assert before > limit, name
+        return
+    after = error(failure, model_of(FIXED[name]), dtype)
+    wide = _run(failure, model_of(failure.f).double(), torch.float64)
+    chance = float((_run(failure, model_of(failure.f), torch.float32) - wide).norm() / wide.norm())
+    print(f"{name}: {before:.2g}, expert {after:.2g}, float32 {chance:.1g} ({failure.source})")
     assert before > limit > after, name
     assert truths(name), name
 
@@ -87,28 +120,62 @@ class Score(NamedTuple):
 
 def judged(name: str) -> Score:
     """Audits a program."""
-    failure, begin = REPORTS[name], time.perf_counter()
-    program = Program(failure.f)
-    report = st.audit(program, failure.args, low=failure.low, trials=TRIALS)
-    seconds = time.perf_counter() - begin
+    failure, begin = REPORTS[name], time.process_time()
+    program = model_of(failure.f)
+    options = {"low": failure.low, "autocast": failure.autocast, "grad": failure.grad}
+    report = st.audit(program, failure.args, trials=TRIALS, **options)
+    seconds = time.process_time() - begin
     found = (*report.findings, *report.unfixed)
     if not found:
         return Score(False, False, False, "no finding", seconds)
     worst, dtype = found[0], DTYPES[failure.low]
-    expert, after = error(name, FIXED[name], dtype), math.inf
-    limit = AS_GOOD * max(expert, 2.0 ** -format_(failure.low).precision)
     edited = [number for _, number, _ in getattr(worst.fix, "lines", [])]
     line = bool({worst.line, *edited} & {*truths(name)})
     text = f"{worst.kind} at line {worst.line} for {truths(name)}"
+    right = False
     if worst.fix is not None:
-        after = error(name, lambda *args: worst.fix.apply(program)(*args), dtype)
-        text += f"; {worst.fix}: error {after:.2g}, the expert's {expert:.2g}"
-    return Score(line, worst.kind in failure.kinds, after <= limit, text, seconds)
+        fixes = [f.fix for f in report.findings] or [worst.fix]
+        after, expert = _fixed_error(failure, fixes, program), 0.0
+        if name in FIXED:
+            expert = error(failure, model_of(FIXED[name]), dtype)
+        right = after <= AS_GOOD * max(expert, 2.0 ** -format_(failure.low).precision)
+        text += f"; {', '.join(map(str, fixes))}: error {after:.2g}, the expert's {expert:.2g}"
+    return Score(line, worst.kind in failure.kinds, right, text, seconds)
+
+
+def _fixed_error(failure: Failure, fixes: Sequence[Any], model: nn.Module) -> float:
+    """Returns the error of a program in torch with the fixes of a report; for a loss scale that of
+    the gradients of the scaled loss, divided by it."""
+    if fixes[0].text.startswith("loss scale"):
+        scale = 2.0 ** float(fixes[0].text.removeprefix("loss scale 2^"))
+        scaled = failure._replace(f=_scaled(failure.f, scale))
+        return error(scaled, scaled.f(), DTYPES[failure.low])
+    for fix in fixes:
+        model = fix.apply(model)
+    return error(failure, model)
+
+
+def _scaled(kind: type[nn.Module], factor: float) -> type[nn.Module]:
+    class Scaled(kind):
+        def forward(self, *args: Tensor) -> Tensor:
+            return super().forward(*args) * factor
+
+    return Scaled
+
+
+def false_finding(name: str) -> str:
+    """Returns what an audit finds in a program that doesn't fail, or ""."""
+    program = CLEAN[name]
+    report = st.audit(model_of(program.f), program.args, low=program.low, trials=TRIALS)
+    found = [f for f in (*report.findings, *report.unfixed) if f.fix is not None]
+    return ", ".join(str(f) for f in found) or (
+        "not usable" if report.verdict.startswith("No") else ""
+    )
 
 
 def _step(model: nn.Module, args: Sequence[Tensor]) -> None:
     outs = model(*args)
-    (outs * outs).mean().backward()
+    ((outs * outs).mean() if outs.ndim else outs).backward()
 
 
 def debug_underflow_overflow(model: nn.Module, args: Sequence[Tensor]) -> str:
@@ -146,13 +213,14 @@ def detect_anomaly(model: nn.Module, args: Sequence[Tensor]) -> str:
 def row(name: str, score: Score) -> str:
     """Returns a line of the table: the audit, and torch's checks."""
     failure = REPORTS[name]
-    args = tuple(x.to(DTYPES[failure.low]).requires_grad_() for x in failure.args)
-    checks = [
-        check(Program(failure.f), args) for check in (debug_underflow_overflow, detect_anomaly)
-    ]
     cells = [name, failure.low, *("yes" if x else "no" for x in score[:3])]
-    for text in checks:
-        names_line = any(text.endswith(f"torch_reports.py:{n}") for n in truths(name))
+    for check in (debug_underflow_overflow, detect_anomaly):
+        model, dtype = model_of(failure.f), DTYPES[failure.low]
+        model = model if failure.autocast else model.to(dtype)
+        args = tuple(x if failure.autocast else x.to(dtype) for x in failure.args)
+        with torch.autocast("cpu", dtype, enabled=failure.autocast):
+            text = check(model, [x.requires_grad_() for x in args])
+        names_line = any(text.endswith(f".py:{n}") for n in truths(name))
         cells.append("the line" if names_line else "nothing" if text == "nothing" else "a failure")
     return f"| {' | '.join(cells)} |"
 
@@ -160,7 +228,7 @@ def row(name: str, score: Score) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("part", nargs="?", choices=("truth", "score"), default="score")
-    parser.add_argument("--only", nargs="+", default=list(REPORTS), help="names of programs")
+    parser.add_argument("--only", nargs="+", default=[*REPORTS, *CLEAN], help="programs")
     parser.add_argument("--write", action="store_true", help="write the table to docs/torch.md")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -172,14 +240,18 @@ def main() -> None:
         "| program | format | line | kind | fix | `DebugUnderflowOverflow` | `detect_anomaly` |",
         "|---|---|---|---|---|---|---|",
     ]
-    scores = []
+    scores, clean = [], [name for name in given.only if name in CLEAN]
     for name in given.only:
+        if name in CLEAN:
+            continue
         scores.append(judged(name))
         lines.append(row(name, scores[-1]))
         print(f"{lines[-1]} {scores[-1].text} ({scores[-1].seconds:.0f} s)", flush=True)
     totals = [sum(getattr(s, what) for s in scores) for what in ("line", "kind", "fix")]
     lines += ["", f"Of {len(scores)}: line {totals[0]}, kind {totals[1]}, fix {totals[2]}."]
-    print(lines[-1])
+    false = {name: found for name in clean if (found := false_finding(name))}
+    lines.append(f"Of {len(clean)} programs that torch computes well: {len(false)} with a finding.")
+    print(*lines[-2:], *(f"{name}: {found}" for name, found in false.items()), sep="\n")
     if given.write:
         before, _, rest = DOCS.read_text().partition(BEGIN)
         DOCS.write_text(before + BEGIN + "\n".join(lines) + "\n" + END + rest.partition(END)[2])

@@ -1,5 +1,7 @@
 """Edited lines of fixes: the operands of an operation in float32, in the source's own words."""
 
+import re
+
 import pytest
 import torch
 
@@ -27,6 +29,11 @@ from scalewise.torch._edits import edited
             "y = self.layer(x.float())  # after model.half(): self.layer.float()",
         ),
         ("y = torch.arange(5)", ["arange"], ""),
+        (
+            "y = x * torch.finfo(x.dtype).min",
+            ["mul"],
+            "y = x.float() * torch.finfo(torch.float32).min",
+        ),
         ("y = x[:, None].to(b.dtype)", ["to"], "y = x[:, None].float()"),
         (
             "y = torch.exp(x @ b * a.exp())",
@@ -41,10 +48,11 @@ def test_an_edited_line_has_its_operands_in_float32(tmp_path, line, operations, 
     assert edited(str(file), 1, dict.fromkeys(operations, "float")) == expected
 
 
-SOURCE = """
+SOURCES = {
+    "sum": """
 import torch
 
-class Pooled(torch.nn.Module):
+class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.out = torch.nn.Linear(8, 3)
@@ -52,23 +60,43 @@ class Pooled(torch.nn.Module):
     def forward(self, x):
         total = x.sum(1)
         return self.out(total / x.shape[1])
-"""
+""",
+    "product": """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = torch.nn.Linear(8, 3)
+
+    def forward(self, x):
+        hidden = x * x.abs()
+        return self.out(hidden) / 1000
+""",
+}
 
 
-def test_the_edited_lines_run_in_torch(tmp_path):
-    """The sum in float32 is cast back before the layer, which takes operands of one dtype."""
-    file, names = tmp_path / "model.py", {}
-    file.write_text(SOURCE)
-    exec(compile(SOURCE, str(file), "exec"), names)
+@pytest.mark.parametrize("name", SOURCES)
+def test_the_edited_lines_run_in_torch(tmp_path, name):
+    """A sum in float32 is cast back before the layer, which takes operands of one dtype; a layer
+    that reads what overflows in 16 bits is in float32."""
+    file, names, source = tmp_path / "model.py", {}, SOURCES[name]
+    file.write_text(source)
+    exec(compile(source, str(file), "exec"), names)
     torch.manual_seed(0)
-    model, x = names["Pooled"](), torch.rand(3, 900, 8) * 200
+    model, x = names["Model"](), torch.rand(3, 900, 8) * (200 if name == "sum" else 400)
     fix = st.audit(model, (x,), low="fp16", trials=6).findings[0].fix
-    lines = SOURCE.split("\n")
+    lines = source.split("\n")
     for _, number, text in fix.lines:
         old = lines[number - 1]
         lines[number - 1] = old[: len(old) - len(old.lstrip())] + text
     exec(compile("\n".join(lines), str(file), "exec"), names)
-    edited_model = names["Pooled"]()
+    edited_model = names["Model"]()
     edited_model.load_state_dict(model.state_dict())
-    got, want = edited_model.half()(x.half()).float(), model(x)
+    edited_model.half()
+    for layer in [
+        x for _, _, text in fix.lines for x in re.findall(r"half\(\): self\.(\w+)", text)
+    ]:
+        getattr(edited_model, layer).float()
+    got, want = edited_model(x.half()).float(), model(x)
     assert (got - want).norm() < 0.01 * want.norm()

@@ -71,7 +71,24 @@ class Pulled(Energy):
         return y.sum() + (slope * x).sum()
 
 
-@pytest.mark.parametrize("model", [Penalty, Curvature, Force, Bent, Pulled])
+class Jacobians(Energy):
+    def forward(self, x):
+        net = self.net
+        bent = torch.func.hessian(lambda row: net(row).sum())(x[0])
+        both = torch.func.jacrev(net)(x[0]) + torch.func.jacfwd(net)(x[1])
+        tangent = torch.func.jvp(net, (x[0],), (x[1],))[1]
+        return bent.square().sum() + both.square().sum() + tangent.sum()
+
+
+class PerExample(Energy):
+    def forward(self, x):
+        def slope(row, other):
+            return torch.func.grad(lambda row: self.net(row).sum())(row) * other
+
+        return torch.func.vmap(slope, in_dims=(0, None), out_dims=1)(x, x[0]).square().sum()
+
+
+@pytest.mark.parametrize("model", [Penalty, Curvature, Force, Bent, Pulled, Jacobians, PerExample])
 def test_a_model_may_differentiate(model):
     model, x = model(), normal(4, 3)
     f, params = st.function(model, (x,))

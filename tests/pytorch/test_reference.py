@@ -116,6 +116,15 @@ class Mask(nn.Module):
         return torch.softmax(x[:, None] * x[None] + mask, -1)
 
 
+class PaddingMask(nn.Module):
+    """The dtype's lowest number times a mask, of which an example is empty: in 16 bits its sum with
+    the scores keeps their differences, or overflows."""
+
+    def forward(self, x):
+        mask = (x[:, :1] < x.amin() + 1e-6).to(x.dtype) * torch.finfo(x.dtype).min
+        return torch.softmax(x * 30 + mask, -1)
+
+
 class Numbers(nn.Module):
     """Numbers that torch rounds to the tensor's dtype."""
 
@@ -132,6 +141,7 @@ class WholeNumbers(nn.Module):
 
 
 MODELS = [
+    (PaddingMask(), torch.linspace(-1, 1, 18).reshape(3, 6)),
     (WholeNumbers(), normal(64)), (Numbers(), normal(64).abs()),
     (Buffer(torch.tensor([7e4, 1e-9, 0.1])), normal(3)), (Statistics(), normal(5, 4)),
     (Rotary(), normal(300, 4)), (Constant(), normal(3)), (Range(), normal(5)),
@@ -355,11 +365,6 @@ class Step(nn.Module):
         return loss
 
 
-class PerExample(Step):
-    def forward(self, x):
-        return torch.func.vmap(torch.func.grad(lambda x: self.layer(x).tanh().sum()))(x)
-
-
 class Coded(nn.Module):
     def __init__(self):
         super().__init__()
@@ -387,7 +392,6 @@ def linear(dtype=torch.float32):
         (lambda: st.audit(linear(), (DynamicCache(),)), "pass whole sequences, without past_key_v"),
         (lambda: st.audit(JITTED, (normal(2, 4),)), "pass the module that torch.jit compiled"),
         (lambda: st.audit(Step(), (normal(2, 4),)), "let it return the loss, and pass grad=True"),
-        (lambda: st.audit(PerExample(), (normal(2, 4),)), "one example after the other"),
         (lambda: st.audit(torch.cov, (normal(2, 4),)), "write a covariance as y @ y.T / "),
         (lambda: st.audit(Coded(), (normal(2, 4),)), "torch.fx has an attribute of this name: ren"),
         (lambda: st.audit(3, (normal(2, 4),)), "a torch.nn.Module or a function, not int"),
@@ -476,3 +480,40 @@ def test_an_overflow_before_a_lost_constant_is_not_its_effect():
     given = normal(2, 3000, 8).abs() * 20 + 30, torch.ones(2, 3000)
     worst = st.audit(Mean(), given, low="fp16", trials=10).findings[0]
     assert (worst.kind, worst.source) == ("overflow", "total = (x * mask.unsqueeze(-1)).sum(1)")
+
+
+def test_a_buffer_is_kept_in_float32_where_it_is_read():
+    class Noise(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("kept", torch.linspace(0.9997, 0.98, 8))
+
+        def forward(self, x):
+            kept = self.kept * 1
+            return x / (1 - kept).sqrt()
+
+    model, x = Noise(), normal(8)
+    worst = st.audit(model, (x,), low="fp16", trials=10).findings[0]
+    assert worst.source == "kept = self.kept * 1"
+    assert "keep kept in float32" in str(worst.fix)
+    assert (worst.fix.apply(model)(x) - model(x)).norm() < 2e-3 * model(x).norm()
+
+
+def test_a_mask_of_a_dtypes_lowest_number_is_float32s_in_the_reference():
+    """The floor of outputs without digits, too, is found by a run with float32's number."""
+
+    def attention(scores, attended):
+        mask = (1 - attended) * torch.finfo(scores.dtype).min
+        weights = scores + mask[:, None, :]
+        return torch.softmax(weights, -1)
+
+    scores, attended = normal(2, 6, 6, scale=60.0), torch.ones(2, 6)
+    attended[1] = 0
+    report = st.audit(attention, (scores, attended), low="fp16", trials=10)
+    want, got = attention(scores, attended), attention(scores.half(), attended.half()).float()
+    torchs = float((got - want).norm() / want.norm())
+    assert 0.9 < report.error.relative / torchs < 1.1
+    worst = report.findings[0]
+    assert "torch.finfo(torch.float32).min" in str(worst.fix)
+    fixed = worst.fix.apply(attention)(scores, attended)
+    assert (fixed - want).norm() < 2e-3 * want.norm()

@@ -20,13 +20,13 @@ from ..autocasting import Policy, PolicyLike
 from ..autoscaling import Recipe, RecipeLike, recipes
 from ..formats import BF16, FP16, FormatLike, Saturation
 from ..formats import format as format_
-from ..interpret import Interpretation
+from ..interpret import Interpretation, trace
 from ..scaled import Unit, saturation
 from ._arguments import checked_model
 from ._convert import to_jax, torch_dtype
 from ._emulate import low_function
 from ._export import Granularity
-from ._fixes import AuditedModel, TorchEmulation, in_torch, traced_program
+from ._fixes import AuditedModel, TorchEmulation, in_torch
 from ._function import function, tensors_of
 from ._torch import GradScaler, Module, torch
 
@@ -125,7 +125,8 @@ def audit(
     report = audit_function(target, low, **options)(*given)
     if exported is None:
         return report
-    program = traced_program(target, low, given)
+    assert isinstance(low, TorchEmulation)
+    program = functools.cache(lambda: trace(target, low, given, {}, name="audit", as_jit=True))
     return in_torch(report, AuditedModel(exported, dtype, program, autocast))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,6 +34,18 @@ def torch_dtype(dtype: DTypeLike) -> Dtype:
     if dtype not in TO_TORCH:
         raise TypeError(f"torch has no dtype for {dtype}; expected one of {', '.join(NAMES)}")
     return TO_TORCH[dtype]
+
+
+# Numbers of a program that depend on its dtype: the largest one, and 1000 less (transformers).
+LIMITS = {d: {torch.finfo(d).max - x for x in (0, 1000)} for d in map(torch_dtype, (
+    jnp.float16, jnp.bfloat16, jnp.float32))}  # fmt: skip
+
+
+def is_limit(x: Any, *dtypes: Dtype) -> bool:
+    """Returns whether a number is the limit of a dtype: of one of 16 bits, unless others are
+    given."""
+    dtypes = dtypes or (torch.float16, torch.bfloat16)
+    return isinstance(x, float) and any(abs(x) in LIMITS[d] for d in dtypes)
 
 
 def to_jax(tree: PyTree) -> PyTree:

@@ -1,9 +1,13 @@
-"""Custom backward passes (``torch.autograd.Function``) in an exported graph.
+"""Derivatives in an exported graph: those that a model computes, and custom backward passes.
 
-``torch.export`` keeps the forward pass of such a function alone. While a model is exported,
-``Function.apply`` is replaced by one that also runs the function's ``backward``, on marks in place
-of the gradients of its results. The graph then has the operations of both, and the function's
-results pass through :data:`WITH_BACKWARD`, which names the gradients of its operands.
+``torch.export`` can't trace torch's engine. While a model is exported, a call of the engine, or of
+``torch.func``, is recorded as one operation, :data:`GRADIENT`, of the differentiated results and
+operands. Whoever computes the graph differentiates the operations between the two.
+
+It keeps the forward pass of a ``torch.autograd.Function`` alone. So ``Function.apply`` is replaced
+by one that also runs the function's ``backward``, on marks in place of the gradients of its
+results. The graph then has the operations of both, and the function's results pass through
+:data:`WITH_BACKWARD`, which names the gradients of its operands.
 """
 
 from __future__ import annotations
@@ -11,29 +15,32 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 
 from ._place import own_lines
-from ._registry import LIBRARY, rule
+from ._registry import LIBRARY, MissingRuleError, rule
 from ._torch import Node, torch
 
-LIBRARY.define("cotangent(Tensor x) -> Tensor")
-LIBRARY.define("with_backward(Tensor[] outs, Tensor[] marks, Tensor[] operands, "
-               "Tensor?[] gradients, str name, str error) -> Tensor[]")  # fmt: skip
+# What stands in for each operation while torch exports, and its signature.
+STAND_INS = {
+    "gradient(Tensor[] outs, Tensor[] operands, Tensor[] cotangents, bool create_graph)"
+    " -> Tensor[]": lambda outs, operands, *rest: [*map(torch.zeros_like, operands)],
+    "cotangent(Tensor x) -> Tensor": torch.zeros_like,
+    "with_backward(Tensor[] outs, Tensor[] marks, Tensor[] operands, Tensor?[] gradients, str name,"
+    " str error) -> Tensor[]": lambda outs, *rest: [y.clone() for y in outs],
+}
+for _signature, _stand_in in STAND_INS.items():
+    _name = LIBRARY.define(_signature)
+    LIBRARY.impl(_name, _stand_in, "CompositeExplicitAutograd")
+GRADIENT = torch.ops.scalewise.gradient.default
 COTANGENT = torch.ops.scalewise.cotangent.default
 WITH_BACKWARD = torch.ops.scalewise.with_backward.default
-
-
-LIBRARY.impl("cotangent", torch.zeros_like, "CompositeExplicitAutograd")
-LIBRARY.impl(
-    "with_backward", lambda outs, *rest: [y.clone() for y in outs], "CompositeExplicitAutograd"
-)
-rule(COTANGENT)(jnp.zeros_like)  # a graph evaluates it only to differentiate
-rule(WITH_BACKWARD)(lambda outs, *rest: outs)
+rule(GRADIENT, COTANGENT, WITH_BACKWARD)(jnp.zeros_like)  # a graph computes them by itself
 
 
 class DerivativeError(ValueError):
@@ -61,8 +68,8 @@ def _is_float_tensor(x: Any) -> bool:
 
 
 @contextlib.contextmanager
-def recorded_backward() -> Iterator[None]:
-    function = torch.autograd.Function
+def recorded_derivatives() -> Iterator[None]:
+    transforms, function = torch._functorch.eager_transforms, torch.autograd.Function
     original = function.__dict__["apply"]
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -72,11 +79,118 @@ def recorded_backward() -> Iterator[None]:
             return original.__get__(None, cls)(*args, **kwargs)
         return _applied(cls, args, kwargs)
 
-    function.apply = classmethod(apply)
-    try:
+    with (
+        mock.patch.object(torch.autograd, "_engine_run_backward", _recorded),
+        mock.patch.object(transforms, "grad_and_value_impl", _gradient_and_value),
+        mock.patch.object(transforms, "_vjp_with_argnums", _vjp),
+        mock.patch.object(transforms, "_jvp_with_argnums", _jvp),
+        mock.patch.object(transforms, "_construct_standard_basis_for", _basis),
+        mock.patch.object(transforms, "_chunked_standard_basis_for_", _basis_in_chunks),
+        mock.patch.object(torch._functorch.apis, "vmap_impl", _vmap),
+        mock.patch.object(function, "apply", classmethod(apply)),
+    ):
         yield
-    finally:
-        function.apply = original
+
+
+class _WithinVmap(Exception):
+    """A function that is mapped differentiates, which torch can't map while it exports."""
+
+
+def _recorded(
+    outs: Sequence[Any],
+    cotangents: Sequence[Any],
+    retain_graph: bool,
+    create_graph: bool,
+    inputs: Sequence[Any] = (),
+    *rest: Any,
+    accumulate_grad: bool = False,
+    **others: Any,
+) -> tuple[Any, ...]:
+    """Stands for torch's engine."""
+    if accumulate_grad:
+        raise MissingRuleError(
+            "it calls backward(): let it return the loss, and pass grad=True, which audits the "
+            "gradients of the parameters"
+        )
+    given = [torch.ones_like(y) if c is None else c for y, c in zip(outs, cotangents, strict=True)]
+    return tuple(_gradient(outs, inputs, given, create_graph))
+
+
+def _gradient(outs: Any, operands: Any, cotangents: Any, create_graph: bool = True) -> list[Any]:
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise _WithinVmap
+    leaves = torch.utils._pytree.tree_leaves
+    return GRADIENT(leaves(outs), leaves(operands), leaves(cotangents), create_graph)
+
+
+def _gradient_and_value(f: Any, argnums: Any, has_aux: bool, args: Any, kwargs: Any) -> Any:
+    """Stands for what ``torch.func.grad`` and ``torch.func.grad_and_value`` call."""
+    out, pull, *aux = _vjp(functools.partial(f, **kwargs), *args, argnums=argnums, has_aux=has_aux)
+    return pull(torch.ones_like(out)), (out, *aux) if has_aux else out
+
+
+def _vjp(f: Any, *args: Any, argnums: Any = None, has_aux: bool = False) -> Any:
+    """Stands for what ``torch.func.vjp`` and ``jacrev`` call."""
+    tree = torch.utils._pytree
+    args = tree.tree_map_only(torch.Tensor, torch.clone, args)
+    operands = args
+    if argnums is not None:
+        operands = torch._functorch.eager_transforms._slice_argnums(args, argnums, as_tuple=False)
+    out, *aux = f(*args) if has_aux else (f(*args),)
+
+    def pull(cotangents: Any, *options: Any, **others: Any) -> Any:
+        found = _gradient(out, operands, cotangents)
+        return tree.tree_unflatten(found, tree.tree_structure(operands))
+
+    return out, pull, *aux
+
+
+def _jvp(f: Any, args: Any, tangents: Any, argnums: Any = None, has_aux: bool = False, **_: Any):
+    """Stands for what ``torch.func.jvp`` and ``jacfwd`` call: the derivative of a gradient, which
+    is linear in the cotangents."""
+    tree = torch.utils._pytree
+    out, pull, *aux = _vjp(f, *args, argnums=argnums, has_aux=has_aux)
+    cotangents = tree.tree_map(torch.ones_like, out)
+    found = _gradient(pull(cotangents), cotangents, tangents)
+    return out, tree.tree_unflatten(found, tree.tree_structure(out)), *aux
+
+
+def _basis(tensors: Sequence[Any], sizes: Sequence[int]) -> tuple[Any, ...]:
+    """Stands for the basis of a Jacobian, which torch writes in place."""
+    parts = torch.eye(sum(sizes)).split([*sizes], 1)
+    return tuple(
+        part.to(x.dtype).reshape(-1, *x.shape) for x, part in zip(tensors, parts, strict=True)
+    )
+
+
+def _basis_in_chunks(tensors: Any, sizes: Any, chunk_size: int | None = None) -> Iterator[Any]:
+    whole = _basis(tensors, sizes)
+    for i in range(0, sum(sizes), chunk_size or sum(sizes)):
+        yield tuple(x[i : i + (chunk_size or sum(sizes))] for x in whole)
+
+
+_torchs_vmap = torch._functorch.vmap.vmap_impl
+
+
+def _vmap(
+    f: Any, in_dims: Any, out_dims: Any, randomness: str, chunk: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Stands for ``torch.func.vmap``: one example after the other, if the function
+    differentiates."""
+    try:
+        return _torchs_vmap(f, in_dims, out_dims, randomness, chunk, *args, **kwargs)
+    except _WithinVmap:
+        found = torch._functorch.vmap._process_batched_inputs(in_dims, args, f)
+    size, dims, leaves, spec = found
+    tree = torch.utils._pytree
+
+    def row(i: int) -> tuple[list[Any], Any]:
+        own = [x if d is None else x.select(d, i) for x, d in zip(leaves, dims, strict=True)]
+        return tree.tree_flatten(f(*tree.tree_unflatten(own, spec), **kwargs))
+
+    rows, specs = zip(*map(row, range(size)), strict=True)
+    places = tree._broadcast_to_and_flatten(out_dims, specs[0])
+    return tree.tree_unflatten([*map(torch.stack, zip(*rows, strict=True), places)], specs[0])
 
 
 def _applied(cls: Any, args: Sequence[Any], kwargs: Any) -> Any:
@@ -197,3 +311,46 @@ class _InTorch(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
         return None, None, *[None] * ctx.count, *ctx.pull(cotangents)
+
+
+def between(operands: Collection[Node], outs: Sequence[Node]) -> list[Node]:
+    """Returns the operations that need one of ``operands``, and that ``outs`` need, in order."""
+    reached = {*operands}
+    for node in outs[0].graph.nodes:
+        if not reached.isdisjoint(node.all_input_nodes):
+            reached.add(node)
+    needed, pending = set(), [*outs]
+    while pending:
+        node = pending.pop()
+        if node in reached and node not in operands and node not in needed:
+            needed.add(node)
+            pending.extend(node.all_input_nodes)
+    return [n for n in outs[0].graph.nodes if n in needed]
+
+
+def gradient(
+    node: Node,
+    read: Callable[[Node], Any],
+    compute: Callable[[Node, Callable[[Node], Any]], Any],
+    vjp: Callable[..., Any] = jax.vjp,
+    detached: Callable[[Any], Any] = jax.lax.stop_gradient,
+    cast: Callable[[Any, Any], Any] = jnp.astype,
+) -> list[Any]:
+    """Returns the results of :data:`GRADIENT`; ``vjp``, ``detached``, ``cast`` are JAX's or
+    torch's."""
+    outs, operands, cotangents, create_graph = node.args
+    inner = between(operands, outs)
+
+    def function(*values: Any) -> list[Any]:
+        known = dict(zip(operands, values, strict=True))
+
+        def value(n: Node) -> Any:
+            return known[n] if n in known else read(n)
+
+        for n in inner:
+            known[n] = compute(n, value)
+        return [value(n) for n in outs]
+
+    ys, pull = vjp(function, *map(read, operands))
+    found = pull([cast(read(c), y.dtype) for y, c in zip(ys, cotangents, strict=True)])
+    return list(found) if create_graph else [detached(g) for g in found]

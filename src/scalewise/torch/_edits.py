@@ -107,6 +107,8 @@ class _Editor(ast.NodeTransformer):
         func = node.func
         called = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
         of_module = isinstance(func, ast.Attribute) and _root(func) == "self"
+        if called == "finfo" and "float" in self.operations.values():
+            node.args = [ast.parse("torch.float32", mode="eval").body]
         how = self.method(called, *DECOMPOSED.get(called, ()))
         layer = self.method(*LAYERS) if of_module and node.args else ""
         if called in CREATION or not (how or layer):

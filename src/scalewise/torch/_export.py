@@ -16,15 +16,15 @@ import jax
 
 from .._types import PyTree, TreeDef
 from ._convert import to_jax
-from ._derivatives import recorded_backward
-from ._gradients import recorded_gradients
+from ._derivatives import recorded_derivatives
 from ._place import is_torchs_own, line_of, line_of_error, recorded_frames
-from ._regions import inline_regions
 from ._registry import RULES, MissingRuleError, check_covered, rule_of
-from ._torch import Dtype, GraphModule, Module, Overload, torch
+from ._torch import Dtype, GraphModule, Module, Node, Overload, torch
 from .rules._losses import recorded_ctc_loss
 
 Granularity = Literal["operation", "decomposed"]
+HIGHER_ORDER = torch.ops.higher_order
+_KEY = "scalewise"  # in `custom`, what decompositions keep of a node's metadata
 
 
 class ExportError(ValueError):
@@ -141,8 +141,7 @@ def _exported(
             torch.enable_grad(),  # so that no_grad() in it is seen
             _without_cache(model),
             recorded_frames() as numbers,
-            recorded_backward(),
-            recorded_gradients(),
+            recorded_derivatives(),
             recorded_ctc_loss(),
             without_validation(),
         ):
@@ -196,7 +195,7 @@ def _decompositions(kept: frozenset[Any]) -> tuple[dict[Any, Any], dict[Any, Any
     takes longer than to decompose a small model. Those to decompose need no override.
     """
     table = torch.export.default_decompositions()
-    for overload in kept.intersection(table):
+    for overload in [x for x in table if x in kept or (kept and rule_of(x))]:
         del table[overload]
     composite, others = getattr(torch.export.exported_program, _SPLIT)(dict(table))
     return {op: f for op, f in composite.items() if op not in table}, others
@@ -217,9 +216,13 @@ def _program(model: Module, args: Any, kwargs: Any, as_given: bool) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps torch from printing the graph of a model whose branches depend on numbers."""
-    log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
-    with mock.patch.object(log, "disabled", True), contextlib.redirect_stderr(io.StringIO()):
+    """Keeps torch from printing graphs and tracebacks of what it refuses."""
+    names = "fx.experimental.symbolic_shapes", "_subclasses.fake_tensor"
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            log = logging.getLogger(f"torch.{name}")
+            stack.enter_context(mock.patch.object(log, "disabled", True))
+        stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
         yield
 
 
@@ -256,8 +259,8 @@ _STATIC = (
 )
 _FIXED = "no shape can depend on numbers: keep all elements, and choose by torch.where"
 _GRADIENT = (
-    "torch.export can't trace this derivative: write torch.autograd.functional.jacobian (or "
-    "hessian), torch.func.grad or vjp"
+    "torch.export can't trace this derivative: write torch.autograd.grad, or torch.func.grad, vjp, "
+    "jvp, jacrev, jacfwd or hessian"
 )
 _ADVICE = {
     "got FakeTensor": "shapes can't depend on numbers, such as the lengths of "
@@ -296,14 +299,11 @@ def first_line(error: Exception) -> str:
 @contextlib.contextmanager
 def _without_cache(model: Module) -> Iterator[None]:
     configs: list[Any] = [getattr(m, "config", None) for m in model.modules()]
-    found = {id(c): c for c in configs if getattr(c, "use_cache", None) is True}
-    try:
-        for config in found.values():
-            config.use_cache = False
+    with contextlib.ExitStack() as stack:
+        for config in configs:
+            if getattr(config, "use_cache", None) is True:
+                stack.enter_context(mock.patch.object(config, "use_cache", False))
         yield
-    finally:
-        for config in found.values():
-            config.use_cache = True
 
 
 def refusal(model: Module, error: Exception, what: str = "torch.export refuses") -> str:
@@ -316,6 +316,55 @@ def refusal(model: Module, error: Exception, what: str = "torch.export refuses")
         advice = first_line(error).partition(". ")[0]
         advice = f"{type(error).__name__}: {advice[:LONGEST]}"
     return f"{what} {type(model).__name__}{where}: {advice}"
+
+
+def inline_regions(graph_module: GraphModule) -> bool:
+    """Inlines regions that turn gradients or autocast off, and marks their nodes; ``x.detach()`` is
+    one, which decomposing replaces by an alias. Returns whether a region turns autocast on: torch
+    inserts its casts."""
+    turned_on = False
+    for node in list(graph_module.graph.nodes):
+        if node.target is torch.ops.aten.detach.default:
+            _mark(node, "no_grad")
+        off = _turned_off(node)
+        if off is None:
+            turned_on |= node.target is HIGHER_ORDER.wrap_with_autocast
+            continue
+        mark, graph, args = off
+        inner = getattr(graph_module, graph.target)
+        turned_on |= inline_regions(inner)
+        placeholders = [n for n in inner.graph.nodes if n.op == "placeholder"]
+        known = dict(zip(placeholders, args, strict=True))
+        with graph_module.graph.inserting_before(node):
+            outs = graph_module.graph.graph_copy(inner.graph, known)
+        for original, copied in known.items():
+            if mark is not None and original not in placeholders:
+                _mark(copied, mark)
+        for user in list(node.users):
+            user.replace_all_uses_with(outs[user.args[1]])
+            graph_module.graph.erase_node(user)
+        graph_module.graph.erase_node(node)
+    graph_module.recompile()
+    return turned_on
+
+
+def _mark(node: Node, mark: str) -> None:
+    custom = node.meta.get("custom") or {}
+    node.meta["custom"] = custom | {_KEY: custom.get(_KEY, frozenset()) | {mark}}
+
+
+def _turned_off(node: Node) -> tuple[str | None, Any, Any] | None:
+    """Returns the mark of a region that is to be inlined, its graph and its arguments."""
+    if node.target is HIGHER_ORDER.wrap_with_set_grad_enabled:
+        enabled, graph, *args = node.args
+        return (None if enabled else "no_grad"), graph, args
+    if node.target is HIGHER_ORDER.wrap_with_autocast and not node.args[2]:
+        return "no_autocast", node.args[4], node.args[5:]
+    return None
+
+
+def is_marked(node: Node, mark: str) -> bool:
+    return mark in (node.meta.get("custom") or {}).get(_KEY, ())
 
 
 CONVERSIONS = {torch.float16: "half", torch.bfloat16: "bfloat16", torch.float32: "float"}

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,19 +15,24 @@ from ..auditing._run._interpretations import FP32_MAX, TableEmulation
 from ..auditing._run._rounding import is_wide
 from ..auditing._search._apply import FormatChoice
 from ..auditing._search._fixes import Fix
-from ..interpret import trace
 from ._arguments import as_module
 from ._autocast import autocast
-from ._convert import jax_dtype, to_torch
-from ._derivatives import backward_passes, deferred, derivative_of_torch, differentiated
+from ._convert import is_limit, jax_dtype, to_torch
+from ._derivatives import (
+    GRADIENT,
+    backward_passes,
+    deferred,
+    derivative_of_torch,
+    differentiated,
+    gradient,
+)
 from ._edits import CASTS, STRICT, edited, operation_of
-from ._export import CONVERSIONS, Exported
+from ._export import CONVERSIONS, Exported, is_marked
 from ._function import tensors_of
-from ._gradients import GRADIENT, gradient
 from ._graph import to_dtype
 from ._place import frames, marked
 from ._reference import BY_RUN
-from ._regions import is_marked
+from ._registry import evaluated
 from ._torch import Module, Node, Tensor, torch
 
 SCALED = "call (loss * {0}).backward(), and divide the gradients by {0} in float32"
@@ -72,8 +77,9 @@ class AuditedModel:
     def backward(self) -> dict[Node, list[Node]]:
         return backward_passes(self.exported.graph_module.graph)
 
-    def named(self, paths: Iterable[tuple[int, ...]]) -> set[str]:
-        return {self.names[path[0]] for path in paths} - {""}
+    def named(self, paths: Iterable[tuple[int, ...]]) -> dict[str, None]:
+        """Returns what the equations at some paths compute, without repetitions."""
+        return dict.fromkeys(self.names[path[0]] for path in paths if self.names[path[0]])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,6 +88,7 @@ class TorchFix(Fix):
 
     tells_edits: ClassVar[bool] = True
     audited: AuditedModel | None = dataclasses.field(default=None, repr=False)  # the program
+    out_of_range: bool = False  # whether the narrow dtype can't hold what the fix computes
 
     def apply(self, target: Any) -> Any:
         """Returns the audited model, or function, with this fix: a module that torch computes.
@@ -141,6 +148,8 @@ class TorchFix(Fix):
             operation, how = operation_of(node), "float" if name in names else ""
             if not how and not self._autocast and not float32.isdisjoint(node.all_input_nodes):
                 how = CONVERSIONS[dtype] if operation in STRICT else "promotes"
+                fixed = names & {n.name for n in node.all_input_nodes}
+                how = "float" if fixed and self.out_of_range and operation in STRICT else how
             leaves = torch.utils._pytree.tree_leaves(node.meta.get("val"))
             narrow = any(getattr(x, "dtype", None) == dtype for x in leaves)
             if how == "float" or (how == "promotes" and narrow and operation not in CASTS):
@@ -156,14 +165,8 @@ class TorchFix(Fix):
         if self.audited is None or self.origin is None or not self.indices:
             return []
         chosen = set(self.indices)
-        paths = [path for path, (index, _) in self.origin.indices.items() if index in chosen]
-        return list(dict.fromkeys(self.audited.names[path[0]] for path in paths))
-
-    @property
-    def _held(self) -> list[str]:
-        assert self.audited is not None
-        known = {*self.audited.nodes, BY_RUN, ""}
-        return [name for name in self._names if name not in known]
+        found = (path for path, (index, _) in self.origin.indices.items() if index in chosen)
+        return [*self.audited.named(found)]
 
     def __str__(self) -> str:
         if self._scaled:
@@ -174,7 +177,8 @@ class TorchFix(Fix):
         edits = [f"line {line}: {text}" for _, line, text in self.lines if text]
         more = f" and {len(edits) - SHOWN} more lines" if len(edits) > SHOWN else ""
         shown = "; ".join(edits[:SHOWN]) + more
-        if self.audited is not None and (held := self._held):
+        known = {BY_RUN, *(self.audited.nodes if self.audited is not None else ())}
+        if held := [name for name in self._names if name not in known]:
             names = ", ".join(held[:SHOWN]) + (", ..." if len(held) > SHOWN else "")
             shown = "; ".join(filter(None, (shown, f"keep {names} in float32")))
         text = in_torchs_names(self.text)
@@ -202,31 +206,19 @@ class FixedModel(torch.nn.Module):
         tensors = enumerate(tensors_of(args, kwargs))
         inputs = [self._narrowed(f"input {i}", x) for i, x in tensors]
         known |= dict(zip(exported.inputs, inputs, strict=True))
-        outs = self._computed(known)
+        graph = exported.graph_module
+        given = [known.get(n.name) for n in graph.graph.nodes if n.op == "placeholder"]
+        outs = evaluated(graph, given, self._result, {}, deferred(self.audited.backward))
         return torch.utils._pytree.tree_unflatten(outs[len(exported.updated) :], exported.tree)
 
     def _narrowed(self, name: str, x: Tensor) -> Tensor:
         low = x.dtype == torch.float32 and name not in self._wide and not self.audited.autocast
         return x.to(self.audited.dtype) if low else x
 
-    def _computed(self, known: Mapping[str, Any]) -> list[Any]:
-        module, values = self.audited.exported.graph_module, {}
-        skipped = deferred(self.audited.backward)
-        for node in module.graph.nodes:
-            if node in skipped:
-                continue
-            if node.op == "placeholder":
-                values[node] = known.get(node.name)
-            elif node.op == "get_attr":
-                values[node] = functools.reduce(getattr, node.target.split("."), module)
-            elif node.op == "output":
-                return list(torch.fx.node.map_arg(node.args[0], values.__getitem__))
-            else:
-                values[node] = self._result(node, values.__getitem__)
-        raise AssertionError("a graph ends with its output")
-
     def _result(self, node: Node, read: Callable[[Node], Any]) -> Any:
         """Returns an operation's result: in float32 if it, or an operand, is so under the fix."""
+        if node.op == "get_attr":
+            return functools.reduce(getattr, node.target.split("."), node.graph.owning_module)
         if node.target is GRADIENT:
             return gradient(
                 node, read, self._result, torch.func.vjp, torch.Tensor.detach, torch.Tensor.to
@@ -282,9 +274,8 @@ class FixedModel(torch.nn.Module):
 
     def _number_in_float32(self, x: Any) -> Any:
         """Returns a number of a line in float32, where a dtype's limit is float32's."""
-        largest = torch.finfo(self.audited.dtype).max
-        is_limit = isinstance(x, float) and abs(x) in (largest, largest - 1000)
-        return float(np.copysign(FP32_MAX, x)) if is_limit else self._number(x)
+        limit = is_limit(x, self.audited.dtype)
+        return float(np.copysign(FP32_MAX, x)) if limit else self._number(x)
 
 
 def _called(node: Node, args: Any, kwargs: Any) -> Any:
@@ -306,14 +297,11 @@ def in_torch(report: Any, audited: AuditedModel) -> Any:
         fix = finding.fix
         if fix is not None:
             held = {f.name: getattr(fix, f.name) for f in dataclasses.fields(Fix)}
-            fix = TorchFix(**held, audited=audited)
+            beyond = finding.kind in ("overflow", "underflow", "nan")
+            fix = TorchFix(**held, audited=audited, out_of_range=beyond)
         primitive = in_torchs_names(finding.primitive)
         return dataclasses.replace(finding, fix=fix, primitive=primitive)
 
     return dataclasses.replace(
         report, findings=tuple(map(one, report.findings)), unfixed=tuple(map(one, report.unfixed))
     )
-
-
-def traced_program(f: Callable[..., Any], low: Any, args: Sequence[Any]) -> Callable[[], Any]:
-    return functools.cache(lambda: trace(f, low, args, {}, name="audit", as_jit=True))

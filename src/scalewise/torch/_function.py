@@ -21,9 +21,6 @@ from ._place import at_class
 from ._reference import Matched, matched
 from ._registry import MissingRuleError
 from ._torch import Dtype, Module, torch
-from .rules import load
-
-load()
 
 
 def function(

@@ -14,14 +14,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._autocast import autocast, refusal
-from ._convert import jax_dtype, torch_dtype
-from ._derivatives import backward_passes, deferred, derivative_of_jax, differentiated
-from ._export import Exported, ExportError, Granularity, first_line
-from ._gradients import GRADIENT, gradient
+from ._convert import is_limit, jax_dtype, torch_dtype
+from ._derivatives import (
+    GRADIENT,
+    backward_passes,
+    deferred,
+    derivative_of_jax,
+    differentiated,
+    gradient,
+)
+from ._export import Exported, ExportError, Granularity, first_line, is_marked
 from ._operation import Call, in_steps, operation, rounded_in_program, rounds_several_times
 from ._place import at, line_of, mark, scope_of
 from ._reference import Matched, Sides
-from ._regions import is_marked
 from ._registry import (
     DRAWS,
     IN_STEPS,
@@ -30,12 +35,13 @@ from ._registry import (
     STATIC_SHAPES,
     WITH_GRAPHS,
     MissingRuleError,
+    evaluated,
     rule_of,
 )  # fmt: skip
 from ._torch import Node, torch
 
 A = torch.ops.aten
-# Operations of which a Python number may be lost in a narrow dtype, or may be a dtype's limit.
+# Operations of which a Python number may be lost in a narrow dtype.
 NUMBERS = {
     A.add.Tensor, A.add.Scalar, A.sub.Tensor, A.sub.Scalar, A.rsub.Scalar, A.masked_fill.Scalar,
     A.where.ScalarOther, A.where.ScalarSelf, A.where.Scalar, A.clamp.default, A.clamp_min.default,
@@ -55,25 +61,15 @@ class Graph:
     matched: Matched | None = None  # the model in float32 beside this one, for the reference run
 
     def __call__(self, *inputs: Any) -> Any:
-        known: dict[Any, Any] = {}
-        left = iter(inputs)
-        sides = Sides(self.matched, known, self.computed) if self.matched is not None else None
-        for node in self.module.graph.nodes:
-            if node in self._deferred:
-                continue
-            match node.op:
-                case "placeholder":
-                    known[node] = next(left)
-                    if sides is not None:
-                        known[node] = sides.placeholder(node, known[node])
-                case "output" if sides is not None:
-                    return sides.outputs(node)
-                case "output":
-                    return torch.fx.node.map_arg(node.args[0], known.__getitem__)
-                case _ if sides is not None:
-                    known[node] = sides.value(node)
-                case _:
-                    known[node] = self.computed(node, known.__getitem__)
+        if self.matched is None:
+            return evaluated(self.module, inputs, self.computed, {}, self._deferred)
+        known: dict[Node, Any] = {}
+        sides = Sides(self.matched, known, self.computed)
+        *nodes, output = self.module.graph.nodes
+        places = (n for n in nodes if n.op == "placeholder")
+        given = [sides.placeholder(n, x) for n, x in zip(places, inputs, strict=True)]
+        evaluated(self.module, given, sides.value, known, self._deferred)
+        return sides.outputs(output)
 
     @functools.cached_property
     def _positions(self) -> dict[Node, int]:
@@ -125,7 +121,7 @@ class Graph:
 
     def _results_at(self, node: Node, read: Callable[[Node], Any]) -> Any:
         args, kwargs = hashable(torch.fx.node.map_arg((node.args, dict(node.kwargs)), read))
-        dtypes = results_of(node)
+        dtypes = _dtypes(node.meta.get("val"))
         low = None if is_marked(node, "no_autocast") else self.low
         if self.low is not None and dtypes:  # operands may have other dtypes than in the export
             dtypes = _dtypes(self._results(node, args, kwargs, low))
@@ -191,10 +187,6 @@ def converted(x: jax.Array, dtype: Any) -> jax.Array:
     return apply(target, (x,), {"dtype": torch_dtype(dtype)}, [jnp.dtype(dtype)], "operation")
 
 
-def results_of(node: Node) -> list[np.dtype]:
-    return _dtypes(node.meta.get("val"))
-
-
 def _widened(args: Any) -> Any:
     """Returns an operation's arguments with float32 in place of 16-bit dtypes.
 
@@ -236,8 +228,10 @@ def apply(
         return rounded_in_program(made.astype(jnp.float32), dtypes[0])
     in_own_steps = granularity == "decomposed" or target in IN_STEPS
     may_be_one = arrays and not in_own_steps and target not in STAGED
-    if may_be_one and _rounds_several_times(call, arrays, dtypes):
-        if target in NUMBERS:
+    if may_be_one and rounds_several_times(
+        call, tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays), tuple(dtypes)
+    ):
+        if target in NUMBERS or any(map(is_limit, call.static)):
             call, arrays = _with_numbers(call, arrays, len(jax.tree.leaves(args, is_leaf=_is_none)))
         shape = jax.eval_shape(call, *arrays)
         call = dataclasses.replace(call, static=_widened(call.static))
@@ -296,13 +290,3 @@ def hashable(args: Any) -> Any:
     if isinstance(args, dict):
         return {name: hashable(x) for name, x in args.items()}
     return tuple(map(hashable, args)) if isinstance(args, tuple | list) else args
-
-
-def _rounds_several_times(
-    call: Call, arrays: Sequence[jax.Array], dtypes: Sequence[np.dtype]
-) -> bool:
-    types = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays)
-    return _cached(call, types, tuple(dtypes))
-
-
-_cached = functools.lru_cache(maxsize=4096)(rounds_several_times)

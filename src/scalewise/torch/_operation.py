@@ -251,8 +251,9 @@ def _transpose(name: str, cotangents: Any, *inputs: Any, function: Any, **dtypes
     return [None] * len(operands) + list(pulled)
 
 
+@functools.lru_cache(maxsize=4096)
 def rounds_several_times(
-    call: Call, arrays: Sequence[jax.Array], dtypes: Sequence[np.dtype]
+    call: Call, arrays: tuple[jax.ShapeDtypeStruct, ...], dtypes: tuple[np.dtype, ...]
 ) -> bool:
     """Returns whether a rule rounds more than once, or rounds a constant or to another dtype."""
     if any(isinstance(x, float) and abs(x) not in HELD and x == x for x in call.static):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from .._types import PyTree
 from ._convert import to_jax
-from ._torch import Overload, torch
+from ._torch import Node, Overload, torch
 
 # operations of our own, which stand in an export for what torch doesn't trace
 LIBRARY = torch.library.Library("scalewise", "DEF")
@@ -70,13 +70,34 @@ def rules(table: Mapping[Any, Callable]) -> None:
 
 
 def rule_of(target: Any) -> Callable[..., PyTree] | None:
-    """Returns the rule of an operation; torch itself computes constants without one."""
+    """Returns the rule of an operation. torch itself computes constants: ranges, ``ones``, ``eye``
+    and others without operands."""
     if target in RULES or not isinstance(target, torch._ops.OpOverload):
         return RULES.get(target)
     reads = any("Tensor" in str(argument.type) for argument in target._schema.arguments)
     if reads or not target._schema.returns or torch.Tag.nondeterministic_seeded in target.tags:
         return None
     return lambda *args, **kwargs: to_jax(target(*args, **kwargs))
+
+
+def evaluated(
+    module: Any,
+    inputs: Iterable[Any],
+    compute: Callable[[Node, Callable[[Node], Any]], Any],
+    known: dict[Node, Any],
+    skipped: Collection[Node] = (),
+) -> Any:
+    """Returns the results of a graph. ``known`` gets the value of each node: ``compute`` returns
+    that of an operation, from a function that reads others."""
+    left = iter(inputs)
+    for node in module.graph.nodes:
+        if node.op == "output":
+            return torch.fx.node.map_arg(node.args[0], known.__getitem__)
+        if node.op == "placeholder":
+            known[node] = next(left)
+        elif node not in skipped:
+            known[node] = compute(node, known.__getitem__)
+    raise AssertionError("a graph ends with its output")
 
 
 class MissingRuleError(NotImplementedError):

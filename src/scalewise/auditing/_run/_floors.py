@@ -7,16 +7,19 @@ runs with arguments changed by one rounding of the reference run, and one in flo
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
 from jax.typing import ArrayLike
 
+from ..._jax import ShapedArray
 from ...interpret import Argument, is_float, lifted, run
 from .._thresholds import NOISE, RUNS
-from ._interpretations import Reference
+from ._interpretations import Reference, TableEmulation
 from ._session import Outcome, Session
 
 
@@ -50,12 +53,23 @@ def with_floors(session: Session, outcome: Outcome, limit: float) -> Outcome:
     return session.with_errors(outcome)
 
 
+@dataclasses.dataclass(frozen=True)
+class _WideReference(Reference):
+    """A reference run in float64 that has the numbers of the one in float32."""
+
+    low: Any = None  # the interpretation of the low-precision run
+
+    def constant(self, x: np.ndarray, aval: ShapedArray) -> Any:
+        own = self.low.in_float32(x) if isinstance(self.low, TableEmulation) else x
+        return super().constant(own, aval)
+
+
 def _of_rounding(session: Session, outcome: Outcome, changes: list[float]) -> list[float]:
     """Returns the changes, without those that aren't roundings': of decisions, that the changed
     arguments turn where they are exact. Float64 decides such as float32 does."""
     if session.reference.dtype != np.float32:
         return changes
-    wide, program = Reference(np.dtype(np.float64)), session.program
+    wide, program = _WideReference(np.dtype(np.float64), low=session.low), session.program
     with wide.context():
         values = lifted(program, wide, program.arrays)
         call = jax.jit(lambda values: run(program, wide, (), values=values)[1])

@@ -1,14 +1,14 @@
-"""Rules for ATen's operations, by subject."""
+"""Rules for ATen's operations, by subject: importing them registers them."""
 
-import importlib
-
-SUBJECTS = (
-    "_elementwise", "_activations", "_reductions", "_shapes", "_indexing", "_creation",
-    "_contractions", "_attention", "_norms", "_pooling", "_losses", "_transforms", "_linalg",
-    "_control",
-)  # fmt: skip
-
-
-def load() -> None:
-    for name in SUBJECTS:
-        importlib.import_module(f".{name}", __name__)
+from . import _attention as _attention
+from . import _control as _control
+from . import _creation as _creation
+from . import _elementwise as _elementwise
+from . import _indexing as _indexing
+from . import _linalg as _linalg
+from . import _losses as _losses
+from . import _norms as _norms
+from . import _pooling as _pooling
+from . import _reductions as _reductions
+from . import _shapes as _shapes
+from . import _transforms as _transforms

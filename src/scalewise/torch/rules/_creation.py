@@ -40,13 +40,6 @@ def full_like(x, value, dtype=None, **options):
     return new_full(x, x.shape, value, dtype)
 
 
-@rule(A.arange.start_step)
-def arange(start, end, step=1, dtype=None, **options):
-    numbers = (start, end, step)
-    kind = 1 if all(isinstance(x, int) for x in numbers) else 1.0
-    return jnp.arange(start, end, step, dtype=_dtype(dtype, kind))
-
-
 def random_rule(*overloads, draws=lambda *args, **kwargs: True):
     """Registers a rule whose first argument is a number that differs between operations that
     draw."""
@@ -138,24 +131,17 @@ def dropped(x, some, p):
 
 
 rules({
-    (A.zeros.default, A.empty.memory_format): lambda shape, dtype=None, **options: (
+    A.empty.memory_format: lambda shape, dtype=None, **options: (
         full(shape, 0.0, dtype)),
     (A.zeros_like.default, A.empty_like.default): lambda x, dtype=None, **options: (
         full_like(x, 0.0, dtype)),
     (A.new_zeros.default, A.new_empty.default): lambda x, shape, dtype=None, **options: (
         new_full(x, shape, 0.0, dtype)),
-    A.ones.default: lambda shape, dtype=None, **options: full(shape, 1.0, dtype),
     A.ones_like.default: lambda x, dtype=None, **options: full_like(x, 1.0, dtype),
     A.new_ones.default: lambda x, shape, dtype=None, **options: new_full(x, shape, 1.0, dtype),
     A.empty_strided.default: lambda shape, strides, dtype=None, **o: full(shape, 0.0, dtype),
     A.scalar_tensor.default: lambda value, dtype=None, **o: jnp.asarray(value, _dtype(dtype)),
     A.fill.Scalar: lambda x, value: full_like(x, value),
-    A.eye.default: lambda rows, dtype=None, **options: jnp.eye(rows, dtype=_dtype(dtype)),
-    A.eye.m: lambda rows, columns, dtype=None, **o: jnp.eye(rows, columns, dtype=_dtype(dtype)),
-    A.arange.start: lambda start, end, dtype=None, **options: arange(start, end, 1, dtype),
-    A.arange.default: lambda end, dtype=None, **options: arange(0, end, 1, dtype),
-    A.linspace.default: lambda start, end, steps, dtype=None, **options: (
-        jnp.linspace(start, end, steps, dtype=_dtype(dtype))),
     operator.getitem: lambda x, i: x[i],
     (A._assert_tensor_metadata.default, A._assert_async.msg, A._assert_scalar.default,
      A.sym_constrain_range_for_size.default): lambda *args, **kwargs: None,

@@ -1,4 +1,4 @@
-"""Gathers, scatters and embeddings."""
+"""Gathers, scatters, embeddings and bags of them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._convert import jax_dtype
 from .._registry import rule, rules
-from .._torch import aten
+from .._torch import aten, torch
 from ._reductions import vector_norm
 
 A = aten
+SUM, MEAN, MAX = 0, 1, 2  # torch's modes of embedding_bag
 
 
 @rule(A.searchsorted.Tensor)
@@ -110,6 +112,34 @@ def embedding_renorm(weight, index, max_norm, norm_type):
 @rule(A.embedding.default)
 def embedding(weight, index, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
     return jnp.take(weight, index, axis=0, mode="clip")
+
+
+@rule(A._embedding_bag.default, A._embedding_bag_forward_only.default)
+def embedding_bag(
+    weight, index, offsets, scale_grad_by_freq=False, mode=SUM, sparse=False,
+    per_sample_weights=None, include_last_offset=False, padding_idx=-1,
+):  # fmt: skip
+    """Sums, means or maxima of consecutive rows; ``offsets`` are where the bags begin."""
+    starts = offsets[:-1] if include_last_offset else offsets
+    bags, n = starts.shape[0], index.shape[0]
+    bag = jnp.searchsorted(starts, jnp.arange(n), side="right").astype(jnp.int32) - 1
+    rows, kept = embedding(weight, index), (index != padding_idx)[:, None]
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights[:, None]
+    counts = jnp.zeros(bags, jnp.int32).at[bag].add(kept[:, 0].astype(jnp.int32))
+    shape, maxima = (bags, weight.shape[1]), jnp.zeros(bags, jnp.int32)
+    if mode == MAX:
+        low = jnp.where(kept, rows, jnp.full_like(rows, -jnp.inf))
+        out = jnp.full(shape, -jnp.inf, rows.dtype).at[bag].max(low)
+        out = jnp.where(counts[:, None] > 0, out, jnp.zeros_like(out))
+        maxima = jnp.full(shape, -1, jnp.int32)
+        maxima = maxima.at[bag].max(jnp.where(low == out[bag], index[:, None], -1))
+    else:
+        out = jnp.zeros(shape, rows.dtype).at[bag].add(jnp.where(kept, rows, jnp.zeros_like(rows)))
+        if mode == MEAN:
+            out = out / jnp.maximum(counts, 1).astype(out.dtype)[:, None]
+    integer = jax_dtype(torch.int64)
+    return out, bag.astype(integer), counts.astype(integer), maxima.astype(integer)
 
 
 @rule(A.masked_scatter.default)

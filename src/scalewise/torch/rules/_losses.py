@@ -17,8 +17,7 @@ from jax import lax
 from .._operation import one_step
 from .._registry import IN_STEPS, LIBRARY, rule
 from .._torch import Tensor, aten, torch
-from ._activations import log_sigmoid
-from ._elementwise import xlogy
+from ._elementwise import log_sigmoid, xlogy
 from ._promotion import common, ranked
 from ._reductions import vector_norm
 

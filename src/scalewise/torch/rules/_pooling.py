@@ -1,4 +1,4 @@
-"""Pooling and resizing."""
+"""Pooling, resizing and sampling."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from .._registry import rule, rules
 from .._torch import aten
 
 A = aten
+BILINEAR, NEAREST = 0, 1  # torch's interpolations of grid_sampler
+PADDINGS = "constant", "nearest"  # JAX's names of its paddings by zeros and the border
 
 
 def _sizes(n: int, value: Any, default: Any = None) -> Any:
@@ -164,6 +166,20 @@ def _resized(method, antialias, x, output_size, align_corners, *scales):
     return jax.image.scale_and_translate(
         x, (*x.shape[:2], *out), *where, method, antialias, lax.Precision.HIGHEST
     )
+
+
+@rule(A.grid_sampler_2d.default, A.grid_sampler_3d.default)
+def grid_sampler(x, grid, interpolation, padding, align_corners):
+    if interpolation not in (BILINEAR, NEAREST):
+        raise NotImplementedError("grid_sample(mode='bicubic') has no rule: use mode='bilinear'")
+    at = [(grid[..., -1 - i] + 1) / 2 * (n - align_corners) for i, n in enumerate(x.shape[2:])]
+    at = at if align_corners else [a - 0.5 for a in at]
+    if interpolation == NEAREST:
+        at = [lax.round(a, lax.RoundingMethod.TO_NEAREST_EVEN) for a in at]
+    mode = PADDINGS[padding] if padding < 2 else "mirror" if align_corners else "reflect"
+    order = 0 if interpolation == NEAREST else 1
+    pixels = partial(jax.scipy.ndimage.map_coordinates, order=order, mode=mode)
+    return jax.vmap(jax.vmap(pixels, (0, None)))(x, at)
 
 
 rules({
