@@ -17,7 +17,7 @@ ROOT = Path(scalewise.__file__).parent
 # a Python expression.
 CODE = {
     "PARTICULAR", "UNTRACKED", "CONTROL", "NAMES", "DEGREES", "NAN_CAUSES", "SINGULAR",
-    "EXPRESSIONS", "INFIX", "REDUCTIONS", "TABLE",
+    "EXPRESSIONS", "INFIX", "REDUCTIONS", "TABLE", "MOVES",
 }  # fmt: skip
 # Files whose strings are expressions to match, or functions of jax.numpy and torch.
 OTHER_VOCABULARY = {"_rewrites.py", "functions.py", "_rules.py", "_elementwise.py", "_edits.py"}

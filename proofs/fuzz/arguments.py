@@ -138,7 +138,8 @@ ENTRIES = {
         "quantize_params": {"params": {"w": X}, "recipe": "fp8"},
         "Operand": {"format": "e4m3fn"},
         "Products": dict.fromkeys(("forward", "input_gradient", "weight_gradient"), (None, None)),
-        "Recipe": {}, "Schedule": {"phases": {0: "fp8"}}, "Storage": {"format": "e4m3fn"},
+        "Recipe": {}, "Results": {}, "Schedule": {"phases": {0: "fp8"}},
+        "Storage": {"format": "e4m3fn"},
     },
     "autoscaling.recipes": {"recipe": {"name": "fp8"}},
     "devices": {
@@ -211,7 +212,7 @@ EXACT = {
     ("compare", "b"): ["", "no such name"], ("compare", "recipes"): [[]],
     ("Format", "exponent_bits"): [],
     ("Format", "mantissa_bits"): [], ("BlockFormat", "element"): [], ("p3109", "precision"): [],
-    ("p3109", "bits"): [], ("Storage", "root"): [], ("Recipe", "rescale"): [None],
+    ("p3109", "bits"): [], ("Storage", "root"): [], ("Results", "rescale"): [None],
     ("BlockFormat", "tensor_scale"): [None], ("MsEden", "clip"): [1.5], ("device", "name"): [],
     ("recipe", "name"): [], ("method", "name"): [], ("load_program", "program"): [],
     ("DynamicLossScale", "growth"): [1.5], ("DynamicLossScale", "backoff"): [],

@@ -103,7 +103,7 @@ def test_a_pattern_keeps_the_first_and_the_last_layer():
 
 def test_a_recipe_with_a_pattern_evaluates_from_its_repr():
     recipe = dataclasses.replace(sw.recipes.fp8, keep={re.compile("^head"): "bf16"})
-    assert eval(repr(recipe), {"re": re, "Recipe": sw.Recipe}) == recipe
+    assert eval(repr(recipe), {"re": re, **vars(sw.autoscaling)}) == recipe
     assert hash(recipe) == hash(dataclasses.replace(recipe))
 
 

@@ -7,7 +7,13 @@ import pytest
 from pages import DOCS, page_script
 
 MODULE = page_script("errors_page")
-INTERNAL = {"_Found", "Done", "DamagedError", "_NotKnownError"}  # never leave the package
+INTERNAL = {
+    "_Found",
+    "Done",
+    "DamagedError",
+    "_NotKnownError",
+    "_WithinVmap",
+}  # never leave the package
 
 
 @pytest.mark.thorough

@@ -59,7 +59,8 @@ def _narrow_copy(options: tuple, x: jax.Array, other: jax.Array) -> ScaledArray:
 
 def _flat_copy(options: tuple, x: jax.Array, other: jax.Array) -> ScaledArray:
     """Calls one function for all arrays of a size: each costs XLA some kernels to compile."""
-    flat = other if other.ndim == 0 else other.reshape(-1)
+    fixed = options[-1]
+    flat = other if fixed else other.reshape(-1)
     copy = outlined(_narrow_copy, options, x.reshape(-1), flat)
     assert isinstance(copy.data, jax.Array)
     return dataclasses.replace(copy, data=copy.data.reshape(x.shape))

@@ -84,8 +84,12 @@ def integers(jaxpr: Jaxpr) -> Integers:
         path: [numbers.get((path, k)) for k in range(count)] for path, count in finder.met.items()
     }
 
-    compute = jax.jit(lambda consts, arguments: jex.jaxpr_as_fun(closed)(*consts, *arguments))
-    return Integers(results, compute, reads, [consts[i] for i in captured])
+    def without_floats(
+        consts: Sequence[jax.Array], arguments: Sequence[jax.Array]
+    ) -> list[jax.Array]:
+        return jex.jaxpr_as_fun(closed)(*consts, *arguments)
+
+    return Integers(results, jax.jit(without_floats), reads, [consts[i] for i in captured])
 
 
 def _is_exact(aval: object) -> bool:

@@ -35,14 +35,14 @@ from ..interpret import (
     run,
 )
 from ..interpret._interpret import Body
-from ..primitives import having, params
+from ..primitives import Family, having, names, params
 
 Part = Role | Literal["result"]  # what is rounded: an operand of a contraction, or any result
 # rounds nothing, on any device
 WIDE = Recipe(Products.short(None, None), residuals=None, narrow="always")
 RESULT: tuple[Part, ...] = ("result",)  # the roles of a site of results
 # Results that jump where an operand crosses a threshold: first order can't see that.
-ORDERS = {"gt", "ge", "lt", "le"}  # the mask of a relu's gradient
+ORDERS = names(lambda row: row.family is Family.COMPARISON)  # the mask of a relu's gradient
 DISCRETE = having("whole") | having("indexes") | {"approx_top_k", "sign"}
 
 

@@ -26,7 +26,7 @@ from ._place import own_lines
 from ._registry import LIBRARY, MissingRuleError, rule
 from ._torch import Node, torch
 
-# What stands in for each operation while torch exports, and its signature.
+# By signature, the function that torch calls in place of an operation while it exports.
 STAND_INS = {
     "gradient(Tensor[] outs, Tensor[] operands, Tensor[] cotangents, bool create_graph)"
     " -> Tensor[]": lambda outs, operands, *rest: [*map(torch.zeros_like, operands)],
