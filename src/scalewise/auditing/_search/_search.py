@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 
 from .._run._session import Outcome, OutputError
@@ -364,7 +365,7 @@ def _is_part_of(fix: Fix, other: Fix) -> bool:
     return {*fix.indices} <= {*other.indices} and {*fix.limits} <= {*other.limits}
 
 
-def _order(what: Finding) -> tuple[int, bool, float, bool]:
+def _order(what: Finding) -> tuple[int, bool, float, float]:
     made_finite, removed = gain(what)
     regains = what.kind == "swamping" and what.fix is not None and removed <= 0
-    return made_finite, regains, removed, FINDING_KINDS[what.kind].severe
+    return made_finite, regains, removed, -min(what.equations, default=math.inf)  # causes first
