@@ -162,6 +162,11 @@ def provenance_here() -> Callable[[], AbstractContextManager[None]]:
     return partial(source_info_util.user_context, info.traceback, name_stack=info.name_stack)
 
 
+def line_here() -> Callable[[], AbstractContextManager[None]]:
+    """Returns what makes a context with the line that equations get where it is called."""
+    return partial(source_info_util.user_context, source_info_util.current().traceback)
+
+
 def at_line_of(ctx: mlir.LoweringRuleContext) -> AbstractContextManager[None]:
     """Returns a context in which traced operations get the line of the equation being lowered."""
     return source_info_util.user_context(ctx.traceback)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cache, partial
 from typing import NamedTuple, TypeVar, cast
 
@@ -82,7 +83,8 @@ def by_platform(
         return _by_jax((tuple(routes.items()), options), *operands)
     call = Call(_by_jax, (tuple(routes.items()), options), tree)
     types = tuple(ShapedArray(x.shape, x.dtype) for x in arrays)
-    body = _Untraced(call, types, tuple(ShapedArray(x.shape, x.dtype) for x in outs))
+    results = tuple(ShapedArray(x.shape, x.dtype) for x in outs)
+    body = _Untraced(call, types, results, _jax.line_here())
     outs = outlined_p.bind(*arrays, jaxpr=body, call=call)
     return jax.tree.unflatten(out_tree, outs)
 
@@ -100,11 +102,13 @@ class _Untraced:
     call: Call
     in_avals: tuple[ShapedArray, ...]
     out_avals: tuple[ShapedArray, ...]
+    line: Callable[[], AbstractContextManager[None]] = dataclasses.field(compare=False)
 
     @property
     def closed(self) -> Jaxpr:
         function, options, tree = self.call
-        return _jitted(function).trace(options, *jax.tree.unflatten(tree, self.in_avals)).jaxpr
+        with self.line():
+            return _jitted(function).trace(options, *jax.tree.unflatten(tree, self.in_avals)).jaxpr
 
     def __repr__(self) -> str:
         return str(self.closed)
