@@ -365,11 +365,11 @@ def _is_part_of(fix: Fix, other: Fix) -> bool:
     return {*fix.indices} <= {*other.indices} and {*fix.limits} <= {*other.limits}
 
 
-def _order(what: Finding) -> tuple[int, bool, float, float, float]:
-    """Of findings that one fix helps, the one whose own part helps most is first; if none of the
-    parts helps alone, the first in the program."""
+def _order(what: Finding) -> tuple[int, bool, float, float]:
+    """Findings that one fix helps keep the order of the search; those whose own part doesn't help
+    alone follow, in the order of the program."""
     made_finite, removed = gain(what)
     regains = what.kind == "swamping" and what.fix is not None and removed <= 0
     helps = not what.non_finite_alone and what.error_alone <= GAIN * what.error_before
-    alone = what.error_alone if helps else math.inf
-    return made_finite, regains, removed, -alone, -min(what.equations, default=math.inf)
+    place = min(what.equations, default=math.inf)
+    return made_finite, regains, removed, 0.0 if helps else -1.0 - place
