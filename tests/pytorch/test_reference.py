@@ -305,40 +305,6 @@ def test_an_operation_in_several_steps_has_a_line_and_a_fix(granularity):
     assert float(worst.fix.apply(loss)(*given)) == pytest.approx(float(loss(*given)), rel=1e-2)
 
 
-class Markov(nn.Module):
-    """The likelihoods of a hidden Markov model's states, which underflow."""
-
-    def __init__(self):
-        super().__init__()
-        self.moves = nn.Parameter(normal(5, 5, seed=1))
-        self.emits = nn.Parameter(normal(5, 20, seed=2))
-
-    def likelihoods(self, a, b, seen):
-        states = b[:, seen[0]] / 5
-        for s in seen[1:].unbind():
-            states = (states @ a) * b[:, s]
-        return states
-
-    def forward(self, seen):
-        a, b = self.moves.softmax(-1), self.emits.softmax(-1)
-        states = self.likelihoods(a, b, seen)
-        return states / states.sum()
-
-
-def test_two_fixes_that_help_only_together_are_edited_lines_of_a_trainable_module():
-    seen = torch.randint(20, (8,), generator=torch.Generator().manual_seed(0))
-    report = st.audit(Markov(), (seen,), low="fp16", trials=20)
-    worst = report.findings[0]
-    assert worst.kind == "underflow"
-    assert ", together with float32 for line" in str(worst.fix)
-    assert "states.float() @ a.float() * b[:, s]" in str(worst.fix)
-    assert "return states.float() / states.float().sum()" in str(worst.fix)
-    fixed = worst.fix.apply(Markov())
-    fixed(seen)[0].backward()
-    assert all(p.grad.isfinite().all() and p.grad.any() for p in fixed.parameters())
-    assert len(list(fixed.parameters())) == 2
-
-
 def test_findings_name_the_lines_of_helper_functions():
     report = st.audit(Custom(), (normal(3, 4),), low="fp16", trials=0)
     exp = next(e for e in report.equations if e.primitive == "exp")

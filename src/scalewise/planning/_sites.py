@@ -42,7 +42,7 @@ Part = Role | Literal["result"]  # what is rounded: an operand of a contraction,
 WIDE = Recipe(Products.short(None, None), residuals=None, narrow="always")
 RESULT: tuple[Part, ...] = ("result",)  # the roles of a site of results
 # Results that jump where an operand crosses a threshold: first order can't see that.
-ORDERS = names(lambda row: row.family is Family.COMPARISON)  # the mask of a relu's gradient
+COMPARISONS = names(lambda row: row.family is Family.COMPARISON)  # the mask of a relu's gradient
 DISCRETE = having("whole") | having("indexes") | {"approx_top_k", "sign"}
 
 
@@ -301,7 +301,7 @@ class _Origins(Walk):
             return [(index,)] * len(equation.out_avals)
         floats = [is_float(a) for a in (*equation.in_avals[:1], *equation.out_avals[:1])]
         to_integers = equation.name == "convert_element_type" and floats == [True, False]
-        compares = equation.name in ORDERS and floats[0]
+        compares = equation.name in COMPARISONS and floats[0]
         if equation.name in DISCRETE or compares or to_integers:
             line = equation.caller or equation.source
             where = f"{line[0].rsplit('/', 1)[-1]}:{line[1]}" if line else "an unknown line"
