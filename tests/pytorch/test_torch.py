@@ -271,10 +271,10 @@ def test_updates_of_buffers():
     again = f(params | updated, st.to_jax(x))[1]
     np.testing.assert_allclose(y, model(x).detach(), atol=1e-6)
     for name, buffer in model.named_buffers():
-        np.testing.assert_allclose(updated[name], buffer, rtol=1e-6)
+        np.testing.assert_allclose(updated[name], buffer, rtol=1e-5, atol=1e-6)
     model(x)
     for name, buffer in model.named_buffers():
-        np.testing.assert_allclose(again[name], buffer, rtol=1e-6)
+        np.testing.assert_allclose(again[name], buffer, rtol=1e-5, atol=1e-6)
 
 
 def test_gradients_stop_where_torchs_do():
@@ -294,7 +294,7 @@ def test_gradients_stop_where_torchs_do():
     f, params = st.function(model, (x,))
     gradients = jax.grad(f)(params, st.to_jax(x))
     for name, parameter in model.named_parameters():
-        np.testing.assert_allclose(gradients[name], parameter.grad, rtol=1e-5)
+        np.testing.assert_allclose(gradients[name], parameter.grad, rtol=1e-5, atol=1e-5)
 
 
 def test_attention_with_dropout():
@@ -347,13 +347,13 @@ def test_bags_of_embeddings(mode, last):
     want = A._embedding_bag.default(*args)
     dtypes = [jnp.dtype(d) for d in (jnp.float32, jnp.int32, jnp.int32, jnp.int32)]
     got = apply(A._embedding_bag.default, st.to_jax(args), {}, dtypes, "operation")
-    np.testing.assert_allclose(got[0], want[0], rtol=1e-6)
+    np.testing.assert_allclose(got[0], want[0], rtol=1e-6, atol=1e-6)
     if mode == 0:
         weights = torch.rand(6)
         args = weight, index, offsets, False, mode, False, weights, last, -1
         bags = A._embedding_bag_forward_only.default  # of weights without gradients
         got = apply(bags, st.to_jax(args), {}, dtypes, "operation")
-        np.testing.assert_allclose(got[0], bags(*args)[0], rtol=1e-6)
+        np.testing.assert_allclose(got[0], bags(*args)[0], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("granularity", ["operation", "decomposed"])
