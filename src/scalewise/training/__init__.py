@@ -28,7 +28,7 @@ from ._moments import store_state as store_state
 from ._moments import widen as widen
 from ._step import step as step
 from ._train._folder import CheckpointError as CheckpointError
-from ._train._folder import Log as Log
+from ._train._log import Log as Log
 from ._train._sharding import Sharding as Sharding
 from ._train._train import TrainingError as TrainingError
 from ._train._train import train as train
