@@ -96,4 +96,3 @@ from ._rules import combined as combined
 from ._rules import static_scale as static_scale
 from ._scaling import Axes as Axes
 from ._scaling import Scales as Scales
-from ._scaling import shifted as shifted

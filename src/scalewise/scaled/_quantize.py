@@ -210,12 +210,12 @@ def quantize_measured(
 
 def _run(x, key, scaling: Scaling | None, options: tuple, measured=None) -> ScaledArray:
     """Calls :func:`_quantized`, as one compiled program unless the strategy holds arrays."""
+    run = _compiled
     try:
         hash(scaling)
-        plain = scaling is None or dataclasses.is_dataclass(scaling)
     except TypeError:
-        plain = False
-    return (_compiled if plain else _quantized)(x, key, scaling, options, measured)
+        run = _quantized
+    return run(x, key, scaling, options, measured)
 
 
 def _quantized(

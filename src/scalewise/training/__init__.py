@@ -47,8 +47,7 @@ from ._loss_scale import LossScaledState as LossScaledState
 from ._loss_scale import LossScaleState as LossScaleState
 from ._model import Metrics as Metrics
 from ._model import TrainState as TrainState
-from ._moments import ExpandedStored as ExpandedStored
-from ._moments import TableStored as TableStored
+from ._moments import BlockwiseStored as BlockwiseStored
 from ._step import Step as Step
 from ._train._train import Trained as Trained
 from ._weights import CompensatedState as CompensatedState

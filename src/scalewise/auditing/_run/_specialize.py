@@ -76,7 +76,7 @@ def history_of(low: Interpretation) -> int:
         return 0
     scaling = low.recipe.products.scaling
     assert isinstance(scaling, Delayed)
-    return len(scaling.amaxes)
+    return scaling.history
 
 
 def _of_policy(low: Autocast, equation: Equation) -> tuple[Interpretation, Hashable]:
