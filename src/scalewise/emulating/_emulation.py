@@ -37,8 +37,7 @@ from ..interpret import (
     warn_kernel,
 )
 from ..primitives import Family, having, names
-from ..rounding import from_float64, round_to, to_float64
-from ..scaled import saturation
+from ..rounding import from_float64, round_to, saturation, to_float64
 
 EXACT = having("exact")
 MOVES = names(lambda row: row.family is Family.STRUCTURAL)

@@ -162,9 +162,7 @@ def step_for(program: programs.Program, name: str, **options: Any) -> Step:
             f"{program.name} defines no loss_of(params, batch) or no OPTIMIZER: scalewise train "
             "needs both; scalewise compare does without"
         )
-    chosen: Mapping[str, Any] | None = {"policy": name}
-    if "=" not in name:
-        chosen = named_method(name).step_options
+    chosen = {"policy": name} if "=" in name else named_method(name).step_options
     if chosen is None:
         usable = (known for known, each in METHODS.items() if each.step_options is not None)
         raise InputError(
@@ -174,7 +172,7 @@ def step_for(program: programs.Program, name: str, **options: Any) -> Step:
         )
     given = {key: value for key, value in options.items() if value is not None}
     try:
-        return step(program.loss_of, program.optimizer, **{**chosen, **given})
+        return step(program.loss_of, program.optimizer, **(dict(chosen) | given))
     except (ValueError, TypeError) as error:
         raise InputError(str(error)) from error
 
