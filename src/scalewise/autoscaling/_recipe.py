@@ -58,7 +58,7 @@ class Storage:
 
     def __post_init__(self):
         fmt = as_format(self.format, "Storage.format", blocks=True)
-        storable(fmt.element if isinstance(fmt, BlockFormat) else fmt)
+        storable(fmt.element)
         object.__setattr__(self, "format", fmt)
 
 

@@ -103,6 +103,16 @@ class Format:
         return self.signed + self.exponent_bits + self.mantissa_bits
 
     @property
+    def element(self) -> Format:
+        """The format itself, where a block format has the format of its elements."""
+        return self
+
+    @property
+    def bits_per_element(self) -> float:
+        """The width of a code, where a block format adds the scales' share."""
+        return self.bits
+
+    @property
     def precision(self) -> int:
         """The significant bits of a normal number, including the implicit bit."""
         return self.mantissa_bits + 1

@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 
 from .._jax import ShapedArray, batching, jex, mlir, with_common_axes
-from ..devices import MatrixUnit, element_of
+from ..devices import MatrixUnit
 from ..formats import FP16, FP32, TF32, BlockFormat, Format
 from ..formats import format as format_
 from ..rounding import from_float64, round_bits, round_to, to_float64
@@ -174,7 +174,7 @@ _STEPS = {
 def _operand(
     unit: MatrixUnit, x: jax.Array, fmt: Format | BlockFormat, scales: jax.Array | None, axis: int
 ) -> _Terms:
-    element = fmt.element if isinstance(fmt, BlockFormat) else fmt
+    element = fmt.element
     values = to_float64(x)
     if element == TF32:  # the units cut float32 off
         bits = lax.bitcast_convert_type(x.astype(np.float32), np.int32) & np.int32(-1 << 13)
@@ -270,7 +270,7 @@ def _computed(
 ) -> jax.Array:
     operands = [
         x if fmt == TF32 else round_to(x, fmt)
-        for x, fmt in ((a, element_of(unit.left)), (b, element_of(unit.right)))
+        for x, fmt in ((a, unit.left.element), (b, unit.right.element))
     ]
     with jax.enable_x64(True):
 

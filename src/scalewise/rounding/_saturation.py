@@ -59,8 +59,7 @@ def saturation(rule: Saturation, fmt: FormatLike | BlockFormat) -> Mode:
     """
     if not isinstance(rule, str) or rule == "finite":
         return rule
-    fmt = as_format(fmt, "saturate", blocks=True)
-    fmt = fmt.element if isinstance(fmt, BlockFormat) else fmt
+    fmt = as_format(fmt, "saturate", blocks=True).element
     covered = SATURATION_RULES[rule]
     if fmt not in covered:
         names = ", ".join(f.name for f in covered)
