@@ -109,7 +109,8 @@ class RunFolder:
         items = checkpoint.items_of(step, state, self._settings["run"])
         try:
             with checkpoint.closed_loops_ignored():
-                self._manager.save(step, args=items, force=True)
+                manager = self._manager
+                manager.save(step, args=items, force=True)
         except Exception as error:  # whatever Orbax, tensorstore or the system raises
             for left in self._path.glob(f"{step}.orbax-checkpoint-tmp*") if is_first() else ():
                 shutil.rmtree(left, ignore_errors=True)

@@ -95,7 +95,6 @@ class _Events:
         self.writer = EventsWriter(str(path / "events"), f".{os.getpid()}.{number}")
         start = self._event.SessionLog(status=self._event.SessionLog.START)
         self._write(after + 1, session_log=start)  # makes TensorBoard drop later steps' old events
-        self._flushed = time.monotonic()
 
     def write(self, row: Mapping[str, Json], histograms: Mapping[str, Mapping[int, int]]) -> None:
         step = row["step"]
@@ -105,9 +104,7 @@ class _Events:
         for tag, bins in histograms.items():
             if bins:
                 self._write(step, summary=self._histogram(tag, bins))
-        if time.monotonic() - self._flushed > 10:
-            self.writer.flush()
-            self._flushed = time.monotonic()
+        self.writer.flush()
 
     def _histogram(self, tag: str, bins: Mapping[int, int]) -> object:
         exponents = range(min(bins), max(bins) + 1)

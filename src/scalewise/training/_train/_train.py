@@ -209,7 +209,7 @@ class Run:
     console: Console
     watch: Watch | None
     sharding: Sharding | None
-    folder: RunFolder | None
+    checkpoints: RunFolder | None
     log: Log | None = None  # of the first process
     done: int = 0  # the last step that was made
     left_out: int = 0  # in a row, up to the last step
@@ -332,15 +332,15 @@ class Run:
             )
 
     def _save(self) -> None:
-        if self.folder is not None:
-            self.folder.save(self.done, self.state)
+        if self.checkpoints is not None:
+            self.checkpoints.save(self.done, self.state)
 
     def _failed(self, why: str) -> TrainingError:
         """Saves the steps made, and returns the error to raise."""
         self._save()
-        if self.folder is None:
+        if self.checkpoints is None:
             return TrainingError(f"{why}; there is no checkpoint, since the run has no folder")
-        return TrainingError(f"{why}; the last checkpoint is of step {self.folder.last}")
+        return TrainingError(f"{why}; the last checkpoint is of step {self.checkpoints.last}")
 
 
 def non_finite(batch: PyTree) -> str | None:
