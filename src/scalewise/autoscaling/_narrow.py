@@ -73,9 +73,6 @@ class SqrtStored(StoredArray):
         """Returns the plain array."""
         return jnp.square(self.root.value())
 
-    def __repr__(self) -> str:
-        return f"SqrtStored({self.root!r})"
-
 
 def store_array(x: jax.Array, storage: Storage) -> ScaledArray | SqrtStored:
     """Returns ``x`` stored as ``storage`` says."""

@@ -115,10 +115,6 @@ class Amax(Scaling):
     source = "amax"
     reuses_copy = True
 
-    def __repr__(self) -> str:
-        room = "" if self.headroom == 1 else f", headroom={self.headroom!r}"
-        return f"Amax(power_of_two={self.power_of_two!r}{room})"
-
     def may_exceed(self, fmt: Format) -> bool:
         # XLA may compute a difference of products once to find its largest magnitude and once more
         # to round it, with multiply-adds in one and not in the other: where the products cancel,
