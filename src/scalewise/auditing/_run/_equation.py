@@ -13,7 +13,7 @@ import numpy as np
 
 from ..._jax import ShapedArray
 from ...autoscaling import Boundaries, OperandAmaxes
-from ...emulating import is_exact
+from ...emulating import is_exact, rounds_each
 from ...interpret import Argument, Equation, Interpretation, RoundedOperand, Value, is_float
 from ...primitives import having
 from ...rounding import to_float64
@@ -36,7 +36,7 @@ from ._pair import (
 )
 from ._rounding import FORMAT_PARAMS, format_params, narrowed, round_by
 from ._specialize import kind_of_run
-from ._statistics import COUNT, SAMPLE, is_tainted, sample_positions
+from ._statistics import COUNT, ONE_BY_ONE, SAMPLE, is_tainted, sample_positions
 
 DROPS, ACCUMULATES = having("drops"), having("accumulates")
 IMPOSED = np.inf  # in place of a format's first number: the low run decides as the reference run
@@ -89,6 +89,7 @@ class EquationPlan:
     @functools.cached_property
     def op_params(self) -> np.ndarray:
         sign = SIGNS.get(operation(self.equation), int(self.accumulates))
+        sign = ONE_BY_ONE if rounds_each(self.equation) else sign
         return np.array([self.size, sign, self.operation, *self.is_array], np.float64)
 
     @property
@@ -217,6 +218,8 @@ def addends_of(
     plan: EquationPlan, exact: jax.Array, lows: Sequence[jax.Array]
 ) -> tuple[jax.Array, ...]:
     """Returns an addition's operands, flat; () for another equation."""
+    if rounds_each(plan.equation):
+        return (flat(lows[0], plan.length),)
     if plan.accumulates:
         return (added_to(exact, lows[0], plan),)
     if operation(plan.equation) in SIGNS:

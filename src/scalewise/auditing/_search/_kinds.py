@@ -176,14 +176,15 @@ def _decision(group: Group, fmt: Format) -> str:
 def _swamps(group: Group, *_: object) -> bool:
     """Returns True if additions change nothing; outside of loops, if they don't cancel instead."""
     accumulates = any(e.looped for e in group.equations)
-    return group.swamped >= SWAMPED and (accumulates or not group.cancels)
+    several = group.swamped >= SWAMPED and (accumulates or not group.cancels)
+    return group.loses_sums or several
 
 
 @register("swamping", _swamps, event=True)
 def _swamping(group: Group, fmt: Format) -> str:
     drift = max((e.drift for e in group.equations), key=abs)
-    share = f"{group.swamped:.0%}"
-    return f"{share} of additions change nothing; bias of the errors {drift:+.2f}"
+    some = "sums have lost additions" if group.loses_sums else "additions change nothing"
+    return f"{group.swamped:.0%} of {some}; bias of the errors {drift:+.2f}"
 
 
 @register("cancellation", lambda g, *_: g.cancels, carried_in=True)
