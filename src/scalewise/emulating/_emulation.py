@@ -272,8 +272,9 @@ def emulate(
     Arguments, constants and the float result of each equation are rounded to the nearest number of
     the format, once, subnormals and all. ``+ - * /`` and the square root are correctly rounded;
     elementary functions are, except for the one case in 2^27 or so where float64's own error
-    decides a tie; a contraction or a sum is accumulated in float64 and rounded at its end. Additions
-    to elements that indices choose (``x.at[i].add(y)``, a gather's gradient) round one by one.
+    decides a tie; a contraction or a sum is accumulated in float64 and rounded at its end.
+    Additions to elements that indices choose (``x.at[i].add(y)``, a gather's gradient) round one by
+    one.
 
     A Python number among the arguments is one in ``f`` too: Python computes with it, exactly, until
     it meets an array. To have it rounded, pass ``jnp.asarray(x)``.
