@@ -56,6 +56,19 @@ def test_counts_stop_at_the_formats_last_odd_number(fmt, end, n):
     report = sw.audit(count, fmt)(jnp.ones(n))
     (finding,) = report.findings
     assert (finding.kind, finding.primitive) == ("swamping", "scatter-add")
-    assert finding.evidence.startswith("100% of sums have lost additions")
+    assert finding.evidence.startswith("the only sum has lost additions")
     assert float(report.error) > 0.3
     assert float(report.error_fixed) < 0.01
+
+
+def test_the_few_sums_that_lose_much_are_seen():
+    """They are most of the result's norm, but few of its numbers."""
+    index = np.arange(6000) % 5000
+    index[::2] = 777
+
+    def count(x):
+        return jnp.zeros(5000).at[index].add(x)
+
+    (finding,) = sw.audit(count, "bf16")(jnp.ones(6000)).findings
+    assert (finding.kind, finding.primitive) == ("swamping", "scatter-add")
+    assert "1 of 1,024 sums has lost additions" in finding.evidence

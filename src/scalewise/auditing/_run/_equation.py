@@ -227,6 +227,20 @@ def addends_of(
     return ()
 
 
+def largest_sampled(
+    plan: EquationPlan, exact: jax.Array, arrays: Sequence[jax.Array]
+) -> list[jax.Array]:
+    """Returns flat arrays in another order, in which the samples are the largest numbers: those to
+    which most is added have lost most, and are few."""
+    inside = jnp.arange(plan.length) < plan.size
+    size = jnp.where(jnp.isnan(exact), jnp.inf, jnp.abs(exact))
+    order = jnp.argsort(jnp.where(inside, -size, jnp.inf))
+    at = sample_positions(jnp.asarray(plan.size), plan.length)
+    sampled = jnp.zeros(plan.length, bool).at[at].set(True)
+    place = jnp.where(sampled, jnp.cumsum(sampled) - 1, SAMPLE + jnp.cumsum(~sampled) - 1)
+    return [x[order[place]] for x in arrays]
+
+
 def with_taint(outs: Sequence[Value], tainted: Flag) -> list[Value]:
     return [dataclasses.replace(x, tainted=tainted) if isinstance(x, Pair) else x for x in outs]
 
@@ -288,7 +302,10 @@ def run_both(
             if from_table
             else jnp.asarray(format_params(kind_of_run(low).result(low_outs[plan.at])))
         )
-        uncounted = result, right, wide, fmt, addends_of(plan, right, plain), tainted
+        numbers = result, right, wide, *addends_of(plan, right, plain)
+        if rounds_each(equation) and plan.size > SAMPLE:
+            numbers = largest_sampled(plan, right, numbers)
+        uncounted = *numbers[:3], fmt, tuple(numbers[3:]), tainted
     elif equation.name in DROPS and is_float(equation.out_avals[0]):
         result = _plain(low, low_outs[0], equation.out_avals[0])
         tainted = tainted & (~jnp.isfinite(result) & jnp.isfinite(reference_outs[0])).any()

@@ -183,8 +183,12 @@ def _swamps(group: Group, *_: object) -> bool:
 @register("swamping", _swamps, event=True)
 def _swamping(group: Group, fmt: Format) -> str:
     drift = max((e.drift for e in group.equations), key=abs)
-    some = "sums have lost additions" if group.loses_sums else "additions change nothing"
-    return f"{group.swamped:.0%} of {some}; bias of the errors {drift:+.2f}"
+    if group.loses_sums:
+        lost = "lost additions"
+        some = _told(group, "swamped", f"has {lost}", f"have {lost}", of="added", what="sum")
+    else:
+        some = f"{group.swamped:.0%} of additions change nothing"
+    return f"{some}; bias of the errors {drift:+.2f}"
 
 
 @register("cancellation", lambda g, *_: g.cancels, carried_in=True)
