@@ -72,3 +72,13 @@ def test_the_few_sums_that_lose_much_are_seen():
     (finding,) = sw.audit(count, "bf16")(jnp.ones(6000)).findings
     assert (finding.kind, finding.primitive) == ("swamping", "scatter-add")
     assert "1 of 1,024 sums has lost additions" in finding.evidence
+
+
+@pytest.mark.parametrize("method", ["add", "subtract"])
+def test_a_policy_adds_in_float32(method):
+    def count(x):
+        return getattr(jnp.zeros(2, x.dtype).at[jnp.zeros(300, int)], method)(x)
+
+    ones = jnp.ones(300, jnp.bfloat16)
+    assert abs(count(ones)[0]) == 256
+    assert abs(sw.autocast(count, "bf16")(ones)[0]) == 300
