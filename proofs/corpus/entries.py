@@ -17,7 +17,7 @@ AREAS = (
     "geometry", "likelihoods", "sums", "masks", "recipes", "policies", "indices", "learning",
     "signals", "graphs", "modules", "densities", "solvers", "stacks",
     "trainers", "rollouts", "samplers", "contrasts", "filters", "routing", "updates", "mixtures",
-    "generators", "estimators", "sciences", "machines",
+    "generators", "estimators", "sciences", "machines", "counts",
 )  # fmt: skip
 CLEAN_AREAS = (
     "clean_arrays", "clean_equinox", "clean_flax", "clean_haiku", "clean_keras", "clean_losses",
