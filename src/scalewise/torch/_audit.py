@@ -91,10 +91,10 @@ def audit(
             or a GradScaler that is disabled or gets float16 gradients, which it refuses;
             ``autocast`` with a policy, a recipe or a wider format.
     """
-    model = checked_model(model, args, kwargs)
+    model, chosen = checked_model(model, args, kwargs), None
     if grad and (hooked := _with_backward_hooks(model)):
         raise ValueError(f"audit: {hooked} has backward hooks, which the audit doesn't run")
-    scale, exported, dtype = as_loss_scale(loss_scale), None, None
+    scale = as_loss_scale(loss_scale)
     if isinstance(low, torch.dtype):
         low = str(low).removeprefix("torch.")
     if scale is not None and not grad:
@@ -113,7 +113,6 @@ def audit(
         run = {"method": method, "granularity": granularity, "autocast": autocast}
         chosen = low_function(model, args, kwargs, fmt, reference=True, **run)
         f, params = chosen.f, chosen.params
-        exported, dtype = chosen.exported, torch_dtype(chosen.dtype)
         low = TorchEmulation(fmt, saturation(saturate, fmt), chosen.dtype)
     if scale is not None and scale.skips and jnp.float16 in {x.dtype for x in params.values()}:
         raise ValueError(
@@ -123,11 +122,13 @@ def audit(
     target = _target(f, loss, scale, grad)
     given = params, *to_jax(tensors_of(args, kwargs))
     report = audit_function(target, low, **options)(*given)
-    if exported is None:
+    if chosen is None:
         return report
     assert isinstance(low, TorchEmulation)
     program = functools.cache(lambda: trace(target, low, given, {}, name="audit", as_jit=True))
-    return in_torch(report, AuditedModel(exported, dtype, program, autocast))
+    dtype = torch_dtype(chosen.dtype)
+    audited = AuditedModel(chosen.exported, chosen.constants, dtype, program, autocast)
+    return in_torch(report, audited)
 
 
 def _recipe_for_device(low: Any) -> Any:

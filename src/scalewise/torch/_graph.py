@@ -24,7 +24,14 @@ from ._derivatives import (
     gradient,
 )
 from ._export import Exported, ExportError, Granularity, first_line, is_marked
-from ._operation import Call, in_steps, operation, rounded_in_program, rounds_several_times
+from ._operation import (
+    Call,
+    in_float32,
+    in_steps,
+    operation,
+    rounded_in_program,
+    rounds_several_times,
+)
 from ._place import at, line_of, mark, scope_of
 from ._reference import Matched, Sides
 from ._registry import (
@@ -233,13 +240,12 @@ def apply(
     ):
         if target in NUMBERS or any(map(is_limit, call.static)):
             call, arrays = _with_numbers(call, arrays, len(jax.tree.leaves(args, is_leaf=_is_none)))
-        shape = jax.eval_shape(call, *arrays)
+        tree = jax.tree.structure(jax.eval_shape(call, *in_float32(arrays)))
         call = dataclasses.replace(call, static=_widened(call.static))
         name = getattr(target, "_opname", getattr(target, "__name__", str(target)))
-        outs = operation(name, call, dtypes, *arrays)
-        return jax.tree.unflatten(jax.tree.structure(shape), outs)
+        return jax.tree.unflatten(tree, operation(name, call, dtypes, *arrays))
     if in_own_steps and target not in STAGED and target not in DRAWS:
-        tree = jax.tree.structure(jax.eval_shape(call, *arrays))
+        tree = jax.tree.structure(jax.eval_shape(call, *in_float32(arrays)))
         outs = in_steps(call, dtypes, arrays)
     else:
         outs, tree = jax.tree.flatten(call(*arrays))
