@@ -17,7 +17,7 @@ from .._types import PyTree
 from ..auditing import Report
 from ..auditing import audit as audit_function
 from ..autocasting import Policy, PolicyLike
-from ..autoscaling import Recipe, RecipeLike, recipes
+from ..autoscaling import Products, Recipe, RecipeLike, recipes
 from ..formats import BF16, FP16, FormatLike, Saturation
 from ..formats import format as format_
 from ..interpret import Interpretation, trace
@@ -137,7 +137,9 @@ def _recipe_for_device(low: Any) -> Any:
         return low
     fmt = format_(low)
     found = {FP16: recipes.fp16, BF16: recipes.bf16}.get(fmt)
-    return fmt if found is None else dataclasses.replace(found, scaling=Unit())
+    if found is None:
+        return fmt
+    return dataclasses.replace(found, products=Products.short(fmt, fmt, scaling=Unit()))
 
 
 def _target(

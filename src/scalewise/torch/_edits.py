@@ -19,7 +19,7 @@ CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpos
 # Operations that don't promote their operands.
 BOTH = ("matmul", "mm", "bmm", "linear", "outer", "einsum", *CONVOLUTIONS)
 # Modules of these aren't methods: ``self.layer(x)``.
-LAYERS = {"linear", "addmm", "convolution", "conv2d", "layer_norm", "embedding", "group_norm"}
+LAYERS = {"linear", "addmm", "convolution", *CONVOLUTIONS, "layer_norm", "embedding", "group_norm"}
 # Operations that raise where operands have two dtypes.
 STRICT = {*BOTH, *LAYERS, "baddbmm", "batch_norm", "scaled_dot_product_attention", "lerp"}
 # Methods whose last operand is written into the first, and has its dtype.

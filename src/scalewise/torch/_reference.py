@@ -24,8 +24,8 @@ from ._place import at, frames, line_of, mark, scope_of
 from ._torch import Node, torch
 
 A = torch.ops.aten
-TARGETS = (A._to_copy.default, A.to.dtype, A.to.dtype_layout, A.lift_fresh_copy.default,
-           A.alias.default, A.detach.default)  # fmt: skip
+TARGETS = (A._to_copy.default, A.to.dtype, A.to.dtype_layout, A.to.device, A.type_as.default,
+           A.lift_fresh_copy.default, A.alias.default, A.detach.default)  # fmt: skip
 NODE = torch.fx.Node
 UNMATCHED = ("placeholder", "output")
 # A float32 number that every narrower format rounds to 1.

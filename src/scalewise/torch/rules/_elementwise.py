@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 from jax.scipy import special
 
+from .._convert import torch_dtype
 from .._registry import IN_STEPS, rule, rules
 from .._torch import aten, torch
 from ._promotion import as_array, as_dtype, as_float, axes_of, common, promoted, ranked
@@ -273,6 +274,8 @@ rules({
     (A._to_copy.default, A.to.dtype, A.to.dtype_layout,
      torch.ops.prims.convert_element_type.default): (
         lambda x, dtype=None, *args, **options: as_dtype(x, dtype)),
+    A.to.device: lambda x, device, dtype, *args, **options: as_dtype(x, dtype),
+    A.type_as.default: lambda x, y: as_dtype(x, torch_dtype(y.dtype)),
     A.clamp_min.default: lambda x, low: clamp(x, low),
     A.clamp_max.default: lambda x, high: clamp(x, None, high),
     (A.masked_fill.Scalar, A.masked_fill.Tensor): lambda x, mask, value: (
