@@ -127,6 +127,28 @@ def test_a_derivative_where_two_numbers_are_equal_is_torchs(name):
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
+def test_the_derivative_of_a_quotient_has_no_squared_reciprocal():
+    """1 / y**2 exceeds FP16's largest number, x / y / y doesn't."""
+
+    class Divided(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.full((64,), 1e-3))
+
+        def forward(self, x):
+            return (x / self.scale).sum()
+
+    x = normal(64, scale=1e-3)
+    report = st.audit(Divided(), (x,), low="fp16", grad=True, trials=0)
+    assert report.error.relative < 0.01
+    assert "overflow" not in {f.kind for f in (*report.findings, *report.unfixed)}
+    f, params = st.function(lambda x: (2 / x + x / (x + 3)) / x.square(), (x,))
+    got = jax.grad(lambda x: f(params, x).sum())(st.to_jax(x))
+    x.requires_grad_()
+    (want,) = torch.autograd.grad(((2 / x + x / (x + 3)) / x.square()).sum(), x)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
 @pytest.mark.parametrize("low", [torch.float16, torch.bfloat16])
 def test_a_hessian_in_16_bits_is_torchs(low):
     """torch computes the derivative of tanh in one kernel, which rounds once."""

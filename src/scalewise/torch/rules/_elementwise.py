@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 from jax.scipy import special
 
 from .._convert import torch_dtype
-from .._operation import Tangent, one_step
+from .._operation import Tangent, operation
 from .._registry import IN_STEPS, rule, rules
 from .._torch import aten, torch
 from ._promotion import as_array, as_dtype, as_float, axes_of, common, promoted, ranked
@@ -35,7 +36,7 @@ def _in_one_kernel(name: str, function: Callable) -> Callable:
     """Returns a function whose derivative torch computes in one kernel, which rounds once."""
     call, tangent = jax.custom_jvp(function), Tangent(function, (0,))
     call.defjvp(lambda x, tangents: (
-        call(*x), one_step(f"{name}_jvp", tangent, *x, *tangents)))  # fmt: skip
+        call(*x), operation(f"{name}_jvp", tangent, [x[0].dtype], *x, *tangents)[0]))  # fmt: skip
     return call
 
 
@@ -137,10 +138,27 @@ def mul(x, y):
     return jnp.logical_and(x, y) if x.dtype == jnp.bool_ else x * y
 
 
+@jax.custom_jvp
+def _quotient(x, y):
+    return x / y
+
+
+def _quotient_jvp(operands, tangents):
+    """Divides by y twice, as torch does, where JAX multiplies by 1 / y**2, which may overflow."""
+    y, out = operands[1], _quotient(*operands)
+    by_x, by_y = (None if type(t) is SymbolicZero else t for t in tangents)
+    found = [] if by_x is None else [by_x / y]
+    found += [] if by_y is None else [-by_y * (out / y)]
+    return out, sum(found[1:], found[0])
+
+
+_quotient.defjvp(_quotient_jvp, symbolic_zeros=True)
+
+
 @rule(A.div.Tensor, A.div.Scalar)
 def div(x, y):
     x, y = common(x, y, floating=True)
-    return x / y
+    return _quotient(x, y) if isinstance(y, jax.Array) else x / y
 
 
 @rule(A.div.Tensor_mode, A.div.Scalar_mode)
