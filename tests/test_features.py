@@ -145,6 +145,29 @@ def test_a_feature_under_an_interpretation(name, interpretation):
             assert error <= max(allowed, 4 * sensitivity(name, interpretation)[i])
 
 
+@pytest.mark.filterwarnings(UNROUNDED)
+@pytest.mark.parametrize("interpretation", ["autoscale-fp8", "autoscale-nvfp4", "autocast-float16"])
+@pytest.mark.parametrize("name", [n for n in FEATURES if n not in OUTSIDE])
+@pytest.mark.thorough(keep=24, gate=24)
+def test_a_feature_is_compiled_for_all_platforms(name, interpretation):
+    """Its arguments are tracers then. What JAX itself can't compile for a platform is no fault."""
+
+    def lowered(f):
+        def call(*args, **kwargs):
+            program = jax.jit(INTERPRETATIONS[interpretation](f)).trace(*args, **kwargs)
+            for platform in "cpu", "cuda", "tpu":
+                try:
+                    program.lower(lowering_platforms=(platform,))
+                except Exception as error:
+                    with pytest.raises(type(error)):
+                        jax.jit(f).trace(*args, **kwargs).lower(lowering_platforms=(platform,))
+            return f(*args, **kwargs)
+
+        return call
+
+    FEATURES[name](lowered)
+
+
 def sensitivity(name, interpretation):
     """Returns, for each result, the largest error of three runs with random errors.
 
