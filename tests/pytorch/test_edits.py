@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 import scalewise.torch as st
-from scalewise.torch._edits import edited
+from scalewise.torch._edits import edited, operation_of
+
+A = torch.ops.aten
 
 
 @pytest.mark.parametrize(
@@ -53,6 +55,18 @@ def test_an_edited_line_has_its_operands_in_float32(tmp_path, line, operations, 
     file = tmp_path / "model.py"
     file.write_text(f"{line}\n")
     assert edited(str(file), 1, dict.fromkeys(operations, "float")) == expected
+
+
+@pytest.mark.parametrize(
+    ("overload", "name"),
+    [
+        (A._to_copy.default, "to"),
+        (A._softmax.default, "softmax"),
+        (A.native_layer_norm.default, "layer_norm"),
+    ],
+)
+def test_an_operation_has_the_name_that_users_write(overload, name):
+    assert operation_of(torch.fx.Graph().call_function(overload)) == name
 
 
 INIT = """

@@ -42,7 +42,7 @@ CREATION = ("arange", "full", "zeros", "ones", "empty", "eye", "linspace", "logs
 def operation_of(node: Node) -> str:
     """Returns the name that torch's users have for an operation: ``softmax`` for ``_softmax``."""
     name = getattr(node.target, "_opname", str(node.target)).removeprefix("_").removeprefix("_")
-    return name.removeprefix("safe_").removeprefix("native_")
+    return "to" if name == "to_copy" else name.removeprefix("safe_").removeprefix("native_")
 
 
 def edited(
