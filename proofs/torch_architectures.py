@@ -227,10 +227,8 @@ class FloatScalars(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name, x = (
-            func.overloadpacket._qualified_op_name.removesuffix("_"),
-            args[0] if args else None,
-        )
+        x: Any = next(iter(args), None)
+        name = func.overloadpacket._qualified_op_name.removesuffix("_")
         added = name in ("aten::add", "aten::sub", "aten::rsub") and isinstance(x, Tensor)
         number = not all(isinstance(y, Tensor) for y in args) or kwargs.get("alpha", 1) != 1
         if not (added and number and x.dtype in DTYPES.values()):
