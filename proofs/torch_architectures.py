@@ -5,7 +5,8 @@
     python -m proofs.torch_architectures Mamba ViT  # some of them
 
 Models are made from small configs, with random weights. torch's error is that of the model
-converted by ``model.half()`` or ``model.bfloat16()``, beside the model in float32, on the CPU.
+converted by ``model.half()`` or ``model.bfloat16()``, beside the model in float32, on the CPU, but
+with sums of a tensor and a Python number as CUDA computes them.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from unittest import mock
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import scalewise.torch as st
 from proofs import torch_models
@@ -219,6 +221,22 @@ def architectures() -> Iterator[tuple[str, Callable[[], Made]]]:
         yield name, lambda name=name: own(name)
 
 
+class FloatScalars(TorchDispatchMode):
+    """Lets torch on a CPU add Python numbers to tensors in float32, and multiply by ``alpha``, as
+    CUDA does: its own kernels round the number to the tensor's dtype first."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        x: Any = next(iter(args), None)
+        name = func.overloadpacket._qualified_op_name.removesuffix("_")
+        added = name in ("aten::add", "aten::sub", "aten::rsub") and isinstance(x, Tensor)
+        number = not all(isinstance(y, Tensor) for y in args) or kwargs.get("alpha", 1) != 1
+        if not (added and number and x.dtype in DTYPES.values()):
+            return func(*args, **kwargs)
+        wide = func(*(y.float() if isinstance(y, Tensor) else y for y in args), **kwargs)
+        return x.copy_(wide) if func._schema.is_mutable else wide.to(x.dtype)
+
+
 def torchs_error(made: Made, dtype: torch.dtype) -> tuple[int, float]:
     """Returns how many numbers torch makes non-finite in a dtype, and the error of the others: the
     root of the mean of the squares of the results' relative errors, as an audit has it."""
@@ -229,7 +247,7 @@ def torchs_error(made: Made, dtype: torch.dtype) -> tuple[int, float]:
             return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
 
         given, named = torch.utils._pytree.tree_map(cast, (args, dict(kwargs)))
-        with torch.no_grad():
+        with torch.no_grad(), FloatScalars():
             outs = copy.deepcopy(model).to(dtype)(*given, **named)
         outs = dict(outs) if isinstance(outs, Mapping) else outs
         leaves = torch.utils._pytree.tree_leaves(outs)

@@ -291,6 +291,22 @@ SAMPLES |= {
     A.linear.default: [(Q, K[0, 0]), (X, Y, ROW[:3])],
     A.addmm.default: [(ROW[:3], X, Y.T), (X[:, :3], X, Y.T, {"beta": 0.5, "alpha": 2})],
     A.baddbmm.default: [(Q[0] @ K[0].mT, Q[0], K[0].mT, {"beta": 0.5})],
+    A.pad.default: [
+        (X, [1, 2], "constant", 3.0),
+        (IMAGE, [1, 2, 0, 1], "reflect"),
+        (IMAGE, [2, 1, 1, 0], "circular"),
+    ],
+    A.conv1d.default: [
+        (SIGNAL, normal(3, 4, 3)),
+        (SIGNAL[0], normal(4, 2, 3), ROW, [2], [1], [1], 2),
+    ],
+    A.conv2d.default: [(IMAGE, normal(6, 4, 3, 3), None, [1, 2], [1, 0])],
+    A.conv3d.default: [(normal(1, 2, 4, 5, 6), normal(3, 2, 2, 2, 2), normal(3))],
+    A.to.device: [(X, "cpu", torch.float32), (torch.arange(4), "cpu", torch.int32)],
+    A.type_as.default: [(X, normal(2)), (torch.arange(4), X)],
+    A.numpy_T.default: [(X[0],)],
+    A.mT.default: [(X,)],
+    A.adjoint.default: [(X,)],
     A.convolution.default: [
         (IMAGE, normal(6, 2, 3, 2, seed=10), normal(6), [2, 1], [1, 0], [1, 2], False, [0, 0], 2),
         (IMAGE, normal(4, 3, 3, 2, seed=11), normal(6), [2, 1], [1, 0], [1, 2], True, [1, 0], 2),

@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 import scalewise.torch as st
-from scalewise.torch._edits import edited
+from scalewise.torch._edits import edited, operation_of
+
+A = torch.ops.aten
 
 
 @pytest.mark.parametrize(
@@ -30,6 +32,12 @@ from scalewise.torch._edits import edited
             "y = self.layer(x.float())  # after model.half(): self.layer.float()",
         ),
         ("y = torch.arange(5)", ["arange"], ""),
+        ("y = x.index_add(0, i, b)", ["index_add"], "y = x.float().index_add(0, i, b.float())"),
+        (
+            "y = torch.arange(5, dtype=x.dtype) + b",
+            ["arange", "add"],
+            "y = torch.arange(5, dtype=torch.float32) + b",
+        ),
         (
             "y = x * torch.finfo(x.dtype).min",
             ["mul"],
@@ -49,57 +57,80 @@ def test_an_edited_line_has_its_operands_in_float32(tmp_path, line, operations, 
     assert edited(str(file), 1, dict.fromkeys(operations, "float")) == expected
 
 
-SOURCES = {
-    "sum": """
+@pytest.mark.parametrize(
+    ("overload", "name"),
+    [
+        (A._to_copy.default, "to"),
+        (A._softmax.default, "softmax"),
+        (A.native_layer_norm.default, "layer_norm"),
+    ],
+)
+def test_an_operation_has_the_name_that_users_write(overload, name):
+    assert operation_of(torch.fx.Graph().call_function(overload)) == name
+
+
+INIT = """
 import torch
 
 class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.out = torch.nn.Linear(8, 3)
+        self.register_buffer("lowest", torch.tensor(-1e9))
 
     def forward(self, x):
-        total = x.sum(1)
-        return self.out(total / x.shape[1])
-""",
-    "product": """
-import torch
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.out = torch.nn.Linear(8, 3)
-
-    def forward(self, x):
-        hidden = x * x.abs()
-        return self.out(hidden) / 1000
-""",
+"""
+PROGRAMS = {
+    # a sum in float32 is cast back before the layer, which takes operands of one dtype
+    "sum": (200, "total = x.sum(1)", "return self.out(total / x.shape[1])"),
+    # a layer that reads what overflows in 16 bits is in float32
+    "product": (400, "hidden = x * x.abs()", "return self.out(hidden) / 1000"),
+    # so is one that reads it behind an operation that doesn't round
+    "moved": (
+        400,
+        "squares = torch.stack((x * x, x), -1)",
+        "return squares.sum(1) @ torch.ones(2, 3, dtype=x.dtype) / 1e6",
+    ),
+    # a constant gets its dtype where it is made
+    "constant": (
+        1,
+        "beta = torch.tensor(0.999, dtype=x.dtype)",
+        "return x / ((1 - beta) * 1e3 * x.square() + 1e-3).sqrt()",
+    ),
+    # a number without axes promotes no array
+    "scalar": (
+        1,
+        "scores = torch.where(x[..., :1] > 2, x, self.lowest)",
+        "return torch.softmax(scores, -1) @ x.mT",
+    ),
 }
 
 
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_the_edited_lines_run_in_torch(tmp_path, name):
-    """A sum in float32 is cast back before the layer, which takes operands of one dtype; a layer
-    that reads what overflows in 16 bits is in float32."""
-    file, names, source = tmp_path / "model.py", {}, SOURCES[name]
+    size, *body = PROGRAMS[name]
+    source = INIT + "\n".join(f"        {line}" for line in body)
+    file, names = tmp_path / "model.py", {}
     file.write_text(source)
     exec(compile(source, str(file), "exec"), names)
     torch.manual_seed(0)
-    model, x = names["Model"](), torch.rand(3, 900, 8) * (200 if name == "sum" else 400)
-    fix = st.audit(model, (x,), low="fp16", trials=6).findings[0].fix
+    model, x = names["Model"](), torch.rand(3, 900, 8) * size
+    low = "bf16" if name == "constant" else "fp16"
+    fixes = [f.fix for f in st.audit(model, (x,), low=low, trials=8).findings]
     lines = source.split("\n")
-    for _, number, text in fix.lines:
-        old = lines[number - 1]
-        lines[number - 1] = old[: len(old) - len(old.lstrip())] + text
+    for _, number, text in (line for fix in fixes for line in fix.lines):
+        lines[number - 1] = " " * 8 + text
     exec(compile("\n".join(lines), str(file), "exec"), names)
     edited_model = names["Model"]()
     edited_model.load_state_dict(model.state_dict())
-    edited_model.half()
-    for layer in [
-        x for _, _, text in fix.lines for x in re.findall(r"half\(\): self\.(\w+)", text)
-    ]:
+    dtype = torch.bfloat16 if low == "bf16" else torch.float16
+    edited_model.to(dtype)
+    shown = ", ".join(map(str, fixes))
+    for layer in re.findall(r"half\(\): self\.(\w+)", shown):
         getattr(edited_model, layer).float()
-    got, want = edited_model(x.half()).float(), model(x)
+    if "keep lowest in float32" in shown:
+        edited_model.lowest = model.lowest
+    got, want = edited_model(x.to(dtype)).float(), model(x)
     assert (got - want).norm() < 0.01 * want.norm()
 
 

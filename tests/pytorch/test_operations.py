@@ -11,7 +11,7 @@ import torch
 import scalewise.torch as st
 from pytorch.test_models import CONFIGS, made
 from scalewise.torch._export import export
-from scalewise.torch._graph import apply, hashable, results_of
+from scalewise.torch._graph import _dtypes, apply, hashable
 from scalewise.torch._place import line_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -45,7 +45,9 @@ class Beside(torch.fx.Interpreter):
         if not any(x.dtype == self.dtype for x in wants):
             return
         args, kwargs = st.to_jax(jax.tree.map(within_int32, given))
-        got = jax.tree.leaves(apply(node.target, args, kwargs, results_of(node), "operation"))
+        got = jax.tree.leaves(
+            apply(node.target, args, kwargs, _dtypes(node.meta["val"]), "operation")
+        )
         for y, x in zip(got, wants, strict=True):
             if x.dtype == self.dtype:
                 y, x = np.float64(np.asarray(y)), x.double().numpy()

@@ -1,5 +1,6 @@
 """Programs as users of torch write them: gradients in forward, hooks, dataclasses, bad numbers."""
 
+import copy
 import dataclasses
 
 import jax
@@ -99,6 +100,70 @@ def test_a_model_may_differentiate(model):
     for name, p in model.named_parameters():
         own = torch.zeros_like(p) if p.grad is None else p.grad
         np.testing.assert_allclose(gradients[name], own, rtol=1e-4, atol=1e-6)
+
+
+TIES = torch.tensor([-6.0, -3, -1, -0.5, 0, 0.5, 1, 3, 6, 20])
+AT_TIES = {
+    "relu": F.relu, "relu6": F.relu6, "elu": F.elu, "selu": F.selu, "celu": F.celu,
+    "hardtanh": F.hardtanh, "hardsigmoid": F.hardsigmoid, "hardswish": F.hardswish,
+    "clamp": lambda x: x.clamp(-1, 1), "clamp_min": lambda x: x.clamp_min(0),
+    "clamp_max": lambda x: x.clamp_max(1), "softplus": F.softplus, "abs": torch.abs,
+    "complex abs": lambda x: torch.complex(x, 1 + x).abs(),
+    "l1_loss": lambda x: F.l1_loss(x, torch.zeros_like(x), reduction="none"),
+    "norm": lambda x: (x[:, None] * torch.ones(2)).norm(dim=1),
+    "norm of order 1": lambda x: torch.linalg.vector_norm(x, 1),
+    "norm of order 3": lambda x: torch.linalg.vector_norm(x[:, None], 3, -1),
+    "std": lambda x: torch.stack([x, x.clamp(0, 0.5)], -1).std(-1),
+    "cdist": lambda x: torch.cdist(x[:, None], x[:, None]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AT_TIES)
+def test_a_derivative_where_two_numbers_are_equal_is_torchs(name):
+    x, function = TIES.clone().requires_grad_(), AT_TIES[name]
+    (want,) = torch.autograd.grad(function(x).sum(), x)
+    f, params = st.function(function, (TIES,))
+    got = jax.grad(lambda x: f(params, x).sum())(st.to_jax(TIES))
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_the_derivative_of_a_quotient_has_no_squared_reciprocal():
+    """1 / y**2 exceeds FP16's largest number, x / y / y doesn't."""
+
+    class Divided(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.full((64,), 1e-3))
+
+        def forward(self, x):
+            return (x / self.scale).sum()
+
+    x = normal(64, scale=1e-3)
+    report = st.audit(Divided(), (x,), low="fp16", grad=True, trials=0)
+    assert report.error.relative < 0.01
+    assert "overflow" not in {f.kind for f in (*report.findings, *report.unfixed)}
+    f, params = st.function(lambda x: (2 / x + x / (x + 3)) / x.square(), (x,))
+    got = jax.grad(lambda x: f(params, x).sum())(st.to_jax(x))
+    x.requires_grad_()
+    (want,) = torch.autograd.grad(((2 / x + x / (x + 3)) / x.square()).sum(), x)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("low", [torch.float16, torch.bfloat16])
+def test_a_hessian_in_16_bits_is_torchs(low):
+    """torch computes the derivative of tanh in one kernel, which rounds once."""
+
+    class Hessians(Energy):
+        def forward(self, x):
+            return torch.stack([torch.func.hessian(lambda p: self.net(p).sum())(row) for row in x])
+
+    model, x = Hessians(), normal(6, 3)
+    want = model(x).detach().double()
+    got = copy.deepcopy(model).to(low)(x.to(low)).detach().double()
+    ratio = (
+        st.audit(model, (x,), low=low, trials=0).error.relative * want.norm() / (got - want).norm()
+    )
+    assert 1 / 1.5 < ratio < 1.5
 
 
 class SteepPenalty(Energy):
@@ -248,7 +313,8 @@ def test_the_fix_of_a_function_is_computed_by_torch():
 
     x = normal(512, scale=4e3)
     fix = st.audit(f, (x,), low="fp16", trials=4).findings[0].fix
-    assert [text for *_, text in fix.lines] == ["return x / torch.linalg.norm(x.float())"]
+    # CUDA would cast a norm without axes back to x's dtype, which can't hold it
+    assert [text for *_, text in fix.lines] == ["return x.float() / torch.linalg.norm(x.float())"]
     assert (fix.apply(f)(x).float() - f(x)).norm() < 0.01 * f(x).norm()
 
 

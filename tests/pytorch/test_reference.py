@@ -7,9 +7,12 @@ import jax
 import numpy as np
 import pytest
 import torch
+from proofs.torch_architectures import FloatScalars
 from torch import nn
+from torch.nn import functional as F
 
 import scalewise.torch as st
+from scalewise.torch._arguments import as_module
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -179,6 +182,29 @@ def test_a_16_bit_model_is_compared_with_float32():
     assert report.error.relative == pytest.approx(
         float((got - want).norm() / want.norm()), rel=0.02
     )
+
+
+@pytest.mark.parametrize("low", LOW)
+def test_a_number_is_compared_in_the_tensors_dtype(low):
+    def compared(x):
+        found = [x == 0.1, x != 0.7, x > 0.1, x >= 0.3, x < 0.3, x <= 0.7, x == 4099]
+        return torch.stack([*(y.to(x.dtype) for y in found), F.hardshrink(x, 0.3)])
+
+    x = torch.tensor([0.1, 0.3, 0.7, 4099]).to(LOW[low])
+    np.testing.assert_array_equal(st.emulate(compared, low)(x.float()), compared(x).float())
+
+
+def test_a_number_is_added_in_float32_as_by_cuda():
+    """torch on a CPU rounds it to the tensor's dtype first."""
+
+    def moved(x):
+        return torch.stack([x + 3e3, x - 0.1, 0.1 - x, torch.add(x, x.abs(), alpha=0.1)]) - 3e3
+
+    x = normal(4, 16, scale=200.0)
+    with FloatScalars():
+        _, relative = torchs_error(as_module(moved), x, torch.bfloat16)
+    error = st.audit(moved, (x,), low="bf16", trials=0).error
+    assert error.relative == pytest.approx(relative, rel=1e-3)
 
 
 def test_a_factor_that_the_format_cannot_hold_is_float32s():

@@ -17,7 +17,7 @@ from .._types import PyTree
 from ..auditing import Report
 from ..auditing import audit as audit_function
 from ..autocasting import Policy, PolicyLike
-from ..autoscaling import Recipe, RecipeLike, recipes
+from ..autoscaling import Products, Recipe, RecipeLike, recipes
 from ..formats import BF16, FP16, FormatLike, Saturation
 from ..formats import format as format_
 from ..interpret import Interpretation, trace
@@ -92,10 +92,10 @@ def audit(
             or a GradScaler that is disabled or gets float16 gradients, which it refuses;
             ``autocast`` with a policy, a recipe or a wider format.
     """
-    model = checked_model(model, args, kwargs)
+    model, chosen = checked_model(model, args, kwargs), None
     if grad and (hooked := _with_backward_hooks(model)):
         raise ValueError(f"audit: {hooked} has backward hooks, which the audit doesn't run")
-    scale, exported, dtype = as_loss_scale(loss_scale), None, None
+    scale = as_loss_scale(loss_scale)
     if isinstance(low, torch.dtype):
         low = str(low).removeprefix("torch.")
     if scale is not None and not grad:
@@ -114,7 +114,6 @@ def audit(
         run = {"method": method, "granularity": granularity, "autocast": autocast}
         chosen = low_function(model, args, kwargs, fmt, reference=True, **run)
         f, params = chosen.f, chosen.params
-        exported, dtype = chosen.exported, torch_dtype(chosen.dtype)
         low = TorchEmulation(fmt, saturation(saturate, fmt), chosen.dtype)
     if scale is not None and scale.skips and jnp.float16 in {x.dtype for x in params.values()}:
         raise ValueError(
@@ -124,11 +123,13 @@ def audit(
     target = _target(f, loss, scale, grad)
     given = params, *to_jax(tensors_of(args, kwargs))
     report = audit_function(target, low, **options)(*given)
-    if exported is None:
+    if chosen is None:
         return report
     assert isinstance(low, TorchEmulation)
     program = functools.cache(lambda: trace(target, low, given, {}, name="audit", as_jit=True))
-    return in_torch(report, AuditedModel(exported, dtype, program, autocast))
+    dtype = torch_dtype(chosen.dtype)
+    audited = AuditedModel(chosen.exported, chosen.constants, dtype, program, autocast)
+    return in_torch(report, audited)
 
 
 def _recipe_for_device(low: Any) -> Any:
@@ -137,7 +138,9 @@ def _recipe_for_device(low: Any) -> Any:
         return low
     fmt = format_(low)
     found = {FP16: recipes.fp16, BF16: recipes.bf16}.get(fmt)
-    return fmt if found is None else dataclasses.replace(found, scaling=Unit())
+    if found is None:
+        return fmt
+    return dataclasses.replace(found, products=Products.short(fmt, fmt, scaling=Unit()))
 
 
 def _target(

@@ -19,11 +19,15 @@ CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpos
 # Operations that don't promote their operands.
 BOTH = ("matmul", "mm", "bmm", "linear", "outer", "einsum", *CONVOLUTIONS)
 # Modules of these aren't methods: ``self.layer(x)``.
-LAYERS = {"linear", "addmm", "convolution", "conv2d", "layer_norm", "embedding", "group_norm"}
+LAYERS = {"linear", "addmm", "convolution", *CONVOLUTIONS, "layer_norm", "embedding", "group_norm"}
 # Operations that raise where operands have two dtypes.
 STRICT = {*BOTH, *LAYERS, "baddbmm", "batch_norm", "scaled_dot_product_attention", "lerp"}
+# Methods whose last operand is written into the first, and has its dtype.
+INTO = ("index_add", "index_copy", "index_put", "scatter", "scatter_add", "masked_scatter")
+STRICT.update(INTO)
 CALLED = ("self", "torch", "F", "nn")  # a module of the first may return float32
-CASTS = ("to", "half", "bfloat16", "type", "type_as")
+CASTS = ("to", "float", "half", "bfloat16", "type", "type_as")
+FLOAT32 = ast.parse("torch.float32", mode="eval").body
 # Functions that torch.export decomposes, and the operations that they become.
 DECOMPOSED = {
     "square": {"pow", "mul"}, "outer": {"mul"}, "einsum": {"bmm", "mm", "mul", "sum"},
@@ -32,13 +36,13 @@ DECOMPOSED = {
 }  # fmt: skip
 NUMBERS = ("math.pi", "math.e", "np.pi", "numpy.pi", "torch.pi", "math.inf", "torch.inf")
 SIZES = ("size", "numel", "dim", "item")
-CREATION = ("arange", "full", "zeros", "ones", "empty", "eye", "linspace", "scalar_tensor")
+CREATION = ("arange", "full", "zeros", "ones", "empty", "eye", "linspace", "logspace", "tensor")
 
 
 def operation_of(node: Node) -> str:
     """Returns the name that torch's users have for an operation: ``softmax`` for ``_softmax``."""
     name = getattr(node.target, "_opname", str(node.target)).removeprefix("_").removeprefix("_")
-    return name.removeprefix("safe_").removeprefix("native_")
+    return "to" if name == "to_copy" else name.removeprefix("safe_").removeprefix("native_")
 
 
 def edited(
@@ -108,10 +112,15 @@ class _Editor(ast.NodeTransformer):
         called = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
         of_module = isinstance(func, ast.Attribute) and _root(func) == "self"
         if called == "finfo" and "float" in self.operations.values():
-            node.args = [ast.parse("torch.float32", mode="eval").body]
+            node.args = [FLOAT32]
         how = self.method(called, *DECOMPOSED.get(called, ()))
         layer = self.method(*LAYERS) if of_module and node.args else ""
-        if called in CREATION or not (how or layer):
+        if called in CREATION:
+            for keyword in node.keywords if how == "float" else ():
+                if keyword.arg == "dtype":
+                    keyword.value, self.found = FLOAT32, True
+            return node
+        if not (how or layer):
             return node
         self.found = True
         if not how:
@@ -127,6 +136,8 @@ class _Editor(ast.NodeTransformer):
                          for i, x in enumerate(node.args)]  # fmt: skip
         elif isinstance(func, ast.Attribute):
             func.value = self._cast(func.value, how)
+        if called in INTO and node.args:
+            node.args[-1] = self._cast(node.args[-1], how)
         return node
 
     def _cast(self, node: ast.expr, how: str) -> ast.expr:
@@ -137,8 +148,10 @@ class _Editor(ast.NodeTransformer):
     def _is_cast(self, node: ast.expr, how: str) -> bool:
         """Returns whether an expression has a dtype already, if its first operand is no scalar."""
         match node:
-            case ast.Call(func=ast.Attribute(attr=name)) if name == how:
-                return True
+            case ast.Call(func=ast.Attribute(attr=name)) if name == how or name in CASTS:
+                return name == how
+            case ast.Call(keywords=[*_, ast.keyword(arg="dtype", value=dtype)]):
+                return how == "float" and ast.unparse(dtype) == ast.unparse(FLOAT32)
             case ast.Call(func=func, args=[x, *_]) if _root(func) in CALLED[how != "float" :]:
                 return self._is_cast(x, how)
             case ast.BinOp(left=x, right=y):

@@ -132,6 +132,7 @@ class LowFunction:
     params: dict[str, jax.Array]  # the model's own parameters, not rounded
     dtype: np.dtype  # float16, bfloat16, or float32 if the format has more than 16 bits
     exported: Exported  # the model in that dtype; in its own dtypes under ``autocast``
+    constants: Mapping[str, Any]  # by placeholder, its value in the float32 model
 
 
 def low_function(
@@ -173,7 +174,7 @@ def low_function(
         with held(model, dtype):
             check_runs(model, *given, method, low)
     wide = wide if reference else None
-    f, exported = traced(model, given, dtype=dtype, reference=wide, **options)
+    f, exported, beside = traced(model, given, dtype=dtype, reference=wide, **options)
     params, is_converted = exported.params, dtype is not None
     if is_converted:
         own = dict(model.named_parameters())
@@ -194,7 +195,8 @@ def low_function(
         return place(lambda: jax.tree.map(widened, outs))
 
     in_low.__name__ = in_low.__qualname__ = f.__name__
-    return LowFunction(in_low, params, dtype, exported)
+    constants = beside.constants if beside is not None else {}
+    return LowFunction(in_low, params, dtype, exported, constants)
 
 
 def _check_autocast(fmt: Format, granularity: str) -> None:

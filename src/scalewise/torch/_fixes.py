@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -60,6 +60,7 @@ class AuditedModel:
     """The program of an audit, and the exported model that it was made from."""
 
     exported: Exported  # the model in the narrow dtype; in its own dtypes under autocast
+    constants: Mapping[str, Any]  # by placeholder, its value in the float32 model
     dtype: Any  # the narrow dtype, of torch
     program: Callable[[], Any]  # returns the traced program
     autocast: bool
@@ -67,6 +68,13 @@ class AuditedModel:
     @functools.cached_property
     def nodes(self) -> dict[str, Node]:
         return {n.name: n for n in self.exported.graph_module.graph.nodes}
+
+    def name_of(self, node: Node) -> str:
+        """Returns the name of what a node computes, or holds: a parameter, a buffer, an input."""
+        exported, name = self.exported, node.name
+        if name in exported.inputs:
+            return f"input {exported.inputs.index(name)}"
+        return exported.weights.get(name) or exported.buffers.get(name) or name
 
     @functools.cached_property
     def names(self) -> list[str]:
@@ -141,19 +149,28 @@ class TorchFix(Fix):
     def _casts(self) -> dict[tuple[str, int], dict[str, str]]:
         """By file and line, operations and the method that casts their operands."""
         assert self.audited is not None
-        names, dtype, float32 = {*self._names}, self.audited.dtype, set[Node]()
-        names |= {x for i, x in enumerate(self.audited.exported.inputs) if f"input {i}" in names}
+        assert self.origin is not None
+        names, dtype, name_of = {*self._names}, self.audited.dtype, self.audited.name_of
+        rounded = self.audited.named(self.origin.indices)
+        float32, beyond = set[Node](), set[Node]()  # of the second, 16 bits may not hold numbers
         places: dict[tuple[str, int], dict[str, str]] = {}
-        for name, node in self.audited.nodes.items():
-            operation, how = operation_of(node), "float" if name in names else ""
-            if not how and not self._autocast and not float32.isdisjoint(node.all_input_nodes):
-                how = CONVERSIONS[dtype] if operation in STRICT else "promotes"
-                fixed = names & {n.name for n in node.all_input_nodes}
-                how = "float" if fixed and self.out_of_range and operation in STRICT else how
+        for node in self.audited.nodes.values():
+            operation, read, name = operation_of(node), {*node.all_input_nodes}, name_of(node)
+            how = "float" if name in names else ""
+            if not how and not self._autocast and float32 & read:
+                if operation in STRICT:
+                    how = "float" if beyond & read else CONVERSIONS[dtype]
+                else:
+                    how = "promotes" if _promotes(float32 & read, read) else "float"
             leaves = torch.utils._pytree.tree_leaves(node.meta.get("val"))
             narrow = any(getattr(x, "dtype", None) == dtype for x in leaves)
             if how == "float" or (how == "promotes" and narrow and operation not in CASTS):
                 float32.add(node)
+                moved = node.name not in rounded and beyond & read
+                if self.out_of_range and (name in names or moved):
+                    beyond.add(node)
+            if node.op == "placeholder" and name == node.name:  # a constant has the line of its use
+                node, operation = next(iter(node.users), node), "tensor"
             if how and how != "promotes" and (found := frames(node)):
                 casts = places.setdefault(found[-1][:2], {})
                 casts[operation] = how if how == "float" else casts.get(operation, how)
@@ -200,7 +217,9 @@ class FixedModel(torch.nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         exported = self.audited.exported
         held = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
-        known: dict[str, Any] = {n: to_torch(x) for n, x in exported.values.items()}
+        values = dict(exported.values)
+        values |= {n: x for n, x in self.audited.constants.items() if n in self._wide}
+        known: dict[str, Any] = {n: to_torch(x) for n, x in values.items()}
         for placed in (exported.weights, exported.buffers):
             known |= {n: self._narrowed(name, held[name]) for n, name in placed.items()}
         tensors = enumerate(tensors_of(args, kwargs))
@@ -276,6 +295,13 @@ class FixedModel(torch.nn.Module):
         """Returns a number of a line in float32, where a dtype's limit is float32's."""
         limit = is_limit(x, self.audited.dtype)
         return float(np.copysign(FP32_MAX, x)) if limit else self._number(x)
+
+
+def _promotes(float32: set[Node], read: set[Node]) -> bool:
+    """Returns whether torch computes in float32 if some of the operands are so: arrays without axes
+    don't count beside others."""
+    ranks = {n: n.meta["val"].ndim for n in read if isinstance(n.meta.get("val"), torch.Tensor)}
+    return any(ranks.get(n) for n in float32) or not any(ranks.values())
 
 
 def _called(node: Node, args: Any, kwargs: Any) -> Any:

@@ -67,7 +67,7 @@ def function(
     check_inputs(args, kwargs)
     given = tuple(args), dict(kwargs or {})
     model = as_module(model)
-    f, exported = traced(model, given, method=method, granularity=granularity, buffers=buffers)
+    f, exported, _ = traced(model, given, method=method, granularity=granularity, buffers=buffers)
     return f, exported.params
 
 
@@ -100,8 +100,9 @@ def traced(
     dtype: Dtype | None = None,
     reference: tuple[Given, Dtype | None, np.dtype] | None = None,
     as_given: bool = False,
-) -> tuple[Callable[..., PyTree], Exported]:
-    """Returns a model as a JAX function, and its export for the given arguments. ``low`` is the
+) -> tuple[Callable[..., PyTree], Exported, Matched | None]:
+    """Returns a model as a JAX function, its export for the given arguments, and beside it that of
+    the float32 model. ``low`` is the
     narrow dtype of ``torch.autocast``, ``dtype`` that to which the model is converted before;
     ``reference`` has the arguments and the dtype for an audit's reference run, and the narrow dtype
     of the other one."""
@@ -138,7 +139,7 @@ def traced(
         return (results, updated) if buffers else results
 
     f.__name__ = f.__qualname__ = type(model).__name__
-    return f, first
+    return f, first, wide
 
 
 def _matched(

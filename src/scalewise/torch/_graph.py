@@ -24,7 +24,14 @@ from ._derivatives import (
     gradient,
 )
 from ._export import Exported, ExportError, Granularity, first_line, is_marked
-from ._operation import Call, in_steps, operation, rounded_in_program, rounds_several_times
+from ._operation import (
+    Call,
+    in_float32,
+    in_steps,
+    operation,
+    rounded_in_program,
+    rounds_several_times,
+)
 from ._place import at, line_of, mark, scope_of
 from ._reference import Matched, Sides
 from ._registry import (
@@ -47,8 +54,11 @@ NUMBERS = {
     A.where.ScalarOther, A.where.ScalarSelf, A.where.Scalar, A.clamp.default, A.clamp_min.default,
     A.clamp_max.default,
 }  # fmt: skip
-# Operations of which torch rounds a Python number to the tensor's dtype, unlike factors and terms.
-NARROWED = {A.pow.Tensor_Scalar, A.pow.Scalar, A.remainder.Scalar, A.fmod.Scalar}
+# Operations of which CUDA rounds a Python number to the tensor's dtype, unlike factors and terms.
+NARROWED = {
+    A.pow.Tensor_Scalar, A.pow.Scalar, A.remainder.Scalar, A.fmod.Scalar, A.eq.Scalar, A.ne.Scalar,
+    A.lt.Scalar, A.le.Scalar, A.gt.Scalar, A.ge.Scalar, A.hardshrink.default,
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -211,9 +221,11 @@ def apply(
 ) -> Any:
     function = rule_of(target)
     assert function is not None, target
+    if target in NARROWED:
+        own = next(x.dtype for x in args if isinstance(x, jax.Array | np.ndarray))
+        args = [_narrowed(x, own) for x in args] if _is_narrow(own) else args
     if dtypes and _is_narrow(dtypes[0]):
         args = _with_float_numbers(target, args, dtypes[0])
-        args = [_narrowed(x, dtypes[0]) for x in args] if target in NARROWED else args
     leaves, tree = jax.tree.flatten(hashable((args, kwargs)), is_leaf=_is_none)
     is_array = [isinstance(x, jax.Array | np.ndarray) for x in leaves]
     at = tuple(i for i, array in enumerate(is_array) if array)
@@ -233,13 +245,12 @@ def apply(
     ):
         if target in NUMBERS or any(map(is_limit, call.static)):
             call, arrays = _with_numbers(call, arrays, len(jax.tree.leaves(args, is_leaf=_is_none)))
-        shape = jax.eval_shape(call, *arrays)
+        tree = jax.tree.structure(jax.eval_shape(call, *in_float32(arrays)))
         call = dataclasses.replace(call, static=_widened(call.static))
         name = getattr(target, "_opname", getattr(target, "__name__", str(target)))
-        outs = operation(name, call, dtypes, *arrays)
-        return jax.tree.unflatten(jax.tree.structure(shape), outs)
+        return jax.tree.unflatten(tree, operation(name, call, dtypes, *arrays))
     if in_own_steps and target not in STAGED and target not in DRAWS:
-        tree = jax.tree.structure(jax.eval_shape(call, *arrays))
+        tree = jax.tree.structure(jax.eval_shape(call, *in_float32(arrays)))
         outs = in_steps(call, dtypes, arrays)
     else:
         outs, tree = jax.tree.flatten(call(*arrays))
@@ -263,7 +274,7 @@ def _with_float_numbers(target: Any, args: Sequence[Any], dtype: np.dtype) -> Se
 
 def _narrowed(x: Any, dtype: np.dtype) -> Any:
     """Returns a Python number that a dtype can't hold as an array in it."""
-    if not isinstance(x, float) or float(np.asarray(x).astype(dtype)) == x:
+    if type(x) not in (int, float) or float(np.asarray(x).astype(dtype)) == x:
         return x
     return rounded_in_program(np.float32(x), dtype)
 

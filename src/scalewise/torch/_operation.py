@@ -73,6 +73,11 @@ def _same(x: jax.Array) -> jax.Array:
     return x
 
 
+def in_float32(arrays: Sequence[jax.Array]) -> list[jax.ShapeDtypeStruct]:
+    """Returns the types of arrays with float32 for each float: 16 bits may not hold a literal."""
+    return [jax.ShapeDtypeStruct(x.shape, jnp.float32 if is_float(x) else x.dtype) for x in arrays]
+
+
 def in_steps(
     function: Callable[..., PyTree], dtypes: Sequence[np.dtype], arrays: Sequence[jax.Array]
 ) -> list[jax.Array]:
@@ -81,8 +86,7 @@ def in_steps(
     floats = {d for d in (*dtypes, *(x.dtype for x in arrays)) if jnp.issubdtype(d, jnp.floating)}
     if len(floats) != 1 or (low := floats.pop()).itemsize != 2:
         return jax.tree.leaves(function(*arrays))
-    wide = [jax.ShapeDtypeStruct(x.shape, jnp.float32 if is_float(x) else x.dtype) for x in arrays]
-    closed = jax.make_jaxpr(function)(*wide)
+    closed = jax.make_jaxpr(function)(*in_float32(arrays))
     # JAX cuts their tracebacks off here: the steps are to have the lines of whoever calls this
     here = [x.replace(source_info=source_info_util.new_source_info()) for x in closed.eqns]
     closed = closed.replace(jaxpr=closed.jaxpr.replace(eqns=here))

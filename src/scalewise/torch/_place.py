@@ -204,6 +204,6 @@ def marked(eqn: Any) -> str:
 
 @functools.cache
 def _caller(file: str, line: int, name: str) -> Callable[[Callable[[], PyTree]], Any]:
-    code = compile("\n" * (line - 1) + "lambda call: call()", file, "eval").co_consts[0]
-    code = code.replace(co_name=name, co_qualname=name)
+    code = (lambda call: call()).__code__
+    code = code.replace(co_filename=file, co_firstlineno=line, co_name=name, co_qualname=name)
     return types.FunctionType(code, {"__builtins__": {}})

@@ -24,8 +24,8 @@ from ._place import at, frames, line_of, mark, scope_of
 from ._torch import Node, torch
 
 A = torch.ops.aten
-TARGETS = (A._to_copy.default, A.to.dtype, A.to.dtype_layout, A.lift_fresh_copy.default,
-           A.alias.default, A.detach.default)  # fmt: skip
+TARGETS = (A._to_copy.default, A.to.dtype, A.to.dtype_layout, A.to.device, A.type_as.default,
+           A.lift_fresh_copy.default, A.alias.default, A.detach.default)  # fmt: skip
 NODE = torch.fx.Node
 UNMATCHED = ("placeholder", "output")
 # A float32 number that every narrower format rounds to 1.
@@ -58,6 +58,12 @@ class Matched:
     @functools.cached_property
     def own(self) -> dict[Node, Node]:
         return {b: a for a, b in self.other.items()}
+
+    @functools.cached_property
+    def constants(self) -> dict[str, Any]:
+        """By placeholder of the 16-bit graph, its value in the float32 model."""
+        values = self.exported.values
+        return {a.name: values[b.name] for a, b in self.other.items() if b.name in values}
 
     def corresponds(self, own: Node, other: Node) -> bool:
         """Returns whether two operands are the same value, apart from casts between floats."""
@@ -124,15 +130,12 @@ class Sides:
 
     def placeholder(self, node: Node, value: Any) -> Any:
         """Returns a constant for both graphs: the float32 one, rounded here, where that is all."""
-        other = self.matched.other.get(node)
-        values = self.matched.exported.values
-        wide: Any = values.get(other.name) if other is not None else None
-        floats = _is_float(value) and _is_float(wide)
-        if other is None or not floats or wide.dtype == value.dtype:
+        wide: Any = self.matched.constants.get(node.name)
+        if not (_is_float(value) and _is_float(wide)) or wide.dtype == value.dtype:
             return value
         with np.errstate(over="ignore"):
             rounded = np.asarray(wide).astype(value.dtype)
-        name = self.matched.exported.buffers.get(other.name, "")
+        name = self.matched.exported.buffers.get(self.matched.other[node].name, "")
         user = next((n for n in node.users if frames(n)), None)
         place = self.matched.place if user is None else at(user)
         with jax.named_scope("/".join(name.split(".")[:-1]) or "model"):

@@ -11,13 +11,48 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 from jax.scipy import special
 
+from .._convert import torch_dtype
+from .._operation import Tangent, operation
 from .._registry import IN_STEPS, rule, rules
 from .._torch import aten, torch
 from ._promotion import as_array, as_dtype, as_float, axes_of, common, promoted, ranked
 
 A = aten
+
+
+def _derived(function: Callable, slope: Callable) -> Callable:
+    """Returns a function whose derivative by its first operand is torch's: ``slope`` of the
+    operands, where JAX halves it between two equal numbers."""
+    call = jax.custom_jvp(function)
+    call.defjvp(lambda operands, tangents: (
+        call(*operands), tangents[0] * slope(*operands).astype(tangents[0].dtype)))  # fmt: skip
+    return call
+
+
+def _in_one_kernel(name: str, function: Callable) -> Callable:
+    """Returns a function whose derivative torch computes in one kernel, which rounds once."""
+    call, tangent = jax.custom_jvp(function), Tangent(function, (0,))
+    call.defjvp(lambda x, tangents: (
+        call(*x), operation(f"{name}_jvp", tangent, [x[0].dtype], *x, *tangents)[0]))  # fmt: skip
+    return call
+
+
+_absolute = _derived(lax.abs, lax.sign)
+relu = _derived(lambda x: jnp.maximum(x, as_array(0, x)), lambda x: ~(x <= 0))
+_at_least = _derived(jnp.maximum, lambda x, low: ~(x < low))
+_at_most = _derived(jnp.minimum, lambda x, high: ~(x > high))
+_within = _derived(
+    lambda x, low, high: jnp.minimum(jnp.maximum(x, low), high),
+    lambda x, low, high: (x > low) & (x < high),
+)
+
+
+def absolute(x):
+    return lax.abs(x) if jnp.iscomplexobj(x) else _absolute(x)
+
 
 FLOAT_FUNCTIONS = {
     "acos": lax.acos, "acosh": lax.acosh, "asin": lax.asin, "asinh": lax.asinh, "atan": lax.atan,
@@ -25,14 +60,15 @@ FLOAT_FUNCTIONS = {
     "erfc": lax.erfc, "erfinv": lax.erf_inv, "exp": lax.exp, "exp2": lax.exp2, "expm1": lax.expm1,
     "lgamma": lax.lgamma, "log": lax.log, "log10": jnp.log10, "log1p": lax.log1p,
     "log2": lambda x: lax.log(x) / np.log(2).item(), "reciprocal": lambda x: 1 / x,
-    "rsqrt": lax.rsqrt, "sigmoid": lax.logistic, "sin": lax.sin, "sinc": jnp.sinc,
-    "sinh": lax.sinh, "sqrt": lax.sqrt, "tan": lax.tan, "tanh": lax.tanh,
+    "rsqrt": lax.rsqrt, "sigmoid": _in_one_kernel("sigmoid", lax.logistic), "sin": lax.sin,
+    "sinc": jnp.sinc, "sinh": lax.sinh, "sqrt": lax.sqrt, "tan": lax.tan,
+    "tanh": _in_one_kernel("tanh", lax.tanh),
     "i0": special.i0, "special_i0e": special.i0e, "special_i1": special.i1,
     "special_i1e": special.i1e, "special_ndtri": special.ndtri,
     "special_log_ndtr": special.log_ndtr,
 }  # fmt: skip
 FUNCTIONS = {
-    "abs": lax.abs, "neg": lax.neg, "sign": lax.sign, "sgn": lax.sign, "square": lax.square,
+    "abs": absolute, "neg": lax.neg, "sign": lax.sign, "sgn": lax.sign, "square": lax.square,
     "logical_not": jnp.logical_not, "bitwise_not": jnp.bitwise_not, "isinf": jnp.isinf,
     "isnan": jnp.isnan, "isfinite": jnp.isfinite, "signbit": jnp.signbit,
     "alias": lambda x: x, "detach": lambda x: x, "lift_fresh_copy": lambda x: x,
@@ -102,10 +138,27 @@ def mul(x, y):
     return jnp.logical_and(x, y) if x.dtype == jnp.bool_ else x * y
 
 
+@jax.custom_jvp
+def _quotient(x, y):
+    return x / y
+
+
+def _quotient_jvp(operands, tangents):
+    """Divides by y twice, as torch does, where JAX multiplies by 1 / y**2, which may overflow."""
+    y, out = operands[1], _quotient(*operands)
+    by_x, by_y = (None if type(t) is SymbolicZero else t for t in tangents)
+    found = [] if by_x is None else [by_x / y]
+    found += [] if by_y is None else [-by_y * (out / y)]
+    return out, sum(found[1:], found[0])
+
+
+_quotient.defjvp(_quotient_jvp, symbolic_zeros=True)
+
+
 @rule(A.div.Tensor, A.div.Scalar)
 def div(x, y):
     x, y = common(x, y, floating=True)
-    return x / y
+    return _quotient(x, y) if isinstance(y, jax.Array) else x / y
 
 
 @rule(A.div.Tensor_mode, A.div.Scalar_mode)
@@ -156,8 +209,8 @@ def round_to_decimals(x, *, decimals):
 def clamp(x, low=None, high=None):
     bounds = [b for b in (low, high) if b is not None]
     x = common(x, *bounds)[0]
-    x = x if low is None else jnp.maximum(x, as_array(low, x))
-    return x if high is None else jnp.minimum(x, as_array(high, x))
+    x = x if low is None else _at_least(x, as_array(low, x))
+    return x if high is None else _at_most(x, as_array(high, x))
 
 
 @rule(A.clamp.Tensor)
@@ -216,8 +269,9 @@ def gelu(x, approximate="none"):
 @rule(A.softplus.default)
 def softplus(x, beta=1, threshold=20):
     scaled = x * beta
-    smooth = jnp.log1p(jnp.exp(jnp.minimum(scaled, as_array(threshold, x)))) / beta
-    return jnp.where(scaled > threshold, x, smooth)
+    linear = scaled > threshold
+    smooth = jnp.log1p(jnp.exp(jnp.where(linear, as_array(0, x), scaled))) / beta
+    return jnp.where(linear, x, smooth)
 
 
 @rule(A.log_sigmoid.default)
@@ -227,13 +281,13 @@ def log_sigmoid(x):
 
 @rule(A.elu.default)
 def elu(x, alpha=1, scale=1, input_scale=1):
-    negative = jnp.expm1(jnp.minimum(x, as_array(0, x)) * input_scale) * alpha
+    negative = jnp.expm1(jnp.where(x > 0, as_array(0, x), x) * input_scale) * alpha
     return jnp.where(x > 0, x, negative) * scale
 
 
 @rule(A.hardtanh.default)
 def hardtanh(x, low=-1, high=1):
-    return jnp.minimum(jnp.maximum(x, as_array(low, x)), as_array(high, x))
+    return _within(x, as_array(low, x), as_array(high, x))
 
 
 def _shifted(x: jax.Array, dim: int) -> jax.Array:
@@ -273,6 +327,8 @@ rules({
     (A._to_copy.default, A.to.dtype, A.to.dtype_layout,
      torch.ops.prims.convert_element_type.default): (
         lambda x, dtype=None, *args, **options: as_dtype(x, dtype)),
+    A.to.device: lambda x, device, dtype, *args, **options: as_dtype(x, dtype),
+    A.type_as.default: lambda x, y: as_dtype(x, torch_dtype(y.dtype)),
     A.clamp_min.default: lambda x, low: clamp(x, low),
     A.clamp_max.default: lambda x, high: clamp(x, None, high),
     (A.masked_fill.Scalar, A.masked_fill.Tensor): lambda x, mask, value: (
@@ -285,7 +341,7 @@ rules({
         jnp.where(x <= threshold, as_array(value, x), x)),
     A.softshrink.default: lambda x, threshold=0.5: (
         jnp.where(jnp.abs(x) <= threshold, as_array(0, x), x - jnp.sign(x) * threshold)),
-    A.relu.default: lambda x: jnp.maximum(x, as_array(0, x)),
+    A.relu.default: relu,
     A.silu.default: lambda x: x * lax.logistic(x),
     A.mish.default: lambda x: x * jnp.tanh(jnp.logaddexp(x, as_array(0, x))),
     A.selu.default: lambda x: elu(x, 1.6732632423543772, 1.0507009873554805),

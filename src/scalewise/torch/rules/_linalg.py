@@ -125,6 +125,13 @@ def convolution(x, weight, bias, stride, padding, dilation, transposed, output_p
     return y if bias is None else y + bias.reshape((1, -1) + (1,) * n)
 
 
+@rule(A.conv1d.default, A.conv2d.default, A.conv3d.default)
+def conv(x, weight, bias=None, stride=(1,), padding=(0,), dilation=(1,), groups=1):
+    batched = x if x.ndim == weight.ndim else x[None]
+    y = convolution(batched, weight, bias, stride, padding, dilation, False, (0,), groups)
+    return y.reshape(y.shape[y.ndim - x.ndim :])
+
+
 @rule(A.convolution_backward.default)
 def convolution_backward(gradient, x, weight, bias_sizes, *options):
     *options, mask = options

@@ -17,7 +17,7 @@ from jax import lax
 from .._operation import one_step
 from .._registry import IN_STEPS, LIBRARY, rule
 from .._torch import Tensor, aten, torch
-from ._elementwise import log_sigmoid, xlogy
+from ._elementwise import absolute, log_sigmoid, xlogy
 from ._promotion import common, ranked
 from ._reductions import vector_norm
 
@@ -53,7 +53,7 @@ def _loss(overload):
 
 
 _loss(A.mse_loss.default)(lambda x, y: lax.square(x - y))
-_loss(A.l1_loss.default)(lambda x, y: jnp.abs(x - y))
+_loss(A.l1_loss.default)(lambda x, y: absolute(x - y))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,7 @@ class _SmoothL1:
 
 @_loss(A.smooth_l1_loss.default)
 def smooth_l1_loss(x, y, beta=1.0):
-    return one_step("smooth_l1", _SmoothL1(beta), x, y) if beta else jnp.abs(x - y)
+    return one_step("smooth_l1", _SmoothL1(beta), x, y) if beta else absolute(x - y)
 
 
 @_loss(A.huber_loss.default)

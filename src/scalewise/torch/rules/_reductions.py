@@ -13,6 +13,7 @@ from .._convert import jax_dtype
 from .._operation import one_step
 from .._registry import IN_STEPS, rule, rules
 from .._torch import aten, torch
+from ._elementwise import absolute
 from ._promotion import as_dtype, as_float, axes_of
 
 A = aten
@@ -85,10 +86,18 @@ def logsumexp(x, dims, keepdim=False):
     return total + (largest if keepdim else jnp.squeeze(largest, axes))
 
 
+def _root(x, order):
+    """The derivative at 0 is 0, as torch has it for norms and standard deviations."""
+    zero = x == 0
+    safe = jnp.where(zero, jnp.ones_like(x), x)
+    root = lax.sqrt(safe) if order == 2 else jnp.power(safe, 1 / order)
+    return jnp.where(zero, jnp.zeros_like(x), root)
+
+
 @rule(A.linalg_vector_norm.default)
 def vector_norm(x, order=2, dims=None, keepdim=False, dtype=None):
     x = as_dtype(x, dtype)
-    axes, size = axes_of(x, dims), jnp.abs(x)
+    axes, size = axes_of(x, dims), absolute(x)
     if math.isinf(order):
         return (jnp.max if order > 0 else jnp.min)(size, axes, keepdims=keepdim)
     if order == 0:
@@ -96,8 +105,8 @@ def vector_norm(x, order=2, dims=None, keepdim=False, dtype=None):
     if order == 1:
         return jnp.sum(size, axes, keepdims=keepdim)
     if order == 2:
-        return jnp.sqrt(jnp.sum(lax.square(x), axes, keepdims=keepdim))
-    return jnp.power(jnp.sum(jnp.power(size, float(order)), axes, keepdims=keepdim), 1 / order)
+        return _root(jnp.sum(lax.square(size), axes, keepdims=keepdim), 2)
+    return _root(jnp.sum(jnp.power(size, float(order)), axes, keepdims=keepdim), order)
 
 
 @rule(A.histc.default)
@@ -193,7 +202,7 @@ _with_places(A.cummin.default)(_extreme_so_far(lax.le))
 
 
 rules({
-    A.std.correction: lambda x, *args, **options: jnp.sqrt(var(x, *args, **options)),
+    A.std.correction: lambda x, *args, **options: _root(var(x, *args, **options), 2),
     A.sum.dim_IntList: sum_dims,
     A.sum.default: lambda x, dtype=None: sum_dims(x, dtype=dtype),
     A.prod.dim_int: prod_dim,

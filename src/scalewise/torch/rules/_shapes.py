@@ -97,16 +97,17 @@ def _offsets(x):
     return np.arange(x.shape[-1]) - np.arange(x.shape[-2])[:, None]
 
 
-def _pairs(x, padding):
-    """Returns the padding of each axis; torch lists that of the last axis first."""
+# torch's ways to pad, and NumPy's names of them
+MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+
+
+def _pad(mode, x, padding, value=0):
+    """torch lists the padding of the last axis first; negative ones cut."""
     pairs = [(0, 0)] * x.ndim
     for i in range(len(padding) // 2):
         pairs[-1 - i] = (padding[2 * i], padding[2 * i + 1])
-    return pairs
-
-
-def _pad(mode, x, padding):
-    pairs = _pairs(x, padding)  # of which negative ones cut
+    if mode == "constant":
+        return lax.pad(x, as_array(value, x), [(a, b, 0) for a, b in pairs])
     cut = [slice(max(-a, 0), n - max(-b, 0)) for n, (a, b) in zip(x.shape, pairs, strict=True)]
     return jnp.pad(x[tuple(cut)], [(max(a, 0), max(b, 0)) for a, b in pairs], mode=mode)
 
@@ -122,7 +123,8 @@ rules({
     A._local_scalar_dense.default: lambda x: x.reshape(()),
     A.permute.default: lambda x, dims: lax.transpose(x, axes_of(x, dims)) if x.ndim else x,
     A.transpose.int: lambda x, dim0, dim1: jnp.swapaxes(x, dim0, dim1) if x.ndim else x,
-    A.t.default: lambda x: x.T,
+    (A.t.default, A.numpy_T.default): lambda x: x.T,
+    (A.mT.default, A.adjoint.default): lambda x: jnp.swapaxes(x, -1, -2),
     A.movedim.intlist: lambda x, source, destination: jnp.moveaxis(x, source, destination),
     A.unsqueeze.default: lambda x, dim: jnp.expand_dims(x, dim),
     A.flip.default: lambda x, dims: lax.rev(x, [d % x.ndim for d in dims]),
@@ -145,8 +147,9 @@ rules({
         x.at[(slice(None),) * (dim % x.ndim) + (index,)].set(y.astype(x.dtype))),
     A.diff.default: lambda x, n=1, dim=-1, prepend=None, append=None: (
         jnp.diff(x, n, dim, prepend, append)),
-    A.constant_pad_nd.default: lambda x, padding, value=0: (
-        lax.pad(x, as_array(value, x), [(a, b, 0) for a, b in _pairs(x, padding)])),
+    A.constant_pad_nd.default: partial(_pad, "constant"),
+    A.pad.default: lambda x, padding, mode="constant", value=None: (
+        _pad(MODES[mode], x, padding, value or 0)),
     (A.reflection_pad1d.default, A.reflection_pad2d.default, A.reflection_pad3d.default):
         partial(_pad, "reflect"),
     (A.replication_pad1d.default, A.replication_pad2d.default, A.replication_pad3d.default):
