@@ -383,9 +383,9 @@ def test_a_model_of_another_shape_is_not_resumed(tmp_path):
 
 
 @pytest.mark.thorough(keep=2)
-@pytest.mark.parametrize("changed", ["rate", "schedule", "loss", "constant", "batch"])
+@pytest.mark.parametrize("changed", ["rate", "schedule", "loss", "constant", "batch", "numbers"])
 def test_an_edited_program_is_not_resumed(tmp_path, changed):
-    """A learning rate, a loss, an array that it closes over, or a batch size was edited."""
+    """A learning rate, a loss, an array that it closes over, or the batches were edited."""
 
     def program(edited):
         table = np.linspace(0, 1, WIDTH, dtype=np.float32) + (edited and changed == "constant")
@@ -399,7 +399,8 @@ def test_an_edited_program_is_not_resumed(tmp_path, changed):
 
         def rows(data, seed):
             for batch in batches(data, seed):
-                yield batch[: 2 if edited and changed == "batch" else 4]
+                batch = batch[: 2 if edited and changed == "batch" else 4]
+                yield -batch if edited and changed == "numbers" else batch
 
         def begin(seed):
             params = init(seed)["params"]

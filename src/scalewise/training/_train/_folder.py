@@ -222,10 +222,12 @@ def _check_settings(written: Mapping[str, Json], given: Mapping[str, Json], fold
             )
 
 
-def program_text(jaxpr: Any) -> str:
-    """Returns a step's jaxpr as text, with a digest of its constants and no memory addresses."""
+def program_text(jaxpr: Any, batch: PyTree) -> str:
+    """Returns a step's jaxpr as text, with digests of its constants and of the first batch, and no
+    memory addresses."""
     text = re.sub(r"\b0x[0-9a-f]+", "0x", jaxpr.pretty_print(source_info=False, name_stack=False))
-    return f"jax {version('jax')}\nconstants {checkpoint.state_digest(jaxpr.consts)}\n{text}\n"
+    constants, first = map(checkpoint.state_digest, (jaxpr.consts, batch))
+    return f"jax {version('jax')}\nconstants {constants}\n{text}\nfirst batch {first}\n"
 
 
 def _check_program(folder: Folder, program: str) -> None:
@@ -237,7 +239,7 @@ def _check_program(folder: Folder, program: str) -> None:
     for old, new in zip_longest(before, program.splitlines(), fillvalue=""):
         if old != new:
             raise InputError(
-                f"{folder.path} is a run of another program (learning rate, loss, batch size or "
+                f"{folder.path} is a run of another program (learning rate, loss, batches or "
                 f"version of JAX): {old.strip()[:150]!r} is now {new.strip()[:150]!r}; allow it "
                 "with allow_changes=True (--allow-changes), or begin another folder as out (--out)"
             )

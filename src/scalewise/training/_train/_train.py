@@ -108,7 +108,7 @@ def train(
         sharding: how state and batches are split over devices; None for JAX's default device.
             With it ``program.init`` is traced, so that no device ever has the whole state.
         allow_changes: whether a run may be resumed with other settings or another step than it was
-            begun with: an edited learning rate, loss or batch size, another version of JAX.
+            begun with: an edited learning rate, loss or ``batches``, another version of JAX.
         options: further arguments of :func:`step` (``clip``, ``accumulate``, ``weights``, ...).
 
     Raises:
@@ -144,7 +144,7 @@ def train(
         traced = run.trace(batch)
         if folder is not None:
             kept = RunFolder(folder, settings, keep, allow_changes)
-            run.restore(stack.enter_context(closing(kept)), program_text(traced.jaxpr))
+            run.restore(stack.enter_context(closing(kept)), program_text(traced.jaxpr, batch))
         interrupt = run.train(traced, folder, text, seed, steps, every)
         return _result(run, interrupt, folder)
 
