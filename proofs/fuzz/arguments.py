@@ -222,7 +222,7 @@ EXACT = {
     ("softmax", "axis"): [-1, 0], ("train", "program"): [], ("compare", "program"): [],
     ("ScaledArray", "scale"): [None, *ARRAY[:5]], ("ScaledArray", "exponent"): [None, -1, 0],
     ("as_scaled", "scale"): [None, *ARRAY], ("train", "recipe"): [],
-    ("step", "moments"): [None, {}],
+    ("step", "moments"): [None, {}], ("Recipe", "keep"): [{}],
 }  # fmt: skip
 
 

@@ -6,13 +6,14 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Mapping
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._check import Count, Result, as_decorator, checked
+from .._check import Count, Result, Words, as_decorator, checked
 from .._jax import Tracer
 from .._types import PyTree
 from ..devices import MatrixUnitsLike
@@ -51,7 +52,10 @@ class Schedule:
         ((0, 100, 1800), True)
     """
 
-    phases: Mapping[int | float, RecipeLike] | tuple[tuple[int | float, RecipeLike], ...]
+    phases: Annotated[
+        Mapping[int | float, RecipeLike] | tuple[tuple[int | float, RecipeLike], ...],
+        Words("a dict from first steps to recipes, {0: 'bf16', 1000: 'fp8'}"),
+    ]
     steps: Count | None = None
 
     def __post_init__(self):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Literal, TypeAlias, Unpack
 
-from .._check import CONVERTED, Natural, Pattern, checked
+from .._check import CONVERTED, Natural, Pattern, Words, checked
 from .._repr import changed_fields
 from .._resolve import as_format
 from ..devices import MatrixUnits, MatrixUnitsLike, device_for, matrix_units
@@ -28,7 +28,15 @@ from ._operand_settings import (
 from ._overrides import Kept, Scope
 from ._units import require_native
 
-KeptLike: TypeAlias = BlockFormatLike | Products | None  # what an argument ``keep`` may give
+KeepLike: TypeAlias = Annotated[  # what an argument ``keep`` may be
+    Mapping[Scope, BlockFormatLike | Products | None]
+    | tuple[tuple[Scope, BlockFormatLike | Products | None], ...],
+    Words("a dict from names to formats, keep={'head': 'fp32'}"),
+]
+StateLike: TypeAlias = Annotated[
+    tuple[tuple[Pattern, "Storage"], ...],
+    Words("pairs of a regular expression and a Storage, state=(('mu', sw.Storage('e4m3fn')),)"),
+]
 HALF = Products.short(FP16, FP16)
 
 
@@ -180,11 +188,11 @@ class Recipe:
         residuals: Annotated[FormatLike | None, CONVERTED] = FP16,
         carry: Annotated[FormatLike | None, CONVERTED] = None,
         collective: Annotated[FormatLike | None, CONVERTED] = None,
-        state: tuple[tuple[Pattern, Storage], ...] = (),
+        state: StateLike = (),
         min_size: Natural = 8192,
         features: Natural = 4,
         flight: Literal["program", "float32"] = "program",
-        keep: Mapping[Scope, KeptLike] | tuple[tuple[Scope, KeptLike], ...] = (),
+        keep: KeepLike = (),
         results: Results | None = None,
         device: str | None = None,
         narrow: Literal["faster", "always"] = "faster",

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from .._check import checked
+from .._check import checked, is_array, shown
 from .._jax import ad, batching, jex, mlir
 from ..formats import Format, Rounding, check_saturate, rounding_mode
 from ..formats import format as format_
@@ -295,6 +295,8 @@ def _as_jax_has_it(x: jax.Array, fmt: Format) -> jax.Array:
 
 
 def float_array(x: ArrayLike, name: str) -> jax.Array:
+    if not is_array(x):
+        raise TypeError(f"{name}: x is {shown(x)}; expected an array of numbers")
     x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"{name} takes real floating-point arrays, not {x.dtype}")
