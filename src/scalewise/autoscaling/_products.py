@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
-from .._jax import jex, provenance_here, with_common_axes
+from .._jax import provenance_here, with_common_axes
 from .._types import PyTree
 from ..devices import DEVICES, Device, MatrixUnit, MatrixUnits, units_for
 from ..formats import BF16, E5M2, FP16, BlockFormat, Format
@@ -203,8 +203,7 @@ def _by_platform(
     arrays: tuple[Factor, ...],
     dtype: DTypeLike,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    holds_arrays = not isinstance(equation.primitive, jex.Primitive)  # a grouped product's
-    if holds_arrays or len(routes) > 2:  # or XLA needs the devices to lower block-scaled products
+    if equation.holds_arrays or len(routes) > 2:  # or XLA needs the devices to lower block-scaled products
         return cast(tuple, lax.platform_dependent(arrays, **routes))
 
     def ignoring(_: None, *arrays: Factor, route: Callable) -> PyTree:

@@ -189,6 +189,11 @@ class Equation:
             *range(len(self.eqn.invars) - len(operands))
         )
 
+    @property
+    def holds_arrays(self) -> bool:
+        """Whether it holds operands, perhaps traced ones, that :meth:`bind_last` was given."""
+        return "bind" in vars(self.primitive)
+
     def with_primitive(self, primitive: jex.Primitive, params: dict[str, Parameter]) -> Equation:
         """Returns the equation with another primitive, at the same place of the program."""
         return dataclasses.replace(self, eqn=self.eqn.replace(primitive=primitive, params=params))
