@@ -28,6 +28,7 @@ from ._operand_settings import (
 from ._overrides import Kept, Scope
 from ._units import require_native
 
+StorageFormat: TypeAlias = Annotated[FormatLike | None, CONVERTED]
 KeepLike: TypeAlias = Annotated[  # what an argument ``keep`` may be
     Mapping[Scope, BlockFormatLike | Products | None]
     | tuple[tuple[Scope, BlockFormatLike | Products | None], ...],
@@ -109,8 +110,10 @@ class Results:
 class Recipe:
     """The formats and scales by which :func:`autoscale` rounds.
 
-    A recipe is how each operand of the three products is rounded, and what holds for the whole
-    program.
+    A recipe is how each operand of the three products of a layer (forward, input gradient, weight
+    gradient) is rounded, and what holds for the whole program. Published ones have names
+    (:mod:`scalewise.recipes`: ``"fp8"``, ``"mxfp8"``, ``"nvfp4"``), and ``dataclasses.replace``
+    derives others from them.
 
     Attributes:
         products: how each operand of each of the three products is rounded;
@@ -165,6 +168,13 @@ class Recipe:
 
     Raises:
         ValueError: an unknown format or name, or a contradictory combination.
+
+    Example:
+        >>> import dataclasses, scalewise as sw
+        >>> sw.Recipe(sw.Products.short("e4m3fn", "e5m2")) == sw.recipes.fp8
+        True
+        >>> dataclasses.replace(sw.recipes.fp8, keep={"head": "bf16"})
+        Recipe(products=Products.short('e4m3fn', 'e5m2'), keep=(('head', 'bf16'),))
     """
 
     products: Products
@@ -185,9 +195,9 @@ class Recipe:
     def __init__(
         self,
         products: Products = HALF,
-        residuals: Annotated[FormatLike | None, CONVERTED] = FP16,
-        carry: Annotated[FormatLike | None, CONVERTED] = None,
-        collective: Annotated[FormatLike | None, CONVERTED] = None,
+        residuals: StorageFormat = "fp16",
+        carry: StorageFormat = None,
+        collective: StorageFormat = None,
         state: StateLike = (),
         min_size: Natural = 8192,
         features: Natural = 4,

@@ -93,8 +93,8 @@ def round_to(
             neither x's dtype nor float32 represents all numbers of the format.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> round_to(jnp.array([0.1, 300.0, 460.0, 1e-4]), "e4m3fn", saturate=True).tolist()
+        >>> import jax.numpy as jnp, scalewise as sw
+        >>> sw.round_to(jnp.array([0.1, 300.0, 460.0, 1e-4]), "e4m3fn", saturate=True).tolist()
         [0.1015625, 288.0, 448.0, 0.0]
     """
     fmt = format_(fmt)
@@ -142,8 +142,8 @@ def cast(
         TypeError, ValueError: as for :func:`round_to`.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> cast(jnp.array([1.1, -0.3]), "e5m2").dtype.name
+        >>> import jax.numpy as jnp, scalewise as sw
+        >>> sw.cast(jnp.array([1.1, -0.3]), "e5m2").dtype.name
         'float8_e5m2'
     """
     fmt = format_(fmt)
