@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import get_args
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -197,7 +198,8 @@ def test_examples_of_the_main_names_run_as_they_are_copied(x):
     (example,) = doctest.DocTestFinder(recurse=False).find(x, x.__name__, globs={})
     assert example.examples
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-    assert doctest.DocTestRunner(optionflags=flags).run(example).failed == 0
+    with jax.numpy_dtype_promotion("standard"):
+        assert doctest.DocTestRunner(optionflags=flags).run(example).failed == 0
 
 
 @pytest.mark.parametrize(
