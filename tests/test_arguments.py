@@ -90,14 +90,16 @@ NAMES = {
         "e4m3fn", None, None
     ): r"expected a pair of formats.* \('e4m3fn', 'e4m3fn'\)",
     lambda: sw.Schedule([(0, "fp8")]): "expected a dict from first steps to recipes, {0: 'bf16', ",
+    lambda: sw.round_to(X, "fp16", saturate="yes"): "round_to: saturate is 'yes'; expected True or",
     lambda: sw.ops.functions.exp("a"): "exp: x is 'a'; expected an array of numbers",
 }
 
 
 @pytest.mark.parametrize(("call", "message"), NAMES.items(), ids=NAMES.values())
 def test_messages_say_what_to_write_instead(call, message):
-    with pytest.raises((TypeError, ValueError), match=message):
+    with pytest.raises((TypeError, ValueError), match=message) as raised:
         call()
+    assert str(raised.value) == " ".join(str(raised.value).split())
 
 
 @pytest.mark.parametrize("axis", [2, -3, (0, 0), 2**70])

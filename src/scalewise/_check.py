@@ -76,6 +76,14 @@ class Rule(NamedTuple):
     in_range: Callable[[Any], bool] = lambda value: True
     is_scalar: bool = False  # a Python number, which a scalar of NumPy becomes
 
+    def checked(self, where: str, argument: str, value: Any) -> Any:
+        """Returns the value of an argument of the function ``where``, or raises."""
+        if not (self.of_type(value) and self.in_range(value)):
+            kind = ValueError if self.of_type(value) else TypeError
+            raise kind(f"{where}: {argument} is {shown(value)}; expected {self.words}")
+        is_numpy = isinstance(value, np.generic | np.ndarray)
+        return value.item() if self.is_scalar and is_numpy else value
+
 
 def checked(entry: T) -> T:
     """Checks the arguments of a function, or of a class's ``__init__``, by their annotations.
@@ -107,7 +115,7 @@ def _instead(name: str, hints: dict[str, Any]) -> str:
             for maker in _constructors(kind):
                 if name in inspect.signature(maker).parameters:
                     return f"write {parameter}={maker.__qualname__}({name}=...)"
-    return near(name, hints) or f"expected one of {', '.join(hints)}"
+    return near(name, hints).rstrip() or f"expected one of {', '.join(hints)}"
 
 
 def _constructors(kind: Any) -> Iterator[Callable]:
@@ -184,14 +192,9 @@ def _checked(function: Any, name: str, types: bool = True) -> Any:
             raise TypeError(f"{name}: unexpected keyword argument {other!r}; {instead}")
 
         def accepted(argument: str, value: Any) -> Any:
-            rule = known.get(argument)
-            if rule is None:
-                return value
-            if not (rule.of_type(value) and rule.in_range(value)):
-                kind = ValueError if rule.of_type(value) else TypeError
-                raise kind(f"{name}: {argument} is {shown(value)}; expected {rule.words}")
-            is_numpy = isinstance(value, np.generic | np.ndarray)
-            return value.item() if rule.is_scalar and is_numpy else value
+            return (
+                value if argument not in known else known[argument].checked(name, argument, value)
+            )
 
         named = [accepted(p, x) for p, x in zip(positional, args, strict=False)]
         options = {p: accepted(p, x) for p, x in kwargs.items()}
@@ -387,5 +390,5 @@ def shown(value: Any) -> str:
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if isinstance(shape, tuple) and dtype is not None and shape:
         return f"an array of dtype {dtype} and shape {shape}"
-    text = repr(value)
+    text = " ".join(repr(value).split())
     return text if len(text) <= 100 else f"{text[:97]}..."

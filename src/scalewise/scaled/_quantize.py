@@ -17,7 +17,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from .. import rounding
-from .._check import checked
+from .._check import checked, rule_of
 from .._resolve import as_format
 from ..formats import (
     BF16,
@@ -97,7 +97,8 @@ def _with_rules(f: Cast) -> Cast:
     def named(
         x: ArrayLike, fmt: FormatLike, *, saturate: Saturation = False, **options: object
     ) -> jax.Array:
-        return f(x, fmt, saturate=saturation(saturate, fmt), **options)
+        rule = rule_of(Saturation).checked(f.__name__, "saturate", saturate)
+        return f(x, fmt, saturate=saturation(rule, fmt), **options)
 
     return typed(Cast, named)
 
