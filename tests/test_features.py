@@ -145,6 +145,27 @@ def test_a_feature_under_an_interpretation(name, interpretation):
             assert error <= max(allowed, 4 * sensitivity(name, interpretation)[i])
 
 
+@pytest.mark.filterwarnings(UNROUNDED)
+@pytest.mark.parametrize("interpretation", ["autoscale-fp8", "autoscale-nvfp4", "autocast-float16"])
+@pytest.mark.parametrize("name", [n for n in FEATURES if n not in OUTSIDE])
+@pytest.mark.thorough(keep=24, gate=24)
+def test_a_feature_is_compiled_for_all_platforms(name, interpretation):
+    """Its arguments are tracers then; a callback is compiled for the platform at hand alone."""
+
+    def lowered(f):
+        def call(*args, **kwargs):
+            program = jax.jit(INTERPRETATIONS[interpretation](f)).trace(*args, **kwargs)
+            host = {"debug_callback", "debug_print", "io_callback", "pure_callback"}
+            called = {e.primitive.name for e in all_equations(program.jaxpr)}
+            for platform in ("cpu", "cuda", "tpu") if called.isdisjoint(host) else ("cpu",):
+                program.lower(lowering_platforms=(platform,))
+            return f(*args, **kwargs)
+
+        return call
+
+    FEATURES[name](lowered)
+
+
 def sensitivity(name, interpretation):
     """Returns, for each result, the largest error of three runs with random errors.
 

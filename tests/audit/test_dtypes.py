@@ -56,6 +56,17 @@ def test_what_the_program_asks_for_in_float32_stays_there(name):
     assert "as written" not in rounded.semantics
 
 
+def test_constants_that_the_format_cannot_hold_warn_of_nothing():
+    """JAX warns while it converts -1e9 to float16; a filter makes an error of that."""
+
+    def masked(x, mask):
+        scores = x @ x.T + (1.0 - mask) * -1e9
+        return jax.nn.softmax(scores.astype(jnp.float32)).astype(x.dtype) @ x
+
+    report = audited(masked, (SMALL / 8, jnp.tril(jnp.ones((8, 8)))))
+    assert "as written" in report.semantics
+
+
 def test_a_program_that_asks_for_nothing_is_rounded_throughout():
     report = audited(plain_norm, (LARGE, WEIGHTS))
     assert "as written" not in report.semantics

@@ -149,6 +149,23 @@ def test_a_gradient_of_0_is_compared_at_the_size_of_what_it_is_made_of():
     assert not report.verdict.startswith("No")
 
 
+@pytest.mark.thorough
+def test_a_gradient_of_0_beside_ones_that_are_not_finite():
+    keys = jax.random.split(jax.random.key(3), 2)
+    p = {n: jax.random.normal(keys[0], (16, 16)) / 4 for n in "qkv"}
+    p |= {f"{n}_bias": jnp.full(16, 0.1) for n in "qkv"}
+
+    def masked(p, x):
+        q, k, v = (x @ p[n] + p[f"{n}_bias"][None] for n in "qkv")
+        scores = q @ k.T / 4.0 + jnp.where(jnp.arange(8) < 4, -1e9, 0.0)[:, None]
+        weights = jnp.exp(scores - scores.max(-1, keepdims=True))
+        return jnp.sum((weights / weights.sum(-1, keepdims=True) @ v) ** 2)
+
+    report = sw.audit(jax.grad(masked), "fp16")(p, jax.random.normal(keys[1], (8, 16)))
+    assert report.error.non_finite
+    assert report.error_fixed <= sw.auditing.OutputError(0, 2e-3)
+
+
 def test_an_output_with_digits_has_no_floor():
     """It is small and a cancellation, but float32 knows it."""
     report = sw.audit(lambda x: (jnp.sum(x), (1 + x) - 1), "bf16", trials=0)(jnp.full(8, 1e-3))

@@ -97,19 +97,6 @@ def donated(t):
 
 
 @outside
-def ragged_products_of_traced_sizes(t):
-    def f(w, x, n):
-        return jnp.mean(jnp.tanh(jax.lax.ragged_dot(x, w, n)) ** 2)
-
-    arguments = jnp.stack([W, V]), X, jnp.asarray([5, 3], jnp.int32)
-    return (
-        jax.jit(t(f))(*arguments),
-        jax.jit(t(jax.grad(f)))(*arguments),
-        jax.jit(jax.grad(t(f)))(*arguments),
-    )
-
-
-@outside
 def static_arguments(t):
     def f(w, x, name, *, power):
         assert name == "a"

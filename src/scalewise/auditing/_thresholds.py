@@ -6,8 +6,11 @@ from __future__ import annotations
 
 # Shares from which a finding is an underflow, or a swamping.
 FLUSHED, SWAMPED = 1e-3, 1e-2
-# The same for the operands that a recipe rounds: in any program a few of them saturate, and small
-# ones are flushed.
+# Additions that round one by one have changed nothing where their sum is off by so many units in
+# the last place: errors of a hundred roundings of one size, which have both signs, add up to less.
+SUM_LOST = 4.0
+# The shares for the operands that a recipe rounds: in any program a few of them saturate, and
+# small ones are flushed.
 OPERANDS_SATURATED, OPERANDS_FLUSHED = 0.05, 0.2
 # A block's scale that is rounded down cuts at most a quarter of a number. A larger error is that of
 # numbers which outgrow a scale from earlier steps, or from shapes: then a few of them matter (if

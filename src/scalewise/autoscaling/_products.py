@@ -203,7 +203,8 @@ def _by_platform(
     arrays: tuple[Factor, ...],
     dtype: DTypeLike,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    if equation.holds_arrays or len(routes) > 2:  # XLA needs devices to lower products of blocks
+    # by JAX with a group's sizes, and where XLA needs the devices to lower block-scaled products
+    if equation.holds_arrays or len(routes) > 2:
         return cast(tuple, lax.platform_dependent(arrays, **routes))
 
     def ignoring(_: None, *arrays: Factor, route: Callable) -> PyTree:

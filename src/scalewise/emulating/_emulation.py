@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +40,7 @@ from ..interpret import (
 from ..primitives import Family, having, names
 from ..rounding import from_float64, round_to, to_float64
 from ..scaled import saturation
+from ._scatter import added_in_order, rounds_each
 
 EXACT = having("exact")
 MOVES = names(lambda row: row.family is Family.STRUCTURAL)
@@ -97,7 +99,9 @@ class Emulation(Interpretation):
         unit = None if self.units is None else unit_for(equation, self.units, formats)
         if is_quantization(equation):
             return state, [round_to(inputs[0], format_(equation.out_avals[0].dtype))]
-        if unit is None:
+        if rounds_each(equation):
+            outs = added_in_order(equation, inputs, partial(_exact, equation), self._round)
+        elif unit is None:
             outs = rebind(equation, inputs, jnp.float64, inside)
         else:
             outs = [unit_result(equation, unit, inputs)]
@@ -109,6 +113,10 @@ class Emulation(Interpretation):
         if equation.of_complex and equation.name not in MOVES:
             warn_kernel(equation, "emulate", what=COMPLEX)
         return super().unlifted(state, equation, inputs)
+
+
+def _exact(equation: Equation, inputs: Sequence[Value]) -> Sequence[Value]:
+    return rebind(equation, inputs, jnp.float64)
 
 
 @jax.tree_util.register_dataclass
@@ -265,6 +273,8 @@ def emulate(
     the format, once, subnormals and all. ``+ - * /`` and the square root are correctly rounded;
     elementary functions are, except for the one case in 2^27 or so where float64's own error
     decides a tie; a contraction or a sum is accumulated in float64 and rounded at its end.
+    Additions to elements that indices choose (``x.at[i].add(y)``, a gather's gradient) round one by
+    one.
 
     A Python number among the arguments is one in ``f`` too: Python computes with it, exactly, until
     it meets an array. To have it rounded, pass ``jnp.asarray(x)``.

@@ -51,6 +51,8 @@ class Equation:
         order: like ``path``, but counts only equations that contain a contraction, so that it is
             the same whether a program's arrays are on one device or, with other equations, on
             several.
+        holds_arrays: whether it has arrays of the program in place of some operands: see
+            :meth:`bind_last`.
     """
 
     eqn: jex.JaxprEqn
@@ -61,6 +63,7 @@ class Equation:
         default=None, repr=False
     )
     order: tuple[int, ...] = ()
+    holds_arrays: bool = False
 
     @property
     def primitive(self) -> jex.Primitive:
@@ -185,14 +188,9 @@ class Equation:
             return outs if bound.multiple_results else outs[0]
 
         bound.bind = bind
-        return self.with_primitive(bound, self.params).with_operands(
-            *range(len(self.eqn.invars) - len(operands))
-        )
-
-    @property
-    def holds_arrays(self) -> bool:
-        """Whether it holds operands, perhaps traced ones, that :meth:`bind_last` was given."""
-        return "bind" in vars(self.primitive)
+        changed = self.with_primitive(bound, self.params)
+        rest = changed.with_operands(*range(len(self.eqn.invars) - len(operands)))
+        return dataclasses.replace(rest, holds_arrays=True)
 
     def with_primitive(self, primitive: jex.Primitive, params: dict[str, Parameter]) -> Equation:
         """Returns the equation with another primitive, at the same place of the program."""

@@ -32,9 +32,8 @@ aligned - exact chooses direct keeps_scale: concatenate pad
 aligned - exact direct keeps_scale: dynamic_update_slice
 aligned difference elementwise direct recomputed: rem
 aligned - exact chooses: scatter
-aligned sum accumulates: scatter-add scatter_add
+aligned sum accumulates: scatter-add scatter-sub scatter_add scatter_sub
 aligned - exact: scatter-max scatter-min scatter_max scatter_min stack
-aligned - accumulates: scatter-sub scatter_sub
 aligned difference adds recomputed nan=difference: sub
 
 # Scale as their one operand does.

@@ -21,8 +21,8 @@ from ._verdict import verdict
 
 SEMANTICS = (
     "the source's operations one by one, each result rounded once; sums and contractions "
-    "accumulate exactly and are rounded at their end; fusions and rewrites of a backend aren't "
-    "modelled"
+    "accumulate exactly and are rounded at their end, but additions to indexed elements round one "
+    "by one; fusions and rewrites of a backend aren't modelled"
 )
 AS_WRITTEN = (
     "; as written: arguments are cast to the format, and what the program itself computes in "

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..._jax import ShapedArray
 from ...autoscaling import Boundaries, OperandAmaxes
-from ...emulating import is_exact
+from ...emulating import is_exact, rounds_each
 from ...interpret import Argument, Equation, Interpretation, RoundedOperand, Value, is_float
 from ...primitives import having
 from ...rounding import to_float64
@@ -36,7 +36,7 @@ from ._pair import (
 )
 from ._rounding import FORMAT_PARAMS, format_params, narrowed, round_by
 from ._specialize import kind_of_run
-from ._statistics import COUNT, SAMPLE, is_tainted, sample_positions
+from ._statistics import COUNT, ONE_BY_ONE, SAMPLE, is_tainted, sample_positions
 
 DROPS, ACCUMULATES = having("drops"), having("accumulates")
 IMPOSED = np.inf  # in place of a format's first number: the low run decides as the reference run
@@ -89,6 +89,7 @@ class EquationPlan:
     @functools.cached_property
     def op_params(self) -> np.ndarray:
         sign = SIGNS.get(operation(self.equation), int(self.accumulates))
+        sign = ONE_BY_ONE if rounds_each(self.equation) else sign
         return np.array([self.size, sign, self.operation, *self.is_array], np.float64)
 
     @property
@@ -217,11 +218,27 @@ def addends_of(
     plan: EquationPlan, exact: jax.Array, lows: Sequence[jax.Array]
 ) -> tuple[jax.Array, ...]:
     """Returns an addition's operands, flat; () for another equation."""
+    if rounds_each(plan.equation):
+        return (flat(lows[0], plan.length),)
     if plan.accumulates:
         return (added_to(exact, lows[0], plan),)
     if operation(plan.equation) in SIGNS:
         return tuple(flat(x, plan.length) if x.ndim else x for x in lows)
     return ()
+
+
+def largest_sampled(
+    plan: EquationPlan, exact: jax.Array, arrays: Sequence[jax.Array]
+) -> list[jax.Array]:
+    """Returns flat arrays in another order, in which the samples are the largest numbers: those to
+    which most is added have lost most, and are few."""
+    inside = jnp.arange(plan.length) < plan.size
+    size = jnp.where(jnp.isnan(exact), jnp.inf, jnp.abs(exact))
+    order = jnp.argsort(jnp.where(inside, -size, jnp.inf))
+    at = sample_positions(jnp.asarray(plan.size), plan.length)
+    sampled = jnp.zeros(plan.length, bool).at[at].set(True)
+    place = jnp.where(sampled, jnp.cumsum(sampled) - 1, SAMPLE + jnp.cumsum(~sampled) - 1)
+    return [x[order[place]] for x in arrays]
 
 
 def with_taint(outs: Sequence[Value], tainted: Flag) -> list[Value]:
@@ -285,7 +302,10 @@ def run_both(
             if from_table
             else jnp.asarray(format_params(kind_of_run(low).result(low_outs[plan.at])))
         )
-        uncounted = result, right, wide, fmt, addends_of(plan, right, plain), tainted
+        numbers = result, right, wide, *addends_of(plan, right, plain)
+        if rounds_each(equation) and plan.size > SAMPLE:
+            numbers = largest_sampled(plan, right, numbers)
+        uncounted = *numbers[:3], fmt, tuple(numbers[3:]), tainted
     elif equation.name in DROPS and is_float(equation.out_avals[0]):
         result = _plain(low, low_outs[0], equation.out_avals[0])
         tainted = tainted & (~jnp.isfinite(result) & jnp.isfinite(reference_outs[0])).any()

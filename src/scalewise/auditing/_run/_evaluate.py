@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from ..._types import PyTree
+from ...emulating import rounds_each
 from ...interpret import Equation, Value, outlined
 from ._elementary import DIV, OTHER, SQRT, TINY, elementary, product, quotient
 from ._equation import (
@@ -161,7 +162,8 @@ class Evaluator(Paired):
         """Returns True if the rounding is a program of its own: for one result, under emulation."""
         if not plan.recorded or not isinstance(self.low, TableEmulation):
             return False
-        return len(plan.equation.out_avals) == 1 and not computes_in_float32(plan.equation)
+        inside = computes_in_float32(plan.equation) or rounds_each(plan.equation)
+        return len(plan.equation.out_avals) == 1 and not inside
 
 
 def _is_static(argument: PyTree) -> bool:

@@ -27,7 +27,7 @@ def with_floors(session: Session, outcome: Outcome, limit: float) -> Outcome:
     """The error of an output without digits is measured against what its numbers were made of: the
     size at which the reference run's roundings would be as large as its change, or the size of the
     outputs next to it, whichever is larger. The session keeps the floors for later runs."""
-    if not any(error.relative > limit for _, error in outcome.outputs):
+    if not any(error.non_finite or error.relative > limit for _, error in outcome.outputs):
         return outcome
     norms = [norm(x) for x in outcome.reference]
     changes = [0.0] * len(norms)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -15,7 +16,7 @@ from jax.typing import DTypeLike
 
 from ..._jax import ShapedArray, Tracer, entry, jex
 from ..._types import PyTree
-from ...emulating import Emulation, is_exact
+from ...emulating import Emulation, added_in_order, is_exact, rounds_each
 from ...formats import BF16, FP16
 from ...interpret import (
     Applied,
@@ -118,6 +119,10 @@ class TableEmulation(Emulation):
             of_float64 = functools.partial(exact, equation)
             of_float32 = functools.partial(_in_float32, equation)
             outs = jax.lax.cond(is_wider(state), of_float64, of_float32, list(inputs))
+        elif rounds_each(equation):
+            wide = [x.astype(jnp.float64) if is_float(x) else x for x in inputs]
+            own, rounded = functools.partial(exact, equation), lambda y: round_by(y, state)
+            outs = added_in_order(equation, wide, own, rounded)
         else:
             outs = exact(equation, inputs)
         return state, [
@@ -237,7 +242,9 @@ def traced_as_written(
         return restored(program, f, written, args, kwargs), written
     written = dataclasses.replace(written, casts=True)
     try:
-        narrow = trace(f, written, *as_cast(written, (args, kwargs)), name="audit", as_jit=True)
+        with warnings.catch_warnings():  # of its constants: the audit says what becomes of them
+            warnings.simplefilter("ignore")
+            narrow = trace(f, written, *as_cast(written, (args, kwargs)), name="audit", as_jit=True)
     except Exception:
         if dtypes is None:  # it runs in float32 alone
             return program, low

@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
+from .._thresholds import SUM_LOST
 from ._pair import Flag
 from ._rounding import FORMAT_PARAMS, power_of_two
 
@@ -23,9 +24,11 @@ PARTS = 32  # of a result, counted separately: this uses several cores and needs
 
 # Indices into an equation's op_params, the data that a compiled program gets of it. The format
 # comes first (see ``format_params``); then the number of elements of its result, the sign of an
-# addition (1 or -1, else 0), the operation, and for each of two operands whether it is an array.
+# addition (1 or -1, ONE_BY_ONE if each of several rounds, else 0), the operation, and for each of
+# two operands whether it is an array.
 COUNT, SIGN, OPERATION, IS_ARRAY = range(FORMAT_PARAMS, FORMAT_PARAMS + 4)
 OP_PARAMS = IS_ARRAY + 2
+ONE_BY_ONE = 2
 
 COUNTS = (
     "visits", "elements", "overflowed", "flushed", "subnormal", "nan", "sampled", "added",
@@ -278,10 +281,17 @@ def _histogram(reference: jax.Array, mask: jax.Array) -> jax.Array:
 
 def _addition_measures(record: Record, fmt, mask) -> list[jax.Array]:
     """Returns which samples are additions of two nonzero numbers, which of them returned one
-    operand unchanged, which cancelled over half the bits, and how many bits cancelled."""
+    operand unchanged, which cancelled over half the bits, and how many bits cancelled.
+
+    Of several additions that round one by one, those returned some unchanged whose sum is off by
+    more than they would be with errors that have both signs."""
     (low, exact, _, a, b), sign = record.samples, record.op_params[SIGN]
-    both = mask & (sign != 0) & (a != 0) & (b != 0)
-    swamped = both & ((low == a) | (low == sign * b)) & (low != exact)
+    several = sign == ONE_BY_ONE
+    b = jnp.where(several, exact - a, b)
+    both = mask & (sign != 0) & (several | (a != 0)) & (b != 0)
+    unit = power_of_two((jnp.maximum(_exponent(exact), fmt[1]) - fmt[0]).astype(jnp.int64))
+    lost = jnp.abs(low - exact) > SUM_LOST * unit
+    swamped = both & (low != exact) & jnp.where(several, lost, (low == a) | (low == sign * b))
     wide = jnp.where(exact != 0, _exponent(exact), _exponent(jnp.maximum(abs(a), abs(b))) - fmt[0])
     bits = jnp.where(both, jnp.maximum(_exponent(a), _exponent(b)) - wide, 0.0)
     bits = jnp.where(jnp.isfinite(exact), jnp.clip(bits, 0.0, fmt[0] + 1), 0.0)

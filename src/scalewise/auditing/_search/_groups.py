@@ -6,9 +6,12 @@ import dataclasses
 import math
 
 from ...formats import Format, format
+from ...primitives import having
 from .._run._causes import Causes
 from .._run._equation_statistics import TOTALS, Equations, EquationStatistics
 from .._thresholds import AMPLIFIED, OUT_OF_RANGE
+
+ACCUMULATES = having("accumulates")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +43,14 @@ class Group:
         counted = [e for e in self.equations if not e.adds_constant]
         size = sum(e["added"] for e in counted)
         return sum(e["swamped"] for e in counted) / size if size else 0.0
+
+    @property
+    def loses_sums(self) -> bool:
+        """Whether additions to elements that indices choose change nothing: see ``SUM_LOST``."""
+        return any(
+            e["swamped"] > 0 and e.introduced > self.noticeable
+            for e in self.equations if e.primitive in ACCUMULATES
+        )  # fmt: skip
 
     def worst(self, name: str) -> float:
         return max(getattr(e, name) for e in self.equations)
@@ -75,13 +86,14 @@ class Group:
         return max(self.equations, key=lambda e: self.harm(e, fmt))
 
     def harm(self, equation: EquationStatistics, fmt: Format) -> float:
-        """Additions that change nothing count by the error they make; inside a loop each counts
-        fully."""
+        """Additions that change nothing count by the error they make; inside a loop, or one by one
+        to the same number, they count fully."""
         e = equation
         if is_out_of_range(e):
             return OUT_OF_RANGE - e.index  # the earliest usually causes the others
         lost = 1.0 if e.looped else min(16 * e.introduced / float(fmt.eps), 1.0)
         lost *= 0.0 if e.adds_constant else e.share("swamped")
+        lost = 1.0 if self.loses_sums else lost
         made = min(e.introduced, 10.0) + e.share("flushed") + lost
         amplifies = self._carries(e) and (e["cancelled"] > 0 or self.factor >= AMPLIFIED)
         made += min(e.inherited, 10.0) if amplifies else 0.0

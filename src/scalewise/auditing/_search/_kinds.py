@@ -176,14 +176,19 @@ def _decision(group: Group, fmt: Format) -> str:
 def _swamps(group: Group, *_: object) -> bool:
     """Returns True if additions change nothing; outside of loops, if they don't cancel instead."""
     accumulates = any(e.looped for e in group.equations)
-    return group.swamped >= SWAMPED and (accumulates or not group.cancels)
+    several = group.swamped >= SWAMPED and (accumulates or not group.cancels)
+    return group.loses_sums or several
 
 
 @register("swamping", _swamps, event=True)
 def _swamping(group: Group, fmt: Format) -> str:
     drift = max((e.drift for e in group.equations), key=abs)
-    share = f"{group.swamped:.0%}"
-    return f"{share} of additions change nothing; bias of the errors {drift:+.2f}"
+    if group.loses_sums:
+        lost = "lost additions"
+        some = _told(group, "swamped", f"has {lost}", f"have {lost}", of="added", what="sum")
+    else:
+        some = f"{group.swamped:.0%} of additions change nothing"
+    return f"{some}; bias of the errors {drift:+.2f}"
 
 
 @register("cancellation", lambda g, *_: g.cancels, carried_in=True)
