@@ -92,7 +92,7 @@ def checked(entry: T) -> T:
     """
     if not isinstance(entry, type):
         return _checked(entry, entry.__name__)
-    return checked_names(entry, types=True)
+    return checked_names(entry, types=True)  # pyright: ignore
 
 
 def checked_names(entry: T, types: bool = False) -> T:

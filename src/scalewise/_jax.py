@@ -424,7 +424,7 @@ def has_explicit_mesh() -> bool:
     return any(t == jax.sharding.AxisType.Explicit for t in types)
 
 
-def in_mesh_of(avals: Iterable[ShapedArray]) -> AbstractContextManager[object]:
+def in_mesh_of(avals: Iterable[object]) -> AbstractContextManager[object]:
     """Returns a context in which arrays of these types may be computed with: those of
     ``jax.sharding.auto_axes`` and ``explicit_axes`` are of another mesh than their caller's."""
     for aval in avals:

@@ -73,7 +73,7 @@ def run(app: Callable[[], object]) -> None:
         sys.exit(UNUSABLE)
     except (OSError, ValueError) as error:
         if isinstance(error, ValueError):
-            if not sys.stdout.closed:  # by the user's program
+            if not getattr(sys.stdout, "closed", False):  # by the user's program
                 raise
             error = OSError(str(error))
         if not isinstance(error, BrokenPipeError):

@@ -122,8 +122,9 @@ def _of_transformers(path: Path) -> Any:
 
 
 def _model(transformers: Any, config: Any, values: Mapping[str, Any], path: Path) -> Any:
-    given = values.get("architectures")
-    names = given if isinstance(given, list) else []
+    names = values.get("architectures") or []
+    if not isinstance(names, list):
+        raise InputError(f"architectures is {names!r}; expected a list of names")
     kind: Any = getattr(transformers, str(names[0]), None) if names else transformers.AutoModel
     known = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
     if names and not known:  # the config may be a stranger's
