@@ -150,15 +150,17 @@ def test_a_feature_under_an_interpretation(name, interpretation):
 @pytest.mark.parametrize("name", [n for n in FEATURES if n not in OUTSIDE])
 @pytest.mark.thorough(keep=24, gate=24)
 def test_a_feature_is_compiled_for_all_platforms(name, interpretation):
-    """Its arguments are tracers then; a callback is compiled for the platform at hand alone."""
+    """Its arguments are tracers then. What JAX itself can't compile for a platform is no fault."""
 
     def lowered(f):
         def call(*args, **kwargs):
             program = jax.jit(INTERPRETATIONS[interpretation](f)).trace(*args, **kwargs)
-            host = {"debug_callback", "debug_print", "io_callback", "pure_callback"}
-            called = {e.primitive.name for e in all_equations(program.jaxpr)}
-            for platform in ("cpu", "cuda", "tpu") if called.isdisjoint(host) else ("cpu",):
-                program.lower(lowering_platforms=(platform,))
+            for platform in "cpu", "cuda", "tpu":
+                try:
+                    program.lower(lowering_platforms=(platform,))
+                except Exception as error:
+                    with pytest.raises(type(error)):
+                        jax.jit(f).trace(*args, **kwargs).lower(lowering_platforms=(platform,))
             return f(*args, **kwargs)
 
         return call
