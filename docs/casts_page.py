@@ -10,7 +10,7 @@ import numpy as np
 
 import scalewise as sw
 from scalewise.formats import E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, E8M0, Format
-from scalewise.scaled import SATURATION_RULES
+from scalewise.rounding import SATURATION_RULES
 
 HERE = Path(__file__).parent
 FLOAT8 = (E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ)

@@ -60,7 +60,7 @@ SOURCES: dict[str, tuple[Item, ...]] = {
              "casts.md#rules-of-saturation", TABLES),
         Item("the table without saturation", "cast(saturate=False)",
              "casts.md#to-float8-not-saturating-saturatefalse", TABLES),
-        Item("what each rule means for each format", "saturation, scaled.SATURATION_RULES",
+        Item("what each rule means for each format", "saturation, rounding.SATURATION_RULES",
              "casts.md#rules-of-saturation",
              CASTS + "test_a_rule_is_one_of_the_proved_modes_for_each_format"),
         Item("signs of zero and NaN", "cast", "casts.md#from-float8", TABLES),

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from scalewise.devices import UNITS, MatrixUnit, element_of, matrix_unit
+from scalewise.devices import UNITS, MatrixUnit, matrix_unit
 from scalewise.formats import FP16, FP32, FP64, TF32, BlockFormat, Format
 from scalewise.ops import unit_product
 
@@ -71,7 +71,7 @@ def operands(unit: MatrixUnit, mode: str, count: int, rng: np.random.Generator):
     """Operands ``[count, K]`` of two steps, the accumulator ``[count]``, and scales or None."""
     steps = 2 if unit.terms > 1 else 4
     shape = (count, steps * unit.terms)
-    left, right = element_of(unit.left), element_of(unit.right)
+    left, right = unit.left.element, unit.right.element
     wide = {TF32: FP32}  # units cut off float32 operands
     a = _numbers(wide.get(left, left), shape, mode, rng)
     b = _numbers(wide.get(right, right), shape, mode, rng)
@@ -219,7 +219,7 @@ def _pairwise(unit: MatrixUnit, a, b, c: float) -> float:
         finite = math.isfinite(x) and math.isfinite(y)
         return flushed(_rounded32(Fraction(x) * Fraction(y))) if finite else x * y
 
-    least = float(element_of(unit.left).smallest_normal)
+    least = float(unit.left.element.smallest_normal)
     a, b = ([0.0 if unit.flush and abs(v) < least else v for v in x] for x in (a, b))
     sums = [multiplied(x, y) for x, y in zip(a, b, strict=True)]
     while len(sums) > 1:
@@ -228,7 +228,7 @@ def _pairwise(unit: MatrixUnit, a, b, c: float) -> float:
 
 
 def _terms(unit, a, b, of) -> list[tuple[Fraction, int]]:
-    left, right = element_of(unit.left), element_of(unit.right)
+    left, right = unit.left.element, unit.right.element
     found = []
     for x, y, s, t in zip(a, b, *of, strict=True):
         e = _exponent(x, left.min_exponent) + _exponent(y, right.min_exponent)
@@ -268,7 +268,7 @@ def exact(unit: MatrixUnit, a, b, c, scales) -> np.ndarray:
     found = []
     for i in range(len(a)):
         total, x, y = float(c[i]), a[i], b[i]
-        if element_of(unit.left) == TF32:
+        if unit.left.element == TF32:
             x, y = (
                 (v.astype(np.float32).view(np.int32) & np.int32(-1 << 13)).view(np.float32)
                 for v in (x, y)
@@ -300,7 +300,7 @@ def mmasim(unit: MatrixUnit, a, b, c, scales) -> np.ndarray | None:
         "e5m2": torch.float8_e5m2, "e4m3fnuz": torch.float8_e4m3fnuz,
         "e5m2fnuz": torch.float8_e5m2fnuz,
     }  # fmt: skip
-    left, right = element_of(unit.left).name, element_of(unit.right).name
+    left, right = unit.left.element.name, unit.right.element.name
     grouped = unit.terms == 64
     if not grouped and not {left, right} <= dtypes.keys():
         return None

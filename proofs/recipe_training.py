@@ -109,8 +109,8 @@ def method(name: str) -> training.Method:
         return training.Method(name, transform=lambda step: sw.autoscale(step, recipe))
     if name in STATE_ABLATIONS:
         whole = training.method(name.partition(",")[0])
-        options = {**(whole.options or {}), "moments": STATE_ABLATIONS[name]}
-        return dataclasses.replace(whole, name=name, options=options)
+        options = {**(whole.step_options or {}), "moments": STATE_ABLATIONS[name]}
+        return training.Method(name, step_options=options)
     return training.method("float32" if name == CHANCE else name)
 
 

@@ -21,7 +21,7 @@ import scalewise as sw
 from scalewise import cli
 from scalewise._resolve import KINDS, resolve
 from scalewise.formats import BLOCK_FORMATS, CATALOGUE, SATURATE, RoundingMode, Saturation
-from scalewise.scaled import SATURATION_RULES
+from scalewise.rounding import SATURATION_RULES
 
 # Each transformation is a function; the package beside it has what else belongs to it.
 PACKAGES = {

@@ -61,6 +61,7 @@ ENTRIES = {
         "p3109": {"bits": 8, "precision": 4},
     },
     "rounding": {
+        "saturation": {"rule": "onnx", "fmt": "e4m3fn"},
         "cast": {"x": X, "fmt": "fp16"},
         "round_to": {"x": X, "fmt": "fp16"},
         "decode": {"codes": np.zeros(4, np.uint8), "fmt": "e4m3fn"},
@@ -73,7 +74,6 @@ ENTRIES = {
         "quantize": {"x": X, "fmt": "e4m3fn"},
         "dequantize": {"a": S},
         "rebalance": {"a": S, "factor": 2.0},
-        "saturation": {"rule": "onnx", "fmt": "e4m3fn"},
         "as_scaled": {"tree": X},
         "asarray": {"tree": S},
         "dynamic_rescale": {"tree": S},

@@ -37,6 +37,9 @@ from .planning import Budget as Budget
 from .planning import Plan as Plan
 from .planning import plan as plan
 from .planning import rollouts as rollouts
+from .rounding import cast as cast
+from .rounding import round_to as round_to
+from .rounding import saturation as saturation
 from .scaled import Amax as Amax
 from .scaled import Delayed as Delayed
 from .scaled import Fixed as Fixed
@@ -52,8 +55,5 @@ from .scaled import Unit as Unit
 from .scaled import dequantize as dequantize
 from .scaled import quantize as quantize
 from .scaled import rebalance as rebalance
-from .scaled import saturation as saturation
-from .scaled._quantize import cast as cast
-from .scaled._quantize import round_to as round_to
 
 __version__: str

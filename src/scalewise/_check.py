@@ -64,6 +64,14 @@ NonNegative = Annotated[float, Range(lambda x: 0 <= x < math.inf, "a finite numb
 Fraction = Annotated[float, Range(lambda x: 0 < x < 1, "a number between 0 and 1")]
 ANYTHING = "any value"
 CONVERTED = "__post_init__ converts the field, and checks it"  # Annotated[Format, CONVERTED]
+
+
+class Accepts(NamedTuple):
+    """The type of argument for a field that ``__post_init__`` converts: ``Annotated[T, ...]``."""
+
+    hint: Any
+
+
 Pattern = Annotated[str, Range(lambda text: _is_pattern(text), "a regular expression")]
 AnyFloat = Annotated[float, Range(lambda x: True, "a number")]
 
@@ -220,6 +228,8 @@ def rule_of(hint: Any) -> Rule:
     """Returns the rule of an annotation."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
+        if isinstance(args[1], Accepts):
+            return rule_of(args[1].hint)
         allowed, base = args[1], rule_of(args[0])
         if isinstance(allowed, Words):
             return base._replace(words=allowed.words)

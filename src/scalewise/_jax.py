@@ -444,8 +444,8 @@ def split_as(x: Tree, aval: ShapedArray | None) -> Tree:
     return x if same else cast(Tree, jax.sharding.reshard(x, spec))
 
 
-def process_allgather(x: np.ndarray | np.generic) -> np.ndarray:
-    """Returns the arrays of all processes, stacked."""
+def process_allgather(x: ArrayLike, *, tiled: bool = False) -> np.ndarray:
+    """Returns the arrays of all processes, stacked, or as one that they have in parts."""
     from jax.experimental import multihost_utils
 
-    return np.asarray(multihost_utils.process_allgather(x))
+    return np.asarray(multihost_utils.process_allgather(x, tiled=tiled))

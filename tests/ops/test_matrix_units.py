@@ -12,7 +12,7 @@ from proofs import matrix_units as proof
 
 import scalewise as sw
 from scalewise import ops
-from scalewise.devices import UNITS, element_of, matrix_unit
+from scalewise.devices import UNITS, matrix_unit
 from scalewise.formats import BlockFormat
 
 RNG = np.random.default_rng(0)
@@ -236,7 +236,7 @@ def test_emulate_with_a_format_and_a_device():
 def test_each_unit_of_the_table_is_listed_once():
     names = [(u.architecture, u.instruction, u.left.name, u.right.name) for u in UNITS]
     assert len(names) == len(set(names))
-    assert all(element_of(u.left).bits <= 8 or u.left == u.right for u in UNITS)
+    assert all(u.left.element.bits <= 8 or u.left == u.right for u in UNITS)
 
 
 def test_gradients_of_scaled_operands_are_those_of_the_exact_product():

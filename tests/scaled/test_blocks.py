@@ -261,7 +261,7 @@ def test_empty_and_scale_at_the_lowest():
         (
             lambda: sw.quantize(jnp.ones(3), MXFP4, scaling=sw.Amax(power_of_two=False)),
             ValueError,
-            "mxfp4 has powers of two for scales, Amax(power_of_two=False) has others",
+            "mxfp4 has powers of two for scales, Amax(power_of_two=False, headroom=1.0) has others",
         ),
         (
             lambda: BlockFormat("b", MXFP4.element, tensor_scale=sw.formats.FP16),

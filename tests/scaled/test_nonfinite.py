@@ -17,7 +17,7 @@ PLACES = np.arange(FINITE.size).reshape(FINITE.shape) % 3 == 1
 MIXED = np.where(PLACES, np.resize(SPECIAL, FINITE.shape), FINITE)
 SCALINGS = [
     sw.Amax(), sw.Amax(power_of_two=False), sw.LeastSquares(), sw.scaled.Mx(),
-    sw.LeastSquares(16, power_of_two=False), sw.Delayed().update(MIXED),
+    sw.LeastSquares(16, power_of_two=False), sw.Delayed(),
 ]  # fmt: skip
 
 

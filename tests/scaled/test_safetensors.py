@@ -50,13 +50,6 @@ def test_there_and_back_exactly(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]
 
 
-def test_exponents_that_an_earlier_release_stored_as_a_scale(tmp_path):
-    like = jax.tree.structure(sw.ScaledArray(jnp.ones(2), 1.0))
-    old = jax.tree.unflatten(like, [jnp.ones(2), jnp.int32(3)])
-    save_safetensors(tmp_path / "a.safetensors", {"x": old})
-    assert load_safetensors(tmp_path / "a.safetensors")["x"].value().tolist() == [8, 8]
-
-
 def test_the_official_reader_reads_it(tmp_path):
     reader = pytest.importorskip("safetensors")
     save_safetensors(tmp_path / "a.safetensors", tensors())

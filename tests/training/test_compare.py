@@ -223,14 +223,14 @@ def test_a_divergence_is_reported_with_step_and_cause(tmp_path):
     assert summary["methods"][0]["first_non_finite"]["step"] == 3
 
 
-def test_lost_second_moments_are_counted(tmp_path):
+def test_a_method_that_diverges_from_every_seed_has_no_spread(tmp_path):
     tiny = dataclasses.replace(TINY, train_step=lambda s, b: train_step(s, b * 0.03))
     result, _ = run(tmp_path, ("fp16-plain",), program=tiny, seeds=2)
     assert math.isnan(result.records[0].spread)  # of nothing; and all files are written
     divergence = result.records[0].divergence
     assert divergence is not None
     assert divergence.step == 1
-    assert "% of the second moments are 0 where the first moment isn't" in divergence.why
+    assert ", makes " in divergence.why
 
 
 def test_an_interrupt_keeps_what_was_measured(tmp_path):

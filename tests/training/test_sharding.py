@@ -15,7 +15,6 @@ from devices import run_on_devices
 from scalewise import training
 from scalewise.training import InputError, Program, Sharding
 from scalewise.training._console import Interrupted
-from scalewise.training._train import _checkpoint as checkpoint
 from scalewise.training._train import _sharding as processes
 
 OPTIMIZER = optax.adamw(1e-2)
@@ -126,7 +125,7 @@ class Two:
         monkeypatch.setattr(multihost_utils, "process_allgather", self.gather)
         self.index = index
 
-    def gather(self, x):
+    def gather(self, x, tiled):
         if np.ndim(x) == 0:  # the length, then the text
             self.text = self.others.pop(0)
             other = np.asarray(len(self.text), x.dtype)
@@ -157,13 +156,6 @@ def test_a_signal_to_one_process_interrupts_all(monkeypatch):
     check()
     with pytest.raises(Interrupted, match="SIGTERM"):
         check()
-
-
-def test_a_process_without_a_first_replica_gathers_digests_too(monkeypatch):
-    monkeypatch.setattr(checkpoint, "is_whole", lambda x: False)
-    monkeypatch.setattr(checkpoint, "_parts", lambda x: [])
-    monkeypatch.setattr(checkpoint, "all_gather_json", lambda parts: [parts, [["of the other"]]])
-    assert checkpoint.digests([jnp.ones(2)]) == [checkpoint._sha(b"of the other")]
 
 
 def test_several_processes_need_a_mesh_of_all(monkeypatch, tmp_path):

@@ -120,7 +120,7 @@ def test_the_first_pattern_decides_and_small_leaves_stay():
         optax.adam(1.0), {r"\['w'\]": TableStorage(), r"\.mu\b": "bf16", r"\.nu\b": Storage("fp16")}
     )
     (state, _) = optimizer.init(params)
-    assert state.mu["w"].codes.dtype == jnp.uint8
+    assert state.mu["w"].data.dtype == jnp.uint8
     assert (state.mu["b"].data.dtype, state.nu["b"].data.dtype) == (jnp.bfloat16, jnp.float16)
     assert widen(state).mu["w"].shape == (64, 128)
     (state, _) = store_state(optax.adam(1.0), "adam8bit").init(params)

@@ -90,13 +90,14 @@ class Folder:
     named: bool = True
 
     @classmethod
-    def at(cls, out: str | Path | Folder) -> Folder:
-        """Returns the folder ``out``, which has to be new or empty."""
-        if isinstance(out, Folder):
+    def at(cls, out: str | Path | Folder, *, resume: bool = False) -> Folder:
+        """Returns the folder ``out``, which has to be new or empty unless it is resumed."""
+        if isinstance(out, Folder) and not resume:
             return out
-        folder = cls(Path(out))
-        if folder.path.exists() and (not folder.path.is_dir() or folder.entries()):
-            raise InputError(f"{str(out)!r} isn't empty; expected a new or an empty folder")
+        folder = cls(out.path if isinstance(out, Folder) else Path(out), new=not resume)
+        empty = folder.path.is_dir() and (resume or not folder.entries())
+        if folder.path.exists() and not empty:
+            raise InputError(f"{str(folder.path)!r} isn't empty; expected a new or an empty folder")
         return folder
 
     @classmethod

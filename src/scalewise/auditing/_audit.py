@@ -28,7 +28,7 @@ from ..formats import FP32, FP64, Format, FormatLike, Saturation
 from ..formats import format as format_
 from ..interpret import Interpretation, Program, all_equations, is_float, trace, with_state
 from ..primitives import PRIMITIVES
-from ..scaled import saturation
+from ..rounding import saturation
 from ._file import name_of
 from ._reduce._reduce import Audited, reduce
 from ._reduce._reduction import Reduction, arithmetic

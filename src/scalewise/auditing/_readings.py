@@ -155,7 +155,7 @@ def _sums(x: jax.Array, tried: Candidate, unit: jax.Array) -> jax.Array:
         rounded = round_to(x, tried.fmt)
         saturated = ~(jnp.abs(x) < float(tried.fmt.max))
     else:
-        element = tried.fmt.element if isinstance(tried.fmt, BlockFormat) else tried.fmt
+        element = tried.fmt.element
         stored = quantize(x, tried.fmt, scaling=tried.scaling)
         rounded, data = stored.value(), stored.data
         if not jnp.issubdtype(data.dtype, jnp.floating):

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._check import Count, Result, Words, as_decorator, checked
+from .._check import Accepts, Count, Result, Words, as_decorator, checked
 from .._jax import Tracer
 from .._types import PyTree
 from ..devices import MatrixUnitsLike
@@ -28,6 +29,11 @@ from ._overrides import FormatOverrides
 from ._recipe import Recipe, RecipeLike
 from .recipes import fp16
 from .recipes import recipe as recipe_
+
+Phases = Annotated[
+    Mapping[int | float, RecipeLike] | tuple[tuple[int | float, RecipeLike], ...],
+    Words("a dict from first steps to recipes, {0: 'bf16', 1000: 'fp8'}"),
+]
 
 
 @checked
@@ -52,14 +58,12 @@ class Schedule:
         ((0, 100, 1800), True)
     """
 
-    phases: Annotated[
-        Mapping[int | float, RecipeLike] | tuple[tuple[int | float, RecipeLike], ...],
-        Words("a dict from first steps to recipes, {0: 'bf16', 1000: 'fp8'}"),
-    ]
+    phases: Annotated[tuple[tuple[int, Recipe], ...], Accepts(Phases)]
     steps: Count | None = None
 
     def __post_init__(self):
-        given = self.phases.items() if isinstance(self.phases, Mapping) else self.phases
+        given: Any = self.phases
+        given = given.items() if isinstance(given, Mapping) else given
         phases = tuple((self._step(start), recipe_(r)) for start, r in given)
         object.__setattr__(self, "phases", phases)
         if not phases or phases[0][0] != 0:
@@ -90,20 +94,20 @@ class Schedule:
     @property
     def starts(self) -> tuple[int, ...]:
         """The first step of each phase."""
-        return tuple(start for start, _ in self._pairs())
+        return tuple(start for start, _ in self.phases)
 
     def recipe(self, step: int) -> Recipe:
         """Returns the recipe of a step."""
         if step < 0:
             raise ValueError(f"Schedule.recipe: step is {step}; expected 0, 1, ...")
-        return next(recipe for start, recipe in reversed(self._pairs()) if start <= step)
+        return next(recipe for start, recipe in reversed(self.phases) if start <= step)
 
     def apply(self, transform: Callable[[Recipe], Callable]) -> Callable:
         """Returns a function ``(step, *args)`` that calls ``transform(recipe)`` of the step.
 
         A traced step compiles the programs of all phases; a Python integer only its own.
         """
-        functions = [transform(recipe) for _, recipe in self._pairs()]
+        functions = [transform(recipe) for _, recipe in self.phases]
 
         def scheduled(step: int | jax.Array, *args: PyTree, **kwargs: PyTree) -> PyTree:
             kind = jnp.result_type(step)
@@ -113,8 +117,8 @@ class Schedule:
                     f"{kind} of shape {np.shape(step)}"
                 )
             if not isinstance(step, Tracer):
-                chosen = self.recipe(int(step))
-                return functions[[r for _, r in self._pairs()].index(chosen)](*args, **kwargs)
+                self.recipe(int(step))  # fails for a step before the first
+                return functions[bisect.bisect(self.starts, int(step)) - 1](*args, **kwargs)
             starts = np.asarray(self.starts, np.int32)
             phase = jnp.sum(step.astype(jnp.int32) >= starts, dtype=jnp.int32) - 1
             now = functions[0]
@@ -144,9 +148,6 @@ class Schedule:
                 "steps of the run"
             )
         return int(np.ceil(round(start * self.steps, 6)))
-
-    def _pairs(self) -> tuple[tuple[int, Recipe], ...]:
-        return self.phases  # pyright: ignore[reportReturnType]
 
 
 @as_decorator

@@ -44,7 +44,7 @@ class WithHistory:
         scaling = recipe.products.scaling
         assert isinstance(scaling, Delayed)
         self.recipe = recipe
-        self.steps = len(scaling.amaxes)
+        self.steps = scaling.history
         self.current = recipe.with_operands(scaling=Amax(scaling.power_of_two))
         self.f = f
         functools.update_wrapper(self, f, updated=())  # leaves a callable object's attributes alone

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 
 from .._check import checked
+from .._output import Printed, print_rows
 from .._types import PyTree
 from ..formats import BlockFormat, BlockFormatLike, Format
 from ..formats import format as format_
@@ -25,6 +25,9 @@ from ._quantized import QuantizedValue
 from ._recipe import Recipe, RecipeLike
 from .recipes import fp16
 from .recipes import recipe as recipe_
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Kind = Literal["contraction", "result", "residual", "carry", "stacked", "collective", "output"]
 
@@ -61,7 +64,7 @@ class ExplanationRow:
 
 
 @dataclasses.dataclass(frozen=True)
-class Explanation:
+class Explanation(Printed):
     """The result of :func:`explain`: a row for each contraction and stored value, in program order.
 
     Attributes:
@@ -72,9 +75,12 @@ class Explanation:
     recipe: Recipe
     rows: tuple[ExplanationRow, ...]
 
-    def show(self) -> None:
+    def show(self, console: Console | None = None) -> None:
         """Prints the table."""
-        print(self)
+        from rich.console import Console
+
+        heads = ("kind", "name", "shape", "format", "scale", "direction", "source")
+        print_rows(console or Console(), heads, map(_cells, self.rows))
 
     def to_rows(self) -> list[Mapping[str, object]]:
         """Returns the rows as dictionaries that ``json.dumps`` accepts."""
@@ -82,16 +88,6 @@ class Explanation:
 
     def __repr__(self) -> str:
         return f"<Explanation of {len(self.rows)} values under {self.recipe}; show(), to_rows()>"
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
-
-    def __str__(self) -> str:
-        heads = ("kind", "name", "shape", "format", "scale", "direction", "source")
-        cells = [heads, *map(_cells, self.rows)]
-        widths = [max(len(row[i]) for row in cells) for i in range(len(heads))]
-        lines = ("  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)) for r in cells)
-        return "\n".join(line.rstrip() for line in lines)
 
 
 def _cells(row: ExplanationRow) -> tuple[str, ...]:

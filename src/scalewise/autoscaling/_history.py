@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from ..formats import Format
 from ..rounding._encoded import exportable
-from ..scaled import Amax, Axes, Scales, Scaling, shifted, to_top
+from ..scaled import Amax, Axes, Scales, Scaling, to_top
 
 
 def foreign_history(why: str) -> ValueError:
@@ -42,8 +42,9 @@ class AmaxHistory:
             newest: that step's largest magnitudes, float32, ``[operands]``, as
                 :meth:`WithHistory.observe` returns them; those that aren't finite don't count.
         """
-        newest = jnp.where(jnp.isfinite(newest), newest, 0)
-        return AmaxHistory(shifted(self.amaxes, newest), self.operand_ids)
+        newest = jnp.where(jnp.isfinite(newest), newest, 0)[:, None]
+        amaxes = jnp.concatenate([newest, self.amaxes[:, :-1]], -1)
+        return AmaxHistory(amaxes, self.operand_ids)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -73,9 +73,6 @@ class SqrtStored(StoredArray):
         """Returns the plain array."""
         return jnp.square(self.root.value())
 
-    def __repr__(self) -> str:
-        return f"SqrtStored({self.root!r})"
-
 
 def store_array(x: jax.Array, storage: Storage) -> ScaledArray | SqrtStored:
     """Returns ``x`` stored as ``storage`` says."""
@@ -86,8 +83,7 @@ def store_array(x: jax.Array, storage: Storage) -> ScaledArray | SqrtStored:
     else:
         stored = quantize(x, fmt, axis=storage.axis)
     if storage.nonzero or storage.root == 2:
-        element = fmt.element if isinstance(fmt, BlockFormat) else fmt
-        stored = dataclasses.replace(stored, data=_nonzero(stored.data, x, element))
+        stored = dataclasses.replace(stored, data=_nonzero(stored.data, x, fmt.element))
     return SqrtStored(stored) if storage.root == 2 else stored
 
 
@@ -227,7 +223,7 @@ def weight_setting(recipe: Recipe) -> Operand:
     setting = recipe.products.operand("forward", "weight")
     if setting is not None and setting.scaling.source in ("history", "shapes"):
         setting = dataclasses.replace(setting, scaling=Amax(setting.scaling.power_of_two))
-    if setting is None or setting.element.bits > 8:
+    if setting is None or setting.format.element.bits > 8:
         raise ValueError(
             "quantize_params: the recipe's forward products multiply weights of 16 bits or more; "
             "expected a recipe such as 'fp8', 'mxfp8' or 'nvfp4'"

@@ -94,11 +94,6 @@ class Operand:
             )
 
     @property
-    def element(self) -> Format:
-        """The format of the numbers, which of a block format have a scale for each block."""
-        return self.format.element if isinstance(self.format, BlockFormat) else self.format
-
-    @property
     def per_tensor(self) -> bool:
         """Whether the operand has one scale."""
         return isinstance(self.format, Format) and self.per == "tensor"

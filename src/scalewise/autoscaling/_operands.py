@@ -106,11 +106,12 @@ class OperandRounding(Residuals):
         chosen: list[Operand | None] = []
         for value, own in zip(values, self._own_settings(equation, values, attention), strict=True):
             fmt = None if own is None else own.format
-            if own is not None and not kept and (few or (attention and own.element.bits <= 8)):
+            narrow = own is not None and own.format.element.bits <= 8
+            if own is not None and not kept and (few or (attention and narrow)):
                 fmt = self.recipe.residuals
             fmt = self.overrides.find(equation, fmt)
-            narrow = isinstance(fmt, Format) and holds(value.data.dtype, fmt)
-            if fmt is None or narrow or value.integers or isinstance(value, QuantizedOperand):
+            held = isinstance(fmt, Format) and holds(value.data.dtype, fmt)
+            if fmt is None or held or value.integers or isinstance(value, QuantizedOperand):
                 chosen.append(None)
             elif own is not None and fmt == own.format:
                 chosen.append(own)
@@ -412,7 +413,8 @@ def _rounded_operand(
     rounded = rounded if scale is None else rounded * own
     largest = _largest_beside(rounded, setting, contracted)
     saturated = _is_saturated(exact, rounded, largest, setting)
-    limit = float(setting.element.max) * own if setting.scaling.source == "shapes" else math.inf
+    top = float(setting.format.element.max)
+    limit = top * own if setting.scaling.source == "shapes" else math.inf
     return RoundedOperand(exact, rounded, saturated, limit)
 
 
@@ -438,7 +440,7 @@ def _is_saturated(
     By more than a unit if they aren't rounded to nearest. The unit is the larger of the number's
     own, for scales that are powers of two, and of the format's maximum, for others.
     """
-    element = setting.element
+    element = setting.format.element
     unit = 2.0 ** (element.max_exponent - element.mantissa_bits)
     size = jnp.abs(rounded)
     own = power_of_two(exponent_of(size), size.dtype) * np.float32(element.eps)

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
-from ..formats import BLOCK_FORMATS, E4M3FN, FP32, NVFP4, BlockFormat, Format
+from ..formats import BLOCK_FORMATS, E4M3FN, NVFP4, BlockFormat, Format
 from ..formats import format as format_
 from ..interpret import Argument, Equation, Value, is_float
 from ..primitives import params
@@ -29,36 +29,45 @@ STATIC = {"static": True}
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class QuantizedValue:
-    """``data * scale * upper``: an argument in at most 8 bits, which nothing has changed so far.
+    """An argument in at most 8 bits, which nothing has changed so far.
 
     Operations that only move elements move the stored numbers. A product multiplies them; for all
     other operations :meth:`load` computes the value.
 
     Attributes:
-        data: the stored numbers, an array or an :class:`EncodedArray`.
-        scale: with as many axes as data, each of length 1, of data's own length, or of the number
-            of blocks along the blocked axis; None for 1.
-        upper: the upper of two levels of scales (NVFP4), with as many axes; None for 1.
-        block: the blocked axis, counted from the last, and the size of blocks; or None.
+        stored: the argument, whose scales (of both levels, in NVFP4) have as many axes as data; its
+            blocked axis is counted from the last, so that a loop may slice the first one.
         dtype: of the value in flight.
         given: the shape of the argument's scale, if the value is an argument itself, or after
             assignments to parts of it; None for one that was moved.
     """
 
-    data: jax.Array | EncodedArray
-    scale: jax.Array | None
-    upper: jax.Array | None
-    block: tuple[int, int] | None = dataclasses.field(metadata=STATIC)
+    stored: ScaledArray
     dtype: DTypeLike = dataclasses.field(metadata=STATIC)
     given: tuple[int, ...] | None = dataclasses.field(default=None, metadata=STATIC)
+
+    @property
+    def data(self) -> jax.Array | EncodedArray:
+        return self.stored.data
+
+    @property
+    def scale(self) -> jax.Array | ScaledArray | None:
+        scale = self.stored.scale
+        assert not isinstance(scale, EncodedArray)
+        return scale
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.data.shape
 
     @property
-    def ndim(self) -> int:
-        return len(self.data.shape)
+    def blocked(self) -> int | None:
+        """The axis along which blocks lie."""
+        return None if self.stored.block is None else self.stored.block[0] + self.data.ndim
+
+    @property
+    def one_scale(self) -> bool:
+        return self.scale is None or (isinstance(self.scale, jax.Array) and self.scale.size == 1)
 
     @property
     def argument(self) -> ScaledArray | None:
@@ -70,33 +79,31 @@ class QuantizedValue:
 
     @property
     def array(self) -> ScaledArray:
-        scale, upper = self.scale, self.upper
-        if scale is not None and upper is not None:
-            if self._has_uppers:
-                scale = scale.astype(jnp.float32) * upper
+        """The value; of several scales of the upper level, which no device's units take, none."""
+        scale, block = self.scale, self.stored.block
+        if isinstance(scale, ScaledArray):
+            upper = jnp.asarray(scale.scale)
+            if upper.size == 1:
+                scale = ScaledArray(scale.data, upper.reshape(()))
             else:
-                scale = ScaledArray(scale, upper.reshape(()))
-        block = self.block and (self.block[0] + self.ndim, self.block[1])
-        return ScaledArray(self.data, scale, block)
-
-    @property
-    def _has_uppers(self) -> bool:
-        """Whether there are several scales of the upper level, which no device's units take."""
-        return self.upper is not None and self.upper.size > 1
+                scale = scale.data.astype(jnp.float32) * upper
+        return ScaledArray(self.data, scale, block and (block[0] + self.data.ndim, block[1]))
 
     @property
     def format(self) -> Format | BlockFormat:
         """The block format that has these numbers, scales and blocks, else the numbers' format."""
-        data = self.data
+        array = self.array
+        data, block, scale = array.data, array.block, array.scale
         element = data.format if isinstance(data, EncodedArray) else format_(data.dtype)
-        if self.block is None or self.scale is None:
+        if block is None or scale is None:
             return element
-        scale = FP32 if self._has_uppers else format_(self.scale.dtype)
+        upper = isinstance(scale, ScaledArray)
+        own = format_(scale.data.dtype if upper else scale.dtype)
         for fmt in BLOCK_FORMATS.values():
-            two_levels = (fmt.tensor_scale is not None) == (self.upper is not None)
-            if (fmt.element, fmt.scale, fmt.size) == (element, scale, self.block[1]) and two_levels:
+            known = fmt.element, fmt.scale, fmt.size, fmt.tensor_scale is not None
+            if known == (element, own, block[1], upper):
                 return fmt
-        return BlockFormat(f"{element.name}_blocks", element, scale=scale, size=self.block[1])
+        return BlockFormat(f"{element.name}_blocks", element, scale=own, size=block[1])
 
     @functools.cached_property
     def value(self) -> ScaledValue:
@@ -113,29 +120,25 @@ class QuantizedValue:
     def factor(self, equation: Equation, contracted: Sequence[int]) -> Factor:
         """A scale that is the same for all numbers of a sum is applied behind the product."""
         scale, data = self.scale, self.data
-        whole = self.upper is None and (scale is None or scale.size == 1)
         outside = (
-            scale is not None
-            and self.block is None
-            and self.upper is None
+            isinstance(scale, jax.Array)
+            and self.blocked is None
             and equation.name == "dot_general"
             and all(scale.shape[a] == 1 for a in contracted)
         )
-        if isinstance(data, EncodedArray) or not (whole or outside):
+        if isinstance(data, EncodedArray) or not (self.one_scale or outside):
             # the dtype of the result, which an argument's own weak dtype doesn't decide
             half = equation.out_avals[0].dtype == jnp.bfloat16
             return Blocks(self.array, self.format, jnp.bfloat16 if half else self.dtype), None
-        if scale is None:
-            return data, jnp.ones((), jnp.float32)
-        scale = scale.astype(jnp.float32)
+        scale = jnp.float32(1) if scale is None else scale.astype(jnp.float32)
         return data, scale.reshape(()) if scale.size == 1 else scale
 
     def unstacked(self) -> QuantizedValue:
-        def rows(x: jax.Array | None) -> jax.Array | None:
-            return x if x is None else jnp.broadcast_to(x, (self.shape[0], *x.shape[1:]))
+        def rows(x: jax.Array) -> jax.Array:
+            return jnp.broadcast_to(x, (self.shape[0], *x.shape[1:]))
 
-        fields = {"scale": rows(self.scale), "upper": rows(self.upper)}
-        return dataclasses.replace(self, **fields, given=None)
+        stored = dataclasses.replace(self.stored, scale=jax.tree.map(rows, self.scale))
+        return dataclasses.replace(self, stored=stored, given=None)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -147,22 +150,16 @@ def quantized_argument(x: Argument, dtype: DTypeLike) -> QuantizedValue | None:
     """Returns a ScaledArray as the value that products multiply as it is stored; else None."""
     if not is_quantized(x):
         return None
-    scale, upper = x.scale, x.tensor_scale
-    if isinstance(scale, ScaledArray):
-        if not isinstance(scale.data, jax.Array):
-            return None
-        scale = scale.data
-    if scale is not None and not isinstance(scale, jax.Array):
+    scale = x.scale.data if isinstance(x.scale, ScaledArray) else x.scale
+    if isinstance(scale, EncodedArray):
         return None
-    block = x.block
-    if block is not None:
-        block = block[0] % x.ndim - x.ndim, block[1]
 
-    def full(s: jax.Array | None) -> jax.Array | None:
-        return None if s is None else s.reshape((1,) * (x.ndim - s.ndim) + s.shape)
+    def full(s: jax.Array) -> jax.Array:
+        return s.reshape((1,) * (x.ndim - s.ndim) + s.shape)
 
-    given = () if scale is None else scale.shape
-    return QuantizedValue(x.data, full(scale), full(upper), block, dtype, given)
+    block = x.block and (x.block[0] % x.ndim - x.ndim, x.block[1])
+    stored = ScaledArray(x.data, jax.tree.map(full, x.scale), block)
+    return QuantizedValue(stored, dtype, () if scale is None else scale.shape)
 
 
 def is_quantized(x: object) -> bool:
@@ -204,34 +201,37 @@ def assigned(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | No
         return None
     at = 1 if equation.name == "dynamic_update_slice" else 2
     new = inputs[at].load() if isinstance(inputs[at], QuantizedValue) else inputs[at]
-    if isinstance(x.data, EncodedArray) or x.block is not None or not isinstance(new, ScaledValue):
+    if (
+        isinstance(x.data, EncodedArray)
+        or x.blocked is not None
+        or not isinstance(new, ScaledValue)
+    ):
         return None
     numbers = materialize(new).astype(jnp.float32)
-    if x.scale is not None:
-        scale = _assigned_scale(equation, x, numbers.shape)
+    if isinstance(x.scale, jax.Array):
+        scale = _assigned_scale(equation, x.scale, numbers.shape)
         if scale is None:
             return None
         numbers = quotient(numbers, jnp.broadcast_to(scale, numbers.shape))
     codes = encode(numbers, format_(x.data.dtype), saturate="finite")
     rest = [codes if i == at else v for i, v in enumerate(inputs)]
     (data,) = equation.bind(x.data, *cast(Sequence[jax.Array], rest[1:]))
-    return dataclasses.replace(x, data=data)
+    return dataclasses.replace(x, stored=dataclasses.replace(x.stored, data=data))
 
 
 def _assigned_scale(
-    equation: Equation, x: QuantizedValue, shape: tuple[int, ...]
+    equation: Equation, scale: jax.Array, shape: tuple[int, ...]
 ) -> jax.Array | None:
     """Returns the scale of what is assigned, with its axes; None if it has a part of the scales."""
-    assert x.scale is not None
-    axes = params.assigned_axes(equation, x.data.ndim)
+    axes = params.assigned_axes(equation, scale.ndim)
     lengths = [1] * len(shape)
-    for axis, n in enumerate(x.scale.shape):
+    for axis, n in enumerate(scale.shape):
         if n == 1:
             continue
         if axis not in axes or shape[axes[axis]] != n:
             return None
         lengths[axes[axis]] = n
-    return x.scale.astype(jnp.float32).reshape(lengths)
+    return scale.astype(jnp.float32).reshape(lengths)
 
 
 def _convert(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
@@ -246,12 +246,15 @@ def _convert(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | No
 def _each(
     x: QuantizedValue, f: Callable[[jax.Array], jax.Array], axis: int | None = None
 ) -> QuantizedValue:
-    scale, upper = (None if s is None else f(s) for s in (x.scale, x.upper))
-    data = f(_unpacked(x))
-    block = None
-    if x.block is not None and axis is not None:
-        block = axis - len(data.shape), x.block[1]
-    return QuantizedValue(data, scale, upper, block, x.dtype)
+    """Applies a function to numbers and scales; ``axis`` is where it leaves the blocks."""
+    data, block = f(_unpacked(x)), x.stored.block
+    block = None if block is None or axis is None else (axis - data.ndim, block[1])
+    return QuantizedValue(ScaledArray(data, jax.tree.map(f, x.scale), block), x.dtype)
+
+
+def _of_one_scale(x: QuantizedValue, data: jax.Array) -> QuantizedValue:
+    scale = None if x.scale is None else jnp.asarray(x.scale).reshape((1,) * data.ndim)
+    return QuantizedValue(ScaledArray(data, scale), x.dtype)
 
 
 def _unpacked(x: QuantizedValue) -> jax.Array:
@@ -270,24 +273,21 @@ def _unpacked(x: QuantizedValue) -> jax.Array:
 def _transpose(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
     (x,) = inputs
     order = params.permutation(equation)
-    axis = None if x.block is None else list(order).index(x.block[0] + x.ndim)
+    axis = None if x.blocked is None else list(order).index(x.blocked)
     return _each(x, lambda a: lax.transpose(a, order), axis)
 
 
 def _reshape(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
     """Moves axes of length 1, or any axes of an array with one scale."""
     x, shape = inputs[0], equation.out_avals[0].shape
-    one_scale = (x.scale is None or x.scale.size == 1) and x.upper is None
-    if one_scale and not isinstance(x.data, EncodedArray):
-        data = lax.reshape(x.data, shape)
-        scale = None if x.scale is None else x.scale.reshape((1,) * len(shape))
-        return QuantizedValue(data, scale, None, None, x.dtype)
+    if x.one_scale and not isinstance(x.data, EncodedArray):
+        return _of_one_scale(x, lax.reshape(x.data, shape))
     if [n for n in shape if n != 1] != [n for n in x.shape if n != 1]:
         return None
     # each axis of the result, with the axis that it was; None for one of length 1
     before = iter([i for i, n in enumerate(x.shape) if n != 1])
     origins = [None if n == 1 else next(before) for n in shape]
-    blocked = None if x.block is None else x.block[0] + x.ndim
+    blocked = x.blocked
     if blocked is not None and blocked not in origins:
         return None
 
@@ -301,7 +301,7 @@ def _slices(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | Non
     """Cuts a slice out of axes along which all numbers, or none, share a scale."""
     x, *rest = inputs
     shape = equation.out_avals[0].shape
-    blocked = None if x.block is None else x.block[0] + x.ndim
+    blocked = x.blocked
     if blocked is not None and shape[blocked] != x.shape[blocked]:
         return None
 
@@ -320,14 +320,11 @@ def _slices(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | Non
 
 def _take(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
     x, *rest = inputs
-    if (x.scale is not None and x.scale.size > 1) or isinstance(x.data, EncodedArray):
+    if not x.one_scale or isinstance(x.data, EncodedArray):
         return None
     if equation.name == "gather" and params.fill_value(equation) is not None:
         return None
-    (data,) = equation.bind(x.data, *rest)
-    one = (1,) * data.ndim
-    scale, upper = (None if s is None else s.reshape(one) for s in (x.scale, x.upper))
-    return QuantizedValue(data, scale, upper, None, x.dtype)
+    return _of_one_scale(x, equation.bind(x.data, *rest)[0])
 
 
 Move = Callable[[Equation, Sequence[Value]], QuantizedValue | None]

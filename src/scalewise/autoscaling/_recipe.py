@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal, TypeAlias, Unpack
+from typing import Annotated, Any, Literal, TypeAlias, Unpack
 
-from .._check import CONVERTED, Natural, Pattern, Words, checked
+from .._check import CONVERTED, Accepts, Natural, Pattern, Words, checked
 from .._repr import changed_fields
 from .._resolve import as_format
-from ..devices import MatrixUnits, MatrixUnitsLike, device_for, matrix_units
+from ..devices import MatrixUnits, device_for, matrix_units
 from ..devices import device as device_
-from ..formats import BF16, FP16, BlockFormat, BlockFormatLike, Format, FormatLike
+from ..formats import BF16, FP16, BlockFormat, BlockFormatLike, Format
 from ..scaled import at_least, storable
 from ._operand_settings import (
     CURRENT,
@@ -28,15 +28,10 @@ from ._operand_settings import (
 from ._overrides import Kept, Scope
 from ._units import require_native
 
-StorageFormat: TypeAlias = Annotated[FormatLike | None, CONVERTED]
-KeepLike: TypeAlias = Annotated[  # what an argument ``keep`` may be
-    Mapping[Scope, BlockFormatLike | Products | None]
-    | tuple[tuple[Scope, BlockFormatLike | Products | None], ...],
+KeptLike: TypeAlias = BlockFormatLike | Products | None  # what an argument ``keep`` may give
+KeepLike: TypeAlias = Annotated[
+    Mapping[Scope, KeptLike] | tuple[tuple[Scope, KeptLike], ...],
     Words("a dict from names to formats, keep={'head': 'fp32'}"),
-]
-StateLike: TypeAlias = Annotated[
-    tuple[tuple[Pattern, "Storage"], ...],
-    Words("pairs of a regular expression and a Storage, state=(('mu', sw.Storage('e4m3fn')),)"),
 ]
 HALF = Products.short(FP16, FP16)
 
@@ -66,7 +61,7 @@ class Storage:
 
     def __post_init__(self):
         fmt = as_format(self.format, "Storage.format", blocks=True)
-        storable(fmt.element if isinstance(fmt, BlockFormat) else fmt)
+        storable(fmt.element)
         object.__setattr__(self, "format", fmt)
 
 
@@ -106,7 +101,7 @@ class Results:
 
 
 @checked
-@dataclasses.dataclass(frozen=True, init=False, repr=False)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Recipe:
     """The formats and scales by which :func:`autoscale` rounds.
 
@@ -177,49 +172,37 @@ class Recipe:
         Recipe(products=Products.short('e4m3fn', 'e5m2'), keep=(('head', 'bf16'),))
     """
 
-    products: Products
-    residuals: Format | None
-    carry: Format | None
-    collective: Format | None
-    state: tuple[tuple[Pattern, Storage], ...]
-    min_size: int
-    features: int
-    flight: Literal["program", "float32"]
-    keep: tuple[tuple[Scope, Kept], ...]
-    results: Results | None
-    device: str | None
-    narrow: Literal["faster", "always"]
-    emulate: MatrixUnits | None
-    native_products: bool
+    products: Products = HALF
+    residuals: Annotated[Format | None, CONVERTED] = FP16
+    carry: Annotated[Format | None, CONVERTED] = None
+    collective: Annotated[Format | None, CONVERTED] = None
+    state: Annotated[
+        tuple[tuple[Pattern, Storage], ...],
+        Words("pairs of a regular expression and a Storage, state=(('mu', sw.Storage('e4m3fn')),)"),
+    ] = ()
+    min_size: Natural = 8192
+    features: Natural = 4
+    flight: Literal["program", "float32"] = "program"
+    keep: Annotated[tuple[tuple[Scope, Kept], ...], Accepts(KeepLike)] = ()
+    results: Results | None = None
+    device: str | None = None
+    narrow: Literal["faster", "always"] = "faster"
+    emulate: Annotated[MatrixUnits | None, CONVERTED] = None
+    native_products: bool = False
 
-    def __init__(
-        self,
-        products: Products = HALF,
-        residuals: StorageFormat = "fp16",
-        carry: StorageFormat = None,
-        collective: StorageFormat = None,
-        state: StateLike = (),
-        min_size: Natural = 8192,
-        features: Natural = 4,
-        flight: Literal["program", "float32"] = "program",
-        keep: KeepLike = (),
-        results: Results | None = None,
-        device: str | None = None,
-        narrow: Literal["faster", "always"] = "faster",
-        emulate: Annotated[MatrixUnitsLike | None, CONVERTED] = None,
-        native_products: bool = False,
-    ):
-        arguments = locals()
-        own = {field.name: arguments[field.name] for field in dataclasses.fields(Recipe)}
-        own["device"] = None if device is None else device_(device).name
-        own["emulate"] = None if emulate is None else matrix_units(emulate)
+    def __post_init__(self):
+        pairs: Any = self.keep.items() if isinstance(self.keep, Mapping) else self.keep
+        own: dict[str, object] = {
+            "device": None if self.device is None else device_(self.device).name,
+            "emulate": None if self.emulate is None else matrix_units(self.emulate),
+            "keep": tuple(
+                (n, x if isinstance(x, Products) else operand_format(x)) for n, x in pairs
+            ),
+        }
         for field in ("residuals", "carry", "collective"):
-            if own[field] is not None:
-                own[field] = storable(as_format(own[field], f"Recipe.{field}"))
-        pairs = keep.items() if isinstance(keep, Mapping) else keep
-        own["keep"] = tuple(
-            (name, x if isinstance(x, Products) else operand_format(x)) for name, x in pairs
-        )
+            fmt = getattr(self, field)
+            if fmt is not None:
+                own[field] = storable(as_format(fmt, f"Recipe.{field}"))
         for field, value in own.items():
             object.__setattr__(self, field, value)
         self._check_combinations()

@@ -117,7 +117,7 @@ def reason_to_leave(
     sizes = [math.prod(shape) for shape in shapes]
     in_flight = [float(np.dtype(v.data.dtype).itemsize) for v in values]
     wide = _seconds(equation, sizes, in_flight, _wide_rate(values, device), device)
-    bits = [_bits(f) if f else 8 * w for f, w in zip(formats, in_flight, strict=True)]
+    bits = [f.bits_per_element if f else 8 * w for f, w in zip(formats, in_flight, strict=True)]
     fast = _seconds(equation, sizes, [b / 8 for b in bits], rate, device)
     if fast + sum(converted) / shared < wide:
         return ""
@@ -143,7 +143,7 @@ def _rate(
     a, b = formats
     grouped = equation.name in GROUPED
     if (equation.name != "dot_general" and not grouped) or a is None or b is None:
-        stored = [f for f in formats if f is not None and _bits(f) > 8]
+        stored = [f for f in formats if f is not None and f.bits_per_element > 8]
         return 1.0 if len(stored) == len([f for f in formats if f]) else 0.0
     units = units_of(equation, a, b, device)
     return 0.0 if units is None else units.rate
@@ -159,7 +159,7 @@ def _conversion(value: ScaledValue, narrow: Narrow, device: Device) -> float:
     if narrow is None or isinstance(narrow, QuantizedValue):
         return 0.0
     reads = 1 + (narrow.scaling.source not in ("history", "shapes"))
-    bytes_ = reads * np.dtype(value.data.dtype).itemsize + _bits(narrow.format) / 8
+    bytes_ = reads * np.dtype(value.data.dtype).itemsize + narrow.format.bits_per_element / 8
     return value.data.size * bytes_ / device.bandwidth
 
 
@@ -173,7 +173,3 @@ def _seconds(
     own = math.prod(equation.in_avals[1].shape[a] for a in params.contracted_axes(equation)[1])
     moved = sum(n * b for n, b in zip(sizes, bytes_, strict=False)) + 2 * sizes[2]
     return max(2 * sizes[2] * own / (device.flops * rate), moved / device.bandwidth)
-
-
-def _bits(fmt: Format | BlockFormat) -> float:
-    return fmt.bits_per_element if isinstance(fmt, BlockFormat) else fmt.bits

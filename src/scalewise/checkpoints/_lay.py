@@ -174,7 +174,7 @@ def _make(
     parts, _ = _parts(weight.name, stored)
     y = np.asarray(stored.value())
     lost = loss(x, y)
-    element = fmt.element if isinstance(fmt, BlockFormat) else fmt
+    element = fmt.element
     ones = scaled.ScaledArray(jnp.ones(stored.shape, jnp.float32), stored.scale, stored.block)
     top = np.asarray(ones.value()).astype(np.float64) * float(element.max)
     lost.saturated = int(np.sum(np.isfinite(x) & (np.abs(x.astype(np.float64)) > top)))

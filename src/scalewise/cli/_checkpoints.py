@@ -283,7 +283,8 @@ def _cast_array(
 
     from .._resolve import as_format
     from ..formats import BlockFormat
-    from ..scaled import quantize, saturation, save_safetensors
+    from ..rounding import saturation
+    from ..scaled import quantize, save_safetensors
     from ._npy import read, report, target_of
 
     with refusal(ValueError):

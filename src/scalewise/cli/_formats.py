@@ -57,7 +57,7 @@ def formats(*, device: str | None = None) -> None:
 def _show_device(name: str) -> None:
     from ..devices import best_units, partners_of
     from ..devices import device as device_
-    from ..formats import BLOCK_FORMATS, CATALOGUE, BlockFormat
+    from ..formats import BLOCK_FORMATS, CATALOGUE
 
     with refusal(ValueError):
         device = device_(name)
@@ -70,7 +70,7 @@ def _show_device(name: str) -> None:
             partners = ", ".join(partners_of(fmt, device))
             rows.append((fmt.name, how, f"{units.rate:.3g}", partners))
         else:
-            element = fmt.element if isinstance(fmt, BlockFormat) else fmt
+            element = fmt.element
             stored = element.dtype is not None and element.bits >= 8
             rows.append((fmt.name, "storage only" if stored else "emulated"))
     console = Console()

@@ -103,18 +103,13 @@ _NARROW = (*_FP8, "e3m2fn", "e2m3fn", "e2m1fn")  # operands of `f8f6f4`
 _MX = ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4")
 
 
-def element_of(fmt: Format | BlockFormat) -> Format:
-    """Returns the format of the elements of a block format; a Format is returned as it is."""
-    return fmt.element if isinstance(fmt, BlockFormat) else fmt
-
-
 def _units(
     architecture: str, instruction: str, names: tuple[str, ...], terms: int,
     fraction_bits: int | None = None, result: Format = FP32, **fields: Any,
 ) -> list[MatrixUnit]:  # fmt: skip
     """Returns units for all pairs of formats of one width, which an instruction may mix."""
     known = CATALOGUE | BLOCK_FORMATS
-    mixed = element_of(known[names[0]]).bits <= 8
+    mixed = known[names[0]].element.bits <= 8
     pairs = [(known[a], known[b]) for a in names for b in names if mixed or a == b]
     rest = (terms, fraction_bits, result)
     return [MatrixUnit(architecture, instruction, *pair, *rest, **fields) for pair in pairs]

@@ -38,8 +38,7 @@ from ..interpret import (
     warn_kernel,
 )
 from ..primitives import Family, having, names
-from ..rounding import from_float64, round_to, to_float64
-from ..scaled import saturation
+from ..rounding import from_float64, round_to, saturation, to_float64
 from ._scatter import added_in_order, rounds_each
 
 EXACT = having("exact")

@@ -33,7 +33,7 @@ def added_in_order(
 ) -> list[jax.Array]:
     """Returns the operand with each update added and the sum rounded; ``exact`` adds them all.
 
-    What has one update for each element at most is left to be rounded.
+    Sums of at most one update for each element aren't rounded.
     """
     operand, indices, updates = inputs
     own = equation.params["dimension_numbers"]

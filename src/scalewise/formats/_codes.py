@@ -39,7 +39,6 @@ def decode(fmt: Any, codes: Any) -> np.ndarray:
     magnitude_bits = fmt.exponent_bits + fmt.mantissa_bits
     magnitude = codes & np.uint64(2**magnitude_bits - 1)
     negative = (codes >> np.uint64(magnitude_bits)) > 0
-    assert fmt.bias is not None
     exponent = (magnitude >> np.uint64(fmt.mantissa_bits)).astype(np.int64)
     mantissa = (magnitude & np.uint64(2**fmt.mantissa_bits - 1)).astype(np.float64)
     low = exponent == 0
@@ -116,7 +115,6 @@ def _round_magnitude(
     fmt: Any, size: np.ndarray, negative: np.ndarray, mode: Rounding, draw: np.ndarray | None
 ) -> np.ndarray:
     """Returns the codes of rounded magnitudes, unbounded above; -1 below the smallest number."""
-    assert fmt.bias is not None
     m = fmt.mantissa_bits
     _, exponent = np.frexp(size)
     exponent = np.where(size == 0, fmt.min_exponent, exponent.astype(np.int64) - 1)

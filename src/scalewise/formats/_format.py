@@ -6,11 +6,11 @@ import dataclasses
 import math
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 
-from .._check import checked
+from .._check import Accepts, checked
 from .._repr import changed_fields
 from . import _codes
 
@@ -53,12 +53,12 @@ class Format:
     name: str
     exponent_bits: int
     mantissa_bits: int
-    bias: int | None = None
+    bias: Annotated[int, Accepts(int | None)] = cast(int, None)
     signed: bool = True
     subnormals: bool = True
     infinities: bool = True
     nan: NaN = "ieee"
-    negative_zero: bool | None = None
+    negative_zero: Annotated[bool, Accepts(bool | None)] = cast(bool, None)
     zero: bool = True
 
     def __post_init__(self):
@@ -73,7 +73,7 @@ class Format:
                 refuse(field, f"an integer from {low} to {high}")
         if self.bias is None:
             object.__setattr__(self, "bias", 2 ** (self.exponent_bits - 1) - 1)
-        if abs(self.bias or 0) > 2**16:  # 2^bias would take too long
+        if abs(self.bias) > 2**16:  # 2^bias would take too long
             refuse("bias", "an integer with which float64 holds every number")
         if self.negative_zero is None:
             default = self.signed and self.zero and self.nan != "negative_zero"
@@ -93,7 +93,6 @@ class Format:
         # the least and the most that can be added to all exponents
         low, high = -1074 + self.mantissa_bits - self.min_exponent, 1023 - self.max_exponent
         if not low <= 0 <= high:
-            assert self.bias is not None
             fits = "an integer" if low > high else f"{self.bias - high} to {self.bias - low}"
             refuse("bias", f"{fits}, with which float64 holds every number")
 
@@ -103,6 +102,16 @@ class Format:
     def bits(self) -> int:
         """The width of a code."""
         return self.signed + self.exponent_bits + self.mantissa_bits
+
+    @property
+    def element(self) -> Format:
+        """The format itself, where a block format has the format of its elements."""
+        return self
+
+    @property
+    def bits_per_element(self) -> float:
+        """The width of a code, where a block format adds the scales' share."""
+        return self.bits
 
     @property
     def precision(self) -> int:
@@ -159,7 +168,6 @@ class Format:
     def exact(self, code: int) -> Fraction:
         """Returns the number of a finite positive code, exactly."""
         exponent, mantissa = code >> self.mantissa_bits, code & ((1 << self.mantissa_bits) - 1)
-        assert self.bias is not None
         if exponent == 0 and (self.subnormals or (code == 0 and self.zero)):
             return Fraction(mantissa) * Fraction(2) ** (1 - self.bias - self.mantissa_bits)
         significand = Fraction((1 << self.mantissa_bits) + mantissa)

@@ -117,7 +117,6 @@ class Bits:
     @property
     def power(self) -> int:
         """The power of two that the significand is multiplied by."""
-        assert self.format.bias is not None
         return (1 if self._leading == 0 else self.exponent) - self.format.bias
 
     @property

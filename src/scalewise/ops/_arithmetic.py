@@ -150,23 +150,21 @@ class Arithmetic:
 
     def _sum(self, a: jax.Array, b: jax.Array) -> jax.Array:
         """Returns the sum of two carrier numbers, rounded once by its exact error (TwoSum)."""
-        total = a + b
-        shared = total - a
-        lost = (a - (total - shared)) + (b - shared)
-        y = self.round(self._to_odd(total, lost))
+        total, lost = two_sum(a, b)
+        y = self.round(to_odd(total, lost))
         if self.rounding != "toward_negative":
             return y
-        signs = self._bits(a) | self._bits(b)
+        signs = bits_of(a) | bits_of(b)
         return jnp.where((total == 0) & (signs != 0), self.round(self.const(-0.0)), y)
 
     def div(self, a: jax.Array, b: jax.Array) -> jax.Array:
         t = self._reduced(a / b)
         left = a - t * b
-        return self.round(self._to_odd(t, jnp.where(b < 0, -left, left)))
+        return self.round(to_odd(t, jnp.where(b < 0, -left, left)))
 
     def sqrt(self, a: jax.Array) -> jax.Array:
         t = self._reduced(jnp.sqrt(a))
-        return self.round(self._to_odd(t, a - t * t))
+        return self.round(to_odd(t, a - t * t))
 
     def _reduced(self, a: jax.Array) -> jax.Array:
         """``a`` to p + 1 bits: where roundings to p bits change is among these numbers.
@@ -174,26 +172,6 @@ class Arithmetic:
         Products of them with numbers of the format, and their squares, are exact in the carrier.
         """
         return lax.reduce_precision(a, 11 if self.wide else 8, self.fmt.precision)
-
-    def _bits(self, a: jax.Array) -> jax.Array:
-        return lax.bitcast_convert_type(a, self._bits_dtype)
-
-    @property
-    def _bits_dtype(self) -> type[np.int32 | np.int64]:
-        return np.int64 if self.wide else np.int32
-
-    def _to_odd(self, a: jax.Array, lost: jax.Array) -> jax.Array:
-        """``a``, one unit of its last bit toward ``a + lost`` if they differ and that bit is 0.
-
-        That rounds ``a + lost`` to odd where ``lost`` is less than a unit. A ``lost`` of NaN,
-        beside an infinity or a NaN, changes nothing.
-        """
-        bits = self._bits(a)
-        one = self._bits_dtype(1)
-        outward = (lost > 0) == (a > 0)
-        inexact = (lost != 0) & (lost == lost) & ((bits & one) == 0)
-        bits = bits + jnp.where(inexact, jnp.where(outward, one, -one), self._bits_dtype(0))
-        return lax.bitcast_convert_type(bits, self.carrier)
 
     def shift(self, a: jax.Array, k: int | jax.Array) -> jax.Array:
         """Returns ``a * 2^k`` for any integers k, also where 2^k is no number of the format."""
@@ -219,7 +197,31 @@ class Arithmetic:
     def exponent(self, a: jax.Array) -> jax.Array:
         """Returns floor(log2(|a|)) as int32, read from the bits; for 0 less than for any number."""
         mantissa_bits, bias = (52, 1023) if self.wide else (23, 127)
-        return ((self._bits(a) >> mantissa_bits) & (2 * bias + 1)).astype(np.int32) - bias
+        return ((bits_of(a) >> mantissa_bits) & (2 * bias + 1)).astype(np.int32) - bias
+
+
+def bits_of(a: jax.Array) -> jax.Array:
+    return lax.bitcast_convert_type(a, np.int64 if a.dtype == jnp.float64 else np.int32)
+
+
+def two_sum(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns a sum and what its rounding has lost, exactly."""
+    total = a + b
+    shared = total - a
+    return total, (a - (total - shared)) + (b - shared)
+
+
+def to_odd(a: jax.Array, lost: jax.Array) -> jax.Array:
+    """``a``, one unit of its last bit toward ``a + lost`` if they differ and that bit is 0.
+
+    That rounds ``a + lost`` to odd where ``lost`` is less than a unit. A ``lost`` of NaN, beside an
+    infinity or a NaN, changes nothing.
+    """
+    bits = bits_of(a)
+    one = bits.dtype.type(1)
+    inexact = (lost != 0) & (lost == lost) & ((bits & one) == 0)
+    step = jnp.where((lost > 0) == (a > 0), one, -one)
+    return lax.bitcast_convert_type(jnp.where(inexact, bits + step, bits), a.dtype)
 
 
 Axis = int | tuple[int, ...] | None

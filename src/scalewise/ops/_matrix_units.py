@@ -19,11 +19,11 @@ import numpy as np
 from jax import lax
 
 from .._jax import ShapedArray, batching, jex, mlir, with_common_axes
-from ..devices import MatrixUnit, element_of
+from ..devices import MatrixUnit
 from ..formats import FP16, FP32, TF32, BlockFormat, Format
 from ..formats import format as format_
 from ..rounding import from_float64, round_bits, round_to, to_float64
-from ._arithmetic import Arithmetic
+from ._arithmetic import Arithmetic, to_odd, two_sum
 
 ZERO = 2.0**-126  # the units' exponent of a zero
 GROUP = 16  # products of FP4 that `mxf4nvf4` adds exactly
@@ -136,21 +136,11 @@ def fused_multiply_add(fmt: Format, a: jax.Array, b: jax.Array, c: jax.Array) ->
     first, second = jnp.where(large, a * half, a), jnp.where(large, b * half, b)
     small = jnp.copysign(jnp.maximum(jnp.abs(c) * half * half, 2.0**-900), c)
     product, addend = first * second, jnp.where(large & (c != 0), small, c)
-    high, low = _two_sum(product, addend)
-    rest, least = _two_sum(low, _product_error(first, second, product))
-    bits = lax.bitcast_convert_type(rest, np.int64)
-    outward = jnp.where((least > 0) == (rest > 0), np.int64(1), np.int64(-1))
-    odd = jnp.where((least != 0) & (bits & 1 == 0), bits + outward, bits)
-    exact = high + lax.bitcast_convert_type(odd, np.float64)
+    high, low = two_sum(product, addend)
+    exact = high + to_odd(*two_sum(low, _product_error(first, second, product)))
     exact = jnp.where(large, exact / half / half, exact)
     special = ~(jnp.isfinite(a) & jnp.isfinite(b) & jnp.isfinite(c))
     return jnp.where(special, jnp.where(jnp.isfinite(a) & jnp.isfinite(b), c, a * b + c), exact)
-
-
-def _two_sum(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    total = a + b
-    shared = total - a
-    return total, (a - (total - shared)) + (b - shared)
 
 
 def _product_error(a: jax.Array, b: jax.Array, product: jax.Array) -> jax.Array:
@@ -184,7 +174,7 @@ _STEPS = {
 def _operand(
     unit: MatrixUnit, x: jax.Array, fmt: Format | BlockFormat, scales: jax.Array | None, axis: int
 ) -> _Terms:
-    element = fmt.element if isinstance(fmt, BlockFormat) else fmt
+    element = fmt.element
     values = to_float64(x)
     if element == TF32:  # the units cut float32 off
         bits = lax.bitcast_convert_type(x.astype(np.float32), np.int32) & np.int32(-1 << 13)
@@ -280,7 +270,7 @@ def _computed(
 ) -> jax.Array:
     operands = [
         x if fmt == TF32 else round_to(x, fmt)
-        for x, fmt in ((a, element_of(unit.left)), (b, element_of(unit.right)))
+        for x, fmt in ((a, unit.left.element), (b, unit.right.element))
     ]
     with jax.enable_x64(True):
 

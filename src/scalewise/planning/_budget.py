@@ -91,7 +91,7 @@ def bits_of(operand: Operand | None, own: float) -> float:
     if operand is None:
         return own
     fmt = operand.format
-    return min(fmt.bits_per_element if isinstance(fmt, BlockFormat) else fmt.bits, own)
+    return min(fmt.bits_per_element, own)
 
 
 def _seconds(product: Product, option: Option, on: Device) -> float:

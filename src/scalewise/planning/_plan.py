@@ -226,7 +226,7 @@ def _policy(space: Space, best: Tried) -> Policy | None:
     """
     sites = [(s, o[i].get("result")) for s, o, i in zip(
         space.sites, space.options, best.choice, strict=True) if s.roles == RESULT]  # fmt: skip
-    formats = {x.element for _, x in sites if x is not None}
+    formats = {x.format.element for _, x in sites if x is not None}
     if len(formats) != 1 or not formats <= {FP16, BF16} or len(sites) < len(space.sites):
         return None
     rules = [

@@ -358,7 +358,7 @@ def _layout(family: str, operand: Operand) -> tuple[Layout, Strategy]:
 
 
 def _activation(operand: Operand) -> dict[str, Json]:
-    common = {"num_bits": operand.element.bits, "symmetric": True, "type": "float"}
+    common = {"num_bits": operand.format.element.bits, "symmetric": True, "type": "float"}
     fmt = operand.format
     if not isinstance(fmt, BlockFormat):
         strategy = "token" if operand.per == "channel" else "tensor"

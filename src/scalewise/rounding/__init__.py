@@ -8,6 +8,8 @@ from ._encoded import pack as pack
 from ._encoded import unpack as unpack
 from ._round import cast as cast
 from ._round import round_to as round_to
+from ._saturation import SATURATION_RULES as SATURATION_RULES
+from ._saturation import saturation as saturation
 
 globals()["__all__"] = own_names(dir())  # help() lists them
 

@@ -181,7 +181,6 @@ def _flip(fmt: Format, c: Carrier) -> int:
     Without mantissa bits the last bit of a code is the last bit of its exponent field, which
     depends on the biases.
     """
-    assert fmt.bias is not None
     return (fmt.bias + 1 - c.min_exponent) % 2 if fmt.mantissa_bits == 0 else 0
 
 
@@ -210,7 +209,6 @@ def _among_subnormals(magnitude: jax.Array, fmt: Format, c: Carrier, mode: Mode)
     if (
         fmt.mantissa_bits == 0
     ):  # the last bit of the exponent field, which is 0 below the lowest binade
-        assert fmt.bias is not None
         first = (fmt.min_exponent + fmt.bias - lowest) % 2
         odd = jnp.where(lead >= c.const(lowest), (binade + c.const(first)) & one, c.const(0))
     return (magnitude + mode.addend(odd, dropped)) & ~dropped

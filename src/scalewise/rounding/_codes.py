@@ -148,7 +148,7 @@ def codes_of(x: jax.Array, fmt: Format) -> jax.Array:
         x = from_float64(x, np.dtype(np.float32))
     c = carrier_of(x.dtype)
     u, m, wide = c.const, fmt.mantissa_bits, c.mantissa_bits
-    bias = fmt.bias or 0
+    bias = fmt.bias
     bits = lax.bitcast_convert_type(x, c.uint)
     sign, magnitude = bits >> u(c.bits - 1), bits & u((1 << (c.bits - 1)) - 1)
     code = (magnitude >> u(wide - m)) - _constant((1 - c.min_exponent - bias) << m, c)
@@ -218,7 +218,6 @@ def decode(codes: ArrayLike, fmt: Format | str) -> jax.Array:
 @partial(jax.jit, static_argnums=1, inline=True)
 def decoded(codes: jax.Array, fmt: Format) -> jax.Array:
     u, m = np.uint32, fmt.mantissa_bits
-    assert fmt.bias is not None
     codes = codes.astype(u)
     magnitude = codes & u(2 ** (fmt.exponent_bits + m) - 1)
     field, fraction = magnitude >> u(m), magnitude & u(2**m - 1)
@@ -293,7 +292,6 @@ def nearest_codes(x: jax.Array, fmt: Format, saturate: bool | str) -> jax.Array:
     flushes values far below half of the quantum. NaN becomes ``fmt.nan_code``, or 0 without NaN.
     """
     u, m = np.uint32, fmt.mantissa_bits
-    assert fmt.bias is not None
     drop = 23 - m
     bits = lax.bitcast_convert_type(x, u)
     magnitude = lax.bitwise_and(bits, u(0x7FFFFFFF))

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 from .._check import checked, is_array, shown
 from .._jax import ad, batching, jex, mlir
-from ..formats import Format, Rounding, check_saturate, rounding_mode
+from ..formats import Format, Rounding, Saturation, rounding_mode
 from ..formats import format as format_
 from ._bits import F32, F64, Carrier, carrier_of, fits, round_bits
 from ._codes import (
@@ -31,6 +31,7 @@ from ._codes import (
     to_float64,
     widened,
 )
+from ._saturation import saturation
 
 Gradient = Literal["identity", "clipped"]
 
@@ -45,7 +46,7 @@ def round_to(
     fmt: Format | str | Any,
     *,
     rounding: str = "nearest_even",
-    saturate: bool | str = False,
+    saturate: Saturation = False,
     key: jax.Array | None = None,
     bits: jax.Array | None = None,
     subnormals: bool = True,
@@ -70,8 +71,7 @@ def round_to(
             without infinities, or the largest number in a format without either; in a mode that
             doesn't round away from zero, finite values become the largest number
             (IEEE 754-2019, 7.4). True: all become the largest number. ``"finite"``: finite values
-            do, infinities don't. ``scalewise.round_to`` and ``scalewise.cast`` also take a
-            published rule, ``"onnx"`` or ``"onnx-19"`` (see ``scalewise.saturation``).
+            do, infinities don't. Or the name of a published rule (see :func:`saturation`).
         key: a JAX random key, for ``"stochastic"``.
         bits: random bits instead of a key, of x's shape: uint32, or uint64 if x or the result is
             float64. Where rounding drops d < w bits of a normal number, the d lowest are used.
@@ -100,7 +100,7 @@ def round_to(
     fmt = format_(fmt)
     with _all_bits_of(x):
         x = float_array(x, "round_to")
-        mode = _check(fmt, rounding, saturate)
+        saturate, mode = saturation(saturate, fmt), rounding_mode(rounding, fmt)
         noise = _noise(x, mode, key, bits, _computed_in(x.dtype, fmt, saturate))
         if fits(fmt, carrier_of(x.dtype)) or not contains(fmt, x.dtype, saturate):
             dtype = result_dtype(x.dtype, fmt, saturate, "round_to")
@@ -114,7 +114,7 @@ def cast(
     fmt: Format | str | Any,
     *,
     rounding: str = "nearest_even",
-    saturate: bool | str = False,
+    saturate: Saturation = False,
     key: jax.Array | None = None,
     bits: jax.Array | None = None,
     subnormals: bool = True,
@@ -149,7 +149,7 @@ def cast(
     fmt = format_(fmt)
     with _all_bits_of(x):
         x = float_array(x, "cast")
-        mode = _check(fmt, rounding, saturate)
+        saturate, mode = saturation(saturate, fmt), rounding_mode(rounding, fmt)
         options = (fmt, saturate, mode.name, subnormals)
         noise = _noise(x, mode, key, bits, _computed_in(x.dtype, fmt, saturate))
         coded = fmt.dtype is None or fmt.bits < 8
@@ -301,11 +301,6 @@ def float_array(x: ArrayLike, name: str) -> jax.Array:
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"{name} takes real floating-point arrays, not {x.dtype}")
     return x
-
-
-def _check(fmt: Format, rounding: Any, saturate: Any) -> Rounding:
-    check_saturate(saturate)
-    return rounding_mode(rounding, fmt)
 
 
 straight_through_p = jex.Primitive("straight_through")

@@ -30,7 +30,6 @@ from ._operations import sqrt as sqrt
 from ._operations import tanh as tanh
 from ._operations import where as where
 from ._quantize import quantize as quantize
-from ._quantize import saturation as saturation
 from ._rules import RULES as RULES
 from ._safetensors import load_safetensors as load_safetensors
 from ._safetensors import save_safetensors as save_safetensors
@@ -64,7 +63,6 @@ from ._operations import mul as mul
 from ._operations import neg as neg
 from ._operations import square as square
 from ._operations import sub as sub
-from ._quantize import SATURATION_RULES as SATURATION_RULES
 from ._rules import ScaleRule as ScaleRule
 from ._scaling import SCALINGS as SCALINGS
 from ._scaling import Scaling as Scaling
@@ -96,4 +94,3 @@ from ._rules import combined as combined
 from ._rules import static_scale as static_scale
 from ._scaling import Axes as Axes
 from ._scaling import Scales as Scales
-from ._scaling import shifted as shifted

@@ -24,7 +24,6 @@ from .._check import checked, checked_axes
 from .._resolve import as_format
 from ..formats import FormatLike, RoundingMode, Saturation
 from ._array import ScaledArray
-from ._quantize import saturation
 from ._rules import (
     BESIDE,
     EXPONENTS,
@@ -228,8 +227,7 @@ def cast_data(
     """
     (x,) = operands("cast_data", a)
     fmt = as_format(fmt, "cast_data")
-    mode = saturation(saturate, fmt)
-    data = _rounding.encode(x.data, fmt, rounding=rounding, saturate=mode, key=key)
+    data = _rounding.encode(x.data, fmt, rounding=rounding, saturate=saturate, key=key)
     scale = RULES["cast_data"].scale(x.algebra, x.scale)
     if x.algebra is EXPONENTS:
         return ScaledArray.from_exponent(data, scale)

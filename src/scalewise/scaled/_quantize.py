@@ -1,110 +1,31 @@
-"""``quantize``: stores an array in a narrow format or a block format, with scales; casts.
-
-``cast`` and ``round_to`` also take the name of a published rule of saturation.
-"""
+"""``quantize``: stores an array in a narrow format or a block format, with scales."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, TypeAlias, TypeVar
-from typing import cast as typed
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from .. import rounding
-from .._check import checked, rule_of
+from .._check import checked
 from .._resolve import as_format
 from ..formats import (
-    BF16,
     CATALOGUE,
-    E2M1FN,
-    E4M3FN,
-    E4M3FNUZ,
-    E5M2,
-    E5M2FNUZ,
-    E8M0,
-    FP16,
     FP32,
-    FP64,
     BlockFormat,
     BlockFormatLike,
     Format,
-    FormatLike,
     RoundingMode,
     Saturation,
 )
-from ..rounding import encode, float_array, has_float64
+from ..rounding import encode, float_array, has_float64, round_to, saturation
 from ._array import ScaledArray
 from ._blocks import quantize_blocks
 from ._power import exponent_of, nonzero, quotient, shrink
 from ._scaling import Amax, Scaling
-
-Cast = TypeVar("Cast", bound=Callable[..., jax.Array])
-Mode: TypeAlias = bool | Literal["finite"]
-
-_WIDE: dict[Format, Mode] = dict.fromkeys((FP64, FP32, FP16, BF16), False)
-_NARROW: dict[Format, Mode] = dict.fromkeys((E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ), True)
-_FNUZ: dict[Format, Mode] = {E4M3FNUZ: "finite", E5M2FNUZ: "finite"}
-
-SATURATION_RULES: dict[str, Mapping[Format, Mode]] = {
-    # Cast 24 and newer: infinities saturate in all formats (onnx pull request 7130).
-    "onnx": _WIDE | _NARROW | {E8M0: True, E2M1FN: True},
-    # Cast 19 to 23, and the table of ONNX's page on float8: they are NaN in the FNUZ formats.
-    "onnx-19": _WIDE | _NARROW | _FNUZ,
-}
-"""What each published rule of saturation means for each format that it covers."""
-
-
-@checked
-def saturation(rule: Saturation, fmt: FormatLike | BlockFormat) -> Mode:
-    """Returns the mode of saturation, False, True or ``"finite"``, that a rule means for a format.
-
-    Args:
-        rule: a key of :data:`SATURATION_RULES`, or a mode, which is returned as it is. ``"onnx"``
-            is what ONNX's ``Cast`` does with ``saturate=1`` since operator set 24: float8 and E8M0
-            saturate, infinities too; wider formats never do. ``"onnx-19"`` is its rule in operator
-            sets 19 to 23: infinities become NaN in E4M3FNUZ and E5M2FNUZ.
-        fmt: the format that is cast to; of a block format, the elements' counts.
-
-    Raises:
-        ValueError: an unknown rule, or one that doesn't cover the format.
-
-    Example:
-        >>> saturation("onnx", "e5m2fnuz"), saturation("onnx-19", "e5m2fnuz")
-        (True, 'finite')
-    """
-    if not isinstance(rule, str) or rule == "finite":
-        return rule
-    fmt = as_format(fmt, "saturate", blocks=True)
-    fmt = fmt.element if isinstance(fmt, BlockFormat) else fmt
-    covered = SATURATION_RULES[rule]
-    if fmt not in covered:
-        names = ", ".join(f.name for f in covered)
-        raise ValueError(
-            f"saturate={rule!r} says nothing of {fmt.name}; it covers {names}. "
-            "Use False, True or 'finite'"
-        )
-    return covered[fmt]
-
-
-def _with_rules(f: Cast) -> Cast:
-    @functools.wraps(f)
-    def named(
-        x: ArrayLike, fmt: FormatLike, *, saturate: Saturation = False, **options: object
-    ) -> jax.Array:
-        rule = rule_of(Saturation).checked(f.__name__, "saturate", saturate)
-        return f(x, fmt, saturate=saturation(rule, fmt), **options)
-
-    return typed(Cast, named)
-
-
-cast = _with_rules(rounding.cast)
-round_to = _with_rules(rounding.round_to)
 
 
 def storable(fmt: Format) -> Format:
@@ -211,12 +132,12 @@ def quantize_measured(
 
 def _run(x, key, scaling: Scaling | None, options: tuple, measured=None) -> ScaledArray:
     """Calls :func:`_quantized`, as one compiled program unless the strategy holds arrays."""
+    run = _compiled
     try:
         hash(scaling)
-        plain = scaling is None or dataclasses.is_dataclass(scaling)
     except TypeError:
-        plain = False
-    return (_compiled if plain else _quantized)(x, key, scaling, options, measured)
+        run = _quantized
+    return run(x, key, scaling, options, measured)
 
 
 def _quantized(

@@ -148,8 +148,6 @@ def _joined(
         block = tuple(block)
     if isinstance(data, ScaledArray) or not _is_float(data):
         raise ValueError(f"the data of {name!r} are {data.dtype}")
-    if "scale" in factor and factor["scale"].dtype == np.int32:
-        factor = {"exponent": factor["scale"]}  # written so before `exponent` was a field
     for field, x in factor.items():
         known = isinstance(x, ScaledArray) or _is_float(x)
         if not known if field == "scale" else x.dtype != np.int32:

@@ -17,7 +17,6 @@ import numpy as np
 from jax import lax
 
 from .._check import Count, Positive, Range, checked
-from .._jax import Tracer
 from ..formats import BlockFormat, Format
 from ..rounding import round_to
 from ._amax import amax, to_top
@@ -39,7 +38,6 @@ class Scaling:
             ``"data"`` another statistic of it, ``"shapes"`` a prediction from shapes alone,
             ``"history"`` the arrays of earlier steps, ``"operand"`` the scale that a ScaledArray
             came with.
-        saturates: whether elements may exceed the format's largest number once scaled.
         reuses_copy: under :func:`scalewise.autoscale`, whether the backward pass reads the narrow
             copy of an operand that the forward pass made; else the operand is stored in the
             recipe's ``residuals`` and rounded again.
@@ -53,7 +51,6 @@ class Scaling:
 
     name: ClassVar[str] = ""
     source: ClassVar[Literal["amax", "data", "shapes", "history", "operand"]] = "data"
-    saturates: ClassVar[bool] = True
     reuses_copy: ClassVar[bool] = False
     for_blocks: ClassVar[bool] = False
     draws: ClassVar[bool] = False
@@ -85,7 +82,7 @@ class Scaling:
 
     def may_exceed(self, fmt: Format) -> bool:
         """Returns True if scaled elements may exceed the format's largest number."""
-        return self.saturates
+        return True
 
     def of_blocks(self) -> Scaling | None:
         """Returns the strategy for the blocks of a block format; None for the format's own."""
@@ -116,18 +113,13 @@ class Amax(Scaling):
     headroom: Positive = 1.0
     name = "amax"
     source = "amax"
-    saturates = False
     reuses_copy = True
-
-    def __repr__(self) -> str:
-        room = "" if self.headroom == 1 else f", headroom={self.headroom!r}"
-        return f"Amax(power_of_two={self.power_of_two!r}{room})"
 
     def may_exceed(self, fmt: Format) -> bool:
         # XLA may compute a difference of products once to find its largest magnitude and once more
         # to round it, with multiply-adds in one and not in the other: where the products cancel,
         # the two differ by any factor. Formats with more exponents hold both.
-        return self.saturates or fmt.max_exponent <= 16
+        return fmt.max_exponent <= 16
 
     def of_blocks(self) -> Scaling | None:
         return None if self.headroom == 1 else self
@@ -260,30 +252,25 @@ class Fixed(Scaling):
 
 
 @checked
-@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True)
 class Delayed(Scaling):
     """Scales by the largest magnitude of the last few arrays (delayed scaling), one per tensor.
 
-    The history is explicit state: ``delayed.update(x)`` returns the strategy to use next. With an
-    empty history the scale is that of the array itself. Elements that have grown beyond the history
-    saturate. (FP8 training as in NVIDIA's Transformer Engine.)
+    The magnitudes are explicit state of :func:`scalewise.autoscale`, see
+    :class:`~scalewise.autoscaling.WithHistory`; without one the scale is that of the array itself.
+    Elements that have grown beyond the history saturate. (FP8 training as in NVIDIA's Transformer
+    Engine.)
 
     Attributes:
-        amaxes: float32, the largest magnitudes of the last arrays, the newest first; 0 for steps
-            without an array.
-        power_of_two: as in :class:`Amax`.
-
-    Args:
         history: how many arrays are remembered.
+        power_of_two: as in :class:`Amax`.
     """
 
+    history: Count = 16
+    power_of_two: bool = True
     name = "delayed"
     source = "history"
     reuses_copy = True
-
-    def __init__(self, history: Count = 16, *, power_of_two: bool = True):
-        self.amaxes: np.ndarray | jax.Array = np.zeros(history, np.float32)
-        self.power_of_two = power_of_two
 
     def check(self, fmt: Format | BlockFormat) -> None:
         if isinstance(fmt, BlockFormat):
@@ -292,44 +279,7 @@ class Delayed(Scaling):
     def scale(self, x: jax.Array, fmt: Format, axes: Axes, keepdims: bool = False) -> Scales:
         if len(axes) != x.ndim:
             raise ValueError("Delayed keeps one scale for the whole array; expected axis=None")
-        past = jnp.max(self.amaxes).astype(x.dtype)
-        magnitude = lax.cond(past > 0, lambda x: past, lambda x: amax(x, range(x.ndim), False), x)
-        return to_top(magnitude, fmt, self.power_of_two)
-
-    def update(self, x: jax.Array) -> Delayed:
-        """Returns the history with the largest finite magnitude of ``x`` as its newest entry."""
-        newest = amax(jnp.asarray(x).astype(jnp.float32), range(jnp.ndim(x)), False)
-        return self.tree_unflatten(self.power_of_two, (shifted(self.amaxes, newest),))
-
-    def __repr__(self) -> str:
-        power = "" if self.power_of_two else ", power_of_two=False"
-        if isinstance(self.amaxes, np.ndarray) and not self.amaxes.any():
-            return f"Delayed(history={len(self.amaxes)}{power})"
-        return f"Delayed(amaxes={self.amaxes!r}{power})"
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Delayed) or self.power_of_two != other.power_of_two:
-            return False
-        if isinstance(self.amaxes, Tracer) or isinstance(other.amaxes, Tracer):
-            return self.amaxes is other.amaxes
-        return np.array_equal(self.amaxes, other.amaxes)
-
-    def __hash__(self) -> int:
-        return hash((len(self.amaxes), self.power_of_two))
-
-    def tree_flatten(self):
-        return (self.amaxes,), self.power_of_two
-
-    @classmethod
-    def tree_unflatten(cls, power_of_two, children):
-        self = object.__new__(cls)
-        self.amaxes, self.power_of_two = children[0], power_of_two
-        return self
-
-
-def shifted(amaxes: np.ndarray | jax.Array, newest: jax.Array) -> jax.Array:
-    """Returns histories, ``[..., steps]``, with their newest entries in front of the others."""
-    return jnp.concatenate([newest[..., None], amaxes[..., :-1]], -1)
+        return to_top(amax(x, axes, keepdims), fmt, self.power_of_two)
 
 
 @dataclasses.dataclass(frozen=True)

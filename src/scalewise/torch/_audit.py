@@ -21,7 +21,8 @@ from ..autoscaling import Recipe, RecipeLike, recipes
 from ..formats import BF16, FP16, FormatLike, Saturation
 from ..formats import format as format_
 from ..interpret import Interpretation, trace
-from ..scaled import Unit, saturation
+from ..rounding import saturation
+from ..scaled import Unit
 from ._arguments import checked_model
 from ._convert import to_jax, torch_dtype
 from ._emulate import low_function

@@ -28,8 +28,7 @@ from ..interpret import (
     rebind,
     transform,
 )
-from ..rounding import to_float64
-from ..scaled import saturation
+from ..rounding import saturation, to_float64
 from ._arguments import as_module, check_runs
 from ._convert import jax_dtype, to_jax, to_torch
 from ._export import Exported, Granularity, held

@@ -12,9 +12,9 @@ from .. import scaled
 from .._resolve import as_format
 from ..formats import BF16, E5M2, FP16, BlockFormatLike, FormatLike, RoundingMode, Saturation
 from ..rounding import EncodedArray
+from ..rounding import cast as cast_array
+from ..rounding import round_to as round_array
 from ..scaled import ScaledArray, Scaling
-from ..scaled._quantize import cast as cast_array
-from ..scaled._quantize import round_to as round_array
 from ._convert import to_jax, to_torch
 from ._torch import Tensor, torch
 

@@ -28,7 +28,7 @@ from ._moments import store_state as store_state
 from ._moments import widen as widen
 from ._step import step as step
 from ._train._folder import CheckpointError as CheckpointError
-from ._train._folder import Log as Log
+from ._train._log import Log as Log
 from ._train._sharding import Sharding as Sharding
 from ._train._train import TrainingError as TrainingError
 from ._train._train import train as train
@@ -47,8 +47,7 @@ from ._loss_scale import LossScaledState as LossScaledState
 from ._loss_scale import LossScaleState as LossScaleState
 from ._model import Metrics as Metrics
 from ._model import TrainState as TrainState
-from ._moments import ExpandedStored as ExpandedStored
-from ._moments import TableStored as TableStored
+from ._moments import BlockwiseStored as BlockwiseStored
 from ._step import Step as Step
 from ._train._train import Trained as Trained
 from ._weights import CompensatedState as CompensatedState

@@ -7,6 +7,7 @@ that passes a module has imported its library.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import sys
 from collections.abc import Callable, Hashable
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
 from .._check import shown
 from .._types import PyTree, TreeDef
@@ -164,10 +165,10 @@ def loss_and_aux(out: PyTree, has_aux: bool) -> tuple[jax.Array, PyTree]:
 
 def loss_transform(
     policy: Policy | Recipe | Schedule | DTypeLike | None,
-) -> tuple[Callable[[Callable], Callable], np.dtype | None, bool]:
+) -> tuple[Callable[[Callable, ArrayLike], Callable], np.dtype | None, bool]:
     """Returns the transformation of the loss function, the parameters' dtype, and if it is float16.
 
-    With a Schedule the transformed function takes the step first.
+    The transformation takes the step, too, by which a Schedule chooses.
     """
     recipe = policy.recipe(0) if isinstance(policy, Schedule) else policy
     if isinstance(recipe, Recipe) and recipe.state:
@@ -178,12 +179,14 @@ def loss_transform(
         )
     # Step differentiates a recipe with a history together with that
     if policy is None or (isinstance(policy, Recipe) and policy.is_delayed):
-        return lambda f: f, None, False
-    if isinstance(policy, Recipe | Schedule):
-        return lambda f: autoscale(f, policy), None, False
+        return lambda f, step: f, None, False
+    if isinstance(policy, Schedule):
+        return lambda f, step: functools.partial(autoscale(f, policy), step), None, False
+    if isinstance(policy, Recipe):
+        return lambda f, step: autoscale(f, policy), None, False
     chosen = policy_(policy)
     narrow = jnp.float16 in (chosen.compute, chosen.params)
     params = None if chosen.params is None else np.dtype(chosen.params)
     # Step casts the parameters, and the loss is float32: autocast only casts operations
     inner = dataclasses.replace(chosen, params=None, output=None)
-    return lambda f: autocast(f, inner), params, narrow
+    return lambda f, step: autocast(f, inner), params, narrow

@@ -51,7 +51,7 @@ class TableStorage:
             raise ValueError("TableStorage: the linear table is for signed=False")
         _check_block("TableStorage", self.block, self.bits)
 
-    def store(self, x: jax.Array) -> TableStored:
+    def store(self, x: jax.Array) -> BlockwiseStored:
         """Returns the codes and scales of an array of floats; NaN gets the code of the largest."""
         blocks = _in_blocks(x, self.block)
         scale = jnp.maximum(jnp.max(jnp.abs(blocks), 1), np.float32(1e-12))
@@ -62,28 +62,14 @@ class TableStorage:
         codes = jnp.searchsorted(middles, relative, side="right").astype(jnp.uint8)
         if self.bits == 4:
             codes = codes[:, ::2] * np.uint8(16) + codes[:, 1::2]
-        return TableStored(codes, scale, self, x.shape)
+        return BlockwiseStored(codes, (scale,), self, x.shape)
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class TableStored(StoredArray):
-    """An array as :class:`TableStorage` stores it."""
-
-    STATIC: ClassVar = ("storage", "shape")
-
-    codes: jax.Array  # uint8, one row for each block
-    scale: jax.Array  # float32, each block's largest magnitude
-    storage: TableStorage
-    shape: tuple[int, ...]  # of the array
-
-    def value(self) -> jax.Array:
-        """Returns the array, float32."""
-        codes = self.codes
-        if self.storage.bits == 4:
+    def load(self, codes: jax.Array, scale: jax.Array) -> jax.Array:
+        """Returns the numbers of blocks of codes with their scales."""
+        if self.bits == 4:
             pairs = jnp.stack([codes >> np.uint8(4), codes & np.uint8(15)], -1)
             codes = pairs.reshape(len(codes), -1)
-        entries = dynamic_table(self.storage.bits, self.storage.signed, self.storage.table)
-        return _from_blocks(jnp.asarray(entries)[codes] * self.scale[:, None], self.shape)
+        return jnp.asarray(dynamic_table(self.bits, self.signed, self.table))[codes] * scale
 
 
 @checked
@@ -103,7 +89,7 @@ class ExpandedStorage:
     def __post_init__(self):
         _check_block("ExpandedStorage", self.block, 8)
 
-    def store(self, x: jax.Array) -> ExpandedStored:
+    def store(self, x: jax.Array) -> BlockwiseStored:
         """Returns the numbers, scales, centres and powers of an array of floats."""
         top = float(E4M3FN.max)
         blocks = _in_blocks(x, self.block)
@@ -121,27 +107,33 @@ class ExpandedStorage:
         expanded = jnp.sign(blocks) * (size / center) ** power / scale
         data = encode(expanded, E4M3FN, saturate="finite")
         assert isinstance(data, jax.Array)
-        return ExpandedStored(data, scale[:, 0], center[:, 0], power[:, 0], x.shape)
+        factors = scale[:, 0], center[:, 0], power[:, 0]
+        return BlockwiseStored(data, factors, self, x.shape)
+
+    def load(
+        self, data: jax.Array, scale: jax.Array, center: jax.Array, power: jax.Array
+    ) -> jax.Array:
+        """Returns the numbers of blocks of E4M3 numbers with their scales, centres and powers."""
+        y = decode(jax.lax.bitcast_convert_type(data, jnp.uint8), E4M3FN).astype(jnp.float32)
+        y = y * scale
+        return jnp.sign(y) * (jnp.abs(y) ** (1 / power) * center)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ExpandedStored(StoredArray):
-    """An array as :class:`ExpandedStorage` stores it."""
+class BlockwiseStored(StoredArray):
+    """An array as :class:`TableStorage` or :class:`ExpandedStorage` stores it."""
 
-    STATIC: ClassVar = ("shape",)
+    STATIC: ClassVar = ("storage", "shape")
 
-    data: jax.Array  # E4M3, one row for each block
-    scale: jax.Array  # float32, one for each block
-    center: jax.Array
-    power: jax.Array
+    data: jax.Array  # codes, uint8, or E4M3, one row for each block
+    factors: tuple[jax.Array, ...]  # float32, one for each block: its scale, and what else it needs
+    storage: TableStorage | ExpandedStorage
     shape: tuple[int, ...]  # of the array
 
     def value(self) -> jax.Array:
         """Returns the array, float32."""
-        codes = jax.lax.bitcast_convert_type(self.data, jnp.uint8)
-        y = decode(codes, E4M3FN).astype(jnp.float32) * self.scale[:, None]
-        size = jnp.abs(y) ** (1 / self.power[:, None]) * self.center[:, None]
-        return _from_blocks(jnp.sign(y) * size, self.shape)
+        blocks = self.storage.load(self.data, *(x[:, None] for x in self.factors))
+        return jnp.ravel(blocks)[: math.prod(self.shape)].reshape(self.shape)
 
 
 @functools.cache
@@ -167,10 +159,6 @@ def dynamic_table(bits: int, signed: bool, table: str = "dynamic") -> np.ndarray
 def _in_blocks(x: jax.Array, block: int) -> jax.Array:
     flat = jnp.ravel(jnp.asarray(x).astype(jnp.float32))
     return jnp.pad(flat, (0, -flat.size % block)).reshape(-1, block)
-
-
-def _from_blocks(blocks: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    return jnp.ravel(blocks)[: math.prod(shape)].reshape(shape)
 
 
 def _check_block(owner: str, block: int, bits: int) -> None:
@@ -229,8 +217,8 @@ def store_state(
 
     Returns:
         A transformation whose state holds :class:`~scalewise.ScaledArray`,
-        :class:`~scalewise.SqrtStored`, :class:`TableStored` and :class:`ExpandedStored` leaves:
-        pytrees that can be jitted and checkpointed.
+        :class:`~scalewise.SqrtStored` and :class:`BlockwiseStored` leaves: pytrees that can be
+        jitted and checkpointed.
 
     Example:
         >>> import jax.numpy as jnp, optax
@@ -272,7 +260,7 @@ def widen(tree: PyTree) -> PyTree:
 
 
 def _is_stored(x: object) -> bool:
-    return is_stored(x) or isinstance(x, TableStored | ExpandedStored)
+    return is_stored(x) or isinstance(x, BlockwiseStored)
 
 
 def _stored(state: PyTree, pairs: Sequence[tuple[str, STORAGES]]) -> PyTree:

@@ -53,12 +53,11 @@ class Step:
     accumulate: int = 1  # microbatches
     has_aux: bool = False
     # of the function from parameters to loss, by the policy
-    transform: Callable[[Callable], Callable] = lambda f: f
+    transform: Callable[[Callable, ArrayLike], Callable] = lambda f, step: f
     delayed: Recipe | None = None  # a recipe with a history, under which the gradient is computed
     axis_name: AxisName = None  # mapped axes over which gradients are averaged
     comm_format: FormatLike | None = None  # of gradients that devices send
     warn_after: int | None = None  # steps left out in a row
-    scheduled: bool = False  # whether what ``transform`` returns takes the step first
     min_scale: float = 0.0  # the smallest loss scale; 0 for a constant one
     narrow: bool = False  # whether the loss is computed in float16
     check_finite: bool = True
@@ -210,7 +209,7 @@ class Step:
             loss, aux = models.loss_and_aux(out, self.has_aux)
             return at_least_float32(loss), structure.rest(model), aux
 
-        return self.transform(whole)(*[step] * self.scheduled, params, rest, arrays)
+        return self.transform(whole, step)(params, rest, arrays)
 
 
 @checked
@@ -311,7 +310,7 @@ def step(
     floor = scaling.min_scale if isinstance(scaling, DynamicLossScale) else 0.0
     return Step(
         loss, whole, params, accumulate, has_aux, transform, delayed, axis_name, comm_format,
-        warn_after, isinstance(policy, Schedule), floor, narrow, check_finite,
+        warn_after, floor, narrow, check_finite,
     )  # fmt: skip
 
 

@@ -76,7 +76,7 @@ def history_of(low: Interpretation) -> int:
         return 0
     scaling = low.recipe.products.scaling
     assert isinstance(scaling, Delayed)
-    return len(scaling.amaxes)
+    return scaling.history
 
 
 def _of_policy(low: Autocast, equation: Equation) -> tuple[Interpretation, Hashable]:
@@ -103,7 +103,7 @@ def _as_it_is(low: Interpretation, equation: Equation) -> tuple[Interpretation, 
 
 def _forward_element(low: Boundaries) -> Format:
     operand = low.recipe.products.operand("forward", "activation")
-    return FP32 if operand is None else operand.element
+    return FP32 if operand is None else operand.format.element
 
 
 def _recipe_name(low: Boundaries | EveryOp) -> str:

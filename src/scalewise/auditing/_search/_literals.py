@@ -33,7 +33,7 @@ from ...interpret import (
     trace,
 )
 from ...primitives import having
-from ...scaled import saturation
+from ...rounding import saturation
 from .._run._equation_statistics import direction_of
 
 TORCHS = {"where", "masked_fill", "clamp", "clamp_min", "clamp_max", "clip"}

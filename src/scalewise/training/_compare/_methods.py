@@ -31,31 +31,24 @@ class Method:
     name: str  # on the command line and in reports
     # from the float32 initial state to the one that is trained
     prepare: Callable[[PyTree], PyTree] = lambda state: state
-    # from the program's step to this method's
-    transform: Callable[[Step], Step] = lambda step: step
+    # from the program's step to this method's; by default it is ``training.step`` of the program's
+    # ``loss_of`` and ``OPTIMIZER`` with ``step_options``, if there are any
+    transform: Callable[[Step], Step] | None = None
     what: str = ""  # a short description
-    # for methods that scale the loss: the step is ``training.step`` of the program's ``loss_of``
-    # and ``OPTIMIZER`` with these arguments
-    options: Mapping[str, Any] | None = None
-    # arguments of ``training.step`` with the same effect; None: `scalewise train` refuses
-    equivalent: Mapping[str, Any] | None = None
-
-    @property
-    def step_options(self) -> Mapping[str, Any] | None:
-        """Arguments of ``training.step`` with this method's effect; None if there are none."""
-        return self.equivalent if self.options is None else self.options
+    # arguments of ``training.step`` with the method's effect; None: `scalewise train` refuses
+    step_options: Mapping[str, Any] | None = None
 
     def build(self, program: Program) -> tuple[Callable[[PyTree, PyTree], PyTree], Step]:
         """Returns the function from a program's state and a batch to this method's; its step."""
-        if self.options is None:
-            changed = self.transform(program.train_step)
+        if self.transform is not None or self.step_options is None:
+            changed = (self.transform or (lambda step: step))(program.train_step)
             if isinstance(changed, WithHistory):
                 return with_history(changed, self.prepare)
             return lambda state, batch: self.prepare(state), changed
         if program.loss_of is None or program.optimizer is None:
             lacks = f"{program.name} defines no loss_of(params, batch) or no OPTIMIZER"
             raise InputError(f"{self.name} scales the loss, and {lacks}")
-        train = step(program.loss_of, program.optimizer, **self.options)
+        train = step(program.loss_of, program.optimizer, **(self.step_options or {}))
 
         def prepare(state: PyTree, batch: PyTree) -> PyTree:
             return train.init(params_of(state), batch)
@@ -91,7 +84,7 @@ def scaled(name: str, recipe: Recipe, what: str) -> Method:
     # store's paths start at the state, the step's at (state, loss): `search` serves both
     return Method(
         name, lambda state: store(state, recipe), lambda step: autoscale(step, recipe), what,
-        equivalent=None if recipe.state else {"policy": recipe},
+        step_options=None if recipe.state else {"policy": recipe},
     )  # fmt: skip
 
 
@@ -148,7 +141,9 @@ STEPPED |= {
 METHODS: dict[str, Method] = {
     m.name: m
     for m in (
-        Method("float32", what="the program as it is", equivalent={}),
+        Method(
+            "float32", transform=lambda step: step, what="the program as it is", step_options={}
+        ),
         Method(
             "fp16-plain",
             half,
@@ -167,14 +162,14 @@ METHODS: dict[str, Method] = {
         Method(
             "scalify-loss",
             what="scalify of loss and gradients, which a float32 optimizer takes",
-            options={"policy": recipes.scalify},
+            step_options={"policy": recipes.scalify},
         ),
         scaled(
             "fp8-narrow-state",
             dataclasses.replace(recipes.fp8, state=NARROW_STATE),
             "fp8; FP16 weights, E4M3 first and FP16 root of second moment",
         ),
-        *(Method(name, what=what, options=options) for name, (what, options) in STEPPED.items()),
+        *(Method(name, what=what, step_options=own) for name, (what, own) in STEPPED.items()),
         *(
             scaled(name, recipe, f"autoscale, recipes.{name}")
             for name, recipe in recipes.CATALOGUE.items()

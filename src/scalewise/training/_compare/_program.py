@@ -157,33 +157,24 @@ def corpus(path: str | Path | None = None, limit: Count = LIMIT) -> bytes:
 
     Hidden files are left out; None stands for the modules of Python's standard library.
     """
-    if path is None:
-        root = Path(sysconfig.get_path("stdlib"))
-        files = sorted(root.glob("*.py"))
-        if not files:
-            raise InputError(
-                f"no Python sources in {root}: give a text file or folder as data (--data)"
-            )
+    root = Path(sysconfig.get_path("stdlib") if path is None else path)
+    if root.is_file():
+        files = [root]
+    elif root.is_dir():
+        found = sorted(root.glob("*.py") if path is None else root.rglob("*"))
+        parts = ((p, p.relative_to(root).parts) for p in found if p.is_file())
+        files = [p for p, names in parts if not any(name.startswith(".") for name in names)]
     else:
-        root = Path(path)
-        if root.is_file():
-            files = [root]
-        elif root.is_dir():
-            found = (p.relative_to(root) for p in root.rglob("*") if p.is_file())
-            shown = (p for p in found if not any(part.startswith(".") for part in p.parts))
-            files = sorted(root / p for p in shown)
-        else:
-            raise InputError(f"no data at {str(root)!r}; expected a text file or a folder")
-    pieces, size = [], 0
+        raise InputError(f"no data at {str(root)!r}; expected a text file or a folder")
+    text = b""
     for file in files:
         try:
             with file.open("rb") as stream:
-                pieces.append(stream.read(limit - size))
+                text += stream.read(limit - len(text))
         except OSError as error:
             raise InputError(f"can't read data file {str(file)!r}: {error.strerror}") from None
-        size += len(pieces[-1])
-        if size >= limit:
+        if len(text) >= limit:
             break
-    if not size:
+    if not text:
         raise InputError(f"no data in {str(root)!r}: it is empty, some text is needed")
-    return b"".join(pieces)
+    return text

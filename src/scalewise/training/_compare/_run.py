@@ -187,31 +187,11 @@ def first_non_finite(step: Step, state: PyTree, batch: PyTree) -> str | None:
     return None
 
 
-def lost_second_moments(state: PyTree) -> str | None:
-    """Describes how many of Adam's second moments are zero while the first moment isn't."""
-
-    def has_moments(x: object) -> bool:
-        return hasattr(x, "mu") and hasattr(x, "nu")
-
-    moving = lost = 0
-    for node in filter(has_moments, jax.tree.leaves(state, is_leaf=has_moments)):
-        for mu, nu in zip(jax.tree.leaves(node.mu), jax.tree.leaves(node.nu), strict=False):
-            if np.shape(mu) == np.shape(nu):
-                moving += np.count_nonzero(mu)
-                lost += int(((np.asarray(mu) != 0) & (np.asarray(nu) == 0)).sum())
-    if not lost:
-        return None
-    return f"{lost / moving:.0%} of the second moments are 0 where the first moment isn't"
-
-
 def diagnose(step: Step, before: PyTree, batch: PyTree, after: PyTree, loss: float) -> str:
     paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(after)]
     bad = [p for p, good in zip(paths, finite_leaves(after), strict=True) if not good]
-    found = [
-        first_non_finite(step, before, batch),
-        None if np.isfinite(loss) else f"the loss is {loss}",
-        lost_second_moments(after),
-    ]
+    loss_is = None if np.isfinite(loss) else f"the loss is {loss}"
+    found = [first_non_finite(step, before, batch), loss_is]
     if bad:
         found.append(f"{len(bad)} of the state's {len(paths)} arrays aren't finite, first {bad[0]}")
     return "; ".join(filter(None, found))

@@ -1,114 +1,80 @@
-"""One checkpoint of a training state: written by Orbax, verified by digests when it is read.
+"""One checkpoint of a training state: written by Orbax, verified by a digest when it is read.
 
-A checkpoint is a flat list of arrays and a description of them, with a digest of each array's bytes
-and one of the description, which tell a good checkpoint from a damaged one, and from one of another
-step, run, model or method. Arrays that are split over devices are written and read part by part.
 All processes of a run call the same functions and see the same folder.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ..._extras import require
-from ..._output import check_source
+from ..._jax import process_allgather
 from ..._types import Json, PyTree
-from ..._user_file import InputError
-from ._sharding import all_gather_json, is_whole
-
-Settings: TypeAlias = dict[str, Json]
-FAMILY = "scalewise train, "
-KIND = FAMILY + "5"
+from ._sharding import all_gather_json
 
 
 class DamagedError(Exception):
-    """Raised if a checkpoint is damaged; the message says why, as half a sentence."""
+    """Raised if a checkpoint isn't the one that was written; the message is half a sentence."""
 
 
 def orbax() -> ModuleType:
     return require("orbax.checkpoint", "train", "a checkpoint")
 
 
-def items_of(step: int, state: PyTree, about: Settings, run: str) -> Json:
-    """Returns what Orbax writes: the arrays, and their description."""
-    ocp, arrays = orbax(), without_keys(jax.tree.leaves(state))
-    meta = {"kind": KIND, "run": run, "step": step, "about": about,
-            "arrays": _described(state), "digests": digests(arrays)}  # fmt: skip
-    return ocp.args.Composite(
-        state=ocp.args.StandardSave(_named(arrays)),
-        meta=ocp.args.JsonSave(meta | {"seal": _seal(meta)}),
+def items_of(step: int, state: PyTree, run: str) -> Json:
+    """Returns what Orbax writes: the arrays, and what identifies them."""
+    args, arrays = orbax().args, _named(state)
+    meta = _meta(run, step, arrays) | {"digest": state_digest(state)}
+    return args.Composite(state=args.StandardSave(arrays), meta=args.JsonSave(meta))
+
+
+def read(folder: Path, template: PyTree, run: str) -> PyTree:
+    """Reads a checkpoint, whose folder's name is its step, and places it like ``template``."""
+    args, names = orbax().args, _named(template)
+    meta = _restored(folder, meta=args.JsonRestore())
+    for name, value in _meta(run, int(folder.name), names).items():
+        if meta.get(name) != value:
+            raise DamagedError(f"its {name} is {meta.get(name)}, not {value}")
+    into = {
+        k: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for k, x in names.items()
+    }
+    found = _restored(folder, state=args.StandardRestore(into))
+    if state_digest([found[name] for name in names]) != meta.get("digest"):
+        raise DamagedError("its arrays have other bytes than were written")
+    leaves, treedef = jax.tree.flatten(template)
+    return jax.tree.unflatten(
+        treedef, [_typed(x, found[k]) for k, x in zip(names, leaves, strict=True)]
     )
 
 
-def read_meta(folder: Path) -> dict[str, Json]:
-    """Reads a checkpoint's description and verifies its digest; the folder's name is the step."""
-    if folder.is_symlink() or not folder.is_dir():
-        raise DamagedError("it is a symbolic link or no folder, and was not written so")
-    file, names, foreign = folder / "meta" / "metadata", set[str](), ""
+def _meta(run: str, step: int, arrays: Mapping[str, PyTree]) -> dict[str, Json]:
+    """Returns what identifies a checkpoint, each array by its path, dtype and shape."""
+    about = {f"array {name}": f"{x.dtype}{list(x.shape)}" for name, x in arrays.items()}
+    return {"run": run, "step": step, **about}
+
+
+def _restored(folder: Path, **item: Json) -> dict[str, Json]:
+    ocp, found, failed = orbax(), {}, None
     try:
-        names = {path.name for path in folder.iterdir()}
-        check_source(file)
-        meta = json.loads(file.read_bytes().decode())
-        seal = _seal({k: v for k, v in meta.items() if k != "seal"})
-        kind = meta.get("kind")
-        if isinstance(kind, str) and kind.startswith(FAMILY) and kind != KIND:
-            foreign = f"it is of the kind {kind!r}; this version reads {KIND!r}"
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
-        if not names or names & {"meta", "state"}:
-            raise DamagedError(f"its description can't be read ({in_short(error)})") from None
-        meta, seal, foreign = {}, "", "it has neither scalewise's description nor its state"
-    if foreign:
-        raise InputError(
-            f"{folder} is no checkpoint of scalewise train: {foreign}; begin another folder as "
-            "out (--out)"
-        )
-    if seal != meta.get("seal"):
-        raise DamagedError("its description is not the one that was written")
-    if str(meta["step"]) != folder.name:
-        raise DamagedError(f"it is the checkpoint of step {meta['step']} under another name")
-    return meta
-
-
-def _seal(meta: Mapping[str, Json]) -> str:
-    return _sha(json.dumps(meta, sort_keys=True).encode())
-
-
-def read_state(folder: Path, meta: Mapping[str, Json], template: PyTree) -> PyTree:
-    """Reads a checkpoint's arrays, verifies their digests, and places them like a template's."""
-    there, here = meta["arrays"], _described(template)
-    if there != here:
-        differ = (f"there {a}, here {b}" for a, b in zip(there, here, strict=False) if a != b)
-        why = next(differ, f"there are {len(there)} of them, here {len(here)}")
-        raise InputError(f"the checkpoint {folder} holds other arrays than this model's: {why}")
-    leaves, treedef = jax.tree.flatten(template)
-    into = _named([
-        jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in without_keys(leaves)
-    ])  # fmt: skip
-    arrays, failed = [], None
-    try:
-        with closed_loops_ignored(), orbax().StandardCheckpointer() as checkpointer:
-            found = checkpointer.restore(folder / "state", into)
-        arrays = [found[name] for name in into]
+        checkpointer = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+        with closed_loops_ignored(), checkpointer:
+            (values,) = checkpointer.restore(folder, args=ocp.args.Composite(**item)).values()
+            found = dict(values)
     except Exception as error:  # whatever Orbax, tensorstore or the system raises
         failed = error
     if why := next(filter(None, all_gather_json(failed and in_short(failed))), None):
         raise DamagedError(why) from failed
-    for entry, own, digest in zip(there, digests(arrays), meta["digests"], strict=True):
-        if own != digest:
-            raise DamagedError(f"{entry} has other bytes than were written")
-    return jax.tree.unflatten(treedef, map(_typed, leaves, arrays))
+    return found
 
 
 @contextmanager
@@ -130,66 +96,37 @@ def closed_loops_ignored() -> Iterator[None]:
         sys.unraisablehook = before
 
 
-def _typed(leaf: PyTree, x: jax.Array) -> jax.Array:
-    return jax.random.wrap_key_data(x, impl=jax.random.key_impl(leaf)) if is_key(leaf) else x
-
-
-def _named(arrays: Sequence[PyTree]) -> dict[str, PyTree]:
-    return {f"{i:05}": x for i, x in enumerate(arrays)}
-
-
-def _described(state: PyTree) -> list[str]:
-    return [
-        f"{jax.tree_util.keystr(path)} is {x.dtype}{list(x.shape)}"
-        + ("" if is_whole(x) else f" split as {x.sharding.spec}")
-        for path, x in jax.tree_util.tree_leaves_with_path(state)
-    ]
-
-
 def in_short(error: BaseException) -> str:
     """Returns an error's first line; of a long one the subject, and the cause, which is last."""
     text = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: " + (
-        text if len(text) <= 300 else f"{text[:100]} ... {text[-150:]}"
-    )
+    text = text if len(text) <= 300 else f"{text[:100]} ... {text[-150:]}"
+    return f"{type(error).__name__}: {text}"
 
 
-def is_key(x: jax.Array | np.ndarray) -> bool:
+def _is_key(x: jax.Array | np.ndarray) -> bool:
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-def without_keys(leaves: Sequence[PyTree]) -> list[PyTree]:
-    """Returns the arrays with typed random keys replaced by the integers that they consist of."""
-    return [jax.random.key_data(x) if is_key(x) else x for x in leaves]
+def _typed(leaf: PyTree, x: jax.Array) -> jax.Array:
+    return jax.random.wrap_key_data(x, impl=jax.random.key_impl(leaf)) if _is_key(leaf) else x
 
 
-def digests(arrays: Sequence[jax.Array | np.ndarray]) -> list[str]:
-    """Returns the SHA-256 of each array's bytes; of a split array, that of its parts' digests.
-
-    All processes have to call this function; all get the same digests.
-    """
-    parts = [[] if is_whole(x) else _parts(x) for x in arrays]
-    # some processes may have no first replica of any part
-    everywhere = [parts] if all(map(is_whole, arrays)) else all_gather_json(parts)
-    return [
-        _sha(np.ascontiguousarray(x).tobytes())
-        if is_whole(x)
-        else _sha("\n".join(sorted(line for process in everywhere for line in process[i])).encode())
-        for i, x in enumerate(arrays)
-    ]
+def _named(state: PyTree) -> dict[str, PyTree]:
+    """Returns the arrays by their paths, typed random keys as the integers they consist of."""
+    return {
+        jax.tree_util.keystr(path): jax.random.key_data(x) if _is_key(x) else x
+        for path, x in jax.tree_util.tree_leaves_with_path(state)
+    }
 
 
 def state_digest(tree: PyTree) -> str:
-    """Returns the SHA-256 over the digests of every array in a pytree, in order."""
-    return _sha("\n".join(digests(without_keys(jax.tree.leaves(tree)))).encode())
+    """Returns the SHA-256 over those of the bytes of each array in a pytree, in order."""
+    return _sha("\n".join(map(_digest, _named(tree).values())).encode())
 
 
-def _parts(x: PyTree) -> list[str]:
-    return [
-        f"{[(s.start or 0, s.stop) for s in shard.index]} {_sha(np.asarray(shard.data).tobytes())}"
-        for shard in x.addressable_shards
-        if shard.replica_id == 0
-    ]
+def _digest(x: jax.Array | np.ndarray) -> str:
+    here = not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated
+    return _sha(np.ascontiguousarray(x if here else process_allgather(x, tiled=True)).tobytes())
 
 
 def _sha(content: bytes) -> str:

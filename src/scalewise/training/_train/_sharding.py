@@ -96,10 +96,6 @@ def check_processes(sharding: Sharding | None) -> None:
         )
 
 
-def is_whole(x: object) -> bool:
-    return not isinstance(x, jax.Array) or x.is_fully_replicated
-
-
 def is_first() -> bool:
     return jax.process_index() == 0
 

@@ -10,7 +10,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,8 @@ from .._loss_scale import loss_scale_of
 from .._model import TrainState
 from .._step import Step, step
 from ._checkpoint import state_digest
-from ._folder import CheckpointError, Log, RunFolder, claimed_by_first, program_text, run_folder
+from ._folder import CheckpointError, RunFolder, program_text, run_folder
+from ._log import Log
 from ._sharding import Sharding, call_on_first, check_processes, checked_everywhere, is_first
 
 Watch = Callable[[int, TrainState], Mapping[str, float | None]]
@@ -54,7 +55,7 @@ class Trained:
     scale: float  # the loss scale at the end
     skipped: int  # steps left out
     interrupted: bool  # the state was saved all the same
-    digest: str  # SHA-256 over the state's bytes; of a sharded one, over its parts' digests
+    digest: str  # SHA-256 over those of the bytes of each array of the state
     folder: str  # of metrics and checkpoints; "" for none
     state: TrainState
     signal: int = 0  # that ended the run (SIGINT, SIGTERM, SIGHUP); 0 if none did
@@ -132,21 +133,21 @@ def train(
         "data": hashlib.sha256(text).hexdigest()[:16],
         **({} if sharding is None else {"mesh": sharding.mesh_shape}),
     }
-    folders: list[Folder | None] = []  # of the first process
-    expected = {} if allow_changes else settings
-    call_on_first(lambda: folders.append(run_folder(out, resume, expected)))
-    batch = next(programs.endless_batches(program, text, seed))
-    state = _initial(program, train_step, batch, seed, sharding)
-    with ExitStack() as stack:
-        stack.enter_context(tolerant(console))
-        folder = stack.enter_context(claimed_by_first(folders[0] if folders else None))
-        run = Run(program, method, train_step, state, console, watch, sharding)
+    with tolerant(console), run_folder(out, resume, settings, keep, allow_changes) as folder:
+        batch = next(programs.endless_batches(program, text, seed))
+        state = _initial(program, train_step, batch, seed, sharding)
+        run = Run(program, train_step, state, console, watch, sharding, folder)
         traced = run.trace(batch)
         if folder is not None:
-            kept = RunFolder(folder, settings, keep, allow_changes)
-            run.restore(stack.enter_context(closing(kept)), program_text(traced.jaxpr, batch))
-        interrupt = run.train(traced, folder, text, seed, steps, every)
-        return _result(run, interrupt, folder)
+            run.restore(folder, program_text(traced.jaxpr, batch))
+        interrupt = run.train(traced, text, seed, steps, every)
+        scale, last = loss_scale_of(run.state.optimizer), run.losses[-50:]
+        return Trained(
+            program.name, method, run.done, statistics.fmean(last) if last else math.nan,
+            float(scale.scale), int(scale.skipped), interrupt is not None, state_digest(run.state),
+            "" if folder is None else str(folder.files.path), run.state,
+            0 if interrupt is None else signal_of(interrupt),
+        )  # fmt: skip
 
 
 def step_for(program: programs.Program, name: str, **options: Any) -> Step:
@@ -161,9 +162,7 @@ def step_for(program: programs.Program, name: str, **options: Any) -> Step:
             f"{program.name} defines no loss_of(params, batch) or no OPTIMIZER: scalewise train "
             "needs both; scalewise compare does without"
         )
-    chosen: Mapping[str, Any] | None = {"policy": name}
-    if "=" not in name:
-        chosen = named_method(name).step_options
+    chosen = {"policy": name} if "=" in name else named_method(name).step_options
     if chosen is None:
         usable = (known for known, each in METHODS.items() if each.step_options is not None)
         raise InputError(
@@ -173,7 +172,7 @@ def step_for(program: programs.Program, name: str, **options: Any) -> Step:
         )
     given = {key: value for key, value in options.items() if value is not None}
     try:
-        return step(program.loss_of, program.optimizer, **{**chosen, **given})
+        return step(program.loss_of, program.optimizer, **(dict(chosen) | given))
     except (ValueError, TypeError) as error:
         raise InputError(str(error)) from error
 
@@ -205,16 +204,14 @@ def _initial(
 @dataclasses.dataclass
 class Run:
     program: programs.Program
-    method: str
     step: Step
     state: TrainState
     console: Console
     watch: Watch | None
     sharding: Sharding | None
-    checkpoints: RunFolder | None = None
+    checkpoints: RunFolder | None
     log: Log | None = None  # of the first process
     done: int = 0  # the last step that was made
-    saved: int = 0
     left_out: int = 0  # in a row, up to the last step
     losses: list[float] = dataclasses.field(default_factory=list)
 
@@ -229,44 +226,28 @@ class Run:
 
     def restore(self, folder: RunFolder, program: str) -> None:
         """Continues from the newest good checkpoint of the run, if there is any."""
-        self.checkpoints = folder
-        found = folder.restore(self.state, program)
-        if found is None:
-            return
-        self.done, self.state, damaged = found
-        self.saved = self.done
+        self.state, damaged = folder.restore(self.state, program)
+        self.done = folder.last
         for text in damaged:
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
-        self.console.print(f"resumed after step {self.done}", highlight=False)
+        if self.done:
+            self.console.print(f"resumed after step {self.done}", highlight=False)
+        self.log = log = Log(folder.files, after=self.done) if is_first() else None
+        self.losses = call_on_first(lambda: log and log.losses)
 
     def train(
-        self,
-        traced: jax.stages.Traced,
-        folder: Folder | None,
-        text: bytes,
-        seed: int,
-        steps: int,
-        every: int,
+        self, traced: jax.stages.Traced, text: bytes, seed: int, steps: int, every: int
     ) -> KeyboardInterrupt | None:
         batches = itertools.islice(
             programs.endless_batches(self.program, text, seed), self.done, None
         )
         interrupt: KeyboardInterrupt | None = None
-        if folder is not None:
-            self.log = log = Log(folder, after=self.done) if is_first() else None
-            self.losses = call_on_first(lambda: [] if log is None else log.losses)
         with held_interrupts() as check_interrupt:
             try:
                 if self.done < steps:
                     self._train(traced, batches, steps, every, checked_everywhere(check_interrupt))
             except KeyboardInterrupt as error:
                 interrupt = error
-            except OSError as error:
-                self._save()
-                raise TrainingError(
-                    f"the metrics of step {self.done + 1} can't be written: {sentence(error)}; "
-                    f"{self._last_checkpoint}"
-                ) from error
             except (CheckpointError, TrainingError):
                 raise
             except Exception:  # of the user's program, say: the steps before it are saved
@@ -289,7 +270,7 @@ class Run:
         check_interrupt: Callable[[], None],
     ) -> None:
         batch = next(batches)
-        with self.console.status(f"compiling {self.program.name} by {self.method}"):
+        with self.console.status(f"compiling {self.program.name}"):
             compiled = traced.lower().compile()
         name = self.program.name
         with Progress(self.console, [name], steps, self.done) as progress:
@@ -324,17 +305,19 @@ class Run:
             "ms": round(seconds * 1e3, 3),
             **(self.watch(self.done + 1, state) if self.watch else {}),
         }
-        call_on_first(lambda: None if self.log is None else self.log.step(row), OSError)
+        try:
+            call_on_first(lambda: None if self.log is None else self.log.step(row), OSError)
+        except OSError as error:
+            why = f"the metrics of step {self.done + 1} can't be written: {sentence(error)}"
+            raise self._failed(why) from error
         self.state, self.done = state, self.done + 1
         self.losses.append(loss)
-        self._report_left_out(batch, row, bool(metrics.finite))
+        self.left_out = 0 if metrics.finite else self.left_out + 1
+        if self.left_out:
+            self._report_left_out(batch, row)
         return row
 
-    def _report_left_out(self, batch: PyTree, row: dict[str, Json], finite: bool) -> None:
-        if finite:
-            self.left_out = 0
-            return
-        self.left_out += 1
+    def _report_left_out(self, batch: PyTree, row: dict[str, Json]) -> None:
         why = non_finite(batch)
         if why is None and row["loss"] is None:
             why = "the loss isn't finite, before it is scaled"
@@ -342,22 +325,22 @@ class Run:
         why = why or f"a gradient isn't finite at a loss scale of {row['scale']:g}"
         if known or self.left_out == PATIENCE:
             self.console.print(f"step {self.done} left out: {why}", highlight=False, soft_wrap=True)
-        if self.left_out >= PATIENCE:
-            raise TrainingError(
+        if self.left_out == PATIENCE:
+            raise self._failed(
                 f"{PATIENCE} steps in a row were left out, the last because {why}; weights and "
-                f"moments are as after step {self.done - PATIENCE}, {self._last_checkpoint}"
+                f"moments are as after step {self.done - PATIENCE}"
             )
 
     def _save(self) -> None:
-        if self.checkpoints is not None and self.done > self.saved:
+        if self.checkpoints is not None:
             self.checkpoints.save(self.done, self.state)
-            self.saved = self.done
 
-    @property
-    def _last_checkpoint(self) -> str:
+    def _failed(self, why: str) -> TrainingError:
+        """Saves the steps made, and returns the error to raise."""
+        self._save()
         if self.checkpoints is None:
-            return "there is no checkpoint, since the run has no folder"
-        return f"the last checkpoint is of step {self.saved}"
+            return TrainingError(f"{why}; there is no checkpoint, since the run has no folder")
+        return TrainingError(f"{why}; the last checkpoint is of step {self.checkpoints.last}")
 
 
 def non_finite(batch: PyTree) -> str | None:
@@ -367,14 +350,3 @@ def non_finite(batch: PyTree) -> str | None:
             where = f" in {jax.tree_util.keystr(path)}" if path else ""
             return f"the batch holds {count} NaN or infinite numbers{where}"
     return None
-
-
-def _result(run: Run, interrupt: KeyboardInterrupt | None, folder: Folder | None) -> Trained:
-    scale = loss_scale_of(run.state.optimizer)
-    last = run.losses[-50:]
-    return Trained(
-        run.program.name, run.method, run.done, statistics.fmean(last) if last else math.nan,
-        float(scale.scale), int(scale.skipped), interrupt is not None, state_digest(run.state),
-        "" if folder is None else str(folder.path), run.state,
-        0 if interrupt is None else signal_of(interrupt),
-    )  # fmt: skip
