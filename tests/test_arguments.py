@@ -1,5 +1,6 @@
 """Every public function and class refuses wrong arguments at its entrance, by name."""
 
+import dataclasses
 import importlib
 import math
 
@@ -69,8 +70,36 @@ def test_the_check_lets_tracers_and_numpy_scalars_pass():
         scaled(1.0, True)
     with pytest.raises(ValueError, match="scaled: x is nan; expected a finite number"):
         scaled(math.nan)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'm'"):
+    with pytest.raises(TypeError, match="scaled: unexpected keyword argument 'm'; expected one of"):
         scaled(1.0, m=1)
+
+
+NAMES = {
+    lambda: sw.Recipe(residual="fp16"): "Recipe: .* 'residual'; did you mean 'residuals'",
+    lambda: sw.Recipe(forward="e4m3fn"): r"write products=Products.short\(forward=...\)",
+    lambda: sw.Recipe(rescale="max"): r"write results=Results\(rescale=...\)",
+    lambda: sw.Recipe(colour=1): "'colour'; expected one of products, residuals, ",
+    lambda: sw.autoscale(jax.numpy.sin, products=None): r"write recipe=Recipe\(products=...\)",
+    lambda: sw.Storage("e4m3fn", axes=0): "Storage: .* 'axes'; did you mean 'axis'",
+    lambda: sw.ScaledArray(X, scales=2): "ScaledArray: .* 'scales'; did you mean 'scale'",
+    lambda: sw.audit(jax.numpy.sin, trial=3): "audit: .* 'trial'; did you mean 'trials'",
+    lambda: dataclasses.replace(sw.Recipe(), carries=None): "did you mean 'carry'",
+    lambda: sw.Recipe(keep=("head",)): r"\('head',\); expected a dict from names to formats, keep=",
+    lambda: sw.Recipe(state={"mu": "e4m3fn"}): r"expected pairs of .*, state=\(\('mu', sw.Storage",
+    lambda: sw.Products(
+        "e4m3fn", None, None
+    ): r"expected a pair of formats.* \('e4m3fn', 'e4m3fn'\)",
+    lambda: sw.Schedule([(0, "fp8")]): "expected a dict from first steps to recipes, {0: 'bf16', ",
+    lambda: sw.round_to(X, "fp16", saturate="yes"): "round_to: saturate is 'yes'; expected True or",
+    lambda: sw.ops.functions.exp("a"): "exp: x is 'a'; expected an array of numbers",
+}
+
+
+@pytest.mark.parametrize(("call", "message"), NAMES.items(), ids=NAMES.values())
+def test_messages_say_what_to_write_instead(call, message):
+    with pytest.raises((TypeError, ValueError), match=message) as raised:
+        call()
+    assert str(raised.value) == " ".join(str(raised.value).split())
 
 
 @pytest.mark.parametrize("axis", [2, -3, (0, 0), 2**70])

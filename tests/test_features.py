@@ -233,11 +233,15 @@ from jax import lax
 from test_features import test_a_feature_is_audited as audited
 from test_features import test_a_feature_under_an_interpretation as check
 
-names = "auto_axes", "explicit_axes", "sharding_constraint", "shard_map", "gradient_over_a_mesh"
+names = (
+    "auto_axes", "auto_axes_within_a_loop", "rows_gathered_over_an_explicit_mesh", "explicit_axes",
+    "sharding_constraint", "shard_map", "gradient_over_a_mesh",
+)
 for name in names:
     for interpretation in "autoscale-fp8", "autoscale-mxfp8", "emulate-bf16", "autocast-bfloat16":
         check(name, interpretation)
 audited("auto_axes", "bfloat16")
+audited("rows_gathered_over_an_explicit_mesh", "bfloat16")
 audited("explicit_axes_eagerly", "fp8")
 
 third = jax.devices()[3]

@@ -1,6 +1,7 @@
 """What `import scalewise` offers, whichever way and in whichever order it is imported."""
 
 import ast
+import doctest
 import importlib
 import inspect
 import pydoc
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import get_args
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -184,6 +186,20 @@ def test_notebooks_show_results_as_text_or_in_a_frame():
     found = sw.explain(lambda w, x: x @ w, "fp8")(jnp.ones((32, 32)), jnp.ones((32, 32)))
     assert "dot_general" in found._repr_html_()
     assert repr(found).startswith("<Explanation of 2 values")
+
+
+MAIN = [sw.autoscale, sw.audit, sw.autocast, sw.emulate, sw.cast, sw.round_to, sw.plan, sw.Recipe,
+        sw.Format, sw.Budget, sw.Monitor, sw.training.step]  # fmt: skip
+
+
+@pytest.mark.parametrize("x", MAIN, ids=lambda x: x.__name__)
+@pytest.mark.thorough(keep=6)
+def test_examples_of_the_main_names_run_as_they_are_copied(x):
+    (example,) = doctest.DocTestFinder(recurse=False).find(x, x.__name__, globs={})
+    assert example.examples
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    with jax.numpy_dtype_promotion("standard"):
+        assert doctest.DocTestRunner(optionflags=flags).run(example).failed == 0
 
 
 @pytest.mark.parametrize(

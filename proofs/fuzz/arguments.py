@@ -195,7 +195,8 @@ def accepted(annotation: str, name: str) -> list:
         "NonNegative": [0, 1.5], "Positive": [1.5], "Natural": [0], "AnyFloat": ARRAY[:5],
         "float": [-1, 0, 1.5], "int": [-1, 0], "Axis": [None, -1, 0, []], "growth": [1.5],
         "Groups": [0, {}], "Step": [int], "Watch": [int], "Set": [[]], "PathLike": ["no such name"],
-        "Path": ["no such name"], "ComputeDtype": [None], "Static": [1.5, int],
+        "Path": ["no such name"], "ComputeDtype": [None], "StorageFormat": [None],
+        "Static": [1.5, int],
     }.items():  # fmt: skip
         if re.search(rf"\b{part}\b", annotation):
             found += values

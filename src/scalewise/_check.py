@@ -1,15 +1,17 @@
 """One check of arguments at each public entrance, made from the annotations.
 
 ``@checked`` on a function or class raises a TypeError or ValueError that names the argument, its
-value and what is expected, before anything else runs. An annotation without a rule here (a pytree,
-a type that only type checkers import) accepts every value. Integers may be NumPy's, numbers may be
-arrays without dimensions, traced ones too, and ``float`` stands for a finite number.
+value and what is expected, or the name that was meant, before anything else runs. An annotation
+without a rule here (a pytree, a type that only type checkers import) accepts every value. Integers
+may be NumPy's, numbers may be arrays without dimensions, traced ones too, and ``float`` stands for
+a finite number.
 """
 
 from __future__ import annotations
 
 import collections.abc
 import dataclasses
+import difflib
 import functools
 import inspect
 import math
@@ -18,7 +20,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import (
     Annotated,
     Any,
@@ -45,6 +47,13 @@ class Range:
     """The values of a type that an argument may have, and a phrase that describes them."""
 
     holds: Callable[[Any], bool]
+    words: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Words:
+    """A phrase that describes a type to users, in place of the one made from the annotation."""
+
     words: str
 
 
@@ -75,6 +84,14 @@ class Rule(NamedTuple):
     in_range: Callable[[Any], bool] = lambda value: True
     is_scalar: bool = False  # a Python number, which a scalar of NumPy becomes
 
+    def checked(self, where: str, argument: str, value: Any) -> Any:
+        """Returns the value of an argument of the function ``where``, or raises."""
+        if not (self.of_type(value) and self.in_range(value)):
+            kind = ValueError if self.of_type(value) else TypeError
+            raise kind(f"{where}: {argument} is {shown(value)}; expected {self.words}")
+        is_numpy = isinstance(value, np.generic | np.ndarray)
+        return value.item() if self.is_scalar and is_numpy else value
+
 
 def checked(entry: T) -> T:
     """Checks the arguments of a function, or of a class's ``__init__``, by their annotations.
@@ -83,9 +100,37 @@ def checked(entry: T) -> T:
     """
     if not isinstance(entry, type):
         return _checked(entry, entry.__name__)
-    init: Any = entry.__init__
-    setattr(entry, "__init__", _checked(init, entry.__name__))  # noqa: B010
-    return entry  # pyright: ignore
+    return checked_names(entry, types=True)  # pyright: ignore
+
+
+def checked_names(entry: T, types: bool = False) -> T:
+    """Checks the names of a class's arguments, whose ``__init__`` checks the values."""
+    init: Any = getattr(entry, "__init__")  # noqa: B009
+    setattr(entry, "__init__", _checked(init, entry.__name__, types))  # noqa: B010
+    return entry
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """Returns the question whether the names most like this one were meant, or nothing."""
+    close = difflib.get_close_matches(name.lower(), list(known), n=2)
+    return f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+
+
+def _instead(name: str, hints: dict[str, Any]) -> str:
+    """Returns what to write instead of an unknown argument: the settings that have it, or names."""
+    for parameter, hint in hints.items():
+        for kind in (hint, *typing.get_args(hint)):
+            for maker in _constructors(kind):
+                if name in inspect.signature(maker).parameters:
+                    return f"write {parameter}={maker.__qualname__}({name}=...)"
+    return near(name, hints).rstrip() or f"expected one of {', '.join(hints)}"
+
+
+def _constructors(kind: Any) -> Iterator[Callable]:
+    """Yields the class methods that make settings of a class of ours, and the class itself."""
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        yield from (getattr(kind, k) for k, x in vars(kind).items() if isinstance(x, classmethod))
+        yield kind
 
 
 class Decorator(Protocol[P]):
@@ -125,36 +170,39 @@ def as_decorator(transformation: Callable[Concatenate[Callable, P], Callable]) -
             )
         if args or "f" in kwargs:
             return transformation(*args, **kwargs)
-        return functools.partial(transformation, **kwargs)
+        return functools.partial(call, **kwargs)
 
     return cast(Any, call)
 
 
-def _checked(function: Any, name: str) -> Any:
+def _checked(function: Any, name: str, types: bool = True) -> Any:
     parameters = inspect.signature(function).parameters.values()
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     positional = [p.name for p in named if p.kind is not p.KEYWORD_ONLY]
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
 
     names = getattr(inspect.unwrap(function), "__globals__")  # noqa: B009
 
     @functools.cache
+    def hints() -> dict[str, Any]:
+        return {p.name: _evaluated(p.annotation, names) for p in named}
+
+    @functools.cache
     def rules() -> dict[str, Rule]:
-        hints = {p.name: _evaluated(p.annotation, names) for p in named}
-        return {key: rule_of(hint) for key, hint in hints.items() if _has_rule(hint)}
+        return {key: rule_of(hint) for key, hint in hints().items() if _has_rule(hint)}
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        known = rules()
+        known = rules() if types else {}
+        other = next((k for k in kwargs if k not in hints()), None)
+        if other is not None and not takes_all:
+            instead = _instead(other, {k: h for k, h in hints().items() if k != "self"})
+            raise TypeError(f"{name}: unexpected keyword argument {other!r}; {instead}")
 
         def accepted(argument: str, value: Any) -> Any:
-            rule = known.get(argument)
-            if rule is None:
-                return value
-            if not (rule.of_type(value) and rule.in_range(value)):
-                kind = ValueError if rule.of_type(value) else TypeError
-                raise kind(f"{name}: {argument} is {shown(value)}; expected {rule.words}")
-            is_numpy = isinstance(value, np.generic | np.ndarray)
-            return value.item() if rule.is_scalar and is_numpy else value
+            return (
+                value if argument not in known else known[argument].checked(name, argument, value)
+            )
 
         named = [accepted(p, x) for p, x in zip(positional, args, strict=False)]
         options = {p: accepted(p, x) for p, x in kwargs.items()}
@@ -183,6 +231,8 @@ def rule_of(hint: Any) -> Rule:
         if isinstance(args[1], Accepts):
             return rule_of(args[1].hint)
         allowed, base = args[1], rule_of(args[0])
+        if isinstance(allowed, Words):
+            return base._replace(words=allowed.words)
         in_range = lambda x: _is_traced(x) or allowed.holds(x)  # noqa: E731
         return Rule(base.of_type, allowed.words, in_range, base.is_scalar)
     if origin in (typing.Union, types.UnionType):
@@ -350,5 +400,5 @@ def shown(value: Any) -> str:
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if isinstance(shape, tuple) and dtype is not None and shape:
         return f"an array of dtype {dtype} and shape {shape}"
-    text = repr(value)
+    text = " ".join(repr(value).split())
     return text if len(text) <= 100 else f"{text[:97]}..."

@@ -424,11 +424,11 @@ def has_explicit_mesh() -> bool:
     return any(t == jax.sharding.AxisType.Explicit for t in types)
 
 
-def in_own_mesh(tree: PyTree) -> AbstractContextManager[object]:
-    """Returns a context in which arrays may be computed with: of ``jax.sharding.auto_axes`` and
-    ``explicit_axes``, called eagerly, they are of another mesh than their caller's."""
-    for x in jax.tree.leaves(tree):
-        own = getattr(jax.typeof(x), "sharding", None)
+def in_mesh_of(avals: Iterable[object]) -> AbstractContextManager[object]:
+    """Returns a context in which arrays of these types may be computed with: those of
+    ``jax.sharding.auto_axes`` and ``explicit_axes`` are of another mesh than their caller's."""
+    for aval in avals:
+        own = getattr(aval, "sharding", None)
         if own is not None and own.mesh != jax.sharding.get_abstract_mesh():
             return in_mesh(own.mesh)
     return nullcontext()

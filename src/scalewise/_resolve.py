@@ -8,10 +8,11 @@ none (``autoscale``, ``training.step``, ``compare``, ``train``). A string with `
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, overload
+
+from ._check import near
 
 if TYPE_CHECKING:
     from .formats import BlockFormat, Format, FormatLike
@@ -118,11 +119,9 @@ def unknown(text: str, *kinds: str, where: str) -> str:
         hint = _formats_of(text, names) if "format" in kinds else ""
         return f"{where}: {text!r} is {other}, not {wanted};{hint} {expected}"
     known = dict.fromkeys(spelling for kind in accepted for spelling in kind.spellings())
-    close = difflib.get_close_matches(text.lower(), known, n=2)
-    hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ";"
     wanted = wanted.removeprefix("a ").replace(" or a ", ", ", wanted.count(" or ") - 1)
     wanted = wanted.replace(" or a ", " or ")
-    return f"{where}: no {wanted} is called {text!r}{hint} {expected}"
+    return f"{where}: no {wanted} is called {text!r}; {near(text, known)}{expected}"
 
 
 def _formats_of(text: str, names: list[str]) -> str:

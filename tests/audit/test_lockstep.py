@@ -420,6 +420,53 @@ def test_a_mesh_of_devices():
     run_on_devices(2, MESH)
 
 
+COLLECTIVES = """
+    import jax, jax.numpy as jnp, numpy as np, scalewise as sw
+    from jax import lax
+    from jax.sharding import PartitionSpec as P
+
+    jax.config.update("jax_disable_most_optimizations", True)
+    mesh = jax.make_mesh((4,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    ring = [(k, (k + 1) % 4) for k in range(4)]
+    bodies = {
+        "psum": (lambda w, x: lax.psum(jnp.sum(jnp.tanh(x @ w), 0), "i"), P()),
+        "all_gather": (lambda w, x: jnp.tanh(lax.all_gather(x @ w, "i", tiled=True)) @ w, P()),
+        "ppermute": (lambda w, x: lax.ppermute(x @ w, "i", ring) * x, P("i")),
+        "psum_scatter": (
+            lambda w, x: lax.psum_scatter(x @ w, "i", scatter_dimension=1, tiled=True), P(None, "i")
+        ),
+    }
+    random = np.random.default_rng(0)
+    w, x = random.normal(size=(8, 8)) / 3, random.normal(size=(8, 8))
+
+    def exact(f):
+        with jax.enable_x64(True):
+            return np.asarray(f(jnp.asarray(w), jnp.asarray(x)))
+
+    for name, (body, out) in bodies.items():
+        mapped = jax.shard_map(
+            body, mesh=mesh, in_specs=(P(), P("i")), out_specs=out, check_vma=name != "all_gather"
+        )
+        for f in mapped, jax.grad(lambda w, x: jnp.sum(mapped(w, x) ** 2)):
+            report = sw.audit(f, "fp16", trials=0)(np.float32(w), np.float32(x))
+            wrong = sw.emulate(f, "fp16")(np.float32(w), np.float32(x)) - exact(f)
+            error = np.linalg.norm(wrong) / np.linalg.norm(exact(f))
+            np.testing.assert_allclose(report.error.relative, error, rtol=0.02)
+
+    large = jax.shard_map(
+        lambda x: lax.psum(x, "i"), mesh=mesh, in_specs=P("i"), out_specs=P(None)
+    )
+    report = sw.audit(lambda x: large(x) / 8, "fp16")(jnp.full(8, 3e4))
+    worst = report.findings[0]
+    assert worst.kind == "overflow" and worst.primitive.startswith("psum")
+"""
+
+
+@pytest.mark.thorough
+def test_collectives_over_a_mesh_have_their_true_error():
+    run_on_devices(4, COLLECTIVES)
+
+
 def test_arrays_that_are_bound_to_a_device_share_the_code_of_others():
     bound = jax.device_put(jnp.arange(1024), jax.devices()[0])
     assert bound.committed

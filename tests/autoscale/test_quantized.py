@@ -3,6 +3,7 @@
 import dataclasses
 import warnings
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,6 +32,18 @@ def equations(jaxpr):
 def largest_by_primitive(f, *args):
     found = [e for e in equations(jax.make_jaxpr(f)(*args).jaxpr) if e.outvars]
     return {e.primitive.name: e.outvars[0].aval.shape for e in found}
+
+
+def test_leaves_of_a_model_that_are_no_arrays_stay():
+    model = eqx.nn.MLP(64, 4, 32, 2, jnp.tanh, key=jax.random.key(0))
+    stored = sw.quantize_params(model, "fp8", axis=-1)
+    assert isinstance(stored.layers[1].weight, sw.ScaledArray)
+    assert stored.activation is model.activation
+    f = sw.autoscale(lambda m, x: jax.vmap(m)(x), "fp8")
+    x = X.astype(jnp.float32)
+    np.testing.assert_allclose(f(stored, x), f(model, x), atol=1e-6)
+    with pytest.raises(TypeError, match=r"params is <function .* expected a pytree of arrays"):
+        sw.quantize_params(lambda x: x, "fp8")
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

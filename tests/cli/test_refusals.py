@@ -278,6 +278,24 @@ def test_formats_and_optimizers_that_cannot_be_used(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("closing", ["sys.stdout.close()", "os.close(1)"])
 @pytest.mark.thorough(gate=1)
+def test_a_trained_file_that_closes_stdout_gives_one_sentence_and_the_run(tmp_path, closing):
+    source = PROGRAM.replace(
+        "def train_step", "def loss_of(w, batch):\n    return jnp.mean(batch @ w)\n\ndef train_step"
+    )
+    (tmp_path / "net.py").write_text(
+        source + f"\nimport optax, os, sys\nOPTIMIZER = optax.sgd(0.1)\n{closing}\n"
+    )
+    code = "from scalewise.cli import main; main()"
+    command = [sys.executable, "-c", code, "train", "net.py", "--steps", "2", "--out", "run"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("scalewise: the output can't be written: ")
+    assert done.stderr.count("\n") == 1
+    assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") == 2
+
+
+@pytest.mark.parametrize("closing", ["sys.stdout.close()", "os.close(1)"])
+@pytest.mark.thorough(gate=1)
 def test_a_users_file_that_closes_stdout_gives_one_sentence_and_the_report(tmp_path, closing):
     (tmp_path / "net.py").write_text(
         f"import os, sys\nimport jax.numpy as jnp\n{closing}\n"

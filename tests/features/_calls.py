@@ -162,6 +162,34 @@ def auto_axes(t):
         return jax.tree.map(np.asarray, t(jax.value_and_grad(f))(w, x))
 
 
+@feature
+def auto_axes_within_a_loop(t):
+    mesh = jax.make_mesh((jax.device_count(),), ("i",), axis_types=(AxisType.Explicit,))
+
+    def f(w, x):
+        inner = jax.sharding.auto_axes(lambda w, x: jnp.tanh(x @ w), out_sharding=P("i", None))
+        return jnp.mean(lax.scan(lambda x, _: (inner(w, x), None), x, None, 2)[0] ** 2)
+
+    with jax.set_mesh(mesh):
+        x = jax.device_put(X, NamedSharding(mesh, P("i", None)))
+        w = jax.device_put(W, NamedSharding(mesh, P(None, None)))
+        return jax.tree.map(np.asarray, t(jax.value_and_grad(f))(w, x))
+
+
+@feature
+def rows_gathered_over_an_explicit_mesh(t):
+    mesh = jax.make_mesh((jax.device_count(),), ("i",), axis_types=(AxisType.Explicit,))
+
+    def f(w, x):
+        y = (x @ w).at[ROWS[:4]].get(out_sharding=P(None, None))
+        return jnp.mean(jax.sharding.reshard(y, P("i", None)) ** 2)
+
+    with jax.set_mesh(mesh):
+        x = jax.device_put(X, NamedSharding(mesh, P("i", None)))
+        w = jax.device_put(W, NamedSharding(mesh, P(None, None)))
+        return jax.tree.map(np.asarray, t(f)(w, x))
+
+
 def _with_explicit_axes(w, x):
     inner = jax.sharding.explicit_axes(
         lambda w, x: jnp.tanh(x @ w), in_sharding=(P(None, None), P("i", None))

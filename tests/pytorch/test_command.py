@@ -65,6 +65,11 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "heads.json").write_text(json.dumps(GPT2 | {"n_head": 3}))
     quantized = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     (tmp_path / "4bit.json").write_text(json.dumps(GPT2 | {"quantization_config": quantized}))
+    (tmp_path / "one.json").write_text(json.dumps(GPT2 | {"architectures": "GPT2Model"}))
+    (tmp_path / "types.json").write_text(json.dumps(GPT2 | {"model_type": ["gpt2"]}))
+    (tmp_path / "named.json").write_text(json.dumps(GPT2 | {"quantization_config": "fp8"}))
+    (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "deep.json").write_text("[" * 10**5)
     (tmp_path / "plain.json").write_text("{}")
     (tmp_path / "text.json").write_text("a text")
     (tmp_path / "empty").mkdir()
@@ -115,7 +120,10 @@ def test_a_config_and_a_folder_of_transformers(folder):
         (["net.py:make", "--framework", "jax", "--grad"], "--grad: for torch models (--framework "),
         (["hf:none.json"], "no file at 'none.json': expected a config of transformers"),
         (["hf:text.json"], "text.json is no config of transformers: it is no JSON"),
-        (["hf:plain.json"], "it has no model_type"),
+        (["hf:deep.json"], "deep.json is no config of transformers: it is no JSON"),
+        *(([f"hf:{name}.json"], "it has no model_type") for name in ("plain", "list", "types")),
+        (["hf:one.json"], "architectures is 'GPT2Model'; expected a list of names"),
+        (["hf:named.json"], "has a quantization_config (some method), whose weights can't"),
         (["hf:other.json"], "has no model_type 'gpt3'; did you mean"),
         *(
             ([f"hf:{name}.json"], f"has no class of models '{name}'")

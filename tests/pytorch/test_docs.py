@@ -1,5 +1,6 @@
 """The examples of docs/torch.md and of the tutorial, and the table of operations."""
 
+import doctest
 import importlib.util
 import re
 import sys
@@ -30,6 +31,11 @@ def test_the_examples_run(capsys, tmp_path):
         "overflow squares = x * x norm", "underflow backward True", "0.89 overflow backward"
     ]  # fmt: skip
     assert names["x"].grad.tolist() == [[1.0] * 64] * 4
+
+
+def test_the_example_of_audit_runs_as_it_is_copied():
+    (example,) = doctest.DocTestFinder(recurse=False).find(st.audit, "audit", globs={})
+    assert doctest.DocTestRunner().run(example) == (0, 4)
 
 
 def test_the_tutorial_prints_what_it_says():

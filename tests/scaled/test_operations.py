@@ -349,6 +349,15 @@ def test_dynamic_rescaling_changes_no_value(measure):
 
 
 @pytest.mark.parametrize("measure", ["l1", "l2", "max", "least_squares"])
+@pytest.mark.parametrize("size", [1e-35, 1e-30, 1e30, 1e36])
+def test_dynamic_rescaling_of_numbers_whose_squares_leave_float32(size, measure):
+    x = size * normal(0, (64,))
+    for a in (scaled.dynamic_rescale(sw.ScaledArray(x), measure, dtype="fp16"),
+              scaled.as_scaled(x, measure, dtype="fp16")):  # fmt: skip
+        np.testing.assert_allclose(a.value(), x, rtol=2.0**-11)
+
+
+@pytest.mark.parametrize("measure", ["l1", "l2", "max", "least_squares"])
 @pytest.mark.parametrize("fmt", ["e4m3fn", "e5m2", "e4m3fnuz", "e2m3fn", "e2m1fn", "fp16", "bf16"])
 @pytest.mark.thorough(keep=7, gate=12)
 def test_dynamic_rescaling_to_every_format(fmt, measure):

@@ -21,8 +21,10 @@ from ._report._trace import is_latent, near_maximum
 
 @checked
 class Monitor:
-    """Takes :func:`readings` every so many steps of a training loop, and writes or returns them.
+    """Measures every so many steps how much of a training state is outside a format's range.
 
+    The numbers are those of :func:`scalewise.auditing.readings`: for each group of arrays the
+    largest magnitude, and the shares that a cast to the format would saturate or flush to zero.
     ``monitor(step, tree)`` writes a line of ``metrics.jsonl``, and TensorBoard events if
     tensorboardX is installed, at every ``every``-th step, and does nothing at other steps. It
     doesn't wait for the device: a reading is written when the next one is taken, or at the end.
@@ -30,25 +32,26 @@ class Monitor:
     Args:
         fmt: the format whose range counts.
         every: steps between two readings.
-        groups: as for :func:`readings`.
+        groups: how many keys of an array's path name its group (``1``: ``params``; ``2``:
+            ``params/blocks``), or a dict from names of groups to regular expressions.
         out: the folder to write to; existing lines are kept. None: nothing is written.
         histograms: True counts the exponents of two of each group as well (:func:`exponents`):
             TensorBoard shows them as histograms of log2, and lines have ``group/exponents``, an
             object from exponents to counts.
-        what_if: as for :func:`readings`; lines then have ``group/format/flushed``,
-            ``group/format/saturated`` and ``group/format/error``.
+        what_if: other formats and recipes to measure as well; lines then have
+            ``group/format/flushed``, ``group/format/saturated`` and ``group/format/error``.
 
     Raises:
         ValueError: an unknown format or recipe; ``every`` below 1.
         TypeError: ``what_if`` is no sequence.
 
     Example:
-        >>> import jax.numpy as jnp, tempfile
+        >>> import jax.numpy as jnp, pathlib, scalewise as sw, tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     with Monitor("fp16", every=2, out=folder) as monitor:
+        ...     with sw.Monitor("fp16", every=2, out=folder) as monitor:
         ...         for step in range(1, 6):
         ...             monitor(step, {"params": jnp.ones(3) * 10.0**step})
-        ...     print(Path(folder, "metrics.jsonl").read_text())
+        ...     print(pathlib.Path(folder, "metrics.jsonl").read_text())
         {"step": 2, "params/amax": 100.0, ..., "params/nonfinite": 0.0}
         {"step": 4, "params/amax": 10000.0, ..., "params/nonfinite": 0.0}
     """

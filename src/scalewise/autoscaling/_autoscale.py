@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._check import Accepts, Count, Result, as_decorator, checked
+from .._check import Accepts, Count, Result, Words, as_decorator, checked
 from .._jax import Tracer
 from .._types import PyTree
 from ..devices import MatrixUnitsLike
@@ -30,7 +30,10 @@ from ._recipe import Recipe, RecipeLike
 from .recipes import fp16
 from .recipes import recipe as recipe_
 
-Phases = Mapping[int | float, RecipeLike] | tuple[tuple[int | float, RecipeLike], ...]
+Phases = Annotated[
+    Mapping[int | float, RecipeLike] | tuple[tuple[int | float, RecipeLike], ...],
+    Words("a dict from first steps to recipes, {0: 'bf16', 1000: 'fp8'}"),
+]
 
 
 @checked

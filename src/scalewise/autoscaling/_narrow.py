@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
-from .._check import checked
+from .._check import checked, is_array, shown
 from .._jax import Format as Placed
 from .._jax import Layout, Tracer
 from .._types import PyTree
@@ -165,7 +165,7 @@ def quantize_params(
     frozen. Under another recipe, or without one (``array.value()``), they are the same numbers.
 
     Args:
-        params: a pytree of arrays.
+        params: a pytree of arrays, also a model with other leaves, which stay as they are.
         recipe: whose ``forward`` format, scaling and blocks weights get; a :class:`Recipe` or the
             name of one. A scale that would depend on earlier steps, or on shapes, is found from the
             weight's largest magnitude.
@@ -180,6 +180,7 @@ def quantize_params(
         The same tree with :class:`ScaledArray` in place of the weights.
 
     Raises:
+        TypeError: there is no array in ``params``.
         ValueError: the recipe's weights have 16 bits or more, or are transformed before they are
             rounded; or an array lacks the axis.
 
@@ -196,10 +197,14 @@ def quantize_params(
     """
     setting = weight_setting(recipe_(recipe))
     axes = {"": axis} if isinstance(axis, int) else axis
+    if not any(is_stored(x) or is_array(x) for x in jax.tree.leaves(params, is_leaf=is_stored)):
+        raise TypeError(f"quantize_params: params is {shown(params)}; expected a pytree of arrays")
 
     def leaf(path: jax.tree_util.KeyPath, x: PyTree) -> PyTree:
         name = jax.tree_util.keystr(path)
-        if is_stored(x) or not jnp.issubdtype(jnp.result_type(x), jnp.floating) or jnp.ndim(x) < 2:
+        if is_stored(x) or not is_array(x) or jnp.ndim(x) < 2:
+            return x
+        if not jnp.issubdtype(jnp.result_type(x), jnp.floating):
             return x
         if any(re.search(pattern, name) for pattern in wide):
             return x

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from typing import Annotated, Literal, TypedDict
 
-from .._check import CONVERTED, Count, Natural, checked
+from .._check import CONVERTED, Count, Natural, Words, checked
 from .._repr import changed_fields
 from .._resolve import as_format
 from ..formats import (
@@ -126,7 +126,10 @@ class ShortForm(TypedDict, total=False):
     per: Literal["tensor", "channel"]
 
 
-OperandPair = tuple[Operand | BlockFormatLike | None, Operand | BlockFormatLike | None]
+OperandPair = Annotated[
+    tuple[Operand | BlockFormatLike | None, Operand | BlockFormatLike | None],
+    Words("a pair of formats, Operands or None, ('e4m3fn', 'e4m3fn')"),
+]
 
 
 @checked

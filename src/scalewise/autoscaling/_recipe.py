@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias, Unpack
 
-from .._check import CONVERTED, Accepts, Natural, Pattern, checked
+from .._check import CONVERTED, Accepts, Natural, Pattern, Words, checked
 from .._repr import changed_fields
 from .._resolve import as_format
 from ..devices import MatrixUnits, device_for, matrix_units
@@ -29,7 +29,10 @@ from ._overrides import Kept, Scope
 from ._units import require_native
 
 KeptLike: TypeAlias = BlockFormatLike | Products | None  # what an argument ``keep`` may give
-KeepLike: TypeAlias = Mapping[Scope, KeptLike] | tuple[tuple[Scope, KeptLike], ...]
+KeepLike: TypeAlias = Annotated[
+    Mapping[Scope, KeptLike] | tuple[tuple[Scope, KeptLike], ...],
+    Words("a dict from names to formats, keep={'head': 'fp32'}"),
+]
 HALF = Products.short(FP16, FP16)
 
 
@@ -102,8 +105,10 @@ class Results:
 class Recipe:
     """The formats and scales by which :func:`autoscale` rounds.
 
-    A recipe is how each operand of the three products is rounded, and what holds for the whole
-    program.
+    A recipe is how each operand of the three products of a layer (forward, input gradient, weight
+    gradient) is rounded, and what holds for the whole program. Published ones have names
+    (:mod:`scalewise.recipes`: ``"fp8"``, ``"mxfp8"``, ``"nvfp4"``), and ``dataclasses.replace``
+    derives others from them.
 
     Attributes:
         products: how each operand of each of the three products is rounded;
@@ -158,13 +163,23 @@ class Recipe:
 
     Raises:
         ValueError: an unknown format or name, or a contradictory combination.
+
+    Example:
+        >>> import dataclasses, scalewise as sw
+        >>> sw.Recipe(sw.Products.short("e4m3fn", "e5m2")) == sw.recipes.fp8
+        True
+        >>> dataclasses.replace(sw.recipes.fp8, keep={"head": "bf16"})
+        Recipe(products=Products.short('e4m3fn', 'e5m2'), keep=(('head', 'bf16'),))
     """
 
     products: Products = HALF
     residuals: Annotated[Format | None, CONVERTED] = FP16
     carry: Annotated[Format | None, CONVERTED] = None
     collective: Annotated[Format | None, CONVERTED] = None
-    state: tuple[tuple[Pattern, Storage], ...] = ()
+    state: Annotated[
+        tuple[tuple[Pattern, Storage], ...],
+        Words("pairs of a regular expression and a Storage, state=(('mu', sw.Storage('e4m3fn')),)"),
+    ] = ()
     min_size: Natural = 8192
     features: Natural = 4
     flight: Literal["program", "float32"] = "program"

@@ -71,7 +71,11 @@ def run(app: Callable[[], object]) -> None:
     except MissingPackageError as error:
         tell(str(error))
         sys.exit(UNUSABLE)
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        if isinstance(error, ValueError):
+            if not getattr(sys.stdout, "closed", False):  # by the user's program
+                raise
+            error = OSError(str(error))
         if not isinstance(error, BrokenPipeError):
             tell(f"the output can't be written: {sentence(error)}")
         for stream in (sys.stdout, sys.stderr):

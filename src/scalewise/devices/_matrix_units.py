@@ -7,12 +7,11 @@ them bit by bit. :mod:`scalewise.ops` computes what a description says.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from typing import Any, Literal, TypeAlias
 
 from numpy.typing import DTypeLike
 
-from .._check import Count, checked
+from .._check import Count, checked, near
 from ..formats import BLOCK_FORMATS, CATALOGUE, FP16, FP32, FP64, BlockFormat, Format
 from ..formats import format as format_
 from ._table import DEVICES
@@ -177,9 +176,8 @@ def architecture_of(device: str) -> str:
             f"matrix units of {title} aren't modelled: nobody has published how they add; "
             + expected
         )
-    near = difflib.get_close_matches(name, [*ARCHITECTURES, *known], n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    raise ValueError(f"no matrix units are known of {device!r}{hint}; {expected}")
+    hint = near(name, [*ARCHITECTURES, *known])
+    raise ValueError(f"no matrix units are known of {device!r}; {hint}{expected}")
 
 
 def _name(fmt: Format | BlockFormat | str | DTypeLike) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 from fractions import Fraction
 
 import jax
 
-from .._check import checked
+from .._check import checked, near
 from ..formats import BLOCK_FORMATS, CATALOGUE, BlockFormat, Format
 
 Pair = tuple[str, str]
@@ -157,9 +156,8 @@ def device(name: str | Device) -> Device:
         return name
     if found := DEVICES.get(str(name).lower()):
         return found
-    near = difflib.get_close_matches(str(name).lower(), list(DEVICES), n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    raise ValueError(f"no device is called {name!r}{hint}; known are {', '.join(DEVICES)}")
+    expected = f"expected one of {', '.join(DEVICES)}"
+    raise ValueError(f"no device is called {name!r}; {near(str(name), DEVICES)}{expected}")
 
 
 def device_for(name: str | Device | None) -> Device | None:

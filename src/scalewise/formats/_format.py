@@ -44,7 +44,8 @@ class Format:
         zero: whether code 0 represents zero (not in E8M0).
 
     Example:
-        >>> e6m9 = Format("e6m9", exponent_bits=6, mantissa_bits=9)
+        >>> import scalewise as sw
+        >>> e6m9 = sw.Format("e6m9", exponent_bits=6, mantissa_bits=9)
         >>> e6m9.bias, e6m9.bits, float(e6m9.max)
         (31, 16, 4290772992.0)
     """

@@ -27,8 +27,9 @@ class Integers:
     function.
 
     Equations in loops and branches aren't among them, since their operands may change in each
-    iteration. Nor are equations with effects, callbacks, and complex numbers, whose last bits
-    depend on the other equations of a compiled program.
+    iteration. Nor are equations with effects, callbacks, those of another mesh than the program's
+    (of ``jax.sharding.auto_axes``), and complex numbers, whose last bits depend on the other
+    equations of a compiled program.
 
     Attributes:
         results: for each equation's path, the index of each of its results among ``compute``'s;
@@ -117,6 +118,7 @@ class _Finder(Interpretation):
     inline = True
 
     def __init__(self):
+        self.mesh = jax.sharding.get_abstract_mesh()
         self.met: dict[Path, int] = {}
         self.wanted: dict[tuple[Path, int], jax.Array] = {}
 
@@ -137,7 +139,8 @@ class _Finder(Interpretation):
 
     def unlifted(self, state: State, equation: Equation, inputs: Sequence[Value]):
         pure = not equation.eqn.effects and equation.name not in CALLBACKS
-        exact = all(map(_is_exact, equation.in_avals + equation.out_avals))
+        avals = equation.in_avals + equation.out_avals
+        exact = all(_is_exact(a) and a.sharding.mesh in (self.mesh, None) for a in avals)
         if not (pure and exact) or any(x is None for x in inputs):
             return self.apply(state, equation, inputs)
         arrays = [x.array if isinstance(x, _Known) else x for x in inputs]

@@ -19,7 +19,7 @@ from .._jax import Jaxpr, ShapedArray, avals_of, jex
 from .._types import AxisName, PyTree
 from ..primitives import params
 from ._equation import Equation, contracts, operation_body
-from ._wide import Value, is_float, map_floats
+from ._wide import Value, is_float, map_in_meshes
 
 Boundary = Literal["carry", "branch", "stacked", "mapped"]
 
@@ -364,7 +364,7 @@ def _apply(interpretation, equation: Equation, state, inputs):
 
 
 def canonical(interpretation, equation, values, avals, boundary):
-    values = map_floats(
+    values = map_in_meshes(
         lambda v, a: interpretation.canonical(v, a, boundary, equation),
         values,
         avals,

@@ -17,7 +17,7 @@ from ..primitives import params
 from ._calls import is_in_place
 from ._equation import Equation
 from ._interpret import CONTROL, Atom, at_boundary, body_of, canonical, interpret_jaxpr
-from ._wide import map_floats
+from ._wide import map_in_meshes
 
 # A loop that has ended for one of several decisions, and has made this many more iterations for
 # another, and this many times as many, is taken not to end for that one.
@@ -48,12 +48,16 @@ def _followed(interpretation, equation: Equation, jaxpr, consts, part=()):
             _, made = _followed(interpretation, inner, within[0], values[: within[1]])
             made = made if within[1] is None else []  # a loop's results are others
         else:
-            made = [interpretation.repeated(inner, values)]
+            with _jax.in_mesh_of(inner.in_avals):
+                made = [interpretation.repeated(inner, values)]
         for var, value in zip(step.writes, made, strict=False):
             if value is not None:
                 known[var] = value
                 readers.setdefault(var, [])
-    found = {v: interpretation.invariant(known[v], r, equation) for v, r in readers.items()}
+    found: dict[Atom, object] = {}
+    for var, read_by in readers.items():
+        with _jax.in_mesh_of([var.aval]):
+            found[var] = interpretation.invariant(known[var], read_by, equation)
     consts = [found.get(v, c) for v, c in zip(body.inputs, consts, strict=False)]
     return consts, [known.get(v) for v in body.outputs]
 
@@ -234,12 +238,12 @@ def _scan_loop(interpretation, equation: Equation, state, inputs, scan: Callable
     (state, carry), ys = scan(
         body,
         (at_boundary(interpretation, state), to_form(carry, carry_avals, "carry")),
-        map_floats(interpretation.unstack, xs, equation.in_avals[m + n :], interpretation.lifts),
+        map_in_meshes(interpretation.unstack, xs, equation.in_avals[m + n :], interpretation.lifts),
         length=loop.length,
         reverse=loop.reverse,
         unroll=loop.unroll,
     )
-    ys = map_floats(interpretation.stack, ys, ys_avals, interpretation.lifts)
+    ys = map_in_meshes(interpretation.stack, ys, ys_avals, interpretation.lifts)
     return state, [*carry, *ys]
 
 

@@ -27,7 +27,7 @@ from ._wide import Value, is_float, is_inexact, map_floats, with_items
 
 def _in_own_mesh(f: Callable[[Any, ShapedArray], PyTree]) -> Callable[[Any, ShapedArray], PyTree]:
     def call(x: Any, aval: ShapedArray) -> PyTree:
-        with _jax.in_own_mesh(x):
+        with _jax.in_mesh_of(map(jax.typeof, jax.tree.leaves(x))):
             return f(x, aval)
 
     return call
@@ -122,7 +122,7 @@ class _Call:
     def emit(self, values: Iterable[Value]) -> list[PyTree]:
         outs: list[PyTree] = []
         for value, aval, path in zip(values, self.out_avals, self.paths, strict=True):
-            with _jax.in_own_mesh(value):
+            with _jax.in_mesh_of(map(jax.typeof, jax.tree.leaves(value))):
                 y = self.interpretation.emit(value, aval, path) if is_float(aval) else value
                 outs.append(_jax.typed_as(y, aval))
         return outs

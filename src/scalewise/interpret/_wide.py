@@ -59,6 +59,22 @@ def map_floats(
     return [f(x, a) if lifts(a) else x for x, a in zip(values, avals, strict=True)]
 
 
+def map_in_meshes(
+    f: Callable[[Value, ShapedArray], Value],
+    values: Iterable[Value],
+    avals: Iterable[ShapedArray],
+    lifts: Callable[[ShapedArray], bool] = is_float,
+) -> list[Value]:
+    """Returns the same as :func:`map_floats`, where values may be of another mesh than the
+    caller's."""
+
+    def call(x: Value, aval: ShapedArray) -> Value:
+        with _jax.in_mesh_of([aval]):
+            return f(x, aval)
+
+    return map_floats(call, values, avals, lifts)
+
+
 def with_items(values: Iterable[T], indices: Iterable[int], items: Iterable[T]) -> list[T]:
     full = list(values)
     for i, x in zip(indices, items, strict=True):

@@ -50,7 +50,6 @@ class Elementary:
     name: str
     definition: Callable[[jax.Array], jax.Array]
 
-    @checked
     def __call__(self, x: ArrayLike, *, compute: FloatDType | None = None) -> jax.Array:
         """Returns the function's values in x's dtype; overflow gives infinity, or NaN without one.
 

@@ -23,7 +23,9 @@ UNITS = {"bits": "bits a {}", "bytes": "bytes of {}s", "seconds": "seconds at be
 @checked
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """What a plan may cost: one of the first three; or which error it may have.
+    """The limit of :func:`scalewise.plan`: on the cost (bits, bytes or seconds), or on the error.
+
+    Exactly one of these four is given.
 
     Attributes:
         bits: the mean number of bits of a weight, with the scales of its blocks. Where results
@@ -38,6 +40,11 @@ class Budget:
 
     Raises:
         ValueError: none or several of them, or an unknown device or one of unknown speed.
+
+    Example:
+        >>> import scalewise as sw
+        >>> sw.Budget(bits=4.5).limit, sw.Budget(seconds=1e-3, device="h100").kind
+        (4.5, 'seconds')
     """
 
     bits: Positive | None = None

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from .._check import checked
+from .._check import checked, is_array, shown
 from .._jax import ad, batching, jex, mlir
 from ..formats import Format, Rounding, Saturation, rounding_mode
 from ..formats import format as format_
@@ -93,8 +93,8 @@ def round_to(
             neither x's dtype nor float32 represents all numbers of the format.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> round_to(jnp.array([0.1, 300.0, 460.0, 1e-4]), "e4m3fn", saturate=True).tolist()
+        >>> import jax.numpy as jnp, scalewise as sw
+        >>> sw.round_to(jnp.array([0.1, 300.0, 460.0, 1e-4]), "e4m3fn", saturate=True).tolist()
         [0.1015625, 288.0, 448.0, 0.0]
     """
     fmt = format_(fmt)
@@ -142,8 +142,8 @@ def cast(
         TypeError, ValueError: as for :func:`round_to`.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> cast(jnp.array([1.1, -0.3]), "e5m2").dtype.name
+        >>> import jax.numpy as jnp, scalewise as sw
+        >>> sw.cast(jnp.array([1.1, -0.3]), "e5m2").dtype.name
         'float8_e5m2'
     """
     fmt = format_(fmt)
@@ -295,6 +295,8 @@ def _as_jax_has_it(x: jax.Array, fmt: Format) -> jax.Array:
 
 
 def float_array(x: ArrayLike, name: str) -> jax.Array:
+    if not is_array(x):
+        raise TypeError(f"{name}: x is {shown(x)}; expected an array of numbers")
     x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"{name} takes real floating-point arrays, not {x.dtype}")

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from .._check import checked, shown
+from .._check import checked, checked_names, shown
 from .._jax import ShapedArray, Tracer
 from ..rounding import EncodedArray, StoredArray
 from ._power import exponent_of, ldexp, power_of_two
@@ -29,6 +29,7 @@ def _on_value(operate: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     return compute
 
 
+@checked_names
 @dataclasses.dataclass(frozen=True, eq=False)
 class ScaledArray(StoredArray):
     """An array stored as ``data * scale``, or as ``data * 2**exponent``.

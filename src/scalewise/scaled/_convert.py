@@ -153,10 +153,10 @@ def scaled_down(data: jax.Array, measure: str, fmt: Format) -> tuple[jax.Array, 
 
     ``"max"`` brings the largest magnitude to the format's last but one binade, but at most to 2^14
     to 2^15, which is FP16's; ``"l2"`` (the root mean square), ``"l1"`` (the mean) and
-    ``"least_squares"`` bring the data to unit size. NaN and infinities don't count, nor do squares
-    below float32's smallest number. The int32 exponent is from -126 to 126, of zeros
-    :data:`ZERO_EXPONENT`. XLA doesn't repeat a division in each of the kernels that read its
-    result, as it repeats a product: that made an optimizer step compile three times as long.
+    ``"least_squares"`` bring the data to unit size. NaN and infinities don't count. The int32
+    exponent is from -126 to 126, of zeros :data:`ZERO_EXPONENT`. XLA doesn't repeat a division in
+    each of the kernels that read its result, as it repeats a product: that made an optimizer step
+    compile three times as long.
     """
     if data.dtype == jnp.float64:
         data, moved = _as_float32(data)
@@ -170,19 +170,17 @@ def scaled_down(data: jax.Array, measure: str, fmt: Format) -> tuple[jax.Array, 
 def _exponent(data: jax.Array, measure: str, fmt: Format) -> tuple[jax.Array, jax.Array]:
     size = lax.abs(data)
     size = lax.select(size < np.float32(np.inf), size, lax.full_like(size, 0))
-    if measure == "l2":
-        if is_known(size.size) and not size.size:
-            return jnp.int32(0), jnp.bool_(True)
-        mean = jnp.mean(lax.square(size))
-        return _log2(mean) >> 1, mean == 0
     top = jnp.max(size, initial=0.0)
     if measure == "max":
         return _log2(top) - np.int32(top_exponent(fmt)), top == 0
     if measure == "least_squares":
         return exponent_of(LeastSquares().scale(data, fmt, range(data.ndim))[0]), top == 0
-    exponent = lax.clamp(LOWEST, _log2(top), HIGHEST)
-    mean = jnp.mean(size * power_of_two(-exponent))
-    return exponent + _log2(mean), top == 0
+    if is_known(size.size) and not size.size:
+        return jnp.int32(0), jnp.bool_(True)
+    exponent = lax.clamp(LOWEST, _log2(top), HIGHEST)  # squares neither overflow nor flush
+    unit = size * power_of_two(-exponent)
+    log2 = _log2(jnp.mean(unit)) if measure == "l1" else _log2(jnp.mean(lax.square(unit))) >> 1
+    return exponent + log2, top == 0
 
 
 def _log2(x: jax.Array) -> jax.Array:

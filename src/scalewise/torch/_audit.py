@@ -84,6 +84,9 @@ def audit(
             FP16 and BF16 mean that operands of products are rounded to them, and all else stays in
             the model's dtypes.
 
+    Returns:
+        A :class:`scalewise.Report`.
+
     Raises:
         ExportError, MissingRuleError: as :func:`function`.
         TypeError: ``grad=True``, and the result is no scalar; ``loss_scale`` is neither a number
@@ -91,6 +94,15 @@ def audit(
         ValueError: as :func:`scalewise.audit`; ``loss_scale`` without ``grad=True``, not above 0,
             or a GradScaler that is disabled or gets float16 gradients, which it refuses;
             ``autocast`` with a policy, a recipe or a wider format.
+
+    Example:
+        >>> import torch, scalewise.torch
+        >>> class Norm(torch.nn.Module):
+        ...     def forward(self, x):
+        ...         return torch.sqrt(torch.sum(x * x))
+        >>> report = scalewise.torch.audit(Norm(), (torch.full((4096,), 16.0),), low="fp16")
+        >>> report.findings[0].kind, report.findings[0].primitive
+        ('overflow', 'sum')
     """
     model, chosen = checked_model(model, args, kwargs), None
     if grad and (hooked := _with_backward_hooks(model)):

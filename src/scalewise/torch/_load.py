@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import inspect
 import json
@@ -11,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .._check import near
 from .._extras import MissingPackageError
 from .._types import PyTree
 from .._user_file import InputError, describe_error
@@ -94,21 +94,22 @@ def _of_transformers(path: Path) -> Any:
     transformers = _transformers()
     try:
         values = json.loads(file.read_text())
-        kind = values["model_type"]
-    except (ValueError, TypeError, KeyError) as error:
-        why = "it has no model_type" if isinstance(error, KeyError) else f"it is no JSON: {error}"
-        raise InputError(f"{file} is no config of transformers: {why}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{file} is no config of transformers: it is no JSON: {error}") from None
+    kind = values.get("model_type") if isinstance(values, dict) else None
+    if not isinstance(kind, str):
+        raise InputError(f"{file} is no config of transformers: it has no model_type")
     if quantized := values.get("quantization_config"):
-        how = quantized.get("quant_method", "some method")
+        how = quantized.get("quant_method") if isinstance(quantized, dict) else "some method"
         raise InputError(
             f"{file} has a quantization_config ({how}), whose weights can't be read: remove it "
             "from the config, for an audit of the model before quantization"
         )
     if kind not in transformers.CONFIG_MAPPING:
-        close = difflib.get_close_matches(kind, list(transformers.CONFIG_MAPPING), 3)
-        hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+        version = transformers.__version__
+        hint = near(kind, transformers.CONFIG_MAPPING)
         raise InputError(
-            f"{file}: transformers {transformers.__version__} has no model_type {kind!r}{hint}"
+            f"{file}: transformers {version} has no model_type {kind!r}; {hint}".rstrip("; ")
         )
     try:
         config = transformers.CONFIG_MAPPING[kind].from_dict(values)
@@ -122,6 +123,8 @@ def _of_transformers(path: Path) -> Any:
 
 def _model(transformers: Any, config: Any, values: Mapping[str, Any], path: Path) -> Any:
     names = values.get("architectures") or []
+    if not isinstance(names, list):
+        raise InputError(f"architectures is {names!r}; expected a list of names")
     kind: Any = getattr(transformers, str(names[0]), None) if names else transformers.AutoModel
     known = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
     if names and not known:  # the config may be a stranger's

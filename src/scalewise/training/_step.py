@@ -278,9 +278,10 @@ def step(
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
+        >>> from scalewise import training
         >>> def loss(params, batch):
         ...     return jnp.mean(jnp.square(batch @ params["w"] - 1))
-        >>> train = step(loss, optax.adam(0.1), "p=f32,c=f16,o=f32", clip=1.0)
+        >>> train = training.step(loss, optax.adam(0.1), "p=f32,c=f16,o=f32", clip=1.0)
         >>> state = train.init({"w": jnp.zeros((2, 1))})
         >>> jitted = jax.jit(train)
         >>> for _ in range(60):  # the first scale, 65536, overflows FP16: one step is left out

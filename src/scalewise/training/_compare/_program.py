@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 import jax
 import optax
 
-from ..._check import Count, checked
+from ..._check import Count, checked, near
 from ..._types import PyTree
 from ..._user_file import InputError, call_user, load_module
 
@@ -69,10 +68,9 @@ def _program_file(program: str | Path) -> Path:
     examples = find_examples(EXAMPLES)
     if str(program) in examples:
         return examples[str(program)]
-    close = difflib.get_close_matches(str(program), examples, n=1)
     raise InputError(
-        f"no program {str(program)!r}; expected a Python file, or the name of an example: "
-        f"{', '.join(examples)}" + (f"; did you mean {close[0]!r}?" if close else "")
+        f"no program {str(program)!r}; {near(str(program), examples)}expected a Python file, or "
+        f"the name of an example: {', '.join(examples)}"
     )
 
 

@@ -172,11 +172,12 @@ def _set_aside(folder: Path) -> str:
     return name
 
 
-def program_text(jaxpr: Any) -> str:
-    """Returns a step's jaxpr as text, with a digest of its constants and no memory addresses."""
+def program_text(jaxpr: Any, batch: PyTree) -> str:
+    """Returns a step's jaxpr as text, with digests of its constants and of the first batch, and no
+    memory addresses."""
     text = re.sub(r"\b0x[0-9a-f]+", "0x", jaxpr.pretty_print(source_info=False, name_stack=False))
-    digest = checkpoint.state_digest(jaxpr.consts)
-    return f"jax {version('jax')}\nconstants {digest}\n{text}\n"
+    constants, first = map(checkpoint.state_digest, (jaxpr.consts, batch))
+    return f"jax {version('jax')}\nconstants {constants}\n{text}\nfirst batch {first}\n"
 
 
 def _lines(file: Path) -> list[str]:
@@ -191,7 +192,7 @@ def _check_program(folder: Path, program: str) -> None:
     for old, new in zip_longest(before, now, fillvalue="") if before else ():
         if old != new:
             raise InputError(
-                f"{folder} is a run of another program (learning rate, loss, batch size or "
+                f"{folder} is a run of another program (learning rate, loss, batches or "
                 f"version of JAX): {old.strip()[:150]!r} is now {new.strip()[:150]!r}; allow it "
                 "with allow_changes=True (--allow-changes), or begin another folder as out (--out)"
             )

@@ -109,7 +109,7 @@ def train(
         sharding: how state and batches are split over devices; None for JAX's default device.
             With it ``program.init`` is traced, so that no device ever has the whole state.
         allow_changes: whether a run may be resumed with other settings or another step than it was
-            begun with: an edited learning rate, loss or batch size, another version of JAX.
+            begun with: an edited learning rate, loss or ``batches``, another version of JAX.
         options: further arguments of :func:`step` (``clip``, ``accumulate``, ``weights``, ...).
 
     Raises:
@@ -139,7 +139,7 @@ def train(
         run = Run(program, train_step, state, console, watch, sharding, folder)
         traced = run.trace(batch)
         if folder is not None:
-            run.restore(folder, program_text(traced.jaxpr))
+            run.restore(folder, program_text(traced.jaxpr, batch))
         interrupt = run.train(traced, text, seed, steps, every)
         scale, last = loss_scale_of(run.state.optimizer), run.losses[-50:]
         return Trained(
