@@ -182,7 +182,7 @@ def test_a_recipe_that_needs_units_names_those_that_there_are():
     sw.Recipe(blocks, device="b200", native_products=True)
     with pytest.raises(ValueError, match=r"h100, which multiply .*bf16 x bf16.*e4m3fn x e5m2"):
         sw.Recipe(blocks, device="h100", native_products=True)
-    with pytest.raises(ValueError, match=r"no device is called 'h10' .did you mean 'h100'"):
+    with pytest.raises(ValueError, match=r"no device is called 'h10'; did you mean 'h100'"):
         sw.Recipe(device="h10")
 
 

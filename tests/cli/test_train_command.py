@@ -47,5 +47,5 @@ def test_a_monitored_run(tmp_path):
 def test_an_unknown_program_is_an_error_of_one_sentence(tmp_path):
     result = call("gtp", "--out", tmp_path / "run")
     assert result.exit_code == 2
-    assert result.output.startswith("scalewise: no program 'gtp'; expected a Python file")
+    assert result.output.startswith("scalewise: no program 'gtp'; did you mean 'gpt'? expected ")
     assert len(result.output.splitlines()) == 1

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..interpret import Equation, Value
-from ..primitives import having
+from ..primitives import having, params
 
 ACCUMULATES = having("accumulates")
 
@@ -22,7 +22,7 @@ def rounds_each(equation: Equation) -> bool:
     stops at 256. Its other sums accumulate in float32.
     """
     own = equation.name in ACCUMULATES and not equation.of_complex
-    return own and not equation.params["unique_indices"] and equation.in_avals[2].size > 0
+    return own and equation.in_avals[2].size > 0 and not params.scattered(equation)[2]
 
 
 def added_in_order(
@@ -36,11 +36,10 @@ def added_in_order(
     Sums of at most one update for each element aren't rounded.
     """
     operand, indices, updates = inputs
-    own = equation.params["dimension_numbers"]
+    own, clips, _ = params.scattered(equation)
     window = own.update_window_dims
     batch = [i for i in range(updates.ndim) if i not in window]
-    clips = equation.params["mode"] == lax.GatherScatterMode.CLIP
-    of_operand = set(own.inserted_window_dims) | set(own.operand_batching_dims)
+    removed = {*own.inserted_window_dims, *own.operand_batching_dims}
     lengths = iter([updates.shape[i] for i in window])
     places = lax.gather(
         jnp.arange(operand.size).reshape(operand.shape),
@@ -52,7 +51,7 @@ def added_in_order(
             operand_batching_dims=own.operand_batching_dims,
             start_indices_batching_dims=own.scatter_indices_batching_dims,
         ),
-        [1 if i in of_operand else next(lengths) for i in range(operand.ndim)],
+        [1 if i in removed else next(lengths) for i in range(operand.ndim)],
         mode=lax.GatherScatterMode.CLIP if clips else lax.GatherScatterMode.FILL_OR_DROP,
         fill_value=operand.size,
     )

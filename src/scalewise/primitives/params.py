@@ -216,6 +216,13 @@ def assigned_axes(equation: Equation, ndim: int) -> dict[int, int]:
     return dict(zip(kept, numbers.update_window_dims, strict=True))
 
 
+def scattered(equation: Equation) -> tuple[Any, bool, bool]:
+    """Returns a scatter's dimension numbers, whether it writes to the nearest element in place of
+    one outside of the operand, and whether it writes to each element at most once."""
+    clips = read(equation, "mode").name == "CLIP"
+    return read(equation, "dimension_numbers"), clips, read(equation, "unique_indices")
+
+
 def permutation(equation: Equation) -> tuple[int, ...]:
     return tuple(read(equation, "permutation"))
 

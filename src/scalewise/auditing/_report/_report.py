@@ -51,8 +51,8 @@ class Report(Summary, Saved):
     """The result of an audit, with the fields of :class:`Summary`.
 
     Attributes:
-        reducer: reduces a finding; it holds the program and its arguments. None under a policy or
-            recipe.
+        reducer: reduces a finding; it holds the program and its arguments. None of an interpretation that
+            a file can't name, and of a copy.
         origin: the audit's arithmetic, in which ``apply_fixes`` computes functions.
     """
 
@@ -110,6 +110,9 @@ class Report(Summary, Saved):
         del fields["reducer"], fields["origin"]
         return plain(fields | derived)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"reducer": None}  # it holds the program, which can't be pickled
+
     def reduce(self, i: int = 0) -> Reduction:
         """Returns the smallest program found that shows finding ``i``, as a file of plain JAX.
 
@@ -145,8 +148,9 @@ class Report(Summary, Saved):
         finding = self.findings[i]
         if self.reducer is None:
             raise ValueError(
-                f"reduce: the audit ran in {self.low}, an interpretation that a file can't name; "
-                "expected a format, a policy or a recipe"
+                f"reduce: the audit ran in {self.low}, an interpretation that a file can't name, "
+                "or this report is a copy, which has no program; expected the report that the "
+                "audit of a format, a policy or a recipe returned"
             )
         return self.reducer(finding)
 

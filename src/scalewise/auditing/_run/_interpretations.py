@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from ..._jax import ShapedArray, Tracer, entry, jex
+from ..._jax import ShapedArray, Tracer, entry, is_reference, jex
 from ..._types import PyTree
 from ...emulating import Emulation, added_in_order, is_exact, rounds_each
 from ...formats import BF16, FP16
@@ -53,8 +53,12 @@ class TableEmulation(Emulation):
 
     # stands for the format: arrays of its size are rounded to it, others to float32; None: all are
     low_dtype: DTypeLike | None = None
-    casts: bool = False  # whether the program's arguments are cast to ``low_dtype``
+    cast_dtype: DTypeLike | None = None  # of the program's float arguments while it is traced
     unlifted = Interpretation.unlifted  # without a warning
+
+    def abstract(self, leaf: Argument) -> Argument:
+        own = self.cast_dtype is None or is_reference(leaf) or not is_float(leaf)
+        return leaf if own else jnp.asarray(leaf).astype(self.cast_dtype)
 
     def is_low(self, aval: ShapedArray) -> bool:
         return self.low_dtype is None or bits_of(aval.dtype) <= bits_of(self.low_dtype)
@@ -240,48 +244,34 @@ def traced_as_written(
     written = dataclasses.replace(low, low_dtype=native)
     if _narrow(program):
         return restored(program, f, written, args, kwargs), written
-    written = dataclasses.replace(written, casts=True)
+    written = dataclasses.replace(written, cast_dtype=native)
     try:
         with warnings.catch_warnings():  # of its constants: the audit says what becomes of them
             warnings.simplefilter("ignore")
-            narrow = trace(f, written, *as_cast(written, (args, kwargs)), name="audit", as_jit=True)
+            narrow = trace(f, written, args, kwargs, name="audit", as_jit=True)
     except Exception:
         if dtypes is None:  # it runs in float32 alone
             return program, low
         raise
     if dtypes is None and not any(map(_widens, all_equations(narrow.jaxpr))):
         return program, low
-    narrow = with_wide_constants(narrow, program)
-    return dataclasses.replace(narrow, arrays=program.arrays), written
+    return with_wide_constants(narrow, program), written
 
 
 def restored(
     program: Program,
     f: Callable,
-    low: Interpretation,
+    low: TableEmulation,
     args: Sequence[PyTree],
     kwargs: Mapping[str, PyTree],
 ) -> Program:
     """Returns a program traced in 16 bits with the constants of its trace in float32, if any."""
+    low = dataclasses.replace(low, cast_dtype=jnp.float32)
     try:
-        wide = trace(f, low, *_cast((args, kwargs), jnp.float32), name="audit", as_jit=True)
+        wide = trace(f, low, args, kwargs, name="audit", as_jit=True)
     except Exception:  # it converts to 16 bits itself, and mixes them with no other dtype
         return program
     return with_wide_constants(program, wide)
-
-
-def as_cast(low: Interpretation, arguments: PyTree) -> PyTree:
-    if not isinstance(low, TableEmulation) or not low.casts:
-        return arguments
-    return _cast(arguments, low.low_dtype)
-
-
-def _cast(arguments: PyTree, dtype: DTypeLike | None) -> PyTree:
-    def cast(x):
-        is_array = hasattr(x, "dtype") and hasattr(x, "shape")
-        return jnp.asarray(x).astype(dtype) if is_array and is_float(x) else x
-
-    return jax.tree.map(cast, arguments)
 
 
 def _narrow(program: Program) -> bool:

@@ -19,7 +19,7 @@ from ...autoscaling.recipes import recipe
 from ...emulating import Constant, EmulationWithDraws
 from ...interpret import Applied, Argument, Equation, Interpretation, State, Value, transform
 from .._run._equation import IMPOSED
-from .._run._interpretations import FP32_MAX, TableEmulation, as_cast, restored
+from .._run._interpretations import FP32_MAX, TableEmulation, restored
 from .._run._loss_scale import LossScaled
 from .._run._rounding import (
     FP32_PARAMS,
@@ -169,10 +169,10 @@ class FixedFunction:
                 emulated.fmt,
                 emulated.saturate,
                 emulated.low_dtype,
+                emulated.cast_dtype,
                 setting=low,
                 indices=indices,
             )
-            args, kwargs = as_cast(emulated, (args, kwargs))
             applied = transform(f, low, name="fix.apply", rewrite=self._restored(args, kwargs))
             outs = applied(*args, **kwargs)
             if not indices.keys() <= low.seen:

@@ -161,7 +161,8 @@ class _Constants(Interpretation):
 
     def constant(self, x: np.ndarray, aval: ShapedArray) -> _Value:
         number = float(x) if x.size == 1 else None
-        return _Value(jnp.asarray(x, aval.dtype), number, frozenset())
+        with np.errstate(over="ignore"):  # 16 bits may not hold it
+            return _Value(jnp.asarray(x, aval.dtype), number, frozenset())
 
     def lower(self, value: _Value, aval: ShapedArray) -> jax.Array:
         return value.data
