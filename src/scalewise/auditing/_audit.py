@@ -38,7 +38,7 @@ from ._run._evaluate import release
 from ._run._floors import with_floors
 from ._run._interpretations import Dtypes, Reference, TableEmulation, traced_as_written
 from ._run._rounding import format_params
-from ._run._session import ExactSums, Outcome, Session
+from ._run._session import ExactSums, Outcome, Session, output_name
 from ._run._specialize import history_of, nominal_format, of_recipe
 from ._run._statistics import BINS, LOWEST
 from ._search._findings import Finding
@@ -335,8 +335,8 @@ def _ranges(program: Program) -> tuple[tuple[str, tuple[int, ...]], ...]:
 def _benign(session: Session, outcome: Outcome, changed) -> tuple[str, ...]:
     floors = session.floors or (0.0,) * len(outcome.outputs)
     lines = [
-        f"output{path}: 0 but for rounding errors, in the reference run too; its error is relative "
-        f"to the numbers that it is made of"
+        f"{output_name(path)}: 0 but for rounding errors, in the reference run too; its error is "
+        "relative to the numbers that it is made of"
         for (path, _), floor in zip(outcome.outputs, floors, strict=True) if floor
     ]  # fmt: skip
     lines += [f"{x.where}: {x}, as a mask" for x in changed if x.masks]
@@ -438,7 +438,7 @@ def check_reference(session: Session, outcome: Outcome, f: Callable) -> None:
             advice += ", or try reference='float64' if float32 overflows or underflows there"
     raise ValueError(
         f"audit: {name_of(f)} gives NaN in the reference run too "
-        f"(output{outcome.reference_nans[0]}); {where}; {advice}"
+        f"({output_name(outcome.reference_nans[0])}); {where}; {advice}"
     )
 
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from ..._output import counted
-from .._run._session import OutputError
+from .._run._session import OutputError, output_name
 from .._search._findings import Finding
 from .._search._measure import is_slight, near
 from .._thresholds import UPDATES_LOST, unusable
@@ -103,7 +103,7 @@ def _answer(report: Summary) -> str:
         return f"Yes: {report.function} {yes} in {low} with {size}"
     path, worst = max(report.outputs, key=lambda x: x[1], default=("", error))
     if worst.relative >= unusable(report.precision):
-        return f"{refused} ({size}; output{path} has error {worst.relative:.2g})"
+        return f"{refused} ({size}; {output_name(path)} has error {worst.relative:.2g})"
     return f"{report.function} {yes} in {low} with {size}"
 
 

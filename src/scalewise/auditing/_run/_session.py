@@ -343,6 +343,11 @@ class Session:
         )
 
 
+def output_name(path: str) -> str:
+    """Returns ``output['w']``, or ``argument[0]['w']`` of what is updated in place."""
+    return path if path.startswith("argument") else f"output{path}"
+
+
 def _ratio(noise: float, signal: float) -> float:
     if noise == 0:
         return 0.0

@@ -20,7 +20,7 @@ from ...interpret import Equation, Program, is_float
 from .._run._causes import Causes
 from .._run._equation_statistics import ADDITIONS
 from .._run._floors import norm
-from .._run._session import Outcome, Session
+from .._run._session import Outcome, Session, output_name
 from .._thresholds import (
     BACK,
     CHANGE_LOST,
@@ -64,8 +64,9 @@ class Update:
 
     def __str__(self) -> str:
         error = f"{self.error:.0%}" if self.error < 10 else f"{self.error:.2g} times its size"
-        name = self.path if self.path.startswith("argument") else f"output{self.path}"
-        return f"{name} changes by {self.size:.1g} of its size, with error {error}"
+        return (
+            f"{output_name(self.path)} changes by {self.size:.1g} of its size, with error {error}"
+        )
 
 
 def carried(program: Program) -> list[Carried]:
