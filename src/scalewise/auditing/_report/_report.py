@@ -51,8 +51,8 @@ class Report(Summary, Saved):
     """The result of an audit, with the fields of :class:`Summary`.
 
     Attributes:
-        reducer: reduces a finding; it holds the program and its arguments. None of an interpretation
-            that a file can't name, and of a copy.
+        reducer: reduces a finding; it holds the program and its arguments. None of a copy and of an
+            interpretation that a file can't name.
         origin: the audit's arithmetic, in which ``apply_fixes`` computes functions.
     """
 

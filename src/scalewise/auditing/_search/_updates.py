@@ -64,9 +64,8 @@ class Update:
 
     def __str__(self) -> str:
         error = f"{self.error:.0%}" if self.error < 10 else f"{self.error:.2g} times its size"
-        return (
-            f"{output_name(self.path)} changes by {self.size:.1g} of its size, with error {error}"
-        )
+        name = output_name(self.path)
+        return f"{name} changes by {self.size:.1g} of its size, with error {error}"
 
 
 def carried(program: Program) -> list[Carried]:
