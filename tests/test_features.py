@@ -148,7 +148,7 @@ def test_a_feature_under_an_interpretation(name, interpretation):
 @pytest.mark.filterwarnings(UNROUNDED)
 @pytest.mark.parametrize("interpretation", ["autoscale-fp8", "autoscale-nvfp4", "autocast-float16"])
 @pytest.mark.parametrize("name", [n for n in FEATURES if n not in OUTSIDE])
-@pytest.mark.thorough(keep=24, gate=24)
+@pytest.mark.thorough(keep=10, gate=8)
 def test_a_feature_is_compiled_for_all_platforms(name, interpretation):
     """Its arguments are tracers then. What JAX itself can't compile for a platform is no fault."""
 
