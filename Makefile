@@ -67,7 +67,7 @@ test-torch-sample: .venv-torch/.ready  ## of the thorough tests of scalewise.tor
 # What the gate runs of the sample: errors beside torch's, custom backward passes, control flow, models, fixes.
 test-torch-gate:
 	$(MAKE) --no-print-directory test-torch-sample \
-		ARGS="$(addprefix tests/pytorch/test_,reference.py control.py architectures.py torch.py edits.py programs.py recipes.py)"
+		ARGS="$(addprefix tests/pytorch/test_,reference.py backward.py control.py architectures.py torch.py edits.py programs.py recipes.py)"
 
 .venv-torch/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-torch
