@@ -203,7 +203,8 @@ def _by_platform(
     arrays: tuple[Factor, ...],
     dtype: DTypeLike,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    # by JAX with a group's sizes, and where XLA needs the devices to lower block-scaled products
+    # JAX traces here what holds tracers, a group's sizes; and XLA lowers block-scaled products only
+    # where it knows the devices
     if equation.holds_arrays or len(routes) > 2:
         return cast(tuple, lax.platform_dependent(arrays, **routes))
 
