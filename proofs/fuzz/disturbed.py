@@ -248,7 +248,8 @@ class Disturbed(Interpretation):
 
     def as_float32(self, y: np.ndarray, terms: np.ndarray) -> np.ndarray:
         """A result with float32's errors, which are relative to the terms that it is the sum of."""
-        moved = np.where(np.isfinite(terms), terms, 0) * FLOAT32 * self.noise(-1, y)
+        error = self.rng.integers(-1, 2, y.shape)  # often none: few bits add up exactly, to 0 too
+        moved = np.where(np.isfinite(terms), terms, 0) * FLOAT32 * error
         return y + moved.astype(y.dtype)
 
     def rounded(self, x: np.ndarray, rounding: Rounding | None, size: Any) -> np.ndarray:
@@ -260,15 +261,12 @@ class Disturbed(Interpretation):
         scale = power_below(size) * 2.0**-finer
         step = np.maximum(power_below(magnitude) * 2.0**-rounding.bits, rounding.least * scale)
         step = np.maximum(step, np.finfo(np.float64).smallest_normal)
-        near = step * np.floor(magnitude / step + self.noise(0, x))
+        near = step * np.floor(magnitude / step + self.rng.random(x.shape))
         if rounding.nonzero:
             near = np.maximum(near, step)
         near = np.minimum(near, rounding.most * scale) if rounding.most < math.inf else near
         x = x if rounding.infinite else np.where(np.isinf(x), np.nan, x).astype(x.dtype)
         return np.where(magnitude > 0, np.copysign(near, x), x).astype(x.dtype)
-
-    def noise(self, low: float, x: np.ndarray) -> np.ndarray:
-        return self.rng.uniform(low, 1, x.shape)
 
 
 def finite(x: Any) -> np.ndarray:
