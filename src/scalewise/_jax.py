@@ -126,6 +126,11 @@ def is_to_be_transposed(x: object) -> bool:
     return isinstance(x, JaxprTracer) and not x.is_known()
 
 
+def is_taylor_series(x: object) -> bool:
+    """Returns whether ``x`` is the trace of an argument of ``jax.experimental.jet``."""
+    return type(x).__name__ == "JetTracer"  # whose module isn't imported otherwise
+
+
 def is_reference(x: object) -> bool:
     """Returns whether ``x`` is a mutable array, or the trace of one."""
     return isinstance(x, core.Ref) or isinstance(getattr(x, "aval", None), AbstractRef)

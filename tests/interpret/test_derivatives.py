@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import jet
 
 import scalewise as sw
 from arrays import normal
@@ -73,6 +74,20 @@ def test_forward_mode_of_a_custom_vjp_is_refused_with_a_reason():
     np.testing.assert_allclose(jax.grad(sw.autoscale(f))(1.0), np.cos(1.0), rtol=1e-6)
     with pytest.raises(TypeError, match=r"autoscale: the function has a custom_vjp, .* no forward"):
         jax.jvp(sw.autoscale(f), (1.0,), (1.0,))
+
+
+def test_taylor_series_are_taken_inside():
+    series = ((W, jnp.zeros_like(W)),)
+
+    def f(w):
+        return jnp.sum(jnp.sin(w @ w))
+
+    with pytest.raises(TypeError, match=r"autoscale: jax.experimental.jet .* inside"):
+        jet.jet(sw.autoscale(f), (W,), series)
+    inside = identity(lambda w: jet.jet(f, (w,), series))(W)
+    for got, want in zip(jax.tree.leaves(inside), jax.tree.leaves(jet.jet(f, (W,), series)),
+                         strict=True):  # fmt: skip
+        np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
 OUTER = {

@@ -105,6 +105,11 @@ class _Call:
         operands = [*(consts[i] for i in call.outer), *arrays]
         if any(map(_jax.is_to_be_transposed, operands)):
             return call.transposable(operands)
+        if any(map(_jax.is_taylor_series, operands)):
+            raise TypeError(
+                f"{name}: jax.experimental.jet has no rules for roundings: nest jax.jvp, or take "
+                "jet of the function inside"
+            )
         interpreted = jax.custom_jvp(call.primal)
         interpreted.defjvp(call.pushforward, symbolic_zeros=True)
         return interpreted(operands)
