@@ -7,6 +7,7 @@ at JAX's version, so that a new release needs no table of versions. The oldest s
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
@@ -124,6 +125,11 @@ def is_to_be_transposed(x: object) -> bool:
     while isinstance(x, BatchTracer):
         x = x.val
     return isinstance(x, JaxprTracer) and not x.is_known()
+
+
+def is_tracing() -> bool:
+    """Returns whether what is called now becomes a part of a program, rather than being run."""
+    return not core.trace_state_clean()
 
 
 def is_taylor_series(x: object) -> bool:
@@ -397,6 +403,22 @@ def checked(run: Callable[[], Tree], results: Callable[[Tree], PyTree] = lambda 
     except InternalFloatingPointError:
         return run()
     return found
+
+
+@functools.cache
+def quick_compilation() -> dict[str, Any] | None:
+    """Returns ``compiler_options`` that halve the time to compile for a CPU, or better.
+
+    The code isn't optimized, and takes up to ten times as long. None on other platforms.
+    """
+    if jax.default_backend() != "cpu":
+        return None
+    options = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+    try:
+        jax.jit(lambda: 0, compiler_options=options).lower().compile()
+    except jax.errors.JaxRuntimeError:  # the second has gone with JAX 0.12
+        options.popitem()
+    return options
 
 
 def without_varying_types() -> AbstractContextManager[object]:

@@ -7,7 +7,8 @@ import pytest
 
 import scalewise as sw
 from scalewise.auditing._run._interpretations import Reference, TableEmulation
-from scalewise.auditing._run._session import Outcome, Session
+from scalewise.auditing._run._outcome import Outcome
+from scalewise.auditing._run._session import Session
 from scalewise.interpret import trace
 
 SQUARE = np.random.default_rng(0).normal(size=(6, 6)).astype(np.float32)

@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 import scalewise as sw
-from scalewise.auditing._search._updates import carried
+from scalewise.auditing._run._changes import carried
 from scalewise.emulating import Emulation
 from scalewise.formats import BF16
 from scalewise.interpret import trace
@@ -239,3 +239,43 @@ def test_a_counter_that_will_stay_where_it_is(n, ends):
         assert report.findings[0].line == counted.__code__.co_firstlineno + 1
         assert report.findings[0].fix is not None
         assert "a counter, now 2041, stays at 2048" in report.verdict
+
+
+def flushed(w, x, scale=1e-6):
+    """Gradients that FP16 flushes to zero, with a learning rate that fits them."""
+    gradient = jax.grad(lambda w: jnp.mean(jnp.square(jnp.tanh(x @ w))) * scale)(w)
+    return w - 0.05 / scale * gradient
+
+
+@pytest.mark.parametrize("low", ["fp16", "p=f32,c=f16,o=f32"])
+def test_a_step_that_changes_nothing_is_no_training(low):
+    """The weights are within a rounding or few; only their change shows that nothing is trained."""
+    report = sw.audit(flushed, low)(W, X)
+    assert report.verdict.startswith("No: flushed does not compute")
+    assert report.wrong_changes[0].endswith("with error 100%")
+    worst = report.findings[0]
+    assert (worst.kind, worst.direction) == ("underflow", "backward")
+    assert str(worst.fix).startswith("loss scale 2^")
+    plain, fixed = flushed(W, X), report.apply_fixes(flushed)(W, X)
+    rounded = sw.round_to(W, "fp16") if low == "fp16" else W
+    assert jnp.linalg.norm(fixed - plain) < 0.5 * jnp.linalg.norm(plain - rounded)
+    assert not sw.audit(flushed, low)(W, X, 1.0).wrong_changes
+
+
+def test_changes_that_are_roundings_are_not_judged():
+    """The gradient of a key's bias is 0, and Adam moves it by noise as far as other weights."""
+    x, y = X[:8], W[:8, :1] * jnp.ones((1, 16))
+    start = {"q": W @ W.T / 8, "k": W @ W.T / 8, "bias": jnp.full(16, 0.1)}
+    adam = optax.adam(1e-3)
+
+    def step(w, state, x, y):
+        def loss(w):
+            scores = (x @ w["q"]) @ (x @ w["k"] + w["bias"][None]).T
+            return jnp.mean(jnp.square(jax.nn.softmax(scores) @ x - y))
+
+        updates, _ = adam.update(jax.grad(loss)(w), state)
+        return optax.apply_updates(w, updates)
+
+    with jax.numpy_dtype_promotion("standard"):  # optax raises a float to an integer
+        report = sw.audit(step, "p=f32,c=bf16,o=f32")(start, adam.init(start), x, y)
+    assert not report.wrong_changes

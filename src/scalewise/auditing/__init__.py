@@ -30,7 +30,7 @@ from ._record._stability import Stability as Stability
 from ._reduce._reduction import Reduction as Reduction
 from ._report._diff import Difference as Difference
 from ._run._equation_statistics import EquationStatistics as EquationStatistics
-from ._run._session import OutputError as OutputError
+from ._run._outcome import OutputError as OutputError
 from ._search._fixes import Fix as Fix
 from ._search._literals import Literal as Literal
 

@@ -37,8 +37,9 @@ from ._report._trace import latent
 from ._run._evaluate import release
 from ._run._floors import with_floors
 from ._run._interpretations import Dtypes, Reference, TableEmulation, traced_as_written
+from ._run._outcome import ExactSums, Outcome, output_name
 from ._run._rounding import format_params
-from ._run._session import ExactSums, Outcome, Session, output_name
+from ._run._session import Session
 from ._run._specialize import history_of, nominal_format, of_recipe
 from ._run._statistics import BINS, LOWEST
 from ._search._findings import Finding
@@ -267,6 +268,7 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         untried=_untried(search),
         latent=latent(narrow, fmt),
         lost_changes=tuple(search.lost_changes),
+        wrong_changes=tuple(map(str, session.wrong_changes(outcome))),
         infinite=sum(int(np.isinf(np.asarray(x)).sum()) for x in outcome.reference),
         complex_dtype=_complex_dtype(session),
         reducer=_reducer(session, outcome),

@@ -108,6 +108,9 @@ RUNS = 2
 # A change of less than half a unit in the last place is lost: its error is 100 %. Roundings that
 # keep the change leave about 30 % of a unit.
 CHANGE_LOST = 0.9
+# Changes that arrive wrong by this much train something else. Adam moves each weight by the sign of
+# its first gradient: this is the error if one in seven has the other sign.
+CHANGE_WRONG = 0.75
 # The rounding of the state itself makes at least half of that error: otherwise the change that is
 # added, a gradient for example, is wrong, and its own finding says so.
 ROUNDED_AWAY = 0.5

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from ..._output import page_environment
 from .._run._equation_statistics import Equations, EquationStatistics
-from .._run._session import OutputError
+from .._run._outcome import OutputError
 from .._run._statistics import BINS, LOWEST
 from .._search._findings import Finding
 from .._search._groups import Group

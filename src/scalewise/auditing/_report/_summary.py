@@ -6,7 +6,7 @@ import dataclasses
 
 from .._run._equation_statistics import EquationStatistics
 from .._run._loss_scale import shares
-from .._run._session import OutputError
+from .._run._outcome import OutputError
 from .._search._findings import Finding
 from .._search._literals import Literal
 from .._search._measure import lost_updates
@@ -47,6 +47,7 @@ class Summary:
             a sentence each.
         lost_changes: changes of what the next call gets (weights, averages) that the rounding
             loses, a sentence each.
+        wrong_changes: changes of what a training step returns that are wrong, a sentence each.
         infinite: how many numbers of the outputs are infinite in the reference run.
         complex_dtype: the dtype of complex numbers, if the reference run has a wider one; else "".
     """
@@ -77,6 +78,7 @@ class Summary:
     untried: int = 0
     latent: tuple[str, ...] = ()
     lost_changes: tuple[str, ...] = ()
+    wrong_changes: tuple[str, ...] = ()
     infinite: int = 0
     complex_dtype: str = ""
 

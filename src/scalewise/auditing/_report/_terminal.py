@@ -9,7 +9,7 @@ from rich.console import Console
 from ..._output import counted, print_rows
 from ..._output._text import Text
 from .._run._equation_statistics import EquationStatistics
-from .._run._session import OutputError
+from .._run._outcome import OutputError
 from .._search._findings import Finding
 from .._search._kinds import FINDING_KINDS
 from .._search._literals import called_at

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from ..._output import counted
-from .._run._session import OutputError, output_name
+from .._run._outcome import OutputError, output_name
 from .._search._findings import Finding
 from .._search._measure import is_slight, near
 from .._thresholds import UPDATES_LOST, unusable
@@ -87,6 +87,8 @@ def _answer(report: Summary) -> str:
         size = size if error.non_finite else "its error is NaN"
         return f"No: {report.function} does not {no} in {low} ({size})"
     refused = f"No: {report.function} loses accuracy in {low}"
+    if report.wrong_changes:
+        return f"No: {report.function} does not {no} in {low} ({report.wrong_changes[0]})"
     if error.relative >= unusable(report.precision):
         percent = f"{100 * min(error.relative, 0.99):.2g}% of"
         share = "at least as large as" if error.relative >= 1 else percent

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..._jax import Tree
+from ..._jax import Tree, quick_compilation
 from ...interpret import outlined
 from ._elementary import Uncounted
 from ._rounding import FORMAT_PARAMS
@@ -214,7 +214,7 @@ def _compiled_update(rows: int, device: Any) -> Callable:
     empty = empty_statistics(np.zeros((rows, FORMAT_PARAMS)))
     example = empty, np.zeros(BATCH, np.int64), (np.zeros(RECORD),) * BATCH
     with jax.default_device(device):  # a thread has no default device of its caller
-        return jax.jit(_update, donate_argnums=0).lower(*example).compile()
+        return jax.jit(_update, donate_argnums=0).lower(*example).compile(quick_compilation())
 
 
 @functools.lru_cache(maxsize=8192)

@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 from ..._types import PyTree
 from ...interpret import Equation
 from ...primitives import params
+from ._compiled import Compiled
 from ._pair import Flag, Pair
 from ._rounding import round_by
 from ._statistics import COUNT, IS_ARRAY, OPERATION, Record, count, is_tainted, sample_positions
@@ -44,7 +45,7 @@ def quotient(code: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.where(code == DIV, a / b, jnp.sqrt(a))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(Compiled, static_argnums=(0, 1))
 def elementary(
     left: int,
     combine: Callable,

@@ -18,6 +18,7 @@ from ...interpret import Argument, Equation, Interpretation, RoundedOperand, Val
 from ...primitives import having
 from ...rounding import to_float64
 from .._thresholds import LATENT
+from ._compiled import Compiled
 from ._elementary import ADD, OTHER, SUB, Uncounted, operation
 from ._interpretations import Runs, TableEmulation, computes_in_float32, exact
 from ._pair import (
@@ -151,7 +152,8 @@ def compiled(step: Callable, runs: Runs, plan: EquationPlan) -> Callable:
         return step(runs, plan, *arguments)
 
     run.__name__ = plan.equation.name.replace("-", "_")
-    return jax.jit(run)
+    avals = plan.equation.in_avals + plan.equation.out_avals
+    return Compiled(run, largest=max((math.prod(a.shape) for a in avals), default=0))
 
 
 def taints_of(inputs: Sequence[Value]) -> list[Flag]:
@@ -370,7 +372,7 @@ def run_draw(runs: Runs, plan: EquationPlan, inputs: Sequence[Value]) -> list[Va
     return [Draw(y, s) if is_float(a) else Decision(y, s) for y, s, a in outs]
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(Compiled, static_argnums=(0,))
 def round_draw(runs: Runs, draw: Draw, params: jax.Array) -> Pair:
     low = round_by(draw.exact, params).astype(runs.low.carrier)
     tainted = (~jnp.isfinite(low) & jnp.isfinite(draw.reference)).any()
@@ -382,14 +384,14 @@ def _plain(low, value, aval):
     return value if isinstance(low, TableEmulation) else low.lower(value, aval)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(Compiled, static_argnums=(0,))
 def lift_from_table(runs: Runs, x: jax.Array, params: jax.Array):
     low, reference = runs
     value, wide = round_by(to_float64(x), params).astype(low.carrier), reference.lift(x, x)
     return value, wide, (~jnp.isfinite(value) & jnp.isfinite(wide)).any()
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(Compiled, static_argnums=(0, 1))
 def lift_any(runs: Runs, aval: ShapedArray, x: Argument):
     low, reference = runs
     value = low.lift(x, aval)

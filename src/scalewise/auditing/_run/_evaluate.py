@@ -12,6 +12,7 @@ import numpy as np
 from ..._types import PyTree
 from ...emulating import rounds_each
 from ...interpret import Equation, Value, outlined
+from ._compiled import Compiled
 from ._elementary import DIV, OTHER, SQRT, TINY, elementary, product, quotient
 from ._equation import (
     EquationPlan,
@@ -182,13 +183,13 @@ def _call(options: tuple[Callable, Sequence[bool], Sequence[PyTree]], *arrays: P
 def release() -> None:
     """Programs that were compiled for padded sizes alone stay, for later audits."""
     for function in (_broadcast_flat, lift_any, lift_from_table, round_draw, _any_tainted):
-        function.clear_cache()  # pyright: ignore[reportAttributeAccessIssue]
+        function.clear_cache()
 
 
-_count_result, _leave_result = jax.jit(count_result), jax.jit(leave_result, static_argnums=0)
-_any_tainted = jax.jit(any_tainted)
+_count_result, _leave_result = Compiled(count_result), Compiled(leave_result, static_argnums=(0,))
+_any_tainted = Compiled(any_tainted)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@functools.partial(Compiled, static_argnums=(0, 1, 2))
 def _broadcast_flat(shape: Sequence[int], target: Sequence[int], length: int, x: Pair) -> Pair:
     return broadcast_flat(x, shape, target, length)

@@ -12,21 +12,23 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
-from jax.typing import ArrayLike
 
-from ..._jax import ShapedArray
-from ...interpret import Argument, is_float, lifted, run
+from ..._jax import ShapedArray, avals_of
+from ...interpret import Argument, Program, all_equations, is_float, lifted, run
 from .._thresholds import NOISE, RUNS
+from ._changes import norm
+from ._compiled import Compiled
 from ._interpretations import Reference, TableEmulation
-from ._session import Outcome, Session
+from ._outcome import Outcome
+from ._session import Session
 
 
 def with_floors(session: Session, outcome: Outcome, limit: float) -> Outcome:
     """The error of an output without digits is measured against what its numbers were made of: the
     size at which the reference run's roundings would be as large as its change, or the size of the
-    outputs next to it, whichever is larger. The session keeps the floors for later runs."""
+    outputs next to it, whichever is larger. The session keeps the floors, and which changes of
+    the state are nothing but roundings, for later runs."""
     if not any(error.non_finite or error.relative > limit for _, error in outcome.outputs):
         return outcome
     norms = [norm(x) for x in outcome.reference]
@@ -35,8 +37,10 @@ def with_floors(session: Session, outcome: Outcome, limit: float) -> Outcome:
         again = session.run(arrays=_changed(session, seed)).reference
         pairs = zip(again, outcome.reference, strict=True)
         changes = [max(c, norm(y - x)) for c, (y, x) in zip(changes, pairs, strict=True)]
+    noisy = (x.path for x in session.updates(outcome) if changes[x.output] >= NOISE * x.change)
+    session.noisy = frozenset(noisy)
     if not any(c >= NOISE * n for c, n in zip(changes, norms, strict=True)):
-        return outcome
+        return session.with_errors(outcome) if session.noisy else outcome
     changes = _of_rounding(session, outcome, changes)
     paths = [path for path, _ in outcome.outputs]
     known = {
@@ -72,7 +76,9 @@ def _of_rounding(session: Session, outcome: Outcome, changes: list[float]) -> li
     wide, program = _WideReference(np.dtype(np.float64), low=session.low), session.program
     with wide.context():
         values = lifted(program, wide, program.arrays)
-        call = jax.jit(lambda values: run(program, wide, (), values=values)[1])
+        call = Compiled(
+            lambda values: run(program, wide, (), values=values)[1], largest=_largest(program)
+        )
         outs, n = call(values), session.state_size
         for step in range(1, session.steps):
             outs = call(session.inputs(step, outs[:n], values, wide))
@@ -84,9 +90,12 @@ def _of_rounding(session: Session, outcome: Outcome, changes: list[float]) -> li
     return [min(pair) for pair in zip(changes, exact, strict=True)]
 
 
-def norm(x: ArrayLike) -> float:
-    with np.errstate(all="ignore"):
-        return float(np.sqrt(np.square(np.asarray(x, np.float64)).sum()))
+def _largest(program: Program) -> float:
+    """The size of the largest result; infinite with loops, which run what is compiled often."""
+    equations = list(all_equations(program.jaxpr))
+    if any(e.primitive.name in ("scan", "while") for e in equations):
+        return math.inf
+    return max((math.prod(a.shape) for e in equations for a in avals_of(e.outvars)), default=0)
 
 
 def _changed(session: Session, seed: int) -> Sequence[Argument]:

@@ -29,17 +29,18 @@ from ...interpret import (
     lifted,
 )
 from ._accumulator import Accumulator
-from ._causes import Causes
+from ._changes import Update, updates, wrong
+from ._compiled import Compiled
 from ._dataflow import Dataflow, dataflow
 from ._equation import EquationPlan
-from ._equation_statistics import EquationStatistics, equation_statistics
 from ._interpretations import Reference, Runs
 from ._lockstep import Lockstep
 from ._loss_scale import loss_scaled_paths
+from ._outcome import ExactSums, Outcome, OutputError
 from ._pair import Pair, shaped
 from ._rounding import format_params
 from ._specialize import Low, kind_of_run
-from ._statistics import OP_PARAMS, Statistics
+from ._statistics import OP_PARAMS
 
 
 @dataclasses.dataclass(eq=False)
@@ -87,7 +88,8 @@ class CompilingLockstep(Lockstep):
                 if hasattr(t, "weak_type") else t
                 for t in types
             ]  # fmt: skip
-            lowered = cast(jax.stages.Wrapped, f).lower(*jax.tree.unflatten(tree, shapes))
+            jitted = f.chosen(leaves) if isinstance(f, Compiled) else cast(jax.stages.Wrapped, f)
+            lowered = jitted.lower(*jax.tree.unflatten(tree, shapes))
             self.submitted[key] = self.pool.submit(lowered.compile)
         return f(*arguments)
 
@@ -116,61 +118,6 @@ def compile_ahead(program: Program, lockstep: Lockstep, accumulator: Accumulator
             future.result()
 
 
-@dataclasses.dataclass(frozen=True, order=True)
-class OutputError:
-    """The error of the low-precision run's outputs against the reference run's; larger is worse.
-
-    Attributes:
-        non_finite: how many numbers are non-finite where the reference run's are finite.
-        relative: root mean square over the float outputs of ``||low - reference|| / ||reference||``
-            over the numbers that are finite in both runs.
-    """
-
-    non_finite: int
-    relative: float
-
-    def __float__(self) -> float:
-        return math.inf if self.non_finite else self.relative
-
-    def __str__(self) -> str:
-        return f"{self.non_finite:,} not finite" if self.non_finite else f"{self.relative:.2g}"
-
-
-@dataclasses.dataclass(frozen=True)
-class ExactSums:
-    """A run whose products are added exactly, beside one of a device's matrix units."""
-
-    error: float  # of the outputs, relative
-    made: Mapping[int, float]  # the error that each equation makes, by index
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """The result of one run."""
-
-    # recorded, statistics: the equations, and the statistics of each
-    recorded: tuple[Equation, ...]
-    statistics: Statistics
-    dataflow: Dataflow  # the equations that operands and outputs come from
-    origins: tuple[tuple[int, ...], ...]  # the equations that each float output comes from
-    error: OutputError  # error, outputs: of all outputs, and of each by its path
-    outputs: tuple[tuple[str, OutputError], ...]
-    reference_nans: tuple[str, ...]  # the paths of outputs with NaN in the reference run
-    low: tuple[jax.Array, ...]  # low, reference: the float outputs of both runs
-    reference: tuple[jax.Array, ...]
-    exact_sums: ExactSums | None = None  # see :class:`Session`
-
-    @functools.cached_property
-    def equations(self) -> list[EquationStatistics]:
-        """The statistics by equation; computed on demand, since few trials need them."""
-        made = self.exact_sums.made if self.exact_sums else {}
-        return equation_statistics(self.recorded, self.statistics, self.dataflow, made)
-
-    @functools.cached_property
-    def causes(self) -> Causes:
-        return Causes(self.dataflow.flow, self.equations)
-
-
 def new_code() -> dict[tuple[Callable, Runs, EquationPlan], Callable]:
     """Returns where an audit keeps its compiled code; the tests' audits share one."""
     return {}
@@ -193,6 +140,7 @@ class Session:
         default_factory=lambda: new_code()
     )
     floors: tuple[float, ...] = ()  # the least norm that each float output's error is relative to
+    noisy: frozenset[str] = frozenset()  # outputs whose change in the reference run is roundings
     exact_sums: ExactSums | None = None  # the run without the device's matrix units
     # how many equations were recorded when the dataflow was found, and that
     known: tuple[int, Dataflow] | None = None
@@ -227,7 +175,7 @@ class Session:
         self.runs += 1
         return Session(
             self.program, low, self.reference, self.steps, self.batches,
-            code=self.code, floors=self.floors, exact_sums=self.exact_sums,
+            code=self.code, floors=self.floors, noisy=self.noisy, exact_sums=self.exact_sums,
         )  # fmt: skip
 
     @property
@@ -250,7 +198,7 @@ class Session:
     @functools.cached_property
     def loss_scaled(self) -> frozenset[int]:
         """The indices of the equations that a loss scale would multiply; needs a run before."""
-        if not any(e.direction == "backward" for e in self.lockstep.recorded):
+        if not self.trained:
             return frozenset()
         indices = self.lockstep.indices
         paths = (p[:n] for p in loss_scaled_paths(self.program) for n in range(1, len(p) + 1))
@@ -326,6 +274,20 @@ class Session:
     def state_arrays(self) -> tuple[tuple[ArrayLike, ...], tuple[ArrayLike, ...]]:
         return self._both(self._arguments(), self.program.in_avals)
 
+    def updates(self, outcome: Outcome) -> list[Update]:
+        """Returns the changes of the state that the program carries from one call to the next."""
+        eps = float(np.finfo(self.reference.dtype).eps)
+        return updates(self.program, outcome, *self.state_arrays(), eps)
+
+    def wrong_changes(self, outcome: Outcome) -> list[Update]:
+        """Returns the changes that a training step gets wrong (see :func:`wrong`)."""
+        return wrong(self.updates(outcome), self.noisy) if self.trained else []
+
+    @property
+    def trained(self) -> bool:
+        """Whether the program has a backward pass; known after the first run."""
+        return any(e.direction == "backward" for e in self.lockstep.recorded)
+
     def with_errors(self, outcome: Outcome) -> Outcome:
         table = list(map(_distance, outcome.low, outcome.reference))
         floors = self.floors or (0.0,) * len(table)
@@ -333,6 +295,10 @@ class Session:
             OutputError(int(n), _ratio(noise, max(signal, floor * floor)))
             for (noise, signal, n, _), floor in zip(table, floors, strict=True)
         ]
+        if not any(e.non_finite for e in errors):
+            for update in self.wrong_changes(outcome):
+                relative = errors[update.output].relative
+                errors[update.output] = OutputError(0, max(update.error, relative))
         total = math.sqrt(sum(min(e.relative, 1e150) ** 2 for e in errors) / max(len(errors), 1))
         paths = [path for path, _ in outcome.outputs]
         return dataclasses.replace(
@@ -341,11 +307,6 @@ class Session:
             outputs=tuple(zip(paths, errors, strict=True)),
             reference_nans=tuple(p for p, row in zip(paths, table, strict=True) if row[3]),
         )
-
-
-def output_name(path: str) -> str:
-    """Returns ``output['w']``, or ``argument[0]['w']`` of what is updated in place."""
-    return path if path.startswith("argument") else f"output{path}"
 
 
 def _ratio(noise: float, signal: float) -> float:

@@ -21,6 +21,7 @@ from ...interpret import Applied, Argument, Equation, Interpretation, State, Val
 from .._run._equation import IMPOSED
 from .._run._interpretations import FP32_MAX, TableEmulation, restored
 from .._run._loss_scale import LossScaled
+from .._run._outcome import Outcome
 from .._run._rounding import (
     FP32_PARAMS,
     FP64_PARAMS,
@@ -29,7 +30,7 @@ from .._run._rounding import (
     is_wide,
     scale_params,
 )
-from .._run._session import Outcome, Session
+from .._run._session import Session
 
 
 @dataclasses.dataclass(frozen=True)

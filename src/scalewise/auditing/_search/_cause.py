@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from ..._jax import jex
 from .._run._equation_statistics import EquationStatistics
-from .._run._session import Outcome
-from .._thresholds import AMPLIFIED_SHOWN, DEPTH, ENOUGH, GAIN
+from .._run._outcome import Outcome
+from .._thresholds import AMPLIFIED_SHOWN, DEPTH, ENOUGH, GAIN, MANY_SWAMPED
 from ._apply import FormatChoice
 from ._findings import Finding, constant_finding
 from ._fixes import Fix
@@ -113,9 +114,7 @@ def _carried_to(
 
 
 def amplified_after(search: Search, what: Finding, fix: Fix) -> Finding:
-    swamps = what.kind == "swamping" and not any(
-        search.causes.equations[i].looped for i in what.equations
-    )
+    swamps = what.kind == "swamping" and not any(_loses(search, i) for i in what.equations)
     if not (what.kind == "precision" or swamps) or not what.equations:
         return what
     here = (what.file, what.line)
@@ -136,6 +135,14 @@ def amplified_after(search: Search, what: Finding, fix: Fix) -> Finding:
     if FINDING_KINDS[moved.kind].out_of_range:
         return dataclasses.replace(moved, evidence=moved.evidence + amplified)
     return dataclasses.replace(moved, kind="amplified", evidence=made_here(made) + amplified)
+
+
+def _loses(search: Search, index: int) -> bool:
+    """Returns whether an addition changes nothing, wherever its sum is read: one of a loop, or most
+    of one of two arrays. ``1 + x`` is for what subtracts the constant again."""
+    e = search.causes.equations[index]
+    arrays = not any(isinstance(x, jex.Literal) for x in search.outcome.recorded[index].eqn.invars)
+    return e.looped or (arrays and e.share("swamped") >= MANY_SWAMPED)
 
 
 def decided_after(search: Search, what: Finding, fix: Fix, after: Outcome) -> Finding | None:

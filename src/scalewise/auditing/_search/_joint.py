@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from .._run._equation_statistics import EquationStatistics
-from .._run._session import Outcome, OutputError
+from .._run._outcome import Outcome, OutputError
 from .._thresholds import ENOUGH, FAULTS, FINDINGS, GAIN, LINES, WHOLE
 from ._apply import FormatChoice
 from ._findings import Finding, constant_finding

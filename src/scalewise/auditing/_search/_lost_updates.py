@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 
-from .._run._session import Outcome
+from .._run._changes import Update
+from .._run._outcome import Outcome
 from .._thresholds import CHANGE_LOST, CHANGE_REGAINED, MOST, NOT_WORSE, UPDATES_LOST
 from ._apply import FormatChoice
 from ._findings import Finding, constant_finding
@@ -15,7 +16,7 @@ from ._kinds import FINDING_KINDS
 from ._literals import Literal
 from ._measure import key_of, lost_updates
 from ._trials import Search
-from ._updates import Update, counters, decays, lost_contributions, updates
+from ._updates import counters, decays, lost_contributions
 
 Measure = Callable[[Outcome], float]
 
@@ -69,8 +70,8 @@ def _lost(search: Search) -> Iterator[_Lost]:
             yield _Lost(
                 dataclasses.replace(what, evidence=text), group, _of(search, indices), text, literal
             )
-    trained = session.steps > 1 or any(e.direction == "backward" for e in outcome.equations)
-    found = [x for x in updates(session, outcome) if x.lost and (trained or not x.whole or x.adds)]
+    trained = session.steps > 1 or session.trained
+    found = [x for x in session.updates(outcome) if x.lost and (trained or not x.whole or x.adds)]
     for update in found:
         if update.indices:
             group = _group_of(groups, outcome, update.indices)
@@ -96,11 +97,11 @@ def _group_of(groups: list[Group], outcome: Outcome, indices: tuple[int, ...]) -
 
 
 def _of(search: Search, indices: tuple[int, ...]) -> Measure:
-    now = updates(search.session, search.outcome)
+    now = search.session.updates(search.outcome)
     paths = {x.path for x in now if set(x.indices) & set(indices)}
 
     def measure(outcome: Outcome) -> float:
-        found = updates(search.session, outcome)
+        found = search.session.updates(outcome)
         return max((x.error for x in found if x.path in paths), default=0.0)
 
     return measure

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...autoscaling import Boundaries
 from .._run._equation_statistics import Equations
-from .._run._session import OutputError
+from .._run._outcome import OutputError
 from .._thresholds import MUCH, SLIGHT
 from ._apply import FormatChoice
 from ._findings import Finding

@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
-from .._run._session import Outcome, OutputError
+from .._run._outcome import Outcome, OutputError
 from .._thresholds import (
     ACCUMULATED,
     BEFORE_WIDEST,

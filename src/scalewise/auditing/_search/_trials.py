@@ -12,7 +12,8 @@ from ...primitives import having
 from .._bisect import fewest
 from .._run._causes import Causes
 from .._run._equation_statistics import EquationStatistics, Operands
-from .._run._session import Outcome, OutputError, Session
+from .._run._outcome import Outcome, OutputError
+from .._run._session import Session
 from .._thresholds import NARROWER, NARROWING, ROUNDING, SMALL
 from ._apply import AuditedArithmetic, FormatChoice
 from ._findings import Finding, finding, place_of

@@ -1,141 +1,20 @@
-"""Carried state, an output that is an argument of the next call, and changes of it that are lost.
-
-One call's error hardly shows that a weight or an average stays what it is: its change is smaller
-than one rounding. Over many calls it is all that counts.
-"""
+"""What keeps carried state from changing in later calls: decays, contributions, counters."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
-import re
 from collections.abc import Sequence
-from typing import NamedTuple, TypeGuard
+from typing import TypeGuard
 
 import numpy as np
 
 from ..._jax import jex
 from ...formats import Format
-from ...interpret import Equation, Program, is_float
-from .._run._causes import Causes
-from .._run._equation_statistics import ADDITIONS
-from .._run._floors import norm
-from .._run._session import Outcome, Session, output_name
-from .._thresholds import (
-    BACK,
-    CHANGE_LOST,
-    CONTRIBUTION_LOST,
-    NEAR_ITS_END,
-    ROUNDED_AWAY,
-    SMALL_FACTOR,
-)
+from ...interpret import Equation
+from .._run._changes import carried, rounds_of, scales_argument, wide
+from .._run._outcome import Outcome
+from .._run._session import Session
+from .._thresholds import BACK, CONTRIBUTION_LOST, NEAR_ITS_END, SMALL_FACTOR
 from ._literals import Literal
-
-
-class Carried(NamedTuple):
-    """An output and the argument that it replaces in the next call, by position among the floats.
-
-    ``whole`` is True for an argument that is one array, not part of a tree: a layer's result may
-    have that array's shape too.
-    """
-
-    output: int
-    argument: int
-    whole: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Update:
-    """One output that is the next call's argument."""
-
-    path: str  # of the output
-    indices: tuple[int, ...]  # the equations that round it
-    size: float  # of the reference run's change, relative to the array
-    error: float  # of the change in the low-precision run, relative to the reference run's
-    made: float  # the part of it that the rounding of those equations makes
-    whole: bool  # see :class:`Carried`
-    # whether the output is the argument itself plus something, and there are others: a function of
-    # one argument may be a layer
-    adds: bool
-
-    @property
-    def lost(self) -> bool:
-        return self.error >= CHANGE_LOST and self.made >= ROUNDED_AWAY
-
-    def __str__(self) -> str:
-        error = f"{self.error:.0%}" if self.error < 10 else f"{self.error:.2g} times its size"
-        name = output_name(self.path)
-        return f"{name} changes by {self.size:.1g} of its size, with error {error}"
-
-
-def carried(program: Program) -> list[Carried]:
-    """Returns the outputs that are arguments of the next call: of the same shape and dtype, with
-    the path that an argument has below its first key. An argument that the function updates in
-    place (a mutable array, a Flax NNX object) is an output of the same name.
-
-    An argument that is one array has no such path: it is replaced by the result, or by the first
-    part of it, if it is the first argument.
-    """
-    outs, arguments = (
-        [(path, (a.shape, a.dtype)) for path, a in zip(paths, avals, strict=True) if is_float(a)]
-        for paths, avals in (
-            (program.paths, program.out_avals), (program.arguments, program.in_avals)
-        )
-    )  # fmt: skip
-    found: list[Carried] = []
-    for i, (path, kind) in enumerate(outs):
-        for j, (argument, other) in enumerate(arguments):
-            in_place = path == f"argument{argument}"
-            below = re.sub(r"^\[[^]]*\]", "", argument)
-            before = path.removesuffix(below)
-            fits = path.endswith(below) and re.fullmatch(r"(\[\d+\])?", before)
-            whole = not below and not in_place
-            if whole and not (argument == "[0]" and before in ("", "[0]")):
-                continue
-            if (fits or in_place) and kind == other and j not in {x.argument for x in found}:
-                found.append(Carried(i, j, whole))
-                break
-    return found
-
-
-def updates(session: Session, outcome: Outcome) -> list[Update]:
-    pairs = carried(session.program)
-    if not pairs:
-        return []
-    lows, references = session.state_arrays()
-    eps = float(np.finfo(session.reference.dtype).eps)
-    causes = outcome.causes
-    found = []
-    for output, argument, whole in pairs:
-        new, old = _wide(outcome.reference[output]), _wide(references[argument])
-        low = _wide(outcome.low[output]) - _wide(lows[argument])
-        with np.errstate(all="ignore"):
-            size, change, error = map(norm, (new, new - old, new - old - low))
-        if 0 < 4 * eps * size < change < math.inf:
-            indices = _rounds(outcome.origins[output], causes)
-            made = max((causes.equations[i].introduced for i in indices), default=0.0)
-            path = outcome.outputs[output][0]
-            adds = len(references) > 1 and any(_adds_to_argument(outcome, i) for i in indices)
-            made *= size / change
-            found.append(Update(path, indices, change / size, error / change, made, whole, adds))
-    return found
-
-
-def _wide(x) -> np.ndarray:
-    return np.asarray(x).astype(np.float64)
-
-
-def _rounds(origins: Sequence[int], causes: Causes) -> tuple[int, ...]:
-    """Returns the equations that round an output's numbers, without conversions behind them that
-    change none; those that made the output if none did."""
-    indices = [i for i in origins if i in causes.equations]
-    made = tuple(indices)
-    for _ in range(BACK):
-        here = [causes.equations[i] for i in indices if i in causes.equations]
-        if any(e.introduced or e["added"] for e in here):
-            return tuple(e.index for e in here)
-        indices = [e.index for i in here for e in causes.producers(i.index)]
-    return made
 
 
 def decays(
@@ -146,10 +25,10 @@ def decays(
     causes = outcome.causes
     found = []
     for output in (x.output for x in carried(session.program)) if ones else ():
-        indices = _rounds(outcome.origins[output], causes)
+        indices = rounds_of(outcome.origins[output], causes)
         scaled = [
             causes.equations[i] for i in {*indices, *causes.back(indices, BACK)}
-            if i in causes.equations and _scales_argument(outcome, i)
+            if i in causes.equations and scales_argument(outcome, i)
         ]  # fmt: skip
         places = {(e.file, e.line) for e in scaled if e.primitive == "mul"}
         found += [(x, indices) for x in ones if (x.file, x.line) in places]
@@ -165,7 +44,7 @@ def lost_contributions(outcome: Outcome) -> list[int]:
             continue
         for before in causes.producers(e.index):
             factor = _factor(outcome.recorded[before.index])
-            if _scales_argument(outcome, before.index) and 0 < abs(factor) < SMALL_FACTOR:
+            if scales_argument(outcome, before.index) and 0 < abs(factor) < SMALL_FACTOR:
                 found.append(e.index)
     return found
 
@@ -174,8 +53,8 @@ def counters(session: Session, outcome: Outcome, fmt: Format) -> list[tuple[int,
     causes, arguments = outcome.causes, session.state_arrays()[1]
     found = []
     for output, argument, _ in carried(session.program):
-        old, new = _wide(arguments[argument]), _wide(outcome.reference[output])
-        for e in (causes.equations[i] for i in _rounds(outcome.origins[output], causes)):
+        old, new = wide(arguments[argument]), wide(outcome.reference[output])
+        for e in (causes.equations[i] for i in rounds_of(outcome.origins[output], causes)):
             literals = [x for x in outcome.recorded[e.index].eqn.invars if _is_number(x)]
             step = abs(float(literals[0].val)) if literals else 0.0
             end = step * 2.0**fmt.precision
@@ -188,29 +67,6 @@ def counters(session: Session, outcome: Outcome, fmt: Format) -> list[tuple[int,
 
 def _is_number(atom: object) -> TypeGuard[jex.Literal]:
     return isinstance(atom, jex.Literal) and np.size(atom.val) == 1
-
-
-def _operands(outcome: Outcome, index: int) -> Sequence[Sequence[int]]:
-    """Returns the equations that operands come from in the first call, whose state is argument."""
-    flow = outcome.dataflow
-    return (flow.flow if flow.loops.get(index) else flow.operands).get(index, ())
-
-
-def _scales_argument(outcome: Outcome, index: int) -> bool:
-    """Returns True if no operand of an equation comes from another: they are arguments."""
-    return not any(_operands(outcome, index))
-
-
-def _adds_to_argument(outcome: Outcome, index: int) -> bool:
-    if outcome.recorded[index].name not in ADDITIONS:
-        return False
-    return any(
-        all(
-            outcome.recorded[i].name == "convert_element_type" and _scales_argument(outcome, i)
-            for i in operand
-        )
-        for operand in _operands(outcome, index)
-    )
 
 
 def _factor(equation: Equation) -> float:

@@ -1,0 +1,203 @@
+"""Carried state, an output that is an argument of the next call, and how each run changes it.
+
+One call's error hardly shows that a weight or an average stays what it is: its change is smaller
+than one rounding. Over many calls it is all that counts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Container, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jax.typing import ArrayLike
+
+from ...interpret import Program, is_float
+from .._thresholds import BACK, CHANGE_LOST, CHANGE_WRONG, ROUNDED_AWAY
+from ._causes import Causes
+from ._equation_statistics import ADDITIONS, EquationStatistics
+from ._outcome import Outcome, output_name
+
+FIRST_KEY = re.compile(r"(argument)?(\[[^]]*\]|\.\w+)")
+
+
+class Carried(NamedTuple):
+    """An output and the argument that it replaces in the next call, by position among the floats.
+
+    ``whole`` is True for an argument that is one array, not part of a tree: a layer's result may
+    have that array's shape too.
+    """
+
+    output: int
+    argument: int
+    whole: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """One output that is the next call's argument."""
+
+    path: str  # of the output
+    output: int  # its position among the float outputs
+    indices: tuple[int, ...]  # the equations that round it
+    change: float  # the norm of the reference run's change
+    size: float  # the same, relative to the array's
+    error: float  # of the change in the low-precision run, relative to the reference run's
+    made: float  # the part of it that the rounding of those equations makes
+    whole: bool  # see :class:`Carried`
+    # whether the output is the argument itself plus something, and there are others: a function of
+    # one argument may be a layer
+    adds: bool
+
+    @property
+    def lost(self) -> bool:
+        return self.error >= CHANGE_LOST and self.made >= ROUNDED_AWAY
+
+    def __str__(self) -> str:
+        error = f"{self.error:.0%}" if self.error < 10 else f"{self.error:.2g} times its size"
+        name = output_name(self.path)
+        return f"{name} changes by {self.size:.1g} of its size, with error {error}"
+
+
+def carried(program: Program) -> list[Carried]:
+    """Returns the outputs that are arguments of the next call: of the same shape and dtype, with
+    the path that an argument has below its first key. An argument that the function updates in
+    place (a mutable array, a Flax NNX object) is an output of the same name.
+
+    An argument that is one array has no such path: it is replaced by the result, or by the first
+    part of it, if it is the first argument.
+    """
+    outs, arguments = (
+        [(path, (a.shape, a.dtype)) for path, a in zip(paths, avals, strict=True) if is_float(a)]
+        for paths, avals in (
+            (program.paths, program.out_avals), (program.arguments, program.in_avals)
+        )
+    )  # fmt: skip
+    found: list[Carried] = []
+    for i, (path, kind) in enumerate(outs):
+        for j, (argument, other) in enumerate(arguments):
+            in_place = path == f"argument{argument}"
+            below = re.sub(r"^\[[^]]*\]", "", argument)
+            before = path.removesuffix(below)
+            fits = path.endswith(below) and re.fullmatch(r"(\[\d+\])?", before)
+            whole = not below and not in_place
+            if whole and not (argument == "[0]" and before in ("", "[0]")):
+                continue
+            if (fits or in_place) and kind == other and j not in {x.argument for x in found}:
+                found.append(Carried(i, j, whole))
+                break
+    return found
+
+
+def updates(
+    program: Program,
+    outcome: Outcome,
+    lows: Sequence[ArrayLike],
+    references: Sequence[ArrayLike],
+    eps: float,
+) -> list[Update]:
+    """Returns how a run changes its state.
+
+    Args:
+        program: the program.
+        outcome: of its run.
+        lows, references: the float arguments in both arithmetics.
+        eps: of the reference run's dtype; changes of a few of it are roundings.
+    """
+    causes, found = outcome.causes, []
+    for output, argument, whole in carried(program):
+        new, old = wide(outcome.reference[output]), wide(references[argument])
+        low = wide(outcome.low[output]) - wide(lows[argument])
+        with np.errstate(all="ignore"):
+            size, change, error = map(norm, (new, new - old, new - old - low))
+        if 0 < 4 * eps * size < change < math.inf:
+            indices = rounds_of(outcome.origins[output], causes)
+            here = (causes.equations[i] for i in indices)
+            own = (e for e in here if _norm_of(e) >= size / 2)  # a float32 sum isn't among them
+            made = max((e.introduced for e in own), default=0.0)
+            path = outcome.outputs[output][0]
+            adds = len(references) > 1 and any(_adds_to_argument(outcome, i) for i in indices)
+            found.append(
+                Update(
+                    path, output, indices, change, change / size, error / change,
+                    made * size / change, whole, adds,
+                )
+            )  # fmt: skip
+    return found
+
+
+def _norm_of(e: EquationStatistics) -> float:
+    """The norm of the exact result, from the numbers sampled."""
+    return math.sqrt(e["exact2"] / max(e["compared"], 1.0) * math.prod(e.shape))
+
+
+def wrong(found: Iterable[Update], noisy: Container[str]) -> list[Update]:
+    """Returns changes that are wrong for another reason than the state's own rounding: gradients
+    that are flushed to zero, for example. ``noisy`` are outputs whose changes are roundings.
+
+    They are judged together, those of all weights for one. What is wrong with few of them hardly
+    matters: the bias of attention's keys, which Adam moves by noise of the size of the others'
+    changes.
+    """
+    pairs = ((FIRST_KEY.match(x.path), x) for x in found if x.path not in noisy)
+    parts: dict[str, list[Update]] = {}
+    for key, x in pairs:
+        parts.setdefault(key.group() if key else "", []).append(x)
+    are_wrong: list[Update] = []
+    for part in parts.values():
+        change = math.hypot(*(x.change for x in part))
+        error, made = (
+            math.hypot(*(x.change * share for x, share in zip(part, shares, strict=True))) / change
+            for shares in ([x.error for x in part], [x.made for x in part])
+        )
+        if CHANGE_WRONG <= error < math.inf and made < ROUNDED_AWAY:
+            are_wrong += [x for x in part if x.error >= CHANGE_WRONG]
+    return are_wrong
+
+
+def wide(x: ArrayLike) -> np.ndarray:
+    return np.asarray(x).astype(np.float64)
+
+
+def norm(x: ArrayLike) -> float:
+    with np.errstate(all="ignore"):
+        return float(np.sqrt(np.square(np.asarray(x, np.float64)).sum()))
+
+
+def rounds_of(origins: Sequence[int], causes: Causes) -> tuple[int, ...]:
+    """Returns the equations that round an output's numbers, without conversions behind them that
+    change none; those that made the output if none did."""
+    indices = [i for i in origins if i in causes.equations]
+    made = tuple(indices)
+    for _ in range(BACK):
+        here = [causes.equations[i] for i in indices if i in causes.equations]
+        if any(e.introduced or e["added"] for e in here):
+            return tuple(e.index for e in here)
+        indices = [e.index for i in here for e in causes.producers(i.index)]
+    return made
+
+
+def _operands(outcome: Outcome, index: int) -> Sequence[Sequence[int]]:
+    """Returns the equations that operands come from in the first call, whose state is argument."""
+    flow = outcome.dataflow
+    return (flow.flow if flow.loops.get(index) else flow.operands).get(index, ())
+
+
+def scales_argument(outcome: Outcome, index: int) -> bool:
+    """Returns True if no operand of an equation comes from another: they are arguments."""
+    return not any(_operands(outcome, index))
+
+
+def _adds_to_argument(outcome: Outcome, index: int) -> bool:
+    if outcome.recorded[index].name not in ADDITIONS:
+        return False
+    return any(
+        all(
+            outcome.recorded[i].name == "convert_element_type" and scales_argument(outcome, i)
+            for i in operand
+        )
+        for operand in _operands(outcome, index)
+    )

@@ -1,0 +1,77 @@
+"""The result of one run of an audited program, in both arithmetics."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+
+import jax
+
+from ...interpret import Equation
+from ._causes import Causes
+from ._dataflow import Dataflow
+from ._equation_statistics import EquationStatistics, equation_statistics
+from ._statistics import Statistics
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class OutputError:
+    """The error of the low-precision run's outputs against the reference run's; larger is worse.
+
+    Attributes:
+        non_finite: how many numbers are non-finite where the reference run's are finite.
+        relative: root mean square over the float outputs of ``||low - reference|| / ||reference||``
+            over the numbers that are finite in both runs. Of an output that a training step
+            changes and returns (a weight), the error of that change instead if it arrives wrong.
+    """
+
+    non_finite: int
+    relative: float
+
+    def __float__(self) -> float:
+        return math.inf if self.non_finite else self.relative
+
+    def __str__(self) -> str:
+        return f"{self.non_finite:,} not finite" if self.non_finite else f"{self.relative:.2g}"
+
+
+@dataclasses.dataclass(frozen=True)
+class ExactSums:
+    """A run whose products are added exactly, beside one of a device's matrix units."""
+
+    error: float  # of the outputs, relative
+    made: Mapping[int, float]  # the error that each equation makes, by index
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """The result of one run."""
+
+    # recorded, statistics: the equations, and the statistics of each
+    recorded: tuple[Equation, ...]
+    statistics: Statistics
+    dataflow: Dataflow  # the equations that operands and outputs come from
+    origins: tuple[tuple[int, ...], ...]  # the equations that each float output comes from
+    error: OutputError  # error, outputs: of all outputs, and of each by its path
+    outputs: tuple[tuple[str, OutputError], ...]
+    reference_nans: tuple[str, ...]  # the paths of outputs with NaN in the reference run
+    low: tuple[jax.Array, ...]  # low, reference: the float outputs of both runs
+    reference: tuple[jax.Array, ...]
+    exact_sums: ExactSums | None = None  # see :class:`Session`
+
+    @functools.cached_property
+    def equations(self) -> list[EquationStatistics]:
+        """The statistics by equation; computed on demand, since few trials need them."""
+        made = self.exact_sums.made if self.exact_sums else {}
+        return equation_statistics(self.recorded, self.statistics, self.dataflow, made)
+
+    @functools.cached_property
+    def causes(self) -> Causes:
+        return Causes(self.dataflow.flow, self.equations)
+
+
+def output_name(path: str) -> str:
+    """Returns ``output['w']``, or ``argument[0]['w']`` of what is updated in place."""
+    return path if path.startswith("argument") else f"output{path}"
