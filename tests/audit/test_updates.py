@@ -279,3 +279,18 @@ def test_changes_that_are_roundings_are_not_judged():
     with jax.numpy_dtype_promotion("standard"):  # optax raises a float to an integer
         report = sw.audit(step, "p=f32,c=bf16,o=f32")(start, adam.init(start), x, y)
     assert not report.wrong_changes
+
+
+def test_a_layer_that_is_not_changed_at_all():
+    """Its gradients are flushed to zero, those of the layer behind it aren't."""
+
+    def early(w, x):
+        def loss(w):
+            return jnp.mean(jnp.square(jax.nn.sigmoid(jnp.tanh(x @ w[0]) * 1e-7) @ w[1] - 1.0))
+
+        gradient = jax.grad(loss)(w)
+        return [w[0] - 1e4 * gradient[0], w[1] - 0.1 * gradient[1]]
+
+    report = sw.audit(early, "p=f32,c=f16,o=f32")([W, W[:4]], X)
+    assert [text.split()[0] for text in report.wrong_changes] == ["output[0]"]
+    assert str(report.findings[0].fix).startswith("loss scale 2^")

@@ -111,6 +111,8 @@ CHANGE_LOST = 0.9
 # Changes that arrive wrong by this much train something else. Adam moves each weight by the sign of
 # its first gradient: this is the error if one in seven has the other sign.
 CHANGE_WRONG = 0.75
+# Of a weight that isn't trained hardly any of the change is left.
+CHANGE_KEPT = 0.1
 # The rounding of the state itself makes at least half of that error: otherwise the change that is
 # added, a gradient for example, is wrong, and its own finding says so.
 ROUNDED_AWAY = 0.5

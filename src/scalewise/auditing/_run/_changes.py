@@ -16,7 +16,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ...interpret import Program, is_float
-from .._thresholds import BACK, CHANGE_LOST, CHANGE_WRONG, ROUNDED_AWAY
+from .._thresholds import BACK, CHANGE_KEPT, CHANGE_LOST, CHANGE_WRONG, ROUNDED_AWAY
 from ._causes import Causes
 from ._equation_statistics import ADDITIONS, EquationStatistics
 from ._outcome import Outcome, output_name
@@ -47,6 +47,7 @@ class Update:
     size: float  # the same, relative to the array's
     error: float  # of the change in the low-precision run, relative to the reference run's
     made: float  # the part of it that the rounding of those equations makes
+    kept: float  # the size of the low-precision run's change, relative to the reference run's
     whole: bool  # see :class:`Carried`
     # whether the output is the argument itself plus something, and there are others: a function of
     # one argument may be a layer
@@ -112,7 +113,7 @@ def updates(
         new, old = wide(outcome.reference[output]), wide(references[argument])
         low = wide(outcome.low[output]) - wide(lows[argument])
         with np.errstate(all="ignore"):
-            size, change, error = map(norm, (new, new - old, new - old - low))
+            size, change, error, kept = map(norm, (new, new - old, new - old - low, low))
         if 0 < 4 * eps * size < change < math.inf:
             indices = rounds_of(outcome.origins[output], causes)
             here = (causes.equations[i] for i in indices)
@@ -123,7 +124,7 @@ def updates(
             found.append(
                 Update(
                     path, output, indices, change, change / size, error / change,
-                    made * size / change, whole, adds,
+                    made * size / change, kept / change, whole, adds,
                 )
             )  # fmt: skip
     return found
@@ -139,8 +140,8 @@ def wrong(found: Iterable[Update], noisy: Container[str]) -> list[Update]:
     that are flushed to zero, for example. ``noisy`` are outputs whose changes are roundings.
 
     They are judged together, those of all weights for one. What is wrong with few of them hardly
-    matters: the bias of attention's keys, which Adam moves by noise of the size of the others'
-    changes.
+    matters, such as a bias whose gradient nearly cancels and which Adam moves as far as the others,
+    unless these aren't changed at all.
     """
     pairs = ((FIRST_KEY.match(x.path), x) for x in found if x.path not in noisy)
     parts: dict[str, list[Update]] = {}
@@ -153,8 +154,12 @@ def wrong(found: Iterable[Update], noisy: Container[str]) -> list[Update]:
             math.hypot(*(x.change * share for x, share in zip(part, shares, strict=True))) / change
             for shares in ([x.error for x in part], [x.made for x in part])
         )
-        if CHANGE_WRONG <= error < math.inf and made < ROUNDED_AWAY:
-            are_wrong += [x for x in part if x.error >= CHANGE_WRONG]
+        together = CHANGE_WRONG <= error < math.inf and made < ROUNDED_AWAY
+        are_wrong += [
+            x for x in part
+            if CHANGE_WRONG <= x.error < math.inf
+            and (together or (x.kept <= CHANGE_KEPT and x.made < ROUNDED_AWAY))
+        ]  # fmt: skip
     return are_wrong
 
 
