@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from transformers.debug_utils import DebugUnderflowOverflow
 
-import proofs.torch_scored_once  # noqa: F401 -- registers its programs
+import proofs.torch_scored_once
 import proofs.torch_unseen  # noqa: F401 -- registers its programs
 import scalewise.torch as st
 from proofs.torch_reports import CLEAN, FIXED, REPORTS, Failure

@@ -166,9 +166,7 @@ def total_error_fixed(predictions, targets):
     return (predictions - targets).abs().mean(0)
 
 
-@reported(
-    "pytorch/pytorch#69512", "fp16", OVER, normal(4, 512), normal(4, 512, seed=1) * 0.5 + 0.3
-)
+@reported("pytorch/pytorch#69512", "fp16", OVER, normal(4, 512), normal(4, 512, seed=1) * 0.5 + 0.3)
 def cosine(a, b):
     squares = a.square().sum(-1) * b.square().sum(-1)  # here
     return (a * b).sum(-1) * torch.rsqrt(squares.clamp_min(1e-16))

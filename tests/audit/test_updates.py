@@ -294,3 +294,34 @@ def test_a_layer_that_is_not_changed_at_all():
     report = sw.audit(early, "p=f32,c=f16,o=f32")([W, W[:4]], X)
     assert [text.split()[0] for text in report.wrong_changes] == ["output[0]"]
     assert str(report.findings[0].fix).startswith("loss scale 2^")
+
+
+def test_a_bias_of_queries_and_keys_that_starts_at_zero():
+    """Adam moves keys' part of it by noise; of the others it makes the signs of their gradients."""
+    x, y = X[:8], W[:8, :1] * jnp.ones((1, 16))
+    start = {"w": jnp.tile(W @ W.T, 2) / 8, "bias": jnp.zeros(32)}
+    adam = optax.adam(1e-3)
+
+    def step(w, state, x, y):
+        def loss(w):
+            q, k = jnp.split(x @ w["w"] + w["bias"][None], 2, -1)
+            return jnp.mean(jnp.square(jax.nn.softmax(q @ k.T) @ x - y))
+
+        updates, _ = adam.update(jax.grad(loss)(w), state)
+        return optax.apply_updates(w, updates)
+
+    with jax.numpy_dtype_promotion("standard"):  # optax raises a float to an integer
+        for low in ("p=f32,c=bf16,o=f32", "fp8"):
+            report = sw.audit(step, low)(start, adam.init(start), x, y)
+            assert report.verdict.startswith("Yes: "), report.verdict
+
+
+def test_moments_that_start_at_zero_are_compared_by_themselves():
+    def step(state, x):
+        gradient = jax.grad(lambda w: jnp.mean(jnp.square(jnp.tanh(x @ w))) * 1e-6)(state["w"])
+        moment = {"a": 0.9 * state["moment"]["a"] + 0.1 * gradient}
+        return {"w": state["w"] - 1e-3 * moment["a"], "moment": moment}
+
+    report = sw.audit(step, "p=f32,c=f16,o=f32")({"w": W, "moment": {"a": jnp.zeros_like(W)}}, X)
+    assert report.error.relative > 0.5
+    assert report.findings[0].kind == "underflow"

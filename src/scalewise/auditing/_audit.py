@@ -335,12 +335,16 @@ def _ranges(program: Program) -> tuple[tuple[str, tuple[int, ...]], ...]:
 
 
 def _benign(session: Session, outcome: Outcome, changed) -> tuple[str, ...]:
-    floors = session.floors or (0.0,) * len(outcome.outputs)
+    floors, paths = session.floors, [path for path, _ in outcome.outputs]
     lines = [
         f"{output_name(path)}: 0 but for rounding errors, in the reference run too; its error is "
         "relative to the numbers that it is made of"
-        for (path, _), floor in zip(outcome.outputs, floors, strict=True) if floor
+        for path, floor in zip(paths, floors.norms, strict=bool(floors.norms)) if floor
     ]  # fmt: skip
+    for i, mask in floors.numbers.items():
+        some = f"{np.sum(mask):,} of {mask.size:,} numbers"
+        text = "rounding errors in the reference run too, and not compared"
+        lines.append(f"{output_name(paths[i])}: {some} {'is' if mask.sum() == 1 else 'are'} {text}")
     lines += [f"{x.where}: {x}, as a mask" for x in changed if x.masks]
     for e in outcome.equations:
         if e["reference_non_finite"] and not outcome.reference_nans:

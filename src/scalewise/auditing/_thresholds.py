@@ -34,6 +34,8 @@ LATENT = 4
 # run: two draws of rounding errors differ by 1.4 times their size. An output of which the reference
 # run has one decimal digit changes by a tenth.
 NOISE = 0.25
+# Of one number two draws may be close by chance: nine in ten are apart by this share or more.
+NOISE_OF_ONE = 0.1
 # Errors up to so many eps need no runs that tell whether an output's true value is 0.
 FLOORS_FROM = 8.0
 # A factor below two is no amplification: two errors of one size add up to it.
@@ -108,9 +110,10 @@ RUNS = 2
 # A change of less than half a unit in the last place is lost: its error is 100 %. Roundings that
 # keep the change leave about 30 % of a unit.
 CHANGE_LOST = 0.9
-# Changes that arrive wrong by this much train something else. Adam moves each weight by the sign of
-# its first gradient: this is the error if one in seven has the other sign.
-CHANGE_WRONG = 0.75
+# Changes that arrive wrong by this much, 1 for those that are lost, train something else. Adam
+# moves each weight by the sign of its first gradient: formats of 4 and 8 bits turn one in six, an
+# error of 0.8, and still train.
+CHANGE_WRONG = 0.95
 # Of a weight that isn't trained hardly any of the change is left.
 CHANGE_KEPT = 0.1
 # The rounding of the state itself makes at least half of that error: otherwise the change that is

@@ -19,9 +19,9 @@ from ...interpret import Program, is_float
 from .._thresholds import BACK, CHANGE_KEPT, CHANGE_LOST, CHANGE_WRONG, ROUNDED_AWAY
 from ._causes import Causes
 from ._equation_statistics import ADDITIONS, EquationStatistics
-from ._outcome import Outcome, output_name
+from ._outcome import Floors, Outcome, output_name
 
-FIRST_KEY = re.compile(r"(argument)?(\[[^]]*\]|\.\w+)")
+FIRST_KEY = re.compile(r"\[[^]]*\]|\.\w+")
 
 
 class Carried(NamedTuple):
@@ -41,6 +41,7 @@ class Update:
     """One output that is the next call's argument."""
 
     path: str  # of the output
+    state: str  # the argument that it is of: weights, moments, ...
     output: int  # its position among the float outputs
     indices: tuple[int, ...]  # the equations that round it
     change: float  # the norm of the reference run's change
@@ -99,6 +100,7 @@ def updates(
     lows: Sequence[ArrayLike],
     references: Sequence[ArrayLike],
     eps: float,
+    floors: Floors,
 ) -> list[Update]:
     """Returns how a run changes its state.
 
@@ -107,11 +109,19 @@ def updates(
         outcome: of its run.
         lows, references: the float arguments in both arithmetics.
         eps: of the reference run's dtype; changes of a few of it are roundings.
+        floors: which numbers aren't compared.
     """
     causes, found = outcome.causes, []
+    floats = zip(program.arguments, program.in_avals, strict=True)
+    arguments = [path for path, aval in floats if is_float(aval)]
     for output, argument, whole in carried(program):
-        new, old = wide(outcome.reference[output]), wide(references[argument])
-        low = wide(outcome.low[output]) - wide(lows[argument])
+        new, old, after, before = (
+            wide(floors.compared(output, x))
+            for x in (
+                outcome.reference[output], references[argument], outcome.low[output], lows[argument]
+            )
+        )  # fmt: skip
+        low = after - before
         with np.errstate(all="ignore"):
             size, change, error, kept = map(norm, (new, new - old, new - old - low, low))
         if 0 < 4 * eps * size < change < math.inf:
@@ -119,11 +129,12 @@ def updates(
             here = (causes.equations[i] for i in indices)
             own = (e for e in here if _norm_of(e) >= size / 2)  # a float32 sum isn't among them
             made = max((e.introduced for e in own), default=0.0)
-            path = outcome.outputs[output][0]
+            path, key = outcome.outputs[output][0], FIRST_KEY.match(arguments[argument])
+            state = key.group() if key else ""
             adds = len(references) > 1 and any(_adds_to_argument(outcome, i) for i in indices)
             found.append(
                 Update(
-                    path, output, indices, change, change / size, error / change,
+                    path, state, output, indices, change, change / size, error / change,
                     made * size / change, kept / change, whole, adds,
                 )
             )  # fmt: skip
@@ -143,10 +154,10 @@ def wrong(found: Iterable[Update], noisy: Container[str]) -> list[Update]:
     matters, such as a bias whose gradient nearly cancels and which Adam moves as far as the others,
     unless these aren't changed at all.
     """
-    pairs = ((FIRST_KEY.match(x.path), x) for x in found if x.path not in noisy)
     parts: dict[str, list[Update]] = {}
-    for key, x in pairs:
-        parts.setdefault(key.group() if key else "", []).append(x)
+    for x in found:
+        if x.path not in noisy:
+            parts.setdefault(x.state, []).append(x)
     are_wrong: list[Update] = []
     for part in parts.values():
         change = math.hypot(*(x.change for x in part))
@@ -161,6 +172,27 @@ def wrong(found: Iterable[Update], noisy: Container[str]) -> list[Update]:
             and (together or (x.kept <= CHANGE_KEPT and x.made < ROUNDED_AWAY))
         ]  # fmt: skip
     return are_wrong
+
+
+def started_at_zero(program: Program, arguments: Sequence[ArrayLike]) -> dict[int, float]:
+    """Returns the outputs, by position, that replace an array of zeros beside others, and for each
+    the norm that it would have if its numbers were as large as theirs.
+
+    A bias that starts at 0 is after one step what Adam makes of the signs of its gradients.
+    """
+    pairs = zip(program.arguments, program.in_avals, strict=True)
+    paths = [path for path, aval in pairs if is_float(aval)]
+    parents = [path[: max(path.rfind("["), path.rfind("."), 0)] for path in paths]
+    sizes: dict[str, list[float]] = {}
+    for parent, x in zip(parents, map(np.asarray, arguments), strict=True):
+        if x.ndim and x.any():
+            sizes.setdefault(parent, []).append(float(np.mean(np.square(wide(x)))))
+    found = {}
+    for output, argument, _ in carried(program):
+        x, near = np.asarray(arguments[argument]), sizes.get(parents[argument])
+        if parents[argument] and near and x.ndim and not x.any():
+            found[output] = math.sqrt(sum(near) / len(near) * x.size)
+    return found
 
 
 def wide(x: ArrayLike) -> np.ndarray:

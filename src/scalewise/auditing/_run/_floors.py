@@ -13,14 +13,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from jax.typing import ArrayLike
 
 from ..._jax import ShapedArray, avals_of
 from ...interpret import Argument, Program, all_equations, is_float, lifted, run
-from .._thresholds import NOISE, RUNS
+from .._thresholds import NOISE, NOISE_OF_ONE, RUNS
 from ._changes import norm
 from ._compiled import Compiled
 from ._interpretations import Reference, TableEmulation
-from ._outcome import Outcome
+from ._outcome import Floors, Outcome
 from ._session import Session
 
 
@@ -31,17 +32,20 @@ def with_floors(session: Session, outcome: Outcome, limit: float) -> Outcome:
     the state are nothing but roundings, for later runs."""
     if not any(error.non_finite or error.relative > limit for _, error in outcome.outputs):
         return outcome
-    norms = [norm(x) for x in outcome.reference]
-    changes = [0.0] * len(norms)
+    moved = [np.zeros(np.shape(x)) for x in outcome.reference]
     for seed in range(RUNS):
         again = session.run(arrays=_changed(session, seed)).reference
-        pairs = zip(again, outcome.reference, strict=True)
-        changes = [max(c, norm(y - x)) for c, (y, x) in zip(changes, pairs, strict=True)]
-    noisy = (x.path for x in session.updates(outcome) if changes[x.output] >= NOISE * x.change)
-    session.noisy = frozenset(noisy)
-    if not any(c >= NOISE * n for c, n in zip(changes, norms, strict=True)):
-        return session.with_errors(outcome) if session.noisy else outcome
-    changes = _of_rounding(session, outcome, changes)
+        moved = [
+            np.fmax(m, _apart(y, x))
+            for m, y, x in zip(moved, again, outcome.reference, strict=True)
+        ]
+    norms, changes = (list(map(norm, some)) for some in (outcome.reference, moved))
+    still = {x.path for x in session.updates(outcome) if changes[x.output] >= NOISE * x.change}
+    if any(c >= NOISE * n for c, n in zip(changes, norms, strict=True)) or _without_digits(
+        outcome, moved
+    ):
+        moved = _of_rounding(session, outcome, moved)
+        changes = list(map(norm, moved))
     paths = [path for path, _ in outcome.outputs]
     known = {
         path: norm / math.sqrt(max(x.size, 1))
@@ -49,12 +53,28 @@ def with_floors(session: Session, outcome: Outcome, limit: float) -> Outcome:
         if change < NOISE * norm
     }
     eps = float(np.finfo(session.reference.dtype).eps)
-    session.floors = tuple(
+    least = tuple(
         0.0 if path in known or not change < math.inf
         else max(change / eps, _beside(path, known) * math.sqrt(x.size))
         for path, change, x in zip(paths, changes, outcome.reference, strict=True)
     )  # fmt: skip
+    masks = _without_digits(outcome, moved)
+    numbers = {i: mask for i, mask in masks.items() if paths[i] in known}
+    session.floors = Floors(least, numbers, frozenset(still))
     return session.with_errors(outcome)
+
+
+def _apart(x: ArrayLike, y: ArrayLike) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return np.abs(np.asarray(x, np.float64) - np.asarray(y, np.float64))
+
+
+def _without_digits(outcome: Outcome, moved: Sequence[np.ndarray]) -> dict[int, np.ndarray]:
+    """Returns for outputs that have some the numbers without digits: those of keys, for example, in
+    one bias of queries, keys and values."""
+    pairs = zip(moved, outcome.reference, strict=True)
+    masks = [m > NOISE_OF_ONE * np.abs(np.asarray(x, np.float64)) for m, x in pairs]
+    return {i: mask for i, mask in enumerate(masks) if mask.any() and not mask.all()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +88,7 @@ class _WideReference(Reference):
         return super().constant(own, aval)
 
 
-def _of_rounding(session: Session, outcome: Outcome, changes: list[float]) -> list[float]:
+def _of_rounding(session: Session, outcome: Outcome, changes: list[np.ndarray]) -> list[np.ndarray]:
     """Returns the changes, without those that aren't roundings': of decisions, that the changed
     arguments turn where they are exact. Float64 decides such as float32 does."""
     if session.reference.dtype != np.float32:
@@ -83,11 +103,8 @@ def _of_rounding(session: Session, outcome: Outcome, changes: list[float]) -> li
         for step in range(1, session.steps):
             outs = call(session.inputs(step, outs[:n], values, wide))
     floats = [y for y, a in zip(outs, program.out_avals, strict=True) if is_float(a)]
-    exact = [
-        norm(np.asarray(x, np.float64) - np.asarray(y))
-        for x, y in zip(outcome.reference, floats, strict=True)
-    ]
-    return [min(pair) for pair in zip(changes, exact, strict=True)]
+    exact = map(_apart, outcome.reference, floats)
+    return [np.fmin(*pair) for pair in zip(changes, exact, strict=True)]
 
 
 def _largest(program: Program) -> float:

@@ -8,6 +8,8 @@ import math
 from collections.abc import Mapping
 
 import jax
+import numpy as np
+from jax.typing import ArrayLike
 
 from ...interpret import Equation
 from ._causes import Causes
@@ -43,6 +45,26 @@ class ExactSums:
 
     error: float  # of the outputs, relative
     made: Mapping[int, float]  # the error that each equation makes, by index
+
+
+@dataclasses.dataclass(frozen=True)
+class Floors:
+    """What of the outputs has no digits in the reference run: its own roundings make it.
+
+    Attributes:
+        norms: the least norm that each float output's error is relative to; () without floors.
+        numbers: by a float output's position, which of its numbers aren't compared.
+        changes: the paths of outputs whose change, from the argument that they replace, isn't.
+    """
+
+    norms: tuple[float, ...] = ()
+    numbers: Mapping[int, np.ndarray] = dataclasses.field(default_factory=dict)
+    changes: frozenset[str] = frozenset()
+
+    def compared(self, output: int, x: ArrayLike) -> np.ndarray:
+        """Returns the numbers of an output, or of the argument that it replaces, flat."""
+        flat = np.asarray(x).ravel()
+        return flat if output not in self.numbers else flat[~self.numbers[output].ravel()]
 
 
 @dataclasses.dataclass(frozen=True)

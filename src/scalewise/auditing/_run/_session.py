@@ -29,14 +29,14 @@ from ...interpret import (
     lifted,
 )
 from ._accumulator import Accumulator
-from ._changes import Update, updates, wrong
+from ._changes import Update, started_at_zero, updates, wrong
 from ._compiled import Compiled
 from ._dataflow import Dataflow, dataflow
 from ._equation import EquationPlan
 from ._interpretations import Reference, Runs
 from ._lockstep import Lockstep
 from ._loss_scale import loss_scaled_paths
-from ._outcome import ExactSums, Outcome, OutputError
+from ._outcome import ExactSums, Floors, Outcome, OutputError
 from ._pair import Pair, shaped
 from ._rounding import format_params
 from ._specialize import Low, kind_of_run
@@ -139,8 +139,7 @@ class Session:
     code: dict[tuple[Callable, Runs, EquationPlan], Callable] = dataclasses.field(
         default_factory=lambda: new_code()
     )
-    floors: tuple[float, ...] = ()  # the least norm that each float output's error is relative to
-    noisy: frozenset[str] = frozenset()  # outputs whose change in the reference run is roundings
+    floors: Floors = dataclasses.field(default_factory=Floors)
     exact_sums: ExactSums | None = None  # the run without the device's matrix units
     # how many equations were recorded when the dataflow was found, and that
     known: tuple[int, Dataflow] | None = None
@@ -175,7 +174,7 @@ class Session:
         self.runs += 1
         return Session(
             self.program, low, self.reference, self.steps, self.batches,
-            code=self.code, floors=self.floors, noisy=self.noisy, exact_sums=self.exact_sums,
+            code=self.code, floors=self.floors, exact_sums=self.exact_sums,
         )  # fmt: skip
 
     @property
@@ -277,11 +276,16 @@ class Session:
     def updates(self, outcome: Outcome) -> list[Update]:
         """Returns the changes of the state that the program carries from one call to the next."""
         eps = float(np.finfo(self.reference.dtype).eps)
-        return updates(self.program, outcome, *self.state_arrays(), eps)
+        return updates(self.program, outcome, *self.state_arrays(), eps, self.floors)
+
+    @functools.cached_property
+    def started_at_zero(self) -> dict[int, float]:
+        """See :func:`started_at_zero`; of a training step, so that a run has to come before."""
+        return started_at_zero(self.program, self.state_arrays()[1]) if self.trained else {}
 
     def wrong_changes(self, outcome: Outcome) -> list[Update]:
         """Returns the changes that a training step gets wrong (see :func:`wrong`)."""
-        return wrong(self.updates(outcome), self.noisy) if self.trained else []
+        return wrong(self.updates(outcome), self.floors.changes) if self.trained else []
 
     @property
     def trained(self) -> bool:
@@ -289,11 +293,14 @@ class Session:
         return any(e.direction == "backward" for e in self.lockstep.recorded)
 
     def with_errors(self, outcome: Outcome) -> Outcome:
-        table = list(map(_distance, outcome.low, outcome.reference))
-        floors = self.floors or (0.0,) * len(table)
+        pairs = enumerate(zip(outcome.low, outcome.reference, strict=True))
+        table = [_distance(*(self.floors.compared(i, x) for x in both)) for i, both in pairs]
+        floors = np.array(self.floors.norms or np.zeros(len(table)))
+        for i, least in self.started_at_zero.items():
+            floors[i] = max(floors[i], least)
         errors = [
             OutputError(int(n), _ratio(noise, max(signal, floor * floor)))
-            for (noise, signal, n, _), floor in zip(table, floors, strict=True)
+            for (noise, signal, n, _), floor in zip(table, floors.tolist(), strict=True)
         ]
         if not any(e.non_finite for e in errors):
             for update in self.wrong_changes(outcome):
@@ -315,10 +322,10 @@ def _ratio(noise: float, signal: float) -> float:
     return math.sqrt(noise / signal) if signal else math.sqrt(noise)
 
 
-def _distance(low: ArrayLike, reference: ArrayLike) -> tuple[float, float, int, int]:
+def _distance(low: np.ndarray, reference: np.ndarray) -> tuple[float, float, int, int]:
     """Returns an output's squared error, the reference's squared norm, how many low numbers are
     non-finite where the reference's are finite, and how many of the reference's are NaN."""
-    y, s = (np.asarray(x).ravel() for x in (low, reference))  # s is float32 at least
+    y, s = low, reference  # s is float32 at least
     with np.errstate(invalid="ignore", over="ignore"):
         noise, signal = _squared_norm(y - s), _squared_norm(s)
     if math.isfinite(noise) and math.isfinite(signal):
