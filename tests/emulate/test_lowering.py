@@ -50,6 +50,7 @@ CASES = {
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:emulate.* no narrow format has complex numbers")
 def test_under_jit():
     def every(x, p):
         return {name: f(x, p) for name, f in CASES.items()}

@@ -150,9 +150,8 @@ def wrong(found: Iterable[Update], noisy: Container[str]) -> list[Update]:
     """Returns changes that are wrong for another reason than the state's own rounding: gradients
     that are flushed to zero, for example. ``noisy`` are outputs whose changes are roundings.
 
-    They are judged together, those of all weights for one. What is wrong with few of them hardly
-    matters, such as a bias whose gradient nearly cancels and which Adam moves as far as the others,
-    unless these aren't changed at all.
+    They are judged together, those of all weights for one: a bias whose gradient nearly cancels,
+    and which Adam moves as far as the others, hardly matters. One that isn't changed at all does.
     """
     parts: dict[str, list[Update]] = {}
     for x in found:
