@@ -112,7 +112,7 @@ def test_operations_lowered_for_a_platform_have_the_line_that_asked_for_them():
 @pytest.mark.thorough(keep=4)
 def test_functions_by_platform_return_the_same_under_transformations(name, f):
     got, want = (TRANSFORMED[name](f) for f in (f, partial(cubed, 3)))
-    unit = 2.0**-7 if name == "emulate" else 1e-6  # the routes add in another order
+    unit = 2.0**-7 if name == "emulate" else 1e-6  # the routes round in other places
     np.testing.assert_allclose(got, want, rtol=unit, atol=1e-6)
 
 
