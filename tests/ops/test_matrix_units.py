@@ -17,13 +17,15 @@ from scalewise.formats import BlockFormat
 
 RNG = np.random.default_rng(0)
 DISTINCT = [u for u in proof.all_units() if u.architecture != "rtx blackwell"]
+# A B200 multiplies MXFP4 by two instructions, of which the last has the recorded numbers.
+RECORDED = {proof.label(u): u for u in DISTINCT}.values()
 
 
 def random_fp8(*shape):
     return jnp.asarray(RNG.standard_normal(shape), jnp.float8_e4m3fn)
 
 
-@pytest.mark.parametrize("unit", DISTINCT, ids=proof.label)
+@pytest.mark.parametrize("unit", RECORDED, ids=proof.label)
 @pytest.mark.thorough(keep=6)
 def test_the_bits_are_those_that_mma_sim_gave(unit):
     """Recorded by `python -m proofs.matrix_units --mmasim FOLDER --record 16`."""
