@@ -7,10 +7,9 @@ at JAX's version, so that a new release needs no table of versions. The oldest s
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeAlias, TypeVar, cast
 
 import jax
@@ -405,7 +404,7 @@ def checked(run: Callable[[], Tree], results: Callable[[Tree], PyTree] = lambda 
     return found
 
 
-@functools.cache
+@cache
 def quick_compilation() -> dict[str, Any] | None:
     """Returns ``compiler_options`` that halve the time to compile for a CPU, or better.
 

@@ -325,7 +325,7 @@ def _ratio(noise: float, signal: float) -> float:
 def _distance(low: np.ndarray, reference: np.ndarray) -> tuple[float, float, int, int]:
     """Returns an output's squared error, the reference's squared norm, how many low numbers are
     non-finite where the reference's are finite, and how many of the reference's are NaN."""
-    y, s = low, reference  # s is float32 at least
+    y, s = low, reference
     with np.errstate(invalid="ignore", over="ignore"):
         noise, signal = _squared_norm(y - s), _squared_norm(s)
     if math.isfinite(noise) and math.isfinite(signal):

@@ -138,8 +138,8 @@ def amplified_after(search: Search, what: Finding, fix: Fix) -> Finding:
 
 
 def _loses(search: Search, index: int) -> bool:
-    """Returns whether an addition changes nothing, wherever its sum is read: one of a loop, or most
-    of one of two arrays. ``1 + x`` is for what subtracts the constant again."""
+    """Returns whether an addition loses what it adds, wherever its sum is read: in a loop, or if
+    most sums of two arrays equal one of them. In ``(1 + x) - 1`` the subtraction is at fault."""
     e = search.causes.equations[index]
     arrays = not any(isinstance(x, jex.Literal) for x in search.outcome.recorded[index].eqn.invars)
     return e.looped or (arrays and e.share("swamped") >= MANY_SWAMPED)
