@@ -34,9 +34,10 @@ changes of a loss {loss}. The change of a loss has a sign, and so has what two r
 beyond what both do alone. In the {name} model two roundings of a plan do {together:.1g} together
 (standard deviation over random pairs), and the {pairs:.0f} pairs of a plan's {roundings:.0f}
 roundings, whose signs differ at random, add up to {walk:.1g}: as much as the losses of plans differ
-({spread:.1g}). The adjoint pass can't predict pairs, since the first rounding changes the numbers
-that the second one rounds, and there are too many of them to run. A divergence only grows, so that
-single roundings tell most of it. Plan with logits and `objective="kl"` where there are logits.
+({spread:.1g}). Pairs don't add up either, since each rounding changes the numbers that the others
+round. The prediction is each rounding's mean effect among others; what a plan's own combination
+does beyond that only its run shows. A divergence only grows, so that single roundings tell most of
+it. Plan with logits and `objective="kl"` where there are logits.
 """
 
 CHOICE = """

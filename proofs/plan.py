@@ -153,7 +153,9 @@ def predicted(space: Space) -> dict[str, Any]:
 
 def _parts(space: Space, choice: Choice) -> np.ndarray:
     """Returns the effect of each rounding of a plan alone."""
-    return space.theta(choice) * (space.predict.smooth + space.predict.jumps)
+    theta = space.theta(choice)
+    return np.array([space.emulate(space.family.chosen([c])) if t else 0.0
+                     for c, t in enumerate(theta)])  # fmt: skip
 
 
 def _together(space: Space, random: np.random.Generator, choices: Sequence[Choice]) -> float:

@@ -12,7 +12,8 @@ import scalewise as sw
 from arrays import normal
 from scalewise.autoscaling import Boundaries, Operand
 from scalewise.interpret import trace
-from scalewise.planning._budget import kl
+from scalewise.planning._budget import WORST, kl
+from scalewise.planning._predict import _among_others
 from scalewise.planning._sites import WIDE, sites
 from scalewise.planning._space import Lists, Space
 
@@ -410,3 +411,18 @@ def test_a_training_step_with_large_gradients_is_planned():
     x = normal(10, (256, 32))
     found = sw.plan(step, sw.Budget(error=2e-2), results=["bf16"])(params, x)
     assert found.measured <= 2e-2
+
+
+def test_an_effect_in_a_loss_is_the_mean_among_other_roundings():
+    """Two roundings of which each undoes the other alone are half as much on the average."""
+    random = np.random.default_rng(0)
+    plans = random.integers(2, size=(400, 3)).astype(np.float32)
+
+    def measure(theta):
+        a, b, c = (float(x) for x in theta)
+        return WORST if c else a + b - 1.5 * a * b
+
+    alone = np.array([1.0, 1.0, WORST])
+    effects = _among_others(alone, measure, plans)
+    np.testing.assert_allclose(effects[:2], 0.5, atol=0.15)  # the fit has no constant
+    assert effects[2] == WORST  # what isn't finite alone says nothing of the others

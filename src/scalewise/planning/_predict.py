@@ -20,7 +20,7 @@ from ..formats import Format
 from ..interpret import Applied, Argument, Equation, Program, State, Value, run
 from ..primitives import params
 from ..rounding import round_to
-from ._budget import Objective
+from ._budget import WORST, Objective
 from ._sites import WIDE, Part, float_results
 
 EXCHANGED: Mapping[Role, Role] = {
@@ -132,6 +132,7 @@ ROUNDS = 4  # of the search for a front with jumps, whose errors don't add up
 PROBES = 128  # random directions of the outputs: an expectation's relative error is sqrt(2 / 128)
 AT_ONCE = 8  # directions whose adjoints are computed together: memory for time
 PAIRS = 3  # that are run for each rounding of an objective that only grows, such as a divergence
+AMONG = 8  # random plans that are run for each rounding of one with a sign, such as a loss
 EXACT = 512  # columns up to which the whole Hessian is computed, each by one product with it
 
 
@@ -203,7 +204,7 @@ class Prediction:
     proportion to the error before them, and independent errors add up in their squares.
     """
 
-    smooth: np.ndarray  # what each rounding does alone, without jumps
+    smooth: np.ndarray  # what each rounding does, alone or as the mean among others, without jumps
     pairs: np.ndarray  # what each two do together, beyond that; the matrix has both orders
     jumps: np.ndarray  # what each does by changing decisions
 
@@ -241,24 +242,49 @@ def prediction(
     sensitivity: Sensitivity,
     jumping: np.ndarray,
     owners: np.ndarray,
-    measure: Callable[[Sequence[int]], float],
+    measure: Callable[[np.ndarray], float],
+    draw: Callable[[int], np.ndarray],
 ) -> Prediction:
-    """Returns the prediction from an adjoint pass, and from runs with one rounding and with two.
+    """Returns the prediction from an adjoint pass and runs, of single roundings first.
 
-    The adjoint pass says which pairs matter. They are run together, the strongest first, three for
-    each rounding (one for a loss): an error that rounds other numbers, since a rounding before it
+    Of an objective that only grows, the adjoint pass says which pairs matter. They are run
+    together, the strongest first: an error that rounds other numbers, since a rounding before it
     has changed them, isn't the one whose product with the first the Hessian has.
+
+    What two roundings do together has either sign in a loss, and as large as what they do alone.
+    There a rounding's effect is its mean among others, from runs of random plans.
+
+    Args:
+        sensitivity: of the adjoint pass.
+        jumping: which roundings change discrete decisions.
+        owners: by rounding, a number that those of one operand share.
+        measure: returns the objective of a vector ``theta``.
+        draw: returns that many random plans as rows ``theta``.
     """
     count = len(jumping)
-    alone = np.array([measure([c]) for c in range(count)])
+    single = np.eye(count, dtype=np.float32)
+    alone, pairs = np.array([measure(theta) for theta in single]), np.zeros((count, count))
+    if sensitivity.bias.any():
+        return Prediction(_among_others(alone, measure, draw(AMONG * count)), pairs, 0 * alone)
     diagonal = sensitivity.bias + np.diag(sensitivity.hessian) / 2
     jumps = np.where(jumping, np.maximum(alone - diagonal, 0.0), 0.0)
-    smooth, pairs = alone - jumps, np.zeros((count, count))
-    signed = sensitivity.bias.any()  # small changes are differences of larger ones: mostly noise
-    for i, j in _strongest(sensitivity, owners)[: count if signed else PAIRS * count]:
-        both = measure([i, j]) - smooth[i] - smooth[j] - float(np.hypot(jumps[i], jumps[j]))
-        pairs[i, j] = pairs[j, i] = both
+    smooth = alone - jumps
+    for i, j in _strongest(sensitivity, owners)[: PAIRS * count]:
+        apart = smooth[i] + smooth[j] + float(np.hypot(jumps[i], jumps[j]))
+        pairs[i, j] = pairs[j, i] = measure(single[i] + single[j]) - apart
     return Prediction(smooth, pairs, jumps)
+
+
+def _among_others(
+    alone: np.ndarray, measure: Callable[[np.ndarray], float], plans: np.ndarray
+) -> np.ndarray:
+    """Returns each rounding's mean effect in random plans, by ridge regression from ``alone``."""
+    finite = np.abs(alone) < WORST
+    plans = plans[~plans[:, ~finite].any(1)]
+    measured = np.array([measure(theta) for theta in plans])
+    kept = np.abs(measured) < WORST
+    x, rest = plans[kept].astype(np.float64), measured[kept] - plans[kept] @ alone
+    return alone + np.linalg.solve(x.T @ x + np.eye(len(alone)), x.T @ rest)
 
 
 def _strongest(sensitivity: Sensitivity, owners: np.ndarray) -> list[tuple[int, int]]:

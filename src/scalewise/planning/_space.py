@@ -154,8 +154,12 @@ class Space:
         for number, ((i, _), own) in enumerate(self.family.columns.items()):
             owners[list(own.values())] = number
             jumping[list(own.values())] = bool(self.sites[i].discrete)
-        measure = lambda columns: self.emulate(self.family.chosen(columns))  # noqa: E731
-        return prediction(self.slopes, jumping, owners, measure)
+        return prediction(self.slopes, jumping, owners, self.emulate, self._random)
+
+    def _random(self, count: int) -> np.ndarray:
+        draw = np.random.default_rng((self.seed, count))
+        choices = ([int(draw.integers(len(o))) for o in self.options] for _ in range(count))
+        return np.stack([self.theta(choice) for choice in choices])
 
     def emulate(self, theta: np.ndarray) -> float:
         """Returns the measured objective of a vector; formats are data to one compiled program."""

@@ -19,7 +19,7 @@ from ...interpret import Program, is_float
 from .._thresholds import BACK, CHANGE_KEPT, CHANGE_LOST, CHANGE_WRONG, ROUNDED_AWAY
 from ._causes import Causes
 from ._equation_statistics import ADDITIONS, EquationStatistics
-from ._outcome import Floors, Outcome, output_name
+from ._outcome import Floors, Outcome, output_name, pieces, squared_norm
 
 FIRST_KEY = re.compile(r"\[[^]]*\]|\.\w+")
 
@@ -115,15 +115,10 @@ def updates(
     floats = zip(program.arguments, program.in_avals, strict=True)
     arguments = [path for path, aval in floats if is_float(aval)]
     for output, argument, whole in carried(program):
-        new, old, after, before = (
-            wide(floors.compared(output, x))
-            for x in (
-                outcome.reference[output], references[argument], outcome.low[output], lows[argument]
-            )
+        arrays = (
+            outcome.reference[output], references[argument], outcome.low[output], lows[argument]
         )  # fmt: skip
-        low = after - before
-        with np.errstate(all="ignore"):
-            size, change, error, kept = map(norm, (new, new - old, new - old - low, low))
+        size, change, error, kept = _sizes(*(floors.compared(output, x) for x in arrays))
         if 0 < 4 * eps * size < change < math.inf:
             indices = rounds_of(outcome.origins[output], causes)
             here = (causes.equations[i] for i in indices)
@@ -198,9 +193,15 @@ def wide(x: ArrayLike) -> np.ndarray:
     return np.asarray(x).astype(np.float64)
 
 
-def norm(x: ArrayLike) -> float:
+def _sizes(*arrays: np.ndarray) -> list[float]:
+    """Returns the norms of an array in the reference run, of its change there, of the error of its
+    change in the low-precision run, and of that change."""
+    total = np.zeros(4)
     with np.errstate(all="ignore"):
-        return float(np.sqrt(np.square(np.asarray(x, np.float64)).sum()))
+        for new, old, after, before in pieces(*arrays):
+            change, low = new - old, after - before
+            total += [squared_norm(x) for x in (new, change, change - low, low)]
+    return [math.sqrt(x) for x in total]
 
 
 def rounds_of(origins: Sequence[int], causes: Causes) -> tuple[int, ...]:

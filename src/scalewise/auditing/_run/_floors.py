@@ -18,10 +18,9 @@ from jax.typing import ArrayLike
 from ..._jax import ShapedArray, avals_of
 from ...interpret import Argument, Program, all_equations, is_float, lifted, run
 from .._thresholds import NOISE, NOISE_OF_ONE, RUNS
-from ._changes import norm
 from ._compiled import Compiled
 from ._interpretations import Reference, TableEmulation
-from ._outcome import Floors, Outcome
+from ._outcome import Floors, Outcome, squared_norm
 from ._session import Session
 
 
@@ -39,13 +38,13 @@ def with_floors(session: Session, outcome: Outcome, limit: float) -> Outcome:
             np.fmax(m, _apart(y, x))
             for m, y, x in zip(moved, again, outcome.reference, strict=True)
         ]
-    norms, changes = (list(map(norm, some)) for some in (outcome.reference, moved))
+    norms, changes = (list(map(_norm, some)) for some in (outcome.reference, moved))
     still = {x.path for x in session.updates(outcome) if changes[x.output] >= NOISE * x.change}
     if any(c >= NOISE * n for c, n in zip(changes, norms, strict=True)) or _without_digits(
         outcome, moved
     ):
         moved = _of_rounding(session, outcome, moved)
-        changes = list(map(norm, moved))
+        changes = list(map(_norm, moved))
     paths = [path for path, _ in outcome.outputs]
     known = {
         path: norm / math.sqrt(max(x.size, 1))
@@ -137,3 +136,7 @@ def _beside(path: str, known: dict[str, float]) -> float:
         if near:
             return math.sqrt(sum(x * x for x in near) / len(near))
     return 0.0
+
+
+def _norm(x: ArrayLike) -> float:
+    return math.sqrt(squared_norm(x))

@@ -30,6 +30,7 @@ from ._accumulator import Accumulator, Visits
 from ._equation import EquationPlan, only_reshapes
 from ._evaluate import Evaluator
 from ._interpretations import FP32_MAX, TableEmulation
+from ._movement import moved, only_moves
 from ._pair import (
     Decision,
     Draw,
@@ -242,6 +243,8 @@ class Lockstep(Evaluator):
     def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         if self.is_reshape(equation, inputs):
             return state, inputs[:1]
+        if self.is_movement(equation, inputs):
+            return state, [moved(equation, inputs[0])]
         if self.draws(equation, inputs):
             return state, self.drawn(equation, inputs)
         return self.computed(state, equation, self.operands_of(equation, inputs))
@@ -287,7 +290,9 @@ class Lockstep(Evaluator):
         def unrounded(x: Value) -> Value:
             if not isinstance(x, Pair) or not x.literal:
                 return x
-            low = jnp.where(wide, x.reference.astype(self.carrier), x.low)
+            low = x.reference.astype(self.carrier)
+            if not isinstance(fmt, np.ndarray):
+                low = jnp.where(wide, low, x.low)
             return dataclasses.replace(x, low=low)
 
         return [unrounded(x) for x in inputs]
@@ -329,8 +334,14 @@ class Lockstep(Evaluator):
         """Returns True if the result is the first input, flat: nothing has to be computed."""
         if not inputs or not isinstance(inputs[0], Pair) or not only_reshapes(equation):
             return False
-        kept = kind_of_run(self.low).keeps(self.low, equation)
-        return kept and is_flat(inputs[0].reference, equation.in_avals[0].shape)
+        return self._keeps(equation) and is_flat(inputs[0].reference, equation.in_avals[0].shape)
+
+    def is_movement(self, equation: Equation, inputs: Sequence[Value]) -> bool:
+        movable = not self.compiling and self._keeps(equation)
+        return movable and only_moves(equation, inputs)
+
+    def _keeps(self, equation: Equation) -> bool:
+        return kind_of_run(self.low).keeps(self.low, equation)
 
     def _index(self, plan: EquationPlan, equation: Equation) -> int:
         """Returns the equation's index, a new one at its first visit; 0 if it has no statistics."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import jax
 import numpy as np
@@ -97,3 +97,22 @@ class Outcome:
 def output_name(path: str) -> str:
     """Returns ``output['w']``, or ``argument[0]['w']`` of what is updated in place."""
     return path if path.startswith("argument") else f"output{path}"
+
+
+PIECE = 1 << 14  # numbers of an array at a time, so that what is computed of them stays in cache
+
+
+def pieces(*arrays: ArrayLike) -> Iterator[list[np.ndarray]]:
+    """Yields arrays of one shape piece by piece, flat, in float64."""
+    flat = [np.asarray(x).reshape(-1) for x in arrays]
+    for start in range(0, flat[0].size, PIECE):
+        yield [x[start : start + PIECE].astype(np.float64, copy=False) for x in flat]
+
+
+def squared_norm(x: ArrayLike) -> float:
+    """Returns the sum of squares of an array, or of a piece of one, in float64.
+
+    It isn't computed by BLAS, whose threads wait for each other.
+    """
+    with np.errstate(all="ignore"):
+        return float(sum(np.add.reduce(np.square(y)) for (y,) in pieces(x)))

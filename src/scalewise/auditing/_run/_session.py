@@ -36,7 +36,7 @@ from ._equation import EquationPlan
 from ._interpretations import Reference, Runs
 from ._lockstep import Lockstep
 from ._loss_scale import loss_scaled_paths
-from ._outcome import ExactSums, Floors, Outcome, OutputError
+from ._outcome import ExactSums, Floors, Outcome, OutputError, squared_norm
 from ._pair import Pair, shaped
 from ._rounding import format_params
 from ._specialize import Low, kind_of_run
@@ -326,17 +326,13 @@ def _distance(low: np.ndarray, reference: np.ndarray) -> tuple[float, float, int
     """Returns an output's squared error, the reference's squared norm, how many low numbers are
     non-finite where the reference's are finite, and how many of the reference's are NaN."""
     y, s = low, reference
-    with np.errstate(invalid="ignore", over="ignore"):
-        noise, signal = _squared_norm(y - s), _squared_norm(s)
+    with np.errstate(all="ignore"):
+        noise = squared_norm(y - s)
+    signal = squared_norm(s)
     if math.isfinite(noise) and math.isfinite(signal):
         return noise, signal, 0, 0
     y, s = y.astype(np.float64), s.astype(np.float64)
     finite = np.isfinite(y) & np.isfinite(s)
-    noise = _squared_norm(np.where(finite, y, 0.0) - np.where(finite, s, 0.0))
+    noise = squared_norm(np.where(finite, y, 0.0) - np.where(finite, s, 0.0))
     non_finite = int(np.sum(~np.isfinite(y) & np.isfinite(s)))
-    return noise, _squared_norm(np.where(finite, s, 0.0)), non_finite, int(np.sum(np.isnan(s)))
-
-
-def _squared_norm(x: np.ndarray) -> float:
-    """Returns the sum of squares in float64; not by BLAS, whose threads wait for each other."""
-    return float(np.add.reduce(np.square(x, dtype=np.float64)))
+    return noise, squared_norm(np.where(finite, s, 0.0)), non_finite, int(np.sum(np.isnan(s)))

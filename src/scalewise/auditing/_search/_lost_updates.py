@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from .._run._changes import Update
 from .._run._outcome import Outcome
@@ -91,7 +91,7 @@ def _lost(search: Search) -> Iterator[_Lost]:
                 yield _Lost(_finding(search, group), group, lambda x: lost_updates(x.equations))
 
 
-def _group_of(groups: list[Group], outcome: Outcome, indices: tuple[int, ...]) -> Group:
+def _group_of(groups: Sequence[Group], outcome: Outcome, indices: tuple[int, ...]) -> Group:
     alone = Group(tuple(e for e in outcome.equations if e.index in indices))
     return next((g for g in groups if set(indices) & set(g.indices)), alone)
 

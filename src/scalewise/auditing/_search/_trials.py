@@ -77,6 +77,7 @@ class Search:
     # by key: errors of settings that were tried, and outcomes of runs before they are needed
     tried: dict[Hashable, OutputError] = dataclasses.field(default_factory=dict)
     results: dict[Hashable, Outcome] = dataclasses.field(default_factory=dict)
+    grouped: tuple[Outcome, Sequence[Group]] | None = None  # the last outcome grouped, and that
 
     def start(self) -> FormatChoice:
         return FormatChoice(
@@ -135,8 +136,10 @@ class Search:
     def causes(self) -> Causes:
         return self.outcome.causes
 
-    def groups_in(self, outcome: Outcome) -> list[Group]:
-        return groups(outcome.equations, self.fmt, outcome.causes)
+    def groups_in(self, outcome: Outcome) -> Sequence[Group]:
+        if self.grouped is None or self.grouped[0] is not outcome:
+            self.grouped = outcome, groups(outcome.equations, self.fmt, outcome.causes)
+        return self.grouped[1]
 
     def finding_of(self, group: Group, refuted: str = "") -> Finding:
         found = finding(group, self.fmt, self.saturate, refuted)
