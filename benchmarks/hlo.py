@@ -35,6 +35,9 @@ _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\) -> .*\{\s*$")
 _INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|[^\s(]\S*) ([a-z][\w\-]*)\((.*)$")
 
 
+UNKNOWN = 1 << 62  # cycles from which on XLA's estimate says that it has none, as of some copies
+
+
 @dataclass(frozen=True)
 class Array:
     """Type of an array: HLO's name of the dtype, and the sizes."""
@@ -58,7 +61,7 @@ class Array:
 class Instruction:
     """One line of a computation; `attributes` is the text behind the operands.
 
-    A parameter's operand is its number.
+    The operand of a parameter is its number, that of a constant its value.
     """
 
     name: str
@@ -254,7 +257,7 @@ def instruction(line: str) -> Instruction | None:
         depth += (rest[end] == "(") - (rest[end] == ")")
         end += 1
     operands = tuple(re.findall(r"%([\w.\-]+)", rest[:end]))
-    if found[3] == "parameter":  # its number
+    if found[3] in ("parameter", "constant"):
         operands = (rest[: end - 1],)
     return Instruction(found[1], arrays(found[2]), found[3], operands, rest[end:])
 
@@ -274,8 +277,7 @@ def executed(module: Module, name: str = "", count: int = 1) -> Iterator[tuple[I
     """Instructions that run, with how often: loops by their trip count, the costliest branch."""
     for line in module.computations[name or module.entry]:
         if line.opcode == "while":
-            trips = int(line.config.get("known_trip_count", {}).get("n", 1))
-            yield from executed(module, line.called("body")[0], count * trips)
+            yield from executed(module, line.called("body")[0], count * _trips(module, line))
         elif line.opcode in ("call", "async-start", "call-start"):
             yield from executed(module, line.called("to_apply", "calls")[0], count)
         elif line.opcode == "conditional":
@@ -283,6 +285,17 @@ def executed(module: Module, name: str = "", count: int = 1) -> Iterator[tuple[I
             yield from max((list(executed(module, n, count)) for n in names), key=_written)
         elif line.opcode not in FREE and not line.opcode.endswith(("-done", "-update")):
             yield line, count
+
+
+def _trips(module: Module, loop: Instruction) -> int:
+    """How often a loop's body runs; for a TPU only the condition says it: ``i < constant``."""
+    known = loop.config.get("known_trip_count", {}).get("n")
+    if known:
+        return int(known)
+    lines = module.computations[loop.called("condition")[0]]
+    numbers = [x.operands[0] for x in lines if x.opcode == "constant"]
+    counts = len(numbers) == 1 and "direction=LT" in lines[-1].attributes and numbers[0].isdigit()
+    return int(numbers[0]) if counts else 1
 
 
 def _written(lines: list[tuple[Instruction, int]]) -> int:
@@ -313,7 +326,7 @@ def kernels(module: Module) -> list[Kernel]:
         found.append(
             Kernel(
                 line.name, count, reads, writes, product_of(module, line),
-                int(cycles[1]) if cycles else 0,
+                int(cycles[1]) if cycles and int(cycles[1]) < UNKNOWN else 0,
             )
         )  # fmt: skip
     return found

@@ -6,7 +6,7 @@
 The compiler is in libtpu (``pip install "jax[tpu]"``). It writes into the optimised program how
 many cycles it expects of each fusion, by its own cost model; this prints their sums. With
 ``--shard`` weights and batch are sharded over all devices of the topology, and the table has what
-one of them sends in a step.
+one of them sends in a step. Flags of the compiler are given in ``LIBTPU_INIT_ARGS``.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import hlo
+from benchmarks.models import MODELS
 from benchmarks.programs import PROGRAMS, SIZES, compiled, variant
 
 # A TensorCore of a TPU7x chip, which has two: half of the chip's rates (Google Cloud's page on
@@ -45,7 +46,7 @@ def given_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--topology", default="tpu7x:2x2x1", help="v5e:2x2, v6e:2x2, v5p:2x2x1...")
     parser.add_argument("--size", choices=sorted({s for _, s in SIZES}), default="small")
-    parser.add_argument("--program", choices=PROGRAMS, default="mlp")
+    parser.add_argument("--program", choices=(*PROGRAMS, *MODELS), default="mlp")
     parser.add_argument("--recipes", nargs="+", default=["plain", "fp8"])
     parser.add_argument("--shard", action="store_true", help="over all devices of the topology")
     parser.add_argument("--dump", type=Path, metavar="FOLDER", help="write the HLO texts there")

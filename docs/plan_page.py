@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-OWN = ("plan", "budget", "part", "model", "trained", "seed")
+OWN = ("plan", "seen", "budget", "part", "model", "trained", "seed")
 
 HEAD = """# Plans, predicted and measured
 
@@ -54,7 +54,7 @@ wide, each with the pair of formats that measures best.
 
 COST = """
 The plan is better than the best uniform format, or equal to it, in {uniform} of {rows}
-cases, and than the best heuristic in {heuristic}.
+cases, and than the best heuristic in {heuristic}; on the data that both were made with, in {seen}.
 
 ## Cost
 
@@ -72,11 +72,13 @@ def page() -> str:
     predicted = [r for r in rows if "rank" in r]
     chosen = [_against(row) for row in parts["choose"]]
     wins = [sum(row[i] >= 1 for row in chosen) for i in range(2)]
+    seen = sum(r["seen"]["plan"] <= min(r["seen"].values()) for r in parts["choose"])
     seeds = len({r["seed"] for r in parts["choose"]})
     return "".join([
         HEAD, *map(_prediction, predicted), _signed(predicted),
         CHOICE.format(seeds=seeds), *_choices(parts["choose"]),
-        COST.format(uniform=wins[0], heuristic=wins[1], rows=len(chosen)), *_costs(parts["cost"]),
+        COST.format(uniform=wins[0], heuristic=wins[1], seen=seen, rows=len(chosen)),
+        *_costs(parts["cost"]),
     ])  # fmt: skip
 
 

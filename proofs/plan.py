@@ -212,7 +212,8 @@ def choose(name: str, trained: bool, seed: int) -> Iterator[dict[str, Any]]:
     found = space.predict.front(space.columns, space.costs)
     for budget in BUDGETS:
         best = space.confirmed(found.choices[found.within(budget)], budget)
-        row: dict[str, Any] = {"budget": budget, "plan": measured(best.choice)}
+        seen = {"plan": best.measured}
+        row: dict[str, Any] = {"budget": budget, "plan": measured(best.choice), "seen": seen}
         for k, fmt in enumerate(UNIFORM):
             choice = tuple(k if len(o) > 1 else 0 for o in space.options)
             if space.cost(choice) <= budget * (1 + 1e-9):
@@ -220,7 +221,8 @@ def choose(name: str, trained: bool, seed: int) -> Iterator[dict[str, Any]]:
         for rule, order in orders.items():
             # its best pair by the data that the plan was made with, as the plan's own runs
             choices = sorted(set(greedy(space, order, budget)))
-            row[rule] = measured(min(choices, key=lambda c: space.run(c).measured))
+            tried = min(map(space.run, choices), key=lambda x: x.measured)
+            row[rule], seen[rule] = measured(tried.choice), tried.measured
         yield row
 
 

@@ -405,14 +405,15 @@ def checked(run: Callable[[], Tree], results: Callable[[Tree], PyTree] = lambda 
 
 
 @cache
-def quick_compilation() -> dict[str, Any] | None:
+def quick_compilation(level: int) -> dict[str, Any] | None:
     """Returns ``compiler_options`` that halve the time to compile for a CPU, or better.
 
-    The code isn't optimized, and takes up to ten times as long. None on other platforms.
+    The code of level 0 isn't optimized, and takes up to ten times as long; that of level 1 is as
+    fast as without options. None on other platforms.
     """
     if jax.default_backend() != "cpu":
         return None
-    options = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+    options = {"xla_backend_optimization_level": level, "xla_cpu_use_fusion_emitters": False}
     try:
         jax.jit(lambda: 0, compiler_options=options).lower().compile()
     except jax.errors.JaxRuntimeError:  # the second has gone with JAX 0.12

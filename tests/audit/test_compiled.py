@@ -6,25 +6,27 @@ import numpy as np
 import pytest
 
 from scalewise._jax import quick_compilation
-from scalewise.auditing._run._compiled import SMALL, Compiled
+from scalewise.auditing._run._compiled import MEDIUM, SMALL, Compiled
 
 
 def f(x, y):
     return jnp.sum(jnp.sin(x) * y)
 
 
-@pytest.mark.parametrize("n", [8, SMALL, SMALL + 1])
+@pytest.mark.parametrize("n", [8, SMALL, SMALL + 1, MEDIUM + 1])
 def test_results_are_those_of_jit(n):
     x = jax.random.normal(jax.random.key(n), (n,))
     np.testing.assert_allclose(Compiled(f)(x, x), jax.jit(f)(x, x), rtol=1e-5)
 
 
-def test_large_arrays_are_compiled_with_optimizations():
+def test_larger_arrays_are_compiled_with_more_optimizations():
     own = Compiled(f)
-    few, many = (own.chosen([np.zeros(n)]) for n in (SMALL, SMALL + 1))
-    assert few is not many
-    assert many is own.chosen([jax.ShapeDtypeStruct((2, SMALL), np.float32)])
-    assert Compiled(f, largest=SMALL + 1).chosen([np.zeros(1)]) is not few
+    chosen = [own.chosen([np.zeros(n)]) for n in (SMALL, SMALL + 1, MEDIUM, MEDIUM + 1)]
+    assert chosen[0] is not chosen[1]
+    assert chosen[1] is chosen[2]
+    assert chosen[2] is not chosen[3]
+    assert chosen[1] is own.chosen([jax.ShapeDtypeStruct((2, SMALL), np.float32)])
+    assert Compiled(f, largest=SMALL + 1).chosen([np.zeros(1)]) is not chosen[0]
 
 
 def test_what_becomes_a_part_of_another_program_has_no_options():
@@ -41,8 +43,9 @@ def test_static_arguments():
     assert own(4, jnp.ones(())) == 4
 
 
-def test_the_options_are_known_to_this_release():
-    options = quick_compilation()
+@pytest.mark.parametrize("level", [0, 1])
+def test_the_options_are_known_to_this_release(level):
+    options = quick_compilation(level)
     assert options
-    assert options["xla_backend_optimization_level"] == 0
+    assert options["xla_backend_optimization_level"] == level
     assert jax.jit(lambda x: x + 1, compiler_options=options)(1) == 2

@@ -177,6 +177,16 @@ def test_fp8_is_multiplied_in_the_format_that_a_tpu_doubles():
     assert text("tpu7x") == {"f8E4M3FN f8E4M3FN", "f8E4M3FN f8E5M2"}
 
 
+def test_only_a_gpu_is_told_how_a_copy_lies():
+    """A TPU's attention would get the layout, too, and copy all scores for it."""
+    f = jax.jit(sw.autoscale(jax.grad(dense), "fp8")).trace(W)
+    found = {
+        platform: "LayoutConstraint" in f.lower(lowering_platforms=(platform,)).as_text()
+        for platform in ("cuda", "tpu", "cpu")
+    }
+    assert found == {"cuda": True, "tpu": False, "cpu": False}
+
+
 def test_a_recipe_that_needs_units_names_those_that_there_are():
     blocks = sw.Products.short("mxfp8_e4m3", "mxfp8_e4m3")
     sw.Recipe(blocks, device="b200", native_products=True)

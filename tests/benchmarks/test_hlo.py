@@ -136,6 +136,30 @@ def test_loops_count_by_their_trips_and_branches_by_the_costliest():
     assert found == [("copy.1", 5), ("copy.2", 1), ("copy.1", 1)]
 
 
+def test_a_loop_of_a_tpu_counts_by_its_condition():
+    own = "%own (p: f32[8]) -> f32[8] {\n  %p = f32[8]{0} parameter(0)\n" \
+          "  ROOT %copy.1 = f32[8]{0} copy(%p)\n}"  # fmt: skip
+    condition = (
+        "%until (q: s32[]) -> pred[] {\n  %q = s32[] parameter(0)\n  %n = s32[] constant(7)\n"
+        "  ROOT %lt = pred[] compare(%q, %n), direction=LT\n}"
+    )
+    body = (
+        "%x = f32[8]{0} parameter(0)",
+        "%w = f32[8]{0} while(%x), condition=%until, body=%own",
+    )
+    (kernel,) = hlo.kernels(module(body, own, condition))
+    assert (kernel.name, kernel.count) == ("copy.1", 7)
+    other = condition.replace("LT", "NE")
+    assert [k.count for k in hlo.kernels(module(body, own, other))] == [1]
+
+
+def test_cycles_that_xla_does_not_know_are_none():
+    line = '%y = f32[4]{0} copy(%x), backend_config={"window_config":{"estimated_cycles":"N"}}'
+    for cycles, counted in ((hlo.UNKNOWN * 2 - 1, 0), (12, 12)):
+        body = "%x = f32[4]{0} parameter(0)", line.replace("N", str(cycles))
+        assert hlo.summary(module(body), DEVICE).cycles == counted
+
+
 @pytest.mark.parametrize(
     ("line", "sent"),
     [

@@ -69,11 +69,12 @@ def _flat_copy(options: tuple, x: jax.Array, other: jax.Array) -> ScaledArray:
 def stored_copy(data: jax.Array) -> jax.Array:
     """Returns ``data``, an operand's narrow copy, in the layout in which products read it.
 
-    On every platform but a CPU the copy is written in row-major order, whichever order a product
-    asks for. XLA then writes the copy and its transpose in one kernel; otherwise it might transpose
-    the wide original first. A program that XLA partitions is left as it is: the partitioner does
-    not split an array with a prescribed layout, but gathers it. So is an exported one, since no
-    later release need understand the prescription.
+    On a GPU the copy is written in row-major order, whichever order a product asks for. XLA then
+    writes the copy and its transpose in one kernel; otherwise it might transpose the wide original
+    first. A TPU's products read any order, and the prescription would reach attention's scores. A
+    program that XLA partitions is left as it is: the partitioner does not split an array with a
+    prescribed layout, but gathers it. So is an exported one, since no later release need understand
+    the prescription.
     """
     return stored_p.bind(data)
 
@@ -147,6 +148,7 @@ def _register(
     primitive: jex.Primitive,
     device: Callable,
     cpu: Callable = lambda ctx, first, *_, **params: [first],
+    tpu: Callable | None = None,
 ) -> None:
     primitive.def_impl(lambda first, *_, **params: first)
     primitive.def_abstract_eval(lambda first, *_, **params: first)
@@ -157,9 +159,10 @@ def _register(
     )
     mlir.register_lowering(primitive, device)
     mlir.register_lowering(primitive, cpu, platform="cpu")
+    mlir.register_lowering(primitive, tpu or device, platform="tpu")
 
 
-_register(stored_p, _lower_for_device)
+_register(stored_p, _lower_for_device, tpu=lambda ctx, data: [data])
 _register(separate_p, mlir.lower_fun(_behind, multiple_results=False))
 _register(
     materialized_p,

@@ -12,10 +12,13 @@ from ..._jax import is_tracing, quick_compilation
 # Numbers of an array up to which compiling costs more than running: unoptimized code takes ten
 # times as long, 0.3 ms for so many sums, and is compiled 50 ms sooner.
 SMALL = 1 << 15
+# Numbers up to which half the time to compile is worth code that takes a tenth longer.
+MEDIUM = 1 << 19
 
 
 class Compiled:
-    """``jax.jit(f)``, which XLA compiles without optimizations where all arrays are small.
+    """``jax.jit(f)``, which XLA compiles without optimizations where all arrays are small, and with
+    all of them where one is large.
 
     Args:
         f: the function.
@@ -26,25 +29,27 @@ class Compiled:
     def __init__(self, f: Callable, static_argnums: Sequence[int] = (), largest: float = 0):
         self._f, self._largest = f, largest
         self._static_argnums = tuple(static_argnums)
-        self._optimized: Any = jax.jit(f, static_argnums=self._static_argnums)
-        self._quick: Any = None  # made at the first call, since it depends on the platform
+        # by level, made at the first call, since options depend on the platform; None: without any
+        self._jitted: dict[int | None, Any] = {}
+
+    def _compiled(self, level: int | None) -> Any:
+        if level not in self._jitted:
+            options = None if level is None else quick_compilation(level)
+            self._jitted[level] = jax.jit(
+                self._f, static_argnums=self._static_argnums, compiler_options=options
+            )
+        return self._jitted[level]
 
     def chosen(self, leaves: Sequence[Any]) -> Any:
         """Returns the jitted function for arguments with these leaves, arrays or their types."""
-        if self._largest > SMALL or any(getattr(x, "size", 0) > SMALL for x in leaves):
-            return self._optimized
-        if self._quick is None:
-            self._quick = jax.jit(
-                self._f, static_argnums=self._static_argnums, compiler_options=quick_compilation()
-            )
-        return self._quick
+        most = max([self._largest, *(getattr(x, "size", 0) for x in leaves)])
+        return self._compiled(0 if most <= SMALL else 1 if most <= MEDIUM else None)
 
     def __call__(self, *arguments: Any) -> Any:
         if is_tracing():  # what becomes a part of another program has no options
-            return self._optimized(*arguments)
+            return self._compiled(None)(*arguments)
         return self.chosen(jax.tree.leaves(arguments))(*arguments)
 
     def clear_cache(self) -> None:
-        self._optimized.clear_cache()
-        if self._quick is not None:
-            self._quick.clear_cache()
+        for jitted in self._jitted.values():
+            jitted.clear_cache()

@@ -239,7 +239,8 @@ def largest_sampled(
     order = jnp.argsort(jnp.where(inside, -size, jnp.inf))
     at = sample_positions(jnp.asarray(plan.size), plan.length)
     sampled = jnp.zeros(plan.length, bool).at[at].set(True)
-    place = jnp.where(sampled, jnp.cumsum(sampled) - 1, SAMPLE + jnp.cumsum(~sampled) - 1)
+    before = jnp.cumsum(sampled)
+    place = jnp.where(sampled, before - 1, SAMPLE + jnp.arange(plan.length) - before)
     return [x[order[place]] for x in arrays]
 
 

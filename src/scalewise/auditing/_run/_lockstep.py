@@ -113,7 +113,8 @@ class Lockstep(Evaluator):
     loops: dict[tuple[int, ...], jax.stages.Wrapped] = dataclasses.field(default_factory=dict)
     constants: dict[float, float] = dataclasses.field(default_factory=dict)
     limits: set[float] = dataclasses.field(default_factory=set)
-    literals: dict[tuple[float, np.dtype, AbstractMesh], Pair] = dataclasses.field(
+    # by number, what replaces it, dtype and mesh
+    literals: dict[tuple[float, float | None, np.dtype, AbstractMesh], Pair] = dataclasses.field(
         default_factory=dict
     )
     precomputed: dict[tuple[int, ...], list[jax.Array | None]] = dataclasses.field(
@@ -148,16 +149,15 @@ class Lockstep(Evaluator):
         if not is_float(aval):
             return self.unrounded(x, aval)
         value = float(x) if x.size == 1 else math.nan
-        key = (value, aval.dtype) if x.ndim == 0 and value == value else None
-        if self.compiling and key in self.rows:
-            low, reference, tainted = self.table[self.rows[key]]
+        is_number = x.ndim == 0 and value == value
+        if self.compiling and is_number and (value, aval.dtype) in self.rows:
+            low, reference, tainted = self.table[self.rows[value, aval.dtype]]
             low, reference = low.astype(self.carrier), reference.astype(self.reference.dtype)
             return Pair(low, reference, tainted != 0, constant=True, literal=True)
-        key = key and (*key, jax.sharding.get_abstract_mesh())
-        if value in self.constants or key not in self.literals:
+        key = value, self.constants.get(value), aval.dtype, jax.sharding.get_abstract_mesh()
+        if not is_number or key not in self.literals:
             pair = self._literal(value, x, aval)
-            traced = self.compiling or isinstance(pair.tainted, Tracer)
-            if value in self.constants or key is None or traced:
+            if not is_number or self.compiling or isinstance(pair.tainted, Tracer):
                 return pair
             self.literals[key] = pair
         found = self.literals[key]  # a copy, since a value remembers what a trace makes of it

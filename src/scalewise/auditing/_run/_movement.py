@@ -19,7 +19,7 @@ from ...primitives import having
 from ._pair import Pair, flat, padded_size
 
 DROPS = having("drops")
-LARGEST = 1 << 17  # numbers that NumPy moves in less time than compiling takes, in all runs
+LARGEST = 1 << 14  # numbers that NumPy moves in less time than compiling takes, in all runs
 
 
 def _broadcast(x: np.ndarray, shape: Sequence[int], broadcast_dimensions: Sequence[int], **_: Any):
