@@ -154,7 +154,7 @@ def _measured(run: Run, triton: bool, dump: Path | None) -> Result:
         dump.mkdir(parents=True, exist_ok=True)
         name = "_".join(map(str, asdict(replace(run, triton=triton)).values()))
         (dump / f"{name}.hlo").write_text(text)
-    print(f"{run}: {seconds:.0f} CPU s", file=sys.stderr)
+    print(f"{run}: {seconds:.1f} CPU s", file=sys.stderr)
     module = hlo.parse(text)
     figures = hlo.summary(module, DEVICES[run.device])
     temporary = executable.memory_analysis().temp_size_in_bytes
