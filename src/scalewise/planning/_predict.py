@@ -251,8 +251,8 @@ def prediction(
     together, the strongest first: an error that rounds other numbers, since a rounding before it
     has changed them, isn't the one whose product with the first the Hessian has.
 
-    What two roundings do together has either sign in a loss, and as large as what they do alone.
-    There a rounding's effect is its mean among others, from runs of random plans.
+    Two roundings together change a loss by as much as each does alone, with either sign. There a
+    rounding's effect is its mean among others, from runs of random plans.
 
     Args:
         sensitivity: of the adjoint pass.
