@@ -214,7 +214,7 @@ def _compiled_update(rows: int, device: Any) -> Callable:
     empty = empty_statistics(np.zeros((rows, FORMAT_PARAMS)))
     example = empty, np.zeros(BATCH, np.int64), (np.zeros(RECORD),) * BATCH
     with jax.default_device(device):  # a thread has no default device of its caller
-        return jax.jit(_update, donate_argnums=0).lower(*example).compile(quick_compilation(0))
+        return jax.jit(_update, donate_argnums=0).lower(*example).compile(quick_compilation(1))
 
 
 @functools.lru_cache(maxsize=8192)

@@ -22,12 +22,19 @@ class Compiled:
 
     Args:
         f: the function.
+        size: the size of the largest array, or what returns it for the arguments.
         static_argnums: as ``jax.jit`` takes them.
-        largest: the size of the largest array that ``f`` makes, if its arguments may be smaller.
+        often: whether many equations call it. It is compiled with some optimizations, then.
     """
 
-    def __init__(self, f: Callable, static_argnums: Sequence[int] = (), largest: float = 0):
-        self._f, self._largest = f, largest
+    def __init__(
+        self,
+        f: Callable,
+        size: float | Callable[..., float],
+        static_argnums: Sequence[int] = (),
+        often: bool = False,
+    ):
+        self._f, self._size, self._least = f, size, int(often)
         self._static_argnums = tuple(static_argnums)
         # by level, made at the first call, since options depend on the platform; None: without any
         self._jitted: dict[int | None, Any] = {}
@@ -40,15 +47,15 @@ class Compiled:
             )
         return self._jitted[level]
 
-    def chosen(self, leaves: Sequence[Any]) -> Any:
-        """Returns the jitted function for arguments with these leaves, arrays or their types."""
-        most = max([self._largest, *(getattr(x, "size", 0) for x in leaves)])
-        return self._compiled(0 if most <= SMALL else 1 if most <= MEDIUM else None)
+    def chosen(self, *arguments: Any) -> Any:
+        """Returns the jitted function for these arguments, or for such with their types."""
+        size = self._size(*arguments) if callable(self._size) else self._size
+        return self._compiled(self._least if size <= SMALL else 1 if size <= MEDIUM else None)
 
     def __call__(self, *arguments: Any) -> Any:
         if is_tracing():  # what becomes a part of another program has no options
             return self._compiled(None)(*arguments)
-        return self.chosen(jax.tree.leaves(arguments))(*arguments)
+        return self.chosen(*arguments)(*arguments)
 
     def clear_cache(self) -> None:
         for jitted in self._jitted.values():

@@ -45,7 +45,12 @@ def quotient(code: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.where(code == DIV, a / b, jnp.sqrt(a))
 
 
-@functools.partial(Compiled, static_argnums=(0, 1))
+@functools.partial(
+    Compiled,
+    size=lambda left, combine, op_params, arrays, scalars: arrays[0].low.size,
+    static_argnums=(0, 1),
+    often=True,
+)
 def elementary(
     left: int,
     combine: Callable,

@@ -153,7 +153,7 @@ def compiled(step: Callable, runs: Runs, plan: EquationPlan) -> Callable:
 
     run.__name__ = plan.equation.name.replace("-", "_")
     avals = plan.equation.in_avals + plan.equation.out_avals
-    return Compiled(run, largest=max((math.prod(a.shape) for a in avals), default=0))
+    return Compiled(run, max([plan.length, *(math.prod(a.shape) for a in avals)]))
 
 
 def taints_of(inputs: Sequence[Value]) -> list[Flag]:
@@ -373,7 +373,9 @@ def run_draw(runs: Runs, plan: EquationPlan, inputs: Sequence[Value]) -> list[Va
     return [Draw(y, s) if is_float(a) else Decision(y, s) for y, s, a in outs]
 
 
-@functools.partial(Compiled, static_argnums=(0,))
+@functools.partial(
+    Compiled, size=lambda runs, draw, params: draw.exact.size, static_argnums=(0,), often=True
+)
 def round_draw(runs: Runs, draw: Draw, params: jax.Array) -> Pair:
     low = round_by(draw.exact, params).astype(runs.low.carrier)
     tainted = (~jnp.isfinite(low) & jnp.isfinite(draw.reference)).any()
@@ -385,14 +387,16 @@ def _plain(low, value, aval):
     return value if isinstance(low, TableEmulation) else low.lower(value, aval)
 
 
-@functools.partial(Compiled, static_argnums=(0,))
+@functools.partial(Compiled, size=lambda runs, x, params: x.size, static_argnums=(0,))
 def lift_from_table(runs: Runs, x: jax.Array, params: jax.Array):
     low, reference = runs
     value, wide = round_by(to_float64(x), params).astype(low.carrier), reference.lift(x, x)
     return value, wide, (~jnp.isfinite(value) & jnp.isfinite(wide)).any()
 
 
-@functools.partial(Compiled, static_argnums=(0, 1))
+@functools.partial(
+    Compiled, size=lambda runs, aval, x: math.prod(aval.shape), static_argnums=(0, 1)
+)
 def lift_any(runs: Runs, aval: ShapedArray, x: Argument):
     low, reference = runs
     value = low.lift(x, aval)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 import jax
@@ -186,10 +187,13 @@ def release() -> None:
         function.clear_cache()
 
 
-_count_result, _leave_result = Compiled(count_result), Compiled(leave_result, static_argnums=(0,))
-_any_tainted = Compiled(any_tainted)
+_count_result = Compiled(count_result, lambda op_params, low, *rest: low.size, often=True)
+_leave_result = Compiled(leave_result, math.inf, static_argnums=(0,))  # only in compiled loops
+_any_tainted = Compiled(any_tainted, 0)
 
 
-@functools.partial(Compiled, static_argnums=(0, 1, 2))
+@functools.partial(
+    Compiled, size=lambda shape, target, length, x: length, static_argnums=(0, 1, 2)
+)
 def _broadcast_flat(shape: Sequence[int], target: Sequence[int], length: int, x: Pair) -> Pair:
     return broadcast_flat(x, shape, target, length)

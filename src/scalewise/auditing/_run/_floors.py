@@ -96,7 +96,7 @@ def _of_rounding(session: Session, outcome: Outcome, changes: list[np.ndarray]) 
     with wide.context():
         values = lifted(program, wide, program.arrays)
         call = Compiled(
-            lambda values: run(program, wide, (), values=values)[1], largest=_largest(program)
+            lambda values: run(program, wide, (), values=values)[1], _largest(program)
         )
         outs, n = call(values), session.state_size
         for step in range(1, session.steps):
