@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from ..._types import PyTree
 from ...interpret import Equation
 from ...primitives import params
 from ._compiled import Compiled
@@ -79,14 +78,12 @@ def elementary(
     samples = combine(op_params[OPERATION], *addends), *addends
     taints = [x.tainted for x in (*arrays, *scalars)]
     low = round_by(exact(arrays[0].low.dtype), op_params)
+    samples = stack_samples(low, reference, samples, at)
     if left:
         tainted = functools.reduce(jnp.logical_or, taints)
-        apart = Uncounted(
-            op_params, low, exact(jnp.float64), reference, jnp.stack(samples), tainted
-        )
+        apart = Uncounted(op_params, low, exact(jnp.float64), reference, samples, tainted)
         return Pair(low, reference, is_tainted(low, reference)), apart.first(left)
     tally, tainted = count(low, exact, reference, op_params, taints)
-    samples = stack_samples(low, reference, samples, op_params)
     return Pair(low, reference, tainted), Record(tally, samples, op_params).packed()
 
 
@@ -99,7 +96,7 @@ class Uncounted(NamedTuple):
     low: jax.Array
     exact: jax.Array
     reference: jax.Array
-    samples: jax.Array  # float64[3, SAMPLE], of the exact result and of both addends
+    samples: jax.Array  # float64[5, SAMPLE] (see :class:`Record`)
     tainted: Flag  # whether an input was
 
     def first(self, n: int) -> Uncounted:
@@ -110,11 +107,13 @@ class Uncounted(NamedTuple):
     def counted(self) -> tuple[jax.Array, Record]:
         exact, op_params = self.exact.astype, self.op_params
         tally, tainted = count(self.low, exact, self.reference, op_params, [self.tainted])
-        samples = stack_samples(self.low, self.reference, self.samples, op_params)
-        return tainted, Record(tally, samples, op_params)
+        return tainted, Record(tally, self.samples, op_params)
 
 
-def stack_samples(low: jax.Array, reference: jax.Array, samples: PyTree, op_params: jax.Array):
-    at = sample_positions(op_params[COUNT], low.size)[: samples[0].size]
+def stack_samples(
+    low: jax.Array, reference: jax.Array, samples: Sequence[jax.Array], at: jax.Array
+) -> jax.Array:
+    """Returns the samples of a :class:`Record`, of which ``samples`` has the exact result's and the
+    addends'."""
     low, reference = (x[at].astype(jnp.float64) for x in (low, reference))
     return jnp.stack([low, samples[0], reference, *samples[1:]])

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from ..._jax import ShapedArray
 from ...autoscaling import Boundaries, OperandAmaxes
@@ -19,7 +20,7 @@ from ...primitives import having
 from ...rounding import to_float64
 from .._thresholds import LATENT
 from ._compiled import Compiled
-from ._elementary import ADD, OTHER, SUB, Uncounted, operation
+from ._elementary import ADD, OTHER, SUB, Uncounted, operation, stack_samples
 from ._interpretations import Runs, TableEmulation, computes_in_float32, exact
 from ._pair import (
     ELEMENTWISE,
@@ -37,7 +38,7 @@ from ._pair import (
 )
 from ._rounding import FORMAT_PARAMS, format_params, narrowed, round_by
 from ._specialize import kind_of_run
-from ._statistics import COUNT, ONE_BY_ONE, SAMPLE, is_tainted, sample_positions
+from ._statistics import ONE_BY_ONE, SAMPLE, is_tainted, sample_positions
 
 DROPS, ACCUMULATES = having("drops"), having("accumulates")
 IMPOSED = np.inf  # in place of a format's first number: the low run decides as the reference run
@@ -229,19 +230,14 @@ def addends_of(
     return ()
 
 
-def largest_sampled(
-    plan: EquationPlan, exact: jax.Array, arrays: Sequence[jax.Array]
-) -> list[jax.Array]:
-    """Returns flat arrays in another order, in which the samples are the largest numbers: those to
-    which most is added have lost most, and are few."""
+def positions(plan: EquationPlan, exact: jax.Array) -> jax.Array:
+    """Returns which numbers are sampled. Of many sums that round one by one they are the largest:
+    those to which most is added have lost most, and are few."""
+    if not rounds_each(plan.equation) or plan.size <= SAMPLE:
+        return sample_positions(jnp.asarray(plan.size), plan.length)
+    size = jnp.where(jnp.isnan(exact), jnp.inf, jnp.abs(exact)).astype(jnp.float32)
     inside = jnp.arange(plan.length) < plan.size
-    size = jnp.where(jnp.isnan(exact), jnp.inf, jnp.abs(exact))
-    order = jnp.argsort(jnp.where(inside, -size, jnp.inf))
-    at = sample_positions(jnp.asarray(plan.size), plan.length)
-    sampled = jnp.zeros(plan.length, bool).at[at].set(True)
-    before = jnp.cumsum(sampled)
-    place = jnp.where(sampled, before - 1, SAMPLE + jnp.arange(plan.length) - before)
-    return [x[order[place]] for x in arrays]
+    return lax.top_k(jnp.where(inside, size, -1), SAMPLE)[1].astype(jnp.int64)
 
 
 def with_taint(outs: Sequence[Value], tainted: Flag) -> list[Value]:
@@ -249,14 +245,13 @@ def with_taint(outs: Sequence[Value], tainted: Flag) -> list[Value]:
 
 
 def uncounted_of(
-    op_params: jax.Array, low, exact, reference, fmt: jax.Array, addends, tainted: Flag
+    op_params: jax.Array, low, exact, reference, fmt: jax.Array, addends, at, tainted: Flag
 ) -> Uncounted:
-    op_params = jnp.concatenate([fmt, op_params[FORMAT_PARAMS:]])
-    at = sample_positions(op_params[COUNT], low.size)
+    op_params, low = jnp.concatenate([fmt, op_params[FORMAT_PARAMS:]]), to_float64(low)
     samples = [jnp.broadcast_to(x[at] if x.ndim else x, at.shape) for x in (exact, *addends)]
     samples += [jnp.zeros(SAMPLE)] * (3 - len(samples))
-    stacked = jnp.stack([x.astype(jnp.float64) for x in samples])
-    return Uncounted(op_params, to_float64(low), exact, reference, stacked, tainted)
+    samples = stack_samples(low, reference, [x.astype(jnp.float64) for x in samples], at)
+    return Uncounted(op_params, low, exact, reference, samples, tainted)
 
 
 def count_result(op_params: jax.Array, *uncounted) -> tuple[jax.Array, jax.Array]:
@@ -305,10 +300,8 @@ def run_both(
             if from_table
             else jnp.asarray(format_params(kind_of_run(low).result(low_outs[plan.at])))
         )
-        numbers = result, right, wide, *addends_of(plan, right, plain)
-        if rounds_each(equation) and plan.size > SAMPLE:
-            numbers = largest_sampled(plan, right, numbers)
-        uncounted = *numbers[:3], fmt, tuple(numbers[3:]), tainted
+        addends, at = addends_of(plan, right, plain), positions(plan, right)
+        uncounted = result, right, wide, fmt, addends, at, tainted
     elif equation.name in DROPS and is_float(equation.out_avals[0]):
         result = _plain(low, low_outs[0], equation.out_avals[0])
         tainted = tainted & (~jnp.isfinite(result) & jnp.isfinite(reference_outs[0])).any()

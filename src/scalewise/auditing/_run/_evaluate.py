@@ -192,8 +192,6 @@ _leave_result = Compiled(leave_result, math.inf, static_argnums=(0,))  # only in
 _any_tainted = Compiled(any_tainted, 0)
 
 
-@functools.partial(
-    Compiled, size=lambda shape, target, length, x: length, static_argnums=(0, 1, 2)
-)
+@functools.partial(Compiled, size=lambda shape, target, length, x: length, static_argnums=(0, 1, 2))
 def _broadcast_flat(shape: Sequence[int], target: Sequence[int], length: int, x: Pair) -> Pair:
     return broadcast_flat(x, shape, target, length)

@@ -95,9 +95,7 @@ def _of_rounding(session: Session, outcome: Outcome, changes: list[np.ndarray]) 
     wide, program = _WideReference(np.dtype(np.float64), low=session.low), session.program
     with wide.context():
         values = lifted(program, wide, program.arrays)
-        call = Compiled(
-            lambda values: run(program, wide, (), values=values)[1], _largest(program)
-        )
+        call = Compiled(lambda values: run(program, wide, (), values=values)[1], _largest(program))
         outs, n = call(values), session.state_size
         for step in range(1, session.steps):
             outs = call(session.inputs(step, outs[:n], values, wide))

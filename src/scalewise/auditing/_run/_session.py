@@ -88,8 +88,8 @@ class CompilingLockstep(Lockstep):
                 if hasattr(t, "weak_type") else t
                 for t in types
             ]  # fmt: skip
-            jitted = f.chosen(*arguments) if isinstance(f, Compiled) else cast(jax.stages.Wrapped, f)
-            lowered = jitted.lower(*jax.tree.unflatten(tree, shapes))
+            own = f.chosen(*arguments) if isinstance(f, Compiled) else f
+            lowered = cast(jax.stages.Wrapped, own).lower(*jax.tree.unflatten(tree, shapes))
             self.submitted[key] = self.pool.submit(lowered.compile)
         return f(*arguments)
 
