@@ -352,6 +352,11 @@ def drawn(x):
             "returns no float, so that there is no error to measure",
         ),
         (
+            lambda: sw.audit(lambda x: 2 * x, "fp16")(3.0),
+            ValueError,
+            r"A Python number among the arguments is a constant: pass jnp.asarray\(x\)",
+        ),
+        (
             lambda: sw.audit(jnp.log, "fp16")(jnp.array([-1.0])),
             ValueError,
             r"log gives NaN in the reference run too .*\(of a negative number\); fix that first$",

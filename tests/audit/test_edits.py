@@ -8,11 +8,12 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import scalewise as sw
-from scalewise.auditing._report._edits import edits
-from scalewise.auditing._report._patterns import scaled_gradient
+from scalewise.auditing._report._edits import _imports, edits
+from scalewise.auditing._report._patterns import converted, operands, scaled_gradient
 from scalewise.auditing._thresholds import unusable
 
 SOURCE = """import jax
@@ -53,6 +54,46 @@ def root(x):
     return x / np.sqrt(np.sum(np.square(x), -1, keepdims=True))
 
 
+def norm(x):
+    n = np.sqrt(np.sum(x * x, -1, keepdims=True))
+    return x / n
+
+
+def lengths(x):
+    return x / np.linalg.norm(x, 2, 1)[:, None]
+
+
+def volume(x):
+    return np.log(np.prod(x, -1))
+
+
+def average(rows):
+    def body(total, row):
+        total = total + row
+        return total, None
+
+    return jax.lax.scan(body, np.zeros_like(rows[0]), rows)[0] / rows.shape[0]
+
+
+def variance(rows):
+    def body(sums, row):
+        total, squares = sums
+        total = total + row
+        return (total, squares + row * row), None
+
+    zero = np.zeros_like(rows[0])
+    return jax.lax.scan(body, (zero, zero), rows)[0][0] / rows.shape[0]
+
+
+def stepped(w, g):
+    return jax.tree.map(lambda w, d: w - 0.1 * d, w, g), g
+
+
+def cubed(x):
+    cube = lambda y: y * y * y
+    return {"a": cube(x) / 8}, {"x": x}
+
+
 def narrow(x):
     return (x.astype(np.float8_e4m3fn).astype(x.dtype)) * 2
 
@@ -64,13 +105,26 @@ def distance(x, y):
 """
 ZERO = jnp.zeros((2, 8)).at[1].set(jnp.arange(8.0))
 NORMAL = jax.random.normal(jax.random.key(0), (4, 64)) + 8
+W = {"a": NORMAL[0], "b": NORMAL[1]}
+G = {"a": NORMAL[2] * 1e-4, "b": NORMAL[3] * 1e-4}
+ROWS = jnp.arange(1.0, 17.0).reshape(2, 8) * 90
 CASES = {
     "masked": ("fp16", (-jnp.ones((2, 4)),), "-32752"),
     "named": ("fp16", (jnp.arange(3.0),), "EPS = 6.1"),
     "adam": ("fp16", (jnp.arange(1.0, 5.0),), "optax.adam(1e-3, eps=6.1"),
     "layer": ("fp16", (ZERO,), "nn.LayerNorm(epsilon="),
     "logistic": ("fp16", (jnp.arange(4.0) * 8,), "jax.nn.softplus(x)"),
-    "root": ("fp16", (jnp.arange(1.0, 9.0)[None] * 90,), "sw.ops.l2_norm(x, -1, keepdims=True)"),
+    "root": ("fp16", (ROWS,), "sw.ops.l2_norm(x, axis=-1, keepdims=True)"),
+    "norm": ("fp16", (ROWS,), "n = sw.ops.l2_norm(x, axis=-1, keepdims=True)"),
+    "lengths": ("fp16", (ROWS,), "sw.ops.l2_norm(x, axis=1)[:, None]"),
+    "volume": ("fp16", (ROWS,), "return np.sum(np.log(x), -1)"),
+    "average": (
+        "bf16",
+        (jnp.ones((1000, 4)),),
+        "scan(body, jnp.float32(np.zeros_like(rows[0])), rows)",
+    ),
+    "stepped": ("bf16", (W, G), "lambda w, d: jnp.float32(w) - 0.1 * jnp.float32(d), w, g), g"),
+    "cubed": ("fp16", (NORMAL * 5,), "lambda y: jnp.float32(y) * jnp.float32(y) * jnp.float32(y)"),
     "narrow": ("fp16", (NORMAL * 500,), "return (x.astype(x.dtype)) * 2"),
     "distance": ("bf16", (NORMAL, NORMAL + 0.25), "jnp.float32(x) * jnp.float32(x)"),
 }
@@ -122,6 +176,71 @@ def check_edit(name, tmp_path):
             again = min(again, sw.audit(lambda x: g(x.astype(dtype)), low, trials=0)(*args).error)
         assert again.non_finite == 0
         assert again.relative <= max(2 * finding.error_after, 2.0**-8)
+
+
+def test_a_loop_that_carries_several_arrays_has_no_edit(tmp_path):
+    """Which of them become float32 isn't known, and JAX wants all types kept."""
+    path = tmp_path / "several.py"
+    path.write_text(SOURCE)
+    report = sw.audit(loaded(path).variance, "bf16")(jnp.ones((1000, 4)))
+    assert report.findings[0].kind == "swamping"
+    assert not edits(report, report.findings[0])
+
+
+STATEMENTS = {
+    "y = x * x + 1e-3": "y = jnp.float32(x) * jnp.float32(x) + 1e-3",
+    "y = x.astype(w.dtype) * 2": "y = jnp.float32(x) * 2",
+    "y = s * jnp.arange(9, dtype=x.dtype)": "y = jnp.float32(s) * jnp.arange(9, dtype=jnp.float32)",
+    "y = jnp.sum(x * x, dtype=x.dtype)": None,
+    "y = t.at[i].add(x)": "y = jnp.float32(t).at[i].add(jnp.float32(x))",
+    "y = relu(self.inner(x)) ** 2": "y = relu(jnp.float32(self.inner(x))) ** 2",
+    "y = x.sum() / self.mean": "y = jnp.float32(x).sum() / jnp.float32(self.mean)",
+    "y = gammaln(a + b) - a": "y = gammaln(jnp.float32(a) + jnp.float32(b)) - jnp.float32(a)",
+    "y = f(a + b) - a": None,  # it isn't known what f does
+    "y = f(a)[0] - a": "y = jnp.float32(f(a)[0]) - jnp.float32(a)",
+    "y = jax.ops.segment_sum(x * x, i, 8)": (
+        "y = jax.ops.segment_sum(jnp.float32(x) * jnp.float32(x), i, 8)"
+    ),
+    "y = jnp.where(m, x, 0.0) / n": "y = jnp.where(m, jnp.float32(x), 0.0) / jnp.float32(n)",
+    "y = jnp.sum(x * x), state": "y = jnp.sum(jnp.float32(x) * jnp.float32(x)), state",
+    "y = f(x), jnp.sum(x * x)": None,  # f may return a tree
+    "y = jnp.linalg.solve(a, b)": "y = jnp.linalg.solve(jnp.float32(a), jnp.float32(b))",
+}
+IMPORTS = """import jax
+import jax.numpy as jnp
+from jax.nn import relu
+from jax.scipy.special import gammaln
+def g(self, x, w, s, t, i, a, b, m, n, f, state, table, p):
+    """
+
+
+@pytest.mark.parametrize("before", STATEMENTS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_statement_in_a_wider_dtype(before, dtype):
+    tree, after = ast.parse(IMPORTS + before), STATEMENTS[before]
+    node, names = tree.body[-1].body[0], _imports(tree)
+    parts = operands(node, names, gathers=False)
+    got = converted(f"    {before}", parts, node.lineno, names, dtype) if parts else None
+    assert got == (after and "    " + after.replace("float32", dtype))
+
+
+def test_an_array_is_converted_before_its_gradient_is_added_up():
+    tree = ast.parse(IMPORTS + "y = jnp.sum(table[ids] * p['scale'])")
+    parts = operands(tree.body[-1].body[0], _imports(tree), gathers=True)
+    assert [ast.unparse(x) for x in parts] == ["table", "p['scale']"]
+
+
+def test_an_argument_that_may_be_given_twice_is_not_added():
+    """``**options`` may have it."""
+
+    def step(w, **options):
+        tx = optax.adam(1e-3, **options)
+        return tx.update({"w": 1e-6 * w}, tx.init({"w": w}))[0]
+
+    with jax.numpy_dtype_promotion("standard"):
+        report = sw.audit(step, "fp16")(jnp.arange(1.0, 5.0))
+    assert str(report.findings[0].fix).endswith("in place of 1e-08")
+    assert not edits(report, report.findings[0])
 
 
 def test_a_gradient_with_a_loss_scale_is_the_gradient():

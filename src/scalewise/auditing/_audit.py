@@ -400,9 +400,12 @@ def check_program(program: Program, f: Callable) -> None:
             "vmap): audit outside of it, with the array among the arguments"
         )
     if not any(map(is_float, program.out_avals)):
+        numbers = "" if any(map(is_float, program.in_avals)) else (
+            ". A Python number among the arguments is a constant: pass jnp.asarray(x)"
+        )  # fmt: skip
         raise ValueError(
             f"audit: {name} returns no float, so that there is no error to measure; return a loss, "
-            "or what it is computed from"
+            f"or what it is computed from{numbers}"
         )
     for primitive, why in UNREPEATABLE.items():
         if f" {primitive}" in str(program.jaxpr):

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import inspect
 import io
+import itertools
 import linecache
 import re
 import sys
@@ -20,8 +21,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._run._equation_statistics import EquationStatistics
 from .._search._findings import Finding
-from ._patterns import expressions, in_float32, replacement, scaled_gradient, uncast
+from ._patterns import (
+    converted,
+    expressions,
+    loop_around,
+    operands,
+    replacement,
+    scaled_gradient,
+    uncast,
+)
 from ._summary import Summary
 
 # Arguments of libraries that keep numbers in float32, and what to pass; the first that the called
@@ -58,7 +68,7 @@ def edits(report: Summary, finding: Finding) -> list[Edit]:
         found = (
             _first(_constant(*place, *fix.replaces) for place in user)
             or _first(_argument(finding, *place, fix.replaces) for place in user)
-            or _first(_anywhere(file, *fix.replaces) for file, _ in user)
+            or _first(_anywhere(file, *fix.replaces, bool(finding.callers)) for file, _ in user)
         )
         return [found] if found else []
     if fix.tells_edits:
@@ -69,13 +79,17 @@ def edits(report: Summary, finding: Finding) -> list[Edit]:
         found = _first(_argument(finding, *place, None) for place in user)
         return [found] if found else []
     chosen = [e for e in report.equations if e.index in set(fix.indices)]
+    places: dict[tuple[str, int], list[EquationStatistics]] = {}
     if chosen and all(e.quantizes for e in chosen):
         return _uncast(chosen[0].dtype, {(e.file, e.line) for e in chosen if e.file})
     if any(e.caller for e in chosen):
         return []
-    places = sorted({(e.file, e.line) for e in chosen if e.file})
-    found = list(dict.fromkeys(_widened(file, line) for file, line in places))
-    return [x for x in found if x] if all(found) else []
+    for e in chosen:
+        places.setdefault((e.file, e.line), []).append(e) if e.file else None
+    dtype = "float64" if str(fix).startswith("float64") else "float32"
+    by_file = itertools.groupby(sorted(places), key=lambda place: place[0])
+    found = [_widened(x, {line: places[x, line] for _, line in some}, dtype) for x, some in by_file]
+    return [x for some in found for x in some] if all(found) else []
 
 
 def _first(found: Iterator[Edit | None]) -> Edit | None:
@@ -195,11 +209,18 @@ def _constant(file: str, line: int, old: float, new: float) -> Edit | None:
     return _edited(file, first, last, lambda text: _replaced(text, old, new))
 
 
-def _anywhere(file: str, old: float, new: float) -> Edit | None:
-    """Returns the edit of a constant that stands in one line of a file only: of a name for it."""
+def _anywhere(file: str, old: float, new: float, called: bool) -> Edit | None:
+    """Returns the edit of a constant that stands in one line of a file only: of a name for it.
+
+    If a library is ``called`` with it, it has to be that: the argument of another call isn't."""
     lines = linecache.getlines(file)
     places = [n for n, text in enumerate(lines, 1) if _replaced(text, old, new) != text]
     if len(places) != 1:
+        return None
+    node = statement(file, places[0])
+    value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+    names = isinstance(value, ast.Constant) and isinstance(value.value, float)
+    if called and not (names or isinstance(node, ast.FunctionDef)):
         return None
     return _edited(file, places[0], places[0], lambda text: _replaced(text, old, new))
 
@@ -245,7 +266,9 @@ def _argument(
     names, found = _imports(tree), []
     for node in ast.walk(tree):
         called = _resolved(node.func, names) if isinstance(node, ast.Call) else None
-        if isinstance(node, ast.Call) and called is not None and _is_of(called, finding):
+        if not isinstance(node, ast.Call) or any(x.arg is None for x in node.keywords):
+            continue  # ``**kwargs`` may have the argument
+        if called is not None and _is_of(called, finding):
             argument = _new_argument(called, node, finding, replaces)
             found += [(node, argument)] if argument else []
     own = next((x for x in tree.body if x.lineno <= line <= (x.end_lineno or 0)), None)
@@ -346,9 +369,35 @@ def _is_of(called: Any, finding: Finding) -> bool:
 # -- lines in float32 -----------------------------------------------------------------------------
 
 
-def _widened(file: str, line: int) -> Edit | None:
-    node, tree = statement(file, line), _tree(file)
-    if node is None or tree is None:
-        return None
-    names, last = _imports(tree), node.end_lineno or line
-    return _edited(file, node.lineno, last, lambda text: in_float32(text, node, names))
+def _widened(
+    file: str, lines: Mapping[int, Sequence[EquationStatistics]], dtype: str
+) -> list[Edit]:
+    """Returns the edits of statements, and of what a loop begins with if a statement computes what
+    it carries: a loop carries one type. [] if one of them isn't known."""
+    tree = _tree(file)
+    if tree is None:
+        return []
+    names, found = _imports(tree), dict[tuple[int, int], list[ast.expr]]()
+    for line, computed in lines.items():
+        node, loop = statement(file, line), loop_around(tree, line)
+        gathers = any(e.primitive.startswith("scatter") for e in computed)
+        parts = operands(node, names, gathers) if node else []
+        if node is None or not parts:
+            return []
+        found.setdefault(_span(node), []).extend(parts)
+        if loop is not None:
+            read = {x.id for x in ast.walk(node) if isinstance(x, ast.Name)}
+            around = statement(file, loop.start.lineno)
+            known = loop.carry in read and isinstance(loop.start, ast.Call | ast.Name)
+            if not known or around is None or hasattr(around, "body"):
+                return []
+            found.setdefault(_span(around), []).append(loop.start)
+    edits = []
+    for (first, last), parts in found.items():
+        change = partial(converted, parts=parts, first=first, names=names, dtype=dtype)
+        edits.append(_edited(file, first, last, change))
+    return [x for x in edits if x] if all(edits) else []
+
+
+def _span(node: ast.stmt) -> tuple[int, int]:
+    return node.lineno, node.end_lineno or node.lineno

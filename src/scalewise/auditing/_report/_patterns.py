@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple, TypeGuard
 
 import jax.numpy as jnp
 
@@ -47,10 +47,15 @@ PATTERNS: Mapping[str, Sequence[tuple[str, str]]] = {
         ),
     ],
     "ops.l2_norm": [
+        ("sqrt(sum(square(X), A, ...))", "scalewise.ops.l2_norm(X, ..., axis=A)"),
         ("sqrt(sum(square(X), ...))", "scalewise.ops.l2_norm(X, ...)"),
+        ("norm(X, O, A, ...)", "scalewise.ops.l2_norm(X, ..., axis=A)"),
+        ("norm(X, O, ...)", "scalewise.ops.l2_norm(X, ...)"),
+        ("norm(X, ..., ord=O)", "scalewise.ops.l2_norm(X, ...)"),
         ("norm(X, ...)", "scalewise.ops.l2_norm(X, ...)"),
     ],
-    "sum(log(x))": [("prod(X, ...)", "jnp.sum(jnp.log(X), ...)")],
+    # of a product that isn't taken the logarithm of, the meaning would change
+    "sum(log(x))": [("log(prod(X, ...))", "jnp.sum(jnp.log(X), ...)")],
 }
 SCALED = (
     "(lambda *args: jax.tree.map(lambda g: jnp.float32(g) / {k}, "
@@ -189,23 +194,34 @@ class _Fill(ast.NodeTransformer):
         self.generic_visit(node)
         if isinstance(rest, ast.Call):
             node.args += rest.args
-            node.keywords = [*rest.keywords, *node.keywords]
+            node.keywords += rest.keywords
         return node
 
 
 def expressions(node: ast.AST) -> Iterator[ast.expr]:
-    return (x for x in ast.walk(node) if isinstance(x, ast.expr))
+    """Returns all but names, whose expressions are found where they are written."""
+    inside = (x for x in ast.walk(node) if not isinstance(x, ast.Name))
+    return (x for x in inside if isinstance(x, ast.expr))
 
 
 # Functions whose positional arguments are numbers, so that each may be converted; the result of
 # another function is converted instead.
 ARITHMETIC = {
-    "abs", "absolute", "add", "cos", "cosh", "cumprod", "cumsum", "divide", "dot", "einsum",
-    "exp", "exp2", "expm1", "gelu", "hypot", "inner", "log", "log10", "log1p", "log2",
-    "log_sigmoid", "log_softmax", "logaddexp", "logsumexp", "matmul", "max", "maximum", "mean",
-    "min", "minimum", "multiply", "negative", "norm", "outer", "power", "prod", "reciprocal",
-    "relu", "rsqrt", "sigmoid", "sign", "silu", "sin", "sinh", "softmax", "softplus", "sqrt",
-    "square", "std", "subtract", "sum", "tan", "tanh", "var", "vdot",
+    "abs", "absolute", "add", "betaln", "cholesky", "clip", "cos", "cosh", "cumprod", "cumsum",
+    "det", "digamma", "divide", "dot", "eigh", "eigvalsh", "einsum", "elu", "entr", "erf",
+    "erfc", "erfinv", "exp", "exp2", "expit", "expm1", "gammaln", "gelu", "hypot", "inner",
+    "inv", "leaky_relu", "log", "log10", "log1p", "log2", "log_sigmoid", "log_softmax",
+    "logaddexp", "logit", "logsumexp", "lstsq", "matmul", "max", "maximum", "mean", "min",
+    "minimum", "multiply", "negative", "norm", "outer", "pinv", "power", "prod", "qr",
+    "reciprocal", "relu", "rsqrt", "sigmoid", "sign", "silu", "sin", "sinh", "slogdet",
+    "softmax", "softplus", "solve", "solve_triangular", "sqrt", "square", "std", "subtract",
+    "sum", "svd", "tan", "tanh", "var", "vdot", "xlogy",
+}  # fmt: skip
+# Functions of which some positional arguments are numbers, and the positions of these.
+NUMBERS_AT = {"segment_sum": (0,), "take": (0,), "take_along_axis": (0,), "where": (1, 2)}
+MAPS = {"map", "tree_map"}  # functions that call another for each array, and carry nothing
+METHODS = {  # of an array
+    "clip", "cumprod", "cumsum", "dot", "max", "mean", "min", "prod", "std", "sum", "var",
 }  # fmt: skip
 ARRAYS = {"T", "mT", "real", "imag"}  # attributes of an array that are arrays
 INTEGERS = {"shape", "size", "ndim"}
@@ -215,23 +231,89 @@ class _NotKnownError(Exception):
     """The expression has a part of which it isn't known how it is converted."""
 
 
-def in_float32(source: str, node: ast.stmt, names: Mapping[str, Any]) -> str:
+def operands(node: ast.stmt, names: Mapping[str, Any], gathers: bool) -> list[ast.expr]:
+    """Returns what has to be converted so that a statement computes in another dtype; [] if that
+    isn't known. With ``gathers`` arrays are converted before numbers are taken of them, so that the
+    gradient is added up in that dtype."""
     value = getattr(node, "value", None)
     assigns = isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Return)
     if not assigns or not isinstance(value, ast.expr) or _is_leaf(value):
-        return source
-    numpy = next((name for name, x in names.items() if x is jnp), "jnp")
+        return []
     try:
         found = list(_operands(value, names, top=True))
     except _NotKnownError:
-        return source
-    places = [(x.end_lineno or 0, x.end_col_offset or 0, ")") for x in found]
-    places += [(x.lineno, x.col_offset, f"{numpy}.float32(") for x in found]
+        return []
+    return [x.value if gathers and _takes(x) else x for x in found]
+
+
+def _takes(node: ast.expr) -> TypeGuard[ast.Subscript]:
+    return isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Constant)
+
+
+def converted(
+    source: str, parts: Sequence[ast.expr], first: int, names: Mapping[str, Any], dtype: str
+) -> str:
+    """Returns the source of a statement that begins at line ``first`` with parts converted.
+
+    Of a part that is itself converted, ``x.astype(y.dtype)`` or ``jnp.arange(n, dtype=x.dtype)``,
+    that is changed."""
+    numpy = next((name for name, x in names.items() if x is jnp), "jnp")
+    changes: set[tuple[Position, Position, str]] = set()
+    for part in parts:
+        given = [x.value for x in getattr(part, "keywords", ()) if x.arg == "dtype"]
+        if given:
+            changes.add((_start(given[0]), _end(given[0]), f"{numpy}.{dtype}"))
+            continue
+        match part:
+            case ast.Call(ast.Attribute(inner, "astype")):
+                pass
+            case _:
+                inner = part
+        changes.add((_start(part), _start(part), f"{numpy}.{dtype}("))
+        changes.add((_end(inner), _end(part), ")"))
     lines = [x.encode() for x in source.splitlines(keepends=True)]
-    for line, column, text in sorted(places, reverse=True):
-        row = line - node.lineno
-        lines[row] = lines[row][:column] + text.encode() + lines[row][column:]
+    for (row, column), (last, end), text in sorted(changes, reverse=True):
+        row, last = row - first, last - first
+        after = lines[last][end:]
+        lines[row : last + 1] = [lines[row][:column] + text.encode() + after]
     return b"".join(lines).decode()
+
+
+Position = tuple[int, int]  # line and column
+
+
+def _start(node: ast.expr) -> Position:
+    return node.lineno, node.col_offset
+
+
+def _end(node: ast.expr) -> Position:
+    return node.end_lineno or 0, node.end_col_offset or 0
+
+
+class Loop(NamedTuple):
+    """A loop whose body has a line."""
+
+    carry: str  # the body's parameter
+    start: ast.expr  # what it is at first
+
+
+# By function: the positions of the body and of the start among the arguments, and of the carry
+# among the body's parameters.
+LOOPS = {"scan": (0, 1, 0), "fori_loop": (2, 3, 1), "while_loop": (1, 2, 0)}
+
+
+def loop_around(tree: ast.Module, line: int) -> Loop | None:
+    around = [
+        x for x in ast.walk(tree) if isinstance(x, ast.FunctionDef | ast.Lambda)
+        and x.lineno <= line <= (x.end_lineno or 0)
+    ]  # fmt: skip
+    for scope, own in zip([tree, *around], around, strict=False):  # from the outermost function in
+        for call in (x for x in ast.walk(scope) if isinstance(x, ast.Call)):
+            body, start, carry = LOOPS.get(_name(call.func), (0, len(call.args), 0))
+            found = call.args[body] if len(call.args) > start else None
+            if found is own or (found and _name(found) == getattr(own, "name", None)):
+                return Loop(own.args.args[carry].arg, call.args[start])
+    return None
 
 
 def _is_leaf(node: ast.expr) -> bool:
@@ -250,30 +332,63 @@ def _operands(node: ast.expr, names: Mapping[str, Any], top: bool = False) -> It
             yield from _operands(right, names)
         case ast.UnaryOp(operand=operand):
             yield from _operands(operand, names)
-        case ast.Tuple(elements):
+        case ast.Tuple(elements):  # which may be trees of arrays
             for x in elements:
-                yield from _operands(x, names)
+                computes = any(isinstance(y, ast.BinOp | ast.Call) for y in ast.walk(x))
+                yield from _operands(x, names, top) if computes else ()
+        case ast.Lambda(body=body) if top:
+            yield from _operands(body, names, top)
+        case ast.Call(function, [ast.Lambda(body=body), *_]) if _name(function) in MAPS:
+            yield from _operands(body, names, top=True)
         case ast.Attribute(value, attribute) if attribute in ARRAYS | INTEGERS:
             yield from _operands(value, names) if attribute in ARRAYS else ()
         case ast.Attribute(value) if _is_imported(value, names):
             return  # jnp.pi
         case ast.Subscript(value) if not _is_leaf(node):
-            yield from _operands(value, names, top)
-        case ast.Call(ast.Attribute(owner, name), arguments) if name in ARITHMETIC:
+            known = list(_operands(value, names, top))
+            yield from [node] if known == [value] else known  # which may be one of several results
+        case ast.Call(ast.Name() | ast.Attribute(), arguments) if _name(node.func) in NUMBERS_AT:
+            for i in NUMBERS_AT[_name(node.func)]:
+                yield from _operands(arguments[i], names) if i < len(arguments) else ()
+        case ast.Call(ast.Attribute(ast.Subscript(ast.Attribute(array, "at"))), arguments):
+            for x in (array, *arguments):
+                yield from _operands(x, names)
+        case ast.Call(keywords=keywords) if any(x.arg == "dtype" for x in keywords):
+            yield from _result(node, top)
+        case ast.Call(ast.Attribute(owner, name)) if name in ARITHMETIC:
             if _root(owner) in names and names[_root(owner)] is None:
                 raise _NotKnownError  # a module, or an array
-            if not _is_imported(owner, names):
+            if _is_imported(owner, names):
+                yield from _arguments(node, names)
+            elif name in METHODS:
                 yield from _operands(owner, names)
-                return
-            for i, x in enumerate(arguments):
-                axis = i > 0 and len(arguments) == 2 and isinstance(x, ast.UnaryOp | ast.Tuple)
-                yield from _operands(x, names) if not axis else ()
-        case ast.Call(ast.Name() | ast.Attribute()) if not top:
-            yield node
+            else:
+                yield from _result(node, top)
+        case ast.Call(ast.Name(name)) if name in ARITHMETIC and _is_jaxs(names, name):
+            yield from _arguments(node, names)
+        case ast.Call(ast.Name() | ast.Attribute()):
+            yield from _result(node, top)
         case _ if _is_leaf(node):
             yield node
         case _:
             raise _NotKnownError
+
+
+def _result(node: ast.Call, top: bool) -> Iterator[ast.expr]:
+    inside = (x for own in node.args for x in ast.walk(own))
+    if top or any(isinstance(x, ast.BinOp) for x in inside):
+        raise _NotKnownError  # what the function does, or what it gets, may be at fault
+    yield node
+
+
+def _arguments(node: ast.Call, names: Mapping[str, Any]) -> Iterator[ast.expr]:
+    for i, x in enumerate(node.args):
+        axis = i > 0 and len(node.args) == 2 and isinstance(x, ast.UnaryOp | ast.Tuple)
+        yield from _operands(x, names) if not axis else ()
+
+
+def _is_jaxs(names: Mapping[str, Any], name: str) -> bool:
+    return str(getattr(names.get(name), "__module__", "")).partition(".")[0] == "jax"
 
 
 def _root(node: ast.expr) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import math
+import operator
 import sys
 from collections.abc import Callable, Iterable, Sequence
 
@@ -122,7 +124,7 @@ class Lockstep(Evaluator):
     )
     formats: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, FORMAT_PARAMS)))
     rows: dict[tuple[float, np.dtype], int] = dataclasses.field(default_factory=dict)
-    table: jax.Array | np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 3)))
+    table: jax.Array | np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 4)))
 
     magnitudes: Magnitudes = dataclasses.field(init=False)
 
@@ -151,9 +153,9 @@ class Lockstep(Evaluator):
         value = float(x) if x.size == 1 else math.nan
         is_number = x.ndim == 0 and value == value
         if self.compiling and is_number and (value, aval.dtype) in self.rows:
-            low, reference, tainted = self.table[self.rows[value, aval.dtype]]
+            low, reference, tainted, own = self.table[self.rows[value, aval.dtype]]
             low, reference = low.astype(self.carrier), reference.astype(self.reference.dtype)
-            return Pair(low, reference, tainted != 0, constant=True, literal=True)
+            return Pair(low, reference, tainted != 0, constant=True, literal=own != 0)
         key = value, self.constants.get(value), aval.dtype, jax.sharding.get_abstract_mesh()
         if not is_number or key not in self.literals:
             pair = self._literal(value, x, aval)
@@ -169,34 +171,36 @@ class Lockstep(Evaluator):
             low, reference = self.low.constant(x, aval), self.reference.constant(x, aval)
             tainted = _overflows(x, self.low.lower(low, aval))
             return Pair(low, reference, tainted, constant=True, literal=True)
-        low, wide, tainted = self._numbers(value, x, aval)
+        low, wide, tainted, own = self._numbers(value, x, aval)
         reference = self.reference.constant(wide, aval)
         if x.ndim == 0:  # laid out like any other array
             low, reference = (flat(y, padded_size(1)) for y in (low, reference))
-        return Pair(low, reference, tainted, constant=True, literal=True)
+        return Pair(low, reference, tainted, constant=True, literal=own)
 
     def _numbers(self, value: float, x: np.ndarray, aval: ShapedArray):
+        """Returns a literal in both runs; whether it is tainted; whether it is the program's own,
+        so that an operation in float32 has it unrounded."""
         assert isinstance(self.low, TableEmulation)
         wide = self.low.in_float32(x)
         if value in self.constants:
             number = self.constants[value]
             new, kept = np.full(x.shape, number), number == value or abs(number) == FP32_MAX
             low = jnp.asarray(new, self.carrier) if kept else self.low.constant(new, aval)
-            return low, wide, np.bool_(False)
+            return low, wide, np.bool_(False), kept
         low = self.low.constant(x, aval)
         if wide is x:
-            return low, wide, _overflows(x, low)
+            return low, wide, _overflows(x, low), True
         if x.size == 1:
             self.limits.add(value)
-        return low, wide, np.bool_(False)
+        return low, wide, np.bool_(False), True
 
     def _literals_table(self) -> np.ndarray:
-        """Returns for each of ``rows`` the literal in both runs, and whether it is tainted."""
+        """Returns what :meth:`_numbers` does for each of ``rows``."""
         found = [
             self._numbers(value, np.asarray(value), ShapedArray((), dtype))
             for value, dtype in self.rows
         ]
-        return np.array(found, np.float64).reshape(-1, 3)
+        return np.array(found, np.float64).reshape(-1, 4)
 
     def fork(self, state: State) -> State:
         keeps = isinstance(state, Accumulator) and state.keeps
@@ -288,11 +292,11 @@ class Lockstep(Evaluator):
             return list(inputs)
 
         def unrounded(x: Value) -> Value:
-            if not isinstance(x, Pair) or not x.literal:
+            if not isinstance(x, Pair) or x.literal is False:
                 return x
             low = x.reference.astype(self.carrier)
             if not isinstance(fmt, np.ndarray):
-                low = jnp.where(wide, low, x.low)
+                low = jnp.where(wide & x.literal, low, x.low)
             return dataclasses.replace(x, low=low)
 
         return [unrounded(x) for x in inputs]
@@ -301,7 +305,10 @@ class Lockstep(Evaluator):
         pairs = [x for x in inputs if isinstance(x, Pair)]
         decided = any(isinstance(x, Decision) for x in inputs)
         constant = not decided and all(x.constant for x in pairs)
-        literal = constant and not plan.counts and all(x.literal for x in pairs)
+        literals = [x.literal for x in pairs]
+        literal = constant and not plan.counts and not any(x is False for x in literals)
+        if literal:
+            literal = functools.reduce(operator.and_, literals, True)
         return [with_constancy(y, constant, literal) for y in outs]
 
     def draws(self, equation: Equation, inputs: Sequence[Value]) -> bool:

@@ -83,7 +83,9 @@ class Pair:
     reference: jax.Array
     tainted: Flag  # whether ``low`` is non-finite somewhere where ``reference`` is finite
     constant: bool = False  # whether it depends on no argument and no random bits
-    literal: bool = False  # whether it is a constant that no operation has rounded
+    # whether it is a constant of the program that no operation has rounded; traced in a loop, where
+    # another number may take its place
+    literal: bool | jax.Array = False
 
 
 @functools.partial(
@@ -128,7 +130,7 @@ def reference_of(x: Value) -> Value:
     return x.reference if isinstance(x, Pair | Decision) else x
 
 
-def with_constancy(value: Value, constant: bool, literal: bool) -> Value:
+def with_constancy(value: Value, constant: bool, literal: bool | jax.Array) -> Value:
     if not isinstance(value, Pair):
         return value
     return Pair(value.low, value.reference, value.tainted, constant, literal)  # replace is slow

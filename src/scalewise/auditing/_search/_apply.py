@@ -125,7 +125,8 @@ class FixedEmulation(EmulationWithDraws, TableEmulation):
         new = np.full(x.shape, constants[value])
         if constants[value] == value or abs(constants[value]) == FP32_MAX:
             return self.unrounded(x, jnp.asarray(new, self.carrier))
-        return self.unrounded(x, TableEmulation.constant(self, new, aval))
+        own = self.unrounded(x, TableEmulation.constant(self, new, aval))
+        return dataclasses.replace(own, literal=False)  # operations in float32 have the other too
 
     def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         assert self.setting is not None

@@ -14,6 +14,7 @@ from ._findings import Finding, constant_finding
 from ._fixes import Fix
 from ._groups import Group, is_out_of_range
 from ._kinds import FINDING_KINDS, made_here, numbers_lost
+from ._literals import Literal
 from ._measure import better
 from ._trials import Search
 
@@ -54,6 +55,14 @@ def at_cause(search: Search, what: Finding, fix: Fix) -> Finding:
     if cause.index not in search.causes.back(what.equations, DEPTH):
         return amplified_after(search, moved, fix)  # another fault
     return _carried_to(search, what, moved, cause, fix)
+
+
+def constant_is_harmless(search: Search, constant: Literal, fix: Fix, after: Outcome) -> bool:
+    """Returns True if wider formats help as much with the constant as the narrow one has it."""
+    if not fix.indices or math.isnan(constant.rounded) or search.trials <= 0:
+        return False
+    setting = fix.change(search.current).with_constant(constant.number, constant.rounded)
+    return not better(after.error, search.run(setting).error, GAIN)
 
 
 def unless_refuted(search: Search, what: Finding, fix: Fix) -> Finding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Collection, Iterator
 from functools import partial
@@ -17,7 +18,7 @@ from .._run._rounding import FP64_PARAMS, format_params
 from .._run._specialize import nominal_format
 from .._thresholds import FEW_MASKS, REWRITTEN_BEFORE, SUBNORMAL
 from ._apply import FormatChoice
-from ._fixes import Context, Fix, described, register, widened, with_exact
+from ._fixes import Context, Fix, both, described, register, widened, with_exact
 from ._literals import written
 from ._rewrites import Rewrite
 
@@ -44,7 +45,11 @@ def _constant(context: Context) -> Iterator[Fix]:
     here = (literal.file, literal.line)
     line = [e for e in context.equations if literal.file and (e.file, e.line) == here]
     if line:
-        yield widened(context.word, f"line {literal.line}", line)  # its literals are wide too
+        wide = widened(context.word, f"line {literal.line}", line)  # its literals are wide too
+        if len(context.places) == 1:  # those of a comparison or a maximum as well
+            kept = both(wide, Fix("", partial(replace, new=number)))
+            wide = dataclasses.replace(wide, change=kept.change)
+        yield wide
         alike = [e for e in context.equations if (e.file, e.line) in context.places]
         if len(alike) > len(line):
             yield widened(context.word, described(alike, alike), alike)
@@ -120,7 +125,7 @@ def _norm(context: Context) -> Iterator[Fix]:
 def _logarithm(context: Context) -> Iterator[Fix]:
     group = context.group
     product = group.first.primitive in PRODUCTS or (
-        group.first.primitive == "mul" and _accumulates(context, {"mul"})
+        group.first.primitive == "mul" and _reads_itself(context, {"mul"})
     )
     if context.kind.out_of_range and product:
         change = partial(FormatChoice.with_format, indices=group.indices, params=FP64_PARAMS)
@@ -161,13 +166,20 @@ def _is_carried_in(context: Context) -> bool:
     return context.kind.name == "nan" or context.kind.carried_in
 
 
-def _accumulates(context: Context, primitives: Collection[str] = ADDITIONS) -> bool:
-    """Returns True if the finding may be a running sum (of other primitives, a product): in a loop,
-    an addition to its own result of the iteration before, or to what no known operation has
-    computed."""
+def _accumulates(context: Context) -> bool:
+    """Returns True if the finding may be a running sum: in a loop, an addition to its own result of
+    the iteration before, or to what no known operation has computed."""
+    looped = [e.index for e in context.group.equations if e.looped and e.primitive in ADDITIONS]
     operands = context.causes.operands if context.causes is not None else {}
-    added = [e.index for e in context.group.equations if e.looped and e.primitive in primitives]
-    return any(not operand or i in operand for i in added for operand in operands.get(i, ()))
+    unknown = any(not operand for i in looped for operand in operands.get(i, ()))
+    return unknown or _reads_itself(context, ADDITIONS)
+
+
+def _reads_itself(context: Context, primitives: Collection[str]) -> bool:
+    """Returns True if an operation has its own result of the iteration before as an operand."""
+    operands = context.causes.operands if context.causes is not None else {}
+    looped = [e.index for e in context.group.equations if e.looped and e.primitive in primitives]
+    return any(i in operand for i in looped for operand in operands.get(i, ()))
 
 
 def scale_power(equations: Equations, fmt: Format) -> int:

@@ -170,6 +170,12 @@ def widened(
     return Fix(text, change, len(indices), indices=indices, limits=limits, cause=cause)
 
 
+def both(a: Fix, b: Fix) -> Fix:
+    known = a.indices and b.indices  # a constant's change is no operation's
+    indices = tuple(dict.fromkeys((*a.indices, *b.indices))) if known else ()
+    return Fix(f"{a}; {b}", lambda now: b.change(a.change(now)), indices=indices)
+
+
 def with_exact(some: Equations, every: Equations) -> list[EquationStatistics]:
     """Returns operations, and those of their lines that made no error: whole lines are widened."""
     there, chosen = {_place(e) for e in some}, {e.index for e in some}

@@ -12,7 +12,7 @@ from .._run._outcome import Outcome, OutputError
 from .._thresholds import ENOUGH, FAULTS, FINDINGS, GAIN, LINES, WHOLE
 from ._apply import FormatChoice
 from ._findings import Finding, constant_finding
-from ._fixes import Fix, described, joined, widened
+from ._fixes import Fix, both, described, joined, widened
 from ._groups import Group
 from ._measure import better, key_of
 from ._trials import Failed, Search
@@ -47,12 +47,6 @@ def _placed(fix: Fix, finding: Finding, other: Finding) -> str:
     """Returns a fix's text with its place, unless it names its line of the other finding's file."""
     told = finding.file == other.file and f"line {finding.line}" in str(fix)
     return str(fix) if told else f"{fix} ({finding.where})"
-
-
-def both(a: Fix, b: Fix) -> Fix:
-    known = a.indices and b.indices  # a constant's change is no operation's
-    indices = tuple(dict.fromkeys((*a.indices, *b.indices))) if known else ()
-    return Fix(f"{a}; {b}", lambda now: b.change(a.change(now)), indices=indices)
 
 
 def try_pairs(search: Search) -> bool:
@@ -213,7 +207,8 @@ def _one_after_another(
             return {}
         place = group.first.file, group.first.line
         lost = (x for x in search.literals if (x.file, x.line) == place and not x.slight)
-        constant = next(lost, None)
+        singular = group.is_singular(search.fmt) or group.total("nan")  # not simply too large
+        constant = next((x for x in lost if singular or x.kind != "underflow"), None)
         found[place] = constant_finding(constant) if constant else search.finding_of(group)
         part = widened(search.word, "", by_line[place])
         setting = part.change(setting)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -25,7 +26,7 @@ from .._thresholds import (
     unusable,
 )
 from . import _fix_kinds, _recipe_fix_kinds  # noqa: F401  # they register fixes, in this order
-from ._cause import amplified_after, at_cause, decided_after, unless_refuted
+from ._cause import amplified_after, at_cause, constant_is_harmless, decided_after, unless_refuted
 from ._findings import Finding, constant_finding
 from ._fixes import Context, Fix, proposals, widened
 from ._groups import Group
@@ -33,7 +34,7 @@ from ._joint import faults, try_lines, try_pairs
 from ._kinds import FINDING_KINDS
 from ._literals import Literal
 from ._lost_updates import search_lost_updates
-from ._measure import better, enough, gain, key_of, near, same
+from ._measure import better, enough, fixed, gain, key_of, near, same
 from ._rewrites import norms
 from ._trials import Failed, Search
 
@@ -66,6 +67,7 @@ def find_fixes(search: Search, start: Outcome) -> OutputError:
         paired = try_pairs(search) or try_lines(search)
         search.reserve, search.final = 0, not paired
         _search_findings(search)
+    _reconsider_constants(search)
     search_lost_updates(search)
     search.found.sort(key=_order, reverse=True)
     if not search.done and not search.is_small:
@@ -165,12 +167,45 @@ def _search_constants(search: Search) -> None:
         if literal.masks and _is_unread(search, literal):
             continue
         if (what.file, what.line, what.evidence) not in done:
-            context = _context(search, Group(()), what)
-            alike = (x for x in search.literals if x.number == literal.number)
-            places = {(x.file, x.line) for x in alike}
-            context = dataclasses.replace(context, literal=literal, places=places)
             clear = ENOUGH if literal.slight else CLEAR  # its error is known not to be others'
-            _try_fixes(search, what, proposals("constant", context), clear)
+            _try_fixes(search, what, _constant_fixes(search, literal, what), clear, literal)
+
+
+def _constant_fixes(search: Search, literal: Literal, what: Finding) -> Iterator[Fix]:
+    alike = (x for x in search.literals if x.number == literal.number)
+    places = {(x.file, x.line) for x in alike}
+    context = _context(search, Group(()), what)
+    return proposals("constant", dataclasses.replace(context, literal=literal, places=places))
+
+
+def _reconsider_constants(search: Search) -> None:
+    """A number that takes a constant's place changes results that need the constant itself: its
+    line is computed in float32 instead, if that is better."""
+    for what in [x for x in search.found if x.fix and x.fix.replaces]:
+        shared = any(x.order == what.order for x in search.found if x is not what)
+        if shared or search.done or search.is_small or search.trials <= 0:
+            continue
+        constants = (x for x in search.literals if same(constant_finding(x), what))
+        wide = (fix for x in constants for fix in _constant_fixes(search, x, what) if fix.indices)
+        fix = next(wide, None)
+        if fix is not None:
+            _exchange(search, what, search.accepted(fix))
+
+
+def _exchange(search: Search, what: Finding, fix: Fix) -> None:
+    """Gives a finding another fix, if the error with all fixes is at most half with it."""
+    found = [dataclasses.replace(x, fix=fix) if x is what else x for x in search.found]
+    fixes = {x.order: x.fix for x in found if x.fix}
+    settings = [search.start()]
+    for order in sorted(fixes):
+        settings.append(fixes[order].change(settings[-1]))
+    after = search.run(settings[-1])
+    if not better(after.error, search.outcome.error, ENOUGH):
+        return
+    errors = [search.tried.get(key_of(x)) or search.run(x).error for x in settings]
+    steps = dict(zip(sorted(fixes), itertools.pairwise(errors), strict=True))
+    search.found = [fixed(x, x.order, *steps[x.order]) if x.fix else x for x in found]
+    search.current, search.outcome = settings[-1], after
 
 
 def _is_unread(search: Search, literal: Literal) -> bool:
@@ -229,10 +264,17 @@ def _list_unfixed(search: Search) -> None:
     search.found += sorted(left, key=lambda x: not x.tried)
 
 
-def _try_fixes(search: Search, what: Finding, changes: Iterator[Fix], clear: float = CLEAR) -> bool:
+def _try_fixes(
+    search: Search,
+    what: Finding,
+    changes: Iterator[Fix],
+    clear: float = CLEAR,
+    constant: Literal | None = None,
+) -> bool:
     """Accepts the fix that helps most for its cost; returns False if none helps enough.
 
-    Of an error that many roundings may add up to it must leave at most the share ``clear``.
+    Of an error that many roundings may add up to it must leave at most the share ``clear``. With
+    ``constant``, what the format makes of it is the cause.
     """
     before = search.outcome.error
     tried: list[tuple[Fix, OutputError]] = []
@@ -272,6 +314,9 @@ def _try_fixes(search: Search, what: Finding, changes: Iterator[Fix], clear: flo
         best = search.fewer_lines(*best)
         if _is_like_any_rounding(search, at_cause(search, what, best[0]), best[0]):
             best = None
+        elif constant and constant_is_harmless(search, constant, *best):
+            search.results[key_of(best[0].change(search.current))] = best[1]
+            return False
     if best is None:
         if tried:
             search.failed.append(Failed(what, tuple(options), tuple(tried), search.current, before))

@@ -1,0 +1,91 @@
+"""Constants that a format changes: which are at fault, and what takes their place."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import scalewise as sw
+from arrays import normal
+from scalewise.auditing._run._interpretations import Reference, TableEmulation
+from scalewise.auditing._run._session import Session
+from scalewise.auditing._search._apply import AuditedArithmetic, FixedFunction, FormatChoice
+from scalewise.interpret import trace
+
+
+def pixel_norm(x):
+    return x * jax.lax.rsqrt(jnp.mean(x * x, 1, keepdims=True) + 1e-8)
+
+
+def unit(x):
+    n = jnp.sqrt(jnp.sum(x * x, 1, keepdims=True))
+    y = x / jnp.maximum(n, 1e-8)
+    return y @ y.T
+
+
+def test_a_lost_constant_beside_an_overflow_is_not_at_fault():
+    finding = sw.audit(pixel_norm, "fp16")(normal(0, (4, 3, 8, 8)) * 300).findings[0]
+    assert (finding.kind, finding.primitive) == ("overflow", "mul")
+
+
+def test_a_lost_constant_that_is_needed_is_at_fault():
+    x = (normal(0, (4, 3, 8, 8)) * 1e-3).at[0].set(0.0)
+    finding = sw.audit(pixel_norm, "fp16")(x).findings[0]
+    assert finding.kind == "underflow"
+    assert finding.evidence == "the constant 1e-08 flushed to zero"
+
+
+def test_a_number_that_changes_results_does_not_take_a_constants_place():
+    """Some norms lie between the constant and the format's smallest normal number."""
+    report = sw.audit(unit, "fp16")((normal(0, (64, 16)) * 2e-5).at[0].set(0.0))
+    fixes = {x.kind: str(x.fix) for x in report.findings if x.evidence.startswith("the constant")}
+    assert fixes["underflow"].startswith("float32 for line")
+    assert float(report.error_fixed) < 0.01
+    applied = report.apply_fixes(unit)((normal(0, (64, 16)) * 2e-5).at[0].set(0.0))
+    assert np.isfinite(applied).all()
+
+
+def doubled(x):
+    return jax.lax.while_loop(lambda x: x < 1e5, lambda x: x * 2, x)
+
+
+def test_a_loops_own_limit_is_kept_in_float32():
+    """32752 in its place would end the loop early."""
+    report = sw.audit(doubled, "fp16")(jnp.float32(1))
+    assert report.findings[0].kind == "overflow"
+    assert float(report.error_fixed) == 0
+    assert report.apply_fixes(doubled)(jnp.float32(1)) == 2.0**17
+
+
+def test_a_scaled_number_in_a_loop_is_no_product():
+    def f(x):
+        return jax.lax.map(lambda v: jnp.exp(v) * 100, x)
+
+    (finding,) = sw.audit(f, "fp16")(normal(0, (700,)) * 3).findings
+    assert (finding.kind, finding.primitive) == ("overflow", "mul")
+    assert "log" not in str(finding.fix)
+
+
+def once(x):
+    return (x + 1e-8) * 2
+
+
+def looped(x):
+    return jax.lax.fori_loop(0, 700, lambda i, x: x + 1e-8, x)
+
+
+@pytest.mark.parametrize(("f", "times"), [(once, 2), (looped, 700)])
+@pytest.mark.parametrize("number", [0.0, 0.5, 1e-8])
+def test_another_number_takes_a_constants_place_in_float32_too(f, times, number):
+    low, x = TableEmulation(sw.format("fp16")), jnp.zeros(3)
+    session = Session(trace(f, low, (x,), {}, name="audit"), low, Reference(np.dtype(np.float32)))
+    session.run()
+    old = float(np.float32(1e-8))
+    setting = FormatChoice(session.formats()).widened(range(session.program.equations))
+    setting = setting.with_constant(old, old if number == 1e-8 else number)
+    (got,) = setting.run(session).low
+    np.testing.assert_allclose(got, np.full(3, number * times), rtol=1e-5)
+    recorded = session.lockstep.recorded
+    places = {path: (i, recorded[i].name) for path, i in session.lockstep.indices.items()}
+    fixed = FixedFunction(f, AuditedArithmetic(low, setting, places), setting)
+    np.testing.assert_allclose(fixed(x), got, rtol=1e-6)
