@@ -12,8 +12,17 @@ import optax
 import pytest
 
 import scalewise as sw
-from scalewise.auditing._report._edits import _imports, edits
-from scalewise.auditing._report._patterns import converted, operands, scaled_gradient
+from scalewise.auditing._report._edits import _imports, _replaced, edits
+from scalewise.auditing._report._patterns import (
+    PATTERNS,
+    converted,
+    expressions,
+    operands,
+    replacement,
+    scaled_gradient,
+)
+from scalewise.auditing._search._rewrites import DIFFERENCES, HYPOTENUSES, TWO_EXPONENTIALS
+from scalewise.auditing._search._rewrites import PATTERNS as REWRITES
 from scalewise.auditing._thresholds import unusable
 
 SOURCE = """import jax
@@ -185,6 +194,54 @@ def test_a_loop_that_carries_several_arrays_has_no_edit(tmp_path):
     report = sw.audit(loaded(path).variance, "bf16")(jnp.ones((1000, 4)))
     assert report.findings[0].kind == "swamping"
     assert not edits(report, report.findings[0])
+
+
+EXPRESSIONS = {
+    "1 - jnp.exp(x)": "-expm1(x)",
+    "jnp.log(1.0 - jnp.exp(-x))": "log(-expm1(x))",
+    "2 * jnp.log(jnp.exp(x) - 1)": "x + log(-expm1(-x))",
+    "jnp.log(jnp.exp(x + 1) - jnp.exp(x))": "x + log(-expm1(y - x))",
+    "3 * jnp.log(2.5 * jnp.exp(x))": "x + log(s)",
+    "(1 + x / 9) ** 7.5": "exp(n * log1p(x))",
+    "1 - jnp.cos(x)": "2 * sin(x / 2)**2",
+    "jnp.arccos(1 - x / 9)": "2 * arcsin(sqrt(x / 2))",
+    "jnp.arccosh(1 + x)": "2 * arcsinh(sqrt(x / 2))",
+    "1 - jax.nn.sigmoid(x - 1)": "sigmoid(-x)",
+    "3 - jnp.log(jnp.cosh(x - 1))": "logaddexp(x, -x) - log(2)",
+    "jnp.log(jnp.cumsum(jnp.exp(x)))": "cumlogsumexp(x)",
+    "jnp.log(jnp.linalg.det(jnp.diag(x)))": "slogdet(a)",
+    "2 * jnp.log(jnp.mean(jnp.exp(x)))": "logsumexp(x) - log(n)",
+    "jnp.log(jnp.mean(jnp.exp(x[:, None]), axis=1))": "logsumexp(x) - log(n)",
+    "jnp.sqrt((x + 1) ** 2 - x * x)": "sqrt((x - y) * (x + y))",
+    "jnp.log(jnp.prod(x))": "sum(log(x))",
+    "jnp.linalg.norm(x[:, None], None, 1)": "ops.l2_norm",
+    "jnp.sqrt(jnp.sum(jnp.square(x[None]), 1, keepdims=True))": "ops.l2_norm",
+}
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_another_way_to_write_an_expression_has_its_value(expression):
+    tree, x = ast.parse(expression, mode="eval").body, np.linspace(0.5, 2, 4, dtype=np.float32)
+    names = {"jax": jax, "jnp": jnp, "scalewise": sw, "x": x}
+    found = {node: replacement(node, EXPRESSIONS[expression], tree) for node in expressions(tree)}
+    ((node, text),) = [(node, text) for node, text in found.items() if text]
+    edited = expression[: node.col_offset] + text + expression[node.end_col_offset :]
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        np.testing.assert_allclose(eval(edited, names), eval(expression, names), rtol=2e-5)
+
+
+def test_a_number_is_replaced_wherever_it_stands():
+    text = "    y = log(-log(x + 1e-20) + 1e-20) * 20"
+    assert _replaced(text, 1e-20, 0.5) == "    y = log(-log(x + 0.5) + 0.5) * 20"
+    kept = _replaced("y = maximum(x, -1e-12)", -1e-12, -1e-12, "jnp.float32({})")
+    assert kept == "y = maximum(x, -jnp.float32(1e-12))"
+
+
+def test_each_way_that_the_audit_finds_is_known():
+    """Of those of `_rewrites.py` which have no pattern, the source can't be edited."""
+    texts = [*HYPOTENUSES.values(), *TWO_EXPONENTIALS.values()]
+    texts += [text for *_, text in (*REWRITES, *DIFFERENCES)]
+    assert {x.partition(" in place of")[0] for x in texts} <= set(PATTERNS)
 
 
 STATEMENTS = {

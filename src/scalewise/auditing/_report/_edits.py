@@ -6,7 +6,6 @@ import ast
 import dataclasses
 import inspect
 import io
-import itertools
 import linecache
 import re
 import sys
@@ -64,7 +63,9 @@ def edits(report: Summary, finding: Finding) -> list[Edit]:
     if fix is None or (finding.file is None and not finding.callers):
         return []
     user = [_place(x) for x in finding.callers] or [(str(finding.file), finding.line)]
-    if fix.replaces is not None and fix.replaces[0] != fix.replaces[1]:
+    if fix.replaces is not None and fix.replaces[0] == fix.replaces[1]:
+        return [] if finding.callers else _kept(*user[0], fix.replaces[0], str(fix).split()[-1])
+    if fix.replaces is not None:
         found = (
             _first(_constant(*place, *fix.replaces) for place in user)
             or _first(_argument(finding, *place, fix.replaces) for place in user)
@@ -79,16 +80,16 @@ def edits(report: Summary, finding: Finding) -> list[Edit]:
         found = _first(_argument(finding, *place, None) for place in user)
         return [found] if found else []
     chosen = [e for e in report.equations if e.index in set(fix.indices)]
-    places: dict[tuple[str, int], list[EquationStatistics]] = {}
     if chosen and all(e.quantizes for e in chosen):
         return _uncast(chosen[0].dtype, {(e.file, e.line) for e in chosen if e.file})
     if any(e.caller for e in chosen):
         return []
+    files: dict[str, dict[int, list[EquationStatistics]]] = {}
     for e in chosen:
-        places.setdefault((e.file, e.line), []).append(e) if e.file else None
+        if e.file:
+            files.setdefault(e.file, {}).setdefault(e.line, []).append(e)
     dtype = "float64" if str(fix).startswith("float64") else "float32"
-    by_file = itertools.groupby(sorted(places), key=lambda place: place[0])
-    found = [_widened(x, {line: places[x, line] for _, line in some}, dtype) for x, some in by_file]
+    found = [_widened(file, lines, dtype) for file, lines in sorted(files.items())]
     return [x for some in found for x in some] if all(found) else []
 
 
@@ -173,7 +174,7 @@ def _changed(file: str, scope: ast.AST, change: Callable[[ast.expr], str | None]
     """Returns an edit for each outermost expression that ``change`` returns another text for."""
     found: list[Edit] = []
     inside: set[ast.AST] = set()
-    imported = _imports(_tree(file) or ast.Module([], []))
+    imported = _imports(_tree(file))
     modules = {"jnp": jnp, "jax": jax, "scalewise": sys.modules["scalewise"]}
     names = {k: name for k, own in modules.items() for name, x in imported.items() if x is own}
     for node in expressions(scope):
@@ -203,10 +204,20 @@ def _spliced(node: ast.expr, text: str, first: int, source: str) -> str:
 
 
 def _constant(file: str, line: int, old: float, new: float) -> Edit | None:
+    return _edited(file, *_lines(file, line), lambda text: _replaced(text, old, new))
+
+
+def _kept(file: str, line: int, number: float, dtype: str) -> list[Edit]:
+    numpy = next((name for name, x in _imports(_tree(file)).items() if x is jnp), "jnp")
+    text = f"{numpy}.{dtype}({{}})"
+    found = _edited(file, *_lines(file, line), lambda own: _replaced(own, number, number, text))
+    return [found] if found else []
+
+
+def _lines(file: str, line: int) -> tuple[int, int]:
+    """Returns the first and the last line of a simple statement."""
     node = statement(file, line)
-    whole = node if not hasattr(node, "body") else None
-    first, last = (whole.lineno, whole.end_lineno or line) if whole else (line, line)
-    return _edited(file, first, last, lambda text: _replaced(text, old, new))
+    return _span(node) if node and not hasattr(node, "body") else (line, line)
 
 
 def _anywhere(file: str, old: float, new: float, called: bool) -> Edit | None:
@@ -225,7 +236,8 @@ def _anywhere(file: str, old: float, new: float, called: bool) -> Edit | None:
     return _edited(file, places[0], places[0], lambda text: _replaced(text, old, new))
 
 
-def _replaced(text: str, old: float, new: float) -> str:
+def _replaced(text: str, old: float, new: float, written: str = "{}") -> str:
+    """Returns source in which one number is another wherever it stands, as ``written`` has it."""
     indent = len(text) - len(text.lstrip())
     found = []
     try:
@@ -234,13 +246,12 @@ def _replaced(text: str, old: float, new: float) -> str:
                 found.append(token)
     except (tokenize.TokenError, SyntaxError, ValueError):
         pass
-    if not found:
-        return text
     lines = text.splitlines(keepends=True)
-    (row, start), (_, end) = found[-1].start, found[-1].end
-    shift = indent if row == 1 else 0
-    own = lines[row - 1]
-    lines[row - 1] = own[: start + shift] + f"{abs(new):.5g}" + own[end + shift :]
+    for token in found[::-1]:
+        (row, start), (_, end) = token.start, token.end
+        shift, own = indent if row == 1 else 0, lines[row - 1]
+        number = token.string if old == new else f"{abs(new):.5g}"
+        lines[row - 1] = own[: start + shift] + written.format(number) + own[end + shift :]
     return "".join(lines)
 
 
@@ -332,8 +343,10 @@ def _new_argument(
     return None
 
 
-def _imports(tree: ast.Module) -> Mapping[str, Any]:
+def _imports(tree: ast.Module | None) -> Mapping[str, Any]:
     found: dict[str, Any] = {}
+    if tree is None:
+        return found
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for x in node.names:
@@ -378,7 +391,7 @@ def _widened(
     if tree is None:
         return []
     names, found = _imports(tree), dict[tuple[int, int], list[ast.expr]]()
-    for line, computed in lines.items():
+    for line, computed in sorted(lines.items()):
         node, loop = statement(file, line), loop_around(tree, line)
         gathers = any(e.primitive.startswith("scatter") for e in computed)
         parts = operands(node, names, gathers) if node else []

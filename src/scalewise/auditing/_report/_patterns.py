@@ -16,6 +16,25 @@ PATTERNS: Mapping[str, Sequence[tuple[str, str]]] = {
     "log1p(x)": [("log(1 + X)", "jnp.log1p(X)")],
     "log1p(-x)": [("log(1 - X)", "jnp.log1p(-(X))")],
     "expm1(x)": [("exp(X) - 1", "jnp.expm1(X)")],
+    "-expm1(x)": [("1 - exp(X)", "-jnp.expm1(X)")],
+    "log(-expm1(x))": [("log(1 - exp(X))", "jnp.log(-jnp.expm1(X))")],
+    "x + log(-expm1(-x))": [("log(exp(X) - 1)", "X + jnp.log(-jnp.expm1(-X))")],
+    "x + log(-expm1(y - x))": [("log(exp(X) - exp(Y))", "X + jnp.log(-jnp.expm1(Y - X))")],
+    "x + log(s)": [("log(S * exp(X))", "X + jnp.log(S)")],
+    "exp(n * log1p(x))": [("(1 + X) ** N", "jnp.exp(N * jnp.log1p(X))")],
+    "2 * sin(x / 2)**2": [("1 - cos(X)", "2 * jnp.sin(X / 2) ** 2")],
+    "2 * arcsin(sqrt(x / 2))": [("arccos(1 - X)", "2 * jnp.arcsin(jnp.sqrt(X / 2))")],
+    "2 * arcsinh(sqrt(x / 2))": [("arccosh(1 + X)", "2 * jnp.arcsinh(jnp.sqrt(X / 2))")],
+    "sigmoid(-x)": [("1 - sigmoid(X)", "jax.nn.sigmoid(-X)")],
+    "logaddexp(x, -x) - log(2)": [("log(cosh(X))", "jnp.logaddexp(X, -X) - jnp.log(2.0)")],
+    "cumlogsumexp(x)": [("log(cumsum(exp(X)))", "jax.lax.cumlogsumexp(X)")],
+    "slogdet(a)": [("log(det(X))", "jnp.linalg.slogdet(X)[1]")],
+    "logsumexp(x) - log(n)": [
+        ("log(mean(exp(X)))", "jax.nn.logsumexp(X) - jnp.log(jnp.size(X))"),
+        ("log(mean(exp(X), axis=A))", "jax.nn.logsumexp(X, axis=A) - jnp.log(jnp.shape(X)[A])"),
+        ("log(mean(exp(X), A))", "jax.nn.logsumexp(X, axis=A) - jnp.log(jnp.shape(X)[A])"),
+    ],
+    "sqrt((x - y) * (x + y))": [("sqrt(square(X) - square(Y))", "jnp.sqrt((X - Y) * (X + Y))")],
     "log_sigmoid(x)": [("log(sigmoid(X))", "jax.nn.log_sigmoid(X)")],
     "log_sigmoid(-x)": [("log(1 - sigmoid(X))", "jax.nn.log_sigmoid(-(X))")],
     "softplus(x)": [("log(1 + exp(X))", "jax.nn.softplus(X)")],
@@ -71,7 +90,9 @@ def replacement(node: ast.expr, text: str, scope: ast.AST) -> str | None:
         found: Found = {}
         expected = ast.parse(pattern, mode="eval").body
         if _matches(expected, node, found, _definitions(scope)):
-            return ast.unparse(_Fill(found).visit(ast.parse(template, mode="eval").body))
+            new = _Fill(found).visit(ast.parse(template, mode="eval").body)
+            loose = isinstance(new, ast.BinOp | ast.UnaryOp) and isinstance(node, ast.Call)
+            return f"({ast.unparse(new)})" if loose else ast.unparse(new)
     return None
 
 

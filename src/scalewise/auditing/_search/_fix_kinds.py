@@ -41,7 +41,8 @@ def _constant(context: Context) -> Iterator[Fix]:
         yield Fix(f"{new:.3g} in place of {written}", change, replaces=(number, new))
     elif abs(number) > float(fmt.max):
         yield from _smaller_masks(number, fmt)
-    yield Fix(f"{written} kept in {context.word}", partial(replace, new=number))
+    kept = partial(replace, new=number)
+    yield Fix(f"{written} kept in {context.word}", kept, replaces=(number, number))
     here = (literal.file, literal.line)
     line = [e for e in context.equations if literal.file and (e.file, e.line) == here]
     if line:

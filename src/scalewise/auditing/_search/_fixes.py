@@ -43,7 +43,7 @@ class Fix:
             change is of another kind.
         indices: the operations that become float32.
         limits: literals of the program's own narrow dtype that become float32's.
-        replaces: a constant and the number that takes its place.
+        replaces: a constant and the number that takes its place, itself if it is kept in float32.
         undoes: whether nothing of a policy or recipe is left.
         cause: where the error is made, if that isn't where the finding is.
         kind: its entry in ``FIXES``.

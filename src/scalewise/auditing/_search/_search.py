@@ -181,7 +181,7 @@ def _constant_fixes(search: Search, literal: Literal, what: Finding) -> Iterator
 def _reconsider_constants(search: Search) -> None:
     """A number that takes a constant's place changes results that need the constant itself: its
     line is computed in float32 instead, if that is better."""
-    for what in [x for x in search.found if x.fix and x.fix.replaces]:
+    for what in [x for x in search.found if x.fix and len({*(x.fix.replaces or ())}) == 2]:
         shared = any(x.order == what.order for x in search.found if x is not what)
         if shared or search.done or search.is_small or search.trials <= 0:
             continue
