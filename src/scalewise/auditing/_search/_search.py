@@ -28,7 +28,7 @@ from .._thresholds import (
 from . import _fix_kinds, _recipe_fix_kinds  # noqa: F401  # they register fixes, in this order
 from ._cause import amplified_after, at_cause, constant_is_harmless, decided_after, unless_refuted
 from ._findings import Finding, constant_finding
-from ._fixes import Context, Fix, proposals, widened
+from ._fixes import Context, Fix, described, proposals, widened
 from ._groups import Group
 from ._joint import faults, try_lines, try_pairs
 from ._kinds import FINDING_KINDS
@@ -67,7 +67,6 @@ def find_fixes(search: Search, start: Outcome) -> OutputError:
         paired = try_pairs(search) or try_lines(search)
         search.reserve, search.final = 0, not paired
         _search_findings(search)
-    _reconsider_constants(search)
     search_lost_updates(search)
     search.found.sort(key=_order, reverse=True)
     if not search.done and not search.is_small:
@@ -155,6 +154,13 @@ def _ruled_out(search: Search) -> set[tuple[int, ...]]:
 
 
 def _search_constants(search: Search) -> None:
+    """Tries fixes for constants, and once more for those that have one: see
+    :func:`_reconsider_constants`."""
+    _new_constants(search)
+    _reconsider_constants(search)
+
+
+def _new_constants(search: Search) -> None:
     done = {(x.file, x.line, x.evidence) for x in search.found}
     for literal in search.literals if search.session.adjustable else ():
         what = constant_finding(literal)
@@ -179,33 +185,44 @@ def _constant_fixes(search: Search, literal: Literal, what: Finding) -> Iterator
 
 
 def _reconsider_constants(search: Search) -> None:
-    """A number that takes a constant's place changes results that need the constant itself: its
-    line is computed in float32 instead, if that is better."""
+    """A number that takes a constant's place changes results that need the constant itself: what
+    has it is computed in float32 instead, if that is better."""
     for what in [x for x in search.found if x.fix and len({*(x.fix.replaces or ())}) == 2]:
         shared = any(x.order == what.order for x in search.found if x is not what)
-        if shared or search.done or search.is_small or search.trials <= 0:
+        if shared or search.done or search.is_slight or search.trials <= 0:
             continue
-        constants = (x for x in search.literals if same(constant_finding(x), what))
-        wide = (fix for x in constants for fix in _constant_fixes(search, x, what) if fix.indices)
-        fix = next(wide, None)
-        if fix is not None:
-            _exchange(search, what, search.accepted(fix))
+        constants = [x for x in search.literals if same(constant_finding(x), what)]
+        wide = (fix for x in constants for fix in _in_float32(search, x, what))
+        any(_exchange(search, what, search.accepted(fix)) for fix in wide)
 
 
-def _exchange(search: Search, what: Finding, fix: Fix) -> None:
-    """Gives a finding another fix, if the error with all fixes is at most half with it."""
+def _in_float32(search: Search, constant: Literal, what: Finding) -> Iterator[Fix]:
+    """Yields a wider format for a constant's line, its function, and the library's call."""
+    yield from (fix for fix in _constant_fixes(search, constant, what) if fix.indices)
+    equations = search.outcome.equations
+    call = [e for e in equations if e.caller and e.caller in constant.callers]
+    if call:
+        yield widened(search.word, described(call, equations), call)
+
+
+def _exchange(search: Search, what: Finding, fix: Fix) -> bool:
+    """Gives a finding another fix, if the error with all fixes is at most half with it; returns
+    whether it is."""
     found = [dataclasses.replace(x, fix=fix) if x is what else x for x in search.found]
     fixes = {x.order: x.fix for x in found if x.fix}
     settings = [search.start()]
     for order in sorted(fixes):
         settings.append(fixes[order].change(settings[-1]))
+    if search.trials <= 0 or key_of(settings[-1]) in search.tried:
+        return False
     after = search.run(settings[-1])
     if not better(after.error, search.outcome.error, ENOUGH):
-        return
+        return False
     errors = [search.tried.get(key_of(x)) or search.run(x).error for x in settings]
     steps = dict(zip(sorted(fixes), itertools.pairwise(errors), strict=True))
     search.found = [fixed(x, x.order, *steps[x.order]) if x.fix else x for x in found]
     search.current, search.outcome = settings[-1], after
+    return True
 
 
 def _is_unread(search: Search, literal: Literal) -> bool:
