@@ -207,7 +207,8 @@ def _one_after_another(
             return {}
         place = group.first.file, group.first.line
         lost = (x for x in search.literals if (x.file, x.line) == place and not x.slight)
-        singular = group.is_singular(search.fmt) or group.total("nan")  # not simply too large
+        # a number that is too large isn't a constant's fault
+        singular = group.is_singular(search.fmt) or group.total("nan")
         constant = next((x for x in lost if singular or x.kind != "underflow"), None)
         found[place] = constant_finding(constant) if constant else search.finding_of(group)
         part = widened(search.word, "", by_line[place])
