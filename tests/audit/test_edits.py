@@ -281,6 +281,18 @@ def test_a_statement_in_a_wider_dtype(before, dtype):
     assert got == (after and "    " + after.replace("float32", dtype))
 
 
+def test_a_loop_whose_body_names_no_parameter_has_no_edit(tmp_path):
+    path = tmp_path / "unnamed.py"
+    path.write_text(
+        "import jax\nimport jax.numpy as jnp\ndef f(x):\n    def body(*both):\n"
+        "        total = both[0] + both[1]\n        return total, None\n"
+        "    return jax.lax.scan(body, jnp.zeros(4), x)[0]\n"
+    )
+    report = sw.audit(loaded(path).f, "bf16")(jnp.ones((1000, 4)))
+    assert report.findings[0].kind == "swamping"
+    assert not edits(report, report.findings[0])
+
+
 def test_an_array_is_converted_before_its_gradient_is_added_up():
     tree = ast.parse(IMPORTS + "y = jnp.sum(table[ids] * p['scale'])")
     parts = operands(tree.body[-1].body[0], _imports(tree), gathers=True)

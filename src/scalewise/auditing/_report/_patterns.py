@@ -314,7 +314,7 @@ def _end(node: ast.expr) -> Position:
 class Loop(NamedTuple):
     """A loop whose body has a line."""
 
-    carry: str  # the body's parameter
+    carry: str  # the body's parameter, "" for one of ``*args``
     start: ast.expr  # what it is at first
 
 
@@ -333,7 +333,8 @@ def loop_around(tree: ast.Module, line: int) -> Loop | None:
             body, start, carry = LOOPS.get(_name(call.func), (0, len(call.args), 0))
             found = call.args[body] if len(call.args) > start else None
             if found is own or (found and _name(found) == getattr(own, "name", None)):
-                return Loop(own.args.args[carry].arg, call.args[start])
+                names = [x.arg for x in own.args.args]
+                return Loop(names[carry] if carry < len(names) else "", call.args[start])
     return None
 
 
