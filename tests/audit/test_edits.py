@@ -12,12 +12,11 @@ import optax
 import pytest
 
 import scalewise as sw
+from scalewise.auditing._report._conversions import converted, operands
 from scalewise.auditing._report._edits import _imports, _replaced, edits
 from scalewise.auditing._report._patterns import (
     PATTERNS,
-    converted,
     expressions,
-    operands,
     replacement,
     scaled_gradient,
 )

@@ -211,6 +211,15 @@ def test_a_weight_decay_of_a_millionth_that_adds_nothing(low):
     assert bool(places(report, "update.py")) == (low == "bf16")  # optax.apply_updates
 
 
+@pytest.mark.parametrize(("decay", "lost"), [(1e-6, True), (1e-2, False)])
+def test_a_weight_decay_of_gradients_that_are_arguments(decay, lost):
+    def update(params, gradients):
+        return jax.tree.map(lambda w, g: w - 0.1 * g - decay * w, params, gradients)
+
+    report = sw.audit(update, "bf16")({"w": W}, {"w": W[::-1]})
+    assert [x.kind for x in report.findings] == ["swamping"] * lost
+
+
 def normalised(state, x):
     mean = 0.999 * state["mean"] + 0.001 * x.mean(0)
     return {"mean": mean}, x / jnp.sqrt(x.var(0, keepdims=True) + 1e-3)

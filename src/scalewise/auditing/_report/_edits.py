@@ -22,15 +22,8 @@ import numpy as np
 
 from .._run._equation_statistics import EquationStatistics
 from .._search._findings import Finding
-from ._patterns import (
-    converted,
-    expressions,
-    loop_around,
-    operands,
-    replacement,
-    scaled_gradient,
-    uncast,
-)
+from ._conversions import converted, loop_around, numpy_in, operands
+from ._patterns import expressions, replacement, scaled_gradient, uncast
 from ._summary import Summary
 
 # Arguments of libraries that keep numbers in float32, and what to pass; the first that the called
@@ -208,8 +201,8 @@ def _constant(file: str, line: int, old: float, new: float) -> Edit | None:
 
 
 def _kept(file: str, line: int, number: float, dtype: str) -> list[Edit]:
-    numpy = next((name for name, x in _imports(_tree(file)).items() if x is jnp), "jnp")
-    text = f"{numpy}.{dtype}({{}})"
+    """Returns the edit that gives a number a wider dtype, to which JAX promotes what it meets."""
+    text = f"{numpy_in(_imports(_tree(file)))}.{dtype}({{}})"
     found = _edited(file, *_lines(file, line), lambda own: _replaced(own, number, number, text))
     return [found] if found else []
 

@@ -126,7 +126,9 @@ class FixedEmulation(EmulationWithDraws, TableEmulation):
         if constants[value] == value or abs(constants[value]) == FP32_MAX:
             return self.unrounded(x, jnp.asarray(new, self.carrier))
         own = self.unrounded(x, TableEmulation.constant(self, new, aval))
-        return dataclasses.replace(own, literal=False)  # operations in float32 have the other too
+        return dataclasses.replace(
+            own, literal=False
+        )  # operations in float32 have the new number as well
 
     def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         assert self.setting is not None

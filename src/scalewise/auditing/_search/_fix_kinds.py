@@ -41,15 +41,15 @@ def _constant(context: Context) -> Iterator[Fix]:
         yield Fix(f"{new:.3g} in place of {written}", change, replaces=(number, new))
     elif abs(number) > float(fmt.max):
         yield from _smaller_masks(number, fmt)
-    kept = partial(replace, new=number)
-    yield Fix(f"{written} kept in {context.word}", kept, replaces=(number, number))
+    change = partial(replace, new=number)
+    kept = Fix(f"{written} kept in {context.word}", change, replaces=(number, number))
+    yield kept
     here = (literal.file, literal.line)
     line = [e for e in context.equations if literal.file and (e.file, e.line) == here]
     if line:
         wide = widened(context.word, f"line {literal.line}", line)  # its literals are wide too
         if len(context.places) == 1:  # those of a comparison or a maximum as well
-            kept = both(wide, Fix("", partial(replace, new=number)))
-            wide = dataclasses.replace(wide, change=kept.change)
+            wide = dataclasses.replace(wide, change=both(wide, kept).change)
         yield wide
         alike = [e for e in context.equations if (e.file, e.line) in context.places]
         if len(alike) > len(line):

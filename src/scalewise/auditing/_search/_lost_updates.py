@@ -81,7 +81,7 @@ def _lost(search: Search) -> Iterator[_Lost]:
         group = _group_of(groups, outcome, (index,))
         what = dataclasses.replace(search.finding_of(group), kind="swamping", evidence=text)
         yield _Lost(what, group, _swamped(group), text)
-    for index in lost_contributions(outcome):
+    for index in lost_contributions(session, outcome):
         group = _group_of(groups, outcome, (index,))
         yield _Lost(_finding(search, group), group, _swamped(group))
     if lost_updates(outcome.equations) >= UPDATES_LOST:

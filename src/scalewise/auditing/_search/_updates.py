@@ -35,12 +35,15 @@ def decays(
     return found
 
 
-def lost_contributions(outcome: Outcome) -> list[int]:
-    causes = outcome.causes
+def lost_contributions(session: Session, outcome: Outcome) -> list[int]:
+    """Returns the additions of an optimizer, or of what makes a state's tree without a gradient, in
+    which a small multiple of an argument is nearly always lost: a weight decay."""
+    causes, trees = outcome.causes, (x for x in carried(session.program) if not x.whole)
+    makes_state = {i for x in trees for i in rounds_of(outcome.origins[x.output], causes)}
     found = []
     for e in outcome.equations:
         lost = e["added"] and e.share("swamped") >= CONTRIBUTION_LOST and not e.adds_constant
-        if not lost or e.direction != "optimizer":
+        if not lost or (e.direction != "optimizer" and e.index not in makes_state):
             continue
         for before in causes.producers(e.index):
             factor = _factor(outcome.recorded[before.index])
