@@ -39,9 +39,9 @@ class _NotKnownError(Exception):
 
 
 def operands(node: ast.stmt, names: Mapping[str, Any], gathers: bool) -> list[ast.expr]:
-    """Returns what has to be converted so that a statement computes in another dtype; [] if that
-    isn't known. With ``gathers`` arrays are converted before numbers are taken of them, so that the
-    gradient is added up in that dtype."""
+    """Returns the parts to convert so that a statement computes in another dtype; [] if they aren't
+    known. With ``gathers`` an array is converted before it is indexed, so that its gradient is
+    accumulated in that dtype."""
     value = getattr(node, "value", None)
     assigns = isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Return)
     if not assigns or not isinstance(value, ast.expr) or _is_leaf(value):
@@ -62,8 +62,7 @@ def converted(
 ) -> str:
     """Returns the source of a statement that begins at line ``first`` with parts converted.
 
-    Of a part that is itself converted, ``x.astype(y.dtype)`` or ``jnp.arange(n, dtype=x.dtype)``,
-    that is changed."""
+    A part's own cast, ``x.astype(y.dtype)``, is removed; its ``dtype=`` is replaced."""
     numpy = numpy_in(names)
     changes: set[tuple[Position, Position, str]] = set()
     for part in parts:

@@ -214,9 +214,10 @@ def _lines(file: str, line: int) -> tuple[int, int]:
 
 
 def _anywhere(file: str, old: float, new: float, called: bool) -> Edit | None:
-    """Returns the edit of a constant that stands in one line of a file only: of a name for it.
+    """Returns the edit of a constant that only one line of a file has, such as ``EPS = 1e-8``.
 
-    If a library is ``called`` with it, it has to be that: the argument of another call isn't."""
+    If a library is ``called`` with it, that line has to give it a name: in another one it may be
+    the argument of another call."""
     lines = linecache.getlines(file)
     places = [n for n, text in enumerate(lines, 1) if _replaced(text, old, new) != text]
     if len(places) != 1:

@@ -185,8 +185,8 @@ def _constant_fixes(search: Search, literal: Literal, what: Finding) -> Iterator
 
 
 def _reconsider_constants(search: Search) -> None:
-    """A number that takes a constant's place changes results that need the constant itself: what
-    has it is computed in float32 instead, if that is better."""
+    """Computes in float32 what a replaced constant is part of, where that is much better: another
+    number in its place changes results that need the constant itself."""
     for what in [x for x in search.found if x.fix and len({*(x.fix.replaces or ())}) == 2]:
         shared = any(x.order == what.order for x in search.found if x is not what)
         if shared or search.done or search.is_slight or search.trials <= 0:
@@ -206,8 +206,8 @@ def _in_float32(search: Search, constant: Literal, what: Finding) -> Iterator[Fi
 
 
 def _exchange(search: Search, what: Finding, fix: Fix) -> bool:
-    """Gives a finding another fix, if the error with all fixes is at most half with it; returns
-    whether it is."""
+    """Replaces a finding's fix if that at least halves the error with all fixes; returns True if it
+    did."""
     found = [dataclasses.replace(x, fix=fix) if x is what else x for x in search.found]
     fixes = {x.order: x.fix for x in found if x.fix}
     settings = [search.start()]
