@@ -409,6 +409,41 @@ def test_outputs_infinite_in_both_runs_are_counted():
     report = sw.audit(lambda x: jnp.log(x), "fp16")(jnp.array([0.0, 1.0, 2.0]))
     assert report.infinite == 1
     assert "1 number of the outputs infinite in the reference run too" in report.verdict
+    assert report.verdict.startswith("Yes")
+
+
+@pytest.mark.parametrize("reference", ["float32", "float64"])
+def test_an_output_that_is_infinite_in_the_reference_run_is_no_yes(reference):
+    """Nothing of it was compared; a product of 60 probabilities is zero in float32 too."""
+
+    def log_likelihood(x):
+        return jnp.log(lax.fori_loop(0, 60, lambda _, p: p * 0.1, x)), x * 2
+
+    report = sw.audit(log_likelihood, "fp16", reference=reference)(jnp.ones(3))
+    if reference == "float64":
+        assert report.verdict.startswith("No: log_likelihood does not compute")
+        return
+    assert report.incomparable == ("output[0]",)
+    assert report.verdict.startswith("Neither yes nor no: log_likelihood computes in fp16")
+    assert "output[0] is infinite in float32 too and can't be compared; reference=" in report.verdict
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, m: (m, jnp.maximum(m, x * 0.3)),
+        lambda x, m: jnp.where(x > 9, x / 3, m),
+        lambda x, m: (jnp.full(2, -jnp.inf), x * 2),
+    ],
+)
+def test_an_output_that_is_a_mask_is_compared(f):
+    assert sw.audit(f, "fp16")(jnp.ones(2), jnp.full(2, -jnp.inf)).verdict.startswith("Yes")
+
+
+def test_arguments_that_round_to_where_a_function_is_infinite_are_the_cause():
+    """0.99999 is 1 in FP16, and its logarithm zero."""
+    report = sw.audit(lambda u: -jnp.log(-jnp.log(u)), "fp16")(jnp.array([0.3, 0.99999]))
+    assert "cause: the arguments, which stay in fp16" in report.verdict
 
 
 @pytest.mark.parametrize("n", [1, SAMPLE, SAMPLE + 1, 2 * SAMPLE - 1, 3000, 4096])

@@ -119,7 +119,7 @@ def test_nothing_went_wrong_or_nothing_was_tried(overflow):
     assert "; none of the fixes tried helps the outputs (9 trials)" in listed.verdict
     same = dataclasses.replace(overflow, findings=(), error_float32=OutputError(1, 0.0))
     assert same.verdict.endswith("since float32 for every operation leaves 1 not finite too.")
-    assert "arguments" not in same.verdict
+    assert "cause: the arguments, which stay in fp16 (float32 for every operation" in same.verdict
 
 
 def test_an_error_that_comes_in_with_the_arguments():

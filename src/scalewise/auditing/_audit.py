@@ -27,7 +27,7 @@ from ..emulating import Emulation
 from ..formats import FP32, FP64, Format, FormatLike, Saturation
 from ..formats import format as format_
 from ..interpret import Interpretation, Program, all_equations, is_float, trace, with_state
-from ..primitives import PRIMITIVES
+from ..primitives import PRIMITIVES, having
 from ..rounding import saturation
 from ._file import name_of
 from ._reduce._reduce import Audited, reduce
@@ -270,10 +270,26 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         lost_changes=tuple(search.lost_changes),
         wrong_changes=tuple(map(str, session.wrong_changes(outcome))),
         infinite=sum(int(np.isinf(np.asarray(x)).sum()) for x in outcome.reference),
+        incomparable=tuple(_incomparable(session, outcome)),
         complex_dtype=_complex_dtype(session),
         reducer=_reducer(session, outcome),
         origin=search.origin,
     )
+
+
+CHOOSES = having("chooses")  # where a mask's infinities come in
+
+
+def _incomparable(session: Session, outcome: Outcome) -> Iterator[str]:
+    """Yields the outputs of which the reference run computes infinities alone; not masks."""
+    if any(np.isinf(size).any() for _, size in float_arguments(session.program)):
+        return
+    computed = (e for e in outcome.equations if e.primitive not in CHOOSES)
+    infinite = {e.index for e in computed if e["reference_non_finite"]}
+    found = zip(outcome.outputs, outcome.origins, outcome.reference, strict=True)
+    for (path, _), origins, numbers in found:
+        if infinite.intersection(origins) and np.size(numbers) and np.isinf(numbers).all():
+            yield output_name(path)
 
 
 def _complex_dtype(session: Session) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from ...formats import FP32
 from .._run._equation_statistics import EquationStatistics
 from .._run._loss_scale import shares
 from .._run._outcome import OutputError
@@ -32,8 +33,9 @@ class Summary:
         benign: non-finite values that are intended, a sentence each.
         error: of the outputs, against the reference run.
         error_fixed: the same with the fixes of all findings.
-        error_float32: the same with float32 for every operation: the error that is left comes in
-            with the arguments and complex numbers, which stay as they are. 0 if that wasn't run.
+        error_float32: the same with float32 for every operation (float64, of a float32 run): the
+            error that is left comes in with the arguments and complex numbers, which stay as they
+            are. 0 if that wasn't run.
         outputs: each output's path and error.
         equations: the statistics of each equation that rounds.
         largest, smallest_normal, smallest, precision: of the low format.
@@ -49,6 +51,7 @@ class Summary:
             loses, a sentence each.
         wrong_changes: changes of what a training step returns that are wrong, a sentence each.
         infinite: how many numbers of the outputs are infinite in the reference run.
+        incomparable: the outputs of which every number is infinite in the reference run.
         complex_dtype: the dtype of complex numbers, if the reference run has a wider one; else "".
     """
 
@@ -80,12 +83,20 @@ class Summary:
     lost_changes: tuple[str, ...] = ()
     wrong_changes: tuple[str, ...] = ()
     infinite: int = 0
+    incomparable: tuple[str, ...] = ()
     complex_dtype: str = ""
 
     @property
+    def wide(self) -> str:
+        """The dtype that fixes compute in."""
+        return "float64" if self.precision >= FP32.precision else "float32"
+
+    @property
     def unfixable(self) -> str:
-        """The operands that no fix changes, from which the rest of the error comes."""
-        return "the arguments and complex numbers" if self.complex_dtype else "the arguments"
+        """What no fix changes, from which the rest of the error comes: operands, and what the wide
+        dtype itself rounds if the reference is wider."""
+        operands = "the arguments and complex numbers" if self.complex_dtype else "the arguments"
+        return operands if self.wide == self.reference else f"{operands}, or with {self.wide}"
 
     @property
     def updates_lost(self) -> float:

@@ -36,7 +36,7 @@ def show(report: Summary, console: Console, *, everything: bool = False) -> None
         outputs.append("; with the fixes below ")
         outputs.append(str(report.error_fixed), style=_style(report.error_fixed, "bold green"))
     if not report.error_float32 <= OutputError(0, max(report.error.relative / 10, 1e-6)):
-        outputs.append(f"; with float32 operations on arguments in {report.low} ")
+        outputs.append(f"; with {report.wide} operations on arguments in {report.low} ")
         outputs.append(str(report.error_float32), style=_style(report.error_float32))
     console.print(outputs)
     if report.findings:

@@ -30,12 +30,24 @@ def verdict(report: Summary) -> str:
     parts = [_answer(report)]
     if not _is_harmless(report, report.error):
         parts += [_cause(report), _remedy(report), _rest(report)]
-    if report.infinite:
-        infinite = counted(report.infinite, "number")
-        parts.append(f"{infinite} of the outputs infinite in the reference run too")
+    parts.append(_infinite(report))
     if report.untried and report.trials:
         parts.append(f"no trials were left for {counted(report.untried, 'more finding')}")
     return "; ".join(filter(None, parts)) + "."
+
+
+def _infinite(report: Summary) -> str:
+    if not report.infinite:
+        return ""
+    if not report.incomparable:
+        infinite = counted(report.infinite, "number")
+        return f"{infinite} of the outputs infinite in the reference run too"
+    outputs = report.incomparable
+    are = f"{outputs[0]} is" if len(outputs) == 1 else f"{len(outputs)} outputs are"
+    text = f"{are} infinite in {report.reference} too and can't be compared"
+    if report.reference == "float32":
+        text += "; reference='float64' tells whether float32 overflows or underflows"
+    return text
 
 
 def cause(report: Summary) -> str:
@@ -55,7 +67,7 @@ def no_fix(report: Summary) -> str:
         return "No fix was tried, since no operation needs one."
     if report.error_float32.non_finite:
         left = report.error_float32
-        return f"No fix was tried, since float32 for every operation leaves {left} too."
+        return f"No fix was tried, since {report.wide} for every operation leaves {left} too."
     return f"No fix was tried, since the error comes in with {report.unfixable}."
 
 
@@ -99,6 +111,10 @@ def _answer(report: Summary) -> str:
     if report.lost_changes:
         lost = report.lost_changes[0]
         return f"No: {report.function} loses changes of its state in {low} ({lost}; {size})"
+    if report.incomparable and _is_harmless(report, error):
+        if len(report.incomparable) == len(report.outputs):
+            return f"Neither yes nor no: no number that {report.function} returns is finite"
+        return f"Neither yes nor no: {report.function} {yes} in {low} with {size} elsewhere"
     if error.relative == 0:
         return f"Yes: {report.function} {yes} in {low} without error"
     if _is_harmless(report, error):
@@ -130,11 +146,12 @@ def _cause(report: Summary) -> str:
     lost = _lost(report)
     if lost is not None:
         return f"cause: {named(lost)}"
-    if report.trials and not fixed and wide.non_finite >= max(report.error.non_finite, 1):
-        if report.arguments:
+    if report.trials and not fixed and _stays(report):
+        if report.arguments and wide.non_finite:
             return f"cause: the arguments, rounded to {report.low} ({report.arguments[0]})"
-    elif report.trials and not fixed and 0 < report.error.relative <= 1.5 * wide.relative:
-        same = f"{report.reference} for every operation leaves {wide}"
+        same = f"{report.wide} for every operation leaves {wide}"
+        if report.wide != report.reference:
+            return f"suspected cause: {report.wide} itself, or the arguments ({same})"
         own = " and ".join(filter(None, (report.low, report.complex_dtype)))
         return f"cause: {report.unfixable}, which stay in {own} ({same})"
     suspects = () if is_slight(report.error, 2.0 ** (1 - report.precision)) else report.unfixed
@@ -142,6 +159,14 @@ def _cause(report: Summary) -> str:
     if worst is None:
         return "no operation stands out as the cause"
     return f"{'cause' if worst.fix else 'suspected cause'}: {named(worst)}"
+
+
+def _stays(report: Summary) -> bool:
+    """Returns whether the error is as large with every operation in float32."""
+    error, wide = report.error, report.error_float32
+    if error.non_finite or wide.non_finite:
+        return wide.non_finite >= max(error.non_finite, 1)
+    return 0 < error.relative <= 1.5 * wide.relative
 
 
 def _remedy(report: Summary) -> str:
