@@ -90,6 +90,8 @@ FAULTS = 3
 NARROWER = 3
 # Trials that may be spent on finding the lines of a fix that matter.
 NARROWING = 8
+# Operations of a line of which it is tried whether a fix helps without them.
+NEEDED = 3
 # Fixes of a finding that may fail before the widest is tried.
 BEFORE_WIDEST = 2
 # Operations before a finding of which rewrites are tried.

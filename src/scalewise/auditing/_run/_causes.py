@@ -23,6 +23,8 @@ class Causes:
     def amplification(self, equation: EquationStatistics) -> float:
         if equation.adds_constant and not equation["cancelled"]:  # an epsilon may be replaced
             return 0.0
+        if equation.inherited <= CARRIED * equation.introduced:  # made here
+            return 0.0
         carried = max((e.inherited for e in self.producers(equation.index)), default=0.0)
         return equation.inherited / carried if 0 < carried < math.inf else 0.0
 

@@ -165,6 +165,7 @@ def equation_statistics(
     histogram = np.asarray(statistics.histogram).astype(int).tolist()
     trained = any(e.direction == "backward" for e in equations)
     gradient_of = gradients(equations, dataflow.operands)
+    prepared = _before_gradients(equations, dataflow.operands) if trained else set()
     produced = {i for origins in dataflow.outputs for i in origins}
     read = {i for own in dataflow.flow.values() for operand in own for i in operand}
     found = []
@@ -180,9 +181,25 @@ def equation_statistics(
         is_output = i in produced or i not in read
         sums_of = exact_sums.get(i, math.nan)
         gradient = gradient_of.get(i, "")
+        if i in prepared:
+            row = dataclasses.replace(row, direction="forward")
         row = dataclasses.replace(row, gradient=gradient, exact_sum=sums_of, is_output=is_output)
         found.append(row)
     return found
+
+
+def _before_gradients(equations: Sequence[Equation], operands: Operands) -> set[int]:
+    """Returns what is computed for a differentiated function outside of it: of arguments, or what
+    JAX moves out of its loops. What reads a gradient isn't among it."""
+    before, after = set(), set()
+    for i, equation in enumerate(equations):
+        origins = {j for operand in operands.get(i, ()) for j in operand}
+        if equation.direction == "backward" or not after.isdisjoint(origins):
+            after.add(i)
+    for i in reversed(range(len(equations))):
+        if equations[i].direction != "update" or i in before:
+            before |= {j for operand in operands.get(i, ()) for j in operand}
+    return {i for i in before - after if equations[i].direction == "update"}
 
 
 def _of_equation(

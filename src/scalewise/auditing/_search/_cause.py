@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from ..._jax import jex
 from .._run._equation_statistics import EquationStatistics
 from .._run._outcome import Outcome
-from .._thresholds import AMPLIFIED_SHOWN, DEPTH, ENOUGH, GAIN, MANY_SWAMPED
+from .._thresholds import AMPLIFIED_SHOWN, DEPTH, ENOUGH, GAIN, MANY_SWAMPED, NEEDED
 from ._apply import FormatChoice
 from ._findings import Finding, constant_finding
 from ._fixes import Fix
 from ._groups import Group, is_out_of_range
 from ._kinds import FINDING_KINDS, made_here, numbers_lost
 from ._literals import Literal
-from ._measure import better
+from ._measure import better, key_of
 from ._trials import Search
 
 
@@ -24,7 +25,7 @@ def at_cause(search: Search, what: Finding, fix: Fix) -> Finding:
     if fix.kind is not None and fix.kind.name == "loss_scale":
         return _smallest_gradients(search, what)
     if what.kind == "decision" and _is_refuted(search, what):
-        what = _largest_error(search, what, fix)
+        what = _largest_error(search, what, fix, "decision")
     wide = [e for e in search.outcome.equations if e.index in set(fix.indices)]
     cause = fix.cause
     beyond = [e for e in wide if is_out_of_range(e)]  # their errors aren't measured
@@ -37,24 +38,48 @@ def at_cause(search: Search, what: Finding, fix: Fix) -> Finding:
         )
     if cause is None:
         return what
+    if not beyond and not flushed:
+        cause = _needed(search, fix, cause, wide)
     here = (e.index for e in search.outcome.equations if (e.file, e.line) == (what.file, what.line))
     overflows = bool(beyond) and not Group((cause,)).is_singular(search.fmt)
     hidden = overflows and not FINDING_KINDS[what.kind].out_of_range
     before = is_out_of_range(cause) and cause.index < min(here, default=0)
     if not what.equations and (hidden or before):
-        return dataclasses.replace(search.finding_of(Group((cause,))), tried=what.tried)
+        return dataclasses.replace(search.finding_at(cause), tried=what.tried)
     places = {(cause.file, cause.line)}
     if what.kind != "amplified":
         places |= {(e.file, e.line) for e in wide}
     if (what.file, what.line) in places:
+        if what.kind == "precision" and what.equations and cause.index not in what.equations:
+            what = dataclasses.replace(search.finding_at(cause), tried=what.tried)
         return amplified_after(search, what, fix)
     constant = next((x for x in search.literals if (x.file, x.line) in places), None)
     if not what.equations and constant is not None:
         return dataclasses.replace(constant_finding(constant), tried=what.tried)
-    moved = dataclasses.replace(search.finding_of(Group((cause,))), tried=what.tried)
+    moved = dataclasses.replace(search.finding_at(cause), tried=what.tried)
     if cause.index not in search.causes.back(what.equations, DEPTH):
         return amplified_after(search, moved, fix)  # another fault
     return _carried_to(search, what, moved, cause, fix)
+
+
+def _needed(
+    search: Search, fix: Fix, cause: EquationStatistics, wide: Sequence[EquationStatistics]
+) -> EquationStatistics:
+    """Returns the operation of a line without which the fix doesn't help: the largest relative
+    error may be that of a small addend."""
+    place, before = (cause.file, cause.line), search.outcome.error
+    line = [e for e in wide if (e.file, e.line) == place and e.introduced]
+    if len(line) < 2 or not isinstance(search.current, FormatChoice):
+        return cause
+    for e in sorted(line, key=lambda e: (e is not cause, -e.introduced))[:NEEDED]:
+        own = search.current.formats[e.index]
+        without = fix.change(search.current).with_format([e.index], own)
+        error = search.tried.get(key_of(without))
+        if error is None and search.trials <= search.reserve:
+            return cause
+        if not better(error or search.run(without).error, before, ENOUGH):
+            return e
+    return cause
 
 
 def constant_is_harmless(search: Search, constant: Literal, fix: Fix, after: Outcome) -> bool:
@@ -69,7 +94,12 @@ def unless_refuted(search: Search, what: Finding, fix: Fix) -> Finding:
     """Returns the finding; if it is of numbers that are flushed and keeping these doesn't help,
     one of the largest error that is made where the fix is."""
     refuted = what.kind == "underflow" and fix.indices and _is_refuted(search, what)
-    return _largest_error(search, what, fix) if refuted else what
+    if not refuted:
+        return what
+    other = _largest_error(search, what, fix)
+    again = other.kind == "underflow"
+    again = again and (other.equations == what.equations or _is_refuted(search, other))
+    return _largest_error(search, what, fix, "underflow") if again else other
 
 
 def _is_refuted(search: Search, what: Finding) -> bool:
@@ -81,18 +111,32 @@ def _is_refuted(search: Search, what: Finding) -> bool:
     if what.kind == "decision":
         if any(search.causes.equations[i].looped for i in what.equations):
             return False  # a loop's own condition can't be imposed
-        without = search.current.imposed(what.equations)
+        after = search.run(search.current.imposed(what.equations))
     else:
-        without = search.current.without_underflow(what.equations)
-    return not better(search.run(without).error, search.outcome.error, GAIN)
+        after = _without_underflow(search, what.equations)
+    return not better(after.error, search.outcome.error, GAIN)
 
 
-def _largest_error(search: Search, what: Finding, fix: Fix) -> Finding:
+def _without_underflow(search: Search, indices: Sequence[int]) -> Outcome:
+    """Returns the run in which no results of some equations are flushed, nor those that only then
+    are, since their operands were zero."""
+    before = {e.index: e["flushed"] for e in search.outcome.equations}
+    kept, after = {*indices}, search.run(search.current.without_underflow(indices))
+    while not better(after.error, search.outcome.error, GAIN) and search.trials > 0:
+        more = {e.index for e in after.equations if e["flushed"] > 2 * before.get(e.index, 0.0)}
+        if more <= kept:
+            break
+        kept |= more
+        after = search.run(search.current.without_underflow(sorted(kept)))
+    return after
+
+
+def _largest_error(search: Search, what: Finding, fix: Fix, refuted: str = "") -> Finding:
     wide = [e for e in search.outcome.equations if e.index in set(fix.indices)]
     if not wide:
         return what
     most = Group((max(wide, key=lambda e: e.introduced),))
-    moved = dataclasses.replace(search.finding_of(most, what.kind), tried=what.tried)
+    moved = dataclasses.replace(search.finding_of(most, refuted), tried=what.tried)
     return amplified_after(search, moved, fix)
 
 
@@ -116,7 +160,11 @@ def _carried_to(
         kind = moved.kind if event else what.kind
         evidence = f"{evidence}; at {what.where} {what.evidence}"
     else:
-        amplified = _amplification(cause, search.causes.equations[what.equations[0]])
+        by = search.causes.equations[what.equations[0]]
+        cancels = None if event else _cancellation(search, by, fix)
+        if cancels is not None:
+            return cancels
+        amplified = _amplification(cause, by)
         kind = "amplified" if amplified and not event else moved.kind
         evidence += amplified
     return dataclasses.replace(moved, kind=kind, evidence=evidence)
@@ -132,18 +180,31 @@ def amplified_after(search: Search, what: Finding, fix: Fix) -> Finding:
     if found is None:
         return what
     made, by = found
-    for e in (by, *search.causes.path(by.index)):  # where the digits are lost, on this line
-        cancels = search.finding_of(Group((e,)))
-        if cancels.kind == "cancellation" and (e.file, e.line) == here:
-            return cancels
-    if swamps and search.finding_of(Group((by,))).kind != "cancellation":
+    cancels = _cancellation(search, by, fix, here)
+    if cancels is not None:
+        return cancels
+    if swamps and search.finding_at(by).kind != "cancellation":
         return what  # what is added is small wherever the sum is read
-    moved, amplified = search.finding_of(Group((made,))), _amplification(made, by)
+    moved, amplified = search.finding_at(made), _amplification(made, by)
     if not amplified:
         return what
     if FINDING_KINDS[moved.kind].out_of_range:
         return dataclasses.replace(moved, evidence=moved.evidence + amplified)
     return dataclasses.replace(moved, kind="amplified", evidence=made_here(made) + amplified)
+
+
+def _cancellation(
+    search: Search, by: EquationStatistics, fix: Fix, here: tuple[str | None, int] | None = None
+) -> Finding | None:
+    """Returns the finding of where an error's digits are lost, if that is ``here`` or on a line of
+    the fix that makes errors too."""
+    fixed = search.operations(fix)
+    for e in (by, *search.causes.path(by.index)):
+        place = e.file, e.line
+        makes = any(x.introduced and (x.file, x.line) == place and x is not e for x in fixed)
+        if (makes or place == here) and (found := search.finding_at(e)).kind == "cancellation":
+            return found
+    return None
 
 
 def _loses(search: Search, index: int) -> bool:
@@ -184,7 +245,7 @@ def _smallest_gradients(search: Search, what: Finding) -> Finding:
         return what
     gradients = [e for e in search.outcome.equations if e.index in search.session.loss_scaled]
     small = max(gradients, key=lambda e: (e.share("flushed"), e.share("subnormal")))
-    moved = dataclasses.replace(search.finding_of(Group((small,))), tried=what.tried)
+    moved = dataclasses.replace(search.finding_at(small), tried=what.tried)
     if moved.kind == "underflow":
         return moved
     if not small["subnormal"]:

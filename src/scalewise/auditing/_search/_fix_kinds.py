@@ -39,7 +39,7 @@ def _constant(context: Context) -> Iterator[Fix]:
         new = math.copysign(float(fmt.smallest_normal), number)
         change = partial(replace, new=new)
         yield Fix(f"{new:.3g} in place of {written}", change, replaces=(number, new))
-    elif abs(number) > float(fmt.max):
+    elif abs(number) > float(fmt.max) and not _scales(context):
         yield from _smaller_masks(number, fmt)
     change = partial(replace, new=number)
     kept = Fix(f"{written} kept in {context.word}", change, replaces=(number, number))
@@ -57,6 +57,16 @@ def _constant(context: Context) -> Iterator[Fix]:
         function = like(line[0], context.equations, "file", "function")
         if len(function) > len(line):
             yield widened(context.word, f"all of {line[0].name}", function)
+
+
+def _scales(context: Context) -> bool:
+    """Returns whether a constant is a factor of numbers between 0 and 1, and no mask's."""
+    literal = context.literal
+    assert literal is not None
+    place = literal.file, literal.line, "mul"
+    here = [e for e in context.equations if (e.file, e.line, e.primitive) == place]
+    largest = max((e["reference_max"] for e in here), default=0.0)
+    return literal.primitive == "mul" and 0 < largest < abs(literal.number) / 2
 
 
 def _smaller_masks(number: float, fmt: Format) -> Iterator[Fix]:

@@ -8,7 +8,7 @@ import math
 from ...formats import Format, format
 from ...primitives import having
 from .._run._causes import Causes
-from .._run._equation_statistics import TOTALS, Equations, EquationStatistics
+from .._run._equation_statistics import ADDITIONS, TOTALS, Equations, EquationStatistics
 from .._thresholds import AMPLIFIED, OUT_OF_RANGE
 
 ACCUMULATES = having("accumulates")
@@ -70,6 +70,13 @@ class Group:
     @property
     def amplifies(self) -> bool:
         return self.factor >= AMPLIFIED and any(map(self._carries, self.equations))
+
+    @property
+    def drifts(self) -> bool:
+        """Whether a loop's rounding errors of a running sum add up, without a cancellation."""
+        sums = [e for e in self.equations if e.looped and e.primitive in ADDITIONS]
+        grown = self.factor >= AMPLIFIED and any(map(self._carries, sums))
+        return grown and not any(e["cancelled"] for e in sums)
 
     def _carries(self, equation: EquationStatistics) -> bool:
         """Returns True if much of a result is wrong, and hardly any of that was made here."""

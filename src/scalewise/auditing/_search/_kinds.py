@@ -177,7 +177,7 @@ def _swamps(group: Group, *_: object) -> bool:
     """Returns True if additions change nothing; outside of loops, if they don't cancel instead."""
     accumulates = any(e.looped for e in group.equations)
     several = group.swamped >= SWAMPED and (accumulates or not group.cancels)
-    return group.loses_sums or several
+    return group.loses_sums or several or group.drifts
 
 
 @register("swamping", _swamps, event=True)
@@ -186,6 +186,9 @@ def _swamping(group: Group, fmt: Format) -> str:
     if group.loses_sums:
         lost = "lost additions"
         some = _told(group, "swamped", f"has {lost}", f"have {lost}", of="added", what="sum")
+    elif group.swamped < SWAMPED:
+        visits, error = max(e["visits"] for e in group.equations), group.worst("inherited")
+        some = f"the rounding errors of {visits:,.0f} additions to a sum grow to {error:.2g}"
     else:
         some = f"{group.swamped:.0%} of additions change nothing"
     return f"{some}; bias of the errors {drift:+.2f}"

@@ -432,6 +432,7 @@ def _order(what: Finding) -> tuple[int, bool, float, float]:
     alone follow, in the order of the program."""
     made_finite, removed = gain(what)
     regains = what.kind == "swamping" and what.fix is not None and removed <= 0
-    helps = not what.non_finite_alone and what.error_alone <= GAIN * what.error_before
+    alone = OutputError(what.non_finite_alone, what.error_alone)
+    helps = better(alone, OutputError(what.non_finite_before, what.error_before), GAIN)
     place = min(what.equations, default=math.inf)
     return made_finite, regains, removed, 0.0 if helps else -1.0 - place

@@ -148,6 +148,11 @@ class Search:
             return dataclasses.replace(found, **place_of(before[0]))
         return found
 
+    def finding_at(self, equation: EquationStatistics) -> Finding:
+        """Returns the finding of what one equation does, apart from the error carried in."""
+        drifting = Group((equation,), self.causes.amplification(equation))
+        return self.finding_of(drifting if drifting.drifts else Group((equation,)))
+
     def run(self, setting: Any) -> Outcome:
         self.trials -= 1
         if isinstance(setting, FormatChoice):
