@@ -425,7 +425,7 @@ def test_an_output_that_is_infinite_in_the_reference_run_is_no_yes(reference):
         return
     assert report.incomparable == ("output[0]",)
     assert report.verdict.startswith("Neither yes nor no: log_likelihood computes in fp16")
-    assert "output[0] is infinite in float32 too and can't be compared; reference=" in report.verdict
+    assert "output[0] is infinite in float32 too and can't be compared; refer" in report.verdict
 
 
 @pytest.mark.parametrize(

@@ -37,11 +37,12 @@ class Causes:
             level = list(new)
         return [e for e in found.values() if e.introduced and e.index != index]
 
-    def back(self, indices: Iterable[int], depth: int) -> set[int]:
+    def back(self, indices: Iterable[int], depth: float = math.inf) -> set[int]:
+        """Returns the equations that some results come from, ``depth`` operations back."""
         level, found = set(indices), set()
-        for _ in range(depth):
+        while level and depth > 0:
             level = {e.index for i in level for e in self.producers(i)} - found
-            found |= level
+            found, depth = found | level, depth - 1
         return found
 
     def amplified(
@@ -91,14 +92,19 @@ class Causes:
         return found
 
     def flushed_before(self, index: int) -> EquationStatistics | None:
-        level, seen = [index], {index}
+        """Returns the nearest equation whose flushed numbers make a result infinite or NaN: of a
+        quotient, one that the divisor comes from."""
+        level, seen = self.producers(index), {index}
+        if self.equations[index].primitive == "div":
+            divisor = self.operands.get(index, ((), ()))[1]
+            level = [self.equations[i] for i in divisor if i in self.equations]
         for _ in range(DEPTH):
-            before = {e.index: e for i in level for e in self.producers(i) if e.index not in seen}
+            before = {e.index: e for e in level if e.index not in seen}
             flushed = [e for e in before.values() if e["flushed"]]
             if flushed:
                 return max(flushed, key=lambda e: e.share("flushed"))
             seen |= before.keys()
-            level = list(before)
+            level = [e for i in before for e in self.producers(i)]
         return None
 
 

@@ -190,7 +190,7 @@ def equation_statistics(
 
 def _before_gradients(equations: Sequence[Equation], operands: Operands) -> set[int]:
     """Returns what is computed for a differentiated function outside of it: of arguments, or what
-    JAX moves out of its loops. What reads a gradient isn't among it."""
+    JAX moves out of its loops; nothing that reads a gradient."""
     before, after = set(), set()
     for i, equation in enumerate(equations):
         origins = {j for operand in operands.get(i, ()) for j in operand}

@@ -57,7 +57,7 @@ def at_cause(search: Search, what: Finding, fix: Fix) -> Finding:
     if not what.equations and constant is not None:
         return dataclasses.replace(constant_finding(constant), tried=what.tried)
     moved = dataclasses.replace(search.finding_at(cause), tried=what.tried)
-    if cause.index not in search.causes.back(what.equations, DEPTH):
+    if cause.index not in search.causes.back(what.equations):
         return amplified_after(search, moved, fix)  # another fault
     return _carried_to(search, what, moved, cause, fix)
 
@@ -90,16 +90,23 @@ def constant_is_harmless(search: Search, constant: Literal, fix: Fix, after: Out
     return not better(after.error, search.run(setting).error, GAIN)
 
 
-def unless_refuted(search: Search, what: Finding, fix: Fix) -> Finding:
+def unless_refuted(search: Search, shown: Finding, what: Finding, fix: Fix) -> Finding:
     """Returns the finding; if it is of numbers that are flushed and keeping these doesn't help,
-    one of the largest error that is made where the fix is."""
+    one of the largest error that is made where the fix is, and of what amplifies it to where it was
+    ``shown``."""
     refuted = what.kind == "underflow" and fix.indices and _is_refuted(search, what)
     if not refuted:
         return what
     other = _largest_error(search, what, fix)
     again = other.kind == "underflow"
-    again = again and (other.equations == what.equations or _is_refuted(search, other))
-    return _largest_error(search, what, fix, "underflow") if again else other
+    if again and (other.equations == what.equations or _is_refuted(search, other)):
+        other = _largest_error(search, what, fix, "underflow")
+    if other.kind != "precision" or not FINDING_KINDS[shown.kind].carried_in:
+        return other
+    made, by = (search.causes.equations[x.equations[0]] for x in (other, shown))
+    amplified = _amplification(made, by)
+    evidence = made_here(made) + amplified
+    return dataclasses.replace(other, kind="amplified", evidence=evidence) if amplified else other
 
 
 def _is_refuted(search: Search, what: Finding) -> bool:
@@ -200,8 +207,9 @@ def _cancellation(
     the fix that makes errors too."""
     fixed = search.operations(fix)
     for e in (by, *search.causes.path(by.index)):
-        place = e.file, e.line
-        makes = any(x.introduced and (x.file, x.line) == place and x is not e for x in fixed)
+        place, before = (e.file, e.line), search.causes.back((e.index,))
+        line = [x for x in fixed if (x.file, x.line) == place and x.index in before]
+        makes = any(x.introduced for x in line)
         if (makes or place == here) and (found := search.finding_at(e)).kind == "cancellation":
             return found
     return None

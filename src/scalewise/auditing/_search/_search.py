@@ -341,7 +341,7 @@ def _try_fixes(
             search.unfixed = [x for x in search.unfixed if not same(what, x)] + [what]
         return False
     fix, after = best
-    what = unless_refuted(search, at_cause(search, what, fix), fix)
+    what = unless_refuted(search, what, at_cause(search, what, fix), fix)
     found = faults(search, what, fix) or [dataclasses.replace(what, fix=search.accepted(fix))]
     if len(found) == 1:
         cause = decided_after(search, found[0], fix, after) or amplified_after(

@@ -1,0 +1,154 @@
+"""What a finding says of its operation holds: which of a line it is, and what it does there."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import scalewise as sw
+
+W = jax.random.normal(jax.random.key(0), (2, 64, 64)) / 8
+X = jax.random.normal(jax.random.key(1), (8, 64))
+
+
+def model(f):
+    def run(w, x):
+        return jnp.tanh(f(jnp.tanh(x @ w[0]) * 1.3) @ w[1])
+
+    return run
+
+
+def training(f):
+    def train_step(w, x):
+        loss, slope = jax.value_and_grad(lambda w: jnp.mean((model(f)(w, x) - 0.3) ** 2))(w)
+        return w - 0.1 * slope, loss
+
+    return train_step
+
+
+def naive_variance(x):
+    x = x * 0.2 + 30
+    mean = jnp.mean(x, -1, keepdims=True)
+    variance = jnp.mean(x**2, -1, keepdims=True) - mean**2  # here
+    return (x - mean) / jnp.sqrt(variance + 1e-3)
+
+
+def difference(x):
+    a = x * 0.01 + 500  # here
+    b = jnp.flip(x) * 0.01 + 500
+    return (a - b) * 30
+
+
+def chosen(x):
+    return lax.cond(x.sum() < 1e9, difference, lambda y: y, x)
+
+
+def long_sum(x):
+    def body(_, total):
+        return total + jnp.abs(x) * 0.01  # here
+
+    return lax.fori_loop(0, 2000, body, jnp.zeros_like(x)) / 20
+
+
+def short_steps(x):
+    def body(total, _):
+        return total + 0.003 * jnp.abs(x), None  # here
+
+    return lax.scan(body, jnp.ones_like(x), None, length=600)[0]
+
+
+def small_norm(x):
+    g = x * 1e-4
+    return g / jnp.sqrt(jnp.sum(g * g, -1, keepdims=True)) * 8  # here
+
+
+def exponentials(x):
+    e = jnp.exp(x * 6)
+    return e / e.sum(-1, keepdims=True) * 8  # here
+
+
+def alternating(x):
+    total, term = jnp.ones_like(x), jnp.ones_like(x)
+    for k in range(1, 30):
+        term = term * (-jnp.abs(x) * 7) / k
+        total = total + term  # here
+    return total * x
+
+
+@pytest.mark.parametrize(
+    ("f", "whole", "fmt", "kind", "primitive"),
+    [
+        (naive_variance, model, "fp16", "cancellation", "sub"),  # not the mean's rounding
+        (chosen, model, "fp16", "swamping", "add"),  # not the small addend's own rounding
+        (long_sum, model, "fp16", "swamping", "add"),  # a sum of positive numbers amplifies none
+        (short_steps, training, "bf16", "swamping", "add"),
+        (small_norm, model, "fp16", "underflow", "mul"),  # not 0 / 0
+        # the backward pass flushes the product of what the forward pass flushed
+        (exponentials, training, "fp16", "underflow", "integer_pow"),
+        (alternating, model, "fp16", "cancellation", "add"),  # 80 operations before what shows it
+    ],
+)
+def test_the_operation_at_fault(f, whole, fmt, kind, primitive):
+    report = sw.audit(whole(f), fmt)(W, X)
+    lines, start = inspect.getsourcelines(difference if f is chosen else f)
+    here = next(n for n, line in enumerate(lines, start) if line.rstrip().endswith("# here"))
+    first = report.findings[0]
+    assert (first.kind, first.primitive, first.line) == (kind, primitive, here)
+    assert first.fix is not None
+    assert not report.error_fixed.non_finite
+    assert report.error_fixed.relative < 0.01
+
+
+def test_errors_that_add_up_are_told_with_how_many_there_are():
+    text = sw.audit(model(long_sum), "fp16")(W, X).findings[0].evidence
+    assert text.startswith("the rounding errors of 2,000 additions to a sum grow to 0.1")
+
+
+def test_a_factor_is_no_mask():
+    """1e10 isn't there to hide anything: a smaller number in its place makes the product wrong."""
+
+    def f(x):
+        return jnp.prod(jnp.abs(x[:, :8]) * 0.05, -1, keepdims=True) * 1e10 + x
+
+    report = sw.audit(training(f), "fp16")(W, X)
+    assert not any("in place of" in str(x.fix) for x in report.findings)
+    assert report.error_fixed.relative < 2.0**-11
+
+    def masked(x):
+        scores = x @ x.T
+        return jax.nn.softmax(scores + (1 - jnp.tril(jnp.ones((8, 8)))) * -1e9, -1) @ x
+
+    fixes = [str(x.fix) for x in sw.audit(model(masked), "fp16")(W, X).findings]
+    assert "-32752 in place of -1e+09" in fixes
+
+
+def test_of_two_fixes_the_one_that_helps_alone_comes_first():
+    def f(x):
+        p = jax.nn.softmax(x * 12, -1)
+        return jnp.log(p + 1e-9) * 0.05
+
+    report = sw.audit(training(f), "fp16")(W, X)
+    assert "underflow in add" in report.verdict
+
+
+def test_what_is_computed_before_the_gradient_is_no_optimizer():
+    """JAX moves ``0.003 * abs(x)`` out of the loop, and out of the differentiated function."""
+    equations = sw.audit(training(short_steps), "bf16", trials=0)(W, X).equations
+    scaled = [e for e in equations if e.primitive == "mul" and e.function.endswith("body")]
+    assert {e.direction for e in scaled} == {"forward", "backward"}
+
+    def train_step(w, x):
+        x = (x - x.mean(0, keepdims=True)) / (x.std(0, keepdims=True) + 0.1)
+        rate = 0.1 * jnp.cos(x[0, 0] * 0 + 0.5)
+        slope = jax.grad(lambda w: jnp.sum(jnp.tanh(x @ w) ** 2))(w)
+        return w - rate * slope - 0.01 * w
+
+    equations = sw.audit(train_step, "fp16", trials=0)(W[0], X).equations
+    found = {
+        (e.primitive, e.line - train_step.__code__.co_firstlineno): e.direction for e in equations
+    }
+    assert found["div", 1] == found["sub", 1] == "forward"
+    assert found["sub", 4] == found["mul", 4] == "optimizer"
+    assert found["cos", 2] == "optimizer"
