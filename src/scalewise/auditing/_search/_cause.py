@@ -50,9 +50,7 @@ def at_cause(search: Search, what: Finding, fix: Fix) -> Finding:
     if what.kind != "amplified":
         places |= {(e.file, e.line) for e in wide}
     if (what.file, what.line) in places:
-        if what.kind == "precision" and what.equations and cause.index not in what.equations:
-            what = dataclasses.replace(search.finding_at(cause), tried=what.tried)
-        return amplified_after(search, what, fix)
+        return amplified_after(search, _same_line(search, what, cause), fix)
     constant = next((x for x in search.literals if (x.file, x.line) in places), None)
     if not what.equations and constant is not None:
         return dataclasses.replace(constant_finding(constant), tried=what.tried)
@@ -60,6 +58,16 @@ def at_cause(search: Search, what: Finding, fix: Fix) -> Finding:
     if cause.index not in search.causes.back(what.equations):
         return amplified_after(search, moved, fix)  # another fault
     return _carried_to(search, what, moved, cause, fix)
+
+
+def _same_line(search: Search, what: Finding, cause: EquationStatistics) -> Finding:
+    """Returns the finding of a line's own event, or of the operation that makes its error."""
+    own = search.finding_at(cause)
+    carried = FINDING_KINDS[what.kind].carried_in and FINDING_KINDS[own.kind].event
+    other = bool(what.equations) and cause.index not in what.equations
+    if other and (carried or what.kind == "precision"):
+        return dataclasses.replace(own, tried=what.tried)
+    return what
 
 
 def _needed(
