@@ -186,13 +186,97 @@ def check_edit(name, tmp_path):
         assert again.relative <= max(2 * finding.error_after, 2.0**-8)
 
 
-def test_a_loop_that_carries_several_arrays_has_no_edit(tmp_path):
-    """Which of them become float32 isn't known, and JAX wants all types kept."""
-    path = tmp_path / "several.py"
-    path.write_text(SOURCE)
-    report = sw.audit(loaded(path).variance, "bf16")(jnp.ones((1000, 4)))
-    assert report.findings[0].kind == "swamping"
-    assert not edits(report, report.findings[0])
+LOOPS = """
+import jax, jax.numpy as jnp
+
+
+def variance(rows):
+    def body(sums, row):
+        total, squares = sums
+        total = total + row
+        return (total, squares + row * row), None
+
+    zero = jnp.zeros_like(rows[0])
+    return jax.lax.scan(body, (zero, zero), rows)[0][0] / rows.shape[0]
+
+
+def renamed(rows):
+    start = (jnp.zeros(4), jnp.zeros(4), 0)
+
+    def body(carry, row):
+        mean, size, n = carry
+        new = mean + (row - mean) * 0.001
+        return (new, size + 1, n + 1), row
+
+    (mean, size, n), _ = jax.lax.scan(body, start, rows)
+    return mean / n
+
+
+def counted(x):
+    def body(_, carry):
+        a, b = carry
+        return a + b * 0.001, b
+
+    return jax.lax.fori_loop(0, 500, body, (x, x))[0]
+
+
+def until(x):
+    def body(carry):
+        t, i = carry
+        t = t + 0.001
+        return t, i + 1
+
+    return jax.lax.while_loop(lambda carry: carry[1] < 500, body, (x, 0))[0]
+
+
+def output(rows):
+    def body(carry, row):
+        large = jnp.sum(row * 300 * row)
+        return carry + row * 0.5, jnp.sqrt(large)
+
+    return jax.lax.scan(body, jnp.zeros(4), rows)[1]
+
+
+def tree(rows):
+    def body(carry, row):
+        return {"mean": carry["mean"] + row * 0.001}, None
+
+    return jax.lax.scan(body, {"mean": jnp.ones(4)}, rows)[0]
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "size", "text"),
+    [
+        ("variance", "bf16", (1000, 4), "(jnp.float32(zero), zero)"),
+        ("renamed", "bf16", (1000, 4), "start = (jnp.float32(jnp.zeros(4)), jnp.zeros(4), 0)"),
+        ("counted", "bf16", (4,), "(jnp.float32(x), x)"),
+        ("until", "bf16", (4,), "(jnp.float32(x), 0)"),
+        ("output", "fp16", (9, 4), "jnp.sum(jnp.float32(row) * 300"),  # nothing that is carried
+        ("tree", "bf16", (1000, 4), ""),  # which part is an array isn't known
+    ],
+)
+def test_loops_that_carry_several_arrays(name, low, size, text, tmp_path):
+    """What the loop begins with is converted where the edited lines make it float32, and only
+    there: JAX wants the type of each carry kept."""
+    path = tmp_path / f"before_{name}.py"
+    path.write_text(LOOPS)
+    x = jnp.full(size, 9.0) if name == "output" else jnp.ones(size)
+    report = sw.audit(getattr(loaded(path), name), low)(x)
+    found = edits(report, report.findings[0])
+    if not text:
+        assert not found
+        return
+    assert text in "\n".join(line for x in found for line in x.after)
+    lines = LOOPS.splitlines()
+    for edit in sorted(found, key=lambda x: -x.line):
+        lines[edit.line - 1 : edit.line - 1 + len(edit.before)] = edit.after
+    after = tmp_path / f"after_{name}.py"
+    after.write_text("\n".join(lines))
+    with jax.numpy_dtype_promotion("standard"):  # a converted operand widens what it meets
+        again = sw.audit(getattr(loaded(after), name), low, dtypes="as_written", trials=0)(x).error
+    assert not again.non_finite
+    assert again.relative <= max(2 * report.error_fixed.relative, 2.0**-8)
 
 
 EXPRESSIONS = {
@@ -215,6 +299,13 @@ EXPRESSIONS = {
     "jnp.log(jnp.prod(x))": "sum(log(x))",
     "jnp.linalg.norm(x[:, None], None, 1)": "ops.l2_norm",
     "jnp.sqrt(jnp.sum(jnp.square(x[None]), 1, keepdims=True))": "ops.l2_norm",
+    "jnp.sqrt(jnp.sum(x[None] * x[None], axis=-1) + 0.1)": "ops.l2_norm",
+    "3 / jnp.sqrt(jnp.mean(jnp.square(x[None]), -1, keepdims=True) + 0.1)": "ops.l2_norm",
+    "x / jnp.sqrt(jnp.mean(x[None] ** 2, axis=(0, 1)))": "ops.l2_norm",
+    "jnp.sqrt(0.1 + jnp.mean(x * x))": "ops.l2_norm",
+    "jnp.sqrt((x**2).mean())": "ops.l2_norm",
+    "jnp.log(jnp.cumsum(jnp.exp(x[None]), -1))": "cumlogsumexp(x)",
+    "jnp.log(jnp.cumsum(jnp.exp(x[None]), axis=1))": "cumlogsumexp(x)",
 }
 
 

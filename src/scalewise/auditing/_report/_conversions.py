@@ -14,24 +14,39 @@ from ._patterns import name_of
 # Functions whose positional arguments are numbers, so that each may be converted; the result of
 # another function is converted instead.
 ARITHMETIC = {
-    "abs", "absolute", "add", "betaln", "cholesky", "clip", "cos", "cosh", "cumprod", "cumsum",
-    "det", "digamma", "divide", "dot", "eigh", "eigvalsh", "einsum", "elu", "entr", "erf",
-    "erfc", "erfinv", "exp", "exp2", "expit", "expm1", "gammaln", "gelu", "hypot", "inner",
-    "inv", "leaky_relu", "log", "log10", "log1p", "log2", "log_sigmoid", "log_softmax",
-    "logaddexp", "logit", "logsumexp", "lstsq", "matmul", "max", "maximum", "mean", "min",
-    "minimum", "multiply", "negative", "norm", "outer", "pinv", "power", "prod", "qr",
-    "reciprocal", "relu", "rsqrt", "sigmoid", "sign", "silu", "sin", "sinh", "slogdet",
-    "softmax", "softplus", "solve", "solve_triangular", "sqrt", "square", "std", "subtract",
-    "sum", "svd", "tan", "tanh", "var", "vdot", "xlogy",
+    "abs", "absolute", "acos", "acosh", "add", "arccos", "arccosh", "arcsin", "arcsinh",
+    "arctan", "arctan2", "arctanh", "asin", "asinh", "atan", "atan2", "atanh", "average",
+    "betaln", "cbrt", "celu", "cholesky", "clip", "convolve", "cos", "cosh", "cross",
+    "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum", "det", "diff", "digamma", "div",
+    "divide", "dot", "eigh", "eigvalsh", "einsum", "elu", "entr", "erf", "erf_inv", "erfc",
+    "erfinv", "exp", "exp2", "expit", "expm1", "float_power", "fmod", "gammaln", "gelu",
+    "glu", "hypot", "i0e", "i1e", "inner", "inv", "kron", "leaky_relu", "lgamma", "log",
+    "log10", "log1p", "log2", "log_ndtr", "log_sigmoid", "log_softmax", "logaddexp",
+    "logaddexp2", "logistic", "logit", "logsumexp", "lstsq", "matmul", "max", "maximum",
+    "mean", "median", "min", "minimum", "mish", "mod", "mul", "multiply", "nanmax", "nanmean",
+    "nanmin", "nanstd", "nansum", "nanvar", "ndtr", "ndtri", "neg", "negative", "norm",
+    "outer", "pinv", "pow", "power", "prod", "qr", "reciprocal", "relu", "relu6", "rem",
+    "remainder", "rsqrt", "selu", "sigmoid", "sign", "silu", "sin", "sinc", "sinh", "slogdet",
+    "soft_sign", "softmax", "softplus", "solve", "solve_triangular", "sqrt", "square",
+    "squareplus", "std", "sub", "subtract", "sum", "svd", "swish", "tan", "tanh", "tensordot",
+    "trapezoid", "var", "vdot", "xlog1py", "xlogy", "zeta",
+}  # fmt: skip
+# Functions of which the first positional argument is an array, and the others are not.
+FIRST = {
+    "broadcast_to", "expand_dims", "fft", "fft2", "flip", "fliplr", "flipud", "ifft", "irfft",
+    "moveaxis", "pad", "ravel", "repeat", "reshape", "rfft", "roll", "segment_sum", "squeeze",
+    "swapaxes", "take", "take_along_axis", "tile", "transpose", "tril", "triu",
 }  # fmt: skip
 # Functions of which some positional arguments are numbers, and the positions of these.
-NUMBERS_AT = {"segment_sum": (0,), "take": (0,), "take_along_axis": (0,), "where": (1, 2)}
+NUMBERS_AT = {**dict.fromkeys(FIRST, (0,)), "where": (1, 2)}
 MAPS = {"map", "tree_map"}  # functions that call another for each array, and carry nothing
 METHODS = {  # of an array
-    "clip", "cumprod", "cumsum", "dot", "max", "mean", "min", "prod", "std", "sum", "var",
+    "clip", "cumprod", "cumsum", "dot", "flatten", "max", "mean", "min", "prod", "ravel", "repeat",
+    "reshape", "squeeze", "std", "sum", "swapaxes", "take", "transpose", "var",
 }  # fmt: skip
 ARRAYS = {"T", "mT", "real", "imag"}  # attributes of an array that are arrays
-INTEGERS = {"shape", "size", "ndim"}
+INTEGERS = {"shape", "size", "ndim", "dtype"}
+OWN = {*ARRAYS, *INTEGERS, *METHODS, "astype", "at"}  # attributes that only an array has
 
 
 class _NotKnownError(Exception):
@@ -104,8 +119,10 @@ def _end(node: ast.expr) -> Position:
 class Loop(NamedTuple):
     """A loop whose body has a line."""
 
+    body: ast.FunctionDef | ast.Lambda
     carry: str  # the body's parameter, "" for one of ``*args``
     start: ast.expr  # what it is at first
+    scans: bool  # whether the body returns the carry and an output
 
 
 # By function: the positions of the body and of the start among the arguments, and of the carry
@@ -121,12 +138,112 @@ def loop_around(tree: ast.Module, line: int) -> Loop | None:
     ]  # fmt: skip
     for scope, own in zip([tree, *around], around, strict=False):  # from the outermost function in
         for call in (x for x in ast.walk(scope) if isinstance(x, ast.Call)):
-            body, start, carry = LOOPS.get(name_of(call.func), (0, len(call.args), 0))
+            name = name_of(call.func)
+            body, start, carry = LOOPS.get(name, (0, len(call.args), 0))
             found = call.args[body] if len(call.args) > start else None
             if found is own or (found and name_of(found) == getattr(own, "name", None)):
                 names = [x.arg for x in own.args.args]
-                return Loop(names[carry] if carry < len(names) else "", call.args[start])
+                first = _assigned_tuple(tree, call.args[start])
+                return Loop(own, names[carry] if carry < len(names) else "", first, name == "scan")
     return None
+
+
+def _assigned_tuple(scope: ast.AST, node: ast.expr) -> ast.expr:
+    """Returns the tuple that a name stands for, if it is assigned once; other expressions as they
+    are."""
+    name = node.id if isinstance(node, ast.Name) else None
+    values = [
+        x.value for x in ast.walk(scope)
+        if isinstance(x, ast.Assign) and [name_of(y) for y in x.targets] == [name]
+    ]  # fmt: skip
+    return values[0] if len(values) == 1 and isinstance(values[0], ast.Tuple) else node
+
+
+def starts(loop: Loop, changed: Mapping[ast.stmt, Sequence[ast.expr]]) -> list[ast.expr] | None:
+    """Returns which of the arrays that a loop begins with are converted, if parts of statements of
+    its body are: each carry has one type. None if that isn't known."""
+    first = loop.start.elts if isinstance(loop.start, ast.Tuple) else [loop.start]
+    names, results = _carries(loop, len(first)), _results(loop, len(first))
+    if names is None or results is None:
+        return None
+    parts = [part for own in changed.values() for part in own]
+    wide, chosen = {x for node in changed for x in _targets(node)}, set[int]()
+    while True:
+        for node in ast.walk(loop.body):
+            if isinstance(node, ast.stmt) and _read(node) & wide:
+                wide |= _targets(node)
+        made = {
+            i for i, x in enumerate(results)
+            if _read(x) & wide or any(y in parts for y in ast.walk(x))
+        }  # fmt: skip
+        if made <= chosen:
+            break
+        chosen |= made
+        wide |= {names[i] for i in chosen}
+    found = [x for i, x in enumerate(first) if i in chosen and not _is_integer(x)]
+    return found if all(isinstance(x, ast.Call | ast.Name | ast.Constant) for x in found) else None
+
+
+def _is_integer(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, int)
+
+
+def _carries(loop: Loop, count: int) -> list[str] | None:
+    """Returns the names of what a loop's body gets; None if they aren't known."""
+    uses = [x for x in ast.walk(loop.body) if isinstance(x, ast.Name) and x.id == loop.carry]
+    unpacked = [
+        [x.id for x in node.targets[0].elts if isinstance(x, ast.Name)]
+        for node in ast.walk(loop.body)
+        if isinstance(node, ast.Assign) and node.value in uses
+        and isinstance(node.targets[0], ast.Tuple)
+    ]  # fmt: skip
+    if unpacked:
+        return unpacked[0] if len(unpacked[0]) == count and len(uses) == 1 else None
+    parts = [
+        x for x in ast.walk(loop.body)
+        if (isinstance(x, ast.Subscript) or (isinstance(x, ast.Attribute) and x.attr not in OWN))
+        and x.value in uses
+    ]  # fmt: skip
+    return [loop.carry] if count == 1 and loop.carry and not parts else None
+
+
+def _results(loop: Loop, count: int) -> list[ast.expr] | None:
+    """Returns what a loop's body returns for each of its carries; None if that isn't known."""
+    if isinstance(loop.body, ast.Lambda):
+        found: list[ast.expr | None] = [loop.body.body]
+    else:
+        found = [x.value for x in ast.walk(loop.body) if isinstance(x, ast.Return)]
+    value = found[0] if len(found) == 1 else None
+    if loop.scans:
+        pair = value.elts if isinstance(value, ast.Tuple) else []
+        value = pair[0] if len(pair) == 2 else None
+    value = None if value is None else _assigned_tuple(loop.body, value)
+    if isinstance(loop.start, ast.Tuple):
+        return value.elts if isinstance(value, ast.Tuple) and len(value.elts) == count else None
+    return None if value is None or isinstance(value, ast.Tuple) else [value]
+
+
+def _targets(node: ast.stmt) -> set[str]:
+    """Returns the names that a statement gives to what it computes."""
+    own = getattr(node, "targets", [getattr(node, "target", None)])
+    inside = (x for target in own if target is not None for x in ast.walk(target))
+    assigns = isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign)
+    return {x.id for x in inside if isinstance(x, ast.Name)} if assigns else set()
+
+
+def _read(node: ast.AST) -> set[str]:
+    """Returns the names of arrays that an expression, or a statement's value, is computed from; not
+    of what it only compares, or of which it asks the shape."""
+    if isinstance(node, ast.stmt):
+        value = getattr(node, "value", None)
+        return (_read(value) if value else set()) | (
+            _targets(node) if isinstance(node, ast.AugAssign) else set()
+        )
+    if isinstance(node, ast.Compare) or (isinstance(node, ast.Attribute) and node.attr in INTEGERS):
+        return set()
+    if isinstance(node, ast.Name):
+        return {node.id}
+    return {name for x in ast.iter_child_nodes(node) for name in _read(x)}
 
 
 def _is_leaf(node: ast.expr) -> bool:
@@ -145,7 +262,7 @@ def _operands(node: ast.expr, names: Mapping[str, Any], top: bool = False) -> It
             yield from _operands(right, names)
         case ast.UnaryOp(operand=operand):
             yield from _operands(operand, names)
-        case ast.Tuple(elements):  # which may be trees of arrays
+        case ast.Tuple(elements) | ast.List(elements):  # which may be trees of arrays
             for x in elements:
                 computes = any(isinstance(y, ast.BinOp | ast.Call) for y in ast.walk(x))
                 yield from _operands(x, names, top) if computes else ()
@@ -160,6 +277,10 @@ def _operands(node: ast.expr, names: Mapping[str, Any], top: bool = False) -> It
         case ast.Subscript(value) if not _is_leaf(node):
             known = list(_operands(value, names, top))
             yield from [node] if known == [value] else known  # which may be one of several results
+        case ast.Call(ast.Attribute(owner, name)) if name in FIRST & METHODS and not _is_imported(
+            owner, names
+        ):
+            yield from _operands(owner, names)
         case ast.Call(ast.Name() | ast.Attribute(), arguments) if name_of(node.func) in NUMBERS_AT:
             for i in NUMBERS_AT[name_of(node.func)]:
                 yield from _operands(arguments[i], names) if i < len(arguments) else ()

@@ -22,7 +22,7 @@ import numpy as np
 
 from .._run._equation_statistics import EquationStatistics
 from .._search._findings import Finding
-from ._conversions import converted, loop_around, numpy_in, operands
+from ._conversions import Loop, converted, loop_around, numpy_in, operands, starts
 from ._patterns import expressions, replacement, scaled_gradient, uncast
 from ._summary import Summary
 
@@ -59,10 +59,11 @@ def edits(report: Summary, finding: Finding) -> list[Edit]:
     if fix.replaces is not None and fix.replaces[0] == fix.replaces[1]:
         return [] if finding.callers else _kept(*user[0], fix.replaces[0], str(fix).split()[-1])
     if fix.replaces is not None:
-        found = (
-            _first(_constant(*place, *fix.replaces) for place in user)
-            or _first(_argument(finding, *place, fix.replaces) for place in user)
-            or _first(_anywhere(file, *fix.replaces, bool(finding.callers)) for file, _ in user)
+        constant = _first(_constant(*place, *fix.replaces) for place in user)
+        if constant is not None:
+            return _everywhere(report, constant, *fix.replaces)
+        found = _first(_argument(finding, *place, fix.replaces) for place in user) or _first(
+            _anywhere(file, *fix.replaces, bool(finding.callers)) for file, _ in user
         )
         return [found] if found else []
     if fix.tells_edits:
@@ -104,10 +105,14 @@ def _tree(file: str) -> ast.Module | None:
 
 def statement(file: str, line: int) -> ast.stmt | None:
     tree = _tree(file)
+    return _statement(tree, line) if tree else None
+
+
+def _statement(tree: ast.Module, line: int) -> ast.stmt | None:
     around = [
         node for node in ast.walk(tree) if isinstance(node, ast.stmt)
         and node.lineno <= line <= (node.end_lineno or node.lineno)
-    ] if tree else []  # fmt: skip
+    ]  # fmt: skip
     return max(around, key=lambda node: (node.lineno, node.col_offset), default=None)
 
 
@@ -194,6 +199,13 @@ def _spliced(node: ast.expr, text: str, first: int, source: str) -> str:
 
 
 # -- constants ------------------------------------------------------------------------------------
+
+
+def _everywhere(report: Summary, first: Edit, old: float, new: float) -> list[Edit]:
+    """Returns a constant's edit, and those of other lines of its file that use the same number."""
+    alike = [x for x in report.literals if x.number == old and x.file == first.file]
+    others = [_constant(str(x.file), x.line, old, new) for x in alike]
+    return list(dict.fromkeys([first, *filter(None, others)]))
 
 
 def _constant(file: str, line: int, old: float, new: float) -> Edit | None:
@@ -385,20 +397,25 @@ def _widened(
     if tree is None:
         return []
     names, found = _imports(tree), dict[tuple[int, int], list[ast.expr]]()
+    loops: dict[ast.AST, tuple[Loop, dict[ast.stmt, list[ast.expr]]]] = {}
     for line, computed in sorted(lines.items()):
-        node, loop = statement(file, line), loop_around(tree, line)
+        node, loop = _statement(tree, line), loop_around(tree, line)
         gathers = any(e.primitive.startswith("scatter") for e in computed)
         parts = operands(node, names, gathers) if node else []
         if node is None or not parts:
             return []
         found.setdefault(_span(node), []).extend(parts)
         if loop is not None:
-            read = {x.id for x in ast.walk(node) if isinstance(x, ast.Name)}
-            around = statement(file, loop.start.lineno)
-            known = loop.carry in read and isinstance(loop.start, ast.Call | ast.Name)
-            if not known or around is None or hasattr(around, "body"):
+            loops.setdefault(loop.body, (loop, {}))[1][node] = parts
+    for loop, changed in loops.values():
+        first = starts(loop, changed)
+        if first is None:
+            return []
+        for part in first:
+            around = _statement(tree, part.lineno)
+            if around is None or hasattr(around, "body"):
                 return []
-            found.setdefault(_span(around), []).append(loop.start)
+            found.setdefault(_span(around), []).append(part)
     edits = []
     for (first, last), parts in found.items():
         change = partial(converted, parts=parts, first=first, names=names, dtype=dtype)

@@ -8,6 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 # By the text of a fix before "in place of": the expression that is replaced, and what replaces it.
 # Single capitals stand for any expression, the same one each time; `...` for a call's further
 # arguments. Squares are written `square(X)`, methods of arrays as functions.
+AXES = (  # in a mean, in what takes its place, how many numbers it is of
+    ("..., axis=A", "..., axis=A", "jnp.size(X, A)"),
+    ("A, ...", "..., axis=A", "jnp.size(X, A)"),
+    ("...", "...", "jnp.size(X)"),
+)
 PATTERNS: Mapping[str, Sequence[tuple[str, str]]] = {
     "log1p(x)": [("log(1 + X)", "jnp.log1p(X)")],
     "log1p(-x)": [("log(1 - X)", "jnp.log1p(-(X))")],
@@ -23,12 +28,16 @@ PATTERNS: Mapping[str, Sequence[tuple[str, str]]] = {
     "2 * arcsinh(sqrt(x / 2))": [("arccosh(1 + X)", "2 * jnp.arcsinh(jnp.sqrt(X / 2))")],
     "sigmoid(-x)": [("1 - sigmoid(X)", "jax.nn.sigmoid(-X)")],
     "logaddexp(x, -x) - log(2)": [("log(cosh(X))", "jnp.logaddexp(X, -X) - jnp.log(2.0)")],
-    "cumlogsumexp(x)": [("log(cumsum(exp(X)))", "jax.lax.cumlogsumexp(X)")],
+    "cumlogsumexp(x)": [
+        ("log(cumsum(exp(X)))", "jax.lax.cumlogsumexp(X)"),
+        ("log(cumsum(exp(X), A))", "jax.lax.associative_scan(jnp.logaddexp, X, axis=A)"),
+        ("log(cumsum(exp(X), axis=A))", "jax.lax.associative_scan(jnp.logaddexp, X, axis=A)"),
+    ],
     "slogdet(a)": [("log(det(X))", "jnp.linalg.slogdet(X)[1]")],
     "logsumexp(x) - log(n)": [
         ("log(mean(exp(X)))", "jax.nn.logsumexp(X) - jnp.log(jnp.size(X))"),
-        ("log(mean(exp(X), axis=A))", "jax.nn.logsumexp(X, axis=A) - jnp.log(jnp.shape(X)[A])"),
-        ("log(mean(exp(X), A))", "jax.nn.logsumexp(X, axis=A) - jnp.log(jnp.shape(X)[A])"),
+        ("log(mean(exp(X), axis=A))", "jax.nn.logsumexp(X, axis=A) - jnp.log(jnp.size(X, A))"),
+        ("log(mean(exp(X), A))", "jax.nn.logsumexp(X, axis=A) - jnp.log(jnp.size(X, A))"),
     ],
     "sqrt((x - y) * (x + y))": [("sqrt(square(X) - square(Y))", "jnp.sqrt((X - Y) * (X + Y))")],
     "log_sigmoid(x)": [("log(sigmoid(X))", "jax.nn.log_sigmoid(X)")],
@@ -64,6 +73,19 @@ PATTERNS: Mapping[str, Sequence[tuple[str, str]]] = {
     "ops.l2_norm": [
         ("sqrt(sum(square(X), A, ...))", "scalewise.ops.l2_norm(X, ..., axis=A)"),
         ("sqrt(sum(square(X), ...))", "scalewise.ops.l2_norm(X, ...)"),
+        ("sqrt(sum(square(X), A, ...) + E)", "scalewise.ops.l2_norm(X, E, ..., axis=A)"),
+        ("sqrt(sum(square(X), ...) + E)", "scalewise.ops.l2_norm(X, E, ...)"),
+        *(
+            (
+                f"sqrt(mean(square(X), {axis}) + E)",
+                f"scalewise.ops.l2_norm(X, E * {n}, {own}) / {n} ** 0.5",
+            )
+            for axis, own, n in AXES
+        ),
+        *(
+            (f"sqrt(mean(square(X), {axis}))", f"scalewise.ops.l2_norm(X, {own}) / {n} ** 0.5")
+            for axis, own, n in AXES
+        ),
         ("norm(X, O, A, ...)", "scalewise.ops.l2_norm(X, ..., axis=A)"),
         ("norm(X, O, ...)", "scalewise.ops.l2_norm(X, ...)"),
         ("norm(X, ..., ord=O)", "scalewise.ops.l2_norm(X, ...)"),

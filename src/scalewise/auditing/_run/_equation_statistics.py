@@ -183,6 +183,8 @@ def equation_statistics(
         gradient = gradient_of.get(i, "")
         if i in prepared:
             row = dataclasses.replace(row, direction="forward")
+        if row.adds_constant and any(i in x for x in dataflow.flow.get(i, ())):
+            row = dataclasses.replace(row, adds_constant=False)  # to its own result: ``t = t + dt``
         row = dataclasses.replace(row, gradient=gradient, exact_sum=sums_of, is_output=is_output)
         found.append(row)
     return found
