@@ -152,3 +152,25 @@ def test_what_is_computed_before_the_gradient_is_no_optimizer():
     assert found["div", 1] == found["sub", 1] == "forward"
     assert found["sub", 4] == found["mul", 4] == "optimizer"
     assert found["cos", 2] == "optimizer"
+
+
+def test_an_epsilon_that_changes_nothing_is_no_lost_update():
+    """Adamax adds its epsilon to each gradient, and keeps the sum."""
+
+    def train_step(w, x):
+        slope = jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(w)
+        largest = jnp.abs(slope) + 1e-7
+        return w - 0.05 * slope / largest, largest
+
+    report = sw.audit(train_step, "fp16")(W[0], X)
+    assert report.updates_lost < 0.05
+    assert "hardly" not in report.verdict
+
+
+def test_a_small_step_added_to_its_own_sum_is_swamped():
+    def f(t):
+        return lax.fori_loop(0, 500, lambda _, t: t + 0.001, t)
+
+    first = sw.audit(f, "bf16")(jnp.ones(4)).findings[0]
+    assert (first.kind, first.primitive) == ("swamping", "add")
+    assert first.evidence.startswith("100% of additions change nothing")

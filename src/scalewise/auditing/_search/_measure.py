@@ -18,9 +18,10 @@ def lost_updates(equations: Equations) -> float:
     """Returns the share of the optimizer's additions that change nothing, over a sample.
 
     Only those count that make an output: weights, moments, averages. A decay that is too small
-    beside a gradient, say, doesn't keep the weights as they are.
+    beside a gradient, say, doesn't keep the weights as they are, and neither does an epsilon.
     """
-    found = [e for e in equations if e.direction == "optimizer" and e["added"] and e.is_output]
+    makes = (e for e in equations if e.is_output and not e.adds_constant)
+    found = [e for e in makes if e.direction == "optimizer" and e["added"]]
     return sum(e["swamped"] for e in found) / max(sum(e["added"] for e in found), 1.0)
 
 
