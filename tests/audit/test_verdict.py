@@ -122,6 +122,27 @@ def test_nothing_went_wrong_or_nothing_was_tried(overflow):
     assert "cause: the arguments, which stay in fp16 (float32 for every operation" in same.verdict
 
 
+def test_an_average_that_starts_at_zero_may_be_off_by_the_signs_of_small_gradients():
+    """It is the step itself then, whose errors the weights bear too."""
+
+    def train_step(state, x):
+        w, (average,) = state
+        slope = jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(w)
+        step = 1e-3 * jnp.sign(slope)
+        return w - step, (average + 0.001 * (step - average),)
+
+    w, x = (jax.random.normal(jax.random.key(i), (64, 64)) / 8 for i in range(2))
+    audited = sw.audit(train_step, "p=f32,c=bf16,o=f32", trials=0)
+    report = audited((w, (jnp.zeros_like(w),)), x)
+    assert report.started_at_zero == ("[1][0]",)
+    outputs = (("[0]", OutputError(0, 0.001)), ("[1][0]", OutputError(0, 0.2)))
+    report = dataclasses.replace(report, error=OutputError(0, 0.05), outputs=outputs)
+    assert report.verdict.startswith("train_step trains in")
+    assert audited((w, (w,)), x).started_at_zero == ()
+    later = dataclasses.replace(report, started_at_zero=())
+    assert later.verdict.startswith("No: train_step loses accuracy")
+
+
 def test_an_error_that_comes_in_with_the_arguments():
     report = sw.audit(jnp.sin, "fp16")(jnp.full(3, 100.1))
     assert "; cause: the arguments, which stay in fp16 (float32 for every " in report.verdict

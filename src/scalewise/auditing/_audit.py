@@ -34,6 +34,7 @@ from ._reduce._reduce import Audited, reduce
 from ._reduce._reduction import Reduction, arithmetic
 from ._report._report import AS_WRITTEN, FIRST_STEP, ON_DEVICE, SEMANTICS, WITH_HISTORY, Report
 from ._report._trace import latent
+from ._run._changes import carried
 from ._run._evaluate import release
 from ._run._floors import with_floors
 from ._run._interpretations import Dtypes, Reference, TableEmulation, traced_as_written
@@ -271,6 +272,7 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         wrong_changes=tuple(map(str, session.wrong_changes(outcome))),
         infinite=sum(int(np.isinf(np.asarray(x)).sum()) for x in outcome.reference),
         incomparable=tuple(_incomparable(session, outcome)),
+        started_at_zero=tuple(_started_at_zero(session, outcome)),
         complex_dtype=_complex_dtype(session),
         reducer=_reducer(session, outcome),
         origin=search.origin,
@@ -290,6 +292,13 @@ def _incomparable(session: Session, outcome: Outcome) -> Iterator[str]:
     for (path, _), origins, numbers in found:
         if infinite.intersection(origins) and np.size(numbers) and np.isinf(numbers).all():
             yield output_name(path)
+
+
+def _started_at_zero(session: Session, outcome: Outcome) -> Iterator[str]:
+    arguments = session.state_arrays()[1] if session.trained else ()
+    for output, argument, _ in carried(session.program) if arguments else ():
+        if not np.any(arguments[argument]):
+            yield outcome.outputs[output][0]
 
 
 def _complex_dtype(session: Session) -> str:

@@ -10,7 +10,7 @@ from ..._output import counted
 from .._run._outcome import OutputError, output_name
 from .._search._findings import Finding
 from .._search._measure import is_slight, near
-from .._thresholds import UPDATES_LOST, unusable
+from .._thresholds import CHANGE_WRONG, UPDATES_LOST, unusable
 from ._summary import Summary
 
 TRAINING = re.compile("train|optimi|learn|fit", re.IGNORECASE)
@@ -119,8 +119,11 @@ def _answer(report: Summary) -> str:
         return f"Yes: {report.function} {yes} in {low} without error"
     if _is_harmless(report, error):
         return f"Yes: {report.function} {yes} in {low} with {size}"
-    path, worst = max(report.outputs, key=lambda x: x[1], default=("", error))
-    if worst.relative >= unusable(report.precision):
+    limits = dict.fromkeys(report.started_at_zero, CHANGE_WRONG)
+    least = unusable(report.precision)
+    worse = [(path, x) for path, x in report.outputs if x.relative >= limits.get(path, least)]
+    if worse:
+        path, worst = max(worse, key=lambda x: x[1])
         return f"{refused} ({size}; {output_name(path)} has error {worst.relative:.2g})"
     return f"{report.function} {yes} in {low} with {size}"
 
