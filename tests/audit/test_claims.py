@@ -64,6 +64,18 @@ def small_norm(x):
     return g / jnp.sqrt(jnp.sum(g * g, -1, keepdims=True)) * 8  # here
 
 
+def factored_moment(x):
+    squares = (x * 1e-6) ** 2  # here
+    rows, columns = jnp.mean(squares, 1), jnp.mean(squares, 0)
+    return x * lax.rsqrt(rows[:, None] * columns[None] / jnp.mean(rows)) * 1e-6
+
+
+def corrected_covariance(x):
+    covariance = jnp.exp(x) * 50
+    gain = covariance / (covariance + 0.05)
+    return (covariance - gain * covariance) * 9  # here
+
+
 def exponentials(x):
     e = jnp.exp(x * 6)
     return e / e.sum(-1, keepdims=True) * 8  # here
@@ -85,6 +97,8 @@ def alternating(x):
         (long_sum, model, "fp16", "swamping", "add"),  # a sum of positive numbers amplifies none
         (short_steps, training, "bf16", "swamping", "add"),
         (small_norm, model, "fp16", "underflow", "mul"),  # not 0 / 0
+        (factored_moment, model, "fp16", "underflow", "integer_pow"),
+        (corrected_covariance, model, "bf16", "cancellation", "sub"),  # not the sum before
         # the backward pass flushes the product of what the forward pass flushed
         (exponentials, training, "fp16", "underflow", "integer_pow"),
         (alternating, model, "fp16", "cancellation", "add"),  # 80 operations before what shows it

@@ -64,7 +64,8 @@ def _same_line(search: Search, what: Finding, cause: EquationStatistics) -> Find
     """Returns the finding of a line's own event, or of the operation that makes its error."""
     own = search.finding_at(cause)
     carried = FINDING_KINDS[what.kind].carried_in and FINDING_KINDS[own.kind].event
-    other = bool(what.equations) and cause.index not in what.equations
+    here = (what.file, what.line) == (cause.file, cause.line)
+    other = here and bool(what.equations) and cause.index not in what.equations
     if other and (carried or what.kind == "precision"):
         return dataclasses.replace(own, tried=what.tried)
     return what

@@ -133,7 +133,8 @@ def groups(equations: Equations, fmt: Format, causes: Causes | None = None) -> l
     over = min((e.index for e in equations if e["overflowed"]), default=math.inf)
     for i, group in enumerate(result):
         singular = causes is not None and (group.is_singular(fmt) or _zero_by_zero(group, over))
-        cause = causes.flushed_before(group.first.index) if causes and singular else None
+        worst = group.worst_equation(fmt).index
+        cause = causes.flushed_before(worst) if causes and singular else None
         if cause is not None and by_index.get(cause.index, i) != i:
             at = by_index[cause.index]
             weights[i], weights[at] = min(weights[i], 1.0), max(weights[i], weights[at])
