@@ -92,6 +92,8 @@ NARROWER = 3
 NARROWING = 8
 # Operations of a line of which it is tried whether a fix helps without them.
 NEEDED = 3
+# Runs that show which numbers are flushed once those before them are not.
+HIDDEN = 3
 # Fixes of a finding that may fail before the widest is tried.
 BEFORE_WIDEST = 2
 # Operations before a finding of which rewrites are tried.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ..._jax import jex
 from .._run._equation_statistics import EquationStatistics
 from .._run._outcome import Outcome
-from .._thresholds import AMPLIFIED_SHOWN, DEPTH, ENOUGH, GAIN, MANY_SWAMPED, NEEDED
+from .._thresholds import AMPLIFIED_SHOWN, DEPTH, ENOUGH, GAIN, HIDDEN, MANY_SWAMPED, NEEDED
 from ._apply import FormatChoice
 from ._findings import Finding, constant_finding
 from ._fixes import Fix
@@ -138,9 +138,10 @@ def _without_underflow(search: Search, indices: Sequence[int]) -> Outcome:
     are, since their operands were zero."""
     before = {e.index: e["flushed"] for e in search.outcome.equations}
     kept, after = {*indices}, search.run(search.current.without_underflow(indices))
-    while not better(after.error, search.outcome.error, GAIN) and search.trials > 0:
+    for _ in range(HIDDEN):
         more = {e.index for e in after.equations if e["flushed"] > 2 * before.get(e.index, 0.0)}
-        if more <= kept:
+        enough = better(after.error, search.outcome.error, GAIN) or more <= kept
+        if enough or search.trials <= 0:
             break
         kept |= more
         after = search.run(search.current.without_underflow(sorted(kept)))

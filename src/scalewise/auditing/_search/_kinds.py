@@ -186,7 +186,7 @@ def _swamping(group: Group, fmt: Format) -> str:
     if group.loses_sums:
         lost = "lost additions"
         some = _told(group, "swamped", f"has {lost}", f"have {lost}", of="added", what="sum")
-    elif group.swamped < SWAMPED:
+    elif group.drifts and group.swamped < SWAMPED:
         visits, error = max(e["visits"] for e in group.equations), group.worst("inherited")
         some = f"the rounding errors of {visits:,.0f} additions to a sum grow to {error:.2g}"
     else:
