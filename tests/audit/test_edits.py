@@ -237,12 +237,32 @@ def output(rows):
     return jax.lax.scan(body, jnp.zeros(4), rows)[1]
 
 
+def another(rows):
+    begin = (rows[0], rows[1])
+    return begin
+
+
+def given(rows, begin):
+    def body(carry, row):
+        return carry + row * 0.001, None
+
+    return jax.lax.scan(body, begin, rows)[0]
+
+
 def tree(rows):
     def body(carry, row):
         return {"mean": carry["mean"] + row * 0.001}, None
 
     return jax.lax.scan(body, {"mean": jnp.ones(4)}, rows)[0]
 """
+
+
+def test_another_function_s_tuple_is_no_loop_s_beginning(tmp_path):
+    path = tmp_path / "given.py"
+    path.write_text(LOOPS)
+    report = sw.audit(loaded(path).given, "bf16")(jnp.ones((1000, 4)), jnp.ones(4))
+    found = [line for x in edits(report, report.findings[0]) for line in x.after]
+    assert "    return jax.lax.scan(body, jnp.float32(begin), rows)[0]" in found
 
 
 @pytest.mark.parametrize(

@@ -148,13 +148,19 @@ def loop_around(tree: ast.Module, line: int) -> Loop | None:
     return None
 
 
-def _assigned_tuple(scope: ast.AST, node: ast.expr) -> ast.expr:
-    """Returns the tuple that a name stands for, if it is assigned once; other expressions as they
-    are."""
-    name = node.id if isinstance(node, ast.Name) else None
+def _assigned_tuple(tree: ast.AST, node: ast.expr) -> ast.expr:
+    """Returns the tuple that a name stands for, if its function assigns it once; other expressions
+    as they are."""
+    if not isinstance(node, ast.Name):
+        return node
+    around = [
+        x for x in ast.walk(tree)
+        if isinstance(x, ast.FunctionDef) and x.lineno <= node.lineno <= (x.end_lineno or 0)
+    ]  # fmt: skip
+    scope = max(around, key=lambda x: x.lineno, default=tree)
     values = [
         x.value for x in ast.walk(scope)
-        if isinstance(x, ast.Assign) and [name_of(y) for y in x.targets] == [name]
+        if isinstance(x, ast.Assign) and [name_of(y) for y in x.targets] == [node.id]
     ]  # fmt: skip
     return values[0] if len(values) == 1 and isinstance(values[0], ast.Tuple) else node
 
