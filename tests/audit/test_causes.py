@@ -434,10 +434,12 @@ def test_an_output_that_is_infinite_in_the_reference_run_is_no_yes(reference):
         lambda x, m: (m, jnp.maximum(m, x * 0.3)),
         lambda x, m: jnp.where(x > 9, x / 3, m),
         lambda x, m: (jnp.full(2, -jnp.inf), x * 2),
+        lambda x, m: jnp.where(x > 9, x, -jnp.inf),
     ],
 )
 def test_an_output_that_is_a_mask_is_compared(f):
-    assert sw.audit(f, "fp16")(jnp.ones(2), jnp.full(2, -jnp.inf)).verdict.startswith("Yes")
+    for mask in (jnp.full(2, -jnp.inf), jnp.zeros(2)):
+        assert sw.audit(f, "fp16")(jnp.ones(2), mask).verdict.startswith("Yes")
 
 
 def test_arguments_that_round_to_where_a_function_is_infinite_are_the_cause():

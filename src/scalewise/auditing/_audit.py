@@ -279,14 +279,15 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
     )
 
 
-CHOOSES = having("chooses")  # where a mask's infinities come in
+# Operations that return infinities only of infinite operands, a mask's for example.
+PASSES = having("exact") | {"convert_element_type"}
 
 
 def _incomparable(session: Session, outcome: Outcome) -> Iterator[str]:
     """Yields the outputs of which the reference run computes infinities alone; not masks."""
     if any(np.isinf(size).any() for _, size in float_arguments(session.program)):
         return
-    computed = (e for e in outcome.equations if e.primitive not in CHOOSES)
+    computed = (e for e in outcome.equations if e.primitive not in PASSES)
     infinite = {e.index for e in computed if e["reference_non_finite"]}
     found = zip(outcome.outputs, outcome.origins, outcome.reference, strict=True)
     for (path, _), origins, numbers in found:
