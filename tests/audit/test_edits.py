@@ -83,16 +83,6 @@ def average(rows):
     return jax.lax.scan(body, np.zeros_like(rows[0]), rows)[0] / rows.shape[0]
 
 
-def variance(rows):
-    def body(sums, row):
-        total, squares = sums
-        total = total + row
-        return (total, squares + row * row), None
-
-    zero = np.zeros_like(rows[0])
-    return jax.lax.scan(body, (zero, zero), rows)[0][0] / rows.shape[0]
-
-
 def stepped(w, g):
     return jax.tree.map(lambda w, d: w - 0.1 * d, w, g), g
 
