@@ -334,3 +334,16 @@ def test_moments_that_start_at_zero_are_compared_by_themselves():
     report = sw.audit(step, "p=f32,c=f16,o=f32")({"w": W, "moment": {"a": jnp.zeros_like(W)}}, X)
     assert report.error.relative > 0.5
     assert report.findings[0].kind == "underflow"
+
+
+def test_a_counter_that_has_reached_its_end():
+    """Outside of a training step too; not numbers of which some still count."""
+
+    def count(n):
+        return n + 1.0
+
+    first = sw.audit(count, "bf16")(jnp.array([256.0, 512.0])).findings[0]
+    assert (first.kind, first.primitive) == ("swamping", "add")
+    assert first.evidence.startswith("a counter, now 513, stays where it is")
+    for n in (jnp.arange(600.0), jnp.zeros(0), jnp.array([256.5])):
+        assert "counter" not in sw.audit(count, "bf16")(n).verdict

@@ -61,10 +61,15 @@ def counters(session: Session, outcome: Outcome, fmt: Format) -> list[tuple[int,
             literals = [x for x in outcome.recorded[e.index].eqn.invars if _is_number(x)]
             step = abs(float(literals[0].val)) if literals else 0.0
             end = step * 2.0**fmt.precision
-            near = e["limit"] <= float(fmt.max) and NEAR_ITS_END * end <= e["reference_max"] < end
-            if near and (np.abs(new - old) == step).all() and (old % step == 0).all():
-                top = e["reference_max"]
+            top, narrow = e["reference_max"], e["limit"] <= float(fmt.max)
+            if not (
+                narrow and step and (np.abs(new - old) == step).all() and (old % step == 0).all()
+            ):
+                continue
+            if NEAR_ITS_END * end <= top < end:
                 found.append((e.index, f"a counter, now {top:g}, stays at {end:g} from then on"))
+            elif old.size and np.abs(old).min() >= end:
+                found.append((e.index, f"a counter, now {top:g}, stays where it is"))
     return found
 
 
