@@ -165,7 +165,7 @@ def _cause(report: Summary) -> str:
 
 
 def _stays(report: Summary) -> bool:
-    """Returns whether the error is as large with every operation in float32."""
+    """Returns whether the error is as large with every operation in the wide dtype."""
     error, wide = report.error, report.error_float32
     if error.non_finite or wide.non_finite:
         return wide.non_finite >= max(error.non_finite, 1)

@@ -60,7 +60,7 @@ def _constant(context: Context) -> Iterator[Fix]:
 
 
 def _scales(context: Context) -> bool:
-    """Returns whether a constant is a factor of numbers between 0 and 1, and no mask's."""
+    """Returns whether a constant multiplies small numbers: a mask's are 0 and 1."""
     literal = context.literal
     assert literal is not None
     place = literal.file, literal.line, "mul"

@@ -62,9 +62,8 @@ def counters(session: Session, outcome: Outcome, fmt: Format) -> list[tuple[int,
             step = abs(float(literals[0].val)) if literals else 0.0
             end = step * 2.0**fmt.precision
             top, narrow = e["reference_max"], e["limit"] <= float(fmt.max)
-            if not (
-                narrow and step and (np.abs(new - old) == step).all() and (old % step == 0).all()
-            ):
+            steps = bool(step) and (np.abs(new - old) == step).all() and (old % step == 0).all()
+            if not narrow or not steps:
                 continue
             if NEAR_ITS_END * end <= top < end:
                 found.append((e.index, f"a counter, now {top:g}, stays at {end:g} from then on"))
