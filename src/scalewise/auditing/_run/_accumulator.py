@@ -177,7 +177,7 @@ class Visits:
 
     def _length(self, index: int) -> int:
         record = self.records[index]
-        return record.low.size if isinstance(record, Uncounted) else 0
+        return record.size if isinstance(record, Uncounted) else 0
 
 
 def _op_params(_: None, formats: jax.Array, index: jax.Array, rest: jax.Array) -> jax.Array:

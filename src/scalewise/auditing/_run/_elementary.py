@@ -7,11 +7,12 @@ differences and products of one size share a program, and so do quotients and ro
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.typing import DTypeLike
 
 from ...interpret import Equation
@@ -19,7 +20,16 @@ from ...primitives import params
 from ._compiled import Compiled
 from ._pair import Flag, Pair
 from ._rounding import round_by
-from ._statistics import COUNT, IS_ARRAY, OPERATION, Record, count, is_tainted, sample_positions
+from ._statistics import (
+    COUNT,
+    IS_ARRAY,
+    OPERATION,
+    SAMPLE,
+    Record,
+    count,
+    is_tainted,
+    sample_positions,
+)
 
 OTHER, SAME, ADD, SUB, MUL, DIV, SQRT = range(7)  # OTHER: the exact result is passed as operand
 NAMES = {
@@ -46,22 +56,21 @@ def quotient(code: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
 
 @functools.partial(
     Compiled,
-    size=lambda left, combine, op_params, arrays, scalars: arrays[0].low.size,
-    static_argnums=(0, 1),
+    size=lambda combine, op_params, arrays, scalars: arrays[0].low.size,
+    static_argnums=(0,),
     often=True,
 )
 def elementary(
-    left: int,
     combine: Callable,
     op_params: jax.Array,
     arrays: Sequence[Pair],
     scalars: Sequence[Pair],
-):
+) -> tuple[Pair, jax.Array]:
     """Computes an operation on flat operands in both runs, rounds the low result and counts.
 
-    Returns the result in both runs and its packed record; or what it is counted of, of which the
-    first ``left`` numbers are left to be counted later. ``op_params`` selects each of two operands:
-    the whole of ``arrays[i]`` or the first number of ``scalars[i]``. The taints of all four count.
+    Returns the result in both runs and its packed record. ``op_params`` selects each of two
+    operands: the whole of ``arrays[i]`` or the first number of ``scalars[i]``. The taints of all
+    four count.
     """
 
     def operands(run: str, at: slice | jax.Array = slice(None)) -> list[jax.Array]:
@@ -79,39 +88,88 @@ def elementary(
     taints = [x.tainted for x in (*arrays, *scalars)]
     low = round_by(exact(arrays[0].low.dtype), op_params)
     samples = stack_samples(low, reference, samples, at)
-    if left:
-        tainted = functools.reduce(jnp.logical_or, taints)
-        apart = Uncounted(op_params, low, exact(jnp.float64), reference, samples, tainted)
-        return Pair(low, reference, is_tainted(low, reference)), apart.first(left)
     tally, tainted = count(low, exact, reference, op_params, taints)
     return Pair(low, reference, tainted), Record(tally, samples, op_params).packed()
+
+
+COMBINED: Mapping[int, Callable[[jax.Array, jax.Array], jax.Array]] = {
+    OTHER: lambda a, b: a,
+    SAME: lambda a, b: a,
+    ADD: lax.add,
+    SUB: lax.sub,
+    MUL: lax.mul,
+    DIV: lax.div,
+    SQRT: lambda a, b: lax.sqrt(a),
+}
+
+
+def elementary_uncounted(
+    left: int,
+    code: int,
+    is_array: Sequence[bool],
+    op_params: jax.Array,
+    operands: Sequence[Pair],
+) -> tuple[Pair, Uncounted]:
+    """Computes what :func:`elementary` does and leaves the first ``left`` numbers to be counted.
+
+    A loop that is compiled as a whole has a copy of this code for each of its operations. So the
+    operation, and which operands are arrays, is known when it is traced.
+    """
+    combine, (length,) = COMBINED[code], operands[0 if is_array[0] else 1].low.shape
+
+    def numbers(run: str, at: slice | jax.Array = slice(None)) -> list[jax.Array]:
+        both = zip(operands, is_array, strict=True)
+        return [getattr(x, run)[at] if w else getattr(x, run)[0] for x, w in both]
+
+    own, references = (
+        [jnp.broadcast_to(x, length) for x in numbers(run)] for run in ("low", "reference")
+    )
+    low, reference = round_by(combine(*own), op_params), combine(*references)
+    at = slice(left) if left <= SAMPLE else sample_positions(op_params[COUNT], length)
+    size = min(left, SAMPLE)
+    addends = [jnp.broadcast_to(x.astype(jnp.float64), size) for x in numbers("low", at)]
+    samples = stack_samples(low, reference, (combine(*addends), *addends), at)
+    exact = combine(*[x.astype(jnp.float64) for x in own])
+    tainted = functools.reduce(jnp.logical_or, [x.tainted for x in operands])
+    found = Uncounted.first(left, op_params, (low, exact, reference), samples, tainted)
+    return Pair(low, reference, is_tainted(low, reference)), found
 
 
 class Uncounted(NamedTuple):
     """A result whose events aren't counted yet."""
 
     op_params: jax.Array  # float64[OP_PARAMS], with the format that the result has
-    # low, exact, reference: the result in both runs, and the exact result of the low inputs, flat
-    # and padded
-    low: jax.Array
-    exact: jax.Array
-    reference: jax.Array
-    samples: jax.Array  # float64[5, SAMPLE] (see :class:`Record`)
+    samples: jax.Array  # float64[5, SAMPLE] (see :class:`Record`), or of fewer numbers
     tainted: Flag  # whether an input was
+    # the result in the low run, exactly, and in the reference run, flat; None where the samples are
+    # all of it
+    numbers: Sequence[jax.Array] | None
 
-    def first(self, n: int) -> Uncounted:
-        """Returns the first ``n`` numbers: the others are padding."""
-        arrays = (self.low[:n], self.exact[:n], self.reference[:n], self.samples[:, :n])
-        return Uncounted(self.op_params, *arrays, self.tainted)
+    @classmethod
+    def first(
+        cls,
+        n: int,
+        op_params: jax.Array,
+        numbers: Sequence[jax.Array],
+        samples: jax.Array,
+        tainted: Flag,
+    ) -> Uncounted:
+        """Returns a result of at most ``n`` numbers: what follows is padding."""
+        whole = None if n <= SAMPLE else tuple(x[:n] for x in numbers)
+        return cls(op_params, samples[:, :n], tainted, whole)
+
+    @property
+    def size(self) -> int:
+        return self.samples.shape[1] if self.numbers is None else self.numbers[0].size
 
     def counted(self) -> tuple[jax.Array, Record]:
-        exact, op_params = self.exact.astype, self.op_params
-        tally, tainted = count(self.low, exact, self.reference, op_params, [self.tainted])
-        return tainted, Record(tally, self.samples, op_params)
+        low, exact, reference = self.samples[:3] if self.numbers is None else self.numbers
+        tally, tainted = count(low, exact.astype, reference, self.op_params, [self.tainted])
+        return tainted, Record(tally, self.samples, self.op_params)
 
 
 def stack_samples(
-    low: jax.Array, reference: jax.Array, samples: Sequence[jax.Array], at: jax.Array
+    low: jax.Array, reference: jax.Array, samples: Sequence[jax.Array], at: slice | jax.Array
 ) -> jax.Array:
     """Returns the samples of a :class:`Record`, of which ``samples`` has the exact result's and the
     addends'."""

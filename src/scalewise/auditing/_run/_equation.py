@@ -244,24 +244,28 @@ def with_taint(outs: Sequence[Value], tainted: Flag) -> list[Value]:
     return [dataclasses.replace(x, tainted=tainted) if isinstance(x, Pair) else x for x in outs]
 
 
-def uncounted_of(
+def _numbers_and_samples(
     op_params: jax.Array, low, exact, reference, fmt: jax.Array, addends, at, tainted: Flag
-) -> Uncounted:
+):
+    """Returns what :meth:`Uncounted.first` takes."""
     op_params, low = jnp.concatenate([fmt, op_params[FORMAT_PARAMS:]]), to_float64(low)
     samples = [jnp.broadcast_to(x[at] if x.ndim else x, at.shape) for x in (exact, *addends)]
     samples += [jnp.zeros(SAMPLE)] * (3 - len(samples))
     samples = stack_samples(low, reference, [x.astype(jnp.float64) for x in samples], at)
-    return Uncounted(op_params, low, exact, reference, samples, tainted)
+    return op_params, (low, exact, reference), samples, tainted
 
 
-def count_result(op_params: jax.Array, *uncounted) -> tuple[jax.Array, jax.Array]:
-    tainted, record = uncounted_of(op_params, *uncounted).counted()
+def count_result(op_params: jax.Array, *recorded) -> tuple[jax.Array, jax.Array]:
+    op_params, numbers, samples, tainted = _numbers_and_samples(op_params, *recorded)
+    tainted, record = Uncounted(op_params, samples, tainted, numbers).counted()
     return tainted, record.packed()
 
 
-def leave_result(left: int, op_params: jax.Array, *uncounted) -> tuple[jax.Array, Uncounted]:
-    found = uncounted_of(op_params, *uncounted)
-    return is_tainted(found.low, found.reference), found.first(left)
+def leave_result(left: int, op_params: jax.Array, *recorded) -> tuple[jax.Array, Uncounted]:
+    op_params, numbers, samples, tainted = _numbers_and_samples(op_params, *recorded)
+    low, _, reference = numbers
+    found = Uncounted.first(left, op_params, numbers, samples, tainted)
+    return is_tainted(low, reference), found
 
 
 def run_both(
@@ -273,7 +277,7 @@ def run_both(
 ):
     """Runs one equation in both runs without counting, which is one program for each size.
 
-    Returns its outputs; what :func:`uncounted_of` takes if it is recorded; its events (see
+    Returns its outputs; what :func:`count_result` takes if it is recorded; its events (see
     :func:`add_events`), or None. With delayed scaling, ``past`` has the largest magnitudes of the
     operands in earlier steps; those of this step then follow the events.
     """

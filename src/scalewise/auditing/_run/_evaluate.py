@@ -14,7 +14,7 @@ from ..._types import PyTree
 from ...emulating import rounds_each
 from ...interpret import Equation, Value, outlined
 from ._compiled import Compiled
-from ._elementary import DIV, OTHER, SQRT, TINY, elementary, product, quotient
+from ._elementary import DIV, OTHER, SQRT, TINY, elementary, elementary_uncounted, product, quotient
 from ._equation import (
     EquationPlan,
     any_tainted,
@@ -101,12 +101,21 @@ class Evaluator(Paired):
             count, how = (_leave_result, (left,)) if left else (_count_result, ())
             tainted, record = self.call(count, *how, op_params, *uncounted)
             return with_taint(outs, tainted), record, events
+        left = self._left(plan)
         if plan.operation == OTHER:
-            arrays, scalars = self._as_operands(call(step, op_params, list(inputs)), inputs)
+            result = call(step, op_params, list(inputs))
+            operands, is_array = self._as_operands(result, inputs), (True, True)
         else:
-            arrays, scalars = self._operands(plan, inputs)
+            operands, is_array = self._operands(plan, inputs), plan.is_array
+        if left:
+            options = left, plan.operation, is_array
+            out, later = self.call(elementary_uncounted, *options, op_params, operands)
+            return [out], later, None
         combine = quotient if plan.operation in (DIV, SQRT) else product
-        out, record = self.call(elementary, self._left(plan), combine, op_params, arrays, scalars)
+        some = operands[0 if is_array[0] else 1]
+        arrays = [x if w else some for x, w in zip(operands, is_array, strict=True)]
+        scalars = [self._zeros if w else x for x, w in zip(operands, is_array, strict=True)]
+        out, record = self.call(elementary, combine, op_params, arrays, scalars)
         return [out], record, None
 
     def drawn(self, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
@@ -116,36 +125,25 @@ class Evaluator(Paired):
             self.plans[key] = plan, self.compiled(run_draw, self.runs, plan)
         return self.call(self.plans[key][1], list(inputs))
 
-    def _operands(
-        self, plan: EquationPlan, inputs: Sequence[Pair]
-    ) -> tuple[list[Pair], list[Pair]]:
-        """Returns two flat arrays and two scalars: the operands and, elsewhere, placeholders."""
-        out_shape, is_array = plan.equation.out_avals[0].shape, plan.is_array
-        pairs = []
-        for x, aval, w in zip(inputs, plan.equation.in_avals, is_array, strict=False):
+    def _operands(self, plan: EquationPlan, inputs: Sequence[Pair]) -> list[Pair]:
+        """Returns two flat operands, each an array of the result's size or a scalar."""
+        out_shape, pairs = plan.equation.out_avals[0].shape, []
+        for x, aval, w in zip(inputs, plan.equation.in_avals, plan.is_array, strict=False):
             shape, length = (out_shape, plan.length) if w else ((), padded_size(1))
             if x.low.shape != (length,) or aval.shape not in (out_shape, ()):
                 x = self.call(_broadcast_flat, aval.shape if w else (), shape, length, x)
             pairs.append(x)
-        pairs = (pairs * 2)[:2]
-        some = pairs[0 if is_array[0] else 1]
-        arrays = [x if w else some for x, w in zip(pairs, is_array, strict=True)]
-        return arrays, [self._zeros if w else x for x, w in zip(pairs, is_array, strict=True)]
+        return (pairs * 2)[:2]
 
-    def _as_operands(self, result: Sequence[jax.Array], inputs: Sequence[Value]):
-        """Returns an exact result in this form, to be rounded; its inputs' taints on the four. The
-        numbers that it was added to, if there are any, take the place of the second operand."""
+    def _as_operands(self, result: Sequence[jax.Array], inputs: Sequence[Value]) -> list[Pair]:
+        """Returns an exact result in this form, to be rounded. The numbers that it was added to, if
+        there are any, take the place of the second operand."""
         taints = taints_of(inputs)
-        taints = taints if len(taints) <= 4 else [self.call(_any_tainted, taints)]
-        taints = (taints + [self._zeros.tainted] * 4)[:4]
-        zeros, (low, wide, *before) = self._zeros, result
-        return (
-            [
-                Pair(x, wide, tainted)
-                for x, tainted in zip((low, *before, low), taints[:2], strict=False)
-            ],
-            [Pair(zeros.low, zeros.reference, tainted) for tainted in taints[2:]],
-        )
+        taints = taints if len(taints) <= 2 else [self.call(_any_tainted, taints)]
+        taints = (taints + [self._zeros.tainted] * 2)[:2]
+        low, wide, *before = result
+        pairs = zip((low, *before, low), taints, strict=False)
+        return [Pair(x, wide, tainted) for x, tainted in pairs]
 
     @functools.cached_property
     def _zeros(self) -> Pair:

@@ -34,6 +34,7 @@ from ._evaluate import Evaluator
 from ._interpretations import FP32_MAX, TableEmulation
 from ._movement import moved, only_moves
 from ._pair import (
+    SMALL,
     Decision,
     Draw,
     Pair,
@@ -87,6 +88,13 @@ class Magnitudes:
 
 
 MAX_EAGER = 600  # results of a loop up to which its iterations run one by one, without compiling
+# A result takes 40 ms to compile in a loop, and 0.2 ms to compute outside of compiled code. Most
+# audits make few runs, of loops with few iterations. So a large loop is compiled, with what is
+# inside of it, as soon as a visit takes many iterations, or earlier runs half as long as compiling.
+LARGE_LOOP = 100  # operations of one iteration
+MAX_VISIT = 40  # iterations
+MAX_UNCOMPILED = 100  # times that each result of all large loops is computed
+
 
 
 @dataclasses.dataclass(eq=False)
@@ -113,6 +121,12 @@ class Lockstep(Evaluator):
     indices: dict[tuple[int, ...], int] = dataclasses.field(default_factory=dict)  # by path
     recorded: list[Equation] = dataclasses.field(default_factory=list)
     loops: dict[tuple[int, ...], jax.stages.Wrapped] = dataclasses.field(default_factory=dict)
+    # paths of large loops that weren't compiled, and how often each result in them was computed
+    large: set[tuple[int, ...]] = dataclasses.field(default_factory=set)
+    uncompiled: collections.Counter[tuple[int, ...]] = dataclasses.field(
+        default_factory=collections.Counter
+    )
+    compiles_large: bool = False
     constants: dict[float, float] = dataclasses.field(default_factory=dict)
     limits: set[float] = dataclasses.field(default_factory=set)
     # by number, what replaces it, dtype and mesh
@@ -137,6 +151,8 @@ class Lockstep(Evaluator):
         self, program: Program, state: State, values: Sequence[Value]
     ) -> tuple[State, list[Value]]:
         self.formats = state.formats
+        computed = sum(self.uncompiled.values())
+        self.compiles_large = computed > MAX_UNCOMPILED * len(self.uncompiled) > 0
         if not self.rows and isinstance(self.low, TableEmulation):
             self.rows = {key: row for row, key in enumerate(_scalars(program))}
         with self.context():
@@ -209,8 +225,14 @@ class Lockstep(Evaluator):
     def eager_iterations(self, state: State, equation: Equation) -> int:
         if not isinstance(state, Accumulator):
             return 0
-        # each contraction's magnitudes are read between iterations
-        return sys.maxsize if self.magnitudes.length else MAX_EAGER // equation.inner
+        if self.magnitudes.length:  # each contraction's are read between iterations
+            return sys.maxsize
+        small = MAX_EAGER // equation.inner
+        compiled = self.compiles_large or equation.path in self.loops
+        if compiled or equation.inner < LARGE_LOOP:
+            return small
+        self.large.add(equation.path)
+        return max(small, MAX_VISIT)
 
     def at_boundary(self, state: State) -> State:
         return state.settled() if isinstance(state, Visits) else state
@@ -236,6 +258,7 @@ class Lockstep(Evaluator):
             if not isinstance(state, Accumulator):
                 return with_shapes(state, inputs)
             table = self._literals_table()
+            inputs = [self._laid_out(x, a) for x, a in zip(inputs, equation.in_avals, strict=True)]
             if is_new:
                 loop.trace(state.flush(), table, inputs)  # finds its equations, and their formats
             statistics, outs = loop(state.flush(), table, inputs)
@@ -243,6 +266,13 @@ class Lockstep(Evaluator):
             return state, outs
 
         return run_loop
+
+    def _laid_out(self, x: Value, aval: ShapedArray) -> Value:
+        """Returns a small pair flat, whatever computed it, so that a loop isn't compiled twice."""
+        length = padded_size(math.prod(aval.shape))
+        if not isinstance(x, Pair) or length > SMALL[-1] or not kind_of_run(self.low).elementwise:
+            return x
+        return Pair(flat(x.low, length), flat(x.reference, length), x.tainted)
 
     def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         if self.is_reshape(equation, inputs):
@@ -254,6 +284,9 @@ class Lockstep(Evaluator):
         return self.computed(state, equation, self.operands_of(equation, inputs))
 
     def computed(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
+        path = equation.path
+        if self.large and any(path[:n] in self.large for n in range(1, len(path))):
+            self.uncompiled[path] += not self.compiling
         plan, step = self.planned(equation, inputs)
         index = self._index(plan, equation)
         if plan.recorded:
