@@ -152,3 +152,10 @@ def test_a_large_loop_of_many_iterations_is_compiled_in_the_first_run():
     audited = session(two_loops(_lockstep.MAX_VISIT + 1))
     audited.run()
     assert compiled_loops(audited) == [1, 1]
+
+
+def test_a_compiled_loop_takes_the_values_of_a_policy():
+    """Their low-precision arrays are pytrees."""
+    report = sw.audit(two_loops(_lockstep.MAX_EAGER), "p=f32,c=f16,o=f32", trials=0)(X)
+    assert report.error.non_finite == 0
+    assert report.error.relative < 1e-2

@@ -96,7 +96,6 @@ MAX_VISIT = 40  # iterations
 MAX_UNCOMPILED = 100  # times that each result of all large loops is computed
 
 
-
 @dataclasses.dataclass(eq=False)
 class Lockstep(Evaluator):
     """Interprets a program in two ways at once and records statistics of each equation.
@@ -272,7 +271,8 @@ class Lockstep(Evaluator):
         length = padded_size(math.prod(aval.shape))
         if not isinstance(x, Pair) or length > SMALL[-1] or not kind_of_run(self.low).elementwise:
             return x
-        return Pair(flat(x.low, length), flat(x.reference, length), x.tainted)
+        low = jax.tree.map(lambda leaf: flat(leaf, length), x.low)
+        return Pair(low, flat(x.reference, length), x.tainted)
 
     def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         if self.is_reshape(equation, inputs):
