@@ -188,3 +188,39 @@ def test_a_small_step_added_to_its_own_sum_is_swamped():
     first = sw.audit(f, "bf16")(jnp.ones(4)).findings[0]
     assert (first.kind, first.primitive) == ("swamping", "add")
     assert first.evidence.startswith("100% of additions change nothing")
+
+
+POINTS = jnp.linspace(0.0, 3.0, 40)
+
+
+def covariance(x):
+    k = jnp.exp(-0.5 * (x[:, None] - x[None]) ** 2)
+    return k + 1e-3 * jnp.eye(x.size)
+
+
+def likelihood(x):
+    factor = jnp.linalg.cholesky(covariance(x))
+    value = -jnp.sum(jnp.log(jnp.diag(factor)))
+    return jnp.where(jnp.isfinite(value), value, -jnp.inf)
+
+
+def test_a_matrix_that_rounding_makes_indefinite():
+    """The comparison only reads what the decomposition made, and computing that in float32 doesn't
+    help: the matrix has to be."""
+    (found,) = sw.audit(likelihood, "bf16")(POINTS).findings
+    assert (found.kind, found.primitive) == ("nan", "cholesky")
+    assert "from the error of 0.00" in found.evidence
+
+
+def test_a_zero_divided_by_a_difference_of_nearly_equal_numbers():
+    """What the division reports is told as the cancellation's effect."""
+
+    def standardised(x):
+        mean = jnp.mean(x)
+        variance = jnp.mean(x * x) - mean * mean
+        return (x - mean) / jnp.sqrt(variance)
+
+    found = sw.audit(standardised, "bf16")(100 + X[0] * 0.3).findings[0]
+    assert (found.kind, found.primitive) == ("cancellation", "sub")
+    assert "numbers are NaN" in found.evidence
+    assert "E[x^2]" in str(found.fix)

@@ -49,7 +49,9 @@ def at_cause(search: Search, what: Finding, fix: Fix) -> Finding:
     places = {(cause.file, cause.line)}
     if what.kind != "amplified":
         places |= {(e.file, e.line) for e in wide}
-    if (what.file, what.line) in places:
+    own = Group(tuple(search.causes.equations[i] for i in what.equations))
+    led = own.equations and own.is_undefined(search.fmt) and not (is_out_of_range(cause) or flushed)
+    if (what.file, what.line) in places and not (led and cause.line != what.line):
         return amplified_after(search, _same_line(search, what, cause), fix)
     constant = next((x for x in search.literals if (x.file, x.line) in places), None)
     if not what.equations and constant is not None:
@@ -162,6 +164,10 @@ def _carried_to(
 ) -> Finding:
     if FINDING_KINDS[what.kind].out_of_range:
         moved = amplified_after(search, moved, fix)
+        if moved.kind == "precision":  # a rounding like any other: what it leads to is the event
+            made = f", from the error of {cause.introduced:.2g} made at {moved.where}"
+            evidence = what.evidence + (made if cause.introduced else "")
+            return dataclasses.replace(what, evidence=evidence)
         evidence = f"{moved.evidence}; at {what.where} {what.evidence}"
         return dataclasses.replace(moved, evidence=evidence)
     if not FINDING_KINDS[what.kind].carried_in:

@@ -166,15 +166,14 @@ def _rewrite(context: Context) -> Iterator[Fix]:
             change = partial(FormatChoice.with_format, indices=sorted(inner), params=FP64_PARAMS)
             made = [equations[i] for i in roots if not own & (inner | roots)]
             if group.is_singular(context.fmt):  # at a zero that a difference has left
-                made = [equations[i] for i in inner & equations.keys() if equations[i]["cancelled"]]
+                made = [e for i, e in equations.items() if i in inner | roots and e["cancelled"]]
             cause = max(made, key=lambda e: e.inherited, default=None)
             yield Fix(text if some is line else f"{text}, everywhere", change, cause=cause)
 
 
 def _is_carried_in(context: Context) -> bool:
-    if context.kind.name == "overflow" and context.group.equations:
-        return context.group.is_singular(context.fmt)
-    return context.kind.name == "nan" or context.kind.carried_in
+    undefined = bool(context.group.equations) and context.group.is_undefined(context.fmt)
+    return context.kind.carried_in or (context.kind.out_of_range and undefined)
 
 
 def _accumulates(context: Context) -> bool:
@@ -243,10 +242,13 @@ def _upstream(context: Context) -> Iterator[Fix]:
 
 
 def error_path(context: Context) -> list[EquationStatistics]:
-    if context.causes is None or not context.kind.carried_in:
+    group, causes = context.group, context.causes
+    if causes is None or not _is_carried_in(context):
         return []
-    worst = max(context.group.equations, key=lambda e: max(e.inherited, e.share("differ")))
-    return context.causes.path(worst.index)
+    if context.kind.out_of_range and causes.flushed_before(group.worst_equation(context.fmt).index):
+        return []  # the event is there
+    worst = max(group.equations, key=lambda e: max(e.inherited, e.share("differ")))
+    return causes.path(worst.index)
 
 
 @register("float32", "format")

@@ -107,6 +107,7 @@ class Context:
 
     group: Group  # the finding's equations
     kind: FindingKind
+    fmt: Format  # see :func:`nominal_format`
     now: Any  # the setting, or the interpretation of the policy or recipe, with earlier fixes
     low: Any  # the emulation of the format, or that interpretation
     equations: Equations
@@ -130,10 +131,6 @@ class Context:
     def emulation(self) -> TableEmulation:
         assert isinstance(self.low, TableEmulation)
         return self.low
-
-    @property
-    def fmt(self) -> Format:
-        return self.emulation.fmt
 
 
 def register(name: str, *runs: str, combined_first: bool = False) -> Callable[[Any], Any]:

@@ -60,6 +60,11 @@ class Group:
         amax = max(e["amax"] for e in self.equations)
         return self.total("overflowed") > 0 and amax <= float(self.own_format(fmt).max)
 
+    def is_undefined(self, fmt: Format) -> bool:
+        """Whether results are NaN or infinite though the exact ones would fit: their operands are
+        at fault, not the format's range."""
+        return self.total("nan") > 0 or self.is_singular(fmt)
+
     def own_format(self, fmt: Format) -> Format:
         return format(self.first.dtype) if self.first.quantizes else fmt
 

@@ -14,6 +14,7 @@ from ._apply import FormatChoice
 from ._findings import Finding, constant_finding
 from ._fixes import Fix, both, described, joined, widened
 from ._groups import Group
+from ._kinds import FINDING_KINDS
 from ._measure import better, key_of
 from ._trials import Failed, Search
 
@@ -186,7 +187,8 @@ def faults(search: Search, what: Finding, fix: Fix) -> list[Finding]:
         own, errors = [parts[place] for place in order], [alone[place] for place in order]
         return search.accepted_findings(joint_findings(found, own, errors, fix))
     best = min(order, key=alone.__getitem__)
-    if not helps[0] and better(alone[best], search.outcome.error, ENOUGH):
+    leads = FINDING_KINDS[what.kind].out_of_range and whats[best].kind == "precision"
+    if not helps[0] and not leads and better(alone[best], search.outcome.error, ENOUGH):
         return search.accepted_findings([dataclasses.replace(whats[best], fix=fix)])
     return []
 
@@ -208,8 +210,8 @@ def _one_after_another(
         place = group.first.file, group.first.line
         lost = (x for x in search.literals if (x.file, x.line) == place and not x.slight)
         # a number that is too large isn't a constant's fault
-        singular = group.is_singular(search.fmt) or group.total("nan")
-        constant = next((x for x in lost if singular or x.kind != "underflow"), None)
+        undefined = group.is_undefined(search.fmt)
+        constant = next((x for x in lost if undefined or x.kind != "underflow"), None)
         found[place] = constant_finding(constant) if constant else search.finding_of(group)
         part = widened(search.word, "", by_line[place])
         setting = part.change(setting)

@@ -129,8 +129,8 @@ def _fixed(search: Search, lost: _Lost) -> bool:
     if not isinstance(search.current, FormatChoice):
         return False
     context = Context(
-        lost.group, FINDING_KINDS[lost.what.kind], search.current, search.session.low,
-        search.outcome.equations, literal=lost.literal, causes=search.causes,
+        lost.group, FINDING_KINDS[lost.what.kind], search.fmt, search.current,
+        search.session.low, search.outcome.equations, literal=lost.literal, causes=search.causes,
     )  # fmt: skip
     kind = "constant" if lost.literal else "lost_updates"
     tried: list[tuple[Fix, Outcome, float]] = []

@@ -260,8 +260,8 @@ def _fixes(search: Search, group: Group, what: Finding) -> Iterator[Fix]:
 
 def _context(search: Search, group: Group, what: Finding) -> Context:
     low, equations = search.session.low, search.outcome.equations
-    kind, causes = FINDING_KINDS[what.kind], search.causes
-    return Context(group, kind, search.current, low, equations, final=search.final, causes=causes)
+    kind, causes, now = FINDING_KINDS[what.kind], search.causes, search.current
+    return Context(group, kind, search.fmt, now, low, equations, final=search.final, causes=causes)
 
 
 def _list_unfixed(search: Search) -> None:
