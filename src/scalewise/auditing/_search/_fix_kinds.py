@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from ..._jax import ShapedArray
 from ...autocasting import Autocast
 from ...formats import BF16, E4M3, E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, FP16, Format
+from ...primitives import Family, names
 from .._run._equation_statistics import ADDITIONS, Equations, EquationStatistics
 from .._run._loss_scale import LossScaled, autocast_of, best_power
 from .._run._rounding import FP64_PARAMS, format_params
@@ -22,6 +23,7 @@ from ._fixes import Context, Fix, both, described, register, widened, with_exact
 from ._literals import written
 from ._rewrites import Rewrite
 
+COMPARISONS = names(lambda row: row.family is Family.COMPARISON)
 PRODUCTS = ("reduce_prod", "cumprod")
 WIDER = {FP16: BF16, E4M3FN: E5M2, E4M3: E5M2, E4M3FNUZ: E5M2FNUZ}  # same width, more range
 
@@ -39,7 +41,7 @@ def _constant(context: Context) -> Iterator[Fix]:
         new = math.copysign(float(fmt.smallest_normal), number)
         change = partial(replace, new=new)
         yield Fix(f"{new:.3g} in place of {written}", change, replaces=(number, new))
-    elif abs(number) > float(fmt.max) and not _scales(context):
+    elif abs(number) > float(fmt.max) and _may_be_smaller(context):
         yield from _smaller_masks(number, fmt)
     change = partial(replace, new=number)
     kept = Fix(f"{written} kept in {context.word}", change, replaces=(number, number))
@@ -59,14 +61,17 @@ def _constant(context: Context) -> Iterator[Fix]:
             yield widened(context.word, f"all of {line[0].name}", function)
 
 
-def _scales(context: Context) -> bool:
-    """Returns whether a constant multiplies small numbers: a mask's are 0 and 1."""
+def _may_be_smaller(context: Context) -> bool:
+    """Returns whether another large number may take a constant's place: that of a mask, unlike a
+    threshold or a factor of small numbers (a mask's are 0 and 1)."""
     literal = context.literal
     assert literal is not None
+    if literal.primitive != "mul":
+        return literal.primitive not in COMPARISONS
     place = literal.file, literal.line, "mul"
     here = [e for e in context.equations if (e.file, e.line, e.primitive) == place]
     largest = max((e["reference_max"] for e in here), default=0.0)
-    return literal.primitive == "mul" and 0 < largest < abs(literal.number) / 2
+    return not 0 < largest < abs(literal.number) / 2
 
 
 def _smaller_masks(number: float, fmt: Format) -> Iterator[Fix]:

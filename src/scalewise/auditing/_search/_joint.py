@@ -166,18 +166,15 @@ def faults(search: Search, what: Finding, fix: Fix) -> list[Finding]:
     if this one's doesn't help, or else none here.
     """
     here, by_line = (what.file, what.line), search.by_line(fix)
+    if found := _apart(search, what, fix):
+        return found
     places = {(g.first.file, g.first.line): g for g in search.groups_in(search.outcome)[::-1]}
     if not 1 < len(by_line) <= FAULTS or here not in by_line or not by_line.keys() <= {*places}:
         return []
     order = sorted(by_line, key=lambda place: place != here)
     parts, alone = {}, {}
     for place in order:
-        text = described(by_line[place], search.outcome.equations)
-        parts[place] = widened(search.word, text, by_line[place])
-        setting = parts[place].change(search.current)
-        if key_of(setting) not in search.tried and search.trials > search.reserve:
-            search.run(setting)
-        alone[place] = search.tried.get(key_of(setting), search.outcome.error)
+        parts[place], alone[place] = _alone(search, by_line[place])
     whats = {x: what if x == here else search.finding_of(places[x]) for x in order}
     helps = [better(alone[place], search.outcome.error, GAIN) for place in order]
     hidden = {} if all(helps) else _one_after_another(search, by_line)
@@ -191,6 +188,37 @@ def faults(search: Search, what: Finding, fix: Fix) -> list[Finding]:
     if not helps[0] and not leads and better(alone[best], search.outcome.error, ENOUGH):
         return search.accepted_findings([dataclasses.replace(whats[best], fix=fix)])
     return []
+
+
+def _apart(search: Search, what: Finding, fix: Fix) -> list[Finding]:
+    """Returns a finding for each part of a fix that no other reads, if each part helps alone."""
+    parts: list[set[int]] = []
+    for e in search.operations(fix):
+        before = {e.index, *search.causes.back((e.index,))}
+        joined = [part for part in parts if part & before]
+        parts = [part for part in parts if part not in joined]
+        parts.append({e.index}.union(*joined))
+    ranked = search.groups_in(search.outcome)
+    groups = [next((g for g in ranked if part & {*g.indices}), None) for part in parts]
+    if not 1 < len(parts) <= FAULTS or None in groups:
+        return []
+    whats, fixes, errors = [], [], []
+    for part, group in zip(parts, groups, strict=True):
+        own, error = _alone(search, [e for e in search.operations(fix) if e.index in part])
+        fixes.append(own)
+        errors.append(error)
+        whats.append(what if part & {*what.equations} else search.finding_of(group))
+    if not all(better(error, search.outcome.error, GAIN) for error in errors):
+        return []
+    return search.accepted_findings(joint_findings(whats, fixes, errors, fix))
+
+
+def _alone(search: Search, part: Sequence[EquationStatistics]) -> tuple[Fix, OutputError]:
+    fix = widened(search.word, described(part, search.outcome.equations), part)
+    setting = fix.change(search.current)
+    if key_of(setting) not in search.tried and search.trials > search.reserve:
+        search.run(setting)
+    return fix, search.tried.get(key_of(setting), search.outcome.error)
 
 
 def _one_after_another(

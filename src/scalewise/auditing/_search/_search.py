@@ -320,9 +320,9 @@ def _try_fixes(
         if helps and fix is not probe and _is_enough(search, helped, before):
             break
     what = dataclasses.replace(what, tried=what.tried or bool(tried))
-    best = _best(search, helped)
     last = search.final and not search.found
     required = clear if search.is_small else GAIN if last else ENOUGH
+    best = _best(search, [x for x in helped if better(x[1].error, before, required)] or helped)
     if best and not better(best[1].error, before, required):
         # it helps a little: kept for the final pass, since a pair may do more
         search.results[key_of(best[0].change(search.current))] = best[1]
