@@ -27,10 +27,12 @@ class OutputError:
         relative: root mean square over the float outputs of ``||low - reference|| / ||reference||``
             over the numbers that are finite in both runs. Of an output that a training step
             changes and returns (a weight), the error of that change instead if it arrives wrong.
+        spoiled: how many outputs have such non-finite numbers; errors compare without it.
     """
 
     non_finite: int
     relative: float
+    spoiled: int = dataclasses.field(default=0, compare=False, repr=False)
 
     def __float__(self) -> float:
         return math.inf if self.non_finite else self.relative

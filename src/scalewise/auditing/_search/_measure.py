@@ -9,7 +9,7 @@ from typing import Any
 from ...autoscaling import Boundaries
 from .._run._equation_statistics import Equations
 from .._run._outcome import OutputError
-from .._thresholds import MUCH, SLIGHT
+from .._thresholds import ENOUGH, MUCH, SLIGHT
 from ._apply import FormatChoice
 from ._findings import Finding
 
@@ -53,11 +53,13 @@ def is_slight(error: OutputError, eps: float) -> bool:
 def better(after: OutputError, before: OutputError, share: float) -> bool:
     """Returns True if an error is at most ``share`` of another.
 
-    Non-finite numbers are compared first. Outputs that became finite with a relative error above 1
-    aren't better than non-finite ones.
+    Non-finite numbers are compared first; from a share of a half on, to make one of several outputs
+    finite is enough, however few numbers it has. Outputs that became finite with a relative error
+    above 1 aren't better than non-finite ones.
     """
     if before.non_finite:
-        few = after.non_finite <= share * before.non_finite
+        fewer = after.non_finite < before.non_finite and after.spoiled < before.spoiled
+        few = after.non_finite <= share * before.non_finite or (fewer and share >= ENOUGH)
         return few and bool(after.non_finite or after.relative <= 1)
     return after.non_finite == 0 and after.relative <= share * before.relative
 

@@ -172,6 +172,8 @@ def _new_constants(search: Search) -> None:
             continue  # infinite as a mask is meant to be
         if literal.masks and _is_unread(search, literal):
             continue
+        if literal in search.harmless and not search.final:
+            continue
         if (what.file, what.line, what.evidence) not in done:
             clear = ENOUGH if literal.slight else CLEAR  # its error is known not to be others'
             _try_fixes(search, what, _constant_fixes(search, literal, what), clear, literal)
@@ -327,13 +329,14 @@ def _try_fixes(
         # it helps a little: kept for the final pass, since a pair may do more
         search.results[key_of(best[0].change(search.current))] = best[1]
         best = None
+    if best and constant and constant_is_harmless(search, constant, *best):
+        search.results[key_of(best[0].change(search.current))] = best[1]
+        search.harmless.append(constant)
+        return False
     if best:
         best = search.fewer_lines(*best)
         if _is_like_any_rounding(search, at_cause(search, what, best[0]), best[0]):
             best = None
-        elif constant and constant_is_harmless(search, constant, *best):
-            search.results[key_of(best[0].change(search.current))] = best[1]
-            return False
     if best is None:
         if tried:
             search.failed.append(Failed(what, tuple(options), tuple(tried), search.current, before))

@@ -66,6 +66,7 @@ class Search:
     found: list[Finding] = dataclasses.field(default_factory=list)
     unfixed: list[Finding] = dataclasses.field(default_factory=list)
     lost_changes: list[str] = dataclasses.field(default_factory=list)
+    harmless: list[Literal] = dataclasses.field(default_factory=list)  # what the format makes of it
     current: Any = dataclasses.field(init=False)  # the setting with the fixes accepted so far
     outcome: Outcome = dataclasses.field(init=False)  # of its run
     # with float32 for every operation, if that was run
