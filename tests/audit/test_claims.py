@@ -8,6 +8,9 @@ import pytest
 from jax import lax
 
 import scalewise as sw
+from scalewise.auditing import OutputError
+from scalewise.auditing._search._measure import better
+from scalewise.auditing._thresholds import CLEAR, ENOUGH
 
 W = jax.random.normal(jax.random.key(0), (2, 64, 64)) / 8
 X = jax.random.normal(jax.random.key(1), (8, 64))
@@ -138,6 +141,18 @@ def test_a_factor_is_no_mask():
     assert "-32752 in place of -1e+09" in fixes
 
 
+def test_a_threshold_is_no_mask():
+    """Compared with a smaller number, other elements are chosen."""
+
+    def f(x):
+        cubes = x * x * x
+        return jnp.where(cubes > 1e6, 1.0, 2.0) * x
+
+    report = sw.audit(f, "fp16")(jnp.linspace(1.0, 200.0, 64))
+    assert not any("in place of" in str(x.fix) for x in report.findings)
+    assert report.error_fixed.relative < 2.0**-11
+
+
 def test_of_two_fixes_the_one_that_helps_alone_comes_first():
     def f(x):
         p = jax.nn.softmax(x * 12, -1)
@@ -224,3 +239,50 @@ def test_a_zero_divided_by_a_difference_of_nearly_equal_numbers():
     assert (found.kind, found.primitive) == ("cancellation", "sub")
     assert "numbers are NaN" in found.evidence
     assert "E[x^2]" in str(found.fix)
+
+
+def test_a_counter_that_stops_beside_the_sum_that_reads_it():
+    """Neither line's own fix is enough, so that the whole function's is chosen."""
+
+    def running_mean(x):
+        def step(carry, v):
+            mean, count = carry
+            count = count + 1
+            return (mean + (v - mean) / count, count), None
+
+        return lax.scan(step, (0.0, 0.0), x)[0][0]
+
+    report = sw.audit(running_mean, "bf16")(1 + jax.random.normal(jax.random.key(2), (3000,)))
+    assert report.findings[0].kind == "swamping"
+    assert report.error_fixed.relative < 2.0**-8 < report.error.relative
+
+
+def power(x):
+    w = x.T @ x
+    v = w @ (w @ jnp.ones(64))
+    return jnp.sqrt(jnp.sum(v * v))
+
+
+def ratio(x):
+    return jnp.mean(jnp.exp(x * 20)) * 1e-9
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_two_faults_are_two_findings(joined):
+    """One fix is for all numbers that leave the range, also where the results are added."""
+
+    def f(x):
+        return power(x * 4) + ratio(x) if joined else (power(x * 4), ratio(x))
+
+    report = sw.audit(f, "fp16")(X)
+    places = {(x.function, x.kind) for x in report.findings if x.fix}
+    assert places >= {("power", "overflow"), ("ratio", "overflow")}
+    assert not report.error_fixed.non_finite
+
+
+def test_a_loss_that_becomes_finite_beside_an_array_that_does_not():
+    """It is one of two outputs, and one of 17 numbers."""
+    both, array, numbers = (OutputError(n, 0.1, of) for n, of in ((17, 2), (16, 1), (16, 2)))
+    assert better(array, both, ENOUGH)
+    assert not better(numbers, both, ENOUGH)
+    assert not better(array, both, CLEAR)

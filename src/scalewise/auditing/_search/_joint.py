@@ -13,7 +13,7 @@ from .._thresholds import ENOUGH, FAULTS, FINDINGS, GAIN, LINES, WHOLE
 from ._apply import FormatChoice
 from ._findings import Finding, constant_finding
 from ._fixes import Fix, both, described, joined, widened
-from ._groups import Group
+from ._groups import Group, is_out_of_range
 from ._kinds import FINDING_KINDS
 from ._measure import better, key_of
 from ._trials import Failed, Search
@@ -191,13 +191,8 @@ def faults(search: Search, what: Finding, fix: Fix) -> list[Finding]:
 
 
 def _apart(search: Search, what: Finding, fix: Fix) -> list[Finding]:
-    """Returns a finding for each part of a fix that no other reads, if each part helps alone."""
-    parts: list[set[int]] = []
-    for e in search.operations(fix):
-        before = {e.index, *search.causes.back((e.index,))}
-        joined = [part for part in parts if part & before]
-        parts = [part for part in parts if part not in joined]
-        parts.append({e.index}.union(*joined))
+    """Returns a finding for each part of a fix that is at fault by itself."""
+    parts, several = _parts(search, fix)
     ranked = search.groups_in(search.outcome)
     groups = [next((g for g in ranked if part & {*g.indices}), None) for part in parts]
     if not 1 < len(parts) <= FAULTS or None in groups:
@@ -208,9 +203,35 @@ def _apart(search: Search, what: Finding, fix: Fix) -> list[Finding]:
         fixes.append(own)
         errors.append(error)
         whats.append(what if part & {*what.equations} else search.finding_of(group))
-    if not all(better(error, search.outcome.error, GAIN) for error in errors):
+    if not (several or all(better(error, search.outcome.error, GAIN) for error in errors)):
         return []
     return search.accepted_findings(joint_findings(whats, fixes, errors, fix))
+
+
+def _parts(search: Search, fix: Fix) -> tuple[list[set[int]], bool]:
+    """Returns a fix's operations by the line where numbers leave the range first, of operands that
+    don't, and True; if that isn't several lines, the lines that don't read each other."""
+    some = search.operations(fix)
+    leave = {e.index for e in search.outcome.equations if is_out_of_range(e)}
+    before = {e.index: {e.index, *search.causes.back((e.index,))} for e in some}
+    sources: dict[Place, set[int]] = {}
+    lines: dict[Place, set[int]] = {}
+    for e in some:
+        lines.setdefault((e.file, e.line), set()).add(e.index)
+        if before[e.index] & leave == {e.index}:
+            sources.setdefault((e.file, e.line), set()).add(e.index)
+    parts = list(sources.values()) if len(sources) > 1 else []
+    for e in some:
+        line = lines[e.file, e.line]
+        reads = [part for part in parts if part & (before[e.index] | line)]
+        if len(sources) > 1:
+            here = [sources[e.file, e.line]] if (e.file, e.line) in sources else []
+            read_by = [part for part in parts if any(e.index in before[i] for i in part)]
+            (*here, *reads, *read_by, parts[0])[0].add(e.index)
+        else:
+            parts = [part for part in parts if part not in reads]
+            parts.append(line.union(*reads))
+    return parts, len(sources) > 1
 
 
 def _alone(search: Search, part: Sequence[EquationStatistics]) -> tuple[Fix, OutputError]:
