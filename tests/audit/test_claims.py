@@ -286,3 +286,24 @@ def test_a_loss_that_becomes_finite_beside_an_array_that_does_not():
     assert better(array, both, ENOUGH)
     assert not better(numbers, both, ENOUGH)
     assert not better(array, both, CLEAR)
+
+
+def test_an_error_that_arguments_explain_hides_none_of_other_outputs():
+    def f(x, i):
+        count = jnp.zeros(8).at[i].add(1.0)
+        return count / jnp.sum(count), jnp.mean(x * x) - jnp.mean(x) ** 2
+
+    index = jax.random.randint(jax.random.key(3), (4000,), 0, 8)
+    report = sw.audit(f, "bf16")(3 + X[0] * 0.01, index)
+    assert {x.primitive for x in report.findings if x.fix} == {"sub", "scatter-add"}
+    assert report.error_fixed == report.error_float32
+    assert report.error_float32.relative > 0.01  # the variance of rounded numbers
+
+
+def test_a_flushed_bound_that_matters_once_other_faults_are_fixed():
+    def f(x):
+        small = (jnp.abs(x) * 1e-4) ** 3
+        return x * small / jnp.maximum(small, 1e-12)
+
+    report = sw.audit(f, "fp16")(X)
+    assert report.error_fixed.relative < 2.0**-11

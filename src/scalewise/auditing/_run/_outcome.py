@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import jax
 import numpy as np
@@ -33,6 +33,14 @@ class OutputError:
     non_finite: int
     relative: float
     spoiled: int = dataclasses.field(default=0, compare=False, repr=False)
+
+    @staticmethod
+    def of(errors: Collection[OutputError]) -> OutputError:
+        """Returns the error of several outputs."""
+        counts = [e.non_finite for e in errors]
+        squares = sum(min(e.relative, 1e150) ** 2 for e in errors)
+        relative = math.sqrt(squares / max(len(counts), 1))
+        return OutputError(sum(counts), relative, sum(map(bool, counts)))
 
     def __float__(self) -> float:
         return math.inf if self.non_finite else self.relative

@@ -306,12 +306,10 @@ class Session:
             for update in self.wrong_changes(outcome):
                 relative = errors[update.output].relative
                 errors[update.output] = OutputError(0, max(update.error, relative))
-        total = math.sqrt(sum(min(e.relative, 1e150) ** 2 for e in errors) / max(len(errors), 1))
         paths = [path for path, _ in outcome.outputs]
-        counts = [e.non_finite for e in errors]
         return dataclasses.replace(
             outcome,
-            error=OutputError(sum(counts), total, sum(map(bool, counts))),
+            error=OutputError.of(errors),
             outputs=tuple(zip(paths, errors, strict=True)),
             reference_nans=tuple(p for p, row in zip(paths, table, strict=True) if row[3]),
         )

@@ -52,27 +52,33 @@ def find_fixes(search: Search, start: Outcome) -> OutputError:
         shown = search.groups_in(start)[:UNTRIED_SHOWN]
         search.unfixed += [search.finding_of(g) for g in shown]
         return start.error
-    search.reserve = min(RESERVE, search.trials // 3)
     if by_table:
         float32 = search.current.widened(range(len(search.current.formats)))
         for literal in search.literals:
             float32 = float32.with_constant(literal.number, literal.number)
         float32 = float32.without_limits(search.limits)
         search.results[key_of(float32)] = outcome = search.run(float32)
-        search.float32_error = outcome.error
+        search.float32, search.float32_error = outcome, outcome.error
         search.beyond = _beyond(search, outcome)
-    _search_findings(search)
-    paired = True
-    while paired and search.trials > 0 and not search.done and not search.is_small:
-        paired = try_pairs(search) or try_lines(search)
-        search.reserve, search.final = 0, not paired
-        _search_findings(search)
+    _search_all(search)
+    while by_table and search.done and search.trials > 0 and search.leave_out():
+        _search_all(search)
     search_lost_updates(search)
     search.found.sort(key=_order, reverse=True)
     if not search.done and not search.is_small:
         _list_unfixed(search)
     search.unfixed.sort(key=lambda x: not x.tried)
+    search.look_at_all()
     return search.outcome.error
+
+
+def _search_all(search: Search) -> None:
+    search.reserve, search.final, paired = min(RESERVE, search.trials // 3), False, True
+    _search_findings(search)
+    while paired and search.trials > 0 and not search.done and not search.is_small:
+        paired = try_pairs(search) or try_lines(search)
+        search.reserve, search.final = 0, not paired
+        _search_findings(search)
 
 
 def _beyond(search: Search, wide: Outcome) -> set[int]:
@@ -168,8 +174,8 @@ def _new_constants(search: Search) -> None:
             continue
         if near(search.outcome.error, search.float32_error):
             return
-        if literal.masks and not search.outcome.error.non_finite:
-            continue  # infinite as a mask is meant to be
+        if literal.masks and math.isinf(literal.rounded) and not search.outcome.error.non_finite:
+            continue  # a mask is meant to be
         if literal.masks and _is_unread(search, literal):
             continue
         if literal in search.harmless and not search.final:

@@ -14,7 +14,7 @@ from .._run._causes import Causes
 from .._run._equation_statistics import EquationStatistics, Operands
 from .._run._outcome import Outcome, OutputError
 from .._run._session import Session
-from .._thresholds import NARROWER, NARROWING, ROUNDING, SMALL
+from .._thresholds import FEW_ROUNDINGS, NARROWER, NARROWING, ROUNDING, SMALL
 from ._apply import AuditedArithmetic, FormatChoice
 from ._findings import Finding, finding, place_of
 from ._fixes import Fix, described, library_calls, whole_calls, widened
@@ -66,10 +66,12 @@ class Search:
     found: list[Finding] = dataclasses.field(default_factory=list)
     unfixed: list[Finding] = dataclasses.field(default_factory=list)
     lost_changes: list[str] = dataclasses.field(default_factory=list)
+    left_out: frozenset[str] = frozenset()  # outputs whose error isn't looked at: see leave_out
     harmless: list[Literal] = dataclasses.field(default_factory=list)  # what the format makes of it
     current: Any = dataclasses.field(init=False)  # the setting with the fixes accepted so far
     outcome: Outcome = dataclasses.field(init=False)  # of its run
     # with float32 for every operation, if that was run
+    float32: Outcome = dataclasses.field(init=False)
     float32_error: OutputError = dataclasses.field(default_factory=lambda: OutputError(0, 0.0))
     beyond: set[int] = dataclasses.field(default_factory=set)  # see :class:`Context`
     reserve: int = 0  # trials reserved for pairs: no finding is begun unless more are left
@@ -160,8 +162,35 @@ class Search:
             outcome = setting.run(self.session)
         else:
             outcome = self.session.with_low(setting).run()
+        outcome = self._measured(outcome)
         self.tried[key_of(setting)] = outcome.error
         return outcome
+
+    def leave_out(self) -> bool:
+        """Leaves out the outputs that are as good as with float32 for all operations, whose error
+        may hide that of others; returns False if no other one has a larger error."""
+        wide = dict(self.float32.outputs)
+        few = OutputError(0, FEW_ROUNDINGS * self.rounding)
+        found = (path for path, e in self.outcome.outputs if near(e, wide[path]) or e <= few)
+        left_out = frozenset(found)
+        if left_out <= self.left_out or len(left_out) == len(wide):
+            return False
+        self._look_at_all_but(left_out)
+        return True
+
+    def look_at_all(self) -> None:
+        if self.left_out:
+            self._look_at_all_but(frozenset())
+
+    def _look_at_all_but(self, left_out: frozenset[str]) -> None:
+        self.left_out = left_out
+        self.tried, self.results, self.failed = {}, {}, []
+        self.outcome = self._measured(self.outcome)
+        self.float32_error = self._measured(self.float32).error
+
+    def _measured(self, outcome: Outcome) -> Outcome:
+        errors = [e for path, e in outcome.outputs if path not in self.left_out]
+        return dataclasses.replace(outcome, error=OutputError.of(errors))
 
     def untried(self, fix: Fix) -> Any:
         try:
