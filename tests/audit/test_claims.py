@@ -307,3 +307,18 @@ def test_a_flushed_bound_that_matters_once_other_faults_are_fixed():
 
     report = sw.audit(f, "fp16")(X)
     assert report.error_fixed.relative < 2.0**-11
+
+
+def test_a_cast_of_the_program_that_overflows_under_a_policy():
+    """The policy's format holds the number; the cast's own dtype doesn't."""
+
+    def f(w, x):
+        h = x @ w[0]
+        energy = jnp.sum(jnp.square(h * 90)).astype(jnp.float16)
+        return h, 1e-6 * energy.astype(jnp.float32)
+
+    report = sw.audit(f, "p=f32,c=bf16,o=f32")(W, X)
+    (found,) = report.findings
+    assert "exceeds FP16's maximum by 2^" in found.evidence
+    assert "primitive='convert_element_type'" in str(found.fix)
+    assert not report.error_fixed.non_finite

@@ -199,6 +199,18 @@ def test_a_scope_rule_holds_in_the_backward_pass():
     same(jax.jit(autocast(jax.grad(net), chosen))(example()), jax.jit(jax.grad(net))(example()))
 
 
+def test_a_rule_keeps_what_the_program_converts_to_fewer_bits():
+    """Without one its own conversions stay as they are."""
+
+    def f(x):
+        return (x * 1000).astype(jnp.float16).astype(jnp.float32)
+
+    x = jnp.array([1.0, 100.0])
+    rule = Rule("full", primitive="convert_element_type", function="f")
+    np.testing.assert_array_equal(autocast(f, "bf16")(x), [1000.0, np.inf])
+    np.testing.assert_array_equal(autocast(f, Policy("bf16", rules=(rule,)))(x), x * 1000)
+
+
 def test_the_lists_are_data():
     assert "dot_general" in LOW
     assert {"exp", "reduce_sum", "rsqrt"} <= FULL

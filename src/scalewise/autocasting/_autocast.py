@@ -117,6 +117,8 @@ class Autocast(Interpretation):
         if equation.name == "convert_element_type" and is_float(equation.out_avals[0]):
             (x,) = inputs
             dtype = equation.out_avals[0].dtype
+            if self.policy.run(equation) == "full" and dtype.itemsize < 4:
+                dtype = jnp.dtype(jnp.float32)
             constant_value = x.constant_value if isinstance(x, Value) else None
             data = x.astype(dtype) if isinstance(x, Value) else equation.bind(x)[0]
             return state, [Value(data, constant_value, backward)]

@@ -32,7 +32,8 @@ class Rule:
     """One exception to the lists: operations that meet every condition given run so.
 
     Attributes:
-        run: ``"low"``, ``"full"`` (float32) or ``"follow"`` (the widest operand).
+        run: ``"low"``, ``"full"`` (float32, also where the program converts to fewer bits itself)
+            or ``"follow"`` (the widest operand).
         primitive: name of a JAX primitive, ``"tanh"`` say.
         scope: a regular expression, searched for in the name stack (``jax.named_scope``, Flax
             modules), ``"block_0/attention"`` say; forward and backward pass alike.

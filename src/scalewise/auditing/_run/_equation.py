@@ -381,7 +381,12 @@ def round_draw(runs: Runs, draw: Draw, params: jax.Array) -> Pair:
 
 
 def _plain(low, value, aval):
-    return value if isinstance(low, TableEmulation) else low.lower(value, aval)
+    """Returns an array of the low-precision run, in float32 where the program has a narrower dtype:
+    ``low`` may hold what that doesn't."""
+    if isinstance(low, TableEmulation):
+        return value
+    narrow = is_float(aval) and aval.dtype.itemsize < 4
+    return low.lower(value, aval.update(dtype=np.dtype(np.float32)) if narrow else aval)
 
 
 @functools.partial(Compiled, size=lambda runs, x, params: x.size, static_argnums=(0,))

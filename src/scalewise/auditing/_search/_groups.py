@@ -57,8 +57,7 @@ class Group:
 
     def is_singular(self, fmt: Format) -> bool:
         """Whether results are infinite though the exact ones would fit: a division by 0."""
-        amax = max(e["amax"] for e in self.equations)
-        return self.total("overflowed") > 0 and amax <= float(self.own_format(fmt).max)
+        return self.total("overflowed") > 0 and self._fits(self.own_format(fmt))
 
     def is_undefined(self, fmt: Format) -> bool:
         """Whether results are NaN or infinite though the exact ones would fit: their operands are
@@ -66,7 +65,14 @@ class Group:
         return self.total("nan") > 0 or self.is_singular(fmt)
 
     def own_format(self, fmt: Format) -> Format:
-        return format(self.first.dtype) if self.first.quantizes else fmt
+        """Returns the format that results are rounded to: of the program's own cast to fewer bits
+        or less range than the audited format has, its dtype."""
+        cast = self.first.primitive == "convert_element_type"
+        narrower = cast and self.total("overflowed") > 0 and self._fits(fmt)
+        return format(self.first.dtype) if self.first.quantizes or narrower else fmt
+
+    def _fits(self, fmt: Format) -> bool:
+        return max(e["amax"] for e in self.equations) <= float(fmt.max)
 
     @property
     def cancels(self) -> bool:
