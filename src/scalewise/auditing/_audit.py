@@ -272,6 +272,7 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         wrong_changes=tuple(map(str, session.wrong_changes(outcome))),
         infinite=sum(int(np.isinf(np.asarray(x)).sum()) for x in outcome.reference),
         incomparable=tuple(_incomparable(session, outcome)),
+        noise=_noise(session, outcome),
         started_at_zero=tuple(_started_at_zero(session, outcome)),
         complex_dtype=_complex_dtype(session),
         reducer=_reducer(session, outcome),
@@ -360,13 +361,19 @@ def _ranges(program: Program) -> tuple[tuple[str, tuple[int, ...]], ...]:
     return tuple((name, tuple(counts.tolist())) for name, counts in found.items())
 
 
+def _noise(session: Session, outcome: Outcome) -> tuple[str, ...]:
+    norms = session.floors.norms or [0.0] * len(outcome.outputs)
+    named = zip(outcome.outputs, norms, strict=True)
+    return tuple(output_name(path) for (path, _), floor in named if floor)
+
+
 def _benign(session: Session, outcome: Outcome, changed) -> tuple[str, ...]:
     floors, paths = session.floors, [path for path, _ in outcome.outputs]
     lines = [
-        f"{output_name(path)}: 0 but for rounding errors, in the reference run too; its error is "
-        "relative to the numbers that it is made of"
-        for path, floor in zip(paths, floors.norms, strict=bool(floors.norms)) if floor
-    ]  # fmt: skip
+        f"{name}: 0 but for rounding errors, in the reference run too; its error is relative to "
+        "the numbers that it is made of"
+        for name in _noise(session, outcome)
+    ]
     for i, mask in floors.numbers.items():
         some = f"{np.sum(mask):,} of {mask.size:,} numbers"
         text = "rounding errors in the reference run too, and not compared"

@@ -38,7 +38,8 @@ def verdict(report: Summary) -> str:
 
 def _infinite(report: Summary) -> str:
     if not report.infinite:
-        return ""
+        no_digits = report.reference == "float32" and len(report.noise) == len(report.outputs) > 0
+        return "reference='float64' has more digits" if no_digits else ""
     if not report.incomparable:
         infinite = counted(report.infinite, "number")
         return f"{infinite} of the outputs infinite in the reference run too"
@@ -111,6 +112,10 @@ def _answer(report: Summary) -> str:
     if report.lost_changes:
         lost = report.lost_changes[0]
         return f"No: {report.function} loses changes of its state in {low} ({lost}; {size})"
+    if 0 < len(report.noise) == len(report.outputs):
+        made = f"{size}, of the numbers that they are made of"
+        only = f"{report.function} returns rounding errors alone, in {report.reference} too"
+        return f"Neither yes nor no: {only} ({made})"
     if report.incomparable and _is_harmless(report, error):
         if len(report.incomparable) == len(report.outputs):
             return f"Neither yes nor no: no number that {report.function} returns is finite"
