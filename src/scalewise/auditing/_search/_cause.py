@@ -16,7 +16,7 @@ from ._fixes import Fix
 from ._groups import Group, is_out_of_range
 from ._kinds import FINDING_KINDS, made_here, numbers_lost
 from ._literals import Literal
-from ._measure import better, key_of
+from ._measure import key_of
 from ._trials import Search
 
 
@@ -88,7 +88,7 @@ def _needed(
         error = search.tried.get(key_of(without))
         if error is None and search.trials <= search.reserve:
             return cause
-        if not better(error or search.run(without).error, before, ENOUGH):
+        if not search.better(error or search.run(without).error, before, ENOUGH):
             return e
     return cause
 
@@ -98,7 +98,7 @@ def constant_is_harmless(search: Search, constant: Literal, fix: Fix, after: Out
     if not fix.indices or math.isnan(constant.rounded) or search.trials <= 0:
         return False
     setting = fix.change(search.current).with_constant(constant.number, constant.rounded)
-    return not better(after.error, search.run(setting).error, GAIN)
+    return not search.better(after.error, search.run(setting).error, GAIN)
 
 
 def unless_refuted(search: Search, shown: Finding, what: Finding, fix: Fix) -> Finding:
@@ -132,7 +132,7 @@ def _is_refuted(search: Search, what: Finding) -> bool:
         after = search.run(search.current.imposed(what.equations))
     else:
         after = _without_underflow(search, what.equations)
-    return not better(after.error, search.outcome.error, GAIN)
+    return not search.better(after.error, search.outcome.error, GAIN)
 
 
 def _without_underflow(search: Search, indices: Sequence[int]) -> Outcome:
@@ -142,7 +142,7 @@ def _without_underflow(search: Search, indices: Sequence[int]) -> Outcome:
     kept, after = {*indices}, search.run(search.current.without_underflow(indices))
     for _ in range(HIDDEN):
         more = {e.index for e in after.equations if e["flushed"] > 2 * before.get(e.index, 0.0)}
-        enough = better(after.error, search.outcome.error, GAIN) or more <= kept
+        enough = search.better(after.error, search.outcome.error, GAIN) or more <= kept
         if enough or search.trials <= 0:
             break
         kept |= more
@@ -255,7 +255,7 @@ def decided_after(search: Search, what: Finding, fix: Fix, after: Outcome) -> Fi
     looped = any(e.looped for e in undone)  # a loop's own condition can't be imposed
     if isinstance(search.current, FormatChoice) and not looped and search.trials > 0:
         imposed = search.run(search.current.imposed([e.index for e in undone]))
-        if not better(imposed.error, search.outcome.error, ENOUGH):
+        if not search.better(imposed.error, search.outcome.error, ENOUGH):
             return None
     elif what.kind != "precision":
         return None

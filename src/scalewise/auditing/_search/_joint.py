@@ -15,7 +15,7 @@ from ._findings import Finding, constant_finding
 from ._fixes import Fix, both, described, joined, widened
 from ._groups import Group, is_out_of_range
 from ._kinds import FINDING_KINDS
-from ._measure import better, key_of
+from ._measure import key_of
 from ._trials import Failed, Search
 
 Place = tuple[str | None, int]  # file and line
@@ -58,11 +58,11 @@ def try_pairs(search: Search) -> bool:
         if setting is None or search.trials <= 0:
             continue
         after = search.run(setting)
-        if better(after.error, before, ENOUGH):
+        if search.better(after.error, before, ENOUGH):
             parts, after = _narrowed(search, (a, b), (a.best, b.best), after)
             search.accept(both(*parts), after, _pair_findings(search, (a, b), parts))
             return True
-        if better(after.error, before, GAIN):
+        if search.better(after.error, before, GAIN):
             search.results[key_of(setting)] = after
     return False
 
@@ -77,7 +77,7 @@ def _narrowed(search: Search, failed: Sequence[Failed], parts: tuple[Fix, Fix], 
                 continue
             outcome = search.run(setting)
             equal = outcome.error.relative <= max(2 * after.error.relative, float(search.fmt.eps))
-            if better(outcome.error, before, ENOUGH) and equal:
+            if search.better(outcome.error, before, ENOUGH) and equal:
                 parts, after = tried, outcome
                 break
     return parts, after
@@ -102,7 +102,7 @@ def try_lines(search: Search) -> bool:
     Then lines that aren't needed are left out, as by delta debugging (Zeller and Hildebrandt,
     2002)."""
     before, outcome = search.outcome.error, search.outcome
-    if not isinstance(search.current, FormatChoice) or not better(
+    if not isinstance(search.current, FormatChoice) or not search.better(
         search.float32_error, before, ENOUGH
     ):
         return False
@@ -152,7 +152,7 @@ def _enough_lines(
         if setting is None:
             continue
         outcome = search.run(setting)
-        if better(outcome.error, before, ENOUGH):
+        if search.better(outcome.error, before, ENOUGH):
             return added, *search.fewer_lines(fix, outcome)
     return None
 
@@ -176,7 +176,7 @@ def faults(search: Search, what: Finding, fix: Fix) -> list[Finding]:
     for place in order:
         parts[place], alone[place] = _alone(search, by_line[place])
     whats = {x: what if x == here else search.finding_of(places[x]) for x in order}
-    helps = [better(alone[place], search.outcome.error, GAIN) for place in order]
+    helps = [search.better(alone[place], search.outcome.error, GAIN) for place in order]
     hidden = {} if all(helps) else _one_after_another(search, by_line)
     whats, order = (hidden, list(hidden)) if hidden else (whats, order)
     if all(helps) or hidden:
@@ -185,7 +185,7 @@ def faults(search: Search, what: Finding, fix: Fix) -> list[Finding]:
         return search.accepted_findings(joint_findings(found, own, errors, fix))
     best = min(order, key=alone.__getitem__)
     leads = FINDING_KINDS[what.kind].out_of_range and whats[best].kind == "precision"
-    if not helps[0] and not leads and better(alone[best], search.outcome.error, ENOUGH):
+    if not helps[0] and not leads and search.better(alone[best], search.outcome.error, ENOUGH):
         return search.accepted_findings([dataclasses.replace(whats[best], fix=fix)])
     return []
 
@@ -194,16 +194,16 @@ def _apart(search: Search, what: Finding, fix: Fix) -> list[Finding]:
     """Returns a finding for each part of a fix that is at fault by itself."""
     parts, several = _parts(search, fix)
     ranked = search.groups_in(search.outcome)
-    groups = [next((g for g in ranked if part & {*g.indices}), None) for part in parts]
-    if not 1 < len(parts) <= FAULTS or None in groups:
+    found = [[g for g in ranked if part & {*g.indices}] for part in parts]
+    if not 1 < len(parts) <= FAULTS or [] in found:
         return []
     whats, fixes, errors = [], [], []
-    for part, group in zip(parts, groups, strict=True):
+    for part, groups in zip(parts, found, strict=True):
         own, error = _alone(search, [e for e in search.operations(fix) if e.index in part])
         fixes.append(own)
         errors.append(error)
-        whats.append(what if part & {*what.equations} else search.finding_of(group))
-    if not (several or all(better(error, search.outcome.error, GAIN) for error in errors)):
+        whats.append(what if part & {*what.equations} else search.finding_of(groups[0]))
+    if not (several or all(search.better(error, search.outcome.error, GAIN) for error in errors)):
         return []
     return search.accepted_findings(joint_findings(whats, fixes, errors, fix))
 

@@ -152,7 +152,7 @@ def _ruled_out(search: Search) -> set[tuple[int, ...]]:
         if setting is None:
             continue
         outcome = search.results[key_of(setting)] = search.run(setting)
-        if better(outcome.error, search.outcome.error, CLEAR):
+        if search.better(outcome.error, search.outcome.error, CLEAR):
             pending += [some[: len(some) // 2], some[len(some) // 2 :]]
         else:
             found |= {g.indices for g, _ in some}
@@ -224,7 +224,7 @@ def _exchange(search: Search, what: Finding, fix: Fix) -> bool:
     if search.trials <= 0 or key_of(settings[-1]) in search.tried:
         return False
     after = search.run(settings[-1])
-    if not better(after.error, search.outcome.error, ENOUGH):
+    if not search.better(after.error, search.outcome.error, ENOUGH):
         return False
     errors = [search.tried.get(key_of(x)) or search.run(x).error for x in settings]
     steps = dict(zip(sorted(fixes), itertools.pairwise(errors), strict=True))
@@ -320,7 +320,7 @@ def _try_fixes(
                 continue
             after = search.run(setting)
         tried.append((fix, after.error))
-        helps = better(after.error, before, GAIN)
+        helps = search.better(after.error, before, GAIN)
         if helps:
             helped.append((fix, after))
         if fix is probe and not helps:  # what is part of it won't help either
@@ -330,8 +330,9 @@ def _try_fixes(
     what = dataclasses.replace(what, tried=what.tried or bool(tried))
     last = search.final and not search.found
     required = clear if search.is_small else GAIN if last else ENOUGH
-    best = _best(search, [x for x in helped if better(x[1].error, before, required)] or helped)
-    if best and not better(best[1].error, before, required):
+    sufficient = [x for x in helped if search.better(x[1].error, before, required)]
+    best = _best(search, sufficient or helped)
+    if best and not search.better(best[1].error, before, required):
         # it helps a little: kept for the final pass, since a pair may do more
         search.results[key_of(best[0].change(search.current))] = best[1]
         best = None
@@ -410,7 +411,8 @@ def _best(search: Search, helped: Sequence[tuple[Fix, Outcome]]) -> tuple[Fix, O
     parts = [
         (fix, after)
         for fix, after in helped
-        if not (fix.undoes or every <= {*fix.indices}) and better(after.error, before, ENOUGH)
+        if not (fix.undoes or every <= {*fix.indices})
+        and search.better(after.error, before, ENOUGH)
         if float(after.error) < limit
     ]
     helped = parts or helped

@@ -20,7 +20,7 @@ from ._findings import Finding, finding, place_of
 from ._fixes import Fix, described, library_calls, whole_calls, widened
 from ._groups import Group, groups
 from ._literals import Literal
-from ._measure import fixed, is_slight, key_of, near, same
+from ._measure import better, fixed, is_slight, key_of, near, same
 from ._rewrites import Rewrite, rewrites
 
 WHOLE_NUMBERS = having("whole")
@@ -93,6 +93,12 @@ class Search:
 
     def is_least(self, error: OutputError) -> bool:
         return near(error, self.float32_error) or error <= OutputError(0, self.rounding)
+
+    def better(self, after: OutputError, before: OutputError, share: float) -> bool:
+        """Compares what fixes can remove of two errors (see :func:`better`); of an error that many
+        roundings add up to, all of it, since wider formats for enough operations remove that."""
+        floor = 0.0 if self.is_small else self.float32_error.relative
+        return better(after.beyond(floor), before.beyond(floor), share)
 
     @property
     def rounding(self) -> float:
