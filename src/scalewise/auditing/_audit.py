@@ -288,11 +288,18 @@ def _incomparable(session: Session, outcome: Outcome) -> Iterator[str]:
     """Yields the outputs of which the reference run computes infinities alone; not masks."""
     if any(np.isinf(size).any() for _, size in float_arguments(session.program)):
         return
-    computed = (e for e in outcome.equations if e.primitive not in PASSES)
-    infinite = {e.index for e in computed if e["reference_non_finite"]}
+    equations = {e.index: e for e in outcome.equations}
     found = zip(outcome.outputs, outcome.origins, outcome.reference, strict=True)
     for (path, _), origins, numbers in found:
-        if infinite.intersection(origins) and np.size(numbers) and np.isinf(numbers).all():
+        if not np.size(numbers) or not np.isinf(numbers).all():
+            continue
+        seen, pending = set(), {i for i in origins if i in equations}
+        while pending:
+            seen |= pending
+            passes = (i for i in pending if equations[i].primitive in PASSES)
+            pending = {e.index for i in passes for e in outcome.causes.producers(i)} - seen
+        computed = (equations[i] for i in seen if equations[i].primitive not in PASSES)
+        if any(e["reference_non_finite"] for e in computed):
             yield output_name(path)
 
 
