@@ -440,11 +440,19 @@ def test_outputs_that_are_rounding_errors_alone_are_no_yes():
     x = 0.87 + 1e-5 * normal(0, 32)
     report = sw.audit(distance, "fp16")(x)
     assert report.noise == ("output",)
-    assert report.verdict.startswith("Neither yes nor no: distance returns rounding errors alone")
+    assert report.verdict.startswith("Neither yes nor no: no number that distance returns has")
     assert report.verdict.endswith("reference='float64' has more digits.")
     exact = sw.audit(distance, "fp16", reference="float64")(x)
     assert exact.noise == ()
     assert exact.verdict.startswith("No")
+
+
+def test_zeros_that_the_reference_run_has_flushed_are_no_yes():
+    report = sw.audit(lambda p: jnp.prod(p).reshape(1), "fp16")(jnp.full(64, 1e-4))
+    assert report.noise == ("output",)
+    assert report.verdict.startswith("Neither yes nor no")
+    zeros = sw.audit(lambda p: jax.nn.relu(-p) * 0.3, "fp16")(jnp.full(64, 1e-4))
+    assert zeros.verdict.startswith("Yes")
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ from ._reduce._reduction import Reduction, arithmetic
 from ._report._report import AS_WRITTEN, FIRST_STEP, ON_DEVICE, SEMANTICS, WITH_HISTORY, Report
 from ._report._trace import latent
 from ._run._changes import carried
+from ._run._equation_statistics import EquationStatistics
 from ._run._evaluate import release
 from ._run._floors import with_floors
 from ._run._interpretations import Dtypes, Reference, TableEmulation, traced_as_written
@@ -280,27 +281,40 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
     )
 
 
-# Operations that return infinities only of infinite operands, a mask's for example.
+# Operations that return infinities and zeros only of infinite and zero operands.
 PASSES = having("exact") | {"convert_element_type"}
+
+
+def _computed(outcome: Outcome, output: int) -> Iterator[EquationStatistics]:
+    """Yields the operations that compute an output's numbers, behind reshapes and casts."""
+    equations = {e.index: e for e in outcome.equations}
+    seen, pending = set(), {i for i in outcome.origins[output] if i in equations}
+    while pending:
+        seen |= pending
+        passes = (i for i in pending if equations[i].primitive in PASSES)
+        pending = {e.index for i in passes for e in outcome.causes.producers(i)} - seen
+    yield from (equations[i] for i in seen if equations[i].primitive not in PASSES)
 
 
 def _incomparable(session: Session, outcome: Outcome) -> Iterator[str]:
     """Yields the outputs of which the reference run computes infinities alone; not masks."""
     if any(np.isinf(size).any() for _, size in float_arguments(session.program)):
         return
-    equations = {e.index: e for e in outcome.equations}
-    found = zip(outcome.outputs, outcome.origins, outcome.reference, strict=True)
-    for (path, _), origins, numbers in found:
-        if not np.size(numbers) or not np.isinf(numbers).all():
-            continue
-        seen, pending = set(), {i for i in origins if i in equations}
-        while pending:
-            seen |= pending
-            passes = (i for i in pending if equations[i].primitive in PASSES)
-            pending = {e.index for i in passes for e in outcome.causes.producers(i)} - seen
-        computed = (equations[i] for i in seen if equations[i].primitive not in PASSES)
-        if any(e["reference_non_finite"] for e in computed):
+    for i, (path, _) in enumerate(outcome.outputs):
+        infinite = np.size(outcome.reference[i]) and np.isinf(outcome.reference[i]).all()
+        if infinite and any(e["reference_non_finite"] for e in _computed(outcome, i)):
             yield output_name(path)
+
+
+def _noise(session: Session, outcome: Outcome) -> tuple[str, ...]:
+    """Returns the outputs without a right digit in the reference run: rounding errors alone, or
+    zeros where the exact results of the low-precision run's operands aren't zero."""
+    found = {i for i, floor in enumerate(session.floors.norms) if floor}
+    for i, reference in enumerate(outcome.reference):
+        zero = np.size(reference) and not np.any(reference)
+        if zero and any(e["flushed"] for e in _computed(outcome, i)):
+            found.add(i)
+    return tuple(output_name(outcome.outputs[i][0]) for i in sorted(found))
 
 
 def _started_at_zero(session: Session, outcome: Outcome) -> Iterator[str]:
@@ -368,19 +382,13 @@ def _ranges(program: Program) -> tuple[tuple[str, tuple[int, ...]], ...]:
     return tuple((name, tuple(counts.tolist())) for name, counts in found.items())
 
 
-def _noise(session: Session, outcome: Outcome) -> tuple[str, ...]:
-    norms = session.floors.norms or [0.0] * len(outcome.outputs)
-    named = zip(outcome.outputs, norms, strict=True)
-    return tuple(output_name(path) for (path, _), floor in named if floor)
-
-
 def _benign(session: Session, outcome: Outcome, changed) -> tuple[str, ...]:
     floors, paths = session.floors, [path for path, _ in outcome.outputs]
     lines = [
-        f"{name}: 0 but for rounding errors, in the reference run too; its error is relative to "
-        "the numbers that it is made of"
-        for name in _noise(session, outcome)
-    ]
+        f"{output_name(path)}: 0 but for rounding errors, in the reference run too; its error is "
+        "relative to the numbers that it is made of"
+        for path, floor in zip(paths, floors.norms, strict=bool(floors.norms)) if floor
+    ]  # fmt: skip
     for i, mask in floors.numbers.items():
         some = f"{np.sum(mask):,} of {mask.size:,} numbers"
         text = "rounding errors in the reference run too, and not compared"

@@ -52,7 +52,8 @@ class Summary:
         wrong_changes: changes of what a training step returns that are wrong, a sentence each.
         infinite: how many numbers of the outputs are infinite in the reference run.
         incomparable: the outputs of which every number is infinite in the reference run.
-        noise: the outputs of which the reference run has rounding errors alone.
+        noise: the outputs without a right digit in the reference run: rounding errors, or zeros
+            where numbers are flushed.
         started_at_zero: the outputs of a training step, by path, whose arguments are zeros. They
             are this call's changes alone, moments and averages, of which much may be wrong.
         complex_dtype: the dtype of complex numbers, if the reference run has a wider one; else "".

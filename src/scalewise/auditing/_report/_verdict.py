@@ -113,9 +113,9 @@ def _answer(report: Summary) -> str:
         lost = report.lost_changes[0]
         return f"No: {report.function} loses changes of its state in {low} ({lost}; {size})"
     if 0 < len(report.noise) == len(report.outputs):
+        none = f"no number that {report.function} returns has a right digit in {report.reference}"
         made = f"{size}, of the numbers that they are made of"
-        only = f"{report.function} returns rounding errors alone, in {report.reference} too"
-        return f"Neither yes nor no: {only} ({made})"
+        return f"Neither yes nor no: {none} (in {low}, {made})"
     if report.incomparable and _is_harmless(report, error):
         if len(report.incomparable) == len(report.outputs):
             return f"Neither yes nor no: no number that {report.function} returns is finite"
