@@ -322,3 +322,15 @@ def test_a_cast_of_the_program_that_overflows_under_a_policy():
     assert "exceeds FP16's maximum by 2^" in found.evidence
     assert "primitive='convert_element_type'" in str(found.fix)
     assert not report.error_fixed.non_finite
+
+
+def test_a_constant_beside_an_error_of_arguments_is_not_blamed():
+    """With float32 for the line it makes no difference, whatever the arguments leave."""
+
+    def f(x, y):
+        return jnp.interp(jnp.linspace(0.1, 2.9, 20), jnp.sort(x), y)
+
+    x, y = jax.random.uniform(jax.random.key(4), (2, 30)) * 3
+    report = sw.audit(f, "fp16")(x, y)
+    assert report.findings
+    assert not any("constant" in x.evidence for x in report.findings)

@@ -95,9 +95,10 @@ class Search:
         return near(error, self.float32_error) or error <= OutputError(0, self.rounding)
 
     def better(self, after: OutputError, before: OutputError, share: float) -> bool:
-        """Compares what fixes can remove of two errors (see :func:`better`); of an error that many
-        roundings add up to, all of it, since wider formats for enough operations remove that."""
-        floor = 0.0 if self.is_small else self.float32_error.relative
+        """Compares two errors (see :func:`better`) without what float32 leaves of them; the whole
+        errors, if they may be many roundings' or next to nothing can be removed."""
+        whole = self.is_small or near(before, self.float32_error)
+        floor = 0.0 if whole else self.float32_error.relative
         return better(after.beyond(floor), before.beyond(floor), share)
 
     @property
