@@ -334,3 +334,25 @@ def test_a_constant_beside_an_error_of_arguments_is_not_blamed():
     report = sw.audit(f, "fp16")(x, y)
     assert report.findings
     assert not any("constant" in x.evidence for x in report.findings)
+
+
+def test_a_quotient_of_differences_that_cancel_on_its_line():
+    def ratio(x):
+        a, b = jax.nn.sigmoid(x + 9), jax.nn.sigmoid(x + 8.5)
+        return (1 - a) / (1 - b)
+
+    found = sw.audit(ratio, "bf16")(X[0] * 0.1).findings[0]
+    assert (found.kind, found.primitive) == ("cancellation", "sub")
+    assert "64 of 64 numbers are NaN" in found.evidence
+
+
+def test_of_two_overflows_that_one_fix_needs_the_first_comes_first():
+    """The second line's own fix makes some numbers finite, the first one's none."""
+
+    def speed(x):
+        energy = 0.5 * 70.0 * x * x
+        return jnp.sqrt(2 * energy / 70.0)
+
+    found = sw.audit(speed, "fp16")(jnp.linspace(1.0, 100.0, 64)).findings
+    assert [x.evidence.startswith("exceeds FP16's maximum") for x in found] == [True, True]
+    assert found[0].line < found[1].line

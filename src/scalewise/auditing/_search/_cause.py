@@ -49,9 +49,8 @@ def at_cause(search: Search, what: Finding, fix: Fix) -> Finding:
     places = {(cause.file, cause.line)}
     if what.kind != "amplified":
         places |= {(e.file, e.line) for e in wide}
-    own = Group(tuple(search.causes.equations[i] for i in what.equations))
-    led = own.equations and own.is_undefined(search.fmt) and not (is_out_of_range(cause) or flushed)
-    if (what.file, what.line) in places and not (led and cause.line != what.line):
+    led = not flushed and _is_led_to(search, what, cause)
+    if (what.file, what.line) in places and not led:
         return amplified_after(search, _same_line(search, what, cause), fix)
     constant = next((x for x in search.literals if (x.file, x.line) in places), None)
     if not what.equations and constant is not None:
@@ -60,6 +59,15 @@ def at_cause(search: Search, what: Finding, fix: Fix) -> Finding:
     if cause.index not in search.causes.back(what.equations):
         return amplified_after(search, moved, fix)  # another fault
     return _carried_to(search, what, moved, cause, fix)
+
+
+def _is_led_to(search: Search, what: Finding, cause: EquationStatistics) -> bool:
+    """Returns True if operands within the range make results NaN or infinite: by an error of
+    another line, or by a cancellation."""
+    own = Group(tuple(search.causes.equations[i] for i in what.equations))
+    if is_out_of_range(cause) or not own.equations or not own.is_undefined(search.fmt):
+        return False
+    return cause.line != what.line or search.finding_at(cause).kind == "cancellation"
 
 
 def _same_line(search: Search, what: Finding, cause: EquationStatistics) -> Finding:
@@ -166,8 +174,8 @@ def _carried_to(
         moved = amplified_after(search, moved, fix)
         if moved.kind == "precision":  # a rounding like any other: what it leads to is the event
             made = f", from the error of {cause.introduced:.2g} made at {moved.where}"
-            evidence = what.evidence + (made if cause.introduced else "")
-            return dataclasses.replace(what, evidence=evidence)
+            elsewhere = cause.introduced and moved.where != what.where
+            return dataclasses.replace(what, evidence=what.evidence + (made if elsewhere else ""))
         evidence = f"{moved.evidence}; at {what.where} {what.evidence}"
         return dataclasses.replace(moved, evidence=evidence)
     if not FINDING_KINDS[what.kind].carried_in:

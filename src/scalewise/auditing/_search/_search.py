@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from .._run._outcome import Outcome, OutputError
 from .._thresholds import (
@@ -64,7 +64,9 @@ def find_fixes(search: Search, start: Outcome) -> OutputError:
     while by_table and search.done and search.trials > 0 and search.leave_out():
         _search_all(search)
     search_lost_updates(search)
-    search.found.sort(key=_order, reverse=True)
+    severe = [x for x in search.found if x.fix and FINDING_KINDS[x.kind].severe and x.equations]
+    first = {x.order: min(x.equations) for x in sorted(severe, key=lambda x: -min(x.equations))}
+    search.found.sort(key=lambda x: _order(x, first), reverse=True)
     if not search.done and not search.is_small:
         _list_unfixed(search)
     search.unfixed.sort(key=lambda x: not x.tried)
@@ -438,12 +440,15 @@ def _is_part_of(fix: Fix, other: Fix) -> bool:
     return {*fix.indices} <= {*other.indices} and {*fix.limits} <= {*other.limits}
 
 
-def _order(what: Finding) -> tuple[int, bool, float, float]:
+def _order(what: Finding, first: Mapping[int, int]) -> tuple[int, bool, float, float]:
     """Findings that one fix helps keep the order of the search; those whose own part doesn't help
-    alone follow, in the order of the program."""
+    alone follow, in the order of the program. The ``first`` of a fix's numbers that leave the range
+    comes before others that do, which may have read it."""
     made_finite, removed = gain(what)
     regains = what.kind == "swamping" and what.fix is not None and removed <= 0
     alone = OutputError(what.non_finite_alone, what.error_alone)
     helps = better(alone, OutputError(what.non_finite_before, what.error_before), GAIN)
     place = min(what.equations, default=math.inf)
+    if FINDING_KINDS[what.kind].severe and what.equations and what.order in first:
+        helps = place == first[what.order]
     return made_finite, regains, removed, 0.0 if helps else -1.0 - place
