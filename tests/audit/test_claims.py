@@ -228,7 +228,7 @@ def test_a_matrix_that_rounding_makes_indefinite():
 
 
 def test_a_zero_divided_by_a_difference_of_nearly_equal_numbers():
-    """What the division reports is told as the cancellation's effect."""
+    """The cancellation is the finding, and its evidence counts the NaNs of the division."""
 
     def standardised(x):
         mean = jnp.mean(x)
