@@ -64,8 +64,10 @@ def find_fixes(search: Search, start: Outcome) -> OutputError:
     while by_table and search.done and search.trials > 0 and search.leave_out():
         _search_all(search)
     search_lost_updates(search)
-    severe = [x for x in search.found if x.fix and FINDING_KINDS[x.kind].severe and x.equations]
-    first = {x.order: min(x.equations) for x in sorted(severe, key=lambda x: -min(x.equations))}
+    first: dict[int, int] = {}
+    for x in search.found:
+        if _leaves_range(x):
+            first[x.order] = min(*x.equations, first.get(x.order, x.equations[0]))
     search.found.sort(key=lambda x: _order(x, first), reverse=True)
     if not search.done and not search.is_small:
         _list_unfixed(search)
@@ -449,6 +451,10 @@ def _order(what: Finding, first: Mapping[int, int]) -> tuple[int, bool, float, f
     alone = OutputError(what.non_finite_alone, what.error_alone)
     helps = better(alone, OutputError(what.non_finite_before, what.error_before), GAIN)
     place = min(what.equations, default=math.inf)
-    if FINDING_KINDS[what.kind].severe and what.equations and what.order in first:
+    if _leaves_range(what):
         helps = place == first[what.order]
     return made_finite, regains, removed, 0.0 if helps else -1.0 - place
+
+
+def _leaves_range(what: Finding) -> bool:
+    return FINDING_KINDS[what.kind].severe and bool(what.equations)
