@@ -206,3 +206,23 @@ def test_a_decision_that_no_output_depends_on_is_no_cause():
     report = sw.audit(log_size, "bf16")(x)
     assert report.findings
     assert all(f.kind != "decision" for f in report.findings)
+
+
+@pytest.mark.parametrize(
+    ("classes", "answer"), [(4000, "No: predict decides"), (4, "Yes: predict")]
+)
+def test_integers_and_predicates_that_are_outputs_are_compared(classes, answer):
+    """No error of a float tells of them."""
+
+    def predict(x):
+        scores = jnp.tanh(x * 0.3 + 1)
+        return {"token": jnp.argmax(scores, -1), "scores": scores, "step": jnp.int32(3)}
+
+    x = normal(KEY, (64, classes))
+    report = sw.audit(predict, "bf16")(x)
+    low = sw.emulate(predict, "bf16")(x)["token"]
+    differ = int(jnp.sum(low != predict(x)["token"]))
+    found = (("['token']", differ, 64),)
+    assert report.decided == (found if differ else ())
+    assert report.verdict.startswith(answer)
+    assert (f"{differ} of 64 elements of output['token']" in report.verdict) == (differ > 0)

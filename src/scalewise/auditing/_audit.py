@@ -274,6 +274,7 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         infinite=sum(int(np.isinf(np.asarray(x)).sum()) for x in outcome.reference),
         incomparable=tuple(_incomparable(session, outcome)),
         noise=_noise(session, outcome),
+        decided=outcome.decided,
         started_at_zero=tuple(_started_at_zero(session, outcome)),
         complex_dtype=_complex_dtype(session),
         reducer=_reducer(session, outcome),

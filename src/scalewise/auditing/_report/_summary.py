@@ -54,6 +54,8 @@ class Summary:
         incomparable: the outputs of which every number is infinite in the reference run.
         noise: the outputs without a right digit in the reference run: rounding errors, or zeros
             where numbers are flushed.
+        decided: of outputs of integers or predicates in which the runs differ, the path, how many
+            elements differ, and how many it has.
         started_at_zero: the outputs of a training step, by path, whose arguments are zeros. They
             are this call's changes alone, moments and averages, of which much may be wrong.
         complex_dtype: the dtype of complex numbers, if the reference run has a wider one; else "".
@@ -89,6 +91,7 @@ class Summary:
     infinite: int = 0
     incomparable: tuple[str, ...] = ()
     noise: tuple[str, ...] = ()
+    decided: tuple[tuple[str, int, int], ...] = ()
     started_at_zero: tuple[str, ...] = ()
     complex_dtype: str = ""
 

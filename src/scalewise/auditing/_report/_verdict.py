@@ -30,10 +30,23 @@ def verdict(report: Summary) -> str:
     parts = [_answer(report)]
     if not _is_harmless(report, report.error):
         parts += [_cause(report), _remedy(report), _rest(report)]
-    parts.append(_infinite(report))
+    parts += [text for text in (_decided(report), _infinite(report)) if text not in parts[0]]
     if report.untried and report.trials:
         parts.append(f"no trials were left for {counted(report.untried, 'more finding')}")
     return "; ".join(filter(None, parts)) + "."
+
+
+def _decided(report: Summary) -> str:
+    if not report.decided:
+        return ""
+    path, differ, size = max(report.decided, key=lambda x: x[1] / x[2])
+    some = f"{differ:,} of {counted(size, 'element')} of {output_name(path)}"
+    return f"{some} {'differs' if differ == 1 else 'differ'} from the reference run's"
+
+
+def _decides_otherwise(report: Summary) -> bool:
+    least = unusable(report.precision)
+    return any(differ >= least * size for _, differ, size in report.decided)
 
 
 def _infinite(report: Summary) -> str:
@@ -112,6 +125,8 @@ def _answer(report: Summary) -> str:
     if report.lost_changes:
         lost = report.lost_changes[0]
         return f"No: {report.function} loses changes of its state in {low} ({lost}; {size})"
+    if _decides_otherwise(report):
+        return f"No: {report.function} decides otherwise in {low} ({_decided(report)}; {size})"
     if 0 < len(report.noise) == len(report.outputs):
         none = f"no number that {report.function} returns has a right digit in {report.reference}"
         made = f"{size}, of the numbers that they are made of"

@@ -96,6 +96,8 @@ class Outcome:
     reference_nans: tuple[str, ...]  # the paths of outputs with NaN in the reference run
     low: tuple[jax.Array, ...]  # low, reference: the float outputs of both runs
     reference: tuple[jax.Array, ...]
+    # of outputs of integers or predicates: the path, how many elements differ, and how many it has
+    decided: tuple[tuple[str, int, int], ...] = ()
     exact_sums: ExactSums | None = None  # see :class:`Session`
 
     @functools.cached_property

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import os
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import cast
 
@@ -32,12 +32,12 @@ from ._accumulator import Accumulator
 from ._changes import Update, started_at_zero, updates, wrong
 from ._compiled import Compiled
 from ._dataflow import Dataflow, dataflow
-from ._equation import EquationPlan
+from ._equation import EquationPlan, is_discrete
 from ._interpretations import Reference, Runs
 from ._lockstep import Lockstep
 from ._loss_scale import loss_scaled_paths
 from ._outcome import ExactSums, Floors, Outcome, OutputError, squared_norm
-from ._pair import Pair, shaped
+from ._pair import Decision, Pair, shaped
 from ._rounding import format_params
 from ._specialize import Low, kind_of_run
 from ._statistics import OP_PARAMS
@@ -257,6 +257,7 @@ class Session:
             reference_nans=(),
             low=lows,
             reference=references,
+            decided=tuple(_decided(self.program, values)),
             exact_sums=self.exact_sums,
         )
         return self.with_errors(outcome)
@@ -313,6 +314,14 @@ class Session:
             outputs=tuple(zip(paths, errors, strict=True)),
             reference_nans=tuple(p for p, row in zip(paths, table, strict=True) if row[3]),
         )
+
+
+def _decided(program: Program, values: Sequence[Value]) -> Iterator[tuple[str, int, int]]:
+    for path, value, aval in zip(program.paths, values, program.out_avals, strict=True):
+        if isinstance(value, Decision) and is_discrete(aval):
+            differ = int(np.sum(np.asarray(value.low) != np.asarray(value.reference)))
+            if differ:
+                yield path, differ, math.prod(aval.shape)
 
 
 def _ratio(noise: float, signal: float) -> float:
