@@ -10,12 +10,12 @@ from proofs.torch_classics import CLASSICS, audited, made
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 FIXES = {  # how they begin
-    "T5 in FP16": "float32 for the matmul, add, clamp",  # `wo`, residual, clamp
-    "mT5 in FP16": "float32 for the matmul, add, clamp",
+    "T5 in FP16": "float32 for the matmul, add",  # and the clamp, behind them
+    "mT5 in FP16": "float32 for the matmul, add",
     "Pegasus in FP16": "float32 for the linear and add at lines",  # and the residual stream
     "Attention without a scale, FP16": "float32 for the matmul",
     "A mask of -1e9, FP16": "-32752 in place of -1e+09",
-    "Adam's epsilon in FP16": "6.1e-05 in place of 1e-08",
+    "Adam's epsilon in FP16": "float32 for lines",  # another epsilon leaves 100 times the error
 }
 
 
