@@ -10,7 +10,7 @@ from ..._output import counted
 from .._run._outcome import OutputError, output_name
 from .._search._findings import Finding
 from .._search._measure import is_slight, near
-from .._thresholds import CHANGE_WRONG, UPDATES_LOST, unusable
+from .._thresholds import CHANGE_WRONG, MANY_DECIDED, UPDATES_LOST, unusable
 from ._summary import Summary
 
 TRAINING = re.compile("train|optimi|learn|fit", re.IGNORECASE)
@@ -40,13 +40,14 @@ def _decided(report: Summary) -> str:
     if not report.decided:
         return ""
     path, differ, size = max(report.decided, key=lambda x: x[1] / x[2])
-    some = f"{differ:,} of {counted(size, 'element')} of {output_name(path)}"
-    return f"{some} {'differs' if differ == 1 else 'differ'} from the reference run's"
+    some = "the only element" if size == 1 else f"{differ:,} of {size:,} elements"
+    return f"{some} of {output_name(path)} {'differs' if differ == 1 else 'differ'}"
 
 
-def _decides_otherwise(report: Summary) -> bool:
-    least = unusable(report.precision)
-    return any(differ >= least * size for _, differ, size in report.decided)
+def _decides_otherwise(report: Summary, least: int = 1) -> bool:
+    """Returns True if much of an output of integers or predicates, of at least so many, differs."""
+    share = unusable(report.precision)
+    return any(n >= share * size and size >= least for _, n, size in report.decided)
 
 
 def _infinite(report: Summary) -> str:
@@ -125,7 +126,7 @@ def _answer(report: Summary) -> str:
     if report.lost_changes:
         lost = report.lost_changes[0]
         return f"No: {report.function} loses changes of its state in {low} ({lost}; {size})"
-    if _decides_otherwise(report):
+    if _decides_otherwise(report, MANY_DECIDED):
         return f"No: {report.function} decides otherwise in {low} ({_decided(report)}; {size})"
     if 0 < len(report.noise) == len(report.outputs):
         none = f"no number that {report.function} returns has a right digit in {report.reference}"
@@ -135,10 +136,10 @@ def _answer(report: Summary) -> str:
         if len(report.incomparable) == len(report.outputs):
             return f"Neither yes nor no: no number that {report.function} returns is finite"
         return f"Neither yes nor no: {report.function} {yes} in {low} with {size} elsewhere"
-    if error.relative == 0:
-        return f"Yes: {report.function} {yes} in {low} without error"
     if _is_harmless(report, error):
-        return f"Yes: {report.function} {yes} in {low} with {size}"
+        answer = "" if _decides_otherwise(report) else "Yes: "  # a count may be one off
+        size = f"with {size}" if error.relative else "without error"
+        return f"{answer}{report.function} {yes} in {low} {size}"
     limits = dict.fromkeys(report.started_at_zero, CHANGE_WRONG)
     least = unusable(report.precision)
     worse = [(path, x) for path, x in report.outputs if x.relative >= limits.get(path, least)]
