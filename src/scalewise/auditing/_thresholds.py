@@ -135,14 +135,14 @@ NEAR_ITS_END = 0.25
 CHANGE_REGAINED = 0.5
 # The outputs' error hardly shows such a fix; it may exceed the one before by so much.
 NOT_WORSE = 1.5
-# Of an output of integers or predicates with fewer elements one that differs isn't a refusal: a
-# count may be one off.
-MANY_DECIDED = 10
 # The share of the optimizer's additions that change nothing from which hardly anything is trained.
 UPDATES_LOST = 0.5
 
 # -- the verdict ----------------------------------------------------------------------------------
 
+# Of an output of integers or predicates with fewer elements one that differs isn't a refusal: a
+# count may be one off.
+MANY_DECIDED = 10
 # An error that changes the outputs by a tenth makes them wrong for any use. Formats of few bits
 # make as much in a few roundings, and a format of many bits promises more: about half of its digits
 # (1.6 makes that a tenth in BF16).
