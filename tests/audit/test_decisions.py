@@ -208,9 +208,7 @@ def test_a_decision_that_no_output_depends_on_is_no_cause():
     assert all(f.kind != "decision" for f in report.findings)
 
 
-@pytest.mark.parametrize(
-    ("classes", "answer"), [(4000, "No: predict decides"), (4, "Yes: predict")]
-)
+@pytest.mark.parametrize(("classes", "answer"), [(4000, "No: predict makes"), (4, "Yes: predict")])
 def test_integers_and_predicates_that_are_outputs_are_compared(classes, answer):
     """No error of a float tells of them."""
 

@@ -308,7 +308,7 @@ def _incomparable(session: Session, outcome: Outcome) -> Iterator[str]:
 
 
 def _noise(session: Session, outcome: Outcome) -> tuple[str, ...]:
-    """Returns the outputs without a right digit in the reference run: rounding errors alone, or
+    """Returns the outputs without a correct digit in the reference run: rounding errors alone, or
     zeros where the exact results of the low-precision run's operands aren't zero."""
     found = {i for i, floor in enumerate(session.floors.norms) if floor}
     for i, reference in enumerate(outcome.reference):

@@ -127,9 +127,9 @@ def _answer(report: Summary) -> str:
         lost = report.lost_changes[0]
         return f"No: {report.function} loses changes of its state in {low} ({lost}; {size})"
     if _decides_otherwise(report, MANY_DECIDED):
-        return f"No: {report.function} decides otherwise in {low} ({_decided(report)}; {size})"
+        return f"No: {report.function} makes other decisions in {low} ({_decided(report)}; {size})"
     if 0 < len(report.noise) == len(report.outputs):
-        none = f"no number that {report.function} returns has a right digit in {report.reference}"
+        none = f"no number that {report.function} returns has a correct digit in {report.reference}"
         made = f"{size}, of the numbers that they are made of"
         return f"Neither yes nor no: {none} (in {low}, {made})"
     if report.incomparable and _is_harmless(report, error):
