@@ -14,7 +14,7 @@ from .._run._causes import Causes
 from .._run._equation_statistics import EquationStatistics, Operands
 from .._run._outcome import Outcome, OutputError
 from .._run._session import Session
-from .._thresholds import FEW_ROUNDINGS, NARROWER, NARROWING, ROUNDING, SMALL
+from .._thresholds import NARROWER, NARROWING, ROUNDING, SMALL
 from ._apply import AuditedArithmetic, FormatChoice
 from ._findings import Finding, finding, place_of
 from ._fixes import Fix, described, library_calls, whole_calls, widened
@@ -174,12 +174,13 @@ class Search:
         return outcome
 
     def leave_out(self) -> bool:
-        """Leaves out the outputs that are as good as with float32 for all operations, whose error
-        may hide that of others; returns False if no other one has a larger error."""
+        """Leaves out outputs that are as good as with float32 for all operations, or whose error
+        many roundings may add up to: they may hide others. Returns False if no others are left."""
         wide = dict(self.float32.outputs)
-        few = OutputError(0, FEW_ROUNDINGS * self.rounding)
-        found = (path for path, e in self.outcome.outputs if near(e, wide[path]) or e <= few)
-        left_out = frozenset(found)
+        left_out = frozenset(
+            path for path, e in self.outcome.outputs
+            if near(e, wide[path]) or self.may_be_roundings(e)
+        )  # fmt: skip
         if left_out <= self.left_out or len(left_out) == len(wide):
             return False
         self._look_at_all_but(left_out)
