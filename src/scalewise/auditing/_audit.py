@@ -312,7 +312,7 @@ def _noise(session: Session, outcome: Outcome) -> tuple[str, ...]:
     zeros where the exact results of the low-precision run's operands aren't zero."""
     found = {i for i, floor in enumerate(session.floors.norms) if floor}
     for i, reference in enumerate(outcome.reference):
-        zero = np.size(reference) and not np.any(reference)
+        zero = np.size(reference) and not np.asarray(reference).any()
         if zero and any(e["flushed"] for e in _computed(outcome, i)):
             found.add(i)
     return tuple(output_name(outcome.outputs[i][0]) for i in sorted(found))
