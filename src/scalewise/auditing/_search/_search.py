@@ -444,15 +444,15 @@ def _is_part_of(fix: Fix, other: Fix) -> bool:
 
 def _order(what: Finding, first: Mapping[int, int]) -> tuple[int, bool, float, float]:
     """Findings that one fix helps keep the order of the search; those whose own part doesn't help
-    alone follow, in the order of the program. The ``first`` of a fix's numbers that leave the range
-    comes before others that do, which may have read it."""
+    alone follow, in the order of the program, and so do numbers that leave the range behind the
+    ``first`` ones of a fix that do."""
     made_finite, removed = gain(what)
     regains = what.kind == "swamping" and what.fix is not None and removed <= 0
     alone = OutputError(what.non_finite_alone, what.error_alone)
     helps = better(alone, OutputError(what.non_finite_before, what.error_before), GAIN)
     place = min(what.equations, default=math.inf)
-    if _leaves_range(what):
-        helps = place == first[what.order]
+    if _leaves_range(what) and place != first[what.order]:
+        helps = False
     return made_finite, regains, removed, 0.0 if helps else -1.0 - place
 
 
