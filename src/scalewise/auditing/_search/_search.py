@@ -340,14 +340,14 @@ def _try_fixes(
         # it helps a little: kept for the final pass, since a pair may do more
         search.results[key_of(best[0].change(search.current))] = best[1]
         best = None
-    if best and constant and constant_is_harmless(search, constant, *best):
-        search.results[key_of(best[0].change(search.current))] = best[1]
-        search.harmless.append(constant)
-        return False
     if best:
         best = search.fewer_lines(*best)
         if _is_like_any_rounding(search, at_cause(search, what, best[0]), best[0]):
             best = None
+        elif constant and constant_is_harmless(search, constant, *best):
+            search.results[key_of(best[0].change(search.current))] = best[1]
+            search.harmless.append(constant)
+            return False
     if best is None:
         if tried:
             search.failed.append(Failed(what, tuple(options), tuple(tried), search.current, before))
