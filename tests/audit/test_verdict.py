@@ -191,3 +191,29 @@ def test_a_gradient_that_is_as_good_as_its_policy_lets_it_be_has_no_cause():
     assert 2 * 2.0**-8 < report.error.relative < 16 * 2.0**-7
     assert not report.findings
     assert "no operation stands out as the cause" in report.verdict
+
+
+def test_outputs_that_are_rounding_errors_alone_are_no_yes():
+    """Of what float32 computes there, no digit is right: nothing says what FP16 does to it."""
+
+    def distance(x):
+        a, b = x[:-1], x[1:]
+        cosine = jnp.sin(a) * jnp.sin(b) + jnp.cos(a) * jnp.cos(b)
+        return jnp.arccos(jnp.clip(cosine, -1, 1))
+
+    x = 0.87 + 1e-5 * jax.random.normal(jax.random.key(0), (32,))
+    report = sw.audit(distance, "fp16")(x)
+    assert report.noise == ("output",)
+    assert report.verdict.startswith("Neither yes nor no: no number that distance returns has")
+    assert report.verdict.endswith("reference='float64' has more digits.")
+    exact = sw.audit(distance, "fp16", reference="float64")(x)
+    assert exact.noise == ()
+    assert exact.verdict.startswith("No")
+
+
+def test_zeros_that_the_reference_run_has_flushed_are_no_yes():
+    report = sw.audit(lambda p: jnp.prod(p).reshape(1), "fp16")(jnp.full(64, 1e-4))
+    assert report.noise == ("output",)
+    assert report.verdict.startswith("Neither yes nor no")
+    zeros = sw.audit(lambda p: jax.nn.relu(-p) * 0.3, "fp16")(jnp.full(64, 1e-4))
+    assert zeros.verdict.startswith("Yes")

@@ -27,7 +27,7 @@ from ..emulating import Emulation
 from ..formats import FP32, FP64, Format, FormatLike, Saturation
 from ..formats import format as format_
 from ..interpret import Interpretation, Program, all_equations, is_float, trace, with_state
-from ..primitives import PRIMITIVES, having
+from ..primitives import PRIMITIVES
 from ..rounding import saturation
 from ._file import name_of
 from ._reduce._reduce import Audited, reduce
@@ -35,7 +35,7 @@ from ._reduce._reduction import Reduction, arithmetic
 from ._report._report import AS_WRITTEN, FIRST_STEP, ON_DEVICE, SEMANTICS, WITH_HISTORY, Report
 from ._report._trace import latent
 from ._run._changes import carried
-from ._run._equation_statistics import EquationStatistics
+from ._run._compared import float_arguments, incomparable, without_digits
 from ._run._evaluate import release
 from ._run._floors import with_floors
 from ._run._interpretations import Dtypes, Reference, TableEmulation, traced_as_written
@@ -272,50 +272,14 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         lost_changes=tuple(search.lost_changes),
         wrong_changes=tuple(map(str, session.wrong_changes(outcome))),
         infinite=sum(int(np.isinf(np.asarray(x)).sum()) for x in outcome.reference),
-        incomparable=tuple(_incomparable(session, outcome)),
-        noise=_noise(session, outcome),
+        incomparable=tuple(incomparable(session.program, outcome)),
+        noise=tuple(without_digits(session.floors, outcome)),
         decided=outcome.decided,
         started_at_zero=tuple(_started_at_zero(session, outcome)),
         complex_dtype=_complex_dtype(session),
         reducer=_reducer(session, outcome),
         origin=search.origin,
     )
-
-
-# Operations that return infinities and zeros only of infinite and zero operands.
-PASSES = having("exact") | {"convert_element_type"}
-
-
-def _computed(outcome: Outcome, output: int) -> Iterator[EquationStatistics]:
-    """Yields the operations that compute an output's numbers, behind reshapes and casts."""
-    equations = {e.index: e for e in outcome.equations}
-    seen, pending = set(), {i for i in outcome.origins[output] if i in equations}
-    while pending:
-        seen |= pending
-        passes = (i for i in pending if equations[i].primitive in PASSES)
-        pending = {e.index for i in passes for e in outcome.causes.producers(i)} - seen
-    yield from (equations[i] for i in seen if equations[i].primitive not in PASSES)
-
-
-def _incomparable(session: Session, outcome: Outcome) -> Iterator[str]:
-    """Yields the outputs of which the reference run computes infinities alone; not masks."""
-    if any(np.isinf(size).any() for _, size in float_arguments(session.program)):
-        return
-    for i, (path, _) in enumerate(outcome.outputs):
-        infinite = np.size(outcome.reference[i]) and np.isinf(outcome.reference[i]).all()
-        if infinite and any(e["reference_non_finite"] for e in _computed(outcome, i)):
-            yield output_name(path)
-
-
-def _noise(session: Session, outcome: Outcome) -> tuple[str, ...]:
-    """Returns the outputs without a correct digit in the reference run: rounding errors alone, or
-    zeros where the exact results of the low-precision run's operands aren't zero."""
-    found = {i for i, floor in enumerate(session.floors.norms) if floor}
-    for i, reference in enumerate(outcome.reference):
-        zero = np.size(reference) and not np.asarray(reference).any()
-        if zero and any(e["flushed"] for e in _computed(outcome, i)):
-            found.add(i)
-    return tuple(output_name(outcome.outputs[i][0]) for i in sorted(found))
 
 
 def _started_at_zero(session: Session, outcome: Outcome) -> Iterator[str]:
@@ -513,9 +477,3 @@ def check_repeatable(session: Session, outcome: Outcome, f: Callable) -> None:
         f"audit: {name_of(f)} calls back to the host, and gets other numbers at each call: "
         "draw them before, or with jax.random and a key"
     )
-
-
-def float_arguments(program: Program) -> Iterator[tuple[str, np.ndarray]]:
-    for path, x, aval in zip(program.arguments, program.arrays, program.in_avals, strict=True):
-        if is_float(aval):
-            yield path, np.abs(np.asarray(x).astype(np.float64))
