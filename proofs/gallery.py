@@ -28,7 +28,7 @@ import scalewise as sw
 from examples import accumulators, gallery
 from proofs.experts import error, expert_error, marked
 from scalewise.auditing._report._terminal import alone
-from scalewise.auditing._report._terminal import error as outputs_error
+from scalewise.auditing._run._outcome import OutputError
 from scalewise.formats import format
 
 FILE = Path(__file__).parents[1] / "docs" / "gallery.jsonl"
@@ -246,7 +246,7 @@ def scored_row(name: str) -> tuple[Score, dict[str, Any]]:
         "finding": _recorded(found.findings[0]) if found.findings else None,
         "error": str(report.error) if report else "audit failed",
         "error_fixed": str(report.error_fixed) if report else "",
-        "expert": outputs_error(found.expert[1], found.expert[0]) if found.expert else "",
+        "expert": str(OutputError(*found.expert)) if found.expert else "",
         "seconds": round(found.seconds, 1),
     }
 
@@ -255,8 +255,8 @@ def _recorded(finding: sw.Finding) -> dict[str, Any]:
     fields = ("kind", "line", "primitive", "direction", "evidence")
     return {k: getattr(finding, k) for k in fields} | {
         "fix": str(finding.fix) if finding.fix else None,
-        "before": outputs_error(finding.error_before, finding.non_finite_before),
-        "after": outputs_error(finding.error_after, finding.non_finite_after) + alone(finding),
+        "before": str(finding.outputs_error("before")),
+        "after": f"{finding.outputs_error('after')}{alone(finding)}",
     }
 
 

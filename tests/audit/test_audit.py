@@ -347,9 +347,9 @@ def drawn(x):
             "drawn calls back to the host, and gets other numbers at each call",
         ),
         (
-            lambda: sw.audit(lambda x: x > 0, "fp16")(jnp.ones(2)),
+            lambda: sw.audit(lambda i: i + 1, "fp16")(jnp.arange(2)),
             ValueError,
-            "returns no float, so that there is no error to measure",
+            "returns no float, and nothing that floats decide, so that there is no error",
         ),
         (
             lambda: sw.audit(lambda x: 2 * x, "fp16")(3.0),

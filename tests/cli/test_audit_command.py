@@ -40,7 +40,7 @@ def wide(x):
     return x @ jnp.ones((7, 7))
 
 def count(x):
-    return x > 0
+    return len(x)
 
 def step(w, batch):
     return w + batch

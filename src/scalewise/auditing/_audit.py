@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._check import Count, Natural, checked
-from .._jax import Tracer, open_jaxpr, unchecked
+from .._jax import unchecked
 from .._resolve import as_format, resolve
 from .._types import PyTree
 from ..autocasting import Autocast, Policy, PolicyLike
@@ -27,8 +27,14 @@ from ..emulating import Emulation
 from ..formats import FP32, FP64, Format, FormatLike, Saturation
 from ..formats import format as format_
 from ..interpret import Interpretation, Program, all_equations, is_float, trace, with_state
-from ..primitives import PRIMITIVES
 from ..rounding import saturation
+from ._checks import (
+    check_decides,
+    check_program,
+    check_reference,
+    check_repeatable,
+    check_steps,
+)
 from ._file import name_of
 from ._reduce._reduce import Audited, reduce
 from ._reduce._reduction import Reduction, arithmetic
@@ -39,7 +45,7 @@ from ._run._compared import float_arguments, incomparable, without_digits
 from ._run._evaluate import release
 from ._run._floors import with_floors
 from ._run._interpretations import Dtypes, Reference, TableEmulation, traced_as_written
-from ._run._outcome import ExactSums, Outcome, output_name
+from ._run._outcome import ExactSums, Outcome, OutputError, output_name
 from ._run._rounding import format_params
 from ._run._session import Session
 from ._run._specialize import history_of, nominal_format, of_recipe
@@ -107,8 +113,8 @@ def audit(
         TypeError: ``f`` isn't callable, or returns something that isn't an array; an argument is a
             tracer.
         ValueError: an unknown format or device; a device without a recipe; a reference that isn't
-            wider than ``low``; negative ``trials``; no float output; NaN in the reference run's
-            outputs.
+            wider than ``low``; negative ``trials``; no output that depends on floats; NaN in the
+            reference run's outputs.
 
     Example:
         >>> import jax.numpy as jnp, scalewise as sw
@@ -142,6 +148,7 @@ def audit(
         session = Session(program, own, wide, steps, _batch_arrays(per_step))
         check_steps(session, f)
         outcome = with_exact_sums(session, session.run())
+        check_decides(session, outcome, f)
         check_reference(session, outcome, f)
         check_repeatable(session, outcome, f)
         outcome = with_floors(session, outcome, FLOORS_FROM * float(nominal_format(low_run).eps))
@@ -257,7 +264,7 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         error=outcome.error,
         error_fixed=error_fixed,
         error_float32=search.float32_error,
-        outputs=outcome.outputs,
+        outputs=outcome.outputs or _decision_outputs(outcome),
         equations=tuple(outcome.equations),
         largest=float(fmt.max),
         smallest_normal=float(fmt.smallest_normal),
@@ -274,12 +281,18 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         infinite=sum(int(np.isinf(np.asarray(x)).sum()) for x in outcome.reference),
         incomparable=tuple(incomparable(session.program, outcome)),
         noise=tuple(without_digits(session.floors, outcome)),
-        decided=outcome.decided,
+        decided=tuple(x for x in outcome.decided if x[1]),
+        decided_fixed=tuple(x for x in after.decided if x[1]),
         started_at_zero=tuple(_started_at_zero(session, outcome)),
         complex_dtype=_complex_dtype(session),
         reducer=_reducer(session, outcome),
         origin=search.origin,
     )
+
+
+def _decision_outputs(outcome: Outcome) -> tuple[tuple[str, OutputError], ...]:
+    paths = [path for path, *_ in outcome.decided]
+    return tuple(zip(paths, outcome.decision_errors, strict=True))
 
 
 def _started_at_zero(session: Session, outcome: Outcome) -> Iterator[str]:
@@ -354,10 +367,11 @@ def _benign(session: Session, outcome: Outcome, changed) -> tuple[str, ...]:
         "relative to the numbers that it is made of"
         for path, floor in zip(paths, floors.norms, strict=bool(floors.norms)) if floor
     ]  # fmt: skip
-    for i, mask in floors.numbers.items():
+    masks = {paths[i]: mask for i, mask in floors.numbers.items()} | {**floors.undecided}
+    for path, mask in masks.items():
         some = f"{np.sum(mask):,} of {mask.size:,} numbers"
         text = "rounding errors in the reference run too, and not compared"
-        lines.append(f"{output_name(paths[i])}: {some} {'is' if mask.sum() == 1 else 'are'} {text}")
+        lines.append(f"{output_name(path)}: {some} {'is' if mask.sum() == 1 else 'are'} {text}")
     lines += [f"{x.where}: {x}, as a mask" for x in changed if x.masks]
     for e in outcome.equations:
         if e["reference_non_finite"] and not outcome.reference_nans:
@@ -393,87 +407,3 @@ def with_exact_sums(session: Session, outcome: Outcome) -> Outcome:
     made = {e.index: e.introduced for e in plain.equations if e["operands"]}
     session.exact_sums = ExactSums(plain.error.relative, made)
     return dataclasses.replace(outcome, exact_sums=session.exact_sums)
-
-
-# Primitives that give other numbers at each call, and what to do instead.
-UNREPEATABLE = {"rng_uniform": "draws other numbers at each call: use jax.random with a key"}
-
-
-def check_program(program: Program, f: Callable) -> None:
-    """Raises if a program can't be audited: traced arguments, no float result, its own draws."""
-    name = name_of(f)
-    if any(isinstance(x, Tracer) for x in program.arrays):
-        raise TypeError(
-            f"audit({name}, ...) was called under jit, grad or vmap; call it with arrays, and put "
-            "the transformation inside: audit(jax.grad(f), ...)"
-        )
-    if any(isinstance(x, Tracer) for x in open_jaxpr(program.jaxpr)[1]):
-        raise TypeError(
-            f"audit: {name} closes over an array that another transformation traces (jit, grad, "
-            "vmap): audit outside of it, with the array among the arguments"
-        )
-    if not any(map(is_float, program.out_avals)):
-        numbers = "" if any(map(is_float, program.in_avals)) else (
-            ". A Python number among the arguments is a constant: pass jnp.asarray(x)"
-        )  # fmt: skip
-        raise ValueError(
-            f"audit: {name} returns no float, so that there is no error to measure; return a loss, "
-            f"or what it is computed from{numbers}"
-        )
-    for primitive, why in UNREPEATABLE.items():
-        if f" {primitive}" in str(program.jaxpr):
-            raise ValueError(f"audit: {name} calls {primitive}, which {why}")
-
-
-def check_steps(session: Session, f: Callable) -> None:
-    """Raises if a program whose state is carried over several steps returns another state."""
-    if session.steps < 1:
-        raise ValueError(f"audit: steps is {session.steps}; expected 1 or more")
-    if session.steps > 1:
-        n, program = session.state_size, session.program
-        before = [(a.shape, a.dtype) for a in program.in_avals[:n]]
-        after = [(a.shape, a.dtype) for a in program.out_avals[:n]]
-        if not n or before != after:
-            raise ValueError(
-                f"audit: steps={session.steps}, but the first result of {name_of(f)} has other "
-                "shapes or dtypes than its first argument; expected f(state, ...) -> state, or "
-                "(state, ...)"
-            )
-
-
-def check_reference(session: Session, outcome: Outcome, f: Callable) -> None:
-    """Raises if the reference run's outputs have NaN; says where the first one comes from."""
-    if not outcome.reference_nans:
-        return
-    sizes = float_arguments(session.program)
-    given = next((path for path, size in sizes if np.isnan(size).any()), None)
-    first = next((e for e in outcome.equations if e["reference_nan"]), None)
-    if given is not None or first is None:
-        where = f"argument {given or 'or constant'} has NaN"
-        advice = "replace it first"
-    else:
-        row = PRIMITIVES.get(first.primitive)
-        why = (row and row.nan) or "a number without a real result"
-        where = f"the first comes from {first.primitive} at {first.file}:{first.line} ({why})"
-        advice = "fix that first"
-        if session.reference.dtype == jnp.float32 and ("infinity" in why or "0 /" in why):
-            advice += ", or try reference='float64' if float32 overflows or underflows there"
-    raise ValueError(
-        f"audit: {name_of(f)} gives NaN in the reference run too "
-        f"({output_name(outcome.reference_nans[0])}); {where}; {advice}"
-    )
-
-
-def check_repeatable(session: Session, outcome: Outcome, f: Callable) -> None:
-    """Raises if a host callback, which each run calls anew, returns other numbers each time."""
-    if not session.program.calls_back:
-        return
-    results = [outcome.reference]
-    for _ in range(2):  # what compiles a loop may round another way than what ran it
-        results.append(session.run().reference)
-        if all(map(partial(np.array_equal, equal_nan=True), *results[-2:])):
-            return
-    raise ValueError(
-        f"audit: {name_of(f)} calls back to the host, and gets other numbers at each call: "
-        "draw them before, or with jax.random and a key"
-    )

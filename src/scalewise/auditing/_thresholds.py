@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 # -- evidence ------------------------------------------------------------------------------------
 
 # Shares from which a finding is an underflow, or a swamping.
@@ -143,6 +145,8 @@ UPDATES_LOST = 0.5
 # Of an output of integers or predicates with fewer elements one that differs isn't a refusal: a
 # count may be one off.
 MANY_DECIDED = 10
+# Of many elements so few differ by chance: float32 for all operations may leave as many.
+FEW_DECIDED = 2
 # An error that changes the outputs by a tenth makes them wrong for any use. Formats of few bits
 # make as much in a few roundings, and a format of many bits promises more: about half of its digits
 # (1.6 makes that a tenth in BF16).
@@ -152,3 +156,17 @@ UNUSABLE, ROUNDINGS, HALF_DIGITS = 0.1, 4.0, 1.6
 def unusable(precision: int) -> float:
     half = min(UNUSABLE, HALF_DIGITS * 2.0 ** (-precision / 2))
     return min(max(half, ROUNDINGS * 2.0**-precision), 1.0)
+
+
+def decides_otherwise(
+    decided: Iterable[tuple[str, int, int]], precision: int, least: int = 1
+) -> bool:
+    """Returns True if much of an output of integers or predicates, of at least so many, differs.
+
+    Args:
+        decided: see :class:`Summary`.
+        precision: of the format, in bits.
+        least: how many elements such an output has at least.
+    """
+    share = unusable(precision)
+    return any(n >= share * size and size >= least for _, n, size in decided)

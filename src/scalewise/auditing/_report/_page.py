@@ -19,7 +19,7 @@ from .._search._groups import Group
 from .._search._kinds import FINDING_KINDS
 from ._edits import edits
 from ._summary import Summary
-from ._terminal import alone, error, errors, fixed_with, function, scales
+from ._terminal import alone, errors, fixed_with, function, scales
 from ._trace import before_first_event, by_scope
 from ._verdict import cause, no_fix, tried, verdict
 
@@ -117,9 +117,7 @@ def _marks(equations: Equations, findings: Sequence[str]) -> tuple[str, ...]:
 def page(report: Summary) -> str:
     environment = page_environment("scalewise.auditing._report")
     environment.filters |= {
-        "error": lambda f, which: error(
-            getattr(f, f"error_{which}"), getattr(f, f"non_finite_{which}")
-        ),
+        "error": lambda f, which: f.outputs_error(which),
         "colour": _colour,
         "alone": alone,
         "tried": tried,

@@ -56,6 +56,7 @@ class Summary:
             where numbers are flushed.
         decided: of outputs of integers or predicates in which the runs differ, the path, how many
             elements differ, and how many it has.
+        decided_fixed: the same with the fixes of all findings.
         started_at_zero: the outputs of a training step, by path, whose arguments are zeros. They
             are this call's changes alone, moments and averages, of which much may be wrong.
         complex_dtype: the dtype of complex numbers, if the reference run has a wider one; else "".
@@ -92,6 +93,7 @@ class Summary:
     incomparable: tuple[str, ...] = ()
     noise: tuple[str, ...] = ()
     decided: tuple[tuple[str, int, int], ...] = ()
+    decided_fixed: tuple[tuple[str, int, int], ...] = ()
     started_at_zero: tuple[str, ...] = ()
     complex_dtype: str = ""
 

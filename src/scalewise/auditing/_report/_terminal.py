@@ -29,9 +29,11 @@ def show(report: Summary, console: Console, *, everything: bool = False) -> None
     head.append(f"   {count}, {counted(report.trials, 'trial')}", style="dim")
     console.print(head)
     console.print(Text(verdict(report), style="bold"))
-    outputs = Text("outputs: error ")
+    decided = report.error.decided
+    outputs = Text("outputs: " if decided else "outputs: error ")
     outputs.append(str(report.error), style=_style(report.error))
-    outputs.append(f" (one rounding: up to {2.0**-report.precision:.2g})", style="dim")
+    unit = f" (one rounding: up to {2.0**-report.precision:.2g})"
+    outputs.append(" of the elements compared differ" if decided else unit, style="dim")
     if any(x.fix for x in report.findings):
         outputs.append("; with the fixes below ")
         outputs.append(str(report.error_fixed), style=_style(report.error_fixed, "bold green"))
@@ -86,11 +88,11 @@ def _findings(report: Summary, console: Console) -> None:
             console.print(Text(f"     {finding.source}", style="dim"))
         if finding.called:
             console.print(Text(f"     {finding.called}", style="dim"))
-        before = error(finding.error_before, finding.non_finite_before)
+        before = finding.outputs_error("before")
         if finding.fix is None:
             console.print(Text(f"     {tried(finding)}: error {before}"))
             continue
-        after = error(finding.error_after, finding.non_finite_after)
+        after = finding.outputs_error("after")
         first = fixed_with(report, finding)
         line = f"the change for {first}" if first else str(finding.fix)
         style = "yellow" if finding.non_finite_after else "green"
@@ -141,7 +143,7 @@ def errors(report: Summary, finding: Finding) -> str:
     if here and all(e.sqnr == -math.inf for e in here):
         return "No number of it is finite in both runs."
     if FINDING_KINDS[finding.kind].out_of_range and not math.isnan(finding.error_before):
-        cost = error(finding.error_before, finding.non_finite_before)
+        cost = finding.outputs_error("before")
         return f"Outputs' error with it: {cost}; of its finite numbers: {finding.inherited:.2g}."
     made, total = f"{finding.introduced:.2g}", f"{finding.inherited:.2g}"
     return f"Error made here {made}, with the error carried in {total}."
@@ -167,13 +169,6 @@ def scales(report: Summary) -> str:
     return text + (f"; from 2^{beyond} more overflow" if beyond is not None else "")
 
 
-def error(relative: float, non_finite: int) -> str:
-    """Returns ``0.0012``, or ``17 not finite``."""
-    if non_finite:
-        return f"{non_finite:,} not finite"
-    return "?" if math.isnan(relative) else f"{relative:.2g}"
-
-
 def fixed_with(report: Summary, finding: Finding) -> int | None:
     """Findings that only one change helps together have the same place in the order of fixes."""
     if finding.fix is None:
@@ -186,4 +181,4 @@ def alone(finding: Finding) -> str:
     """Returns the error that one of two fixes left alone; "" for a single fix."""
     if not finding.non_finite_alone and math.isnan(finding.error_alone):
         return ""
-    return f" (without the other fix {error(finding.error_alone, finding.non_finite_alone)})"
+    return f" (without the other fix {finding.outputs_error('alone')})"

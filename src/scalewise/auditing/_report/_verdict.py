@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..._output import counted
 from .._run._outcome import OutputError, output_name
 from .._search._findings import Finding
 from .._search._measure import is_slight, near
-from .._thresholds import CHANGE_WRONG, MANY_DECIDED, UPDATES_LOST, unusable
+from .._thresholds import CHANGE_WRONG, MANY_DECIDED, UPDATES_LOST, decides_otherwise, unusable
 from ._summary import Summary
 
 TRAINING = re.compile("train|optimi|learn|fit", re.IGNORECASE)
@@ -28,26 +29,22 @@ def verdict(report: Summary) -> str:
         'Yes: half computes in fp16 without error.'
     """
     parts = [_answer(report)]
-    if not _is_harmless(report, report.error):
+    decided = any(x.decided for x in report.findings)
+    if not _is_harmless(report, report.error) or decided:
         parts += [_cause(report), _remedy(report), _rest(report)]
-    parts += [text for text in (_decided(report), _infinite(report)) if text not in parts[0]]
+    told = ("" if decided else _decided(report.decided), _infinite(report))
+    parts += [text for text in told if text not in parts[0]]
     if report.untried and report.trials:
         parts.append(f"no trials were left for {counted(report.untried, 'more finding')}")
     return "; ".join(filter(None, parts)) + "."
 
 
-def _decided(report: Summary) -> str:
-    if not report.decided:
+def _decided(found: Sequence[tuple[str, int, int]]) -> str:
+    if not found:
         return ""
-    path, differ, size = max(report.decided, key=lambda x: x[1] / x[2])
+    path, differ, size = max(found, key=lambda x: x[1] / x[2])
     some = "the only element" if size == 1 else f"{differ:,} of {size:,} elements"
     return f"{some} of {output_name(path)} {'differs' if differ == 1 else 'differ'}"
-
-
-def _decides_otherwise(report: Summary, least: int = 1) -> bool:
-    """Returns True if much of an output of integers or predicates, of at least so many, differs."""
-    share = unusable(report.precision)
-    return any(n >= share * size and size >= least for _, n, size in report.decided)
 
 
 def _infinite(report: Summary) -> str:
@@ -76,6 +73,8 @@ def cause(report: Summary) -> str:
 def no_fix(report: Summary) -> str:
     if any(x.tried for x in (*report.findings, *report.unfixed)):
         return f"None of the fixes tried helps the outputs ({counted(report.trials, 'trial')})."
+    if report.trials and _by_chance(report):
+        return "No fix was tried, since so few may differ by chance."
     if not report.trials or not near(report.error, report.error_float32):
         return "No fix was tried."
     if report.error <= OutputError(0, 1e-6):
@@ -87,10 +86,13 @@ def no_fix(report: Summary) -> str:
 
 
 def against_rounding(error: OutputError, precision: int) -> str:
-    """``error 0.05, 102 times one rounding (0.00049)``, or how many numbers are not finite."""
+    """``error 0.05, 102 times one rounding (0.00049)``, or how many numbers are not finite; of
+    decisions the share that differs."""
     unit = 2.0**-precision
     if error.non_finite:
         return f"{counted(error.non_finite, 'number')} of the outputs not finite"
+    if error.decided:
+        return f"{error} of the elements differ" if error.relative else "no element differs"
     if error.relative == 0:
         return "no error"
     if error.relative <= unit:
@@ -110,6 +112,8 @@ def _answer(report: Summary) -> str:
     error, low = report.error, report.low
     yes, no = ("trains", "train") if _trains(report) else ("computes", "compute")
     size = against_rounding(error, report.precision)
+    if error.decided:
+        return _decisions(report)
     if error.non_finite or math.isnan(error.relative):
         size = size if error.non_finite else "its error is NaN"
         return f"No: {report.function} does not {no} in {low} ({size})"
@@ -126,8 +130,9 @@ def _answer(report: Summary) -> str:
     if report.lost_changes:
         lost = report.lost_changes[0]
         return f"No: {report.function} loses changes of its state in {low} ({lost}; {size})"
-    if _decides_otherwise(report, MANY_DECIDED):
-        return f"No: {report.function} makes other decisions in {low} ({_decided(report)}; {size})"
+    if decides_otherwise(report.decided, report.precision, MANY_DECIDED):
+        some = _decided(report.decided)
+        return f"No: {report.function} makes other decisions in {low} ({some}; {size})"
     if 0 < len(report.noise) == len(report.outputs):
         none = f"no number that {report.function} returns has a correct digit in {report.reference}"
         made = f"{size}, of the numbers that they are made of"
@@ -137,7 +142,8 @@ def _answer(report: Summary) -> str:
             return f"Neither yes nor no: no number that {report.function} returns is finite"
         return f"Neither yes nor no: {report.function} {yes} in {low} with {size} elsewhere"
     if _is_harmless(report, error):
-        answer = "" if _decides_otherwise(report) else "Yes: "  # a count may be one off
+        other = decides_otherwise(report.decided, report.precision)
+        answer = "" if other else "Yes: "  # a count may be one off
         size = f"with {size}" if error.relative else "without error"
         return f"{answer}{report.function} {yes} in {low} {size}"
     limits = dict.fromkeys(report.started_at_zero, CHANGE_WRONG)
@@ -147,6 +153,22 @@ def _answer(report: Summary) -> str:
         path, worst = max(worse, key=lambda x: x[1])
         return f"{refused} ({size}; {output_name(path)} has error {worst.relative:.2g})"
     return f"{report.function} {yes} in {low} with {size}"
+
+
+def _decisions(report: Summary) -> str:
+    """Returns the answer for a function that returns integers and predicates alone."""
+    error, low, f = report.error, report.low, report.function
+    if 0 < len(report.noise) == len(report.outputs):
+        none = f"rounding errors of {report.reference} make the decisions of {f}"
+        return f"Neither yes nor no: {none}"
+    if error.relative >= unusable(report.precision):
+        many = any(size >= MANY_DECIDED for *_, size in report.decided)  # a count may be one off
+        answer = "No: " if many else ""
+        return f"{answer}{f} makes other decisions in {low} ({_decided(report.decided)})"
+    if not error.relative:
+        return f"Yes: {f} makes the same decisions in {low} as in {report.reference}"
+    answer = "Yes: " if _is_harmless(report, error) else ""
+    return f"{answer}{f} makes nearly the same decisions in {low} ({_decided(report.decided)})"
 
 
 def _trains(report: Summary) -> bool:
@@ -180,6 +202,8 @@ def _cause(report: Summary) -> str:
         return f"cause: {report.unfixable}, which stay in {own} ({same})"
     suspects = () if is_slight(report.error, 2.0 ** (1 - report.precision)) else report.unfixed
     worst = next(iter(report.findings or suspects), None)
+    if worst is None and _by_chance(report):
+        return ""
     if worst is None:
         return "no operation stands out as the cause"
     return f"{'cause' if worst.fix else 'suspected cause'}: {named(worst)}"
@@ -191,6 +215,12 @@ def _stays(report: Summary) -> bool:
     if error.non_finite or wide.non_finite:
         return wide.non_finite >= max(error.non_finite, 1)
     return 0 < error.relative <= 1.5 * wide.relative
+
+
+def _by_chance(report: Summary) -> bool:
+    found = [*report.findings, *report.unfixed]
+    few = 0 < report.error.relative < unusable(report.precision)
+    return report.error.decided and few and not found and not _stays(report)
 
 
 def _remedy(report: Summary) -> str:
@@ -220,6 +250,8 @@ def _rest(report: Summary) -> str:
         return ""
     after = report.error_fixed
     text = f"after that: {against_rounding(after, report.precision)}"
+    if any(x.decided for x in fixed) and not after.decided:
+        return f"{text}, and {_decided(report.decided_fixed) or 'no element differs'}"
     if after.non_finite == 0 and after.relative <= 2.0**-report.precision:
         return text
     if report.error_float32.relative >= after.relative / 2 and not after.non_finite:

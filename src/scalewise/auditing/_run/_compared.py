@@ -15,6 +15,11 @@ from ._outcome import Floors, Outcome, output_name
 PASSES = having("exact") | {"convert_element_type"}
 
 
+def decides(program: Program) -> bool:
+    """Returns whether all outputs are integers and predicates: what is compared, then."""
+    return not any(map(is_float, program.out_avals))
+
+
 def incomparable(program: Program, outcome: Outcome) -> Iterator[str]:
     """Yields the outputs of which the reference run computes infinities alone; not masks."""
     if any(np.isinf(size).any() for _, size in float_arguments(program)):
@@ -27,7 +32,10 @@ def incomparable(program: Program, outcome: Outcome) -> Iterator[str]:
 
 def without_digits(floors: Floors, outcome: Outcome) -> Iterator[str]:
     """Yields the outputs without a correct digit in the reference run: rounding errors alone, or
-    zeros where the exact results of the low-precision run's operands aren't zero."""
+    zeros where the exact results of the low-precision run's operands aren't zero. Without floats
+    among the outputs, those that rounding errors decide."""
+    if outcome.error.decided:
+        yield from (output_name(path) for path, x in floors.undecided.items() if x.all())
     norms = floors.norms or [0.0] * len(outcome.outputs)
     for i, (path, _) in enumerate(outcome.outputs):
         reference = np.asarray(outcome.reference[i])

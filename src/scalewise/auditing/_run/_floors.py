@@ -1,4 +1,4 @@
-"""Floors of the outputs' errors: outputs of which the reference run has only rounding errors.
+"""Floors of the outputs' errors: what of them the reference run's own rounding errors make.
 
 The gradient of a key's bias under softmax attention is 0, and each run returns other rounding
 errors of about 1e-9 for it, whose relative difference says nothing. Such outputs are found by
@@ -8,10 +8,12 @@ runs with arguments changed by one rounding of the reference run, and one in flo
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax.typing import ArrayLike
 
@@ -19,6 +21,7 @@ from ..._jax import ShapedArray, avals_of
 from ...interpret import Argument, Program, all_equations, is_float, lifted, run
 from .._thresholds import NOISE, NOISE_OF_ONE, RUNS
 from ._compiled import Compiled
+from ._equation import is_discrete
 from ._interpretations import Reference, TableEmulation
 from ._outcome import Floors, Outcome, squared_norm
 from ._session import Session
@@ -28,22 +31,29 @@ def with_floors(session: Session, outcome: Outcome, limit: float) -> Outcome:
     """The error of an output without digits is measured against what its numbers were made of: the
     size at which the reference run's roundings would be as large as its change, or the size of the
     outputs next to it, whichever is larger. The session keeps the floors, and which changes of
-    the state are nothing but roundings, for later runs."""
-    if not any(error.non_finite or error.relative > limit for _, error in outcome.outputs):
+    the state are nothing but roundings, for later runs. Integers and predicates that change are
+    compared no more."""
+    errors = [*(error for _, error in outcome.outputs), *outcome.decision_errors]
+    if not any(error.non_finite or error.relative > limit for error in errors):
         return outcome
     moved = [np.zeros(np.shape(x)) for x in outcome.reference]
+    turned = [np.zeros(np.shape(x), bool) for _, _, x in outcome.decisions]
     for seed in range(RUNS):
-        again = session.run(arrays=_changed(session, seed)).reference
+        again = session.run(arrays=_changed(session, seed))
         moved = [
             np.fmax(m, _apart(y, x))
-            for m, y, x in zip(moved, again, outcome.reference, strict=True)
+            for m, y, x in zip(moved, again.reference, outcome.reference, strict=True)
         ]
+        both = zip(again.decisions, outcome.decisions, strict=True)
+        turned = [t | (y != x) for t, ((*_, y), (*_, x)) in zip(turned, both, strict=True)]
+    exact = _Exact(session)
+    undecided = _undecided(outcome, turned, exact)
     norms, changes = (list(map(_norm, some)) for some in (outcome.reference, moved))
     still = {x.path for x in session.updates(outcome) if changes[x.output] >= NOISE * x.change}
     if any(c >= NOISE * n for c, n in zip(changes, norms, strict=True)) or _without_digits(
         outcome, moved
     ):
-        moved = _of_rounding(session, outcome, moved)
+        moved = _of_rounding(outcome, moved, exact)
         changes = list(map(_norm, moved))
     paths = [path for path, _ in outcome.outputs]
     known = {
@@ -59,7 +69,7 @@ def with_floors(session: Session, outcome: Outcome, limit: float) -> Outcome:
     )  # fmt: skip
     masks = _without_digits(outcome, moved)
     numbers = {i: mask for i, mask in masks.items() if paths[i] in known}
-    session.floors = Floors(least, numbers, frozenset(still))
+    session.floors = Floors(least, numbers, frozenset(still), undecided)
     return session.with_errors(outcome)
 
 
@@ -87,21 +97,59 @@ class _WideReference(Reference):
         return super().constant(own, aval)
 
 
-def _of_rounding(session: Session, outcome: Outcome, changes: list[np.ndarray]) -> list[np.ndarray]:
+class _Exact:
+    """The outputs in float64, computed when they are first needed."""
+
+    def __init__(self, session: Session):
+        self.session = session
+
+    @functools.cached_property
+    def outputs(self) -> list[jax.Array] | None:
+        """None if the reference run is in float64 itself."""
+        session, program = self.session, self.session.program
+        if session.reference.dtype != np.float32:
+            return None
+        wide = _WideReference(np.dtype(np.float64), low=session.low)
+        with wide.context():
+            values = lifted(program, wide, program.arrays)
+            call = Compiled(
+                lambda values: run(program, wide, (), values=values)[1], _largest(program)
+            )
+            outs, n = call(values), session.state_size
+            for step in range(1, session.steps):
+                outs = call(session.inputs(step, outs[:n], values, wide))
+        return outs
+
+    def where(self, kind: Callable[[ShapedArray], bool]) -> list[jax.Array] | None:
+        if self.outputs is None:
+            return None
+        pairs = zip(self.outputs, self.session.program.out_avals, strict=True)
+        return [y for y, a in pairs if kind(a)]
+
+
+def _of_rounding(outcome: Outcome, changes: list[np.ndarray], exact: _Exact) -> list[np.ndarray]:
     """Returns the changes, without those that aren't roundings': of decisions, that the changed
     arguments turn where they are exact. Float64 decides such as float32 does."""
-    if session.reference.dtype != np.float32:
+    outs = exact.where(is_float)
+    if outs is None:
         return changes
-    wide, program = _WideReference(np.dtype(np.float64), low=session.low), session.program
-    with wide.context():
-        values = lifted(program, wide, program.arrays)
-        call = Compiled(lambda values: run(program, wide, (), values=values)[1], _largest(program))
-        outs, n = call(values), session.state_size
-        for step in range(1, session.steps):
-            outs = call(session.inputs(step, outs[:n], values, wide))
-    floats = [y for y, a in zip(outs, program.out_avals, strict=True) if is_float(a)]
-    exact = map(_apart, outcome.reference, floats)
-    return [np.fmin(*pair) for pair in zip(changes, exact, strict=True)]
+    apart = map(_apart, outcome.reference, outs)
+    return [np.fmin(*pair) for pair in zip(changes, apart, strict=True)]
+
+
+def _undecided(
+    outcome: Outcome, turned: Sequence[np.ndarray], exact: _Exact
+) -> dict[str, np.ndarray]:
+    """Returns which elements of integers and predicates are turned by changed arguments, and are
+    others in float64; all of an output of which these are many."""
+    outs = exact.where(is_discrete) if any(map(np.any, turned)) else None
+    if outs is not None:
+        pairs = zip(outcome.decisions, outs, strict=True)
+        others = [np.asarray(y) != x for (*_, x), y in pairs]
+        turned = [t & other for t, other in zip(turned, others, strict=True)]
+    paths = (path for path, *_ in outcome.decisions)
+    some = {path: t for path, t in zip(paths, turned, strict=True) if t.any()}
+    return {path: t | (t.mean() >= NOISE) for path, t in some.items()}
 
 
 def _largest(program: Program) -> float:

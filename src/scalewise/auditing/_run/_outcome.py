@@ -28,11 +28,14 @@ class OutputError:
             over the numbers that are finite in both runs. Of an output that a training step
             changes and returns (a weight), the error of that change instead if it arrives wrong.
         spoiled: how many outputs have such non-finite numbers; errors compare without it.
+        decided: whether it is of integers and predicates: ``relative`` is the share of elements
+            that differ, root mean square over the outputs.
     """
 
     non_finite: int
     relative: float
     spoiled: int = dataclasses.field(default=0, compare=False, repr=False)
+    decided: bool = dataclasses.field(default=False, compare=False, repr=False)
 
     @staticmethod
     def of(errors: Collection[OutputError]) -> OutputError:
@@ -40,7 +43,8 @@ class OutputError:
         counts = [e.non_finite for e in errors]
         squares = sum(min(e.relative, 1e150) ** 2 for e in errors)
         relative = math.sqrt(squares / max(len(counts), 1))
-        return OutputError(sum(counts), relative, sum(map(bool, counts)))
+        decided = any(e.decided for e in errors)
+        return OutputError(sum(counts), relative, sum(map(bool, counts)), decided)
 
     def beyond(self, floor: float) -> OutputError:
         """Returns it without a relative error that is made elsewhere and adds to it."""
@@ -51,7 +55,11 @@ class OutputError:
         return math.inf if self.non_finite else self.relative
 
     def __str__(self) -> str:
-        return f"{self.non_finite:,} not finite" if self.non_finite else f"{self.relative:.2g}"
+        if self.non_finite:
+            return f"{self.non_finite:,} not finite"
+        if math.isnan(self.relative):
+            return "?"
+        return f"{100 * self.relative:.3g}%" if self.decided else f"{self.relative:.2g}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,11 +78,14 @@ class Floors:
         norms: the least norm that each float output's error is relative to; () without floors.
         numbers: by a float output's position, which of its numbers aren't compared.
         changes: the paths of outputs whose change, from the argument that they replace, isn't.
+        undecided: by the path of an output of integers or predicates, which of its elements the
+            reference run's roundings decide, and aren't compared.
     """
 
     norms: tuple[float, ...] = ()
     numbers: Mapping[int, np.ndarray] = dataclasses.field(default_factory=dict)
     changes: frozenset[str] = frozenset()
+    undecided: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
     def compared(self, output: int, x: ArrayLike) -> np.ndarray:
         """Returns the numbers of an output, or of the argument that it replaces, flat."""
@@ -96,9 +107,15 @@ class Outcome:
     reference_nans: tuple[str, ...]  # the paths of outputs with NaN in the reference run
     low: tuple[jax.Array, ...]  # low, reference: the float outputs of both runs
     reference: tuple[jax.Array, ...]
-    # of outputs of integers or predicates: the path, how many elements differ, and how many it has
+    # the outputs of integers or predicates: the path, and the array of both runs
+    decisions: tuple[tuple[str, np.ndarray, np.ndarray], ...] = ()
+    # of each of them: the path, how many elements differ, and how many are compared
     decided: tuple[tuple[str, int, int], ...] = ()
     exact_sums: ExactSums | None = None  # see :class:`Session`
+
+    @property
+    def decision_errors(self) -> list[OutputError]:
+        return [OutputError(0, n / max(size, 1), decided=True) for _, n, size in self.decided]
 
     @functools.cached_property
     def equations(self) -> list[EquationStatistics]:

@@ -37,7 +37,7 @@ from ._interpretations import Reference, Runs
 from ._lockstep import Lockstep
 from ._loss_scale import loss_scaled_paths
 from ._outcome import ExactSums, Floors, Outcome, OutputError, squared_norm
-from ._pair import Decision, Pair, shaped
+from ._pair import Pair, low_of, reference_of, shaped
 from ._rounding import format_params
 from ._specialize import Low, kind_of_run
 from ._statistics import OP_PARAMS
@@ -257,7 +257,7 @@ class Session:
             reference_nans=(),
             low=lows,
             reference=references,
-            decided=tuple(_decided(self.program, values)),
+            decisions=tuple(_decisions(self.program, values)),
             exact_sums=self.exact_sums,
         )
         return self.with_errors(outcome)
@@ -308,20 +308,32 @@ class Session:
                 relative = errors[update.output].relative
                 errors[update.output] = OutputError(0, max(update.error, relative))
         paths = [path for path, _ in outcome.outputs]
+        decided = tuple(_differ(x, self.floors.undecided.get(x[0])) for x in outcome.decisions)
+        outcome = dataclasses.replace(outcome, decided=decided)
         return dataclasses.replace(
             outcome,
-            error=OutputError.of(errors),
+            error=OutputError.of(errors or outcome.decision_errors),
             outputs=tuple(zip(paths, errors, strict=True)),
             reference_nans=tuple(p for p, row in zip(paths, table, strict=True) if row[3]),
         )
 
 
-def _decided(program: Program, values: Sequence[Value]) -> Iterator[tuple[str, int, int]]:
+def _decisions(
+    program: Program, values: Sequence[Value]
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     for path, value, aval in zip(program.paths, values, program.out_avals, strict=True):
-        if isinstance(value, Decision) and is_discrete(aval):
-            differ = int(np.sum(np.asarray(value.low) != np.asarray(value.reference)))
-            if differ:
-                yield path, differ, math.prod(aval.shape)
+        if is_discrete(aval):
+            yield path, np.asarray(low_of(value)), np.asarray(reference_of(value))
+
+
+def _differ(
+    decision: tuple[str, np.ndarray, np.ndarray], undecided: np.ndarray | None
+) -> tuple[str, int, int]:
+    path, low, reference = decision
+    differ, size = low != reference, reference.size
+    if undecided is not None:
+        differ, size = differ & ~undecided, size - int(np.sum(undecided))
+    return path, int(np.sum(differ)), size
 
 
 def _ratio(noise: float, signal: float) -> float:

@@ -254,7 +254,8 @@ def decided_after(search: Search, what: Finding, fix: Fix, after: Outcome) -> Fi
     left = {e.index: e["differ"] for e in after.equations}
     undone = [
         e for e in search.outcome.equations
-        if e["differ"] > 2 * left.get(e.index, 0.0)
+        if not search.is_returned(Group((e,)))
+        and e["differ"] > 2 * left.get(e.index, 0.0)
         and {*fix.indices} & {e.index, *search.causes.back((e.index,), DEPTH)}
     ]  # fmt: skip
     if not undone:

@@ -6,9 +6,11 @@ import dataclasses
 import math
 from pathlib import Path
 from typing import Any
+from typing import Literal as OneOf
 
 from ...formats import Format, Saturation
 from .._run._equation_statistics import EquationStatistics
+from .._run._outcome import OutputError
 from ._fixes import Fix
 from ._groups import Group
 from ._kinds import kind_of
@@ -38,6 +40,7 @@ class Finding:
         non_finite_before, non_finite_after: how many numbers of the outputs are non-finite.
         error_alone, non_finite_alone: for one of two fixes that only help together, the same with
             this fix alone; NaN and 0 otherwise.
+        decided: whether these errors are of integers and predicates (see :class:`OutputError`).
         equations: the indices of its equations.
         tried: whether fixes were tried.
         order: the position of its fix in the order of application, from 1; 0 without one.
@@ -65,11 +68,16 @@ class Finding:
     non_finite_after: int = 0
     error_alone: float = math.nan
     non_finite_alone: int = 0
+    decided: bool = False
     equations: tuple[int, ...] = ()
     tried: bool = False
     order: int = 0
     callers: tuple[str, ...] = ()
     part: str = ""
+
+    def outputs_error(self, which: OneOf["before", "after", "alone"]) -> OutputError:
+        relative, non_finite = (getattr(self, f"{x}_{which}") for x in ("error", "non_finite"))
+        return OutputError(non_finite, relative, decided=self.decided)
 
     @property
     def where(self) -> str:

@@ -69,6 +69,7 @@ def fixed(what: Finding, order: int, before: OutputError, after: OutputError) ->
         what,
         order=order,
         tried=True,
+        decided=before.decided,
         error_before=float(before),
         error_after=float(after),
         non_finite_before=before.non_finite,

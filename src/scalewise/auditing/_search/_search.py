@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from .._run._compared import decides
 from .._run._outcome import Outcome, OutputError
 from .._thresholds import (
     ACCUMULATED,
@@ -44,7 +45,7 @@ UNFIXED_SHOWN = 6  # findings listed if none of the fixes tried helped
 
 def find_fixes(search: Search, start: Outcome) -> OutputError:
     """Searches until no fix helps or no trials are left; returns the error with all fixes."""
-    search.outcome = start
+    search.outcome, search.decisions = start, decides(search.session.program)
     by_table, low = search.session.adjustable, search.session.low
     search.current = search.start() if by_table else low
     search.tried[key_of(search.current)] = start.error
@@ -64,6 +65,8 @@ def find_fixes(search: Search, start: Outcome) -> OutputError:
     while by_table and search.done and search.trials > 0 and search.leave_out():
         _search_all(search)
     search_lost_updates(search)
+    if search.trials > 0 and search.look_at_decisions():
+        _search_all(search)
     first: dict[int, int] = {}
     for x in search.found:
         if _leaves_range(x):
@@ -117,7 +120,7 @@ def _search_findings(search: Search) -> None:
     tried: set[tuple[int, ...]] = set()
     failures: collections.Counter[str] = collections.Counter()  # so that directions alternate
     ruled_out = _ruled_out(search)
-    while search.trials > search.reserve and not near(search.outcome.error, search.float32_error):
+    while search.trials > search.reserve and not search.is_near(search.outcome.error):
         found = search.groups_in(search.outcome)
         fresh = [g for g in found if g.indices not in tried]
         if not fresh:
@@ -176,7 +179,7 @@ def _new_constants(search: Search) -> None:
         what = constant_finding(literal)
         if literal.slight and not (search.final or _explains_error(search, literal)):
             continue
-        if near(search.outcome.error, search.float32_error):
+        if search.is_near(search.outcome.error):
             return
         if literal.masks and math.isinf(literal.rounded) and not search.outcome.error.non_finite:
             continue  # a mask is meant to be
@@ -286,8 +289,9 @@ def _list_unfixed(search: Search) -> None:
             error = search.outcome.error
             tried = any(x.equations == what.equations for x in search.unfixed)
             what = dataclasses.replace(
-                what, error_before=float(error), non_finite_before=error.non_finite, tried=tried
-            )
+                what, error_before=float(error), non_finite_before=error.non_finite,
+                decided=error.decided, tried=tried,
+            )  # fmt: skip
             left.append(what)
             search.unfixed = [x for x in search.unfixed if x.equations != what.equations]
     search.found += sorted(left, key=lambda x: not x.tried)

@@ -11,10 +11,20 @@ from ...formats import FP32, Format, Saturation
 from ...primitives import having
 from .._bisect import fewest
 from .._run._causes import Causes
+from .._run._compared import decides
 from .._run._equation_statistics import EquationStatistics, Operands
 from .._run._outcome import Outcome, OutputError
 from .._run._session import Session
-from .._thresholds import NARROWER, NARROWING, ROUNDING, SMALL
+from .._thresholds import (
+    FEW_DECIDED,
+    MANY_DECIDED,
+    NARROWER,
+    NARROWING,
+    ROUNDING,
+    SMALL,
+    decides_otherwise,
+    unusable,
+)
 from ._apply import AuditedArithmetic, FormatChoice
 from ._findings import Finding, finding, place_of
 from ._fixes import Fix, described, library_calls, whole_calls, widened
@@ -67,6 +77,7 @@ class Search:
     unfixed: list[Finding] = dataclasses.field(default_factory=list)
     lost_changes: list[str] = dataclasses.field(default_factory=list)
     left_out: frozenset[str] = frozenset()  # outputs whose error isn't looked at: see leave_out
+    decisions: bool = False  # whether outputs of integers and predicates alone are looked at
     harmless: list[Literal] = dataclasses.field(default_factory=list)  # what the format makes of it
     current: Any = dataclasses.field(init=False)  # the setting with the fixes accepted so far
     outcome: Outcome = dataclasses.field(init=False)  # of its run
@@ -92,7 +103,17 @@ class Search:
         return self.is_least(self.outcome.error)
 
     def is_least(self, error: OutputError) -> bool:
-        return near(error, self.float32_error) or error <= OutputError(0, self.rounding)
+        return self.is_near(error) or error <= OutputError(0, self.rounding)
+
+    def is_near(self, error: OutputError) -> bool:
+        """Returns whether float32 for all operations leaves as much; so it may of decisions, if
+        there are many and few differ."""
+        few = error.decided and error.relative < unusable(self.fmt.precision)
+        return near(error, self.float32_error) or (few and error.relative <= self.by_chance)
+
+    @functools.cached_property
+    def by_chance(self) -> float:
+        return FEW_DECIDED / max(1, *(size for *_, size in self.outcome.decided))
 
     def better(self, after: OutputError, before: OutputError, share: float) -> bool:
         """Compares two errors (see :func:`better`) without what float32 leaves of them; the whole
@@ -148,8 +169,15 @@ class Search:
 
     def groups_in(self, outcome: Outcome) -> Sequence[Group]:
         if self.grouped is None or self.grouped[0] is not outcome:
-            self.grouped = outcome, groups(outcome.equations, self.fmt, outcome.causes)
+            found = groups(outcome.equations, self.fmt, outcome.causes)
+            self.grouped = outcome, [g for g in found if not self.is_returned(g)]
         return self.grouped[1]
+
+    def is_returned(self, group: Group) -> bool:
+        """Returns whether a group is of decisions that are outputs whose errors are looked at: any
+        error shows as one of these, which says nothing about its cause."""
+        decided = self.outcome.error.decided and group.total("differ") > 0
+        return decided and all(e.is_output for e in group.equations)
 
     def finding_of(self, group: Group, refuted: str = "") -> Finding:
         found = finding(group, self.fmt, self.saturate, refuted)
@@ -187,17 +215,30 @@ class Search:
         return True
 
     def look_at_all(self) -> None:
-        if self.left_out:
-            self._look_at_all_but(frozenset())
+        if self.left_out or self.decisions:
+            self._look_at_all_but(frozenset(), decides(self.session.program))
 
-    def _look_at_all_but(self, left_out: frozenset[str]) -> None:
-        self.left_out = left_out
+    def look_at_decisions(self) -> bool:
+        """Looks at the outputs of integers and predicates alone, if much of one differs though the
+        others are as they should be; returns whether it does."""
+        usable = self.outcome.error < OutputError(0, unusable(self.fmt.precision))
+        much = decides_otherwise(self.outcome.decided, self.fmt.precision, MANY_DECIDED)
+        if self.decisions or not usable or not much:
+            return False
+        self._look_at_all_but(frozenset(), decisions=True)
+        return True
+
+    def _look_at_all_but(self, left_out: frozenset[str], decisions: bool = False) -> None:
+        self.left_out, self.decisions = left_out, decisions
         self.tried, self.results, self.failed = {}, {}, []
         self.outcome = self._measured(self.outcome)
-        self.float32_error = self._measured(self.float32).error
+        if self.session.adjustable:
+            self.float32_error = self._measured(self.float32).error
 
     def _measured(self, outcome: Outcome) -> Outcome:
         errors = [e for path, e in outcome.outputs if path not in self.left_out]
+        if self.decisions:
+            errors = outcome.decision_errors
         return dataclasses.replace(outcome, error=OutputError.of(errors))
 
     def untried(self, fix: Fix) -> Any:
