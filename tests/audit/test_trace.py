@@ -108,6 +108,8 @@ def test_operations_within_a_factor_of_4_of_overflowing():
     )
     assert f"latent  {report.latent[0]}" in shown(report)
     assert sw.audit(f, "bf16", trials=0)(jnp.array([8.0, 9.0])).latent == ()
+    inverse = sw.audit(lambda x: 1 / (1 + jnp.exp(x * x)), "p=f32,c=f16,o=f32", trials=0)
+    assert inverse(jnp.array([3.0, 20.0])).latent == ()  # exp(400) is infinite in float32 too
 
 
 @pytest.mark.thorough

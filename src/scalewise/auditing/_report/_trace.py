@@ -105,7 +105,8 @@ def latent(equations: Equations, fmt: Format) -> tuple[str, ...]:
 
 
 def is_latent(amax: float, fmt: Format) -> bool:
-    return float(fmt.max) < LATENT * amax
+    beyond = amax > float(fmt.max) * (1 + float(fmt.eps))  # infinite, in the reference run too
+    return float(fmt.max) < LATENT * amax and not beyond
 
 
 def near_maximum(amax: float, fmt: Format) -> str:
