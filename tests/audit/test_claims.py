@@ -356,3 +356,16 @@ def test_of_two_overflows_that_one_fix_needs_the_first_comes_first():
     found = sw.audit(speed, "fp16")(jnp.linspace(1.0, 100.0, 64)).findings
     assert [x.evidence.startswith("exceeds FP16's maximum") for x in found] == [True, True]
     assert found[0].line < found[1].line
+
+
+def test_numbers_flushed_where_others_overflow_are_the_cause_if_they_are_divided_by():
+    def forces(x):
+        apart = x[:, None] - x[None]
+        squares = jnp.sum(apart * apart, -1) + 1e-6
+        cubes = squares * jnp.sqrt(squares)  # overflows far away, and is 0 at the point itself
+        return jnp.sum(apart / cubes[..., None], 1)
+
+    x = jax.random.normal(jax.random.key(0), (64, 3)) * 50
+    (finding, *_) = sw.audit(forces, "fp16")(x).findings
+    assert finding.source.startswith("cubes =")
+    assert finding.kind == "underflow"

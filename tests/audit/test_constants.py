@@ -74,7 +74,11 @@ def looped(x):
     return jax.lax.fori_loop(0, 700, lambda i, x: x + 1e-8, x)
 
 
-@pytest.mark.parametrize(("f", "times"), [(once, 2), (looped, 700)])
+def looped_without_a_dtype(x):  # of Python's numbers alone
+    return x + jax.lax.fori_loop(0, 700, lambda i, total: total + 1e-8, 0.0)
+
+
+@pytest.mark.parametrize(("f", "times"), [(once, 2), (looped, 700), (looped_without_a_dtype, 700)])
 @pytest.mark.parametrize("number", [0.0, 0.5, 1e-8])
 def test_another_number_takes_a_constants_place_in_float32_too(f, times, number):
     low, x = TableEmulation(sw.format("fp16")), jnp.zeros(3)
@@ -89,3 +93,27 @@ def test_another_number_takes_a_constants_place_in_float32_too(f, times, number)
     places = {path: (i, recorded[i].name) for path, i in session.lockstep.indices.items()}
     fixed = FixedFunction(f, AuditedArithmetic(low, setting, places), setting)
     np.testing.assert_allclose(fixed(x), got, rtol=1e-6)
+
+
+def resonator(x):
+    def step(before, x):
+        y = 1e-4 * x + 1.98 * before[0] - 0.9801 * before[1]
+        return (y, before[0]), y
+
+    return jax.lax.scan(step, (0.0, 0.0), x)[1]
+
+
+@pytest.mark.parametrize(
+    ("f", "x", "evidence"),
+    [
+        (resonator, normal(1, (400,)), "the constant 1.98 becomes 1.97656"),
+        (lambda t: (t - 273.15) ** 2, jnp.linspace(250, 350, 41), "273.15 becomes 274"),
+    ],
+)
+@pytest.mark.thorough(keep=1)
+def test_a_constant_whose_rounding_makes_the_error_is_its_cause(f, x, evidence):
+    """Of numbers that round like any other: not flushed, subnormal or 1."""
+    finding = sw.audit(f, "bf16")(x).findings[0]
+    assert finding.kind == "precision"
+    assert finding.evidence.endswith(evidence)
+    assert finding.error_after < 0.6 * finding.error_before

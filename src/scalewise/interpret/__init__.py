@@ -25,6 +25,7 @@ from ._interpret import Readers as Readers
 from ._interpret import RoundedOperand as RoundedOperand
 from ._interpret import State as State
 from ._interpret import interpret_jaxpr as interpret_jaxpr
+from ._interpret import literal_number as literal_number
 from ._objects import has_objects as has_objects
 from ._objects import pure_call as pure_call
 from ._objects import with_state as with_state

@@ -296,8 +296,12 @@ def body_of(
 def _atom(x: jex.Var | jex.Literal) -> Atom:
     if not isinstance(x, jex.Literal):
         return x
-    (aval,) = avals_of([x])
-    return Number(np.asarray(x.val, getattr(x.val, "dtype", aval.dtype)), aval)
+    return Number(literal_number(x), avals_of([x])[0])
+
+
+def literal_number(x: jex.Literal) -> np.ndarray:
+    """Returns a literal as interpretations get it: a Python number in its type's dtype."""
+    return np.asarray(x.val, getattr(x.val, "dtype", avals_of([x])[0].dtype))
 
 
 Rule = Callable[[Interpretation, Equation, State, Sequence[Value]], Applied]

@@ -26,6 +26,7 @@ from ...interpret import (
     Value,
     all_equations,
     is_float,
+    literal_number,
     run,
 )
 from ._accumulator import Accumulator, Visits
@@ -409,7 +410,8 @@ def _scalars(program: Program) -> list[tuple[float, np.dtype]]:
     atoms = (atom for e in all_equations(program.jaxpr) for atom in e.invars)
     scalars = [x for x in atoms if isinstance(x, jex.Literal) and np.ndim(x.val) == 0]
     types = avals_of(scalars)
-    keys = [(float(x.val), a.dtype) for x, a in zip(scalars, types, strict=True) if is_float(a)]
+    pairs = zip(scalars, types, strict=True)
+    keys = [(float(literal_number(x)), a.dtype) for x, a in pairs if is_float(a)]
     return list(dict.fromkeys(key for key in keys if not math.isnan(key[0])))
 
 

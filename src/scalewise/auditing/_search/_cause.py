@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 from ..._jax import jex
 from .._run._equation_statistics import EquationStatistics
-from .._run._outcome import Outcome
+from .._run._outcome import Outcome, OutputError
 from .._thresholds import AMPLIFIED_SHOWN, DEPTH, ENOUGH, GAIN, HIDDEN, MANY_SWAMPED, NEEDED
 from ._apply import FormatChoice
 from ._findings import Finding, constant_finding
 from ._fixes import Fix
 from ._groups import Group, is_out_of_range
 from ._kinds import FINDING_KINDS, made_here, numbers_lost
-from ._literals import Literal
+from ._literals import Literal, written
 from ._measure import key_of
 from ._trials import Search
 
@@ -113,6 +113,9 @@ def unless_refuted(search: Search, shown: Finding, what: Finding, fix: Fix) -> F
     """Returns the finding; if it is of numbers that are flushed and keeping these doesn't help,
     one of the largest error that is made where the fix is, and of what amplifies it to where it was
     ``shown``."""
+    if what.kind == "overflow" and _is_flushed_instead(search, what):
+        here = tuple(search.causes.equations[i] for i in what.equations)
+        return dataclasses.replace(search.finding_of(Group(here), "overflow"), tried=what.tried)
     refuted = what.kind == "underflow" and fix.indices and _is_refuted(search, what)
     if not refuted:
         return what
@@ -126,6 +129,39 @@ def unless_refuted(search: Search, shown: Finding, what: Finding, fix: Fix) -> F
     amplified = _amplification(made, by)
     evidence = made_here(made) + amplified
     return dataclasses.replace(other, kind="amplified", evidence=evidence) if amplified else other
+
+
+def _is_flushed_instead(search: Search, what: Finding) -> bool:
+    """Returns True if it is the numbers that are flushed, of operations that overflow as well, that
+    spoil the outputs: a product that is divided by, say."""
+    flushed = any(search.causes.equations[i]["flushed"] for i in what.equations)
+    if not flushed or not isinstance(search.current, FormatChoice) or search.trials <= 0:
+        return False
+    after = search.run(search.current.without_underflow(what.equations))
+    return search.better(after.error, search.outcome.error, ENOUGH)
+
+
+def of_constants(search: Search, what: Finding, fix: Fix, after: Outcome) -> Finding | None:
+    """Returns the finding as one of rounded constants, if the fix helps less than half as much with
+    the constants of its operations as the format has them: the coefficients of a filter."""
+    kind, before = FINDING_KINDS[what.kind], search.outcome.error
+    if kind.severe or before.non_finite or search.is_small or search.trials <= 0:
+        return None
+    if not what.equations or not isinstance(search.current, FormatChoice):
+        return None
+    rounded = [(e, search.rounded_constants(e)) for e in search.operations(fix)]
+    setting, numbers = fix.change(search.current), dict(x for _, some in rounded for x in some)
+    for number, near in numbers.items():
+        setting = setting.with_constant(number, near)
+    half = OutputError(0, (before.relative + after.error.relative) / 2)
+    if not numbers or search.run(setting).error < half:
+        return None
+    lost = [max((abs(1 - y / x) for x, y in some), default=0) for _, some in rounded]
+    one, some = rounded[lost.index(max(lost))]
+    texts = [f"{written(x)} becomes {y:.6g}" for x, y in some]
+    found = search.finding_of(Group((one,)))
+    evidence = f"the constant {', '.join(texts)}"
+    return dataclasses.replace(found, kind="precision", evidence=evidence, tried=what.tried)
 
 
 def _is_refuted(search: Search, what: Finding) -> bool:

@@ -27,7 +27,14 @@ from .._thresholds import (
     unusable,
 )
 from . import _fix_kinds, _recipe_fix_kinds  # noqa: F401  # they register fixes, in this order
-from ._cause import amplified_after, at_cause, constant_is_harmless, decided_after, unless_refuted
+from ._cause import (
+    amplified_after,
+    at_cause,
+    constant_is_harmless,
+    decided_after,
+    of_constants,
+    unless_refuted,
+)
 from ._findings import Finding, constant_finding
 from ._fixes import Context, Fix, described, proposals, widened
 from ._groups import Group
@@ -362,9 +369,9 @@ def _try_fixes(
     what = unless_refuted(search, what, at_cause(search, what, fix), fix)
     found = faults(search, what, fix) or [dataclasses.replace(what, fix=search.accepted(fix))]
     if len(found) == 1:
-        cause = decided_after(search, found[0], fix, after) or amplified_after(
-            search, found[0], fix
-        )
+        (one,) = found
+        cause = of_constants(search, one, fix, after) or decided_after(search, one, fix, after)
+        cause = cause or amplified_after(search, one, fix)
         found = [dataclasses.replace(cause, fix=found[0].fix)]
     search.accept(fix, after, found)
     return True

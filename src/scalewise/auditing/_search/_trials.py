@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+import numpy as np
+
+from ..._jax import jex
 from ...formats import FP32, Format, Saturation
+from ...interpret import literal_number
 from ...primitives import having
 from .._bisect import fewest
 from .._run._causes import Causes
@@ -185,6 +190,16 @@ class Search:
         if len(before) == 1 and before[0].primitive in WHOLE_NUMBERS and before[0].file:
             return dataclasses.replace(found, **place_of(before[0]))
         return found
+
+    def rounded_constants(self, equation: EquationStatistics) -> list[tuple[float, float]]:
+        """Returns the numbers of the program that an operation reads and the format rounds, and
+        what it makes of them."""
+        atoms = self.session.lockstep.recorded[equation.index].eqn.invars
+        literals = (x for x in atoms if isinstance(x, jex.Literal) and np.size(x.val) == 1)
+        numbers = (float(literal_number(x)) for x in literals)
+        kept = {old for old, _ in self.current.constants}
+        pairs = ((x, self.fmt.decode(self.fmt.encode(x))) for x in numbers if x not in kept)
+        return [(x, float(y)) for x, y in pairs if math.isfinite(x) and y not in (x, 0)]
 
     def finding_at(self, equation: EquationStatistics) -> Finding:
         """Returns the finding of what one equation does, apart from the error carried in."""
