@@ -142,8 +142,8 @@ def _is_flushed_instead(search: Search, what: Finding) -> bool:
 
 
 def of_constants(search: Search, what: Finding, fix: Fix, after: Outcome) -> Finding | None:
-    """Returns the finding as one of rounded constants, if the fix helps less than half as much with
-    the constants of its operations as the format has them: the coefficients of a filter."""
+    """Returns the finding as one of rounded constants (the coefficients of a filter), if with the
+    constants as the format has them the fix removes less than half of what it does."""
     kind, before = FINDING_KINDS[what.kind], search.outcome.error
     if kind.severe or before.non_finite or search.is_small or search.trials <= 0:
         return None
