@@ -362,6 +362,15 @@ STATEMENTS = {
     "y = jnp.sum(x * x), state": "y = jnp.sum(jnp.float32(x) * jnp.float32(x)), state",
     "y = f(x), jnp.sum(x * x)": None,  # f may return a tree
     "y = jnp.linalg.solve(a, b)": "y = jnp.linalg.solve(jnp.float32(a), jnp.float32(b))",
+    "y = jnp.log(jax.scipy.stats.norm.cdf(x))": (
+        "y = jnp.log(jax.scipy.stats.norm.cdf(jnp.float32(x)))"
+    ),
+    "y = jnp.sum(x, 1).astype(jnp.int32)": "y = jnp.sum(jnp.float32(x), 1).astype(jnp.int32)",
+    "y = jnp.argmin(a - 2 * x @ w, 1)": (
+        "y = jnp.argmin(jnp.float32(a) - 2 * jnp.float32(x) @ jnp.float32(w), 1)"
+    ),
+    "y = (a - b).argmin(0)": "y = (jnp.float32(a) - jnp.float32(b)).argmin(0)",
+    "y = x * x > m": "y = jnp.float32(x) * jnp.float32(x) > jnp.float32(m)",
 }
 IMPORTS = """import jax
 import jax.numpy as jnp

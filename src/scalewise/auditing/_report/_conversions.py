@@ -14,20 +14,20 @@ from ._patterns import name_of
 # Functions whose positional arguments are numbers, so that each may be converted; the result of
 # another function is converted instead.
 ARITHMETIC = {
-    "abs", "absolute", "acos", "acosh", "add", "arccos", "arccosh", "arcsin", "arcsinh",
-    "arctan", "arctan2", "arctanh", "asin", "asinh", "atan", "atan2", "atanh", "average",
-    "betaln", "cbrt", "celu", "cholesky", "clip", "convolve", "cos", "cosh", "cross",
-    "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum", "det", "diff", "digamma", "div",
-    "divide", "dot", "eigh", "eigvalsh", "einsum", "elu", "entr", "erf", "erf_inv", "erfc",
-    "erfinv", "exp", "exp2", "expit", "expm1", "float_power", "fmod", "gammaln", "gelu",
-    "glu", "hypot", "i0e", "i1e", "inner", "inv", "kron", "leaky_relu", "lgamma", "log",
-    "log10", "log1p", "log2", "log_ndtr", "log_sigmoid", "log_softmax", "logaddexp",
-    "logaddexp2", "logistic", "logit", "logsumexp", "lstsq", "matmul", "max", "maximum",
-    "mean", "median", "min", "minimum", "mish", "mod", "mul", "multiply", "nanmax", "nanmean",
-    "nanmin", "nanstd", "nansum", "nanvar", "ndtr", "ndtri", "neg", "negative", "norm",
-    "outer", "pinv", "pow", "power", "prod", "qr", "reciprocal", "relu", "relu6", "rem",
-    "remainder", "rsqrt", "selu", "sigmoid", "sign", "silu", "sin", "sinc", "sinh", "slogdet",
-    "soft_sign", "softmax", "softplus", "solve", "solve_triangular", "sqrt", "square",
+    "abs", "absolute", "acos", "acosh", "add", "arccos", "arccosh", "arcsin", "arcsinh", "arctan",
+    "arctan2", "arctanh", "argmax", "argmin", "argsort", "asin", "asinh", "atan", "atan2", "atanh",
+    "average", "betaln", "cbrt", "ceil", "celu", "cholesky", "clip", "convolve", "cos", "cosh",
+    "cross", "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum", "det", "diff", "digamma",
+    "digitize", "div", "divide", "dot", "eigh", "eigvalsh", "einsum", "elu", "entr", "erf",
+    "erf_inv", "erfc", "erfinv", "exp", "exp2", "expit", "expm1", "float_power", "floor", "fmod",
+    "gammaln", "gelu", "glu", "hypot", "i0e", "i1e", "inner", "inv", "kron", "leaky_relu", "lgamma",
+    "log", "log10", "log1p", "log2", "log_ndtr", "log_sigmoid", "log_softmax", "logaddexp",
+    "logaddexp2", "logistic", "logit", "logsumexp", "lstsq", "matmul", "max", "maximum", "mean",
+    "median", "min", "minimum", "mish", "mod", "mul", "multiply", "nanmax", "nanmean", "nanmin",
+    "nanstd", "nansum", "nanvar", "ndtr", "ndtri", "neg", "negative", "norm", "outer", "pinv",
+    "pow", "power", "prod", "qr", "reciprocal", "relu", "relu6", "rem", "remainder", "round",
+    "rsqrt", "searchsorted", "selu", "sigmoid", "sign", "silu", "sin", "sinc", "sinh", "slogdet",
+    "soft_sign", "softmax", "softplus", "solve", "solve_triangular", "sort", "sqrt", "square",
     "squareplus", "std", "sub", "subtract", "sum", "svd", "swish", "tan", "tanh", "tensordot",
     "trapezoid", "var", "vdot", "xlog1py", "xlogy", "zeta",
 }  # fmt: skip
@@ -41,8 +41,9 @@ FIRST = {
 NUMBERS_AT = {**dict.fromkeys(FIRST, (0,)), "where": (1, 2)}
 MAPS = {"map", "tree_map"}  # functions that call another for each array, and carry nothing
 METHODS = {  # of an array
-    "clip", "cumprod", "cumsum", "dot", "flatten", "max", "mean", "min", "prod", "ravel", "repeat",
-    "reshape", "squeeze", "std", "sum", "swapaxes", "take", "transpose", "var",
+    "argmax", "argmin", "argsort", "clip", "cumprod", "cumsum", "dot", "flatten", "max", "mean",
+    "min", "prod", "ravel", "repeat", "reshape", "round", "sort", "squeeze", "std", "sum",
+    "swapaxes", "take", "transpose", "var",
 }  # fmt: skip
 ARRAYS = {"T", "mT", "real", "imag"}  # attributes of an array that are arrays
 INTEGERS = {"shape", "size", "ndim", "dtype"}
@@ -268,6 +269,9 @@ def _operands(node: ast.expr, names: Mapping[str, Any], top: bool = False) -> It
             yield from _operands(right, names)
         case ast.UnaryOp(operand=operand):
             yield from _operands(operand, names)
+        case ast.Compare(left, _, others):
+            for x in (left, *others):
+                yield from _operands(x, names)
         case ast.Tuple(elements) | ast.List(elements):  # which may be trees of arrays
             for x in elements:
                 computes = any(isinstance(y, ast.BinOp | ast.Call) for y in ast.walk(x))
@@ -290,6 +294,8 @@ def _operands(node: ast.expr, names: Mapping[str, Any], top: bool = False) -> It
         case ast.Call(ast.Name() | ast.Attribute(), arguments) if name_of(node.func) in NUMBERS_AT:
             for i in NUMBERS_AT[name_of(node.func)]:
                 yield from _operands(arguments[i], names) if i < len(arguments) else ()
+        case ast.Call(ast.Attribute(owner, "astype"), [dtype]) if _is_integers(dtype):
+            yield from _operands(owner, names)
         case ast.Call(ast.Attribute(ast.Subscript(ast.Attribute(array, "at"))), arguments):
             for x in (array, *arguments):
                 yield from _operands(x, names)
@@ -305,6 +311,8 @@ def _operands(node: ast.expr, names: Mapping[str, Any], top: bool = False) -> It
             else:
                 yield from _result(node, top)
         case ast.Call(ast.Name(name)) if name in ARITHMETIC and _is_jaxs(names, name):
+            yield from _arguments(node, names)
+        case ast.Call(ast.Name() | ast.Attribute()) if _is_of_scipy(node.func, names):
             yield from _arguments(node, names)
         case ast.Call(ast.Name() | ast.Attribute()):
             yield from _result(node, top)
@@ -329,6 +337,22 @@ def _arguments(node: ast.Call, names: Mapping[str, Any]) -> Iterator[ast.expr]:
 
 def _is_jaxs(names: Mapping[str, Any], name: str) -> bool:
     return str(getattr(names.get(name), "__module__", "")).partition(".")[0] == "jax"
+
+
+def _is_integers(dtype: ast.expr) -> bool:
+    return name_of(dtype).startswith(("int", "uint", "bool"))
+
+
+def _is_of_scipy(node: ast.expr, names: Mapping[str, Any]) -> bool:
+    """Returns whether a function is one of ``jax.scipy``'s, whose arguments are numbers."""
+    path = []
+    while isinstance(node, ast.Attribute):
+        path.append(node.attr)
+        node = node.value
+    found = names.get(node.id) if isinstance(node, ast.Name) else None
+    for name in reversed(path):
+        found = getattr(found, name, None)
+    return str(getattr(found, "__module__", "")).startswith("jax._src.scipy.")
 
 
 def _root(node: ast.expr) -> str:
