@@ -369,3 +369,14 @@ def test_numbers_flushed_where_others_overflow_are_the_cause_if_they_are_divided
     (finding, *_) = sw.audit(forces, "fp16")(x).findings
     assert finding.source.startswith("cubes =")
     assert finding.kind == "underflow"
+
+
+def test_a_subnormal_number_is_the_cause_though_the_next_result_is_one_too():
+    def normalized(g):
+        variance = jnp.mean(g * g)  # 1e-6 has four bits in FP16
+        return g * jax.lax.rsqrt(variance + 1e-10)
+
+    g = 1e-3 * jax.random.normal(jax.random.key(3), (32,))
+    (finding, *_) = sw.audit(normalized, "fp16")(g).findings
+    assert finding.source.startswith("variance =")
+    assert finding.kind == "underflow"

@@ -180,12 +180,18 @@ def _is_refuted(search: Search, what: Finding) -> bool:
 
 
 def _without_underflow(search: Search, indices: Sequence[int]) -> Outcome:
-    """Returns the run in which no results of some equations are flushed, nor those that only then
-    are, since their operands were zero."""
-    before = {e.index: e["flushed"] for e in search.outcome.equations}
+    """Returns the run in which no results of some equations are flushed or lose bits below the
+    normal range, nor those that only then do, since their operands were zero or had lost them."""
+    before = {e.index: e for e in search.outcome.equations}
     kept, after = {*indices}, search.run(search.current.without_underflow(indices))
+
+    def loses_more(e: EquationStatistics) -> bool:
+        made = before[e.index].introduced if e.index in before else 0.0
+        flushed = before[e.index]["flushed"] if e.index in before else 0.0
+        return e["flushed"] > 2 * flushed or (e["subnormal"] > 0 and e.introduced > 2 * made)
+
     for _ in range(HIDDEN):
-        more = {e.index for e in after.equations if e["flushed"] > 2 * before.get(e.index, 0.0)}
+        more = {e.index for e in after.equations if loses_more(e)}
         enough = search.better(after.error, search.outcome.error, GAIN) or more <= kept
         if enough or search.trials <= 0:
             break
