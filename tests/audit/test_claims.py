@@ -380,3 +380,17 @@ def test_a_subnormal_number_is_the_cause_though_the_next_result_is_one_too():
     (finding, *_) = sw.audit(normalized, "fp16")(g).findings
     assert finding.source.startswith("variance =")
     assert finding.kind == "underflow"
+
+
+def test_an_underflow_that_was_refuted_is_no_cause_behind_an_amplification():
+    def attention(q, k):
+        scores = jnp.einsum("btd,bsd->bts", q * 30, k * 30) / 8  # up to 3,600: rounded by 1
+        return jax.nn.softmax(scores)
+
+    keys = jax.random.split(jax.random.key(2))
+    report = sw.audit(attention, "fp16")(*(jax.random.normal(key, (4, 64, 64)) for key in keys))
+    finding = report.findings[0]
+    assert finding.kind == "amplified"
+    assert "flushed" not in finding.evidence
+    made, _, factor = finding.evidence.partition(", amplified ")
+    assert float(made.split()[-1]) * float(factor.split()[0]) > report.error.relative / 2

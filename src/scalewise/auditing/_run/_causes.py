@@ -72,8 +72,12 @@ class Causes:
         if not steep:
             return None
         made, by = max(steep, key=lambda x: self.amplification(x[1]))
-        while not made.introduced and (before := self.producers(made.index)):
-            made = max(before, key=_carried)
+        for _ in range(DEPTH):  # to where most of it is made
+            before = self.producers(made.index)
+            worst = max(before, key=_carried, default=made)
+            if made.introduced * CARRIED >= made.inherited or not _carried(worst):
+                break
+            made = worst
         return made, by
 
     def path(self, index: int) -> list[EquationStatistics]:

@@ -176,7 +176,10 @@ def _is_refuted(search: Search, what: Finding) -> bool:
         after = search.run(search.current.imposed(what.equations))
     else:
         after = _without_underflow(search, what.equations)
-    return not search.better(after.error, search.outcome.error, GAIN)
+    refuted = not search.better(after.error, search.outcome.error, GAIN)
+    if refuted and what.kind == "underflow":
+        search.harmless_underflows |= {*what.equations}
+    return refuted
 
 
 def _without_underflow(search: Search, indices: Sequence[int]) -> Outcome:
@@ -218,6 +221,8 @@ def _carried_to(
             made = f", from the error of {cause.introduced:.2g} made at {moved.where}"
             elsewhere = cause.introduced and moved.where != what.where
             return dataclasses.replace(what, evidence=what.evidence + (made if elsewhere else ""))
+        if what.kind == "underflow" and _is_refuted(search, what):
+            return moved
         evidence = f"{moved.evidence}; at {what.where} {what.evidence}"
         return dataclasses.replace(moved, evidence=evidence)
     if not FINDING_KINDS[what.kind].carried_in:

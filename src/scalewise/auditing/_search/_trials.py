@@ -97,6 +97,8 @@ class Search:
     tried: dict[Hashable, OutputError] = dataclasses.field(default_factory=dict)
     results: dict[Hashable, Outcome] = dataclasses.field(default_factory=dict)
     grouped: tuple[Outcome, Sequence[Group]] | None = None  # the last outcome grouped, and that
+    # by index, equations whose flushed numbers aren't the cause of the outcome's error
+    harmless_underflows: set[int] = dataclasses.field(default_factory=set)
 
     def start(self) -> FormatChoice:
         return FormatChoice(
@@ -185,6 +187,8 @@ class Search:
         return decided and all(e.is_output for e in group.equations)
 
     def finding_of(self, group: Group, refuted: str = "") -> Finding:
+        if {*group.indices} <= self.harmless_underflows:
+            refuted = "underflow"
         found = finding(group, self.fmt, self.saturate, refuted)
         before = self.causes.producers(group.first.index) if found.kind == "decision" else []
         if len(before) == 1 and before[0].primitive in WHOLE_NUMBERS and before[0].file:
@@ -245,7 +249,7 @@ class Search:
 
     def _look_at_all_but(self, left_out: frozenset[str], decisions: bool = False) -> None:
         self.left_out, self.decisions = left_out, decisions
-        self.tried, self.results, self.failed = {}, {}, []
+        self.tried, self.results, self.failed, self.harmless_underflows = {}, {}, [], set()
         self.outcome = self._measured(self.outcome)
         if self.session.adjustable:
             self.float32_error = self._measured(self.float32).error
@@ -272,7 +276,7 @@ class Search:
                 own = dataclasses.replace(x, fix=self.accepted(fix))
                 self.found[i] = fixed(own, order, before, after.error)
         self.found += [fixed(x, order, self.outcome.error, after.error) for x in findings]
-        self.failed = []
+        self.failed, self.harmless_underflows = [], set()
         self.current, self.outcome = fix.change(self.current), after
 
     def accepted(self, fix: Fix) -> Fix:
