@@ -482,5 +482,5 @@ def test_flushed_numbers_that_cost_nothing_are_not_the_cause():
         jax.random.normal(jax.random.key(0), (16, 32))
     )
     first = report.findings[0]
-    assert first.evidence == "the constant 0.01 becomes 0.0100098"  # an error of 0.059 by itself
+    assert (first.kind, first.direction) == ("cancellation", "backward")
     assert first.error_after < 0.8 * first.error_before

@@ -53,7 +53,7 @@ from ._run._statistics import BINS, LOWEST
 from ._search._findings import Finding
 from ._search._groups import groups
 from ._search._kinds import FINDING_KINDS
-from ._search._literals import changed_and_masks
+from ._search._literals import Constants, constants_of
 from ._search._measure import near
 from ._search._search import find_fixes
 from ._search._trials import Search
@@ -237,16 +237,16 @@ def _reference_dtype(fmt: Format | None, program: Program) -> np.dtype:
 def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) -> Report:
     kind, fmt = session.kind, nominal_format(session.low)
     saturate = getattr(session.low, "saturate", False)
-    changed, masks = (), ()
+    constants = Constants()
     semantics = SEMANTICS
     if isinstance(session.low, TableEmulation):
         semantics += "" if session.low.low_dtype is None else AS_WRITTEN
-        changed, masks = changed_and_masks(session.program, fmt, saturate, session.low.is_low)
+        constants = constants_of(session.program, fmt, saturate, session.low.is_low)
     if history_of(session.low):
         semantics += FIRST_STEP if session.steps == 1 else WITH_HISTORY
     if session.exact_sums is not None:
         semantics += ON_DEVICE
-    search = Search(session, fmt, changed, trials, saturate, masks)
+    search = Search(session, fmt, constants, trials, saturate)
     error_fixed = find_fixes(search, outcome)
     after, wide = search.outcome, session.lockstep.stays_wide
     narrow = [e for e in after.equations if not wide(after.recorded[e.index])]
@@ -257,10 +257,10 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         semantics=semantics,
         findings=tuple(sorted(search.found, key=_spoils_fewer)),
         unfixed=tuple(search.unfixed),
-        literals=changed,
+        literals=constants.changed,
         arguments=_arguments(session.program, fmt) if session.adjustable else (),
         ranges=_ranges(session.program),
-        benign=_benign(session, outcome, changed),
+        benign=_benign(session, outcome, constants.changed),
         error=outcome.error,
         error_fixed=error_fixed,
         error_float32=search.float32_error,

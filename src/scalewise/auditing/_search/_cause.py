@@ -142,19 +142,24 @@ def _is_flushed_instead(search: Search, what: Finding) -> bool:
 
 
 def of_constants(search: Search, what: Finding, fix: Fix, after: Outcome) -> Finding | None:
-    """Returns the finding as one of rounded constants (the coefficients of a filter), if with the
-    constants as the format has them the fix removes less than half of what it does."""
-    kind, before = FINDING_KINDS[what.kind], search.outcome.error
+    """Returns the finding as one of rounded constants (the coefficients of a filter), if they help
+    without the fix, which removes less than half of what it does with them as the format has them.
+    """
+    kind, before, now = FINDING_KINDS[what.kind], search.outcome.error, search.current
     if kind.severe or before.non_finite or search.is_small or search.trials <= 0:
         return None
-    if not what.equations or not isinstance(search.current, FormatChoice):
+    if not what.equations or not isinstance(now, FormatChoice):
         return None
     rounded = [(e, search.rounded_constants(e)) for e in search.operations(fix)]
-    setting, numbers = fix.change(search.current), dict(x for _, some in rounded for x in some)
+    numbers = dict(x for _, some in rounded for x in some)
+    converts = [e.index for e, some in rounded if some and e.primitive == "convert_element_type"]
+    rounds, now = fix.change(now), now.widened(converts)
     for number, near in numbers.items():
-        setting = setting.with_constant(number, near)
+        rounds, now = rounds.with_constant(number, near), now.with_constant(number, number)
     half = OutputError(0, (before.relative + after.error.relative) / 2)
-    if not numbers or search.run(setting).error < half:
+    if not numbers or search.run(rounds).error < half:
+        return None
+    if search.trials <= 0 or not search.better(search.run(now).error, before, GAIN):
         return None
     lost = [max((abs(1 - y / x) for x, y in some), default=0) for _, some in rounded]
     one, some = rounded[lost.index(max(lost))]

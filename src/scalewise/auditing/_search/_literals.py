@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import linecache
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -151,6 +152,7 @@ class _Constants(Interpretation):
         self.is_low = is_low  # whether arrays of a type are in the format
         self.uses: dict[Use, list[Equation]] = {}
         self.counted: set[Use] = set()  # uses of which an argument's numbers depend
+        self.read: dict[tuple[int, ...], list[float]] = {}  # by an equation's path, its operands
         self.wide: set[tuple] = set()  # uses by a narrow operation that has them in a wider type
 
     def is_argument(self, leaf: object) -> bool:
@@ -181,6 +183,7 @@ class _Constants(Interpretation):
             for x, a in zip(inputs, equation.in_avals, strict=True)
             if isinstance(x, _Value)
         ]
+        self.read[equation.path] = [x for x, _ in constants if x is not None]
         floats = [x for x in inputs if isinstance(x, _Value)]
         drawn = any(x.drawn for x in floats) or equation.name == "bitcast_convert_type"
         if drawn and all(x.drawn or x.fixed is not None for x in floats):
@@ -239,23 +242,34 @@ def literals(f: Callable, fmt: FormatLike, *, saturate: Saturation = False) -> C
 
     def check(*args: PyTree, **kwargs: PyTree) -> tuple[Literal, ...]:
         program = trace(f, _Constants(), args, kwargs, name="literals")
-        return changed_and_masks(program, fmt, mode)[0]
+        return constants_of(program, fmt, mode).changed
 
     return check
 
 
-def changed_and_masks(
+class Constants(NamedTuple):
+    """The constants of a program.
+
+    Attributes:
+        changed: those that a format changes by more than their last bits.
+        masks: operands of select, max, min or clamp of more than half the format's maximum,
+            ``finfo(float16).min`` for example: the format holds them, but not the sum of two.
+        read: by an equation's path, the constants among its operands, whatever the format.
+    """
+
+    changed: tuple[Literal, ...] = ()
+    masks: tuple[float, ...] = ()
+    read: Mapping[tuple[int, ...], Sequence[float]] = MappingProxyType({})
+
+
+def constants_of(
     program: Program,
     fmt: Format,
     saturate: Saturation,
     is_low: Callable[[ShapedArray], bool] = lambda aval: True,
-) -> tuple[tuple[Literal, ...], tuple[float, ...]]:
-    """Returns the constants that a format changes, and masks that it holds, but not twice.
-
-    The second are operands of select, max, min or clamp of more than half the format's maximum,
-    ``finfo(float16).min`` for example: the sum of two overflows. Constants of types for which
-    ``is_low`` is False stay in float32, and don't count.
-    """
+) -> Constants:
+    """Returns the constants of a program. Those of types for which ``is_low`` is False stay in
+    float32, and don't count as changed."""
     constants = _Constants(is_low)
 
     def interpret(arrays):
@@ -273,7 +287,8 @@ def changed_and_masks(
     ]
     top = float(fmt.max)
     masks = [x for *_, name, x in constants.uses if name in SELECTS and top / 2 < abs(x) <= top]
-    return tuple(x for x in found if x is not None), tuple(dict.fromkeys(masks))
+    changed = tuple(x for x in found if x is not None)
+    return Constants(changed, tuple(dict.fromkeys(masks)), constants.read)
 
 
 def _literal(

@@ -270,7 +270,7 @@ def _fixes(search: Search, group: Group, what: Finding) -> Iterator[Fix]:
     )
     context = _context(search, group, what)
     replaced = dict(search.current.constants) if search.session.adjustable else {}
-    masks = [number for number in search.masks if number not in replaced]
+    masks = [number for number in search.constants.masks if number not in replaced]
     context = dataclasses.replace(
         context, gradients=gradients, norms=written, rewrites=search.rewrites, masks=masks,
         beyond=[e for e in search.outcome.equations if e.index in search.beyond],

@@ -8,11 +8,7 @@ import math
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-import numpy as np
-
-from ..._jax import jex
 from ...formats import FP32, Format, Saturation
-from ...interpret import literal_number
 from ...primitives import having
 from .._bisect import fewest
 from .._run._causes import Causes
@@ -34,7 +30,7 @@ from ._apply import AuditedArithmetic, FormatChoice
 from ._findings import Finding, finding, place_of
 from ._fixes import Fix, described, library_calls, whole_calls, widened
 from ._groups import Group, groups
-from ._literals import Literal
+from ._literals import Constants, Literal
 from ._measure import better, fixed, is_slight, key_of, near, same
 from ._rewrites import Rewrite, rewrites
 
@@ -72,10 +68,9 @@ class Search:
 
     session: Session
     fmt: Format
-    literals: Sequence[Literal]
+    constants: Constants
     trials: int
     saturate: Saturation
-    masks: Sequence[float] = ()
     # with a fix that helped, the largest effect on the outputs first; then, if much of the error is
     # left, others, untried ones last
     found: list[Finding] = dataclasses.field(default_factory=list)
@@ -195,15 +190,18 @@ class Search:
             return dataclasses.replace(found, **place_of(before[0]))
         return found
 
+    @property
+    def literals(self) -> Sequence[Literal]:
+        return self.constants.changed
+
     def rounded_constants(self, equation: EquationStatistics) -> list[tuple[float, float]]:
         """Returns the numbers of the program that an operation reads and the format rounds, and
         what it makes of them."""
-        atoms = self.session.lockstep.recorded[equation.index].eqn.invars
-        literals = (x for x in atoms if isinstance(x, jex.Literal) and np.size(x.val) == 1)
-        numbers = (float(literal_number(x)) for x in literals)
+        path = self.session.lockstep.recorded[equation.index].path
         kept = {old for old, _ in self.current.constants}
-        pairs = ((x, self.fmt.decode(self.fmt.encode(x))) for x in numbers if x not in kept)
-        return [(x, float(y)) for x, y in pairs if math.isfinite(x) and y not in (x, 0)]
+        numbers = [x for x in self.constants.read.get(path, ()) if x not in kept]
+        pairs = ((x, float(self.fmt.decode(self.fmt.encode(x)))) for x in numbers)
+        return [(x, y) for x, y in pairs if math.isfinite(x) and y not in (x, 0)]
 
     def finding_at(self, equation: EquationStatistics) -> Finding:
         """Returns the finding of what one equation does, apart from the error carried in."""
