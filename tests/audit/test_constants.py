@@ -122,3 +122,13 @@ def test_a_constant_whose_rounding_makes_the_error_is_its_cause(f, x, evidence):
     assert finding.kind == "precision"
     assert finding.evidence.endswith(evidence)
     assert finding.error_after < 0.9 * finding.error_before
+
+
+def test_a_flushed_constant_beside_a_larger_error_is_no_cause():
+    def ridge(x, y):
+        squares = x.T @ x  # about 2e-7, three units of FP16
+        return jnp.linalg.solve(squares + 1e-9 * jnp.eye(4), x.T @ y)
+
+    (finding, *_) = sw.audit(ridge, "fp16")(1e-4 * normal(2, (20, 4)), normal(3, (20,))).findings
+    assert finding.kind == "underflow"
+    assert finding.source.startswith("squares =")

@@ -102,11 +102,19 @@ def _needed(
 
 
 def constant_is_harmless(search: Search, constant: Literal, fix: Fix, after: Outcome) -> bool:
-    """Returns True if wider formats help as much with the constant as the narrow one has it."""
+    """Returns True if wider formats help with the constant as the narrow one has it: make as many
+    numbers finite, or else remove at least half of the error that they do without it."""
     if not fix.indices or math.isnan(constant.rounded) or search.trials <= 0:
         return False
     setting = fix.change(search.current).with_constant(constant.number, constant.rounded)
-    return not search.better(after.error, search.run(setting).error, GAIN)
+    error = search.run(setting).error
+    if search.outcome.error.non_finite:
+        return not search.better(after.error, error, GAIN)
+    return error < _half_fixed(search, after)
+
+
+def _half_fixed(search: Search, after: Outcome) -> OutputError:
+    return OutputError(0, (search.outcome.error.relative + after.error.relative) / 2)
 
 
 def unless_refuted(search: Search, shown: Finding, what: Finding, fix: Fix) -> Finding:
@@ -156,8 +164,7 @@ def of_constants(search: Search, what: Finding, fix: Fix, after: Outcome) -> Fin
     rounds, now = fix.change(now), now.widened(converts)
     for number, near in numbers.items():
         rounds, now = rounds.with_constant(number, near), now.with_constant(number, number)
-    half = OutputError(0, (before.relative + after.error.relative) / 2)
-    if not numbers or search.run(rounds).error < half:
+    if not numbers or search.run(rounds).error < _half_fixed(search, after):
         return None
     if search.trials <= 0 or not search.better(search.run(now).error, before, GAIN):
         return None
