@@ -23,7 +23,7 @@ UNREPEATABLE = {"rng_uniform": "draws other numbers at each call: use jax.random
 
 
 def check_program(program: Program, f: Callable) -> None:
-    """Raises if a program can't be audited: traced arguments, no float result, its own draws."""
+    """Raises if a program can't be audited: traced arguments, nothing to compare, its own draws."""
     name = name_of(f)
     if any(isinstance(x, Tracer) for x in program.arrays):
         raise TypeError(

@@ -55,7 +55,7 @@ class Summary:
         noise: the outputs without a correct digit in the reference run: rounding errors, or zeros
             where numbers are flushed.
         decided: of outputs of integers or predicates in which the runs differ, the path, how many
-            elements differ, and how many it has.
+            elements differ, and how many are compared.
         decided_fixed: the same with the fixes of all findings.
         started_at_zero: the outputs of a training step, by path, whose arguments are zeros. They
             are this call's changes alone, moments and averages, of which much may be wrong.
