@@ -156,3 +156,9 @@ def test_a_count_that_differs_is_no_refusal(x):
 def test_integers_that_no_float_decides():
     with pytest.raises(ValueError, match="nothing that floats decide"):
         sw.audit(lambda i: i + 1, "fp16")(jnp.arange(3))
+
+
+def test_a_recipe_whose_results_a_fix_leaves_alone_is_searched_as_what_it_is_now():
+    report = sw.audit(nearest, "fp16_every_op", trials=6)(POINTS, CENTRES)
+    assert "results=None in the recipe" in [str(x.fix) for x in report.findings]
+    assert report.error_fixed < report.error

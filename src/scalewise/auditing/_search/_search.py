@@ -277,7 +277,7 @@ def _fixes(search: Search, group: Group, what: Finding) -> Iterator[Fix]:
         limits=search.limits,
         slight=search.is_slight,
     )  # fmt: skip
-    return proposals(search.session.kind.run or "", context)
+    return proposals(search.kind.run or "", context)
 
 
 def _context(search: Search, group: Group, what: Finding) -> Context:

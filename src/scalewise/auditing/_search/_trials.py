@@ -16,6 +16,7 @@ from .._run._compared import decides
 from .._run._equation_statistics import EquationStatistics, Operands
 from .._run._outcome import Outcome, OutputError
 from .._run._session import Session
+from .._run._specialize import Low, kind_of_run
 from .._thresholds import (
     FEW_DECIDED,
     MANY_DECIDED,
@@ -145,6 +146,13 @@ class Search:
     @property
     def is_slight(self) -> bool:
         return is_slight(self.outcome.error, float(self.fmt.eps))
+
+    @property
+    def kind(self) -> Low:
+        """The kind of run that the setting makes: a fix may leave a recipe without formats for
+        results, for example."""
+        adjustable = self.session.adjustable
+        return self.session.kind if adjustable else kind_of_run(self.current)
 
     @property
     def word(self) -> str:
