@@ -16,7 +16,7 @@ PASSES = having("exact") | {"convert_element_type"}
 
 
 def decides(program: Program) -> bool:
-    """Returns whether all outputs are integers and predicates: what is compared, then."""
+    """Returns whether no output is a float, so that integers and predicates are compared."""
     return not any(map(is_float, program.out_avals))
 
 

@@ -1,4 +1,4 @@
-"""Floors of the outputs' errors: what of them the reference run's own rounding errors make.
+"""Floors of the outputs' errors: parts of outputs that the reference run's own rounding makes.
 
 The gradient of a key's bias under softmax attention is 0, and each run returns other rounding
 errors of about 1e-9 for it, whose relative difference says nothing. Such outputs are found by

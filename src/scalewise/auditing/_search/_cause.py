@@ -150,9 +150,9 @@ def _is_flushed_instead(search: Search, what: Finding) -> bool:
 
 
 def of_constants(search: Search, what: Finding, fix: Fix, after: Outcome) -> Finding | None:
-    """Returns the finding as one of rounded constants (the coefficients of a filter), if they help
-    without the fix, which removes less than half of what it does with them as the format has them.
-    """
+    """Returns the finding as one of rounded constants, such as the coefficients of a filter. They
+    are the cause if keeping them in float32 lowers the error, and if the fix with the constants
+    rounded removes less than half of the error that it removes otherwise."""
     kind, before, now = FINDING_KINDS[what.kind], search.outcome.error, search.current
     if kind.severe or before.non_finite or search.is_small or search.trials <= 0:
         return None

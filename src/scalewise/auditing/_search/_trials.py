@@ -109,8 +109,8 @@ class Search:
         return self.is_near(error) or error <= OutputError(0, self.rounding)
 
     def is_near(self, error: OutputError) -> bool:
-        """Returns whether float32 for all operations leaves as much; so it may of decisions, if
-        there are many and few differ."""
+        """Returns whether float32 for all operations leaves about as much error. Of decisions it
+        counts as such if there are many and only one or two differ, which may be chance."""
         few = error.decided and error.relative < unusable(self.fmt.precision)
         return near(error, self.float32_error) or (few and error.relative <= self.by_chance)
 
@@ -184,8 +184,8 @@ class Search:
         return self.grouped[1]
 
     def is_returned(self, group: Group) -> bool:
-        """Returns whether a group is of decisions that are outputs whose errors are looked at: any
-        error shows as one of these, which says nothing about its cause."""
+        """Returns whether a group is of decisions that the program returns, and whose errors are
+        looked at. Any error before them shows there, so that they are no cause."""
         decided = self.outcome.error.decided and group.total("differ") > 0
         return decided and all(e.is_output for e in group.equations)
 
