@@ -4,11 +4,7 @@ import base64
 import csv
 import dataclasses
 import hashlib
-import html
-import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import jax
@@ -18,13 +14,10 @@ import optax
 import pytest
 
 import scalewise as sw
+from browsers import needs_a_browser, opened
 from scalewise.auditing import OutputError
 from scalewise.auditing._report._page import axis_of, panels, sources
 from scalewise.auditing._run._statistics import BINS, LOWEST
-
-BROWSER = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
 
 
 @pytest.fixture(scope="module")
@@ -144,50 +137,33 @@ def test_only_finite_errors_are_green_in_the_page(report, tmp_path):
     assert '<b class="fix">' in report.save(tmp_path / "b.html").read_text()
 
 
-def opened(address, folder, *flags):
-    """Returns the page's DOM after its scripts ran, without an error."""
-    assert BROWSER is not None
-    flags = [
-        "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-        "--disable-background-networking", "--enable-logging=stderr",
-        f"--user-data-dir={folder}/profile", *flags,
-    ]  # fmt: skip
-    done = subprocess.run(
-        [BROWSER, *flags, "--dump-dom", address],
-        capture_output=True, text=True, timeout=300, check=True,
-    )  # fmt: skip
-    assert not re.search(r"CONSOLE.*(Error|Uncaught|Refused)", done.stderr), done.stderr
-    return done.stdout
-
-
-@pytest.mark.skipif(BROWSER is None, reason="no chromium is installed")
+@needs_a_browser
 def test_in_a_browser(report, tmp_path):
     path = report.save(tmp_path / "a.html")
-    dom = opened(path.as_uri(), tmp_path)
-    assert "stolen</title>" not in dom
-    assert 'id="finding-1"' in dom
-    assert f'<span id="shown">{len(report.equations)}</span>' in dom
-    filtered = opened(path.as_uri() + "#filter=exp%20forward", tmp_path)
+    with opened(path.as_uri()) as page:
+        assert page.title() != "stolen"
+        assert page.locator("#finding-1").count() == 1
+        assert page.text_content("#shown") == str(len(report.equations))
     shown = sum(r.primitive == "exp" for r in report.equations)
-    assert f'<span id="shown">{shown}</span>' in filtered
-    assert filtered.count('hidden=""') == len(report.equations) - shown
+    with opened(path.as_uri() + "#filter=exp%20forward") as page:
+        assert page.text_content("#shown") == str(shown)
+        assert page.locator("[hidden]").count() == len(report.equations) - shown
 
 
-PROBE = """<!doctype html><meta charset="utf-8">
+FRAMES = """<!doctype html><meta charset="utf-8">
 <iframe id="wide" src="a.html" width="1280" height="900" frameborder="0"></iframe>
 <iframe id="narrow" src="a.html" width="400" height="800" frameborder="0"></iframe>
 <iframe id="print" src="print.html" width="718" height="900" frameborder="0"></iframe>
-<pre id="out"></pre>
-<script>
-const page = id => document.getElementById(id).contentDocument;
-const widths = id => {
-  const root = page(id).documentElement, table = page(id).getElementById("operations");
-  return {page: root.scrollWidth, view: root.clientWidth,
-    box: table.parentElement.getBoundingClientRect().right,
-    heads: [...table.tHead.rows[0].cells].map(x => x.getBoundingClientRect().right)};
-};
-const files = () => [...page("wide").querySelectorAll("details")].map(x => x.open);
-addEventListener("load", async () => {
+"""
+PROBE = """async () => {
+  const page = id => document.getElementById(id).contentDocument;
+  const widths = id => {
+    const root = page(id).documentElement, table = page(id).getElementById("operations");
+    return {page: root.scrollWidth, view: root.clientWidth,
+      box: table.parentElement.getBoundingClientRect().right,
+      heads: [...table.tHead.rows[0].cells].map(x => x.getBoundingClientRect().right)};
+  };
+  const files = () => [...page("wide").querySelectorAll("details")].map(x => x.open);
   const d = page("wide"), found = {};
   for (const id of ["wide", "narrow", "print"]) found[id] = widths(id);
   found.legend = ["flushed", "over", "subnormal", "normal", "bar"].map(name =>
@@ -208,19 +184,20 @@ addEventListener("load", async () => {
   }
   found.links = [];
   for (const link of d.querySelectorAll(".card a")) {
+    const there = new Promise(done =>
+      d.defaultView.addEventListener("hashchange", done, {once: true}));
     link.click();
-    await new Promise(done => setTimeout(done, 50));
+    await there;
     const row = d.querySelector("tr:target");
     found.links.push(row ? row.textContent : null);
   }
   found.files_after = files();
-  document.getElementById("out").textContent = JSON.stringify(found);
-});
-</script>"""
+  return found;
+}"""
 
 
 @pytest.mark.thorough
-@pytest.mark.skipif(BROWSER is None, reason="no chromium is installed")
+@needs_a_browser
 def test_layout_sorting_and_links_in_a_browser(tmp_path):
     def f(x):
         return optax.tree.norm(x * 300.0) + jnp.sum(jnp.exp(x))
@@ -238,10 +215,10 @@ def test_layout_sorting_and_links_in_a_browser(tmp_path):
     text = report.save(tmp_path / "a.html").read_text()
     printed = re.sub(r"<meta http-equiv[^>]*>", "", text).replace("@media print", "@media screen")
     (tmp_path / "print.html").write_text(printed)  # A4 with margins of 1 cm is 718 pixels wide
-    (tmp_path / "probe.html").write_text(PROBE)
-    flags = "--allow-file-access-from-files", "--virtual-time-budget=5000"
-    dom = opened((tmp_path / "probe.html").as_uri(), tmp_path, *flags)
-    found = json.loads(html.unescape(dom.partition('<pre id="out">')[2].partition("</pre>")[0]))
+    frames = tmp_path / "frames.html"
+    frames.write_text(FRAMES)
+    with opened(frames.as_uri(), "--allow-file-access-from-files") as page:
+        found = page.evaluate(PROBE)
 
     for frame in ("wide", "print"):  # all columns are visible, amax, the last, too
         assert len(found[frame]["heads"]) == 15

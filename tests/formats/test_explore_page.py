@@ -1,22 +1,17 @@
 """The interactive page of formats: its catalogue, and in a browser its casts beside ours."""
 
 import base64
-import html
 import io
-import json
 import math
-import re
-import shutil
-import subprocess
 
 import numpy as np
 import pytest
 from safetensors.numpy import save
 
+from browsers import needs_a_browser, opened
 from pages import page_script
 from scalewise.formats import CATALOGUE, Format
 
-BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 PAGE = page_script("explore_page")
 CUSTOM = [
     Format("e6m9", 6, 9),
@@ -28,16 +23,14 @@ MODES = (
     "nearest_even", "nearest_away", "toward_zero", "toward_positive", "toward_negative",
     "away_from_zero", "to_odd",
 )  # fmt: skip
-PROBE = """<pre id="out"></pre><script>
-addEventListener("load", async () => {
-  const asked = %s, {Format, CATALOGUE, MODES, effect, load, parsed} = scalewise, found = {};
-  const number = x => ({inf: Infinity, "-inf": -Infinity, nan: NaN})[x] ?? Number(x);
+PROBE = """async asked => {
+  const {Format, CATALOGUE, MODES, effect, load, parsed} = scalewise, found = {};
   const bytes = text => Uint8Array.from(atob(text), c => c.charCodeAt(0));
   found.modes = Object.keys(MODES);
   found.codes = asked.formats.map(p => {
     const f = new Format(p);
     return asked.modes.map(mode => [false, true, "finite"].map(saturate =>
-      asked.values.map(x => f.encode(number(x), mode, saturate))));
+      asked.values.map(x => f.encode(x, mode, saturate))));
   });
   found.parsed = ["2^-9", "-2^3", "1e-3", "inf", "x", ""].map(parsed);
   found.tables = [];
@@ -50,10 +43,8 @@ addEventListener("load", async () => {
   bits.value = 99;
   bits.dispatchEvent(new Event("input"));
   found.refused = document.getElementById("refused").textContent;
-  document.getElementById("out").textContent = JSON.stringify(found, (k, x) =>
-    typeof x === "number" && !isFinite(x) ? String(x) : x);
-});
-</script></body>"""  # noqa: E501
+  return found;
+}"""  # noqa: E501
 
 
 def test_the_catalogue_is_current():
@@ -80,8 +71,8 @@ def file_of(array):
 
 
 @pytest.mark.thorough
-@pytest.mark.skipif(BROWSER is None, reason="no chromium is installed")
-def test_its_casts_and_files_in_a_browser(tmp_path):
+@needs_a_browser
+def test_its_casts_and_files_in_a_browser():
     values = np.unique(np.concatenate([asked_numbers(f) for f in FORMATS if f.bits <= 8]))
     values = np.concatenate([values, asked_numbers(CATALOGUE["fp16"]), [-0.0]])
     weights = np.random.default_rng(0).normal(size=(40, 50)).astype(np.float32)
@@ -90,7 +81,7 @@ def test_its_casts_and_files_in_a_browser(tmp_path):
     asked = {
         "formats": [_fields(f) for f in FORMATS],
         "modes": MODES,
-        "values": [repr(float(x)) for x in values],
+        "values": values.tolist(),
         "files": [
             ["a.npy", file_of(weights)],
             ["b.safetensors", safe],
@@ -98,12 +89,11 @@ def test_its_casts_and_files_in_a_browser(tmp_path):
             ["d.txt", base64.b64encode(b"no numbers").decode()],
         ],
     }
-    text = PAGE.FILE.read_text().replace("</body>", PROBE % json.dumps(asked))
-    (tmp_path / "page.html").write_text(text)
-    found = answers((tmp_path / "page.html").as_uri(), tmp_path)
+    with opened(PAGE.FILE.as_uri()) as page:
+        found = page.evaluate(PROBE, asked)
 
     assert found["modes"] == list(MODES)
-    assert found["parsed"] == [2**-9, -8, 1e-3, "Infinity", None, None]
+    assert found["parsed"] == [2**-9, -8, 1e-3, math.inf, None, None]
     for f, by_mode in zip(FORMATS, found["codes"], strict=True):
         for mode, by_saturation in zip(MODES, by_mode, strict=True):
             for saturate, codes in zip((False, True, "finite"), by_saturation, strict=True):
@@ -136,21 +126,3 @@ def _fields(f):
         "name exponent_bits mantissa_bits bias signed subnormals infinities nan negative_zero zero"
     )
     return {name: getattr(f, name) for name in names.split()}
-
-
-def answers(address, folder):
-    """Returns what the probe in the page has written."""
-    assert BROWSER is not None
-    done = subprocess.run(
-        [
-            BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
-            "--disable-background-networking", "--enable-logging=stderr",
-            f"--user-data-dir={folder}/profile", "--virtual-time-budget=20000", "--dump-dom",
-            address,
-        ],
-        capture_output=True, text=True, timeout=300, check=True,
-    )  # fmt: skip
-    assert not re.search(r"CONSOLE.*(Error|Uncaught|Refused)", done.stderr), done.stderr
-    return json.loads(
-        html.unescape(done.stdout.partition('<pre id="out">')[2].partition("</pre>")[0])
-    )
