@@ -56,6 +56,9 @@ def data():
 
 def no_pair():
     return start()
+
+def parts(x):
+    return (x + 1e-3) - x
 """
 
 
@@ -81,6 +84,9 @@ def test_a_users_function_is_audited_and_the_report_written(folder):
     assert "net.py:6" in (folder / "a.html").read_text()
     good = run("audit", "net.py:norm", "--args", "big", "--format", "bf16", "--out", "b.json")
     assert good.exit_code == 0
+    wrong = run("audit", "net.py:parts", "--args", "big", "--format", "bf16")
+    assert wrong.exit_code == 1  # finite, and of no use
+    assert "No: parts loses accuracy" in wrong.output
     difference = run("diff", "a.json", "b.json")
     assert difference.exit_code == 0
     assert "norm in fp16 -> norm in bf16: error 1 not finite -> " in difference.output

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._check import Count, Natural, checked
-from .._jax import unchecked
+from .._jax import avals_of, unchecked
 from .._resolve import as_format, resolve
 from .._types import PyTree
 from ..autocasting import Autocast, Policy, PolicyLike
@@ -26,19 +26,35 @@ from ..devices import MatrixUnitsLike
 from ..emulating import Emulation
 from ..formats import FP32, FP64, Format, FormatLike, Saturation
 from ..formats import format as format_
-from ..interpret import Interpretation, Program, all_equations, is_float, trace, with_state
+from ..interpret import (
+    Interpretation,
+    Program,
+    all_equations,
+    is_float,
+    is_inexact,
+    trace,
+    with_state,
+)
 from ..rounding import saturation
 from ._checks import (
-    check_decides,
     check_program,
     check_reference,
     check_repeatable,
+    check_rounds,
     check_steps,
 )
 from ._file import name_of
 from ._reduce._reduce import Audited, reduce
 from ._reduce._reduction import Reduction, arithmetic
-from ._report._report import AS_WRITTEN, FIRST_STEP, ON_DEVICE, SEMANTICS, WITH_HISTORY, Report
+from ._report._report import (
+    AS_WRITTEN,
+    COMPLEX,
+    FIRST_STEP,
+    ON_DEVICE,
+    SEMANTICS,
+    WITH_HISTORY,
+    Report,
+)
 from ._report._trace import latent
 from ._run._changes import carried
 from ._run._compared import float_arguments, incomparable, without_digits
@@ -148,7 +164,7 @@ def audit(
         session = Session(program, own, wide, steps, _batch_arrays(per_step))
         check_steps(session, f)
         outcome = with_exact_sums(session, session.run())
-        check_decides(session, outcome, f)
+        check_rounds(session, outcome, f)
         check_reference(session, outcome, f)
         check_repeatable(session, outcome, f)
         outcome = with_floors(session, outcome, FLOORS_FROM * float(nominal_format(low_run).eps))
@@ -229,8 +245,8 @@ def _reference_format(reference: Any, low: Interpretation) -> Format | None:
 
 def _reference_dtype(fmt: Format | None, program: Program) -> np.dtype:
     if fmt is None:
-        avals = [a for a in [*program.in_avals, *program.out_avals] if is_float(a)]
-        fmt = FP64 if any(a.dtype == jnp.float64 for a in avals) else FP32
+        avals = [*program.in_avals, *program.out_avals]
+        fmt = FP64 if any(a.dtype in (jnp.float64, jnp.complex128) for a in avals) else FP32
     return np.dtype(np.float64 if fmt == FP64 else np.float32)
 
 
@@ -242,6 +258,8 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
     if isinstance(session.low, TableEmulation):
         semantics += "" if session.low.low_dtype is None else AS_WRITTEN
         constants = constants_of(session.program, fmt, saturate, session.low.is_low)
+    own, wide_complex = _complex_dtypes(session)
+    semantics += COMPLEX if own else ""
     if history_of(session.low):
         semantics += FIRST_STEP if session.steps == 1 else WITH_HISTORY
     if session.exact_sums is not None:
@@ -284,7 +302,7 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         decided=tuple(x for x in outcome.decided if x[1]),
         decided_fixed=tuple(x for x in after.decided if x[1]),
         started_at_zero=tuple(_started_at_zero(session, outcome)),
-        complex_dtype=_complex_dtype(session),
+        complex_dtype=wide_complex,
         reducer=_reducer(session, outcome),
         origin=search.origin,
     )
@@ -302,13 +320,13 @@ def _started_at_zero(session: Session, outcome: Outcome) -> Iterator[str]:
             yield outcome.outputs[output][0]
 
 
-def _complex_dtype(session: Session) -> str:
-    for eqn in all_equations(session.program.jaxpr):
-        for atom in eqn.outvars:
-            dtype = getattr(atom.aval, "dtype", np.dtype(bool))
-            if session.reference.complex_dtype(dtype):
-                return str(dtype)
-    return ""
+def _complex_dtypes(session: Session) -> tuple[str, str]:
+    """Returns a dtype of the program's complex numbers, and one for which the reference run has a
+    wider one; "" where there is none."""
+    results = (a for e in all_equations(session.program.jaxpr) for a in avals_of(e.outvars))
+    own = {a.dtype for a in results if is_inexact(a) and not is_float(a)}
+    wider = filter(session.reference.complex_dtype, own)
+    return str(next(iter(own), "")), str(next(wider, ""))
 
 
 def _spoils_fewer(what: Finding) -> int:

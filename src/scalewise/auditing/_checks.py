@@ -10,7 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from .._jax import Tracer, open_jaxpr
-from ..interpret import Program, is_float
+from ..interpret import Program, is_float, is_inexact
 from ..primitives import PRIMITIVES
 from ._file import name_of
 from ._run._compared import decides, float_arguments
@@ -42,16 +42,19 @@ def check_program(program: Program, f: Callable) -> None:
             raise ValueError(f"audit: {name} calls {primitive}, which {why}")
 
 
-def check_decides(session: Session, outcome: Outcome, f: Callable) -> None:
-    """Raises if a program returns integers and predicates alone, none of which a float decides."""
-    if decides(session.program) and not outcome.recorded:
-        raise _nothing_to_compare(session.program, f)
+def check_rounds(session: Session, outcome: Outcome, f: Callable) -> None:
+    """Raises if a program that doesn't return floats computes, or decides, nothing by floats."""
+    program = session.program
+    if not outcome.recorded and not any(map(is_float, (*program.in_avals, *program.out_avals))):
+        raise _nothing_to_compare(program, f)
+    if not outcome.recorded and decides(program):
+        raise _nothing_to_compare(program, f)
 
 
 def _nothing_to_compare(program: Program, f: Callable) -> ValueError:
     advice = "return a loss, or what it is computed from"
-    if any(jnp.issubdtype(a.dtype, jnp.complexfloating) for a in program.out_avals):
-        advice = "return the parts of its complex numbers: x.real and x.imag"
+    if any(is_inexact(a) and not is_float(a) for a in program.out_avals):
+        advice += ". Complex numbers stay in their own dtype, which no narrow format has"
     if not any(map(is_float, program.in_avals)):
         advice += ". A Python number among the arguments is a constant: pass jnp.asarray(x)"
     return ValueError(

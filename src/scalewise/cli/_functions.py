@@ -35,7 +35,7 @@ def audit(
 ) -> None:
     """Report which lines lose accuracy in low precision, and changes that were tried.
 
-    Exits with 1 if outputs aren't finite, with 2 if the audit or writing a file fails.
+    Exits with 1 if the verdict is No, with 2 if the audit or writing a file fails.
 
     Args:
         target (FILE:FUNCTION): A function of a Python file, model.py:train_step; or
@@ -76,7 +76,7 @@ def audit(
             _unused(training, "torch models (--framework torch)")
             report = _of_function(target, low, args, seed, options | {"device": device}, calls)
         shown(report, paths, everything=everything)
-    if report.error.non_finite:
+    if report.fails:
         raise typer.Exit(1)
 
 

@@ -28,6 +28,7 @@ AS_WRITTEN = (
     "; as written: arguments are cast to the format, and what the program itself computes in "
     "float32 stays there (dtypes='all' rounds every result)"
 )
+COMPLEX = "; complex numbers stay in the program's own dtype, which no narrow format has"
 FIRST_STEP = (
     "; delayed scaling at its first step, where each operand's own numbers determine its scale "
     "(steps= and batches= audit more steps)"
@@ -64,6 +65,11 @@ class Report(Summary, Saved):
         """One sentence: whether the function works in this arithmetic, the cause if it doesn't,
         the change to make, and the error that remains with it."""
         return verdict(self)
+
+    @property
+    def fails(self) -> bool:
+        """Whether the verdict is "No"; ``scalewise audit`` exits with 1 then."""
+        return self.verdict.startswith("No:")
 
     def show(self, console: Console | None = None, *, everything: bool = False) -> None:
         """Prints verdict, findings and literals; with ``everything`` also those without a fix."""

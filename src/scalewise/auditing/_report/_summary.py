@@ -51,7 +51,7 @@ class Summary:
             loses, a sentence each.
         wrong_changes: changes of what a training step returns that are wrong, a sentence each.
         infinite: how many numbers of the outputs are infinite in the reference run.
-        incomparable: the outputs of which every number is infinite in the reference run.
+        incomparable: the outputs of which the reference run computes no finite number, zeros aside.
         noise: the outputs without a correct digit in the reference run: rounding errors, or zeros
             where numbers are flushed.
         decided: of outputs of integers or predicates in which the runs differ, the path, how many

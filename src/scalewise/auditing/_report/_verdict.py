@@ -139,7 +139,8 @@ def _answer(report: Summary) -> str:
         return f"Neither yes nor no: {none} (in {low}, {made})"
     if report.incomparable and _is_harmless(report, error):
         if len(report.incomparable) == len(report.outputs):
-            return f"Neither yes nor no: no number that {report.function} returns is finite"
+            none = f"{report.function} returns no finite number, zeros aside"
+            return f"Neither yes nor no: {none}"
         return f"Neither yes nor no: {report.function} {yes} in {low} with {size} elsewhere"
     if _is_harmless(report, error):
         other = decides_otherwise(report.decided, report.precision)

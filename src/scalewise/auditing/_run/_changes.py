@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from jax.typing import ArrayLike
 
-from ...interpret import Program, is_float
+from ...interpret import Program, is_inexact
 from .._thresholds import BACK, CHANGE_KEPT, CHANGE_LOST, CHANGE_WRONG, ROUNDED_AWAY
 from ._causes import Causes
 from ._equation_statistics import ADDITIONS, EquationStatistics
@@ -42,7 +42,7 @@ class Update:
 
     path: str  # of the output
     state: str  # the argument that it is of: weights, moments, ...
-    output: int  # its position among the float outputs
+    output: int  # its position among those of floats and complex numbers
     indices: tuple[int, ...]  # the equations that round it
     change: float  # the norm of the reference run's change
     size: float  # the same, relative to the array's
@@ -73,7 +73,7 @@ def carried(program: Program) -> list[Carried]:
     part of it, if it is the first argument.
     """
     outs, arguments = (
-        [(path, (a.shape, a.dtype)) for path, a in zip(paths, avals, strict=True) if is_float(a)]
+        [(path, (a.shape, a.dtype)) for path, a in zip(paths, avals, strict=True) if is_inexact(a)]
         for paths, avals in (
             (program.paths, program.out_avals), (program.arguments, program.in_avals)
         )
@@ -113,7 +113,7 @@ def updates(
     """
     causes, found = outcome.causes, []
     floats = zip(program.arguments, program.in_avals, strict=True)
-    arguments = [path for path, aval in floats if is_float(aval)]
+    arguments = [path for path, aval in floats if is_inexact(aval)]
     for output, argument, whole in carried(program):
         arrays = (
             outcome.reference[output], references[argument], outcome.low[output], lows[argument]
@@ -175,7 +175,7 @@ def started_at_zero(program: Program, arguments: Sequence[ArrayLike]) -> dict[in
     A bias that starts at 0 is after one step what Adam makes of the signs of its gradients.
     """
     pairs = zip(program.arguments, program.in_avals, strict=True)
-    paths = [path for path, aval in pairs if is_float(aval)]
+    paths = [path for path, aval in pairs if is_inexact(aval)]
     parents = [path[: max(path.rfind("["), path.rfind("."), 0)] for path in paths]
     sizes: dict[str, list[float]] = {}
     for parent, x in zip(parents, map(np.asarray, arguments), strict=True):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ...interpret import Program, is_float
+from ...interpret import Program, is_float, is_inexact
 from ...primitives import having
 from ._equation_statistics import EquationStatistics
 from ._outcome import Floors, Outcome, output_name
@@ -16,17 +16,20 @@ PASSES = having("exact") | {"convert_element_type"}
 
 
 def decides(program: Program) -> bool:
-    """Returns whether no output is a float, so that integers and predicates are compared."""
-    return not any(map(is_float, program.out_avals))
+    """Returns whether no output is of floats or complex numbers, so that integers and predicates
+    are compared."""
+    return not any(map(is_inexact, program.out_avals))
 
 
 def incomparable(program: Program, outcome: Outcome) -> Iterator[str]:
-    """Yields the outputs of which the reference run computes infinities alone; not masks."""
+    """Yields the outputs of which the reference run computes infinities, and zeros beside them,
+    alone; not masks."""
     if any(np.isinf(size).any() for _, size in float_arguments(program)):
         return
     for i, (path, _) in enumerate(outcome.outputs):
-        infinite = np.size(outcome.reference[i]) and np.isinf(outcome.reference[i]).all()
-        if infinite and any(e["reference_non_finite"] for e in _computed_by(outcome, i)):
+        infinite = np.isinf(outcome.reference[i])
+        alone = infinite.any() and not np.any(outcome.reference[i], where=~infinite)
+        if alone and any(e["reference_non_finite"] for e in _computed_by(outcome, i)):
             yield output_name(path)
 
 

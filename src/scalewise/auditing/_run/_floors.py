@@ -18,12 +18,12 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ..._jax import ShapedArray, avals_of
-from ...interpret import Argument, Program, all_equations, is_float, lifted, run
+from ...interpret import Argument, Program, all_equations, is_float, is_inexact, lifted, run
 from .._thresholds import NOISE, NOISE_OF_ONE, RUNS
 from ._compiled import Compiled
 from ._equation import is_discrete
 from ._interpretations import Reference, TableEmulation
-from ._outcome import Floors, Outcome, squared_norm
+from ._outcome import Floors, Outcome, in_parts, squared_norm
 from ._session import Session
 
 
@@ -120,17 +120,17 @@ class _Exact:
                 outs = call(session.inputs(step, outs[:n], values, wide))
         return outs
 
-    def where(self, kind: Callable[[ShapedArray], bool]) -> list[jax.Array] | None:
+    def where(self, kind: Callable[[ShapedArray], bool]) -> list[np.ndarray] | None:
         if self.outputs is None:
             return None
         pairs = zip(self.outputs, self.session.program.out_avals, strict=True)
-        return [y for y, a in pairs if kind(a)]
+        return [in_parts(y) for y, a in pairs if kind(a)]
 
 
 def _of_rounding(outcome: Outcome, changes: list[np.ndarray], exact: _Exact) -> list[np.ndarray]:
     """Returns the changes, without those that aren't roundings': of decisions, that the changed
     arguments turn where they are exact. Float64 decides such as float32 does."""
-    outs = exact.where(is_float)
+    outs = exact.where(is_inexact)
     if outs is None:
         return changes
     apart = map(_apart, outcome.reference, outs)

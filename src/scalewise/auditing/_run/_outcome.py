@@ -17,6 +17,8 @@ from ._dataflow import Dataflow
 from ._equation_statistics import EquationStatistics, equation_statistics
 from ._statistics import Statistics
 
+Numbers = jax.Array | np.ndarray  # of floats
+
 
 @dataclasses.dataclass(frozen=True, order=True)
 class OutputError:
@@ -24,9 +26,10 @@ class OutputError:
 
     Attributes:
         non_finite: how many numbers are non-finite where the reference run's are finite.
-        relative: root mean square over the float outputs of ``||low - reference|| / ||reference||``
-            over the numbers that are finite in both runs. Of an output that a training step
-            changes and returns (a weight), the error of that change instead if it arrives wrong.
+        relative: root mean square over the outputs of floats and complex numbers of
+            ``||low - reference|| / ||reference||`` over the numbers that are finite in both runs.
+            Of an output that a training step changes and returns (a weight), the error of that
+            change instead if it arrives wrong.
         spoiled: how many outputs have such non-finite numbers; errors compare without it.
         decided: whether it is of integers and predicates: ``relative`` is the share of elements
             that differ, root mean square over the outputs.
@@ -105,8 +108,9 @@ class Outcome:
     error: OutputError  # error, outputs: of all outputs, and of each by its path
     outputs: tuple[tuple[str, OutputError], ...]
     reference_nans: tuple[str, ...]  # the paths of outputs with NaN in the reference run
-    low: tuple[jax.Array, ...]  # low, reference: the float outputs of both runs
-    reference: tuple[jax.Array, ...]
+    # low, reference: the outputs of floats of both runs, and of complex numbers by their parts
+    low: tuple[Numbers, ...]
+    reference: tuple[Numbers, ...]
     # the outputs of integers or predicates: the path, and the array of both runs
     decisions: tuple[tuple[str, np.ndarray, np.ndarray], ...] = ()
     # of each of them: the path, how many elements differ, and how many are compared
@@ -126,6 +130,12 @@ class Outcome:
     @functools.cached_property
     def causes(self) -> Causes:
         return Causes(self.dataflow.flow, self.equations)
+
+
+def in_parts(x: ArrayLike) -> np.ndarray:
+    """Returns complex numbers as their real and imaginary parts, along a last axis; else ``x``."""
+    array = np.asarray(x)
+    return np.stack([np.real(array), np.imag(array)], -1) if np.iscomplexobj(array) else array
 
 
 def output_name(path: str) -> str:

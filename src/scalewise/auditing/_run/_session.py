@@ -26,6 +26,7 @@ from ...interpret import (
     State,
     Value,
     is_float,
+    is_inexact,
     lifted,
 )
 from ._accumulator import Accumulator
@@ -36,7 +37,7 @@ from ._equation import EquationPlan, is_discrete
 from ._interpretations import Reference, Runs
 from ._lockstep import Lockstep
 from ._loss_scale import loss_scaled_paths
-from ._outcome import ExactSums, Floors, Outcome, OutputError, squared_norm
+from ._outcome import ExactSums, Floors, Numbers, Outcome, OutputError, in_parts, squared_norm
 from ._pair import Pair, low_of, reference_of, shaped
 from ._rounding import format_params
 from ._specialize import Low, kind_of_run
@@ -245,13 +246,13 @@ class Session:
         avals = self.program.out_avals
         lows, references = self._both(values, avals)
         floats = [(p, v) for p, v, a in zip(self.program.paths, values, avals, strict=True)
-                  if is_float(a)]  # fmt: skip
+                  if is_inexact(a)]  # fmt: skip
         error, flow = OutputError(0, 0.0), self.dataflow
         outcome = Outcome(
             recorded=recorded,
             statistics=statistics,
             dataflow=flow,
-            origins=tuple(own for own, a in zip(flow.outputs, avals, strict=True) if is_float(a)),
+            origins=tuple(own for own, a in zip(flow.outputs, avals, strict=True) if is_inexact(a)),
             error=error,
             outputs=tuple((p, error) for p, _ in floats),
             reference_nans=(),
@@ -262,16 +263,22 @@ class Session:
         )
         return self.with_errors(outcome)
 
-    def _both(self, values: Sequence[Value], avals: Sequence[ShapedArray]):
-        as_arrays = self.kind.elementwise
-        pairs = [
-            (shaped(jax.tree.map(np.asarray, v) if as_arrays else v, a), a)
-            for v, a in zip(values, avals, strict=True) if is_float(a)
-        ]  # fmt: skip
-        lows = (v.low if self.adjustable else self.low.lower(v.low, a) for v, a in pairs)
-        return tuple(lows), tuple(v.reference for v, _ in pairs)
+    def _both(
+        self, values: Sequence[Value], avals: Sequence[ShapedArray]
+    ) -> tuple[tuple[Numbers, ...], tuple[Numbers, ...]]:
+        pairs = [self._pair(v, a) for v, a in zip(values, avals, strict=True) if is_inexact(a)]
+        return tuple(low for low, _ in pairs), tuple(reference for _, reference in pairs)
 
-    def state_arrays(self) -> tuple[tuple[ArrayLike, ...], tuple[ArrayLike, ...]]:
+    def _pair(self, value: Value, aval: ShapedArray) -> tuple[Numbers, Numbers]:
+        if not is_float(aval):
+            return in_parts(low_of(value)), in_parts(reference_of(value))
+        if self.kind.elementwise:
+            value = jax.tree.map(np.asarray, value)
+        both = shaped(value, aval)
+        low = both.low if self.adjustable else self.low.lower(both.low, aval)
+        return low, both.reference
+
+    def state_arrays(self) -> tuple[tuple[Numbers, ...], tuple[Numbers, ...]]:
         return self._both(self._arguments(), self.program.in_avals)
 
     def updates(self, outcome: Outcome) -> list[Update]:
