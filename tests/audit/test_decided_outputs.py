@@ -162,3 +162,29 @@ def test_a_recipe_whose_results_a_fix_leaves_alone_is_searched_as_what_it_is_now
     report = sw.audit(nearest, "fp16_every_op", trials=6)(POINTS, CENTRES)
     assert "results=None in the recipe" in [str(x.fix) for x in report.findings]
     assert report.error_fixed < report.error
+
+
+def test_counts_differ_by_what_they_count():
+    def histogram(x):
+        return jnp.zeros(64, int).at[jnp.searchsorted(jnp.linspace(-3, 3, 63), x)].add(1)
+
+    def inside(x):
+        return {"rows": jnp.sum(x * x < 0.5, 1), "all": jax.jit(jnp.sum)(x * x < 0.5)}
+
+    x = normal(KEYS[7], (64, 200))
+    for f, path in ((histogram, ""), (inside, "['all']")):
+        report = sw.audit(f, "fp16", trials=0)(x)
+        assert path in report.sums
+        low, own = (jax.tree.leaves(g(x))[0] for g in (sw.emulate(f, "fp16"), f))
+        differ, size = int(jnp.abs(low - own).sum()), int(own.sum())
+        assert {p: (n, m) for p, n, m in report.decided}[path] == (differ, size)
+        assert not report.fails
+    assert "a sum, differs by" in report.verdict
+
+
+def test_a_position_is_no_sum():
+    def f(x):
+        at = jnp.argmax(jnp.cumsum(x > 0))
+        return at, jnp.arange(64)[at] + 1
+
+    assert sw.audit(f, "fp16", trials=0)(normal(KEYS[7], (64,))).sums == ()

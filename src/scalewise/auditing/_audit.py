@@ -301,6 +301,7 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         noise=tuple(without_digits(session.floors, outcome)),
         decided=tuple(x for x in outcome.decided if x[1]),
         decided_fixed=tuple(x for x in after.decided if x[1]),
+        sums=session.sums,
         started_at_zero=tuple(_started_at_zero(session, outcome)),
         complex_dtype=wide_complex,
         reducer=_reducer(session, outcome),

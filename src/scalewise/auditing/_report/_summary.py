@@ -55,8 +55,9 @@ class Summary:
         noise: the outputs without a correct digit in the reference run: rounding errors, or zeros
             where numbers are flushed.
         decided: of outputs of integers or predicates in which the runs differ, the path, how many
-            elements differ, and how many are compared.
+            elements differ, and how many are compared; of sums, how many of what they count.
         decided_fixed: the same with the fixes of all findings.
+        sums: the outputs of integers that are sums: counts, histograms.
         started_at_zero: the outputs of a training step, by path, whose arguments are zeros. They
             are this call's changes alone, moments and averages, of which much may be wrong.
         complex_dtype: the dtype of complex numbers, if the reference run has a wider one; else "".
@@ -94,6 +95,7 @@ class Summary:
     noise: tuple[str, ...] = ()
     decided: tuple[tuple[str, int, int], ...] = ()
     decided_fixed: tuple[tuple[str, int, int], ...] = ()
+    sums: tuple[str, ...] = ()
     started_at_zero: tuple[str, ...] = ()
     complex_dtype: str = ""
 

@@ -32,17 +32,19 @@ def verdict(report: Summary) -> str:
     decided = any(x.decided for x in report.findings)
     if not _is_harmless(report, report.error) or decided:
         parts += [_cause(report), _remedy(report), _rest(report)]
-    told = ("" if decided else _decided(report.decided), _infinite(report))
+    told = ("" if decided else _decided(report, report.decided), _infinite(report))
     parts += [text for text in told if text not in parts[0]]
     if report.untried and report.trials:
         parts.append(f"no trials were left for {counted(report.untried, 'more finding')}")
     return "; ".join(filter(None, parts)) + "."
 
 
-def _decided(found: Sequence[tuple[str, int, int]]) -> str:
+def _decided(report: Summary, found: Sequence[tuple[str, int, int]]) -> str:
     if not found:
         return ""
     path, differ, size = max(found, key=lambda x: x[1] / x[2])
+    if path in report.sums:
+        return f"{output_name(path)}, a sum, differs by {differ:,} of {size:,}"
     some = "the only element" if size == 1 else f"{differ:,} of {size:,} elements"
     return f"{some} of {output_name(path)} {'differs' if differ == 1 else 'differ'}"
 
@@ -131,7 +133,7 @@ def _answer(report: Summary) -> str:
         lost = report.lost_changes[0]
         return f"No: {report.function} loses changes of its state in {low} ({lost}; {size})"
     if decides_otherwise(report.decided, report.precision, MANY_DECIDED):
-        some = _decided(report.decided)
+        some = _decided(report, report.decided)
         return f"No: {report.function} makes other decisions in {low} ({some}; {size})"
     if 0 < len(report.noise) == len(report.outputs):
         none = f"no number that {report.function} returns has a correct digit in {report.reference}"
@@ -165,11 +167,12 @@ def _decisions(report: Summary) -> str:
     if error.relative >= unusable(report.precision):
         many = any(size >= MANY_DECIDED for *_, size in report.decided)  # a count may be one off
         answer = "No: " if many else ""
-        return f"{answer}{f} makes other decisions in {low} ({_decided(report.decided)})"
+        return f"{answer}{f} makes other decisions in {low} ({_decided(report, report.decided)})"
     if not error.relative:
         return f"Yes: {f} makes the same decisions in {low} as in {report.reference}"
     answer = "Yes: " if _is_harmless(report, error) else ""
-    return f"{answer}{f} makes nearly the same decisions in {low} ({_decided(report.decided)})"
+    some = _decided(report, report.decided)
+    return f"{answer}{f} makes nearly the same decisions in {low} ({some})"
 
 
 def _trains(report: Summary) -> bool:
@@ -252,7 +255,7 @@ def _rest(report: Summary) -> str:
     after = report.error_fixed
     text = f"after that: {against_rounding(after, report.precision)}"
     if any(x.decided for x in fixed) and not after.decided:
-        return f"{text}, and {_decided(report.decided_fixed) or 'no element differs'}"
+        return f"{text}, and {_decided(report, report.decided_fixed) or 'no element differs'}"
     if after.non_finite == 0 and after.relative <= 2.0**-report.precision:
         return text
     if report.error_float32.relative >= after.relative / 2 and not after.non_finite:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeAlias
 
+import jax.numpy as jnp
+
 from ..._jax import Jaxpr, jex, open_jaxpr
 from ...interpret import CONTROL, Equation, Program, operation_body
 from ...interpret._interpret import Body, Number, body_of
@@ -126,3 +128,35 @@ class Walk:
             if again == carry:
                 return carry
             carry = again
+
+
+# Sums of integers, and operations that return numbers of their operands, or sums of them.
+SUMS = {"reduce_sum", "cumsum", "reduce_window_sum", "scatter-add", "dot_general"}
+KEEP = {
+    "add", "broadcast_in_dim", "concatenate", "convert_element_type", "dynamic_slice",
+    "dynamic_update_slice", "expand_dims", "gather", "pad", "reduce_max", "reduce_min", "reshape",
+    "rev", "select_n", "slice", "squeeze", "stack", "sub", "transpose",
+}  # fmt: skip
+TAKE = {"dynamic_slice", "gather"}  # at places that their other operands name
+
+
+class _Sums(Walk):
+    """Numbers that are sums of integers have an origin, others none."""
+
+    def equation(self, equation: Equation, inputs: Sequence[Origins]) -> list[Origins]:
+        count = len(equation.out_avals)
+        if equation.name in KEEP:
+            return [_union(inputs[:1] if equation.name in TAKE else inputs)] * count
+        if equation.name in CONTROL or params.is_call(equation):
+            return super().equation(equation, inputs)
+        integers = all(jnp.issubdtype(a.dtype, jnp.integer) for a in equation.out_avals)
+        return [(0,) if integers and equation.name in SUMS else ()] * count
+
+
+def sums(program: Program) -> tuple[str, ...]:
+    """Returns the paths of a program's outputs that are sums of integers: counts, histograms."""
+    outs = _Sums({}).body(program.body, [()] * len(program.in_avals))
+    found = zip(program.paths, program.out_avals, outs, strict=True)
+    return tuple(
+        path for path, a, origins in found if origins and jnp.issubdtype(a.dtype, jnp.integer)
+    )

@@ -113,7 +113,8 @@ class Outcome:
     reference: tuple[Numbers, ...]
     # the outputs of integers or predicates: the path, and the array of both runs
     decisions: tuple[tuple[str, np.ndarray, np.ndarray], ...] = ()
-    # of each of them: the path, how many elements differ, and how many are compared
+    # of each of them: the path, how many elements differ, and how many are compared; of sums, how
+    # many of what they count
     decided: tuple[tuple[str, int, int], ...] = ()
     exact_sums: ExactSums | None = None  # see :class:`Session`
 

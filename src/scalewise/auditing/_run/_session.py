@@ -32,7 +32,7 @@ from ...interpret import (
 from ._accumulator import Accumulator
 from ._changes import Update, started_at_zero, updates, wrong
 from ._compiled import Compiled
-from ._dataflow import Dataflow, dataflow
+from ._dataflow import Dataflow, dataflow, sums
 from ._equation import EquationPlan, is_discrete
 from ._interpretations import Reference, Runs
 from ._lockstep import Lockstep
@@ -186,6 +186,10 @@ class Session:
             self.known = count, dataflow(self.program, self.lockstep.indices, state)
         return self.known[1]
 
+    @functools.cached_property
+    def sums(self) -> tuple[str, ...]:
+        return sums(self.program)
+
     @property
     def kind(self) -> Low:
         return kind_of_run(self.low)
@@ -315,7 +319,10 @@ class Session:
                 relative = errors[update.output].relative
                 errors[update.output] = OutputError(0, max(update.error, relative))
         paths = [path for path, _ in outcome.outputs]
-        decided = tuple(_differ(x, self.floors.undecided.get(x[0])) for x in outcome.decisions)
+        decided = tuple(
+            _differ(x, self.floors.undecided.get(x[0]), x[0] in self.sums)
+            for x in outcome.decisions
+        )
         outcome = dataclasses.replace(outcome, decided=decided)
         return dataclasses.replace(
             outcome,
@@ -334,13 +341,18 @@ def _decisions(
 
 
 def _differ(
-    decision: tuple[str, np.ndarray, np.ndarray], undecided: np.ndarray | None
+    decision: tuple[str, np.ndarray, np.ndarray], undecided: np.ndarray | None, is_sum: bool
 ) -> tuple[str, int, int]:
+    """Returns an output's path, how many of its elements differ, and how many are compared; of sums
+    how many of what they count."""
     path, low, reference = decision
-    differ, size = low != reference, reference.size
     if undecided is not None:
-        differ, size = differ & ~undecided, size - int(np.sum(undecided))
-    return path, int(np.sum(differ)), size
+        low, reference = low[~undecided], reference[~undecided]
+    if not is_sum:
+        return path, int(np.sum(low != reference)), reference.size
+    low, reference = low.astype(np.float64), reference.astype(np.float64)
+    size = max(np.abs(x).sum() for x in (low, reference))
+    return path, int(min(np.abs(low - reference).sum(), size)), int(size)
 
 
 def _ratio(noise: float, signal: float) -> float:
