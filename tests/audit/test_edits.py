@@ -255,6 +255,23 @@ def test_another_function_s_tuple_is_no_loop_s_beginning(tmp_path):
     assert "    return jax.lax.scan(body, jnp.float32(begin), rows)[0]" in found
 
 
+def test_modules_that_edited_lines_need_are_imported(tmp_path):
+    path = tmp_path / "user.py"
+    path.write_text(
+        '"""A loss."""\nfrom jax import numpy as np\n\n\ndef f(x):\n'
+        "    return np.sqrt(np.sum(np.square(x)))\n"
+    )
+    report = sw.audit(loaded(path).f, "fp16")(jnp.full(4096, 16.0))
+    assert [(x.line, x.before, x.after) for x in edits(report, report.findings[0])] == [
+        (2, (), ("import scalewise",)),
+        (
+            6,
+            ("    return np.sqrt(np.sum(np.square(x)))",),
+            ("    return scalewise.ops.l2_norm(x)",),
+        ),
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "low", "size", "text"),
     [

@@ -32,11 +32,15 @@ WIDE_ARGUMENTS = {
     "force_fp32_for_softmax": "True", "accumulator_dtype": "jnp.float32", "dtype": "jnp.float32",
     "mu_dtype": "jnp.float32",
 }  # fmt: skip
+# What edited lines call modules that a file has no name for.
+MODULES = {
+    "jax": "import jax", "jnp": "import jax.numpy as jnp", "scalewise": "import scalewise",
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class Edit:
-    """A statement of a file, before and after."""
+    """A statement of a file, before and after; without one before, lines to insert."""
 
     file: str
     line: int
@@ -51,7 +55,13 @@ class Edit:
 
 def edits(report: Summary, finding: Finding) -> list[Edit]:
     """A constant is replaced where it is written, a library's by the argument that changes it.
-    Lines that are computed in float32 get their operands converted."""
+    Lines that are computed in float32 get their operands converted. A module that they need, and
+    that the file doesn't import, is imported."""
+    found = _of_fix(report, finding)
+    return [*_new_imports(found), *found]
+
+
+def _of_fix(report: Summary, finding: Finding) -> list[Edit]:
     fix = finding.fix
     if fix is None or (finding.file is None and not finding.callers):
         return []
@@ -85,6 +95,22 @@ def edits(report: Summary, finding: Finding) -> list[Edit]:
     dtype = "float64" if str(fix).startswith("float64") else "float32"
     found = [_widened(file, lines, dtype) for file, lines in sorted(files.items())]
     return [x for some in found for x in some] if all(found) else []
+
+
+def _new_imports(found: Sequence[Edit]) -> Iterator[Edit]:
+    for file in dict.fromkeys(edit.file for edit in found):
+        tree = _tree(file)
+        if tree is None:
+            continue
+        names, text = _imports(tree), "\n".join(x for e in found if e.file == file for x in e.after)
+        new = [
+            line for name, line in MODULES.items()
+            if names.get(name) is None and re.search(rf"(?<![\w.]){name}\.", text)
+        ]  # fmt: skip
+        own = [x.lineno for x in tree.body if isinstance(x, ast.Import | ast.ImportFrom)
+               and getattr(x, "module", "") != "__future__"]  # fmt: skip
+        if new:
+            yield Edit(file, own[0] if own else 1, (), tuple(new))
 
 
 def _first(found: Iterator[Edit | None]) -> Edit | None:
