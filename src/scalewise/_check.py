@@ -298,7 +298,9 @@ def _union(args: tuple[Any, ...]) -> Rule:
     rules += [rule_of(x) for x in rest]
     if type(None) in args:
         rules.append(Rule(lambda x: x is None, "None"))
-    words = " or ".join(dict.fromkeys(rule.words for rule in rules))
+    words = " or ".join(dict.fromkeys(rule.words.removesuffix(" or None") for rule in rules))
+    if "None" not in words.split(" or ") and any(r.words.endswith(" or None") for r in rules):
+        words += " or None"
     return Rule(
         lambda x: any(r.of_type(x) for r in rules),
         words,

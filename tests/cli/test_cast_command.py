@@ -51,6 +51,7 @@ def test_invalid_arguments_are_errors_and_nothing_is_written(tmp_path):
     (tmp_path / "cut.npy").write_bytes(whole.read_bytes()[:-5])
     (tmp_path / "text.npy").write_text("no array")
     np.save(tmp_path / "ints.npy", np.arange(3))
+    np.save(tmp_path / "there.npy", np.arange(3.0))
     before = sorted(tmp_path.iterdir())
     for arguments, message in [
         ((tmp_path / "cut.npy", "--to", "fp16"), "is no complete .npy file"),
@@ -59,8 +60,23 @@ def test_invalid_arguments_are_errors_and_nothing_is_written(tmp_path):
         ((tmp_path / "ints.npy", "--to", "fp16"), "holds int64; expected float16"),
         ((whole, "--to", "e4m3fm"), "no format is called 'e4m3fm'"),
         ((whole, "--to", "fp16", "--out", whole), "is the input itself"),
+        ((whole, "--to", "fp16", "--out", tmp_path / "there.npy"), "it exists"),
+        (
+            (whole, "--to", "fp16", "--json", "--strategy", "tensor"),
+            "--strategy, --json: for check",
+        ),
+        ((whole, "--to", "fp16", "--rounding", "stochastic"), "a mode that needs no key"),
     ]:
         result = invoke(*arguments)
         assert result.exit_code == 2, arguments
         assert message in result.stderr
     assert sorted(tmp_path.iterdir()) == before
+    shown = CliRunner().invoke(app, ["inspect", "3", "--json", "--out", "r.json"])
+    assert "--out, --json: for checkpoints only" in shown.stderr
+
+
+def test_numbers_that_become_nan_are_counted(tmp_path):
+    np.save(tmp_path / "a.npy", np.float32([[1, np.inf, *[2] * 30]]))
+    result = invoke(tmp_path / "a.npy", "--to", "nvfp4")
+    assert result.exit_code == 0, result.output
+    assert "not finite any more" in result.stdout

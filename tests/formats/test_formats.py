@@ -276,3 +276,10 @@ def test_decimal_digits_are_those_of_numpy_and_c():
         fmt = formats.format(name)
         assert fmt.round_trip_digits[0] == finfo(fmt.dtype).precision
     assert [formats.format(n).round_trip_digits[1] for n in ("fp16", "fp32", "fp64")] == [5, 9, 17]
+
+
+def test_tiny_numbers_round_up_in_a_format_of_large_ones():
+    f = Format("large", 4, 3, bias=-108, subnormals=False, nan="none")
+    tiny = np.array([5e-324, 1e-310, 1e-300])
+    for mode, want in (("toward_positive", f.smallest), ("to_odd", f.smallest), ("toward_zero", 0)):
+        np.testing.assert_array_equal(f.decode(f.encode(tiny, rounding=mode)), float(want))

@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -147,7 +148,14 @@ class Tabular(Saved):
 
     def _csv(self) -> str:
         first = self.tables()[0]
-        return as_csv(first.headings, first.rows)
+        rows = [[_without_separators(text) for text in row] for row in first.rows]
+        return as_csv(first.headings, rows)
+
+
+def _without_separators(text: str) -> str:
+    """Returns ``2048`` for ``2,048``; another text as it is."""
+    is_number = re.fullmatch(r"-?\d{1,3}(,\d{3})+(\.\d+)?", text)
+    return text.replace(",", "") if is_number else text
 
 
 def tables_page(title: str, lines: Sequence[str], tables: Sequence[Rows], **more: str) -> str:

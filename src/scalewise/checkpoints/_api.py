@@ -23,7 +23,7 @@ from ..scaled._safetensors import _joined
 from ._cast import KEEP, CastJobs, Options, checked_options, rows_of, shards_of, write_configs
 from ._encode import CHOICES, Choice, quantised, writer_of
 from ._files import OrbaxTensor, UnreadableError, save_orbax
-from ._find import Source, family_of, intact, refuse_unscaled
+from ._find import Source, family_of, intact, refuse_undecodable, refuse_unscaled
 from ._layouts import writable
 from ._packed import Decoded, loss
 from ._report import CastReport
@@ -78,7 +78,8 @@ class Tree(Mapping[str, Array]):
         """Returns the numbers of an array, rounded once to a dtype."""
         return self.weights[name].value(dtype)
 
-    def select(self, pattern: str) -> Tree:
+    @checked
+    def select(self, pattern: Pattern) -> Tree:
         """Returns the arrays whose names a regular expression matches anywhere."""
         found = {n: w for n, w in self.weights.items() if re.search(pattern, n)}
         return Tree(self.source, found, self._place)
@@ -106,9 +107,10 @@ def _fitted(
     return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*spec))
 
 
+@checked
 def load(
     path: str | os.PathLike[str],
-    select: str | None = None,
+    select: Pattern | None = None,
     *,
     sharding: Place | None = None,
     unscaled_fp8: bool = False,
@@ -147,7 +149,11 @@ def save(
         layout: ``"scalewise"``: one safetensors file; ``"orbax"``: a folder, in which each host
             writes its shards. :func:`cast` writes the layouts of other packages.
     """
-    flat = dict(_flat(tree))
+    flat: dict[str, Json] = {}
+    for name, x in _flat(tree):
+        if name in flat:
+            raise ValueError(f"save: two arrays are called {name!r}")
+        flat[name] = x
     if layout == "scalewise":
         return save_safetensors(path, flat)
     if layout != "orbax":
@@ -177,7 +183,7 @@ def cast(
     rules: Mapping[Pattern, str] | None = None,
     writer: str | None = None,
     scales: Choice = "amax",
-    strategy: Literal["tensor", "channel", "block"] = "channel",
+    strategy: Literal["tensor", "channel", "block"] | None = None,
     fuse: bool = True,
     powers_of_two: bool = False,
     requantise: bool = False,
@@ -207,8 +213,9 @@ def cast(
             layout's own.
         scales: how scales of blocks are chosen: ``"amax"``, ``"least_squares"`` (three of Lloyd's
             steps), ``"four_over_six"``, ``"mse"`` (a search over a grid).
-        strategy: of FP8 without blocks: a scale per ``"channel"``, per ``"tensor"``, or, in
-            compressed-tensors, per ``"block"`` of 128 x 128.
+        strategy: of FP8 without blocks in compressed-tensors, modelopt and torchao: a scale per
+            ``"channel"``, the default, per ``"tensor"``, or, in compressed-tensors, per ``"block"``
+            of 128 x 128.
         fuse: whether NVFP4's global scale is one for q, k and v, and one for gate and up, as vLLM
             fuses them.
         powers_of_two: whether DeepSeek's scales are rounded up to powers of two.
@@ -237,6 +244,7 @@ def cast(
                 powers_of_two, requantise, unscaled_fp8, rounding)
     )  # fmt: skip
     (source, weights), target = intact(path), Path(out)
+    refuse_undecodable(source, weights)
     if not options.unscaled:
         refuse_unscaled(path, weights)
     if target.suffix in FOREIGN:

@@ -16,12 +16,14 @@ import numpy as np
 from .._output import replacing
 from .._resolve import as_format
 from .._types import Json
+from ..formats import BLOCK_FORMATS
 from ..formats import format as format_
 from . import _lay as lay
 from ._encode import Choice, amax, encoded, quantised, shaped, writer_of
 from ._files import DTYPES, MARK, UnreadableError
-from ._find import Source, is_side
+from ._find import Source, is_side, without_quantization
 from ._layouts import (
+    FP8,
     Layout,
     Strategy,
     fused_key,
@@ -35,7 +37,13 @@ from ._weights import Weight
 from ._write import Entry, Job, Shard, entry_of
 
 PLAIN = ("F32", "F16", "BF16")
+EXACT = {"F32": ("F16", "BF16"), "F16": (), "BF16": ()}  # dtypes whose numbers it has
 WIDE = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
+# What may share a scale of FP8 without blocks.
+STRATEGIES = {
+    "compressed-tensors": ("tensor", "channel", "block"), "modelopt": ("tensor", "channel"),
+    "torchao": ("tensor", "channel"), "scalewise": ("tensor",),
+}  # fmt: skip
 KEEP = "lm_head|norm|embed|router|gate\\.weight|shared_expert_gate"
 
 
@@ -47,7 +55,7 @@ class Options:
     rules: tuple[tuple[str, str], ...] = ()
     writer: str | None = None
     scales: Choice = "amax"
-    strategy: str = "channel"
+    strategy: str | None = None  # None: a scale for each channel
     fuse: bool = True
     powers: bool = False
     requantise: bool = False
@@ -73,11 +81,41 @@ def checked_options(options: Options) -> Options:
             writer_of(writable(layout, fmt).family, options.writer)
         elif layout == "plain" and fmt not in WIDE and fmt not in ("e4m3fn", "e5m2"):
             raise ValueError(f"the layout plain has no {fmt}: it holds no scales")
-    if options.strategy == "block" and layout != "compressed-tensors":
-        raise ValueError(f"strategy is 'block'; the layout {layout} has tensor and channel")
+    options = dataclasses.replace(options, to=to, rules=tuple(names), layout=layout)
+    _check_effects(options, layout)
+    return options
+
+
+def _check_effects(options: Options, layout: str) -> None:
+    """Raises if an option is given that has no effect on a layout."""
+    strategies = STRATEGIES.get(layout, ())
+    if options.strategy is not None and options.strategy not in strategies:
+        has = f"has {' and '.join(strategies)}" if strategies else "has no choice"
+        raise ValueError(f"strategy is {options.strategy!r}; the layout {layout} {has}")
+    if options.writer is not None and layout in ("plain", "scalewise"):
+        raise ValueError(f"writer is {options.writer!r}; the layout {layout} is scalewise's own")
+    if options.powers and layout != "deepseek":
+        raise ValueError("powers_of_two is True; only the layout deepseek rounds its scales so")
+    formats = [options.to, *(f for _, f in options.rules if f != "keep")]
+    if not any(_has_choice(layout, f, options.scales) for f in formats):
+        raise ValueError(
+            f"scales is {options.scales!r}; for {options.to} the layout {layout} has amax"
+        )
+    if options.rounding == "stochastic":
+        raise ValueError("rounding is 'stochastic'; expected a mode that needs no key")
     if layout != "scalewise" and options.rounding != "nearest_even":
         raise ValueError(f"rounding is {options.rounding!r}; the layout {layout} has nearest_even")
-    return dataclasses.replace(options, to=to, rules=tuple(names), layout=layout)
+
+
+def _has_choice(layout: str, fmt: str, choice: Choice) -> bool:
+    if choice == "amax":
+        return True
+    if layout == "plain" or fmt in WIDE:
+        return False
+    if layout == "scalewise":
+        return (fmt in BLOCK_FORMATS) == (choice == "four_over_six")
+    found = writable(layout, fmt)
+    return found.block is not None and found.format != "deepseek"
 
 
 @dataclasses.dataclass
@@ -88,6 +126,7 @@ class CastJobs:
     weights: Mapping[str, Weight]
     family: str | None
     written: dict[str, tuple[Layout, Strategy]] = dataclasses.field(default_factory=dict)
+    with_channels: set[str] = dataclasses.field(default_factory=set)  # AWQ's, which are kept
     kept: list[str] = dataclasses.field(default_factory=list)
     copied: list[Weight] = dataclasses.field(default_factory=list)
     dropped: list[str] = dataclasses.field(default_factory=list)
@@ -143,7 +182,7 @@ class CastJobs:
 
     def _castable(self, weight: Weight, fmt: str) -> bool:
         x, options = weight.parts["codes"], self.options
-        if x.dtype not in PLAIN or not all(x.shape):
+        if x.dtype not in (*PLAIN, *(FP8 if options.unscaled else ())) or not all(x.shape):
             return False
         if fmt in WIDE or options.layout in ("plain", "scalewise"):
             return len(x.shape) > 0
@@ -164,7 +203,8 @@ class CastJobs:
             )
         note = None
         if weight.layout is not None:
-            note = lay.repacked_exactly(weight.packed, layout)
+            fits = "pre" not in weight.parts or layout.pre is not None
+            note = lay.repacked_exactly(weight.packed, layout) if fits else None
         elif weight.record:
             note = ""
         if note == "" or (note is None and weight.layout is not None):
@@ -174,7 +214,11 @@ class CastJobs:
         make = partial(self._make, weight, layout, base, note)
         template = _template(weight, layout, self.options, note)
         self.written[weight.name] = layout, strategy_of(template)
-        entries = tuple(entry_of(n, x) for n, x in lay.laid_out(template, layout, base).items())
+        arrays = lay.laid_out(template, layout, base)
+        if note is not None and "pre" in weight.parts:
+            arrays[layout.names(base)["pre"]] = weight.parts["pre"].array()
+            self.with_channels.add(weight.name)
+        entries = tuple(entry_of(n, x) for n, x in arrays.items())
         original = {"F32": "float32", "F16": "float16"}.get(
             weight.parts["codes"].dtype, "bfloat16")  # fmt: skip
         if layout.family == "torchao":
@@ -187,12 +231,14 @@ class CastJobs:
         if note is not None:
             packed = lay.repacked(weight.packed, layout)
             record = weight.record_of(note, layout.format, packed.size)
-            return list(lay.laid_out(packed, layout, base).values()), record
+            pre = [weight.parts["pre"].array()] if "pre" in weight.parts else []
+            return [*lay.laid_out(packed, layout, base).values(), *pre], record
         x = rows_of(weight)
         writer = writer_of(layout.family, self.options.writer)
         packed = quantised(
             x, layout, writer, largest=self._largest(weight, layout, x),
-            choice=self.options.scales, strategy=self.options.strategy, powers=self.options.powers,
+            choice=self.options.scales, strategy=self.options.strategy or "channel",
+            powers=self.options.powers,
         )  # fmt: skip
         if layout.transposed and isinstance(x, np.ndarray):
             x = np.swapaxes(x, -1, -2)
@@ -233,16 +279,22 @@ def _unfit(weight: Weight, layout: Layout, base: str | None) -> str | None:
 
 
 def _again(weight: Weight) -> str:
+    has = "other blocks or another format"
+    if weight.channels is not None:
+        has += ", or factors of the input's channels that the other layout has no place for"
     return (
         f"{weight.name!r} is quantized already; cast the original, or round its numbers again with "
-        f"requantise=True (--requantise): as {weight.kind} it has other blocks or another format"
+        f"requantise=True (--requantise): as {weight.kind} it has {has}"
     )
 
 
 def rows_of(weight: Weight) -> np.ndarray | Decoded:
-    """Returns the numbers of a weight, decoded when rows are sliced if it is quantised."""
+    """Returns the numbers of a weight, decoded when rows are sliced if it is quantised, times the
+    factors of the input's channels."""
     if weight.layout is None:
         return weight.value() if weight.record else weight.parts["codes"].array()
+    if weight.channels is not None:
+        return weight.effective()
     packed = weight.packed
     return values(packed) if packed.transposed else Decoded(packed)
 
@@ -255,12 +307,15 @@ def _copied(weight: Weight) -> tuple[Sequence[np.ndarray], Json]:
 
 def _decoded(weight: Weight, entry: Entry) -> tuple[Sequence[np.ndarray | Decoded], Json]:
     dtype = DTYPES[entry.dtype]
-    rows = weight.layout is not None and not weight.packed.transposed
-    y = Decoded(weight.packed, dtype) if rows else weight.value(dtype)
+    rows = weight.layout is not None and not weight.packed.transposed and weight.channels is None
+    y = Decoded(weight.packed, dtype) if rows else weight.effective(dtype)
     narrow = weight.layout is not None or weight.record
     what = "decoded" if narrow else "copied" if weight.parts["codes"].dtype == entry.dtype else (
         "cast")  # fmt: skip
-    return [y], weight.record_of(what, entry.dtype, math.prod(entry.shape))
+    lost = None
+    if what == "cast" and weight.parts["codes"].dtype not in (*EXACT[entry.dtype], *FP8):
+        lost = loss(weight.parts["codes"].array(), y)
+    return [y], weight.record_of(what, entry.dtype, math.prod(entry.shape), lost)
 
 
 def _cast_alone(weight: Weight, fmt: str) -> tuple[Sequence[np.ndarray], Json]:
@@ -278,7 +333,7 @@ def _template(weight: Weight, layout: Layout, options: Options, note: str | None
         return lay.repacked(weight.packed, layout)
     *lead, rows, columns = weight.shape
     shape = (*lead, columns, rows) if layout.transposed else weight.shape
-    return shaped(shape, layout, options.strategy)
+    return shaped(shape, layout, options.strategy or "channel")
 
 
 def shards_of(source: Source, plan: CastJobs) -> list[Shard]:
@@ -313,8 +368,8 @@ def write_configs(folder: Path, source: Source, plan: CastJobs, shards: Sequence
                 shutil.copyfile(path, folder / path.name)
     options = plan.options
     wide = [n for n in plan.kept if len(plan.weights[n].shape) > 1]
-    found = quantization_config(plan.written, wide, options.powers)
-    config = {k: v for k, v in source.config.items() if k != "quantization_config"}
+    found = quantization_config(plan.written, wide, options.powers, plan.with_channels)
+    config = without_quantization(source.config)
     config |= {"quantization_config": found} if found else {}
     if source.config or found:
         _write_json(folder / "config.json", config)
@@ -325,7 +380,8 @@ def write_configs(folder: Path, source: Source, plan: CastJobs, shards: Sequence
         entries = [(e.name, s.name, e.nbytes) for s in shards for j in s.jobs for e in j.entries]
         index = {"metadata": {"total_size": sum(n for _, _, n in entries)},
                  "weight_map": {name: shard for name, shard, _ in entries}}  # fmt: skip
-        _write_json(folder / "model.safetensors.index.json", index)
+        own = next(iter(sorted(base.glob("*.index.json"))), Path("model.safetensors.index.json"))
+        _write_json(folder / own.name, index)
 
 
 def _write_json(path: Path, content: Json) -> None:

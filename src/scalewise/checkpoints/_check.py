@@ -291,11 +291,16 @@ def _sampled_original(weight: Weight, r: _Read) -> np.ndarray | None:
         return None
     turned = r.packed is not None and r.packed.transposed
     if weight.layout is not None and weight.packed.transposed == turned:
-        return r.sample.of(weight.packed)
-    x = weight.parts["codes"].array() if weight.layout is None and not weight.record else (
-        weight.value())  # fmt: skip
-    x = x[None] if x.ndim == 1 else x
-    return r.sample.of_array(np.swapaxes(x, -1, -2) if turned else x)
+        found = r.sample.of(weight.packed)
+    else:
+        x = weight.parts["codes"].array() if weight.layout is None and not weight.record else (
+            weight.value())  # fmt: skip
+        x = x[None] if x.ndim == 1 else x
+        found = r.sample.of_array(np.swapaxes(x, -1, -2) if turned else x)
+    here, there = r.weight.channels, weight.channels  # of the input: none of transposed layouts
+    with np.errstate(all="ignore"):
+        found = found if there is None else found * there
+        return found if here is None else found / here
 
 
 def _rounded_scales(r: _Read, truth: np.ndarray, error: float) -> Finding | None:

@@ -49,11 +49,25 @@ class Tensor:
     def bytes(self) -> np.ndarray:
         return self.file.mapped[self.start : self.start + self.nbytes]
 
+    @property
+    def unknown(self) -> str | None:
+        """GGUF's type of a tensor, such as Q8_0, that no layout decodes."""
+        kind = self.dtype.removeprefix("GGUF_")
+        return None if kind == self.dtype or kind in ("MXFP4", "NVFP4") else kind
+
     def array(self) -> np.ndarray:
         """Returns the mapped array, read-only; of F4, its packed bytes."""
         if self.dtype == "F4" or self.dtype.startswith("GGUF_"):
             return self.bytes.reshape(*self.shape[:-1], -1)
         return self.bytes.view(DTYPES[self.dtype]).reshape(self.shape)
+
+
+def check_known(tensor: Tensor) -> None:
+    if tensor.unknown:
+        raise UnreadableError(
+            f"{tensor.file.path}: {tensor.name!r} is {tensor.unknown}; of GGUF's narrow types "
+            "MXFP4 and NVFP4 are decoded"
+        )
 
 
 @dataclasses.dataclass(eq=False)

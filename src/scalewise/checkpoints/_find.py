@@ -6,7 +6,8 @@ import dataclasses
 import itertools
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from ._files import (
     File,
     Tensor,
     UnreadableError,
+    check_known,
     open_file,
     open_gguf,
     open_orbax,
@@ -104,6 +106,10 @@ def _compare_with_index(source: Source, weights: Mapping[str, str]) -> None:
         for t in file.tensors:
             if weights.get(t.name) == file.path.name:
                 source.tensors[t.name] = t
+    source.problems = [
+        dataclasses.replace(p, ambiguous=False) if set(p.tensors) <= weights.keys() else p
+        for p in source.problems
+    ]
 
 
 def _source(path: Path, files: list[File], folder: Path | None = None) -> Source:
@@ -114,7 +120,8 @@ def _source(path: Path, files: list[File], folder: Path | None = None) -> Source
                 where = f"{tensors[t.name].file.path.name} and {file.path.name}"
                 same = np.array_equal(tensors[t.name].bytes, t.bytes)
                 what = f"{t.name!r} is in {where}, with {'equal' if same else 'different'} bytes"
-                problems.append(Finding(Fault.TENSOR_DUPLICATED, (t.name,), what))
+                found = Finding(Fault.TENSOR_DUPLICATED, (t.name,), what, ambiguous=not same)
+                problems.append(found)
             tensors.setdefault(t.name, t)
     config: dict[str, Json] = {}
     quantization: dict[str, Json] = {}
@@ -128,10 +135,20 @@ def _source(path: Path, files: list[File], folder: Path | None = None) -> Source
     return Source(path, files, tensors, config, quantization, problems)
 
 
+NESTED = ("text_config", "llm_config")  # of a config, where a model of several has them
+QUANTIZATION = ("quantization_config", "compression_config")
+
+
+def without_quantization(config: Mapping[str, Json]) -> dict[str, Json]:
+    """Returns a config without what :func:`open_source` reads of the quantisation."""
+    found = {k: v for k, v in config.items() if k not in QUANTIZATION}
+    nested = {k: found[k] for k in NESTED if isinstance(found.get(k), dict)}
+    return found | {k: without_quantization(v) for k, v in nested.items()}
+
+
 def _quantization(config: Mapping[str, Json]) -> dict[str, Json]:
-    places = (config, config.get("text_config"), config.get("llm_config"))
-    for place in places:
-        for key in ("quantization_config", "compression_config"):
+    for place in (config, *(config.get(k) for k in NESTED)):
+        for key in QUANTIZATION:
             found = place.get(key) if isinstance(place, Mapping) else None
             if isinstance(found, dict):
                 return found
@@ -162,6 +179,7 @@ def intact(path: str | os.PathLike[str]) -> tuple[Source, dict[str, Weight]]:
     """Returns a checkpoint without missing tensors, and its arrays."""
     source = open_source(path)
     lost = [p for p in source.problems if p.fault in (Fault.SHARD_MISSING, Fault.TENSOR_MISSING)]
+    lost += [p for p in source.problems if p.ambiguous]
     if lost:
         raise UnreadableError(f"{path}: {lost[0].evidence}")
     return source, find(source)
@@ -174,6 +192,37 @@ def refuse_unscaled(path: str | os.PathLike[str], weights: Mapping[str, Weight])
             f"{path}: {alone[0]!r} and {len(alone) - 1} others are FP8 without a scale anywhere; "
             "if their numbers are what is stored, pass unscaled_fp8=True (--unscaled)"
         )
+
+
+PACKED = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "F4")
+CODES = ("weight", "qweight", "weight_packed", "weight_quantized")  # of modules
+OWN_SCALES = re.compile(r"scale|absmax|zeros")  # in the names of tensors beside packed integers
+
+
+def refuse_undecodable(source: Source, weights: Mapping[str, Weight]) -> None:
+    """Raises if a checkpoint has quantised tensors in a way that no layout here decodes: packed
+    integers with their own scales (GPTQ, AWQ, bitsandbytes, INT8), or other types of GGUF."""
+    plain = {n: w.parts["codes"] for n, w in weights.items() if w.layout is None and not w.record}
+    for t in plain.values():
+        check_known(t)
+    scales = [n for n in plain if OWN_SCALES.search(n.rpartition(".")[2])]
+    modules, stems = {n.rpartition(".")[0] for n in scales}, {x for n in scales for x in _stems(n)}
+    for name, t in plain.items():
+        module, _, last = name.rpartition(".")
+        scaled = name in stems or (last in CODES and module in modules)
+        if t.dtype in PACKED and t.shape and scaled and name not in scales and not is_side(name):
+            method = source.quantization.get("quant_method")
+            said = f" (quant_method {method!r})" if method else ""
+            raise UnreadableError(
+                f"{source.path}: {name!r} holds {t.dtype} codes with scales in a way that isn't "
+                f"known{said}; cast the original checkpoint"
+            )
+
+
+def _stems(name: str) -> Iterator[str]:
+    """Yields what a scale's name has before ``_scale`` or ``.absmax``."""
+    for match in re.finditer(r"[._](?=\w*(?:scale|absmax|zeros))", name):
+        yield name[: match.start()]
 
 
 def find(source: Source) -> dict[str, Weight]:
@@ -267,15 +316,17 @@ def _block_of(
 def _records(source: Source) -> dict[str, Json]:
     """Returns what torchao or scalewise wrote about each array in the header's metadata."""
     found: dict[str, Json] = {}
-    try:
-        own = json.loads(source.metadata.get("scalewise", "{}"))
-        names = json.loads(source.metadata.get("tensor_names", "[]"))
-        found = {name: json.loads(source.metadata[name]) for name in names}
-        if not all(isinstance(r, dict) for r in (own, *found.values())):
-            raise ValueError("a record isn't an object")
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise UnreadableError(f"{source.path}: its metadata can't be read ({error!r})") from None
-    return own | found
+    for file in source.files:
+        try:
+            own = json.loads(file.metadata.get("scalewise", "{}"))
+            names = json.loads(file.metadata.get("tensor_names", "[]"))
+            others = {name: json.loads(file.metadata[name]) for name in names}
+            if not all(isinstance(r, dict) for r in (own, *others.values())):
+                raise ValueError("a record isn't an object")
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise UnreadableError(f"{file.path}: its metadata can't be read ({error!r})") from None
+        found |= own | others
+    return found
 
 
 def _own(source: Source, records: Mapping[str, Json]) -> dict[str, Weight]:

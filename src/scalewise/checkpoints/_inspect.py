@@ -276,8 +276,7 @@ def _compared(a: Weight, b: Weight) -> Difference:
 
 def _rows(weight: Weight, stored: bool) -> np.ndarray | Decoded:
     """Returns the numbers, times the factors of the input's channels if any."""
-    channels = weight.parts.get("pre")
-    if weight.layout is not None and channels is None and (stored or not weight.packed.transposed):
+    plain = weight.layout is not None and weight.channels is None
+    if plain and (stored or not weight.packed.transposed):
         return Decoded(weight.packed)
-    x = weight.value(np.float64 if weight.format == "f64" else np.float32)
-    return x if channels is None else x * channels.array().astype(np.float32)
+    return weight.effective(np.float64 if weight.format == "f64" else np.float32)

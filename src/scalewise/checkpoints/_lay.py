@@ -169,7 +169,7 @@ def _scaling(choice: Choice, fmt: Format | BlockFormat) -> Scaling | None:
 def _make(
     weight: Weight, run: partial, fmt: Format | BlockFormat
 ) -> tuple[Sequence[np.ndarray], Json]:
-    x = weight.value()
+    x = weight.effective()
     stored: ScaledArray = run(jnp.asarray(x))
     parts, _ = _parts(weight.name, stored)
     y = np.asarray(stored.value())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from .._types import Json
@@ -171,7 +171,11 @@ def strategy_of(packed: Packed) -> Strategy:
     return "channel" if packed.block == (1, columns) else packed.block
 
 
-def quantization_config(written: Written, kept: Sequence[str], powers: bool) -> dict[str, Json]:
+def quantization_config(
+    written: Written, kept: Sequence[str], powers: bool, channels: Container[str] = ()
+) -> dict[str, Json]:
+    """Returns what packages read of the tensors written, ``channels`` those with factors of the
+    input's channels beside them."""
     if not written:
         return {}
     ignored = sorted(name.removesuffix(".weight") for name in kept if name.endswith(".weight"))
@@ -179,7 +183,7 @@ def quantization_config(written: Written, kept: Sequence[str], powers: bool) -> 
     if first.family == "compressed-tensors":
         return _compressed_tensors(written, ignored)
     if first.family == "modelopt":
-        return {"quant_method": "modelopt", **_modelopt(written, ignored)}
+        return {"quant_method": "modelopt", **_modelopt(written, ignored, channels)}
     if first.family == "deepseek":
         scale = {"scale_fmt": "ue8m0"} if powers else {}
         return {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", **scale,
@@ -249,16 +253,25 @@ def _activations(layout: Layout, strategy: Strategy) -> dict[str, Json] | None:
     return {**common, "strategy": "token"}
 
 
-def algorithm_of(layout: Layout, strategy: Strategy) -> dict[str, Json]:
+def algorithm_of(layout: Layout, strategy: Strategy, awq: bool = False) -> dict[str, Json]:
     name = ALGORITHMS[layout.format]
+    if awq:
+        own: dict[str, Json] = {"has_zero_point": False, "pre_quant_scale": True}
+        size = {} if layout.block is None else {"group_size": layout.block[1]}
+        return {"quant_algo": f"{name}_AWQ" if layout.block else name, **size, **own}
     if layout.block is None:
         return {"quant_algo": name if strategy == "tensor" else "FP8_PER_CHANNEL_PER_TOKEN"}
     weight_only = "W4A16_NVFP4" if name == "NVFP4" else name
     return {"quant_algo": weight_only, "group_size": layout.block[1]}
 
 
-def _modelopt(written: Written, ignored: Sequence[str]) -> dict[str, Json]:
-    each = {name.removesuffix(".weight"): algorithm_of(*kind) for name, kind in written.items()}
+def _modelopt(
+    written: Written, ignored: Sequence[str], channels: Container[str]
+) -> dict[str, Json]:
+    each = {
+        name.removesuffix(".weight"): algorithm_of(*kind, name in channels)
+        for name, kind in written.items()
+    }
     first = next(iter(each.values()))
     common: dict[str, Json] = {"kv_cache_quant_algo": None, "exclude_modules": list(ignored)}
     if all(algorithm == first for algorithm in each.values()):

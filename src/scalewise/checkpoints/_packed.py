@@ -160,14 +160,16 @@ class Decoded:
                 yield part
 
 
-def slabs(x: np.ndarray | Decoded) -> Iterator[tuple[tuple[int, ...], int, np.ndarray]]:
-    """Yields (index of leading axes, first row, float32 rows) over an array of two axes or more."""
+def slabs(
+    x: np.ndarray | Decoded, dtype: np.dtype | type = np.float32
+) -> Iterator[tuple[tuple[int, ...], int, np.ndarray]]:
+    """Yields (index of leading axes, first row, rows) over an array of two axes or more."""
     *lead, rows, columns = x.shape
     step = max(1, CHUNK // max(1, columns))
     for index in np.ndindex(*lead):
         matrix = x[index] if lead else x
         for i in range(0, rows, step):
-            yield index, i, np.asarray(matrix[i : i + step]).astype(np.float32, copy=False)
+            yield index, i, np.asarray(matrix[i : i + step]).astype(dtype, copy=False)
 
 
 class Decoder:
@@ -291,17 +293,31 @@ def loss(x: np.ndarray | Decoded, y: np.ndarray | Decoded, packed: Packed | None
             for z in (x, y))  # fmt: skip
     found = Loss()
     size = MEASURED if packed is None or packed.block[1] > MEASURED else packed.block[1]
-    for (index, i, a), (_, _, b) in zip(slabs(x), slabs(y), strict=True):
+    dtype = _exact(x, y)
+    for (index, i, a), (_, _, b) in zip(slabs(x, dtype), slabs(y, dtype), strict=True):
         _add(found, a, b, size, (*index, i))
     if packed is not None:
         found.saturated = _saturated(x, packed)
     return found
 
 
+def _exact(*arrays: np.ndarray | Decoded) -> np.dtype | type:
+    """Returns the dtype that arrays are compared in: their own one of integers."""
+    own = {getattr(x, "dtype", np.dtype(np.float32)) for x in arrays}
+    if len(own) == 1 and next(iter(own)).kind in "iu":
+        return own.pop()
+    wide = any(d.itemsize >= 4 and d.kind in "iuf" and d != np.float32 for d in own)
+    return np.float64 if wide else np.float32
+
+
 def _add(found: Loss, a: np.ndarray, b: np.ndarray, size: int, start: tuple[int, ...]) -> None:
     with np.errstate(all="ignore"):
-        wrong = b - a
-        off = wrong != 0
+        off = a != b
+        if a.dtype.kind in "iu":
+            a, b = a.astype(np.float64), b.astype(np.float64)
+            wrong = np.where(off & (a == b), 1.0, b - a)  # large ones that float64 rounds alike
+        else:
+            wrong = b - a
     largest = max(float(wrong.max(initial=0)), -float(wrong.min(initial=0)))
     if not math.isfinite(largest):
         finite = np.isfinite(wrong)

@@ -47,6 +47,7 @@ class Finding:
     evidence: str
     repair: str | None = None  # what would undo it, None if nothing that was tried does
     tried: str | None = None  # what the repair gave on the file itself
+    ambiguous: bool = dataclasses.field(default=False, repr=False)  # which tensor counts
 
 
 def merged(findings: Sequence[Finding]) -> list[Finding]:
@@ -91,7 +92,7 @@ class CastReport(CheckpointReport):
 
     @property
     def sqnr(self) -> float:
-        """Signal over noise in dB of all tensors that were rounded."""
+        """Signal over noise in dB of all tensors that were rounded, over finite numbers."""
         from ._packed import decibel
 
         lost = [r["loss"] for r in self.records if "loss" in r]
@@ -104,8 +105,10 @@ class CastReport(CheckpointReport):
                  f"{counted(len(self.records), 'tensor')} ({counts})"]  # fmt: skip
         lost = [r["loss"] for r in self.records if "loss" in r]
         if lost:
+            infinite = sum(x["non_finite"] for x in lost)
             found.append(f"SQNR {_db(self.sqnr)}, {sum(x['saturated'] for x in lost)} saturated, "
-                         f"{sum(x['flushed'] for x in lost)} flushed to zero")  # fmt: skip
+                         f"{sum(x['flushed'] for x in lost)} flushed to zero"
+                         + f", {infinite} not finite any more" * bool(infinite))  # fmt: skip
         if self.dropped:
             found.append("scales of activations left out, since they belong to the old layout: "
                          f"{first_of(self.dropped)}")  # fmt: skip

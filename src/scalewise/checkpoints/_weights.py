@@ -17,7 +17,7 @@ from ..formats import E2M1FN
 from ..rounding import EncodedArray
 from ..scaled import ScaledArray
 from ..scaled._safetensors import _joined
-from ._files import Tensor, UnreadableError
+from ._files import Tensor, UnreadableError, check_known
 from ._layouts import Layout, Role
 from ._packed import ELEMENTS, Loss, Packed, from_halves, nibbles, pack_nibbles, values
 
@@ -69,6 +69,19 @@ class Weight:
                  "bytes": self.nbytes}  # fmt: skip
         return found | ({"loss": lost.record()} if lost else {})
 
+    @property
+    def channels(self) -> np.ndarray | None:
+        """The float32 factors of the input's channels (AWQ), which :meth:`value` leaves out."""
+        pre = self.parts.get("pre")
+        return None if pre is None else pre.array().astype(np.float32).reshape(-1)
+
+    def effective(self, dtype: np.dtype | type = np.float32) -> np.ndarray:
+        """Returns the numbers that multiply the layer's input: :meth:`value` times the factors."""
+        channels = self.channels
+        x = self.value(dtype if channels is None else np.float32)
+        with np.errstate(over="ignore"):
+            return x if channels is None else (x * channels).astype(dtype)
+
     @cached_property
     def packed(self) -> Packed:
         """The bytes in normal form."""
@@ -84,11 +97,13 @@ class Weight:
             return values(self.packed, dtype).reshape(self.shape)
         if self.record:
             return np.asarray(self.scaled()).astype(dtype)
+        check_known(self.parts["codes"])
         x = self.parts["codes"].array()
         dtype = np.dtype(dtype)
         if x.dtype.kind not in "fV" or x.dtype in (np.float64, dtype):
             return x
-        return x.astype(np.float32).astype(dtype, copy=False)
+        with np.errstate(over="ignore"):
+            return x.astype(np.float32).astype(dtype, copy=False)
 
     def scaled(self) -> jax.Array | np.ndarray | ScaledArray | EncodedArray:
         """Returns the ScaledArray of a quantised weight, packed as stored; others as arrays.
@@ -98,6 +113,7 @@ class Weight:
         """
         if self.layout is not None:
             return _scaled(self.packed, self._flat)
+        check_known(self.parts["codes"])
         arrays: Json = {t.name: t.array() for t in self.parts.values()}
         return _joined(self.name, self.record, arrays) if self.record else arrays[self.name]
 
@@ -253,6 +269,7 @@ def _scaled(packed: Packed, flat: bool) -> ScaledArray:
     if packed.transposed:
         scale = np.swapaxes(scale, -1, -2)
         codes = np.swapaxes(nibbles(codes), -1, -2)
+        codes = np.pad(codes, [*[(0, 0)] * (codes.ndim - 1), (0, codes.shape[-1] % 2)])
         codes = pack_nibbles(codes)
     axis = len(lead) + (0 if packed.transposed else 1)
     if flat:

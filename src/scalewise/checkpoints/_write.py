@@ -79,7 +79,7 @@ class Shard:
 def staging(target: Path) -> Iterator[Path]:
     """Yields a locked folder for temporary files beside a target; it stays if the block raises."""
     target = Path(os.path.abspath(target))
-    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+    if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
         raise TargetError(f"cannot write {str(target)!r}: it exists; give another out (--out)")
     if not target.parent.is_dir():
         raise TargetError(

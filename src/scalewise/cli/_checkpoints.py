@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from .._output import TargetError, check_source, replacing, writable
-from ._command import refusal, shown
+from ._command import refusal, shown, unused
 from ._formats import show_numbers
 
 FILES = (".safetensors", ".gguf")
@@ -66,6 +66,8 @@ def inspect(
     path = Path(what[0])
     of_file = os.sep in what[0] or _is_checkpoint(path) or path.exists()
     if len(what) > 1 or not of_file:
+        with refusal(ValueError):
+            unused({"out": out, "json": json, "all": everything}, "checkpoints")
         return show_numbers(what, fmt)
     with refusal(ValueError):
         if not _is_checkpoint(_there(path)):
@@ -196,7 +198,7 @@ def cast(
     tensors: list[str] | None = None,
     writer: str | None = None,
     scales: str = "amax",
-    strategy: str = "channel",
+    strategy: str | None = None,
     no_fuse: bool = False,
     powers_of_two: bool = False,
     requantise: bool = False,
@@ -224,7 +226,8 @@ def cast(
         tensors (RULE): PATTERN=FORMAT or PATTERN=keep, tried before --keep; may be given again.
         writer (NAME): The package whose bytes are written, where packages differ.
         scales (NAME): The choice of scales: amax, least_squares, four_over_six or mse.
-        strategy (NAME): What shares an FP8 scale: channel, tensor or block (128 x 128).
+        strategy (NAME): What shares an FP8 scale: channel, tensor or block (128 x 128). Default:
+            channel.
         no_fuse: Give each of q, k and v its own NVFP4 tensor scale.
         powers_of_two: Round DeepSeek's scales up to powers of two.
         requantise: Round again what is quantised already.
@@ -238,8 +241,15 @@ def cast(
         scalewise cast model --to nvfp4 --layout modelopt --out model-nvfp4
     """
     if data.suffix == ".npy":
-        with refusal():
+        with refusal(ValueError):
             check_source(data)
+            given = {
+                "layout": layout, "keep": keep, "tensors": tensors, "writer": writer,
+                "scales": scales != "amax", "strategy": strategy, "no_fuse": no_fuse,
+                "powers_of_two": powers_of_two, "requantise": requantise, "unscaled": unscaled,
+                "report": reports, "json": json, "all": everything,
+            }  # fmt: skip
+            unused(given, "checkpoints")
         return _cast_array(data, fmt, out, rounding, saturate, rule)
     with refusal(ValueError):
         if saturate or rule:
@@ -292,7 +302,11 @@ def _cast_array(
         blocks = isinstance(fmt, BlockFormat)
         target = target_of(data, out, f"{data.stem}.{fmt.name}" + (
             ".safetensors" if blocks else ".npy"))  # fmt: skip
+        if out is not None and target.exists():
+            raise TargetError(f"cannot write {str(target)!r}: it exists; give another --out")
         x = read(data)
+        if rounding == "stochastic":
+            raise ValueError("--rounding stochastic: expected a mode that needs no key")
         if saturate and rule:
             raise ValueError("--saturate and --rule are given; expected one of them")
         if blocks:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, TextIO, get_args, get_type_hints
@@ -40,6 +41,14 @@ def refusal(*kinds: type[Exception]) -> Iterator[None]:
         raise typer.Exit(UNUSABLE) from None
 
 
+def unused(options: Mapping[str, Any], whose: str) -> None:
+    """Raises ValueError if options, by the names of their parameters, are given that are for others
+    alone."""
+    given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
+    if given:
+        raise ValueError(f"{', '.join(given)}: for {whose} only")
+
+
 def check_program(program: str, data: Path | None) -> None:
     """Raises ValueError if a program's file or its data is missing, before JAX is imported."""
     if program.endswith(".py") and not Path(program).is_file():
@@ -71,6 +80,8 @@ def run(app: Callable[[], object]) -> None:
     except MissingPackageError as error:
         tell(str(error))
         sys.exit(UNUSABLE)
+    except KeyboardInterrupt:  # while packages are imported, say
+        sys.exit(128 + signal.SIGINT)
     except (OSError, ValueError) as error:
         if isinstance(error, ValueError):
             if not getattr(sys.stdout, "closed", False):  # by the user's program

@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from ._command import check, computed, refusal, shown
+from ._command import check, computed, refusal, shown, unused
 
 
 def audit(
@@ -70,10 +70,10 @@ def audit(
         training = {"grad": grad, "autocast": autocast, "loss_scale": loss_scale}
         calls = {"steps": steps, "batches": batches, "data": data}
         if _is_torch(target, framework):
-            _unused(calls | {"steps": steps > 1, "device": device}, "functions of JAX")
+            unused(calls | {"steps": steps > 1, "device": device}, "functions of JAX")
             report = _of_torch(target, low, args, seed, options | training)
         else:
-            _unused(training, "torch models (--framework torch)")
+            unused(training, "torch models (--framework torch)")
             report = _of_function(target, low, args, seed, options | {"device": device}, calls)
         shown(report, paths, everything=everything)
     if report.fails:
@@ -109,12 +109,6 @@ def _makes_a_torch_model(target: str) -> bool:
     with suppress(Exception):  # the audit of a JAX function reports it
         return is_model(function())
     return False
-
-
-def _unused(options: Mapping[str, Any], whose: str) -> None:
-    given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
-    if given:
-        raise ValueError(f"{', '.join(given)}: for {whose} only")
 
 
 def _of_function(

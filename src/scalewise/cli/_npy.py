@@ -55,7 +55,9 @@ def report(x: np.ndarray, y: np.ndarray, largest: float | np.ndarray) -> str:
     relative = np.abs(noise[nonzero] / signal[nonzero]).max(initial=0.0)
     over = int(np.sum(finite & (np.abs(wide) > largest)))
     flushed = int(np.sum((wide != 0) & (y == 0)))
+    lost = int(np.sum(finite & ~np.isfinite(y)))
     return (
         f"{x.size} numbers, SQNR {sqnr}, largest relative error {relative:.3g}, "
         f"{over} beyond the largest number, {flushed} flushed to zero"
+        + f", {lost} not finite any more" * bool(lost)
     )

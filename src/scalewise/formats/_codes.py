@@ -130,7 +130,9 @@ def _round_magnitude(
     smallest = float(fmt.smallest)
     below = size < smallest
     if fmt.zero:  # round between zero (code 0) and the smallest number
-        rest = _rest(np.where(below, size / smallest, 0.0), draw)
+        part = np.where(below, size / smallest, 0.0)
+        part = np.where((part == 0) & below & (size > 0), 2.0**-1000, part)
+        rest = _rest(part, draw)
         up = mode.goes_up(rest, np.zeros_like(below), negative)
         return np.where(below, up.astype(np.int64), code)
     # without zero, round between the smallest number (code 0) and half of it (as if code -1)
