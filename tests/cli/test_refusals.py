@@ -197,8 +197,8 @@ def test_npy_headers_with_wrong_sizes(folder):
     for order in "CF":
         x = np.arange(6, dtype=">f8").reshape(2, 3, order=order)
         np.save(folder / "b.npy", x)
-        assert run("cast", "b.npy", "--to", "fp16", "--out", "c.npy").exit_code == 0
-        np.testing.assert_array_equal(np.load("c.npy").view(np.float16), x.astype(np.float16))
+        assert run("cast", "b.npy", "--to", "fp16", "--out", f"{order}.npy").exit_code == 0
+        np.testing.assert_array_equal(np.load(f"{order}.npy").view(np.float16), x.astype(np.float16))
 
 
 def test_files_that_are_no_reports(folder):
