@@ -40,7 +40,7 @@ check: $(VENV)/.ready     ## lint, format, spelling, types
 unit: $(VENV)/.ready      ## the tests, of the thorough ones a sample
 	$(PYTEST) -m "not slow and not gate" $(ARGS)
 
-thorough: $(VENV)/.ready  ## of the other cases of the thorough tests a twelfth
+thorough: $(VENV)/.ready  ## of the other cases of the thorough tests a thirtieth
 	$(PYTEST) -m "gate and not slow" $(ARGS)
 
 test-all: test thorough   ## everything the gate asks

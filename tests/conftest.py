@@ -100,7 +100,7 @@ def pytest_collection_modifyitems(items):
 
     Of a test marked ``thorough(keep=k, gate=g)``, k cases stay in ``make test`` (without ``keep``,
     none) and g others run in the gate. Of what remains of a file's tests without ``gate``, the gate
-    runs a twelfth. The examples in docstrings of the audit and of plans, each of which runs a
+    runs a thirtieth. The examples in docstrings of the audit and of plans, each of which runs a
     program many times, run in the gate.
     """
     tests, pools = {}, {}
@@ -115,7 +115,7 @@ def pytest_collection_modifyitems(items):
         pool = (name, options["gate"]) if "gate" in options else (cases[0].path, None)
         pools.setdefault(pool, []).extend(case for case in cases if case not in kept)
     for (_, count), cases in pools.items():
-        gate = sample(cases, -(-len(cases) // 12) if count is None else count)
+        gate = sample(cases, -(-len(cases) // 30) if count is None else count)
         for case in cases:
             case.add_marker("gate" if case in gate else "slow")
 

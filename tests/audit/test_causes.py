@@ -276,6 +276,7 @@ SLOW = [pytest.param(name, marks=pytest.mark.thorough) for name in FOUND if name
 
 
 @pytest.mark.parametrize("name", [*QUICK, *SLOW])
+@pytest.mark.thorough(keep=1)
 def test_the_line_at_fault_comes_first(name):
     f, arguments, low, kinds, fix = FOUND[name]
     report = sw.audit(f, low)(*arguments)
@@ -471,6 +472,7 @@ def test_an_overflow_behind_another_is_named_rather_than_a_rounding():
     assert {(f.kind, f.primitive) for f in found if f.fix} == {("overflow", "reduce_sum")}
 
 
+@pytest.mark.thorough
 def test_flushed_numbers_that_cost_nothing_are_not_the_cause():
     def contrastive(z):
         z = z / jnp.linalg.norm(z, axis=-1, keepdims=True)

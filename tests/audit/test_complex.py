@@ -38,6 +38,7 @@ def step(params, x):
     ],
 )
 @pytest.mark.filterwarnings("ignore:emulate")
+@pytest.mark.thorough(keep=2)
 def test_the_error_is_that_of_emulate(f, args, low):
     report = sw.audit(f, low, trials=0)(*args)
     assert "complex numbers stay" in report.semantics

@@ -35,6 +35,7 @@ def test_a_lost_constant_that_is_needed_is_at_fault():
     assert finding.evidence == "the constant 1e-08 flushed to zero"
 
 
+@pytest.mark.thorough
 def test_a_number_that_changes_results_does_not_take_a_constants_place():
     """Some norms lie between the constant and the format's smallest normal number."""
     report = sw.audit(unit, "fp16")((normal(0, (64, 16)) * 2e-5).at[0].set(0.0))
@@ -80,6 +81,7 @@ def looped_without_a_dtype(x):  # of Python's numbers alone
 
 @pytest.mark.parametrize(("f", "times"), [(once, 2), (looped, 700), (looped_without_a_dtype, 700)])
 @pytest.mark.parametrize("number", [0.0, 0.5, 1e-8])
+@pytest.mark.thorough(keep=2)
 def test_another_number_takes_a_constants_place_in_float32_too(f, times, number):
     low, x = TableEmulation(sw.format("fp16")), jnp.zeros(3)
     session = Session(trace(f, low, (x,), {}, name="audit"), low, Reference(np.dtype(np.float32)))

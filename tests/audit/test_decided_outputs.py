@@ -69,7 +69,7 @@ def share(f, low, arguments):
 
 
 @pytest.mark.parametrize("name", FAULTS)
-@pytest.mark.thorough(keep=2, gate=1)
+@pytest.mark.thorough(keep=1, gate=1)
 def test_the_cause_of_other_decisions_is_found(name):
     f, low, arguments = FAULTS[name]
     report = sw.audit(f, low)(*arguments)
@@ -144,6 +144,7 @@ def test_decisions_of_rounding_errors_are_not_compared():
 
 
 @pytest.mark.parametrize("x", [3.0, 2.9])
+@pytest.mark.thorough(keep=1)
 def test_a_count_that_differs_is_no_refusal(x):
     d = jnp.asarray(np.random.default_rng(1).uniform(1e-4, 2e-4, 2000), jnp.float32)
     report = sw.audit(steps_to, "fp16")(jnp.float32(x), d)
@@ -158,12 +159,14 @@ def test_integers_that_no_float_decides():
         sw.audit(lambda i: i + 1, "fp16")(jnp.arange(3))
 
 
+@pytest.mark.thorough
 def test_a_recipe_whose_results_a_fix_leaves_alone_is_searched_as_what_it_is_now():
     report = sw.audit(nearest, "fp16_every_op", trials=6)(POINTS, CENTRES)
     assert "results=None in the recipe" in [str(x.fix) for x in report.findings]
     assert report.error_fixed < report.error
 
 
+@pytest.mark.thorough
 def test_counts_differ_by_what_they_count():
     def histogram(x):
         return jnp.zeros(64, int).at[jnp.searchsorted(jnp.linspace(-3, 3, 63), x)].add(1)

@@ -138,6 +138,7 @@ def test_the_error_is_that_of_emulation_against_the_plain_program(name):
     assert primitive in differ if primitive else not differ
 
 
+@pytest.mark.thorough
 def test_a_loop_that_ends_first_in_the_low_run_differs_at_its_condition():
     def iterations(dtype):
         x, total, count = np.float32(0.00311).astype(dtype), np.zeros((), dtype), 0
@@ -209,6 +210,7 @@ def test_a_decision_that_no_output_depends_on_is_no_cause():
 
 
 @pytest.mark.parametrize(("classes", "answer"), [(4000, "No: predict makes"), (4, "Yes: predict")])
+@pytest.mark.thorough(keep=1)
 def test_integers_and_predicates_that_are_outputs_are_compared(classes, answer):
     """No error of a float tells of them."""
 

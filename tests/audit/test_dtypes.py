@@ -100,6 +100,7 @@ CONSTANTS = {
 
 @pytest.mark.parametrize("narrow", [False, True], ids=["float32", "16 bits"])
 @pytest.mark.parametrize("name", CONSTANTS)
+@pytest.mark.thorough(keep=2)
 def test_the_reference_has_constants_as_they_are_written(name, narrow):
     """The error is that of the program in 16 bits, whose trace has rounded constants."""
     f, low, arguments = CONSTANTS[name]

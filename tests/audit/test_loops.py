@@ -134,6 +134,7 @@ def compiled_loops(audited):
 
 
 @pytest.mark.usefixtures("small_is_large")
+@pytest.mark.thorough
 def test_large_loops_are_compiled_once_and_only_after_some_runs():
     audited = session(two_loops(4))
     first = last = audited.run()
@@ -148,12 +149,14 @@ def test_large_loops_are_compiled_once_and_only_after_some_runs():
 
 
 @pytest.mark.usefixtures("small_is_large")
+@pytest.mark.thorough
 def test_a_large_loop_of_many_iterations_is_compiled_in_the_first_run():
     audited = session(two_loops(_lockstep.MAX_VISIT + 1))
     audited.run()
     assert compiled_loops(audited) == [1, 1]
 
 
+@pytest.mark.thorough
 def test_a_compiled_loop_takes_the_values_of_a_policy():
     """Their low-precision arrays are pytrees."""
     report = sw.audit(two_loops(_lockstep.MAX_EAGER), "p=f32,c=f16,o=f32", trials=0)(X)

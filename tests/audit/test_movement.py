@@ -30,6 +30,7 @@ def run(f, low, *args):
 
 @pytest.mark.parametrize("low", LOWS, ids=("format", "policy"))
 @pytest.mark.parametrize("name", MOVES)
+@pytest.mark.thorough(keep=2)
 def test_the_run_is_that_of_compiled_code(name, low, monkeypatch):
     @jax.value_and_grad
     def f(x):  # the overflow at the first number is moved, and may be cut off

@@ -108,6 +108,7 @@ def test_loops_branches_and_complex_numbers(recordings):
     assert wide.jit_difference < 1e-5
 
 
+@pytest.mark.thorough
 def test_the_first_infinity_is_where_it_is_made(recordings):
     wide, narrow = recordings
     assert wide.first_non_finite is None

@@ -35,7 +35,7 @@ def test_every_program_is_recorded():
         ("LayerNorm", dict.fromkeys((NANS, INFS, CHECKIFY), "nothing")),
     ],
 )
-@pytest.mark.thorough(keep=2)
+@pytest.mark.thorough(keep=1)
 def test_what_the_checks_of_jax_say(program, expected):
     case = {**gallery.ALL, **CLEAN}[program]
     rows = {row["tool"]: row for row in scoreboard.rows(case, list(expected))}

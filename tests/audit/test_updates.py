@@ -28,6 +28,7 @@ STATE = {"n": jnp.float32(3), "mean": W + 3}
 
 
 @pytest.mark.parametrize(("decay", "lost"), [(0.9999, True), (0.999, True), (0.5, False)])
+@pytest.mark.thorough(keep=1)
 def test_an_average_that_forgets_nothing(decay, lost):
     """In BF16 a decay of 0.9999 is 1: after 200 steps the average is still what it was."""
     report = sw.audit(average(decay), "bf16")(STATE, W)
@@ -177,6 +178,7 @@ def bias_of_experts(bias, load):
 
 
 @pytest.mark.parametrize("size", [1.5, 0.01])
+@pytest.mark.thorough(keep=1)
 def test_an_argument_that_is_one_array_is_state_if_something_is_added_to_it(size):
     report = sw.audit(bias_of_experts, "bf16")(jnp.full(8, size), X[0, :8])
     assert [x.kind for x in report.findings] == ["swamping"] * (size > 1)
@@ -257,6 +259,7 @@ def flushed(w, x, scale=1e-6):
 
 
 @pytest.mark.parametrize("low", ["fp16", "p=f32,c=f16,o=f32"])
+@pytest.mark.thorough(keep=1)
 def test_a_step_that_changes_nothing_is_no_training(low):
     """The weights are within a rounding or few; only their change shows that nothing is trained."""
     report = sw.audit(flushed, low)(W, X)
@@ -271,6 +274,7 @@ def test_a_step_that_changes_nothing_is_no_training(low):
     assert not sw.audit(flushed, low)(W, X, 1.0).wrong_changes
 
 
+@pytest.mark.thorough
 def test_changes_that_are_roundings_are_not_judged():
     """The gradient of a key's bias is 0, and Adam moves it by noise as far as other weights."""
     x, y = X[:8], W[:8, :1] * jnp.ones((1, 16))
@@ -290,6 +294,7 @@ def test_changes_that_are_roundings_are_not_judged():
     assert not report.wrong_changes
 
 
+@pytest.mark.thorough
 def test_a_layer_that_is_not_changed_at_all():
     """Its gradients are flushed to zero, those of the layer behind it aren't."""
 
@@ -305,6 +310,7 @@ def test_a_layer_that_is_not_changed_at_all():
     assert str(report.findings[0].fix).startswith("loss scale 2^")
 
 
+@pytest.mark.thorough
 def test_a_bias_of_queries_and_keys_that_starts_at_zero():
     """Adam moves keys' part of it by noise; of the others it makes the signs of their gradients."""
     x, y = X[:8], W[:8, :1] * jnp.ones((1, 16))

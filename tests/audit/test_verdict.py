@@ -122,6 +122,7 @@ def test_nothing_went_wrong_or_nothing_was_tried(overflow):
     assert "cause: the arguments, which stay in fp16 (float32 for every operation" in same.verdict
 
 
+@pytest.mark.thorough
 def test_an_average_that_starts_at_zero_may_be_off_by_the_signs_of_small_gradients():
     """It is the step itself then, whose errors the weights bear too."""
 

@@ -44,6 +44,7 @@ def matrix(binades: int) -> jax.Array:
 
 
 @pytest.mark.parametrize("name", RULES)
+@pytest.mark.thorough(keep=2)
 def test_the_kernel_gives_the_bits_of_the_operations_that_it_replaces(name):
     rule = RULES[name]
     # the sums of a transform are exact in any order if the numbers have few binades
@@ -70,6 +71,7 @@ def test_the_kernel_gives_the_bits_of_the_operations_that_it_replaces(name):
 
 
 @pytest.mark.parametrize("name", ["mxfp8", "nvfp4"])
+@pytest.mark.thorough(keep=1)
 def test_a_cpu_rounds_as_if_no_device_with_the_kernel_were_named(name):
     def loss(w, x):
         return jnp.sum(jnp.tanh(x @ w) ** 2)

@@ -109,6 +109,7 @@ LARGE = {
 
 @pytest.mark.parametrize("recipe", ["fp16_every_op", "scalify"])
 @pytest.mark.parametrize("name", LARGE)
+@pytest.mark.thorough(keep=2)
 def test_a_large_constant_that_is_no_mask_keeps_its_value(name, recipe):
     x = normal(0, (16, 16))
     for c in (3e6, 1e9, 1e30):

@@ -95,6 +95,7 @@ def test_an_exported_step_runs_in_another_process(recipe, tmp_path):
     check_elsewhere(jax.jit(f), arguments, tmp_path)
 
 
+@pytest.mark.thorough
 def test_exported_inference_takes_stored_weights_in_another_process(tmp_path):
     w = {"up": normal(0, (64, 32)) / 4, "down": normal(1, (32, 64)) / 6}
     f = jax.jit(sw.autoscale(lambda w, x: jax.nn.gelu(x @ w["up"]) @ w["down"], "fp8"))

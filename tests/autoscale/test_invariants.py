@@ -84,6 +84,7 @@ def test_weights_of_inner_loops_are_rounded_before_the_outer_one():
 
 
 @pytest.mark.parametrize("recipe", ["fp8", "fp8_rowwise", "nvfp4"])
+@pytest.mark.thorough(keep=1)
 def test_rounding_before_the_loop_changes_no_number(recipe):
     recipe = sw.recipes.recipe(recipe)
     gradients = jax.jit(sw.autoscale(jax.grad(jax.checkpoint(loss)), recipe))

@@ -321,6 +321,7 @@ def routed(w, x, sizes, grouped):
 
 @pytest.mark.filterwarnings("ignore:autoscale")
 @pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.thorough(keep=1)
 def test_experts_run_under_every_recipe(grouped):
     w, x, sizes = normal(1, (2, 16, 16)) / 4, normal(0, (16, 16)), jnp.array([8, 8])
 

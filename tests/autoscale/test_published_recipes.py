@@ -162,6 +162,7 @@ def test_four_over_six_has_at_most_the_error_of_six():
 
 
 @pytest.mark.parametrize(("size", "length"), [(16, 48), (16, 37), (4, 3), (64, 64)])
+@pytest.mark.thorough(keep=1)
 def test_a_hadamard_transform_of_both_operands_leaves_their_product(size, length):
     rng = np.random.default_rng(size)
     a, b = (rng.integers(-8, 9, (5, length)).astype(np.float32) for _ in range(2))

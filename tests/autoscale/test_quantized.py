@@ -34,6 +34,7 @@ def largest_by_primitive(f, *args):
     return {e.primitive.name: e.outvars[0].aval.shape for e in found}
 
 
+@pytest.mark.thorough
 def test_leaves_of_a_model_that_are_no_arrays_stay():
     model = eqx.nn.MLP(64, 4, 32, 2, jnp.tanh, key=jax.random.key(0))
     stored = sw.quantize_params(model, "fp8", axis=-1)
@@ -47,6 +48,7 @@ def test_leaves_of_a_model_that_are_no_arrays_stay():
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.thorough(keep=1)
 def test_stored_weights_give_the_result_of_weights_that_are_rounded_in_the_call(recipe):
     f = sw.autoscale(lambda p, x: jax.nn.gelu(x @ p["w"]) @ p["u"], recipe)
     params = {"w": W.astype(jnp.bfloat16), "u": W.T.astype(jnp.bfloat16)}
@@ -90,6 +92,7 @@ def test_a_weight_is_neither_measured_nor_rounded_nor_written():
     assert "-> tensor<64x96xf" not in text.replace("-> tensor<64x96xf8", "")
 
 
+@pytest.mark.thorough
 def test_stacked_weights_keep_their_numbers_in_a_scan():
     stack = jnp.stack([W[:, :64], -W[:, :64]])
 
@@ -107,6 +110,7 @@ def test_stacked_weights_keep_their_numbers_in_a_scan():
         assert got.dtype == jnp.bfloat16
 
 
+@pytest.mark.thorough
 def test_gradients_reach_adapters_through_a_frozen_quantized_base():
     base = sw.quantize_params({"w": W}, "fp8")
     a, b = jnp.ones((64, 4)) * 0.01, jnp.ones((4, 96)) * 0.01

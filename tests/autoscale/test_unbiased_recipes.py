@@ -105,6 +105,7 @@ def test_quests_error_of_normal_numbers(exponent, error):
     assert np.mean(ratios) == pytest.approx(error, rel=0.03)
 
 
+@pytest.mark.thorough
 def test_headroom_removes_the_bias_of_stochastic_rounding():
     """A block scale that is rounded down saturates its block's largest numbers in each draw."""
 
@@ -223,6 +224,7 @@ def test_programs_in_float64_and_bfloat16(name):
                 assert np.linalg.norm(got - exact) < 0.4 * np.linalg.norm(exact)
 
 
+@pytest.mark.thorough
 def test_a_stored_activation_is_loaded_after_scales_of_two_levels():
     """Of ``min_size`` elements the activation waits in FP16 for the weight's gradient."""
     w, x = normal(0, (128, 128)) / 11, normal(1, (128, 128))

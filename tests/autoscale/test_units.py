@@ -29,6 +29,7 @@ PROMOTED = MatrixUnits("h100", promote=128)
 
 
 @pytest.mark.parametrize("units", ["h100", PROMOTED, "b200", "cdna3"], ids=str)
+@pytest.mark.thorough(keep=1)
 def test_products_of_fp8_are_added_as_the_device_adds_them(units):
     found = sw.autoscale(product, "fp8", emulate=units)(X, W)
     device = units if isinstance(units, MatrixUnits) else MatrixUnits(units)
@@ -49,6 +50,7 @@ def test_hoppers_fp8_units_lose_digits_that_promotion_keeps():
 
 
 @pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
+@pytest.mark.thorough(keep=1)
 def test_blocks_with_scales_go_to_units_for_them(recipe):
     found = sw.autoscale(product, recipe, emulate="b200")(X, W)
     operand = sw.recipes.CATALOGUE[recipe].products
@@ -58,6 +60,7 @@ def test_blocks_with_scales_go_to_units_for_them(recipe):
 
 
 @pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
+@pytest.mark.thorough(keep=1)
 def test_gradients_of_blocks_have_their_own_shapes(recipe):
     """JAX exchanges the operands of a weight's gradient, whose sides differ here."""
     x = jnp.tile(X, (16, 1))
@@ -86,6 +89,7 @@ def loss(w, x):
     return jnp.mean(lax.scan(layer, x, None, length=2)[0] ** 2)
 
 
+@pytest.mark.thorough
 def test_steps_run_forward_backward_in_loops_jitted_and_mapped():
     step = sw.autoscale(jax.value_and_grad(loss), "fp8", emulate="h100")
     eager, jitted = step(W, X), jax.jit(step)(W, X)

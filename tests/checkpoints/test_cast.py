@@ -310,6 +310,7 @@ except OSError as error:
 
 
 @pytest.mark.parametrize("layout", ["scalewise", "orbax"])
+@pytest.mark.thorough(keep=1)
 def test_a_tree_that_the_disk_does_not_take_leaves_nothing(disk, layout):
     (disk / "mine").write_text("mine")
     out = disk / ("x" if layout == "orbax" else "x.safetensors")

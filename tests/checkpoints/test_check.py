@@ -9,7 +9,7 @@ SEEDS = range(18)  # one of each fault
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.thorough(keep=6)
+@pytest.mark.thorough(keep=2)
 def test_a_fault_is_found_and_named_beside_the_original(seed, tmp_path):
     _, fault, names, original = mutants.mutant(seed, tmp_path / "mutant")
     mutants.write_file(tmp_path / "original.safetensors", original, {})

@@ -37,6 +37,7 @@ def test_adapters_learn_on_a_quantised_base(lora, to, layout, tmp_path):
     ("to", "layout"),
     [("nvfp4", "modelopt"), ("mxfp8_e4m3", "torchao"), ("e4m3fn", "compressed-tensors")],
 )
+@pytest.mark.thorough(keep=1)
 def test_gradients_through_stored_weights_are_those_of_their_values(lora, to, layout, tmp_path):
     wide = lora.init(0)
     sw.scaled.save_safetensors(tmp_path / "wide.safetensors", wide)

@@ -45,6 +45,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.thorough
 def test_a_piped_comparison_prints_table_curves_and_where_its_files_are(folder):
     options = ("--data", "text", "--steps", 3, "--method", "float32", "--method", "fp16")
     done = scalewise("compare", "line.py", *options, cwd=folder)

@@ -198,7 +198,9 @@ def test_npy_headers_with_wrong_sizes(folder):
         x = np.arange(6, dtype=">f8").reshape(2, 3, order=order)
         np.save(folder / "b.npy", x)
         assert run("cast", "b.npy", "--to", "fp16", "--out", f"{order}.npy").exit_code == 0
-        np.testing.assert_array_equal(np.load(f"{order}.npy").view(np.float16), x.astype(np.float16))
+        np.testing.assert_array_equal(
+            np.load(f"{order}.npy").view(np.float16), x.astype(np.float16)
+        )
 
 
 def test_files_that_are_no_reports(folder):
@@ -239,6 +241,7 @@ def test_the_exit_code_contains_the_signal(folder, monkeypatch):
         ["train", "mlp", "--data", "none.txt"], ["cast", "none.npy", "--to", "fp16"],
     ],
 )  # fmt: skip
+@pytest.mark.thorough(keep=2)
 def test_a_mistyped_path_is_found_before_jax_is_imported(tmp_path, arguments):
     code = f"""
 import sys

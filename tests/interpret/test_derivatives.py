@@ -47,7 +47,7 @@ MODES = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.thorough(keep=6)
+@pytest.mark.thorough(keep=2)
 def test_a_derivative_is_the_programs_own(mode):
     of = MODES[mode]
     got, want = (jax.jit(lambda f=f: of(f))() for f in (identity(looped), looped))
@@ -98,6 +98,7 @@ OUTER = {
 
 
 @pytest.mark.parametrize("outer", OUTER)
+@pytest.mark.thorough(keep=1)
 def test_a_derivative_within_another_transformation_is_interpreted(outer):
     def f(w, x):
         return jnp.mean(jnp.tanh(x @ w) ** 2)

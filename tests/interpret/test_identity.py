@@ -240,6 +240,7 @@ def test_rejects_non_callables():
 
 
 @pytest.mark.parametrize("t", [identity, lambda f: sw.autoscale(f, "fp16_every_op")])
+@pytest.mark.thorough(keep=1)
 def test_results_are_arrays_as_weakly_typed_as_the_programs_own(t):
     def f(a, x):
         looped = jax.lax.scan(lambda c, _: (c, c), a, None, 2)
@@ -264,6 +265,7 @@ def test_results_are_arrays_as_weakly_typed_as_the_programs_own(t):
         lambda f: lambda a, x: jax.linear_transpose(lambda b: f(2.0, b), x)(f(a, x)),
     ],
 )
+@pytest.mark.thorough(keep=2)
 def test_derivatives_are_as_weakly_typed_as_those_of_the_program(t, derivative):
     def f(a, x):
         return jnp.sum(a * a * x)

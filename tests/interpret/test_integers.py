@@ -82,6 +82,7 @@ def same(got, want):
 
 
 @pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
+@pytest.mark.thorough(keep=2)
 def test_precomputed_equations_are_all_used_and_results_are_unchanged(f):
     x = normal(0, (4, 4))
     interpretation, program, outs = told(f, x)

@@ -173,6 +173,7 @@ def test_a_function_is_an_attribute_and_listed():
 
 
 @pytest.mark.parametrize("name", ["e2m1fn", "e4m3fn", "e5m2"])
+@pytest.mark.thorough(keep=1)
 def test_the_table_of_casts_counts_every_number(name):
     """The table repeats a binade's errors; here each binade is computed."""
     fmt = format_(name)

@@ -4,6 +4,7 @@ import pytest
 from proofs.fuzz import files, folders
 
 
+@pytest.mark.thorough
 def test_malformed_files():
     assert [failure for index in range(60) for failure in files.check(7, index)] == []
 

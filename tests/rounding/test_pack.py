@@ -32,6 +32,7 @@ def test_pack_matches_packbits_and_unpack_inverts_it(fmt, length):
 
 
 @pytest.mark.parametrize("shape", [(0, 7), (3, 0), (2, 0, 5)])
+@pytest.mark.thorough(keep=1)
 def test_empty_arrays_keep_their_shapes(shape):
     codes = np.zeros(shape, np.uint8)
     packed = pack(codes, "e2m1fn")
