@@ -258,8 +258,8 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
     if isinstance(session.low, TableEmulation):
         semantics += "" if session.low.low_dtype is None else AS_WRITTEN
         constants = constants_of(session.program, fmt, saturate, session.low.is_low)
-    own, wide_complex = _complex_dtypes(session)
-    semantics += COMPLEX if own else ""
+    own_complex, wide_complex = _complex_dtypes(session)
+    semantics += COMPLEX if own_complex else ""
     if history_of(session.low):
         semantics += FIRST_STEP if session.steps == 1 else WITH_HISTORY
     if session.exact_sums is not None:
@@ -325,7 +325,8 @@ def _complex_dtypes(session: Session) -> tuple[str, str]:
     """Returns a dtype of the program's complex numbers, and one for which the reference run has a
     wider one; "" where there is none."""
     results = (a for e in all_equations(session.program.jaxpr) for a in avals_of(e.outvars))
-    own = {a.dtype for a in results if is_inexact(a) and not is_float(a)}
+    arrays = (a for a in results if hasattr(a, "dtype"))
+    own = {a.dtype for a in arrays if is_inexact(a) and not is_float(a)}
     wider = filter(session.reference.complex_dtype, own)
     return str(next(iter(own), "")), str(next(wider, ""))
 

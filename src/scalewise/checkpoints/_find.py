@@ -316,11 +316,12 @@ def _block_of(
 def _records(source: Source) -> dict[str, Json]:
     """Returns what torchao or scalewise wrote about each array in the header's metadata."""
     found: dict[str, Json] = {}
+    all_files = source.metadata
     for file in source.files:
         try:
             own = json.loads(file.metadata.get("scalewise", "{}"))
             names = json.loads(file.metadata.get("tensor_names", "[]"))
-            others = {name: json.loads(file.metadata[name]) for name in names}
+            others = {name: json.loads((all_files | file.metadata)[name]) for name in names}
             if not all(isinstance(r, dict) for r in (own, *others.values())):
                 raise ValueError("a record isn't an object")
         except (KeyError, TypeError, ValueError, RecursionError) as error:
