@@ -131,7 +131,7 @@ def skip_unavailable(name, interpretation):
 @pytest.mark.filterwarnings(UNROUNDED)
 @pytest.mark.parametrize("interpretation", INTERPRETATIONS)
 @pytest.mark.parametrize("name", FEATURES)
-@pytest.mark.thorough(keep=12, gate=24)
+@pytest.mark.thorough(keep=12, gate=8)
 def test_a_feature_under_an_interpretation(name, interpretation):
     skip_unavailable(name, interpretation)
     want, contracts, own = expected(name)
@@ -148,7 +148,7 @@ def test_a_feature_under_an_interpretation(name, interpretation):
 @pytest.mark.filterwarnings(UNROUNDED)
 @pytest.mark.parametrize("interpretation", ["autoscale-fp8", "autoscale-nvfp4", "autocast-float16"])
 @pytest.mark.parametrize("name", [n for n in FEATURES if n not in OUTSIDE])
-@pytest.mark.thorough(keep=10, gate=8)
+@pytest.mark.thorough(keep=10, gate=2)
 def test_a_feature_is_compiled_for_all_platforms(name, interpretation):
     """Its arguments are tracers then. What JAX itself can't compile for a platform is no fault."""
 
@@ -261,7 +261,7 @@ for f in lambda w, x: jnp.tanh(x @ w), loop:
 @pytest.mark.filterwarnings(UNROUNDED)
 @pytest.mark.parametrize("low", AUDITS)
 @pytest.mark.parametrize("name", [n for n in FEATURES if n not in OUTSIDE])
-@pytest.mark.thorough(keep=2, gate=6)
+@pytest.mark.thorough(keep=2, gate=2)
 def test_a_feature_is_audited(name, low):
     if name == "optimizer_step" and low == "bfloat16":
         pytest.skip("Adam's 1 - 0.999 is 0 in BF16")

@@ -131,7 +131,7 @@ def test_a_float64_result_narrowed_is_rounded_once(fmt):
 
 
 @pytest.mark.parametrize("name", ["elementwise", "branches", "remat", "while_loop", "indexing"])
-@pytest.mark.thorough(keep=2, gate=8)
+@pytest.mark.thorough(keep=2, gate=2)
 def test_runs_equal_emulation_and_the_plain_program(name):
     f = getattr(programs, name)
     x = normal(0, (4, 4))

@@ -44,7 +44,7 @@ class TestPrograms:
             np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-5, atol=1e-6)
 
     @pytest.mark.parametrize("recipe", ["fp16", "bf16", "fp8"])
-    @pytest.mark.thorough(keep=3, gate=12)
+    @pytest.mark.thorough(keep=3, gate=4)
     def test_close_to_float32(self, f, recipe):
         got = jax.jit(sw.autoscale(f, recipe))(example())
         assert_close(got, f(example()), TOLERANCE[recipe])
@@ -60,7 +60,7 @@ class TestPrograms:
 @pytest.mark.parametrize("f", DIFFERENTIABLE, ids=lambda f: f.__name__)
 class TestGradients:
     @pytest.mark.parametrize("recipe", [sw.recipes.fp16, EAGER], ids=["fp16", "all stored"])
-    @pytest.mark.thorough(keep=2, gate=8)
+    @pytest.mark.thorough(keep=2, gate=2)
     def test_inside_and_outside(self, f, recipe):
         want = jax.grad(scalar(f))(example())
         inside = jax.jit(sw.autoscale(jax.grad(scalar(f)), recipe))(example())

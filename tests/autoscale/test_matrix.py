@@ -169,7 +169,7 @@ def expected(structure, transformation):
     return computed(structure, transformation, lambda f: f)
 
 
-@pytest.mark.thorough(keep=2, gate=10)
+@pytest.mark.thorough(keep=2, gate=3)
 @pytest.mark.parametrize("transformation", TRANSFORMATIONS)
 @pytest.mark.parametrize("structure", STRUCTURES, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("name", RECIPES)

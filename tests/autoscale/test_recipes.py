@@ -38,7 +38,7 @@ def error(got, want):
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
-@pytest.mark.thorough(keep=1, gate=6)
+@pytest.mark.thorough(keep=1, gate=2)
 def test_value_and_gradient_from_inside_and_outside(name):
     want, gradient = jax.value_and_grad(loss)(W, X)
     inside = jax.jit(sw.autoscale(jax.value_and_grad(loss), name))(W, X)

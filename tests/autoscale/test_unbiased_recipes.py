@@ -291,7 +291,7 @@ WITH_PRODUCTS = [name for name, r in sw.recipes.CATALOGUE.items() if r.products.
 @pytest.mark.parametrize(
     ("name", "device"), [(n, d) for n in WITH_PRODUCTS for d in ("b200", "v6e")]
 )
-@pytest.mark.thorough(keep=1, gate=6)
+@pytest.mark.thorough(keep=1, gate=2)
 def test_recipes_of_products_lower_for_gpus_and_tpus(name, device):
     recipe = dataclasses.replace(sw.recipes.recipe(name), device=device, narrow="always")
     platform = sw.devices.DEVICES[device].platform

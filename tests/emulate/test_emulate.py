@@ -44,7 +44,7 @@ def exactly(fmt: Format, x: Fraction) -> float:
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
 @pytest.mark.parametrize("operation", ["add", "sub", "mul", "div"])
-@pytest.mark.thorough(keep=8, gate=16)
+@pytest.mark.thorough(keep=8, gate=5)
 def test_arithmetic_is_correctly_rounded(fmt, operation):
     a, b = numbers(fmt, 300, 1), numbers(fmt, 300, 2)
     b[b == 0] = 1
@@ -115,7 +115,7 @@ def test_a_scan_swamps_as_published():
 
 @pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("fmt", ["fp16", MINE], ids=["fp16", "e6m9"])
-@pytest.mark.thorough(keep=1, gate=8)
+@pytest.mark.thorough(keep=1, gate=2)
 def test_every_output_is_a_number_of_the_format_under_jit_and_eagerly(f, fmt):
     x = normal(0, (4, 4))
     eager, jitted = sw.emulate(f, fmt)(x), jax.jit(sw.emulate(f, fmt))(x)
@@ -126,7 +126,7 @@ def test_every_output_is_a_number_of_the_format_under_jit_and_eagerly(f, fmt):
 
 
 @pytest.mark.parametrize("f", DIFFERENTIABLE, ids=lambda f: f.__name__)
-@pytest.mark.thorough(keep=2, gate=8)
+@pytest.mark.thorough(keep=2, gate=2)
 def test_a_gradient_from_outside_is_the_gradient_inside(f):
     x = normal(0, (4, 4))
     outside = jax.jit(jax.grad(sw.emulate(scalar(f), "fp16")))(x)

@@ -297,7 +297,7 @@ def of_reading(x, ref):
 REFERENCES = (of_argument, of_closure, of_own, of_gradient, of_branch, of_reading)
 
 
-@pytest.mark.thorough(keep=1, gate=6)
+@pytest.mark.thorough(keep=1, gate=2)
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("f", REFERENCES, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("name", TRANSFORMATIONS)

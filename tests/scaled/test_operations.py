@@ -54,7 +54,7 @@ SCALES = [(2.0**20, 2.0**-30), (3.0, 5.0), (200, -190), (2.0**10, 7), (None, 4.0
         ("matmul", lambda a, b: a @ b.T, lambda a, b: a * b * 4),  # sqrt(16)
     ],
 )
-@pytest.mark.thorough(keep=7, gate=12)
+@pytest.mark.thorough(keep=7, gate=4)
 def test_two_operands_give_the_value_behind_the_published_scale(name, f, rule, s, t):
     a, b = array(0, s), array(1, t)
     y = getattr(scaled, name)(a, b.T if name == "matmul" else b)
@@ -92,7 +92,7 @@ def test_two_operands_give_the_value_behind_the_published_scale(name, f, rule, s
         ("clip", lambda x: np.clip(x, -0.5, 3.0), lambda s: np.maximum(s, 2)),
     ],
 )
-@pytest.mark.thorough(keep=18, gate=12)
+@pytest.mark.thorough(keep=18, gate=4)
 def test_one_operand_gives_the_value_behind_the_published_scale(name, f, rule, s):
     a = array(0, s)
     y = getattr(scaled, name)(a, *([-0.5, 3.0] if name == "clip" else []))
@@ -359,7 +359,7 @@ def test_dynamic_rescaling_of_numbers_whose_squares_leave_float32(size, measure)
 
 @pytest.mark.parametrize("measure", ["l1", "l2", "max", "least_squares"])
 @pytest.mark.parametrize("fmt", ["e4m3fn", "e5m2", "e4m3fnuz", "e2m3fn", "e2m1fn", "fp16", "bf16"])
-@pytest.mark.thorough(keep=7, gate=12)
+@pytest.mark.thorough(keep=7, gate=4)
 def test_dynamic_rescaling_to_every_format(fmt, measure):
     """The error is that of the format, behind each kind of scale, with and without outliers."""
     fmt = sw.format(fmt)

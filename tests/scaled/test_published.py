@@ -14,7 +14,7 @@ SAMPLE = {
 
 
 @pytest.mark.parametrize("name", sorted(SAMPLE))
-@pytest.mark.thorough(keep=2, gate=6)
+@pytest.mark.thorough(keep=2, gate=2)
 def test_our_figure_is_the_published_one(name):
     figures = list(SAMPLE[name]())
     assert figures

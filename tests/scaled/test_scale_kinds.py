@@ -145,21 +145,21 @@ def check(f, reference, operands):
 
 
 @pytest.mark.parametrize("name", sorted(ONE))
-@pytest.mark.thorough(keep=6, gate=20)
+@pytest.mark.thorough(keep=6, gate=6)
 def test_one_operand(name):
     data = np.array(normal(0, SHAPE))
     check(*ONE[name], [[operand(kind, data)] for kind in KINDS])
 
 
 @pytest.mark.parametrize("name", sorted(TWO))
-@pytest.mark.thorough(keep=6, gate=11)
+@pytest.mark.thorough(keep=6, gate=3)
 def test_two_operands(name):
     a, b = np.array(normal(0, SHAPE)), np.array(normal(1, SHAPE))
     check(*TWO[name], [[operand(k, a), operand(m, b[ROWS])] for k, m in PAIRS])
 
 
 @pytest.mark.parametrize("name", ["abs", "relu", "sqrt", "log", "square", "add", "where", "mul"])
-@pytest.mark.thorough(keep=4, gate=8)
+@pytest.mark.thorough(keep=4, gate=2)
 def test_special_values(name):
     data = np.array(normal(0, SHAPE))
     data[:, :5] = np.inf, -np.inf, np.nan, 0, -0.0

@@ -28,7 +28,7 @@ def error(x, **options):
 
 @pytest.mark.parametrize("fmt", ["e4m3fn", "e5m2", "fp16", "e2m1fn"])
 @pytest.mark.parametrize("scaling", FITTING, ids=repr)
-@pytest.mark.thorough(keep=4, gate=12)
+@pytest.mark.thorough(keep=4, gate=4)
 def test_each_fits_the_data_in_jit_and_out(scaling, fmt):
     a = sw.quantize(X, fmt, scaling=scaling)
     b = jax.jit(lambda x: sw.quantize(x, fmt, scaling=scaling))(X)
