@@ -53,6 +53,22 @@ def tree_where(predicate: jax.Array, on_true: PyTree, on_false: PyTree) -> PyTre
     return jax.tree.map(leaf, on_true, on_false)
 
 
+def own_buffers(tree: PyTree, others: PyTree) -> PyTree:
+    """Returns a pytree with copies of arrays that it holds twice or that are in ``others``.
+
+    JAX donates a pytree only if each buffer occurs once, and deletes the donated arrays.
+    """
+    seen = {id(x) for x in jax.tree.leaves(others)}
+
+    def leaf(x: PyTree) -> PyTree:
+        if id(x) in seen and isinstance(x, jax.Array):
+            x = jnp.copy(x)
+        seen.add(id(x))
+        return x
+
+    return jax.tree.map(leaf, tree)
+
+
 def is_array(x: object) -> bool:
     return hasattr(x, "dtype") or isinstance(x, bool | int | float | complex)
 

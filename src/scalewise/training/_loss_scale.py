@@ -273,8 +273,10 @@ def loss_scales(tree: PyTree) -> list[LossScaleState]:
 
 def _state(scale: float, layers: int | None) -> LossScaleState:
     shape = () if layers is None else (layers,)
-    first, zero = jnp.full(shape, scale, jnp.float32), jnp.zeros(shape, jnp.int32)
-    return LossScaleState(first, zero, zero, zero, first)
+    # arrays of their own: a state is donated only if no two leaves share a buffer
+    first, tainted = (jnp.full(shape, scale, jnp.float32) for _ in range(2))
+    good, skipped, in_a_row = (jnp.zeros(shape, jnp.int32) for _ in range(3))
+    return LossScaleState(first, good, skipped, in_a_row, tainted)
 
 
 @checked

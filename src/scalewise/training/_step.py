@@ -20,7 +20,14 @@ from ..autocasting import PolicyLike
 from ..autoscaling import AmaxHistory, Recipe, RecipeLike, Schedule, WithHistory
 from ..formats import FormatLike
 from . import _model as models
-from ._gradients import all_finite, at_least_float32, floats_as, mean_over, tree_where
+from ._gradients import (
+    all_finite,
+    at_least_float32,
+    floats_as,
+    mean_over,
+    own_buffers,
+    tree_where,
+)
 from ._loss_scale import (
     DynamicLossScale,
     LossScale,
@@ -69,16 +76,20 @@ class Step:
     def init(self, model: models.Model, *batch: PyTree) -> models.TrainState:
         """Returns the state before the first step.
 
+        Its arrays are copies of the model's, so that ``jax.jit(train, donate_argnums=0)`` may reuse
+        their memory.
+
         Args:
             model: a model or a pytree of parameters.
             batch: needed for delayed scaling, whose first scales come from a step on this batch:
                 arguments like those of later steps; with ``axis_name``, like one device's part.
         """
-        params, rest, structure = models.split(model)
-        optimizer = self.optimizer.init(params)  # before narrowing: masters are exact
+        given, rest, structure = models.split(model)
+        params, optimizer = given, self.optimizer.init(given)  # before narrowing: masters are exact
         if self.params is not None:
             params = jax.tree.map(lambda x: jnp.asarray(x).astype(self.params), params)
         state = models.TrainState(params, rest, optimizer, None, jnp.int32(0), structure)
+        state = own_buffers(state, (given, rest))
         if self.delayed is None:
             return state
         if not batch or batch == (None,):
