@@ -47,18 +47,20 @@ from ..scaled import (
 from ..scaled import RULES as SCALE_RULES
 from ._align import (
     ADDS,
+    BOUNDS,
     EXACT,
     TOP,
     EveryOpValue,
     ResultRounding,
     aligned,
     bound_of_data,
+    bounding,
     chosen,
     constant_limit,
     finite_factor,
+    has_found_exponent,
     is_independent,
     is_packed,
-    is_rescale,
     propagating_rule,
     widened,
     widest_dtype,
@@ -67,6 +69,7 @@ from ._blocks import Factor
 from ._narrow import has_exponent, has_scale, is_stored, store_array
 from ._overrides import FormatOverrides
 from ._products import accumulated
+from ._rescale import is_rescale
 from ._rules import FALLBACK, RULES
 from ._value import Exponent, ScaledValue, leading, materialize, per_slice, wide_dtype
 
@@ -266,7 +269,12 @@ class EveryOp(ResultRounding):
             wide = [wide[0], *chosen(wide[0], wide[1:])]
         if rule.family in (Family.ALIGNED, Family.COMPARISON):
             adds = equation.name in ADDS
-            operands, common = aligned(wide, constant_limit(self.results), masks=not adds)
+            limit = constant_limit(self.results)
+            operands, common = aligned(wide, limit, masks=not adds)
+            several = sum(map(has_found_exponent, wide)) > 1
+            if several and equation.name in BOUNDS and not self.propagates:
+                (y,) = rule.rule(self, equation, operands)
+                operands, common = aligned(bounding(y, operands, wide), limit)
         outs = rule.rule(self, equation, operands)
         family = Family.FALLBACK if any(stacked) else rule.family
 
