@@ -157,18 +157,18 @@ class Step:
             return gradients, loss, rest, aux, newest
 
         def add(carry, microbatch):
-            total, loss, rest = carry
-            (gradients, (part, rest, aux)), newest = one(rest, microbatch)
+            total, rest = carry
+            (gradients, (loss, rest, aux)), newest = one(rest, microbatch)
             total = jax.tree.map(lambda t, g: t + at_least_float32(g), total, gradients)
-            return (total, loss + part, rest), (aux, newest)
+            return (total, rest), (loss, aux, newest)
 
         zeros = jax.tree.map(lambda p: jnp.zeros_like(at_least_float32(p)), params)
         parts = microbatches(batch, self.accumulate)
-        start = self._own((zeros, jnp.float32(0), state.rest))
-        (total, loss, rest), (aux, newest) = jax.lax.scan(add, start, parts)
+        start = self._own((zeros, state.rest))
+        (total, rest), (losses, aux, newest) = jax.lax.scan(add, start, parts)
         mean = jax.tree.map(lambda t: t / self.accumulate, total)
         newest = jax.tree.map(lambda n: n.max(axis=0), newest)
-        return mean, loss / self.accumulate, rest, aux, newest
+        return mean, jnp.mean(losses), rest, aux, newest
 
     def _differentiate(
         self, structure: models.Structure, members: PyTree, step: ArrayLike = 0
