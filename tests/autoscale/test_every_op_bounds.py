@@ -39,7 +39,7 @@ def test_some_elements_of_each_operand(recipe):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_non_finite_elements_stay(recipe):
-    x, y = jnp.array([jnp.nan, jnp.inf, -jnp.inf, 3e38]), jnp.array([1.0, 2.0, 3.0, 4.0])
+    x, y = jnp.array([jnp.nan, jnp.inf, -jnp.inf, BIG]), jnp.array([1.0, 2.0, 3.0, 4.0])
     for f in (jnp.minimum, jnp.maximum):
         for g in (f, lambda x, y, f=f: f(y, x)):
             got, want = sw.autoscale(g, recipe)(x, y), g(x, y)
@@ -120,3 +120,37 @@ def test_the_gradient_of_a_minimum(recipe):
     x, y = jnp.array([1.0, 2.0, 3.0]), jnp.full(3, BIG)
     got = sw.autoscale(jax.grad(f, (0, 1)), recipe)(x, y)
     np.testing.assert_allclose(got, [[2, 4, 6], [0, 0, 0]], rtol=1e-3)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.thorough(keep=2)
+def test_the_largest_number_stays_finite(recipe, x64):
+    """Rounded to the nearest number of FP16's precision it would be infinite."""
+
+    def f(x):
+        same = x, -x, x.max(), jnp.nan_to_num(x * jnp.inf), jnp.minimum(x * jnp.inf, top)
+        return jnp.stack([*map(jnp.squeeze, same), jnp.abs(-top * jnp.ones(())) + 0 * x[0]])
+
+    with jax.enable_x64(x64):
+        top = float(jnp.finfo(jnp.float64 if x64 else jnp.float32).max)
+        x = jnp.array([top])
+        got = sw.autoscale(f, recipe)(x)
+        assert got.dtype == x.dtype
+        np.testing.assert_allclose(got, [top, -top, top, top, top, top], rtol=1e-3)
+        np.testing.assert_allclose(sw.autoscale(jnp.log, recipe)(x), np.log(top), rtol=1e-3)
+        beyond = sw.autoscale(lambda x: x * 4, recipe)(x)
+        np.testing.assert_array_equal(beyond, np.inf)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("factor", [1e36, 2e36, 8e37])
+def test_a_large_constant_factor_keeps_its_value(recipe, factor):
+    def f(x):
+        return x * factor * 1e-36
+
+    x = jnp.array([3.0, -0.25])
+    np.testing.assert_allclose(sw.autoscale(f, recipe)(x), f(np.float64(x)), rtol=2e-3)
+    tiny = jnp.float32(1e-30)
+    got = sw.autoscale(jax.grad(lambda x: x * x * factor), recipe)(tiny)
+    np.testing.assert_allclose(got, 2e-30 * factor, rtol=2e-3)

@@ -32,7 +32,7 @@ from ._predict import terms_of
 from ._recipe import Recipe, Results
 from ._rescale import is_rescale
 from ._rules import FALLBACK, RULES, Rule
-from ._value import Exponent, Memo, ScaledValue
+from ._value import Exponent, Memo, ScaledValue, largest_rounded
 
 MASK = 20  # log2 of the least constant that is taken for a mask, such as -1e9
 NEAR = 9  # log2 of how much larger than the others it may be without being taken for one
@@ -424,6 +424,9 @@ class ResultRounding(RuleContext):
         return self.results.rescale == "never"
 
     def lifted(self, x: ScaledValue) -> ScaledValue:
+        if isinstance(x.exponent, int) and x.exponent == 0 and not self.keeps_float32:
+            top = largest_rounded(self.fmt, x.data.dtype)
+            x = dataclasses.replace(x, data=clipped(x.data, top))
         return self.clipped(x) if self.propagates else self.rescaled(x, full_range=True)
 
     def result(

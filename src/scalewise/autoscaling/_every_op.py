@@ -71,7 +71,15 @@ from ._overrides import FormatOverrides
 from ._products import accumulated
 from ._rescale import is_rescale
 from ._rules import FALLBACK, RULES
-from ._value import Exponent, ScaledValue, leading, materialize, per_slice, wide_dtype
+from ._value import (
+    Exponent,
+    ScaledValue,
+    largest_rounded,
+    leading,
+    materialize,
+    per_slice,
+    wide_dtype,
+)
 
 # The form of a function's float results: plain arrays, or ScaledArrays with either kind of scale.
 Outputs = Literal["arrays", "scales", "exponents"]
@@ -142,9 +150,12 @@ class EveryOp(ResultRounding):
         if x.size != 1:
             by = self.unrounded if self.overrides.keep else self
             return by.rounded(ScaledValue(jnp.asarray(x, jnp.float32)))
-        number = float(x)
+        number, exact = float(x), self.keeps_float32 or bool(self.overrides.keep)
+        if math.isfinite(number) and not exact:
+            top = largest_rounded(self.fmt, wide_dtype(aval.dtype))
+            number = max(-top, min(top, number))
         mantissa, exponent = math.frexp(number) if math.isfinite(number) else (number, 0)
-        dtype = jnp.float32 if self.keeps_float32 or self.overrides.keep else self.dtype
+        dtype = jnp.float32 if exact else self.dtype
         data = jnp.full(x.shape, np.float32(mantissa).astype(dtype))
         return EveryOpValue(data, exponent, constant_value=number)
 
