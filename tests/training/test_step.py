@@ -93,6 +93,23 @@ def test_accumulation_equals_the_whole_batch():
     close(a[1].loss, b[1].loss, rtol=1e-5)
 
 
+@pytest.mark.parametrize("policy", [None, "fp8", "c=bf16"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.thorough(keep=2)
+def test_accumulation_in_a_float64_program(policy, dtype):
+    """Weights or batch alone may be float64, and so may the loss."""
+    with jax.enable_x64(True):
+        p = jax.tree.map(lambda x: x.astype(dtype), params())
+        wide = jax.tree.map(lambda x: x.astype(jnp.float64), batch())
+        whole, parts = (step(loss, optax.sgd(0.1), policy, accumulate=n) for n in (1, 2))
+        (a, one), (b, two) = (jax.jit(t)(t.init(p), wide) for t in (whole, parts))
+        assert one.loss.dtype == two.loss.dtype
+        close(one.loss, two.loss, rtol=0.02)
+        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+            assert x.dtype == y.dtype
+        close(a.params, b.params, rtol=0.05, atol=2e-3)
+
+
 def test_one_bad_microbatch_leaves_the_whole_step_out():
     train = step(loss, optax.adam(1e-2), "c=f16", accumulate=4)
     state = train.init(params())

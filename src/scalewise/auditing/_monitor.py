@@ -5,17 +5,27 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import jax
 
 from .._check import Count, checked
 from .._resolve import as_format
 from ..formats import FormatLike
-from ._readings import Exponents, Groups, Reading, WhatIfLike, candidates, exponents, readings
+from ._readings import (
+    Exponents,
+    Groups,
+    Reading,
+    WhatIfLike,
+    candidates,
+    exponents,
+    floats_only,
+    readings,
+)
 from ._report._trace import is_latent, near_maximum
 
 
@@ -34,7 +44,8 @@ class Monitor:
         every: steps between two readings.
         groups: how many keys of an array's path name its group (``1``: ``params``; ``2``:
             ``params/blocks``), or a dict from names of groups to regular expressions.
-        out: the folder to write to; existing lines are kept. None: nothing is written.
+        out: the folder to write to. Its lines of earlier steps than the first reading's are kept;
+            later ones, which a resumed run makes again, are removed. None: nothing is written.
         histograms: True counts the exponents of two of each group as well (:func:`exponents`):
             TensorBoard shows them as histograms of log2, and lines have ``group/exponents``, an
             object from exponents to counts.
@@ -93,17 +104,20 @@ class Monitor:
             "_log": None
         }
 
-    def __call__(self, step: int, tree: Any) -> None:
-        """Reads ``tree`` if ``step`` is a multiple of ``every``."""
+    def __call__(self, step: SupportsIndex, tree: Any) -> None:
+        """Reads ``tree`` if ``step``, also an integer scalar array, is a multiple of ``every``."""
+        step = operator.index(step)
         if step % self.every == 0:
+            tree = floats_only(tree)
             found = self._read(tree)
             counted = self._count(tree) if self._histograms else {}
             self._write()
             self._pending = step, found, counted
 
-    def numbers(self, step: int, tree: Any) -> dict[str, float | None]:
+    def numbers(self, step: SupportsIndex, tree: Any) -> dict[str, float | None]:
         """Returns the reading by ``group/name``; {} unless ``every`` divides ``step``."""
-        return self._noted(step, self._read(tree)) if step % self.every == 0 else {}
+        step = operator.index(step)
+        return self._noted(step, self._read(floats_only(tree))) if step % self.every == 0 else {}
 
     @property
     def latent(self) -> tuple[str, ...]:

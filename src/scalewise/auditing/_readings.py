@@ -20,7 +20,7 @@ from ..autoscaling import Recipe, RecipeLike
 from ..autoscaling.recipes import CATALOGUE
 from ..formats import BlockFormat, BlockFormatLike, Format, FormatLike
 from ..interpret import is_float
-from ..rounding import decode, round_to
+from ..rounding import StoredArray, decode, round_to
 from ..scaled import Amax, Scaling, quantize
 
 Groups = Natural | Mapping[str, Pattern]
@@ -75,14 +75,14 @@ class Exponents:
         return "\n".join(lines)
 
 
-def exponents_of(arrays: Sequence[jax.Array]) -> Exponents:
-    parts = [_of_array(jnp.asarray(x)) for x in arrays]
+def exponents_of(arrays: Sequence[jax.Array | StoredArray]) -> Exponents:
+    parts = [_of_array(_wide(x)) for x in arrays]
     counts, zeros = (functools.reduce(jnp.add, list(part)) for part in zip(*parts, strict=True))
     return Exponents(counts, zeros)
 
 
 def _of_array(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    bits = lax.bitcast_convert_type(jnp.abs(x).astype(jnp.float32), jnp.int32).ravel()
+    bits = lax.bitcast_convert_type(jnp.abs(x.astype(jnp.float32)), jnp.int32).ravel()
     zeros = jnp.sum(bits == 0).astype(jnp.float32)
     field = jnp.where(bits == 0, BINS, lax.shift_right_logical(bits, np.int32(23)))
     counts = jnp.zeros(BINS, jnp.int32).at[field].add(1, mode="drop")
@@ -141,8 +141,8 @@ def _candidate(spec: WhatIfLike, where: str) -> Candidate:
 
 def _lost(arrays: Sequence[jax.Array], tried: Candidate, amax: jax.Array) -> WhatIf:
     unit = jnp.where(amax > 0, amax, 1)  # squares of numbers below 2^-75 would be zero
-    sums = sum(_sums(jnp.asarray(x), tried, unit) for x in arrays)
-    nonzero, flushed, saturated, noise, signal = jnp.asarray(sums)
+    sums = [_sums(x, tried, unit) for x in arrays if x.size]
+    nonzero, flushed, saturated, noise, signal = sum(sums, jnp.zeros(5, jnp.float32))
     size = sum(x.size for x in arrays)
     error = jnp.sqrt(noise / jnp.where(signal > 0, signal, 1))
     return WhatIf(flushed / jnp.maximum(nonzero, 1), saturated / max(size, 1), error)
@@ -150,7 +150,7 @@ def _lost(arrays: Sequence[jax.Array], tried: Candidate, amax: jax.Array) -> Wha
 
 def _sums(x: jax.Array, tried: Candidate, unit: jax.Array) -> jax.Array:
     """Returns how many numbers are nonzero, flushed and saturated; squared error and squares."""
-    x = jnp.atleast_1d(x.astype(jnp.promote_types(x.dtype, jnp.float32)))
+    x = jnp.atleast_1d(x)
     if isinstance(tried.fmt, Format) and tried.scaling is None:
         rounded = round_to(x, tried.fmt)
         saturated = ~(jnp.abs(x) < float(tried.fmt.max))
@@ -201,8 +201,9 @@ def readings(
     """Reads a pytree's float arrays by group, in one pass over each; works inside a jitted step.
 
     Args:
-        tree: any pytree: parameters, gradients, activations, an optimizer's state. Arrays that
-            aren't real floats are left out.
+        tree: any pytree: parameters, gradients, activations, an optimizer's state. Of a stored
+            array (:class:`~scalewise.ScaledArray`, ...) its value is read. Leaves that aren't
+            arrays of real floats are left out.
         fmt: a format, or a name or dtype of one.
         groups: how many keys of a path name a group (``1``: ``params``; ``2``: ``params/blocks``);
             an optimizer's moments are kept apart (``opt_state/mu``, ``opt_state/nu``). Or a dict
@@ -261,11 +262,30 @@ def exponents(tree: PyTree, groups: Groups = 1) -> dict[str, Exponents]:
     return {name: exponents_of(arrays) for name, arrays in found.items()}
 
 
-def _grouped(tree: PyTree, groups: Groups, where: str) -> dict[str, list[jax.Array]]:
+def floats_only(tree: PyTree) -> PyTree:
+    """Returns a pytree with None in place of leaves that aren't arrays of floats, as jit needs."""
+    return jax.tree.map(lambda x: x if _is_read(x) else None, tree, is_leaf=_is_stored)
+
+
+def _is_stored(x: object) -> bool:
+    return isinstance(x, StoredArray)
+
+
+def _is_read(x: Any) -> bool:
+    return _is_stored(x) or (hasattr(x, "dtype") and is_float(x))
+
+
+def _wide(x: jax.Array | StoredArray) -> jax.Array:
+    """Returns the numbers of an array in float32, or in float64 if they are."""
+    x = x.value() if isinstance(x, StoredArray) else jnp.asarray(x)
+    return x if x.dtype == jnp.float64 else x.astype(jnp.float32)
+
+
+def _grouped(tree: PyTree, groups: Groups, where: str) -> dict[str, list[jax.Array | StoredArray]]:
     named = groups if isinstance(groups, Mapping) else {}
-    found: dict[str, list[jax.Array]] = {name: [] for name in named}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if hasattr(leaf, "dtype") and is_float(leaf):
+    found: dict[str, list[jax.Array | StoredArray]] = {name: [] for name in named}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_stored):
+        if _is_read(leaf):
             name = _group(path, groups)
             if name is not None:
                 found.setdefault(name, []).append(leaf)
@@ -302,8 +322,11 @@ def _names_moment(key: Any) -> bool:
     return getattr(key, "key", None) in ("mu", "nu")
 
 
-def _read(arrays: Sequence[jax.Array], fmt: Format, tried: Sequence[Candidate]) -> Reading:
-    parts = [_read_array(jnp.asarray(x), fmt) for x in arrays]
+def _read(
+    given: Sequence[jax.Array | StoredArray], fmt: Format, tried: Sequence[Candidate]
+) -> Reading:
+    arrays = [_wide(x) for x in given]
+    parts = [_read_array(x, fmt) for x in arrays]
     amax = functools.reduce(jnp.maximum, [p[0] for p in parts])
     nonzero, flushed, saturated, nonfinite = (
         functools.reduce(jnp.add, [p[i] for p in parts]) for i in range(1, 5)
@@ -316,7 +339,7 @@ def _read(arrays: Sequence[jax.Array], fmt: Format, tried: Sequence[Candidate]) 
 
 def _read_array(x: jax.Array, fmt: Format) -> list[jax.Array]:
     """Returns amax, and how many numbers are nonzero, flushed, saturated, non-finite; float32."""
-    size = jnp.abs(x.astype(jnp.promote_types(x.dtype, jnp.float32)))
+    size = jnp.abs(x)
     finite = jnp.isfinite(size)
     half = float(fmt.smallest) / 2  # itself a tie, which rounds to even: to zero
     counted = [size != 0, (size > 0) & (size <= half), ~(size < float(fmt.max)), ~finite]
@@ -327,4 +350,5 @@ def _read_array(x: jax.Array, fmt: Format) -> list[jax.Array]:
         lambda a, b: (jnp.maximum(a[0], b[0]), *(p + q for p, q in zip(a[1:], b[1:], strict=True))),
         axes,
     )
-    return [jnp.max(amax).astype(jnp.float32), *(jnp.sum(c.astype(jnp.float32)) for c in counts)]
+    largest = jnp.max(amax, initial=0).astype(jnp.float32)
+    return [largest, *(jnp.sum(c.astype(jnp.float32)) for c in counts)]

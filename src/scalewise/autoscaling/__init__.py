@@ -3,8 +3,6 @@
 from .._public import own_names
 from ..primitives import Family as Family
 from . import recipes as recipes
-from ._align import rescale as rescale
-from ._align import rescale_gradient as rescale_gradient
 from ._autoscale import Schedule as Schedule
 from ._autoscale import autoscale as autoscale
 from ._delayed import WithHistory as WithHistory
@@ -17,6 +15,8 @@ from ._operand_settings import Products as Products
 from ._recipe import Recipe as Recipe
 from ._recipe import Results as Results
 from ._recipe import Storage as Storage
+from ._rescale import rescale as rescale
+from ._rescale import rescale_gradient as rescale_gradient
 from ._rules import RULES as RULES
 from ._rules import register as register
 

@@ -1,5 +1,5 @@
 """Exponents of ``Recipe.results``: common ones of operands, those found from data or propagated,
-how results are rounded, and marks."""
+and how results are rounded."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ from ..scaled import (
 from ._families import INFINITE, RuleContext, propagated_power
 from ._predict import terms_of
 from ._recipe import Recipe, Results
+from ._rescale import is_rescale
 from ._rules import FALLBACK, RULES, Rule
-from ._value import Exponent, Memo, ScaledValue
+from ._value import Exponent, Memo, ScaledValue, largest_rounded
 
 MASK = 20  # log2 of the least constant that is taken for a mask, such as -1e9
 NEAR = 9  # log2 of how much larger than the others it may be without being taken for one
@@ -85,7 +86,7 @@ def chosen(which: jax.Array, cases: Sequence[Value]) -> list[Value]:
     """
 
     def one(number: int, x: ScaledValue) -> ScaledValue:
-        if isinstance(x.exponent, int) or jnp.ndim(x.exponent) or x.constant_value is not None:
+        if not has_found_exponent(x):
             return x
         used = jnp.any(which == which.dtype.type(number))
         exponent = jnp.where(used, x.exponent, np.int32(ZERO_EXPONENT))
@@ -95,6 +96,42 @@ def chosen(which: jax.Array, cases: Sequence[Value]) -> list[Value]:
     if sum(_wanted(x, TOP) is not None for x in floats) < 2:  # beside zeros and infinities
         return list(cases)
     return [one(i, x) if isinstance(x, ScaledValue) else x for i, x in enumerate(cases)]
+
+
+def bounding(y: Value, operands: Sequence[Value], cases: Sequence[Value]) -> list[Value]:
+    """Returns the operands of a minimum, maximum or clamp such that unused ones have no exponent.
+
+    An operand is unused if the result has no nonzero element of it: the loss so far that begins
+    with the largest number, say. Its elements become infinities, which lose against the others as
+    they did before.
+
+    Args:
+        y: the result, of the operands at one exponent.
+        operands: the operands at that exponent.
+        cases: the operands.
+    """
+
+    def one(aligned: Value, x: Value) -> Value:
+        if not has_found_exponent(x):
+            return x
+        whole = jnp.broadcast_to(aligned.data, y.data.shape)  # a clamp's bounds may be scalars
+        nonzero = jnp.broadcast_to(x.data != 0, y.data.shape)
+        used = jnp.any((whole == y.data) & nonzero)
+        infinite = jnp.where(x.data == 0, x.data, x.data * x.data.dtype.type(np.inf))
+        exponent = jnp.where(used, x.exponent, np.int32(ZERO_EXPONENT))
+        return dataclasses.replace(x, data=jnp.where(used, x.data, infinite), exponent=exponent)
+
+    return [one(a, x) for a, x in zip(operands, cases, strict=True)]
+
+
+def has_found_exponent(x: Value) -> bool:
+    """Returns whether a value's one exponent was found at run time."""
+    return (
+        isinstance(x, ScaledValue)
+        and not isinstance(x.exponent, int)
+        and not jnp.ndim(x.exponent)
+        and x.constant_value is None
+    )
 
 
 def _wanted(x: ScaledValue, limit: int) -> Exponent | None:
@@ -136,14 +173,16 @@ def _down_to(x: ScaledValue, common: Exponent) -> ScaledValue:
     ``common`` is at least the operand's own exponent. Data below 2^-126 of the other operand become
     zero rather than a subnormal remainder. A mask is clipped to the format's range.
     """
-    down, least = x.exponent - common, x.data.dtype.type(2.0**-126)
+    down, dtype = x.exponent - common, x.data.dtype
+    # in two steps: an infinity times zero would be NaN
     if isinstance(down, int):
-        exact = x.data.dtype.type(2.0 ** max(-126, min(126, down)))
-        data = x.data * exact * least if down < -126 else x.data * exact
+        first = max(-126, min(126, down))
+        data = x.data * dtype.type(2.0**first)
+        data = data * dtype.type(2.0 ** max(-126, down - first)) if down < first else data
     else:
-        factor = power_of_two(lax.clamp(LOWEST, down, HIGHEST)).astype(x.data.dtype)
-        rest = lax.select(down < -126, least, x.data.dtype.type(1))
-        data = x.data * factor * rest  # in two steps: an infinity times zero would be NaN
+        first = lax.clamp(LOWEST, down, HIGHEST)
+        rest = lax.clamp(LOWEST, down - first, np.int32(0))
+        data = x.data * power_of_two(first).astype(dtype) * power_of_two(rest).astype(dtype)
     if may_be_mask(x):
         data = clipped(data, 2.0**TOP)
     return ScaledValue(data, 0)
@@ -207,56 +246,12 @@ def zeros_exponent(exponent: Exponent) -> jax.Array:
     return jnp.where(beyond, np.int32(ZERO_EXPONENT), jnp.int32(exponent))
 
 
-SCOPE = "scalewise.rescale"
-
-
-@jax.custom_jvp
-def rescale(x: jax.Array) -> jax.Array:
-    """Returns ``x``; under ``Recipe.results``, finds its scale from data in the forward pass.
-
-    For recipes that only propagate scales (``recipes.scalify``), where a program's numbers leave
-    unit size, for example after many products. The scale is found by the recipe's ``rescale``, or
-    by the root mean square. The gradient passes unchanged.
-
-    Args:
-        x: an array of floats.
-
-    Example:
-        >>> import jax.numpy as jnp, scalewise as sw
-        >>> float(sw.autoscale(lambda x: rescale(x * x), "scalify")(jnp.float32(3)))
-        9.0
-    """
-    return _marked(x)
-
-
-@rescale.defjvp
-def _(primals, tangents):
-    return _marked(primals[0]), tangents[0]
-
-
-@jax.custom_vjp
-def rescale_gradient(x: jax.Array) -> jax.Array:
-    """Returns ``x``; the scale of its gradient is found from the data, as by :func:`rescale`."""
-    return x
-
-
-rescale_gradient.defvjp(lambda x: (x, None), lambda _, gradient: (_marked(gradient),))
-
-
-def _marked(x: jax.Array) -> jax.Array:
-    with jax.named_scope(SCOPE):
-        return jnp.copy(x)
-
-
-def is_rescale(equation: Equation) -> bool:
-    return equation.name.startswith("copy") and SCOPE in equation.scope
-
-
 # Operations whose results are numbers of the format if their operand's elements are.
 EXACT = having("exact") & names(lambda row: row.family is Family.HOMOGENEOUS)
 KEEPS_SCALE = having("keeps_scale") | EXACT
-# Operations among these whose results a constant may make much smaller than their operands.
+# Operations among these whose results may be much smaller than an operand.
 BOUNDED = having("selects")
+BOUNDS = BOUNDED - {"select_n"}  # the elements determine which of them are chosen
 ADDS = having("adds")
 
 
@@ -332,10 +327,14 @@ def propagated_bound(
     bounds = [
         bound_aligned(results, x) if family is Family.ALIGNED else bound_of_data(x) for x in floats
     ]
-    if any(map(is_packed, floats)) or (name == "select_n" and not constant):
-        return None  # the chosen elements determine its scale
-    if name in BOUNDED and any(map(may_bound, floats)):
-        return None  # clip(x, -1, 1) and where(ok, x, 1) lose 1 at a huge x's scale
+    if any(map(is_packed, floats)):
+        return None
+    several = sum(x.constant_value is None for x in floats) > 1
+    bounds_all = name in BOUNDS and any(map(is_nonzero_constant, floats))
+    if name in BOUNDED and (several or bounds_all or any(map(may_bound, floats))):
+        # the chosen elements determine its scale: at a huge x's, clip(x, -1, 1), where(ok, x, 1)
+        # and minimum(x, y) would lose 1 and y
+        return None
     if name in KEEPS_SCALE:
         return max(bounds)
     if family is Family.INVARIANT:
@@ -425,6 +424,9 @@ class ResultRounding(RuleContext):
         return self.results.rescale == "never"
 
     def lifted(self, x: ScaledValue) -> ScaledValue:
+        if isinstance(x.exponent, int) and x.exponent == 0 and not self.keeps_float32:
+            top = largest_rounded(self.fmt, x.data.dtype)
+            x = dataclasses.replace(x, data=clipped(x.data, top))
         return self.clipped(x) if self.propagates else self.rescaled(x, full_range=True)
 
     def result(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
+import inspect
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import jax
@@ -14,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._check import Accepts, Count, Result, Words, as_decorator, checked
+from .._check import Accepts, Count, Result, Words, as_decorator, checked, is_array, shown
 from .._jax import Tracer
 from .._types import PyTree
 from ..devices import MatrixUnitsLike
@@ -110,11 +112,11 @@ class Schedule:
         functions = [transform(recipe) for _, recipe in self.phases]
 
         def scheduled(step: int | jax.Array, *args: PyTree, **kwargs: PyTree) -> PyTree:
-            kind = jnp.result_type(step)
-            if np.ndim(step) or not jnp.issubdtype(kind, jnp.integer):
+            number = is_array(step) and not np.ndim(step)
+            if not number or not jnp.issubdtype(jnp.result_type(step), jnp.integer):
                 raise TypeError(
-                    f"autoscale: with a Schedule the first argument is the step, an integer, not "
-                    f"{kind} of shape {np.shape(step)}"
+                    "autoscale: with a Schedule the first argument is the step, an integer, not "
+                    f"{shown(step)}"
                 )
             if not isinstance(step, Tracer):
                 self.recipe(int(step))  # fails for a step before the first
@@ -217,7 +219,8 @@ def autoscale(
     if isinstance(recipe, Schedule):
         if emulate is not None:
             raise ValueError("autoscale: emulate is for one recipe; set it in each of a schedule")
-        return functools.wraps(f)(recipe.apply(functools.partial(_in_phase, f, keyed)))
+        scheduled = recipe.apply(functools.partial(_in_phase, f, keyed))
+        return _behind(["step", "key"] if keyed else ["step"], f, functools.wraps(f)(scheduled))
     recipe = recipe_(recipe)
     if emulate is not None:
         recipe = dataclasses.replace(recipe, emulate=emulate)
@@ -239,6 +242,21 @@ def autoscale(
         chosen.overrides.check("autoscale")
         return outs
 
+    return _behind(["key"], f, scaled) if keyed else scaled
+
+
+def _behind(names: Sequence[str], f: Callable, scaled: Callable) -> Callable:
+    """Returns ``scaled`` with the signature of ``f`` behind arguments of these names.
+
+    ``jax.jit`` reads it to find static and donated arguments.
+    """
+    vars(scaled).pop("__wrapped__", None)  # it has other arguments
+    with suppress(TypeError, ValueError):  # of some callables Python knows no signature
+        own = inspect.signature(f)
+        names = [f"{name}_" if name in own.parameters else name for name in names]
+        first = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in names]
+        own = own.replace(parameters=[*first, *own.parameters.values()])
+        vars(scaled)["__signature__"] = own
     return scaled
 
 

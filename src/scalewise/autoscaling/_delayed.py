@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from types import MethodType
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +49,10 @@ class WithHistory:
         self.current = recipe.with_operands(scaling=Amax(scaling.power_of_two))
         self.f = f
         functools.update_wrapper(self, f, updated=())  # leaves a callable object's attributes alone
+
+    def __get__(self, instance: object, owner: type | None = None) -> WithHistory:
+        """Returns the method of an instance, for a function that is a class's attribute."""
+        return self if instance is None else WithHistory(MethodType(self.f, instance), self.recipe)
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         overrides = FormatOverrides(self.current.keep)

@@ -47,18 +47,20 @@ from ..scaled import (
 from ..scaled import RULES as SCALE_RULES
 from ._align import (
     ADDS,
+    BOUNDS,
     EXACT,
     TOP,
     EveryOpValue,
     ResultRounding,
     aligned,
     bound_of_data,
+    bounding,
     chosen,
     constant_limit,
     finite_factor,
+    has_found_exponent,
     is_independent,
     is_packed,
-    is_rescale,
     propagating_rule,
     widened,
     widest_dtype,
@@ -67,8 +69,17 @@ from ._blocks import Factor
 from ._narrow import has_exponent, has_scale, is_stored, store_array
 from ._overrides import FormatOverrides
 from ._products import accumulated
+from ._rescale import is_rescale
 from ._rules import FALLBACK, RULES
-from ._value import Exponent, ScaledValue, leading, materialize, per_slice, wide_dtype
+from ._value import (
+    Exponent,
+    ScaledValue,
+    largest_rounded,
+    leading,
+    materialize,
+    per_slice,
+    wide_dtype,
+)
 
 # The form of a function's float results: plain arrays, or ScaledArrays with either kind of scale.
 Outputs = Literal["arrays", "scales", "exponents"]
@@ -139,9 +150,12 @@ class EveryOp(ResultRounding):
         if x.size != 1:
             by = self.unrounded if self.overrides.keep else self
             return by.rounded(ScaledValue(jnp.asarray(x, jnp.float32)))
-        number = float(x)
+        number, exact = float(x), self.keeps_float32 or bool(self.overrides.keep)
+        if math.isfinite(number) and not exact:
+            top = largest_rounded(self.fmt, wide_dtype(aval.dtype))
+            number = max(-top, min(top, number))
         mantissa, exponent = math.frexp(number) if math.isfinite(number) else (number, 0)
-        dtype = jnp.float32 if self.keeps_float32 or self.overrides.keep else self.dtype
+        dtype = jnp.float32 if exact else self.dtype
         data = jnp.full(x.shape, np.float32(mantissa).astype(dtype))
         return EveryOpValue(data, exponent, constant_value=number)
 
@@ -266,7 +280,12 @@ class EveryOp(ResultRounding):
             wide = [wide[0], *chosen(wide[0], wide[1:])]
         if rule.family in (Family.ALIGNED, Family.COMPARISON):
             adds = equation.name in ADDS
-            operands, common = aligned(wide, constant_limit(self.results), masks=not adds)
+            limit = constant_limit(self.results)
+            operands, common = aligned(wide, limit, masks=not adds)
+            several = sum(map(has_found_exponent, wide)) > 1
+            if several and equation.name in BOUNDS and not self.propagates:
+                (y,) = rule.rule(self, equation, operands)
+                operands, common = aligned(bounding(y, operands, wide), limit)
         outs = rule.rule(self, equation, operands)
         family = Family.FALLBACK if any(stacked) else rule.family
 

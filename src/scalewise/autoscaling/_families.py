@@ -51,7 +51,7 @@ from ._value import (
     wide_dtype,
 )
 
-INFINITE = 120  # log2 of the least constant that stands for an infinity
+INFINITE = 126  # log2 of the least constant that stands for an infinity
 
 
 class RuleContext(Interpretation):

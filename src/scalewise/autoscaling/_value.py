@@ -287,6 +287,11 @@ def wide_dtype(dtype: DTypeLike) -> DTypeLike:
     return jnp.float64 if dtype == jnp.float64 else jnp.float32
 
 
+def largest_rounded(fmt: Format, dtype: DTypeLike) -> float:
+    """Returns a dtype's largest number of a format's precision; those above round to infinity."""
+    return math.ldexp(2 - 2.0**-fmt.mantissa_bits, int(jnp.finfo(dtype).maxexp) - 1)
+
+
 def shift(data: jax.Array, exponent: Exponent) -> jax.Array:
     """Returns ``data * 2**exponent``, exact if the result is a normal number of data's dtype."""
     if not isinstance(exponent, int):

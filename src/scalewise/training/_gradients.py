@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -23,7 +24,7 @@ from ..scaled import Amax
 
 @checked
 def all_finite(tree: PyTree, *, axis_name: AxisName = None) -> jax.Array:
-    """Returns a scalar boolean array: True if every float in a pytree is finite.
+    """Returns a scalar boolean array: True if every float or complex number in a pytree is finite.
 
     Takes the largest magnitude of each leaf (which XLA fuses with the computation of the leaf, and
     which is NaN if an element is) and tests all of them at once. Integers, booleans and keys count
@@ -39,7 +40,7 @@ def all_finite(tree: PyTree, *, axis_name: AxisName = None) -> jax.Array:
         >>> bool(all_finite({"w": jnp.array([1.0, jnp.inf]), "n": jnp.int32(3)}))
         False
     """
-    largest = [_largest(x) for x in jax.tree.leaves(tree) if is_float_array(x) and x.size]
+    largest = [_largest(x) for x in real_parts(tree) if x.size]
     finite = jnp.isfinite(jnp.stack(largest)).all() if largest else jnp.asarray(True)
     if axis_name is not None:
         finite = jax.lax.pmin(finite.astype(jnp.int32), axis_name) > 0
@@ -53,6 +54,22 @@ def tree_where(predicate: jax.Array, on_true: PyTree, on_false: PyTree) -> PyTre
     return jax.tree.map(leaf, on_true, on_false)
 
 
+def own_buffers(tree: PyTree, others: PyTree) -> PyTree:
+    """Returns a pytree with copies of arrays that it holds twice or that are in ``others``.
+
+    JAX donates a pytree only if each buffer occurs once, and deletes the donated arrays.
+    """
+    seen = {id(x) for x in jax.tree.leaves(others)}
+
+    def leaf(x: PyTree) -> PyTree:
+        if id(x) in seen and isinstance(x, jax.Array):
+            x = jnp.copy(x)
+        seen.add(id(x))
+        return x
+
+    return jax.tree.map(leaf, tree)
+
+
 def is_array(x: object) -> bool:
     return hasattr(x, "dtype") or isinstance(x, bool | int | float | complex)
 
@@ -61,13 +78,35 @@ def is_float_array(x: PyTree) -> bool:
     return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
 
 
+def by_parts(f: Callable[[jax.Array], jax.Array], x: PyTree) -> PyTree:
+    """Returns a function of a float array in float32, of the parts of a complex one.
+
+    float64 stays; so does anything else than an array of floats or complex numbers.
+    """
+    if hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return lax.complex(f(jnp.real(x)), f(jnp.imag(x)))
+    return f(at_least_float32(x)) if is_float_array(x) else x
+
+
+def real_parts(tree: PyTree) -> list[jax.Array]:
+    """Returns a pytree's arrays of floats, and the two parts of its arrays of complex numbers."""
+    found: list[jax.Array] = []
+    for x in jax.tree.leaves(tree):
+        if is_float_array(x):
+            found.append(x)
+        elif hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.complexfloating):
+            found += [jnp.real(x), jnp.imag(x)]
+    return found
+
+
 def floats_as(dtype: DTypeLike, tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x.astype(dtype) if is_float_array(x) else x, tree)
 
 
 def at_least_float32(x: jax.Array) -> jax.Array:
-    """Returns a float array in float32; float64 stays."""
-    return x if x.dtype == jnp.float64 else x.astype(jnp.float32)
+    """Returns a float array in float32; float64 and complex numbers stay."""
+    wide = x.dtype == jnp.float64 or jnp.issubdtype(x.dtype, jnp.complexfloating)
+    return x if wide else x.astype(jnp.float32)
 
 
 def _largest(x: jax.Array) -> jax.Array:
@@ -161,7 +200,9 @@ class _SelectState(Interpretation):
 
 @checked
 def mean_over(tree: PyTree, axis_name: AxisName, fmt: FormatLike | None = None) -> PyTree:
-    """Returns the mean of each float array over a mapped axis, the same bits on every device.
+    """Returns the mean of each array of floats or complex numbers over a mapped axis.
+
+    It has the same bits on every device.
 
     With a format, the devices agree on a power-of-two scale by the largest magnitude on any of them
     (one ``pmax`` of a scalar), and each rounds its array to the format once. Each device receives
@@ -177,8 +218,8 @@ def mean_over(tree: PyTree, axis_name: AxisName, fmt: FormatLike | None = None) 
         fmt: a format stored in one or two bytes, ``"e5m2"`` or ``"fp16"`` say; None: float32.
 
     Returns:
-        Float32 arrays. Elements that aren't finite on one device aren't finite in the mean. The
-        error of all others is at most that of two roundings.
+        Float32 arrays (complex64; float64 and complex128 stay). Elements that aren't finite on one
+        device aren't finite in the mean. The error of all others is at most that of two roundings.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -190,13 +231,10 @@ def mean_over(tree: PyTree, axis_name: AxisName, fmt: FormatLike | None = None) 
     if chosen is not None and (chosen.dtype is None or chosen.bits not in (8, 16)):
         raise ValueError(f"mean_over: {chosen.name} isn't stored in one or two bytes")
 
-    def leaf(x: jax.Array) -> jax.Array:
-        if not is_float_array(x):
-            return x
-        x = at_least_float32(x)
+    def mean(x: jax.Array) -> jax.Array:
         return lax.pmean(x, axis_name) if chosen is None else _mean(x, axis_name, chosen)
 
-    return jax.tree.map(leaf, tree)
+    return jax.tree.map(functools.partial(by_parts, mean), tree)
 
 
 def _mean(x: jax.Array, axis_name: AxisName, fmt: Format) -> jax.Array:

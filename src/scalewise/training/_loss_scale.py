@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 
 from .._check import Count, Fraction, Positive, Range, checked
 from .._types import AxisName, PyTree
-from ._gradients import all_finite, at_least_float32, is_float_array, tree_where, update_if
+from ._gradients import all_finite, at_least_float32, by_parts, real_parts, tree_where, update_if
 
 
 class LossScaleState(NamedTuple):
@@ -132,7 +132,9 @@ def scale_loss(loss: jax.Array, state: LossScaleState) -> jax.Array:
 
 @checked
 def unscale(gradients: PyTree, state: LossScaleState) -> PyTree:
-    """Returns gradients times ``1 / scale`` in float32 (float64 stays); exact for a power of two.
+    """Returns gradients times ``1 / scale`` in float32; exact for a power of two.
+
+    float64 and complex numbers keep their dtype, integers their value.
 
     Non-finite gradients stay non-finite.
     """
@@ -141,16 +143,13 @@ def unscale(gradients: PyTree, state: LossScaleState) -> PyTree:
 
 def _times(gradients: PyTree, factor: jax.Array) -> PyTree:
     def leaf(g: jax.Array) -> jax.Array:
-        if not is_float_array(g):
-            return g
-        g = at_least_float32(g)
-        return g * factor.astype(g.dtype)
+        return by_parts(lambda x: x * factor.astype(x.dtype), g)
 
     return jax.tree.map(leaf, gradients)
 
 
 def _norm(tree: PyTree) -> jax.Array:
-    floats = [at_least_float32(x) for x in jax.tree.leaves(tree) if is_float_array(x)]
+    floats = map(at_least_float32, real_parts(tree))
     sums = (jnp.sum(jnp.square(x)).astype(jnp.float32) for x in floats)
     return jnp.sqrt(sum(sums, jnp.float32(0)))
 
@@ -273,8 +272,10 @@ def loss_scales(tree: PyTree) -> list[LossScaleState]:
 
 def _state(scale: float, layers: int | None) -> LossScaleState:
     shape = () if layers is None else (layers,)
-    first, zero = jnp.full(shape, scale, jnp.float32), jnp.zeros(shape, jnp.int32)
-    return LossScaleState(first, zero, zero, zero, first)
+    # arrays of their own: a state is donated only if no two leaves share a buffer
+    first, tainted = (jnp.full(shape, scale, jnp.float32) for _ in range(2))
+    good, skipped, in_a_row = (jnp.zeros(shape, jnp.int32) for _ in range(3))
+    return LossScaleState(first, good, skipped, in_a_row, tainted)
 
 
 @checked
@@ -319,16 +320,14 @@ def layer_scaled(
         scale, pull = saved
 
         def multiplied(g: jax.Array) -> jax.Array:
-            return (at_least_float32(g) * scale).astype(g.dtype) if is_float_array(g) else g
+            return by_parts(lambda x: x * scale, g).astype(g.dtype)
 
         gradients = pull(jax.tree.map(multiplied, cotangent))
-        floats = [g for g in jax.tree.leaves(gradients) if is_float_array(g)]
+        floats = real_parts(gradients)
         wrong = sum((jnp.sum(~jnp.isfinite(g)) for g in floats), jnp.int32(0))
 
         def divided(g: jax.Array) -> jax.Array:
-            if not is_float_array(g):
-                return g
-            return jnp.where(jnp.isfinite(g), at_least_float32(g) / scale, 0).astype(g.dtype)
+            return by_parts(lambda x: jnp.where(jnp.isfinite(x), x / scale, 0), g).astype(g.dtype)
 
         return (wrong.astype(scale.dtype), *jax.tree.map(divided, gradients))
 

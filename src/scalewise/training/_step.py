@@ -20,7 +20,14 @@ from ..autocasting import PolicyLike
 from ..autoscaling import AmaxHistory, Recipe, RecipeLike, Schedule, WithHistory
 from ..formats import FormatLike
 from . import _model as models
-from ._gradients import all_finite, at_least_float32, floats_as, mean_over, tree_where
+from ._gradients import (
+    all_finite,
+    at_least_float32,
+    floats_as,
+    mean_over,
+    own_buffers,
+    tree_where,
+)
 from ._loss_scale import (
     DynamicLossScale,
     LossScale,
@@ -69,16 +76,20 @@ class Step:
     def init(self, model: models.Model, *batch: PyTree) -> models.TrainState:
         """Returns the state before the first step.
 
+        Its arrays are copies of the model's, so that ``jax.jit(train, donate_argnums=0)`` may reuse
+        their memory.
+
         Args:
             model: a model or a pytree of parameters.
             batch: needed for delayed scaling, whose first scales come from a step on this batch:
                 arguments like those of later steps; with ``axis_name``, like one device's part.
         """
-        params, rest, structure = models.split(model)
-        optimizer = self.optimizer.init(params)  # before narrowing: masters are exact
+        given, rest, structure = models.split(model)
+        params, optimizer = given, self.optimizer.init(given)  # before narrowing: masters are exact
         if self.params is not None:
             params = jax.tree.map(lambda x: jnp.asarray(x).astype(self.params), params)
         state = models.TrainState(params, rest, optimizer, None, jnp.int32(0), structure)
+        state = own_buffers(state, (given, rest))
         if self.delayed is None:
             return state
         if not batch or batch == (None,):
@@ -146,18 +157,18 @@ class Step:
             return gradients, loss, rest, aux, newest
 
         def add(carry, microbatch):
-            total, loss, rest = carry
-            (gradients, (part, rest, aux)), newest = one(rest, microbatch)
+            total, rest = carry
+            (gradients, (loss, rest, aux)), newest = one(rest, microbatch)
             total = jax.tree.map(lambda t, g: t + at_least_float32(g), total, gradients)
-            return (total, loss + part, rest), (aux, newest)
+            return (total, rest), (loss, aux, newest)
 
         zeros = jax.tree.map(lambda p: jnp.zeros_like(at_least_float32(p)), params)
         parts = microbatches(batch, self.accumulate)
-        start = self._own((zeros, jnp.float32(0), state.rest))
-        (total, loss, rest), (aux, newest) = jax.lax.scan(add, start, parts)
+        start = self._own((zeros, state.rest))
+        (total, rest), (losses, aux, newest) = jax.lax.scan(add, start, parts)
         mean = jax.tree.map(lambda t: t / self.accumulate, total)
         newest = jax.tree.map(lambda n: n.max(axis=0), newest)
-        return mean, loss / self.accumulate, rest, aux, newest
+        return mean, jnp.mean(losses), rest, aux, newest
 
     def _differentiate(
         self, structure: models.Structure, members: PyTree, step: ArrayLike = 0

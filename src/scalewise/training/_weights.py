@@ -20,7 +20,7 @@ from jax.typing import ArrayLike
 from .._check import checked, is_array, shown
 from .._types import PyTree
 from ..rounding import round_to
-from ._gradients import at_least_float32, is_float_array
+from ._gradients import at_least_float32, is_float_array, own_buffers
 
 
 class MasterState(NamedTuple):
@@ -59,7 +59,10 @@ def master_weights(
         rounded = jax.tree.map(lambda m, p: at_least_float32(m.astype(p.dtype)), master, params)
         return rounded, master
 
-    return _wrapped("master_weights", optimizer, MasterState, _wide, add)
+    def init(params: PyTree) -> PyTree:
+        return own_buffers(_wide(params), params)
+
+    return _wrapped("master_weights", optimizer, MasterState, init, add)
 
 
 class StochasticState(NamedTuple):

@@ -1,0 +1,52 @@
+"""Marks where a recipe that propagates scales finds one from the data."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from ..interpret import Equation
+
+SCOPE = "scalewise.rescale"
+
+
+@jax.custom_jvp
+def rescale(x: jax.Array) -> jax.Array:
+    """Returns ``x``; under ``Recipe.results``, finds its scale from data in the forward pass.
+
+    For recipes that only propagate scales (``recipes.scalify``), where a program's numbers leave
+    unit size, for example after many products. The scale is found by the recipe's ``rescale``, or
+    by the root mean square. The gradient passes unchanged.
+
+    Args:
+        x: an array of floats.
+
+    Example:
+        >>> import jax.numpy as jnp, scalewise as sw
+        >>> float(sw.autoscale(lambda x: rescale(x * x), "scalify")(jnp.float32(3)))
+        9.0
+    """
+    return _marked(x)
+
+
+@rescale.defjvp
+def _(primals, tangents):
+    return _marked(primals[0]), tangents[0]
+
+
+@jax.custom_vjp
+def rescale_gradient(x: jax.Array) -> jax.Array:
+    """Returns ``x``; the scale of its gradient is found from the data, as by :func:`rescale`."""
+    return x
+
+
+rescale_gradient.defvjp(lambda x: (x, None), lambda _, gradient: (_marked(gradient),))
+
+
+def _marked(x: jax.Array) -> jax.Array:
+    with jax.named_scope(SCOPE):
+        return jnp.copy(x)
+
+
+def is_rescale(equation: Equation) -> bool:
+    return equation.name.startswith("copy") and SCOPE in equation.scope

@@ -1,0 +1,119 @@
+"""Transformed functions as JAX and Python see them: signatures, methods, and missing arguments."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import scalewise as sw
+from arrays import normal
+
+W, X = normal(0, (8, 8)), normal(1, (4, 8))
+KEY = jax.random.key(0)
+
+
+def power(w, x, n):
+    for _ in range(n):
+        x = x @ w
+    return x
+
+
+KINDS = {
+    "keyed": (lambda f: sw.autoscale(f, "nvfp4", keyed=True), (KEY,), "(key, /, w, x, n)"),
+    "scheduled": (lambda f: sw.autoscale(f, sw.Schedule({0: "fp8"})), (0,), "(step, /, w, x, n)"),
+    "both": (
+        lambda f: sw.autoscale(f, sw.Schedule({0: "fp8", 5: "nvfp4"}), keyed=True),
+        (0, KEY),
+        "(step, key, /, w, x, n)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_static_arguments_count_from_the_first_one(name):
+    transform, first, signature = KINDS[name]
+    f = transform(power)
+    assert str(inspect.signature(f)) == signature
+    assert f.__name__ == "power"
+    want = f(*first, W, X, 2)
+    position = len(first) + 2
+    by_name, by_number = jax.jit(f, static_argnames="n"), jax.jit(f, static_argnums=position)
+    for got in (by_name(*first, W, X, n=2), by_name(*first, W, X, 2), by_number(*first, W, X, 2)):
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+    outer = jax.jit(sw.autocast(f, "f32"), static_argnames="n")
+    np.testing.assert_allclose(outer(*first, W, X, n=2), want, rtol=1e-5)
+
+
+def test_a_function_with_an_argument_of_the_same_name():
+    f = sw.autoscale(lambda step, x: x + step, sw.Schedule({0: "fp8"}))
+    assert str(inspect.signature(f)) == "(step_, /, step, x)"
+    assert jax.jit(f)(0, 1.0, x=2.0) == 3
+
+
+def test_a_callable_without_a_signature():
+    f = sw.autoscale(max, sw.Schedule({0: "fp8"}))
+    assert not hasattr(f, "__wrapped__")
+    with pytest.raises(ValueError, match="no signature"):
+        inspect.signature(max)
+
+
+def test_the_donated_argument_is_the_named_one():
+    f = sw.autoscale(lambda w, x: (w @ x, x * 2), sw.Schedule({0: "fp8"}))
+    w, x = W + 0, W + 1
+    jax.jit(f, donate_argnames="x")(0, w, x)
+    assert x.is_deleted()
+    assert not w.is_deleted()
+
+
+class Model:
+    def __init__(self):
+        self.w = W
+
+    @sw.autoscale(recipe="fp8")
+    def current(self, x):
+        return jnp.sum(x @ self.w)
+
+    @sw.autoscale(recipe="fp8_delayed")
+    def delayed(self, x, scale=1.0):
+        """Returns a sum."""
+        return jnp.sum(x @ self.w) * scale
+
+
+class Net(nnx.Module):
+    def __init__(self):
+        self.w, self.calls = nnx.Param(W), nnx.Variable(jnp.int32(0))
+
+    @sw.autoscale(recipe="fp8_delayed")
+    def loss(self, x):
+        self.calls[...] += 1
+        return jnp.sum(x @ self.w[...])
+
+
+def test_a_method_with_a_history_is_bound():
+    model = Model()
+    want = model.current(X)
+    np.testing.assert_allclose(model.delayed(X), want, rtol=1e-5)
+    np.testing.assert_allclose(model.delayed(X, scale=2.0), 2 * want, rtol=1e-5)
+    np.testing.assert_allclose(Model.delayed(model, X), want, rtol=1e-5)
+    assert model.delayed.__doc__ == "Returns a sum."
+    history = model.delayed.init(X)
+    got, history = jax.jit(model.delayed.step)(history, X)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    assert history.amaxes[0, 0] > 0
+
+
+def test_a_method_of_a_module_updates_it():
+    net = Net()
+    history = net.loss.init(X)
+    _, history = net.loss.step(history, X)
+    assert int(net.calls[...]) == 1
+
+
+@pytest.mark.parametrize("first", [W, {"w": W}, None, "3", 1.5, True])
+def test_a_schedule_without_its_step_is_an_error(first):
+    f = sw.autoscale(lambda w, x: x, sw.Schedule({0: "fp8", 5: "bf16"}))
+    with pytest.raises(TypeError, match="autoscale: with a Schedule the first argument is the ste"):
+        f(first, X)
