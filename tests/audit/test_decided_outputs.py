@@ -166,7 +166,7 @@ def test_a_recipe_whose_results_a_fix_leaves_alone_is_searched_as_what_it_is_now
     assert report.error_fixed < report.error
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough(gate=1)
 def test_counts_differ_by_what_they_count():
     def histogram(x):
         return jnp.zeros(64, int).at[jnp.searchsorted(jnp.linspace(-3, 3, 63), x)].add(1)

@@ -39,7 +39,7 @@ from ._write import Entry, Job, Shard, entry_of
 PLAIN = ("F32", "F16", "BF16")
 EXACT = {"F32": ("F16", "BF16"), "F16": (), "BF16": ()}  # dtypes whose numbers it has
 WIDE = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
-# What may share a scale of FP8 without blocks.
+# The choices of strategy of each layout, for FP8 without blocks.
 STRATEGIES = {
     "compressed-tensors": ("tensor", "channel", "block"), "modelopt": ("tensor", "channel"),
     "torchao": ("tensor", "channel"), "scalewise": ("tensor",),

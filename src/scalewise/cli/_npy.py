@@ -59,5 +59,6 @@ def report(x: np.ndarray, y: np.ndarray, largest: float | np.ndarray) -> str:
     return (
         f"{x.size} numbers, SQNR {sqnr}, largest relative error {relative:.3g}, "
         f"{over} beyond the largest number, {flushed} flushed to zero"
-        + f", {lost} not finite any more" * bool(lost)
+        + f", {lost} not finite any more"
+        * bool(lost)
     )

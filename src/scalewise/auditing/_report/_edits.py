@@ -32,7 +32,7 @@ WIDE_ARGUMENTS = {
     "force_fp32_for_softmax": "True", "accumulator_dtype": "jnp.float32", "dtype": "jnp.float32",
     "mu_dtype": "jnp.float32",
 }  # fmt: skip
-# What edited lines call modules that a file has no name for.
+# Modules that edited lines may need, by the names that these have there.
 MODULES = {
     "jax": "import jax", "jnp": "import jax.numpy as jnp", "scalewise": "import scalewise",
 }  # fmt: skip

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from ..._jax import Jaxpr, jex, open_jaxpr
 from ...interpret import CONTROL, Equation, Program, operation_body
 from ...interpret._interpret import Body, Number, body_of
-from ...primitives import params
+from ...primitives import Family, having, names, params
 
 Origins: TypeAlias = tuple[int, ...]  # indices of recorded equations
 MOST = 64  # equations that a value's origins name at most
@@ -130,13 +130,8 @@ class Walk:
             carry = again
 
 
-# Sums of integers, and operations that return numbers of their operands, or sums of them.
-SUMS = {"reduce_sum", "cumsum", "reduce_window_sum", "scatter-add", "dot_general"}
-KEEP = {
-    "add", "broadcast_in_dim", "concatenate", "convert_element_type", "dynamic_slice",
-    "dynamic_update_slice", "expand_dims", "gather", "pad", "reduce_max", "reduce_min", "reshape",
-    "rev", "select_n", "slice", "squeeze", "stack", "sub", "transpose",
-}  # fmt: skip
+SUMS = names(lambda row: row.autocast == "sum" or row.family is Family.CONTRACTION)
+KEEP = having("exact") | having("adds") | {"convert_element_type"}  # or add numbers
 TAKE = {"dynamic_slice", "gather"}  # at places that their other operands name
 
 
@@ -145,8 +140,8 @@ class _Sums(Walk):
 
     def equation(self, equation: Equation, inputs: Sequence[Origins]) -> list[Origins]:
         count = len(equation.out_avals)
-        if equation.name in KEEP:
-            return [_union(inputs[:1] if equation.name in TAKE else inputs)] * count
+        if equation.name in KEEP and count == 1:
+            return [_union(inputs[:1] if equation.name in TAKE else inputs)]
         if equation.name in CONTROL or params.is_call(equation):
             return super().equation(equation, inputs)
         integers = all(jnp.issubdtype(a.dtype, jnp.integer) for a in equation.out_avals)
