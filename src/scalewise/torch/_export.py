@@ -114,6 +114,9 @@ def _has_unknown_shape(node: Any) -> bool:
     return any(isinstance(n, torch.SymInt) for x in tensors for n in x.shape)
 
 
+RENORM = {torch.ops.aten.embedding_renorm.default}
+
+
 def _erase_checks(graph: Any) -> None:
     """Erases what changes nothing, and what only checks of numbers need, such as that a branch is
     still the right one. torch keeps operations that raise or draw though nothing reads them."""
@@ -121,6 +124,8 @@ def _erase_checks(graph: Any) -> None:
     for node in reversed(nodes):
         if node.target is A.dropout.default and not node.args[2]:  # not in training
             node.replace_all_uses_with(node.args[0])
+        if node.target is A.detach.default and {n.target for n in node.users} == RENORM:
+            node.replace_all_uses_with(node.args[0])  # the weight keeps its gradient
         if node.op == "call_function" and not node.users and not _writes_to_operand(node):
             graph.erase_node(node)
     graph.eliminate_dead_code()

@@ -23,13 +23,28 @@ from ._promotion import as_array, as_dtype, as_float, axes_of, common, promoted,
 A = aten
 
 
-def _derived(function: Callable, slope: Callable) -> Callable:
-    """Returns a function whose derivative by its first operand is torch's: ``slope`` of the
-    operands, where JAX halves it between two equal numbers."""
+def derived(function: Callable, *slopes: Callable) -> Callable:
+    """Returns a function whose derivative is torch's: by each of the first operands a tangent times
+    a slope, a function of all operands. Where a slope is False, a tangent is dropped."""
     call = jax.custom_jvp(function)
-    call.defjvp(lambda operands, tangents: (
-        call(*operands), tangents[0] * slope(*operands).astype(tangents[0].dtype)))  # fmt: skip
+
+    def jvp(operands, tangents):
+        terms = [
+            _sloped(t, slope(*operands))
+            for t, slope in zip(tangents, slopes, strict=False)
+            if type(t) is not SymbolicZero
+        ]
+        out = call(*operands)
+        return out, sum(terms[1:], terms[0]) if terms else jnp.zeros_like(out)
+
+    call.defjvp(jvp, symbolic_zeros=True)
     return call
+
+
+def _sloped(tangent, slope):
+    if slope.dtype == jnp.bool_:
+        return jnp.where(slope, tangent, jnp.zeros_like(tangent))
+    return tangent * slope.astype(tangent.dtype)
 
 
 def _in_one_kernel(name: str, function: Callable) -> Callable:
@@ -40,11 +55,11 @@ def _in_one_kernel(name: str, function: Callable) -> Callable:
     return call
 
 
-_absolute = _derived(lax.abs, lax.sign)
-relu = _derived(lambda x: jnp.maximum(x, as_array(0, x)), lambda x: ~(x <= 0))
-_at_least = _derived(jnp.maximum, lambda x, low: ~(x < low))
-_at_most = _derived(jnp.minimum, lambda x, high: ~(x > high))
-_within = _derived(
+_absolute = derived(lax.abs, lax.sign)
+relu = derived(lambda x: jnp.maximum(x, as_array(0, x)), lambda x: ~(x <= 0))
+_at_least = derived(jnp.maximum, lambda x, low: ~(x < low))
+_at_most = derived(jnp.minimum, lambda x, high: ~(x > high))
+_within = derived(
     lambda x, low, high: jnp.minimum(jnp.maximum(x, low), high),
     lambda x, low, high: (x > low) & (x < high),
 )

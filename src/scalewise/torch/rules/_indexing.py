@@ -7,10 +7,12 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from .._convert import jax_dtype
 from .._registry import rule, rules
 from .._torch import aten, torch
+from ._elementwise import derived
 from ._reductions import vector_norm
 
 A = aten
@@ -102,16 +104,32 @@ def put(x, index, source, accumulate=False):
     return (at.add(source) if accumulate else at.set(source)).reshape(x.shape)
 
 
+_with_slope = derived(lambda x, slope: x, lambda x, slope: slope)
+_with_value = derived(lambda x, value: value, lambda x, value: jnp.ones_like(x, jnp.bool_))
+
+
 @rule(A.embedding_renorm.default)
 def embedding_renorm(weight, index, max_norm, norm_type):
-    sizes = vector_norm(weight, norm_type, 1, True)
+    """torch writes it into the weight without a derivative: the weight's gradient stays its own."""
+    own = lax.stop_gradient(weight)
+    sizes = vector_norm(own, norm_type, 1, True)
     used = jnp.zeros((len(weight), 1), jnp.bool_).at[index.reshape(-1)].set(True)
-    return jnp.where(used & (sizes > max_norm), weight * (max_norm / (sizes + 1e-7)), weight)
+    return _with_value(
+        weight, jnp.where(used & (sizes > max_norm), own * (max_norm / (sizes + 1e-7)), own)
+    )
 
 
 @rule(A.embedding.default)
 def embedding(weight, index, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
-    return jnp.take(weight, index, axis=0, mode="clip")
+    """The row at ``padding_idx`` has no gradient, and ``scale_grad_by_freq`` divides that of each
+    other row by how often its index occurs."""
+    rows = jnp.take(weight, index, axis=0, mode="clip")
+    if scale_grad_by_freq:
+        counts = jnp.zeros(len(weight), jnp.int32).at[index].add(1)
+        rows = _with_slope(rows, 1 / counts[index][..., None].astype(jnp.float32))
+    if padding_idx >= 0:
+        rows = _with_slope(rows, (index != padding_idx)[..., None])
+    return rows
 
 
 @rule(A._embedding_bag.default, A._embedding_bag_forward_only.default)
@@ -123,17 +141,21 @@ def embedding_bag(
     starts = offsets[:-1] if include_last_offset else offsets
     bags, n = starts.shape[0], index.shape[0]
     bag = jnp.searchsorted(starts, jnp.arange(n), side="right").astype(jnp.int32) - 1
-    rows, kept = embedding(weight, index), (index != padding_idx)[:, None]
+    kept = (index != padding_idx)[:, None]
+    rows = embedding(weight, index, scale_grad_by_freq=scale_grad_by_freq)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights[:, None]
     counts = jnp.zeros(bags, jnp.int32).at[bag].add(kept[:, 0].astype(jnp.int32))
     shape, maxima = (bags, weight.shape[1]), jnp.zeros(bags, jnp.int32)
     if mode == MAX:
-        low = jnp.where(kept, rows, jnp.full_like(rows, -jnp.inf))
-        out = jnp.full(shape, -jnp.inf, rows.dtype).at[bag].max(low)
-        out = jnp.where(counts[:, None] > 0, out, jnp.zeros_like(out))
-        maxima = jnp.full(shape, -1, jnp.int32)
-        maxima = maxima.at[bag].max(jnp.where(low == out[bag], index[:, None], -1))
+        low = lax.stop_gradient(jnp.where(kept, rows, jnp.full_like(rows, -jnp.inf)))
+        largest = jnp.full(shape, -jnp.inf, rows.dtype).at[bag].max(low)
+        place = jnp.where((low == largest[bag]) | jnp.isnan(low), jnp.arange(n)[:, None], n - 1)
+        first = jnp.full(shape, n - 1, place.dtype).at[bag].min(place)
+        some = counts[:, None] > 0
+        out = jnp.take_along_axis(rows, first, 0)
+        out = jnp.where(some, out, jnp.zeros_like(out))
+        maxima = jnp.where(some, index[first], -1)
     else:
         out = jnp.zeros(shape, rows.dtype).at[bag].add(jnp.where(kept, rows, jnp.zeros_like(rows)))
         if mode == MEAN:

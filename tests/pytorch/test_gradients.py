@@ -1,0 +1,75 @@
+"""Gradients beside torch's, where ties, zeros, padding or repeated indices decide them."""
+
+import jax
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import scalewise.torch as st
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def normal(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def check(function, *operands):
+    """Compares a function's result, and its gradient by each float operand, with torch's."""
+    given = [x.clone().requires_grad_() if x.is_floating_point() else x for x in operands]
+    want = function(*given)
+    f, params = st.function(function, operands)
+    arrays = st.to_jax(operands)
+    np.testing.assert_allclose(f(params, *arrays), want.detach(), rtol=1e-5, atol=1e-6)
+    weights = torch.linspace(1, 2, want.numel()).reshape(want.shape)
+    floats = [i for i, x in enumerate(operands) if x.is_floating_point()]
+    wants = torch.autograd.grad((want * weights).sum(), [given[i] for i in floats])
+
+    def loss(*some):
+        own = list(arrays)
+        for i, x in zip(floats, some, strict=True):
+            own[i] = x
+        return (f(params, *own) * st.to_jax(weights)).sum()
+
+    gots = jax.grad(loss, tuple(range(len(floats))))(*(arrays[i] for i in floats))
+    for got, gradient in zip(gots, wants, strict=True):
+        np.testing.assert_allclose(got, gradient, rtol=1e-5, atol=1e-6)
+
+
+IDS = torch.tensor([[1, 2, 0, 0, 0], [2, 2, 3, 3, 1]])
+TABLE = (2 * normal(5, 3)).round() / 2
+EMBEDDINGS = {
+    "padding_idx": lambda w: F.embedding(IDS, w, padding_idx=0),
+    "negative padding_idx": lambda w: F.embedding(IDS, w, padding_idx=-2),
+    "scale_grad_by_freq": lambda w: F.embedding(IDS, w, padding_idx=2, scale_grad_by_freq=True),
+    "max_norm": lambda w: F.embedding(IDS, w, max_norm=0.5),
+    "bags with frequencies": lambda w: F.embedding_bag(
+        IDS[:, [0, 1]].sort(1).values, w, mode="sum", scale_grad_by_freq=True
+    ),
+    "bags of equal numbers": lambda w: F.embedding_bag(IDS, w, mode="max"),
+    "bags with padding": lambda w: F.embedding_bag(IDS, w, mode="max", padding_idx=0),
+}
+
+
+@pytest.mark.parametrize("name", EMBEDDINGS)
+def test_the_gradient_of_an_embedding_is_torchs(name):
+    check(EMBEDDINGS[name], TABLE)
+
+
+def test_padding_does_not_swamp_the_gradient_of_an_embedding():
+    class Text(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.out = nn.Embedding(50, 8, padding_idx=0), nn.Linear(8, 1)
+            for i, p in enumerate(self.parameters()):
+                p.data.copy_(normal(*p.shape, seed=i))
+
+        def forward(self, ids):
+            return self.out(self.embedding(ids)).square().sum(1).mean()
+
+    ids = torch.zeros(16, 600, dtype=torch.long)
+    ids[:, :8] = torch.arange(1, 9)
+    report = st.audit(Text(), (ids,), low="bf16", grad=True, trials=0)
+    assert report.error.relative < 0.01
