@@ -73,3 +73,42 @@ def test_padding_does_not_swamp_the_gradient_of_an_embedding():
     ids[:, :8] = torch.arange(1, 9)
     report = st.audit(Text(), (ids,), low="bf16", grad=True, trials=0)
     assert report.error.relative < 0.01
+
+
+CHANCES = torch.tensor([1, 0, 0, 1, 1, 0, 0.25, 0.75, 1e-7])
+LABELS = torch.tensor([1, 0, 1, 0, 0.5, 0.5, 0.25, 0.3, 1])
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_the_gradient_of_a_certain_cross_entropy_is_torchs(reduction):
+    check(
+        lambda x, y: F.binary_cross_entropy(x, y, reduction=reduction).reshape(-1), CHANCES, LABELS
+    )
+
+
+STEPWISE = {
+    "binary_cross_entropy": lambda x: F.binary_cross_entropy(x, LABELS.to(x.dtype)),
+    "clamp": lambda x: F.relu(x - x[-2]).clamp(0, 0.25),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "granularity"), [("binary_cross_entropy", "operation"), ("clamp", "decomposed")]
+)
+def test_a_derivative_in_16_bits_is_torchs_where_each_step_rounds(name, granularity):
+    function, x = STEPWISE[name], CHANCES.bfloat16()
+    given = x.clone().requires_grad_()
+    (want,) = torch.autograd.grad(function(given).sum(), given)
+    f, params = st.function(function, (x,), granularity=granularity)
+    got = jax.grad(lambda x: f(params, x).sum())(st.to_jax(x))
+    np.testing.assert_allclose(np.float32(got), want.float(), rtol=2**-6)
+
+
+def test_an_audit_trains_a_discriminator_with_certain_answers():
+    def loss(x, weight):
+        return F.binary_cross_entropy(torch.sigmoid(x @ weight), (x @ weight > 0).to(x.dtype))
+
+    report = st.audit(
+        loss, (normal(32, 8), 20 * normal(8, seed=1)), low="bf16", grad=True, trials=0
+    )
+    assert not report.error.non_finite

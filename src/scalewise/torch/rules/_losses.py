@@ -17,7 +17,7 @@ from jax import lax
 from .._operation import one_step
 from .._registry import IN_STEPS, LIBRARY, rule
 from .._torch import Tensor, aten, torch
-from ._elementwise import absolute, log_sigmoid, xlogy
+from ._elementwise import absolute, derived, log_sigmoid, xlogy
 from ._promotion import common, ranked
 from ._reductions import vector_norm
 
@@ -97,10 +97,16 @@ def binary_cross_entropy_with_logits(x, y, weight=None, pos_weight=None, reducti
     return _reduced(loss if weight is None else loss * ranked(weight, loss)[0], reduction)
 
 
+_cross_entropy = derived(
+    lambda x, y: (y - 1) * jnp.maximum(jnp.log1p(-x), -100) - y * jnp.maximum(jnp.log(x), -100),
+    lambda x, y: (x - y) / jnp.maximum((1 - x) * x, 1e-12),
+    lambda x, y: jnp.log1p(-x) - jnp.log(x),
+)
+
+
 @rule(A.binary_cross_entropy.default)
 def binary_cross_entropy(x, y, weight=None, reduction=MEAN):
-    x, y = common(x, y)
-    loss = (y - 1) * jnp.maximum(jnp.log1p(-x), -100) - y * jnp.maximum(jnp.log(x), -100)
+    loss = _cross_entropy(*common(x, y))
     return _reduced(loss if weight is None else loss * ranked(weight, loss)[0], reduction)
 
 
