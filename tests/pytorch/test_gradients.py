@@ -112,3 +112,31 @@ def test_an_audit_trains_a_discriminator_with_certain_answers():
         loss, (normal(32, 8), 20 * normal(8, seed=1)), low="bf16", grad=True, trials=0
     )
     assert not report.error.non_finite
+
+
+EQUAL = torch.tensor([[1.0, 3, 3, 0], [2, 2, 2, 2], [float("nan"), 1, float("nan"), 3]])
+BOUNDS = torch.tensor([0.0, 2, 3, 3]), torch.tensor([1.0, 3, 2, 3])
+AT_TIES = {
+    "max and min": lambda x: torch.cat([x.max(1).values, x.min(0).values, x.max(1, True)[0][0]]),
+    "pooling": lambda x: torch.cat([
+        F.adaptive_max_pool1d(x[None, :2], 2).flatten(), F.adaptive_max_pool2d(x[None, :2], 1).flatten(),
+        F.max_pool2d(x[None, :2], 2, 1, 1, return_indices=True)[0].flatten(),
+        F.max_pool1d(x[None, :2], 2, dilation=2).flatten(), F.max_pool2d(x[None, :2], 2, 1).flatten(),
+    ]),
+    "median": lambda x: torch.stack([
+        x[:2].median(), x[1].median(), x.median(), x.nanmedian(), *x.median(1).values,
+    ]),
+    "fmax and fmin": lambda x: torch.cat([torch.fmax(x, x.flip(1)), torch.fmin(x, x * x / 2)]),
+    "clamp": lambda x: torch.cat([x.clamp(1, 2), x.clamp(2, 1), x.clamp(min=3), x.clamp(max=2)]),
+    "cummax": lambda x: torch.cat([x.cummax(1).values, x.cummin(1).values]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AT_TIES)
+def test_a_gradient_is_shared_by_equal_numbers_as_in_torch(name):
+    check(AT_TIES[name], EQUAL)
+
+
+def test_the_gradients_of_bounds_are_torchs():
+    check(lambda x, low, high: torch.clamp(x, low, high), EQUAL[:2], *BOUNDS)
+    check(lambda x, low: x.clamp(min=low) + x.clamp(max=low), EQUAL[:2], BOUNDS[0])

@@ -57,8 +57,22 @@ def _in_one_kernel(name: str, function: Callable) -> Callable:
 
 _absolute = derived(lax.abs, lax.sign)
 relu = derived(lambda x: jnp.maximum(x, as_array(0, x)), lambda x: ~(x <= 0))
-_at_least = derived(jnp.maximum, lambda x, low: ~(x < low))
-_at_most = derived(jnp.minimum, lambda x, high: ~(x > high))
+_at_least = derived(jnp.maximum, lambda x, low: x >= low, lambda x, low: x < low)
+_at_most = derived(jnp.minimum, lambda x, high: x <= high, lambda x, high: x > high)
+_between = derived(
+    lambda x, low, high: jnp.minimum(jnp.maximum(x, low), high),
+    lambda x, low, high: (x >= low) & (x <= high),
+    lambda x, low, high: (x < low) & (low < high),
+    lambda x, low, high: (x > high) | (high < low),
+)
+_fmax, _fmin = (
+    derived(
+        function,
+        lambda x, y, wins=wins: wins(x, y) | jnp.isnan(y),
+        lambda x, y, wins=wins: ~(wins(x, y) | jnp.isnan(y)),
+    )
+    for function, wins in ((jnp.fmax, operator.ge), (jnp.fmin, operator.le))
+)
 _within = derived(
     lambda x, low, high: jnp.minimum(jnp.maximum(x, low), high),
     lambda x, low, high: (x > low) & (x < high),
@@ -91,8 +105,8 @@ FUNCTIONS = {
 }  # fmt: skip
 TO_INTEGERS = {"ceil": lax.ceil, "floor": lax.floor, "trunc": jnp.trunc}
 OF_TWO = {
-    "minimum": jnp.minimum, "maximum": jnp.maximum, "hypot": jnp.hypot, "fmax": jnp.fmax,
-    "fmin": jnp.fmin, "nextafter": jnp.nextafter, "igamma": special.gammainc,
+    "minimum": jnp.minimum, "maximum": jnp.maximum, "hypot": jnp.hypot, "fmax": _fmax,
+    "fmin": _fmin, "nextafter": jnp.nextafter, "igamma": special.gammainc,
     "igammac": special.gammaincc, "special_zeta": special.zeta, "floor_divide": operator.floordiv,
     "remainder": jnp.remainder, "fmod": jnp.fmod, "copysign": jnp.copysign,
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt,
@@ -224,15 +238,19 @@ def round_to_decimals(x, *, decimals):
 def clamp(x, low=None, high=None):
     bounds = [b for b in (low, high) if b is not None]
     x = common(x, *bounds)[0]
-    x = x if low is None else _at_least(x, as_array(low, x))
-    return x if high is None else _at_most(x, as_array(high, x))
+    return _clamped(x, *(b if b is None else as_array(b, x) for b in (low, high)))
+
+
+def _clamped(x, low, high):
+    if low is None:
+        return _at_most(x, high)
+    return _at_least(x, low) if high is None else _between(x, low, high)
 
 
 @rule(A.clamp.Tensor)
 def clamp_tensor(x, low=None, high=None):
-    if low is not None:
-        x = jnp.maximum(*common(x, low))
-    return x if high is None else jnp.minimum(*common(x, high))
+    x, *bounds = common(x, *(b for b in (low, high) if b is not None))
+    return _clamped(x, None if low is None else bounds[0], None if high is None else bounds[-1])
 
 
 @rule(A.where.self, A.where.ScalarOther, A.where.ScalarSelf, A.where.Scalar)
