@@ -17,7 +17,7 @@ from jax import lax
 from .._operation import one_step
 from .._registry import IN_STEPS, LIBRARY, rule
 from .._torch import Tensor, aten, torch
-from ._elementwise import absolute, derived, log_sigmoid, xlogy
+from ._elementwise import absolute, derived, log_sigmoid, relu, xlogy
 from ._promotion import common, ranked
 from ._reductions import vector_norm
 
@@ -108,6 +108,24 @@ _cross_entropy = derived(
 def binary_cross_entropy(x, y, weight=None, reduction=MEAN):
     loss = _cross_entropy(*common(x, y))
     return _reduced(loss if weight is None else loss * ranked(weight, loss)[0], reduction)
+
+
+@rule(A.multilabel_margin_loss_forward.default)
+def multilabel_margins(x, y, reduction=MEAN):
+    """Also returns which classes are targets; a row's targets end before its first negative one."""
+    counts = (jnp.cumsum(y < 0, -1) == 0)[..., None]
+    classes = lax.broadcasted_iota(y.dtype, (*x.shape, x.shape[-1]), x.ndim)
+    targets = jnp.any(counts & (y[..., None] == classes), -2)
+    own = jnp.take_along_axis(x, jnp.maximum(y, 0), -1)
+    margins = relu(1 - own[..., None] + x[..., None, :])
+    margins = jnp.where(counts & ~targets[..., None, :], margins, jnp.zeros_like(margins))
+    loss = jnp.sum(margins, (-2, -1)) / x.shape[-1]
+    return _reduced(loss, reduction), targets.astype(x.dtype)
+
+
+@rule(A.multilabel_margin_loss.default)
+def multilabel_margin_loss(x, y, reduction=MEAN):
+    return multilabel_margins(x, y, reduction)[0]
 
 
 @rule(A._cdist_forward.default)
