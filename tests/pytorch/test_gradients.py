@@ -119,9 +119,11 @@ BOUNDS = torch.tensor([0.0, 2, 3, 3]), torch.tensor([1.0, 3, 2, 3])
 AT_TIES = {
     "max and min": lambda x: torch.cat([x.max(1).values, x.min(0).values, x.max(1, True)[0][0]]),
     "pooling": lambda x: torch.cat([
-        F.adaptive_max_pool1d(x[None, :2], 2).flatten(), F.adaptive_max_pool2d(x[None, :2], 1).flatten(),
+        F.adaptive_max_pool1d(x[None, :2], 2).flatten(),
+        F.adaptive_max_pool2d(x[None, :2], 1).flatten(),
         F.max_pool2d(x[None, :2], 2, 1, 1, return_indices=True)[0].flatten(),
-        F.max_pool1d(x[None, :2], 2, dilation=2).flatten(), F.max_pool2d(x[None, :2], 2, 1).flatten(),
+        F.max_pool1d(x[None, :2], 2, dilation=2).flatten(),
+        F.max_pool2d(x[None, :2], 2, 1).flatten(),
     ]),
     "median": lambda x: torch.stack([
         x[:2].median(), x[1].median(), x.median(), x.nanmedian(), *x.median(1).values,
@@ -140,3 +142,48 @@ def test_a_gradient_is_shared_by_equal_numbers_as_in_torch(name):
 def test_the_gradients_of_bounds_are_torchs():
     check(lambda x, low, high: torch.clamp(x, low, high), EQUAL[:2], *BOUNDS)
     check(lambda x, low: x.clamp(min=low) + x.clamp(max=low), EQUAL[:2], BOUNDS[0])
+
+
+FACTORS = torch.tensor([[1.0, 0, 3, 0], [2, 0, 0.5, 2], [3, 1, 0, 2]])
+PLACES = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 0], [2, 1, 1, 1]])
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_the_gradient_of_a_product_at_repeated_places_is_torchs(own):
+    def scattered(x, y):
+        rows = x.index_reduce(
+            0, torch.tensor([1, 1, 0]), y[[0, 0, 2]] + 1, "prod", include_self=own
+        )
+        return x.scatter_reduce(0, PLACES, y, "prod", include_self=own) + rows
+
+    y = FACTORS.clone()
+    y[1, 1] = 4  # torch refuses several zeros of a place
+    check(scattered, normal(3, 4), y)
+
+
+@pytest.mark.parametrize("reduce", ["mean", "amax", "amin"])
+def test_integers_are_reduced_as_by_torch(reduce):
+    def reduced(x, y):
+        return x.scatter_reduce(0, PLACES, y, reduce, include_self=False)
+
+    x, y = torch.arange(12).reshape(3, 4), torch.arange(-7, 5).reshape(3, 4)
+    f, params = st.function(reduced, (x, y))
+    np.testing.assert_array_equal(f(params, *st.to_jax((x, y))), reduced(x, y))
+
+
+def test_the_gradient_of_a_multilabel_margin_is_torchs():
+    x = torch.tensor([[0.1, 0.2, 0.4, 0.8], [1, 0.5, 0.2, -3]])
+    targets = torch.tensor([[3, 0, -1, 1], [1, -1, 0, 2]])
+    check(lambda x: F.multilabel_margin_loss(x, targets, reduction="none"), x)
+
+
+def written(x, y):
+    x = x @ x.mT
+    x.diagonal().add_(y.diagonal())
+    x[:2].diagonal(1).mul_(2)
+    x[0, 1:3] = y[0, :2]
+    return x
+
+
+def test_a_model_may_write_into_a_diagonal():
+    check(written, normal(4, 4), normal(4, 4, seed=1))

@@ -86,15 +86,50 @@ def _scatter(x, dim, index, source, reduce="set"):  # or "add", or "multiply"
     return getattr(x.at[_along(index, dim % x.ndim)], reduce)(source)
 
 
+@jax.custom_jvp
+def _product_at(x, source, at):
+    return x.at[at].multiply(source)
+
+
+@_product_at.defjvp
+def _product_at_jvp(operands, tangents):
+    """Of a place with one zero, only that zero has a derivative; of one with several, none has."""
+    x, source, at = operands
+    zero, one = source == 0, jnp.ones_like(source)
+    safe = jnp.where(zero, one, source)
+    zeros = jnp.zeros(x.shape, jnp.int32).at[at].add(zero.astype(jnp.int32))
+    others = _product_at(x, safe, at)[at] / safe
+    others = jnp.where(zeros[at] == zero.astype(jnp.int32), others, jnp.zeros_like(others))
+    own = tangents[0] * _product_at(jnp.ones_like(x), source, at)
+    return _product_at(x, source, at), own.at[at].add(tangents[1] * others)
+
+
+def _neutral(reduce, dtype):
+    if reduce in ("amax", "amin"):
+        low, high = -jnp.inf, jnp.inf
+        if jnp.issubdtype(dtype, jnp.integer):
+            low, high = jnp.iinfo(dtype).min, jnp.iinfo(dtype).max
+        return low if reduce == "amax" else high
+    return int(reduce == "prod")
+
+
 def _reduced_at(x, at, source, reduce, include_self):
     if not include_self:
-        first = {"sum": 0, "mean": 0, "prod": 1, "amax": -jnp.inf, "amin": jnp.inf}[reduce]
-        x = x.at[at].set(jnp.asarray(first, x.dtype))
+        x = x.at[at].set(jnp.asarray(_neutral(reduce, x.dtype), x.dtype))
     if reduce == "mean":
-        count = jnp.full_like(x, float(include_self)).at[at].add(jnp.ones_like(source))
-        return x.at[at].add(source) / jnp.maximum(count, jnp.ones_like(count))
-    method = {"sum": "add", "prod": "multiply", "amax": "max", "amin": "min"}[reduce]
-    return getattr(x.at[at], method)(source)
+        count = jnp.full_like(x, include_self).at[at].add(jnp.ones_like(source))
+        total, count = x.at[at].add(source), jnp.maximum(count, jnp.ones_like(count))
+        return total / count if jnp.issubdtype(x.dtype, jnp.inexact) else total // count
+    if reduce == "prod":
+        return _product_at(x, source, at)
+    return getattr(x.at[at], {"sum": "add", "amax": "max", "amin": "min"}[reduce])(source)
+
+
+def _row_places(x, dim, index, source):
+    """Returns the places of whole rows, as :func:`_along` does."""
+    dim %= x.ndim
+    index = jnp.expand_dims(index.reshape(-1), [a for a in range(x.ndim) if a != dim])
+    return _along(jnp.broadcast_to(index, source.shape), dim)
 
 
 @rule(A.put.default)
@@ -186,7 +221,7 @@ rules({
         x.at[_row(x, dim, index)].add(
             (source if alpha == 1 else source * alpha).astype(x.dtype))),
     A.index_reduce.default: lambda x, dim, index, source, reduce, include_self=True: (
-        _reduced_at(x, _row(x, dim, index), source, reduce, include_self)),
+        _reduced_at(x, _row_places(x, dim, index, source), source, reduce, include_self)),
     A.scatter_reduce.two: lambda x, dim, index, source, reduce, include_self=True: (
         _reduced_at(x, _along(index, dim % x.ndim), _source(index, source), reduce, include_self)),
     A.repeat_interleave.Tensor: lambda repeats, output_size=None: (
