@@ -187,3 +187,30 @@ def written(x, y):
 
 def test_a_model_may_write_into_a_diagonal():
     check(written, normal(4, 4), normal(4, 4, seed=1))
+
+
+ZEROS = torch.tensor([0, -0.0, 0, 1, -1, 2, 0.5])
+OTHERS = torch.tensor([0.0, 0, 2, 0, 0.0, 3, -1])
+AT_ZERO = {
+    "one": lambda x: torch.stack([
+        x.angle(), torch.special.i0(x), torch.copysign(x, OTHERS), torch.copysign(x, -1.0),
+        torch.where(x < 0, 0, torch.zeros_like(x) ** x.abs()), F.relu(x) ** OTHERS,
+    ]),
+    "two": lambda x: torch.stack([torch.atan2(x, OTHERS), torch.atan2(OTHERS, x)]),
+    "norm": lambda x: torch.linalg.vector_norm(x, 0.5),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AT_ZERO)
+def test_a_derivative_at_zero_is_torchs(name):
+    check(AT_ZERO[name], ZEROS)
+
+
+def test_results_of_nan_and_zero_are_torchs():
+    def f(x):
+        functions = torch.sign, torch.sgn, torch.digamma, torch.angle
+        return torch.stack([*(f(x) for f in functions), x.cummax(0).values, x.cummin(0).values])
+
+    x = torch.tensor([3.0, 0, -0.0, -2.5, float("nan"), 1])
+    g, params = st.function(f, (x,))
+    np.testing.assert_allclose(g(params, st.to_jax(x)), f(x), rtol=1e-5)

@@ -55,7 +55,26 @@ def _in_one_kernel(name: str, function: Callable) -> Callable:
     return call
 
 
-_absolute = derived(lax.abs, lax.sign)
+def _sign(x):
+    return jnp.where(x == x, lax.sign(x), jnp.zeros_like(x))  # 0 for NaN
+
+
+def _safe(x):
+    return jnp.where(x == 0, jnp.ones_like(x), x)
+
+
+_absolute = derived(lax.abs, _sign)
+_atan2 = derived(
+    jnp.arctan2,
+    lambda y, x: x / _safe(lax.square(x) + lax.square(y)),
+    lambda y, x: -y / _safe(lax.square(x) + lax.square(y)),
+)
+_copysign = derived(jnp.copysign, lambda x, y: lax.sign(x) * jnp.copysign(lax.sign(x), y))
+_power = derived(
+    jnp.power,
+    lambda x, y: y * jnp.power(x, jnp.where(y == 0, jnp.ones_like(y), y - 1)),
+    lambda x, y: jnp.where((x == 0) & (y >= 0), jnp.zeros_like(x), jnp.power(x, y) * jnp.log(x)),
+)
 relu = derived(lambda x: jnp.maximum(x, as_array(0, x)), lambda x: ~(x <= 0))
 _at_least = derived(jnp.maximum, lambda x, low: x >= low, lambda x, low: x < low)
 _at_most = derived(jnp.minimum, lambda x, high: x <= high, lambda x, high: x > high)
@@ -79,25 +98,31 @@ _within = derived(
 )
 
 
+_digamma = derived(
+    lambda x: jnp.where(x == 0, -jnp.copysign(jnp.full_like(x, jnp.inf), x), lax.digamma(x)),
+    lambda x: special.polygamma(1, x),
+)
+
+
 def absolute(x):
     return lax.abs(x) if jnp.iscomplexobj(x) else _absolute(x)
 
 
 FLOAT_FUNCTIONS = {
     "acos": lax.acos, "acosh": lax.acosh, "asin": lax.asin, "asinh": lax.asinh, "atan": lax.atan,
-    "atanh": lax.atanh, "cos": lax.cos, "cosh": lax.cosh, "digamma": lax.digamma, "erf": lax.erf,
+    "atanh": lax.atanh, "cos": lax.cos, "cosh": lax.cosh, "digamma": _digamma, "erf": lax.erf,
     "erfc": lax.erfc, "erfinv": lax.erf_inv, "exp": lax.exp, "exp2": lax.exp2, "expm1": lax.expm1,
     "lgamma": lax.lgamma, "log": lax.log, "log10": jnp.log10, "log1p": lax.log1p,
     "log2": lambda x: lax.log(x) / np.log(2).item(), "reciprocal": lambda x: 1 / x,
     "rsqrt": lax.rsqrt, "sigmoid": _in_one_kernel("sigmoid", lax.logistic), "sin": lax.sin,
     "sinc": jnp.sinc, "sinh": lax.sinh, "sqrt": lax.sqrt, "tan": lax.tan,
     "tanh": _in_one_kernel("tanh", lax.tanh),
-    "i0": special.i0, "special_i0e": special.i0e, "special_i1": special.i1,
+    "i0": derived(special.i0, special.i1), "special_i0e": special.i0e, "special_i1": special.i1,
     "special_i1e": special.i1e, "special_ndtri": special.ndtri,
     "special_log_ndtr": special.log_ndtr,
 }  # fmt: skip
 FUNCTIONS = {
-    "abs": absolute, "neg": lax.neg, "sign": lax.sign, "sgn": lax.sign, "square": lax.square,
+    "abs": absolute, "neg": lax.neg, "sign": _sign, "sgn": _sign, "square": lax.square,
     "logical_not": jnp.logical_not, "bitwise_not": jnp.bitwise_not, "isinf": jnp.isinf,
     "isnan": jnp.isnan, "isfinite": jnp.isfinite, "signbit": jnp.signbit,
     "alias": lambda x: x, "detach": lambda x: x, "lift_fresh_copy": lambda x: x,
@@ -108,7 +133,7 @@ OF_TWO = {
     "minimum": jnp.minimum, "maximum": jnp.maximum, "hypot": jnp.hypot, "fmax": _fmax,
     "fmin": _fmin, "nextafter": jnp.nextafter, "igamma": special.gammainc,
     "igammac": special.gammaincc, "special_zeta": special.zeta, "floor_divide": operator.floordiv,
-    "remainder": jnp.remainder, "fmod": jnp.fmod, "copysign": jnp.copysign,
+    "remainder": jnp.remainder, "fmod": jnp.fmod, "copysign": _copysign,
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt,
     "ge": operator.ge, "bitwise_and": operator.and_, "bitwise_or": operator.or_,
     "bitwise_xor": operator.xor, "__and__": operator.and_, "__or__": operator.or_,
@@ -218,7 +243,7 @@ def pow_scalar(x, exponent):
 @rule(A.pow.Scalar)
 def pow_of_scalar(x, y):
     dtype = jnp.result_type(common(x, y)[1])
-    return jnp.power(jnp.asarray(x, dtype), y.astype(dtype))
+    return _power(jnp.full_like(y, x, dtype), y.astype(dtype))
 
 
 @rule(A.round.default)
@@ -350,9 +375,9 @@ rules({
         sub(y, x, alpha) if isinstance(y, jax.Array) else y - (x if alpha == 1 else x * alpha)),
     A.min.other: promoted(jnp.minimum),
     A.max.other: promoted(jnp.maximum),
-    A.pow.Tensor_Tensor: promoted(jnp.power),
+    A.pow.Tensor_Tensor: promoted(_power),
     (A.atan2.default, A.atan2.out): lambda x, y, out=None: (
-        jnp.arctan2(*common(x, y, floating=True))),
+        _atan2(*common(x, y, floating=True))),
     A.frexp.Tensor: lambda x: tuple(jnp.frexp(x)),
     A.frac.default: lambda x: x - jnp.trunc(x),
     (A.clone.default, A.contiguous.default): lambda x, memory_format=None: x,

@@ -107,7 +107,8 @@ def vector_norm(x, order=2, dims=None, keepdim=False, dtype=None):
         return jnp.sum(size, axes, keepdims=keepdim)
     if order == 2:
         return _root(jnp.sum(lax.square(size), axes, keepdims=keepdim), 2)
-    return _root(jnp.sum(jnp.power(size, float(order)), axes, keepdims=keepdim), order)
+    powers = _root(size, 1 / order) if 0 < order < 1 else jnp.power(size, float(order))
+    return _root(jnp.sum(powers, axes, keepdims=keepdim), order)
 
 
 @rule(A.histc.default)
