@@ -64,10 +64,21 @@ def export(
         expected = "expected 'operation' or 'decomposed'"
         raise ValueError(f"function: granularity={granularity!r}; {expected}")
     register_dataclasses((args, kwargs))
+    _check_batch_norms(model)
     with held(model, dtype), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`isinstance.treespec", FutureWarning)  # torch's own
         program, *rest = _exported(model, args, kwargs, method, granularity, as_given)
         return _of_program(program, first_names(model), granularity, *rest)
+
+
+def _check_batch_norms(model: Module) -> None:
+    for name, m in model.named_modules():
+        own = isinstance(m, torch.nn.modules.batchnorm._BatchNorm) and m.track_running_stats
+        if own and m.training and m.momentum is None:
+            raise ExportError(
+                f"{name or 'the model'}: {type(m).__name__}(momentum=None) computes its momentum "
+                "from the number of batches, which torch.export can't: set a number, or call eval()"
+            )
 
 
 def _of_program(program: Any, first: Mapping[str, str], *rest: Any) -> Exported:
