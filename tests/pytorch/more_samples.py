@@ -23,6 +23,7 @@ GRID = normal(2, 5, 3, 2, seed=17) * 0.8
 TRIPLE = normal(4, 3, seed=23), normal(5, 3, 2, seed=24), normal(4, 2, seed=25)
 SPECTRUM = torch.complex(normal(3, 3, seed=18), normal(3, 3, seed=19))
 TARGET = torch.sigmoid(Y)
+CLASSES = torch.tensor([[3, 0, -1, 1], [1, -1, 0, 2], [2, 2, 1, 0]])
 
 LOSSES = {
     A.mse_loss.default: [(X, Y), (X, Y, 0), (X, Y, 2)],
@@ -40,6 +41,8 @@ LOSSES = {
     torch.ops.prims.convert_element_type.default: [(X, torch.int32), (X, torch.float32)],
     A._trilinear.default: [(*TRIPLE, [1, 3], [0], [1, 2], [2, 3])],
     A._pdist_forward.default: [(X, p) for p in (2.0, 1.0, float("inf"))],
+    A.multilabel_margin_loss.default: [(X, CLASSES), (X[0], CLASSES[0], 2)],
+    A.multilabel_margin_loss_forward.default: [(X, CLASSES, 0), (X[0], CLASSES[0], 1)],
 }
 BACKWARD = {
     A.convolution_backward.default: [
@@ -65,6 +68,8 @@ TRANSFORMS = {
         ]
     ],
     A.as_strided.default: [(IMAGE, [3, 2, 5], [50, 0, 3], 4), (X, [2, 2], [1, 4])],
+    A.as_strided_scatter.default: [(X, Y[:2, :2], [2, 2], [4, 1], 1)],
+    A.diagonal_scatter.default: [(X, ROW[:3]), (IMAGE, IMAGE[..., 0, :5], -2, 2, 3)],
     A.atan2.out: [(X, Y, {"out": torch.zeros(3, 4)})],
     A.max_pool3d_with_indices.default: [(VOLUME, [2]), (VOLUME, [3, 2, 2], [2], [1], [1], True)],
     A._native_batch_norm_legit.default: [
@@ -146,6 +151,9 @@ MORE |= {
     A.index_reduce.default: [
         (X, 0, torch.tensor([2, 0, 2]), Y, kind, {"include_self": own})
         for kind, own in [("mean", True), ("amax", False), ("prod", True)]
+    ] + [
+        (INDEX, 0, torch.tensor([1, 1]), INDEX - 3, kind, {"include_self": own})
+        for kind, own in [("mean", True), ("amax", False), ("amin", False)]
     ],
     A.put.default: [(X, torch.tensor([1, 5]), ROW[:2]), (X, torch.tensor([1, 1]), ROW[:2], True)],
     A.repeat_interleave.Tensor: [(torch.tensor([2, 0, 3]), {"output_size": 5})],

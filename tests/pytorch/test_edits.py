@@ -58,6 +58,39 @@ def test_an_edited_line_has_its_operands_in_float32(tmp_path, line, operations, 
 
 
 @pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("y = self.e(ids)", "y = self.e(ids)  # after model.half(): self.e.float()"),
+        ("y = F.embedding(ids, b)", "y = F.embedding(ids, b.float())"),
+        ("y = ids.to(b.dtype)", "y = ids.float()"),
+        ("y = ids * b", "y = ids * b.float()"),
+    ],
+)
+def test_an_edited_line_leaves_integers_as_they_are(tmp_path, line, expected):
+    file = tmp_path / "model.py"
+    file.write_text(f"{line}\n")
+    operations = dict.fromkeys(["embedding", "to", "mul"], "float")
+    assert edited(str(file), 1, operations, {"ids"}) == expected
+
+
+def test_the_edited_line_of_an_embedding_is_torchs():
+    class Text(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.out = nn.Embedding(50, 8), nn.Linear(8, 1)
+            torch.nn.init.ones_(self.embedding.weight)
+
+        def forward(self, ids):
+            return self.out(self.embedding(ids)).square().sum(1).mean()
+
+    ids = torch.zeros(16, 600, dtype=torch.long)
+    report = st.audit(Text(), (ids,), low="bf16", grad=True)
+    edits = [text for x in report.findings for _, _, text in x.fix.lines if "embedding" in text]
+    assert edits
+    assert not any("ids.float()" in text for text in edits)
+
+
+@pytest.mark.parametrize(
     ("overload", "name"),
     [
         (A._to_copy.default, "to"),

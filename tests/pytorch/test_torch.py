@@ -460,3 +460,11 @@ def test_the_reference_run_isnt_clamped_to_the_narrow_dtypes_maximum(less):
     applied = worst.fix.apply(Model())(x).float()
     after = float((applied - want).norm() / want.norm())
     assert after == pytest.approx(worst.error_after, rel=1e-3)
+
+
+def test_a_momentum_that_counts_batches_is_refused_by_its_layer():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4, momentum=None))
+    x = torch.ones(3, 4)
+    with pytest.raises(ValueError, match=r"^1: BatchNorm1d\(momentum=None\) computes"):
+        st.function(model.train(), (x,))
+    assert st.function(model.eval(), (x,))

@@ -53,7 +53,8 @@ def edited(
     half: bool = True,
 ) -> str:
     """Returns a line with casts of the operands of operations, "" if they aren't found:
-    ``operations`` has the method for each, ``numbers`` names of Python numbers, which have none;
+    ``operations`` has the method for each, ``numbers`` names of Python numbers and of tensors
+    of integers, which have none;
     ``half``: whether the parameters of modules have 16 bits."""
     found = statement(file, line)
     with contextlib.suppress(SyntaxError, IndexError):  # of a page that isn't all Python
@@ -128,11 +129,13 @@ class _Editor(ast.NodeTransformer):
             if layer == "float":
                 self.modules[ast.unparse(func)] = None
         elif called in CASTS and isinstance(func, ast.Attribute):
-            return self._cast(func.value, how)
+            x = func.value  # also a tensor of integers
+            return x if self._is_cast(x, how) else _called(x, how)
         elif called == "where":
             node.args[1:] = (self._cast(x, how) for x in node.args[1:])
         elif node.args and (isinstance(func, ast.Name) or _root(func) in CALLED[1:]):
-            node.args = [self._cast(x, how) if i == 0 or called in BOTH else x
+            first = int(called == "embedding")  # behind the indices
+            node.args = [self._cast(x, how) if i == first or called in BOTH else x
                          for i, x in enumerate(node.args)]  # fmt: skip
         elif isinstance(func, ast.Attribute):
             func.value = self._cast(func.value, how)
@@ -143,7 +146,7 @@ class _Editor(ast.NodeTransformer):
     def _cast(self, node: ast.expr, how: str) -> ast.expr:
         if self._is_number(node) or self._is_cast(node, how):
             return node
-        return ast.Call(ast.Attribute(node, how, ast.Load()), [], [])
+        return _called(node, how)
 
     def _is_cast(self, node: ast.expr, how: str) -> bool:
         """Returns whether an expression has a dtype already, if its first operand is no scalar."""
@@ -179,6 +182,10 @@ class _Editor(ast.NodeTransformer):
             case ast.Call(func=func):
                 return ast.unparse(func).startswith("math.")
         return ast.unparse(node) in self.numbers or ast.unparse(node) in NUMBERS
+
+
+def _called(node: ast.expr, method: str) -> ast.expr:
+    return ast.Call(ast.Attribute(node, method, ast.Load()), [], [])
 
 
 def _root(node: ast.expr) -> str:

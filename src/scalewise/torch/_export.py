@@ -64,10 +64,21 @@ def export(
         expected = "expected 'operation' or 'decomposed'"
         raise ValueError(f"function: granularity={granularity!r}; {expected}")
     register_dataclasses((args, kwargs))
+    _check_batch_norms(model)
     with held(model, dtype), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`isinstance.treespec", FutureWarning)  # torch's own
         program, *rest = _exported(model, args, kwargs, method, granularity, as_given)
         return _of_program(program, first_names(model), granularity, *rest)
+
+
+def _check_batch_norms(model: Module) -> None:
+    for name, m in model.named_modules():
+        own = isinstance(m, torch.nn.modules.batchnorm._BatchNorm) and m.track_running_stats
+        if own and m.training and m.momentum is None:
+            raise ExportError(
+                f"{name or 'the model'}: {type(m).__name__}(momentum=None) computes its momentum "
+                "from the number of batches, which torch.export can't: set a number, or call eval()"
+            )
 
 
 def _of_program(program: Any, first: Mapping[str, str], *rest: Any) -> Exported:
@@ -114,6 +125,9 @@ def _has_unknown_shape(node: Any) -> bool:
     return any(isinstance(n, torch.SymInt) for x in tensors for n in x.shape)
 
 
+RENORM = {torch.ops.aten.embedding_renorm.default}
+
+
 def _erase_checks(graph: Any) -> None:
     """Erases what changes nothing, and what only checks of numbers need, such as that a branch is
     still the right one. torch keeps operations that raise or draw though nothing reads them."""
@@ -121,6 +135,8 @@ def _erase_checks(graph: Any) -> None:
     for node in reversed(nodes):
         if node.target is A.dropout.default and not node.args[2]:  # not in training
             node.replace_all_uses_with(node.args[0])
+        if node.target is A.detach.default and {n.target for n in node.users} == RENORM:
+            node.replace_all_uses_with(node.args[0])  # the weight keeps its gradient
         if node.op == "call_function" and not node.users and not _writes_to_operand(node):
             graph.erase_node(node)
     graph.eliminate_dead_code()

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 
 from .._jax import Parameter, ShapedArray, ad, batching, jex, mlir, source_info_util
 from .._types import PyTree, TreeDef
@@ -87,6 +88,28 @@ def in_steps(
     if len(floats) != 1 or (low := floats.pop()).itemsize != 2:
         return jax.tree.leaves(function(*arrays))
     closed = jax.make_jaxpr(function)(*in_float32(arrays))
+    if not any(x.primitive.name == "custom_jvp_call" for x in all_equations(closed)):
+        return _stepped(closed, low, arrays)
+    # the steps of its derivative are those of the function's own, which an interpretation drops
+    call = jax.custom_jvp(lambda *arrays: _stepped(closed, low, arrays))
+
+    def jvp(arrays: Sequence[jax.Array], tangents: Sequence[Any]) -> Any:
+        at = tuple(i for i, t in enumerate(tangents) if type(t) is not SymbolicZero)
+        given = *arrays, *(tangents[i] for i in at)
+        moving = [d for d in dtypes if jnp.issubdtype(d, jnp.inexact)] if at else []
+        found = iter(in_steps(Tangent(function, at), moving, given) if at else ())
+        outs = in_steps(function, dtypes, arrays)
+        return outs, [next(found) if at and is_inexact(y) else _no_tangent(y) for y in outs]
+
+    call.defjvp(jvp, symbolic_zeros=True)
+    return call(*arrays)
+
+
+def _no_tangent(y: jax.Array) -> Any:
+    return jnp.zeros_like(y) if is_inexact(y) else np.zeros(y.shape, jax.dtypes.float0)
+
+
+def _stepped(closed: Any, low: Any, arrays: Sequence[jax.Array]) -> list[jax.Array]:
     # JAX cuts their tracebacks off here: the steps are to have the lines of whoever calls this
     here = [x.replace(source_info=source_info_util.new_source_info()) for x in closed.eqns]
     closed = closed.replace(jaxpr=closed.jaxpr.replace(eqns=here))

@@ -35,7 +35,7 @@ for _own in ("torch/", "interpret/", "auditing/", "emulating/", "_check.py", "_j
 @contextlib.contextmanager
 def recorded_frames() -> Iterator[dict[tuple[str, int], frozenset[str]]]:
     """Lets nodes record the lines of all functions, not only those of ``forward``, and yields by
-    file and line the names that are Python numbers there."""
+    file and line the names of Python numbers and of tensors of integers there."""
     numbers: dict[tuple[str, int], frozenset[str]] = {}
 
     def filtered(tracer: Any, stack: traceback.StackSummary) -> traceback.StackSummary:
@@ -59,7 +59,13 @@ def _numbers_at(file: str, line: int) -> frozenset[str]:
     known |= frame.f_locals
     of_self = vars(known["self"]) if hasattr(known.get("self"), "__dict__") else {}
     known |= {f"self.{name}": of_self[name] for name in read if name in of_self}
-    return frozenset(name for name, x in known.items() if isinstance(x, int | float))
+    return frozenset(name for name, x in known.items() if _stays(x))
+
+
+def _stays(x: Any) -> bool:
+    """Returns whether a value isn't converted: a Python number, or a tensor of integers."""
+    integers = isinstance(x, torch.Tensor) and not (x.is_floating_point() or x.is_complex())
+    return integers or isinstance(x, int | float)
 
 
 def _own_frames(stack: traceback.StackSummary) -> traceback.StackSummary:

@@ -23,13 +23,28 @@ from ._promotion import as_array, as_dtype, as_float, axes_of, common, promoted,
 A = aten
 
 
-def _derived(function: Callable, slope: Callable) -> Callable:
-    """Returns a function whose derivative by its first operand is torch's: ``slope`` of the
-    operands, where JAX halves it between two equal numbers."""
+def derived(function: Callable, *slopes: Callable) -> Callable:
+    """Returns a function whose derivative is torch's: by each of the first operands a tangent times
+    a slope, a function of all operands. Where a slope is False, a tangent is dropped."""
     call = jax.custom_jvp(function)
-    call.defjvp(lambda operands, tangents: (
-        call(*operands), tangents[0] * slope(*operands).astype(tangents[0].dtype)))  # fmt: skip
+
+    def jvp(operands, tangents):
+        terms = [
+            _sloped(t, slope(*operands))
+            for t, slope in zip(tangents, slopes, strict=False)
+            if type(t) is not SymbolicZero
+        ]
+        out = call(*operands)
+        return out, sum(terms[1:], terms[0]) if terms else jnp.zeros_like(out)
+
+    call.defjvp(jvp, symbolic_zeros=True)
     return call
+
+
+def _sloped(tangent, slope):
+    if slope.dtype == jnp.bool_:
+        return jnp.where(slope, tangent, jnp.zeros_like(tangent))
+    return tangent * slope.astype(tangent.dtype)
 
 
 def _in_one_kernel(name: str, function: Callable) -> Callable:
@@ -40,13 +55,52 @@ def _in_one_kernel(name: str, function: Callable) -> Callable:
     return call
 
 
-_absolute = _derived(lax.abs, lax.sign)
-relu = _derived(lambda x: jnp.maximum(x, as_array(0, x)), lambda x: ~(x <= 0))
-_at_least = _derived(jnp.maximum, lambda x, low: ~(x < low))
-_at_most = _derived(jnp.minimum, lambda x, high: ~(x > high))
-_within = _derived(
+def _sign(x):
+    return jnp.where(x == x, lax.sign(x), jnp.zeros_like(x))  # 0 for NaN
+
+
+def _safe(x):
+    return jnp.where(x == 0, jnp.ones_like(x), x)
+
+
+_absolute = derived(lax.abs, _sign)
+_atan2 = derived(
+    jnp.arctan2,
+    lambda y, x: x / _safe(lax.square(x) + lax.square(y)),
+    lambda y, x: -y / _safe(lax.square(x) + lax.square(y)),
+)
+_copysign = derived(jnp.copysign, lambda x, y: lax.sign(x) * jnp.copysign(lax.sign(x), y))
+_power = derived(
+    jnp.power,
+    lambda x, y: y * jnp.power(x, jnp.where(y == 0, jnp.ones_like(y), y - 1)),
+    lambda x, y: jnp.where((x == 0) & (y >= 0), jnp.zeros_like(x), jnp.power(x, y) * jnp.log(x)),
+)
+relu = derived(lambda x: jnp.maximum(x, as_array(0, x)), lambda x: ~(x <= 0))
+_at_least = derived(jnp.maximum, lambda x, low: x >= low, lambda x, low: x < low)
+_at_most = derived(jnp.minimum, lambda x, high: x <= high, lambda x, high: x > high)
+_between = derived(
+    lambda x, low, high: jnp.minimum(jnp.maximum(x, low), high),
+    lambda x, low, high: (x >= low) & (x <= high),
+    lambda x, low, high: (x < low) & (low < high),
+    lambda x, low, high: (x > high) | (high < low),
+)
+_fmax, _fmin = (
+    derived(
+        function,
+        lambda x, y, wins=wins: wins(x, y) | jnp.isnan(y),
+        lambda x, y, wins=wins: ~(wins(x, y) | jnp.isnan(y)),
+    )
+    for function, wins in ((jnp.fmax, operator.ge), (jnp.fmin, operator.le))
+)
+_within = derived(
     lambda x, low, high: jnp.minimum(jnp.maximum(x, low), high),
     lambda x, low, high: (x > low) & (x < high),
+)
+
+
+_digamma = derived(
+    lambda x: jnp.where(x == 0, -jnp.copysign(jnp.full_like(x, jnp.inf), x), lax.digamma(x)),
+    lambda x: special.polygamma(1, x),
 )
 
 
@@ -56,19 +110,19 @@ def absolute(x):
 
 FLOAT_FUNCTIONS = {
     "acos": lax.acos, "acosh": lax.acosh, "asin": lax.asin, "asinh": lax.asinh, "atan": lax.atan,
-    "atanh": lax.atanh, "cos": lax.cos, "cosh": lax.cosh, "digamma": lax.digamma, "erf": lax.erf,
+    "atanh": lax.atanh, "cos": lax.cos, "cosh": lax.cosh, "digamma": _digamma, "erf": lax.erf,
     "erfc": lax.erfc, "erfinv": lax.erf_inv, "exp": lax.exp, "exp2": lax.exp2, "expm1": lax.expm1,
     "lgamma": lax.lgamma, "log": lax.log, "log10": jnp.log10, "log1p": lax.log1p,
     "log2": lambda x: lax.log(x) / np.log(2).item(), "reciprocal": lambda x: 1 / x,
     "rsqrt": lax.rsqrt, "sigmoid": _in_one_kernel("sigmoid", lax.logistic), "sin": lax.sin,
     "sinc": jnp.sinc, "sinh": lax.sinh, "sqrt": lax.sqrt, "tan": lax.tan,
     "tanh": _in_one_kernel("tanh", lax.tanh),
-    "i0": special.i0, "special_i0e": special.i0e, "special_i1": special.i1,
+    "i0": derived(special.i0, special.i1), "special_i0e": special.i0e, "special_i1": special.i1,
     "special_i1e": special.i1e, "special_ndtri": special.ndtri,
     "special_log_ndtr": special.log_ndtr,
 }  # fmt: skip
 FUNCTIONS = {
-    "abs": absolute, "neg": lax.neg, "sign": lax.sign, "sgn": lax.sign, "square": lax.square,
+    "abs": absolute, "neg": lax.neg, "sign": _sign, "sgn": _sign, "square": lax.square,
     "logical_not": jnp.logical_not, "bitwise_not": jnp.bitwise_not, "isinf": jnp.isinf,
     "isnan": jnp.isnan, "isfinite": jnp.isfinite, "signbit": jnp.signbit,
     "alias": lambda x: x, "detach": lambda x: x, "lift_fresh_copy": lambda x: x,
@@ -76,10 +130,10 @@ FUNCTIONS = {
 }  # fmt: skip
 TO_INTEGERS = {"ceil": lax.ceil, "floor": lax.floor, "trunc": jnp.trunc}
 OF_TWO = {
-    "minimum": jnp.minimum, "maximum": jnp.maximum, "hypot": jnp.hypot, "fmax": jnp.fmax,
-    "fmin": jnp.fmin, "nextafter": jnp.nextafter, "igamma": special.gammainc,
+    "minimum": jnp.minimum, "maximum": jnp.maximum, "hypot": jnp.hypot, "fmax": _fmax,
+    "fmin": _fmin, "nextafter": jnp.nextafter, "igamma": special.gammainc,
     "igammac": special.gammaincc, "special_zeta": special.zeta, "floor_divide": operator.floordiv,
-    "remainder": jnp.remainder, "fmod": jnp.fmod, "copysign": jnp.copysign,
+    "remainder": jnp.remainder, "fmod": jnp.fmod, "copysign": _copysign,
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt,
     "ge": operator.ge, "bitwise_and": operator.and_, "bitwise_or": operator.or_,
     "bitwise_xor": operator.xor, "__and__": operator.and_, "__or__": operator.or_,
@@ -189,7 +243,7 @@ def pow_scalar(x, exponent):
 @rule(A.pow.Scalar)
 def pow_of_scalar(x, y):
     dtype = jnp.result_type(common(x, y)[1])
-    return jnp.power(jnp.asarray(x, dtype), y.astype(dtype))
+    return _power(jnp.full_like(y, x, dtype), y.astype(dtype))
 
 
 @rule(A.round.default)
@@ -209,15 +263,19 @@ def round_to_decimals(x, *, decimals):
 def clamp(x, low=None, high=None):
     bounds = [b for b in (low, high) if b is not None]
     x = common(x, *bounds)[0]
-    x = x if low is None else _at_least(x, as_array(low, x))
-    return x if high is None else _at_most(x, as_array(high, x))
+    return _clamped(x, *(b if b is None else as_array(b, x) for b in (low, high)))
+
+
+def _clamped(x, low, high):
+    if low is None:
+        return _at_most(x, high)
+    return _at_least(x, low) if high is None else _between(x, low, high)
 
 
 @rule(A.clamp.Tensor)
 def clamp_tensor(x, low=None, high=None):
-    if low is not None:
-        x = jnp.maximum(*common(x, low))
-    return x if high is None else jnp.minimum(*common(x, high))
+    x, *bounds = common(x, *(b for b in (low, high) if b is not None))
+    return _clamped(x, None if low is None else bounds[0], None if high is None else bounds[-1])
 
 
 @rule(A.where.self, A.where.ScalarOther, A.where.ScalarSelf, A.where.Scalar)
@@ -317,9 +375,9 @@ rules({
         sub(y, x, alpha) if isinstance(y, jax.Array) else y - (x if alpha == 1 else x * alpha)),
     A.min.other: promoted(jnp.minimum),
     A.max.other: promoted(jnp.maximum),
-    A.pow.Tensor_Tensor: promoted(jnp.power),
+    A.pow.Tensor_Tensor: promoted(_power),
     (A.atan2.default, A.atan2.out): lambda x, y, out=None: (
-        jnp.arctan2(*common(x, y, floating=True))),
+        _atan2(*common(x, y, floating=True))),
     A.frexp.Tensor: lambda x: tuple(jnp.frexp(x)),
     A.frac.default: lambda x: x - jnp.trunc(x),
     (A.clone.default, A.contiguous.default): lambda x, memory_format=None: x,

@@ -7,10 +7,12 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from .._convert import jax_dtype
 from .._registry import rule, rules
 from .._torch import aten, torch
+from ._elementwise import derived
 from ._reductions import vector_norm
 
 A = aten
@@ -84,15 +86,50 @@ def _scatter(x, dim, index, source, reduce="set"):  # or "add", or "multiply"
     return getattr(x.at[_along(index, dim % x.ndim)], reduce)(source)
 
 
+@jax.custom_jvp
+def _product_at(x, source, at):
+    return x.at[at].multiply(source)
+
+
+@_product_at.defjvp
+def _product_at_jvp(operands, tangents):
+    """Of a place with one zero, only that zero has a derivative; of one with several, none has."""
+    x, source, at = operands
+    zero, one = source == 0, jnp.ones_like(source)
+    safe = jnp.where(zero, one, source)
+    zeros = jnp.zeros(x.shape, jnp.int32).at[at].add(zero.astype(jnp.int32))
+    others = _product_at(x, safe, at)[at] / safe
+    others = jnp.where(zeros[at] == zero.astype(jnp.int32), others, jnp.zeros_like(others))
+    own = tangents[0] * _product_at(jnp.ones_like(x), source, at)
+    return _product_at(x, source, at), own.at[at].add(tangents[1] * others)
+
+
+def _neutral(reduce, dtype):
+    if reduce in ("amax", "amin"):
+        low, high = -jnp.inf, jnp.inf
+        if jnp.issubdtype(dtype, jnp.integer):
+            low, high = jnp.iinfo(dtype).min, jnp.iinfo(dtype).max
+        return low if reduce == "amax" else high
+    return int(reduce == "prod")
+
+
 def _reduced_at(x, at, source, reduce, include_self):
     if not include_self:
-        first = {"sum": 0, "mean": 0, "prod": 1, "amax": -jnp.inf, "amin": jnp.inf}[reduce]
-        x = x.at[at].set(jnp.asarray(first, x.dtype))
+        x = x.at[at].set(jnp.asarray(_neutral(reduce, x.dtype), x.dtype))
     if reduce == "mean":
-        count = jnp.full_like(x, float(include_self)).at[at].add(jnp.ones_like(source))
-        return x.at[at].add(source) / jnp.maximum(count, jnp.ones_like(count))
-    method = {"sum": "add", "prod": "multiply", "amax": "max", "amin": "min"}[reduce]
-    return getattr(x.at[at], method)(source)
+        count = jnp.full_like(x, include_self).at[at].add(jnp.ones_like(source))
+        total, count = x.at[at].add(source), jnp.maximum(count, jnp.ones_like(count))
+        return total / count if jnp.issubdtype(x.dtype, jnp.inexact) else total // count
+    if reduce == "prod":
+        return _product_at(x, source, at)
+    return getattr(x.at[at], {"sum": "add", "amax": "max", "amin": "min"}[reduce])(source)
+
+
+def _row_places(x, dim, index, source):
+    """Returns the places of whole rows, as :func:`_along` does."""
+    dim %= x.ndim
+    index = jnp.expand_dims(index.reshape(-1), [a for a in range(x.ndim) if a != dim])
+    return _along(jnp.broadcast_to(index, source.shape), dim)
 
 
 @rule(A.put.default)
@@ -102,16 +139,32 @@ def put(x, index, source, accumulate=False):
     return (at.add(source) if accumulate else at.set(source)).reshape(x.shape)
 
 
+_with_slope = derived(lambda x, slope: x, lambda x, slope: slope)
+_with_value = derived(lambda x, value: value, lambda x, value: jnp.ones_like(x, jnp.bool_))
+
+
 @rule(A.embedding_renorm.default)
 def embedding_renorm(weight, index, max_norm, norm_type):
-    sizes = vector_norm(weight, norm_type, 1, True)
+    """torch writes it into the weight without a derivative: the weight's gradient stays its own."""
+    own = lax.stop_gradient(weight)
+    sizes = vector_norm(own, norm_type, 1, True)
     used = jnp.zeros((len(weight), 1), jnp.bool_).at[index.reshape(-1)].set(True)
-    return jnp.where(used & (sizes > max_norm), weight * (max_norm / (sizes + 1e-7)), weight)
+    return _with_value(
+        weight, jnp.where(used & (sizes > max_norm), own * (max_norm / (sizes + 1e-7)), own)
+    )
 
 
 @rule(A.embedding.default)
 def embedding(weight, index, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
-    return jnp.take(weight, index, axis=0, mode="clip")
+    """The row at ``padding_idx`` has no gradient, and ``scale_grad_by_freq`` divides that of each
+    other row by how often its index occurs."""
+    rows = jnp.take(weight, index, axis=0, mode="clip")
+    if scale_grad_by_freq:
+        counts = jnp.zeros(len(weight), jnp.int32).at[index].add(1)
+        rows = _with_slope(rows, 1 / counts[index][..., None].astype(jnp.float32))
+    if padding_idx >= 0:
+        rows = _with_slope(rows, (index != padding_idx)[..., None])
+    return rows
 
 
 @rule(A._embedding_bag.default, A._embedding_bag_forward_only.default)
@@ -123,17 +176,21 @@ def embedding_bag(
     starts = offsets[:-1] if include_last_offset else offsets
     bags, n = starts.shape[0], index.shape[0]
     bag = jnp.searchsorted(starts, jnp.arange(n), side="right").astype(jnp.int32) - 1
-    rows, kept = embedding(weight, index), (index != padding_idx)[:, None]
+    kept = (index != padding_idx)[:, None]
+    rows = embedding(weight, index, scale_grad_by_freq=scale_grad_by_freq)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights[:, None]
     counts = jnp.zeros(bags, jnp.int32).at[bag].add(kept[:, 0].astype(jnp.int32))
     shape, maxima = (bags, weight.shape[1]), jnp.zeros(bags, jnp.int32)
     if mode == MAX:
-        low = jnp.where(kept, rows, jnp.full_like(rows, -jnp.inf))
-        out = jnp.full(shape, -jnp.inf, rows.dtype).at[bag].max(low)
-        out = jnp.where(counts[:, None] > 0, out, jnp.zeros_like(out))
-        maxima = jnp.full(shape, -1, jnp.int32)
-        maxima = maxima.at[bag].max(jnp.where(low == out[bag], index[:, None], -1))
+        low = lax.stop_gradient(jnp.where(kept, rows, jnp.full_like(rows, -jnp.inf)))
+        largest = jnp.full(shape, -jnp.inf, rows.dtype).at[bag].max(low)
+        place = jnp.where((low == largest[bag]) | jnp.isnan(low), jnp.arange(n)[:, None], n - 1)
+        first = jnp.full(shape, n - 1, place.dtype).at[bag].min(place)
+        some = counts[:, None] > 0
+        out = jnp.take_along_axis(rows, first, 0)
+        out = jnp.where(some, out, jnp.zeros_like(out))
+        maxima = jnp.where(some, index[first], -1)
     else:
         out = jnp.zeros(shape, rows.dtype).at[bag].add(jnp.where(kept, rows, jnp.zeros_like(rows)))
         if mode == MEAN:
@@ -164,7 +221,7 @@ rules({
         x.at[_row(x, dim, index)].add(
             (source if alpha == 1 else source * alpha).astype(x.dtype))),
     A.index_reduce.default: lambda x, dim, index, source, reduce, include_self=True: (
-        _reduced_at(x, _row(x, dim, index), source, reduce, include_self)),
+        _reduced_at(x, _row_places(x, dim, index, source), source, reduce, include_self)),
     A.scatter_reduce.two: lambda x, dim, index, source, reduce, include_self=True: (
         _reduced_at(x, _along(index, dim % x.ndim), _source(index, source), reduce, include_self)),
     A.repeat_interleave.Tensor: lambda repeats, output_size=None: (

@@ -17,7 +17,7 @@ from jax import lax
 from .._operation import one_step
 from .._registry import IN_STEPS, LIBRARY, rule
 from .._torch import Tensor, aten, torch
-from ._elementwise import absolute, log_sigmoid, xlogy
+from ._elementwise import absolute, derived, log_sigmoid, relu, xlogy
 from ._promotion import common, ranked
 from ._reductions import vector_norm
 
@@ -97,11 +97,35 @@ def binary_cross_entropy_with_logits(x, y, weight=None, pos_weight=None, reducti
     return _reduced(loss if weight is None else loss * ranked(weight, loss)[0], reduction)
 
 
+_cross_entropy = derived(
+    lambda x, y: (y - 1) * jnp.maximum(jnp.log1p(-x), -100) - y * jnp.maximum(jnp.log(x), -100),
+    lambda x, y: (x - y) / jnp.maximum((1 - x) * x, 1e-12),
+    lambda x, y: jnp.log1p(-x) - jnp.log(x),
+)
+
+
 @rule(A.binary_cross_entropy.default)
 def binary_cross_entropy(x, y, weight=None, reduction=MEAN):
-    x, y = common(x, y)
-    loss = (y - 1) * jnp.maximum(jnp.log1p(-x), -100) - y * jnp.maximum(jnp.log(x), -100)
+    loss = _cross_entropy(*common(x, y))
     return _reduced(loss if weight is None else loss * ranked(weight, loss)[0], reduction)
+
+
+@rule(A.multilabel_margin_loss_forward.default)
+def multilabel_margins(x, y, reduction=MEAN):
+    """Also returns which classes are targets; a row's targets end before its first negative one."""
+    counts = (jnp.cumsum(y < 0, -1) == 0)[..., None]
+    classes = lax.broadcasted_iota(y.dtype, (*x.shape, x.shape[-1]), x.ndim)
+    targets = jnp.any(counts & (y[..., None] == classes), -2)
+    own = jnp.take_along_axis(x, jnp.maximum(y, 0), -1)
+    margins = relu(1 - own[..., None] + x[..., None, :])
+    margins = jnp.where(counts & ~targets[..., None, :], margins, jnp.zeros_like(margins))
+    loss = jnp.sum(margins, (-2, -1)) / x.shape[-1]
+    return _reduced(loss, reduction), targets.astype(x.dtype)
+
+
+@rule(A.multilabel_margin_loss.default)
+def multilabel_margin_loss(x, y, reduction=MEAN):
+    return multilabel_margins(x, y, reduction)[0]
 
 
 @rule(A._cdist_forward.default)

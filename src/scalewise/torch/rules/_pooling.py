@@ -51,6 +51,8 @@ def _window(x, operation, initial, n, kernel, stride, padding, dilation, ceil_mo
 def _max_pool(n, x, kernel, stride=None, padding=0, dilation=1, ceil_mode=False):
     kernel = _sizes(n, kernel)
     sizes = kernel, _sizes(n, stride, kernel), _sizes(n, padding), _sizes(n, dilation)
+    if max(sizes[-1]) > 1:  # of which JAX has no derivative
+        return _max_pool_with_indices(n, x, *sizes, ceil_mode)[0]
     return _window(x, lax.max, -np.inf, n, *sizes, ceil_mode)
 
 
@@ -147,7 +149,7 @@ def _maxima(x, windows):
     found = jnp.where(inside, x.reshape(*lead, -1)[..., places], jnp.asarray(-jnp.inf, x.dtype))
     places = jnp.broadcast_to(jnp.asarray(places, jnp.int32), found.shape)
     best = jnp.argmax(found, -1, keepdims=True)
-    return jnp.max(found, -1), jnp.take_along_axis(places, best, -1)[..., 0]
+    return tuple(jnp.take_along_axis(y, best, -1)[..., 0] for y in (found, places))
 
 
 def _resized(method, antialias, x, output_size, align_corners, *scales):

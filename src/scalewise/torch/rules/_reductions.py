@@ -6,6 +6,7 @@ import dataclasses
 import math
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -106,7 +107,8 @@ def vector_norm(x, order=2, dims=None, keepdim=False, dtype=None):
         return jnp.sum(size, axes, keepdims=keepdim)
     if order == 2:
         return _root(jnp.sum(lax.square(size), axes, keepdims=keepdim), 2)
-    return _root(jnp.sum(jnp.power(size, float(order)), axes, keepdims=keepdim), order)
+    powers = _root(size, 1 / order) if 0 < order < 1 else jnp.power(size, float(order))
+    return _root(jnp.sum(powers, axes, keepdims=keepdim), order)
 
 
 @rule(A.histc.default)
@@ -142,6 +144,21 @@ def _squeezed(both, dim, keepdim):
     return tuple(y if keepdim else jnp.squeeze(y, dim) for y in both)
 
 
+def _extreme(position):
+    """Returns the rule of an extreme along an axis, of which one of equal numbers gets the
+    gradient."""
+
+    def extreme(x, dim, keepdim=False):
+        at = position(x, dim, True)
+        return _squeezed((jnp.take_along_axis(x, at, dim), at), dim, keepdim)
+
+    return extreme
+
+
+_with_places(A.max.dim)(_extreme(argmax))
+_with_places(A.min.dim)(_extreme(argmin))
+
+
 @_with_places(A.topk.default)
 def topk(x, k, dim=-1, largest=True, sorted=True):
     return tuple(lax.slice_in_dim(y, 0, k, axis=dim) for y in sort(x, dim, largest))
@@ -156,11 +173,11 @@ def kthvalue(x, k, dim=-1, keepdim=False):
 @_with_places(A.median.dim)
 def median_dim(x, dim, keepdim=False):
     """Returns the lower of two middle numbers; NaN where there is one, as torch does."""
-    values, at = kthvalue(x, (x.shape[dim] + 1) // 2, dim, keepdim)
+    at = kthvalue(x, (x.shape[dim] + 1) // 2, dim, True)[1]
     nan = jnp.isnan(x)
-    some = jnp.any(nan, dim, keepdims=keepdim)
-    first = jnp.argmax(nan, dim, keepdims=keepdim).astype(at.dtype)
-    return jnp.where(some, jnp.full_like(values, jnp.nan), values), jnp.where(some, first, at)
+    first = jnp.argmax(nan, dim, keepdims=True).astype(at.dtype)
+    at = jnp.where(jnp.any(nan, dim, keepdims=True), first, at)
+    return _squeezed((jnp.take_along_axis(x, at, dim), at), dim, keepdim)
 
 
 @_with_places(A.nanmedian.dim)
@@ -182,11 +199,26 @@ def mode(x, dim=-1, keepdim=False):
     return _squeezed((jnp.take_along_axis(y, last, dim) for y in (values, order)), dim, keepdim)
 
 
+def _of_all(function):
+    """Returns a function that chooses one of all numbers; its gradient is shared evenly by those
+    that equal it."""
+    call = jax.custom_jvp(function)
+
+    def jvp(operands, tangents):
+        (x,), (tangent,), y = operands, tangents, call(*operands)
+        same = (x == y) | (jnp.isnan(x) & jnp.isnan(y))
+        total = jnp.sum(jnp.where(same, tangent, jnp.zeros_like(tangent)))
+        return y, total / jnp.sum(same).astype(total.dtype)
+
+    call.defjvp(jvp)
+    return call
+
+
 def _extreme_so_far(compare):
     """Returns the rule of the extremes of all numbers up to each one, and where they last stand."""
 
     def later(a, b):
-        chosen = compare(b[0], a[0])
+        chosen = compare(b[0], a[0]) | (b[0] != b[0])  # NaN stays
         return jnp.where(chosen, b[0], a[0]), jnp.where(chosen, b[1], a[1])
 
     def cumulative(x, dim):
@@ -216,14 +248,12 @@ rules({
     (A.amin.default, A.min.default): amin,
     A.argmax.default: argmax,
     A.argmin.default: argmin,
-    A.max.dim: lambda x, dim, keepdim=False: (amax(x, dim, keepdim), argmax(x, dim, keepdim)),
-    A.min.dim: lambda x, dim, keepdim=False: (amin(x, dim, keepdim), argmin(x, dim, keepdim)),
     A.var.dim: lambda x, dims, unbiased=True, keepdim=False: var(x, dims, int(unbiased), keepdim),
     A.var_mean.correction: lambda x, dims=None, correction=1, keepdim=False: (
         (var(x, dims, correction, keepdim), mean_dims(x, dims, keepdim))),
     A.sort.stable: lambda x, stable=False, dim=-1, descending=False: sort(x, dim, descending),
     A.argsort.default: lambda x, dim=-1, descending=False: sort(x, dim, descending)[1],
-    A.median.default: lambda x: median_dim(x.reshape(-1), 0)[0],
-    A.nanmedian.default: lambda x: nanmedian_dim(x.reshape(-1), 0)[0],
+    A.median.default: _of_all(lambda x: median_dim(x.reshape(-1), 0)[0]),
+    A.nanmedian.default: _of_all(lambda x: nanmedian_dim(x.reshape(-1), 0)[0]),
     A.logcumsumexp.default: lambda x, dim: lax.cumlogsumexp(x, dim % x.ndim),
 })  # fmt: skip

@@ -17,14 +17,32 @@ from ._promotion import as_array, axes_of, result_dtype
 A = aten
 
 
-@rule(A.as_strided.default)
-def as_strided(x, size, stride, storage_offset=0):
-    """Of a contiguous array."""
+def _strided(size, stride, offset):
+    """Returns the places of a view in a contiguous array."""
     at = sum(
         (np.arange(n) * s).reshape((-1,) + (1,) * (len(size) - 1 - i))
         for i, (n, s) in enumerate(zip(size, stride, strict=True))
     )
-    return x.reshape(-1)[np.broadcast_to(at, size) + (storage_offset or 0)]
+    return np.broadcast_to(at, size) + (offset or 0)
+
+
+@rule(A.as_strided.default)
+def as_strided(x, size, stride, storage_offset=0):
+    return x.reshape(-1)[_strided(size, stride, storage_offset)]
+
+
+@rule(A.as_strided_scatter.default)
+def as_strided_scatter(x, y, size, stride, storage_offset=0):
+    places = _strided(size, stride, storage_offset)
+    return x.reshape(-1).at[places].set(y.astype(x.dtype)).reshape(x.shape)
+
+
+@rule(A.diagonal_scatter.default)
+def diagonal_scatter(x, y, offset=0, dim1=0, dim2=1):
+    at = np.arange(y.shape[-1])
+    moved = jnp.moveaxis(x, (dim1, dim2), (-2, -1))
+    moved = moved.at[..., at + max(-offset, 0), at + max(offset, 0)].set(y.astype(x.dtype))
+    return jnp.moveaxis(moved, (-2, -1), (dim1, dim2))
 
 
 @rule(A.view.dtype)

@@ -10,6 +10,7 @@ from jax import lax
 
 from .._registry import rule, rules
 from .._torch import aten
+from ._elementwise import derived
 from ._promotion import common
 
 A = aten
@@ -24,6 +25,12 @@ def _transform(function, x, dims, normalization, sizes=None):
 
 _inverse = functools.partial(jnp.fft.ifftn, norm="forward")
 _inverse_of_real = functools.partial(jnp.fft.irfftn, norm="forward")
+
+
+_angle_of_real = derived(
+    lambda x: jnp.where(x < 0, jnp.full_like(x, math.pi), jnp.where(x == x, jnp.zeros_like(x), x)),
+    lambda x: jnp.zeros_like(x, jnp.bool_),
+)
 
 
 @rule(A.complex.default)
@@ -43,7 +50,7 @@ rules({
         _transform(jnp.fft.fftn if forward else _inverse, x, dims, normalization)),
     A.real.default: jnp.real,
     A.imag.default: jnp.imag,
-    A.angle.default: jnp.angle,
+    A.angle.default: lambda x: (jnp.angle if jnp.iscomplexobj(x) else _angle_of_real)(x),
     (A._conj.default, A.conj_physical.default, A._conj_physical.default): jnp.conj,
     (A.resolve_conj.default, A.resolve_neg.default): lambda x: x,
     A.polar.default: lambda size, angle: complex_(size * jnp.cos(angle), size * jnp.sin(angle)),
