@@ -304,22 +304,17 @@ def _list_unfixed(search: Search) -> None:
     search.found += sorted(left, key=lambda x: not x.tried)
 
 
-def _try_fixes(
-    search: Search,
-    what: Finding,
-    changes: Iterator[Fix],
-    clear: float = CLEAR,
-    constant: Literal | None = None,
-) -> bool:
-    """Accepts the fix that helps most for its cost; returns False if none helps enough.
+def _trials(
+    search: Search, options: Sequence[Fix]
+) -> tuple[list[tuple[Fix, OutputError]], list[tuple[Fix, Outcome]]]:
+    """Returns the fixes that were tried with their errors, and the runs of those that helped.
 
-    Of an error that many roundings may add up to it must leave at most the share ``clear``. With
-    ``constant``, what the format makes of it is the cause.
+    They are tried in their order until one helps enough. If the first ones don't help, the one that
+    changes most is tried before the others: without its help, its parts don't help either.
     """
     before = search.outcome.error
     tried: list[tuple[Fix, OutputError]] = []
     helped: list[tuple[Fix, Outcome]] = []
-    options = list(changes)
     pending, probe = list(options), None
     before_widest = 0 if search.failed else BEFORE_WIDEST
     while pending:
@@ -342,6 +337,23 @@ def _try_fixes(
             pending = [x for x in pending if not x.size or not _is_part_of(x, fix)]
         if helps and fix is not probe and _is_enough(search, helped, before):
             break
+    return tried, helped
+
+
+def _try_fixes(
+    search: Search,
+    what: Finding,
+    changes: Iterator[Fix],
+    clear: float = CLEAR,
+    constant: Literal | None = None,
+) -> bool:
+    """Accepts the fix that helps most for its cost; returns False if none helps enough.
+
+    Of an error that many roundings may add up to it must leave at most the share ``clear``. With
+    ``constant``, what the format makes of it is the cause.
+    """
+    before, options = search.outcome.error, list(changes)
+    tried, helped = _trials(search, options)
     what = dataclasses.replace(what, tried=what.tried or bool(tried))
     last = search.final and not search.found
     required = clear if search.is_small else GAIN if last else ENOUGH
