@@ -234,5 +234,5 @@ def test_a_count_that_is_one_off_is_no_refusal():
 
     x = jnp.concatenate([jnp.full(1, 0.3001), jnp.ones(63)])
     verdict = sw.audit(count, "bf16")(x).verdict
-    assert verdict.startswith("count computes in bf16")
-    assert verdict.endswith("the only element of output[0] differs.")
+    assert verdict.startswith("Yes: count computes in bf16")
+    assert verdict.endswith("output[0], a sum, differs by 1 of 64.")
