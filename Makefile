@@ -51,7 +51,7 @@ ON_THE_INTERPRETER = $(addprefix tests/,interpret audit/test_lockstep.py trainin
 
 test-newest:              ## tests on the newest Python and JAX at hand, if there is one
 	@if [ -n "$(NEWEST)" ]; then \
-		$(MAKE) --no-print-directory unit thorough VENV=$(NEWEST_VENV) PYTHON="$(NEWEST)" \
+		$(MAKE) --no-print-directory unit VENV=$(NEWEST_VENV) PYTHON="$(NEWEST)" \
 			ARGS="$(or $(ARGS),$(ON_THE_INTERPRETER))"; \
 	else \
 		echo "test-newest: skipped, no Python 3.12 or newer is at hand (PATH and pyenv were searched)"; \
@@ -64,10 +64,10 @@ test-torch-sample: .venv-torch/.ready  ## of the thorough tests of scalewise.tor
 	PYTHONDONTWRITEBYTECODE= .venv-torch/bin/python -m pytest -n 2 --dist worksteal \
 		-m "not slow and not gate" $(or $(ARGS),tests/pytorch)
 
-# What the gate runs of the sample: errors beside torch's, custom backward passes, control flow, models, fixes.
+# What the gate runs of the sample: errors beside torch's, derivatives, control flow, fixes, recipes.
 test-torch-gate:
 	$(MAKE) --no-print-directory test-torch-sample \
-		ARGS="$(addprefix tests/pytorch/test_,reference.py backward.py control.py architectures.py torch.py edits.py programs.py recipes.py)"
+		ARGS="$(addprefix tests/pytorch/test_,reference.py backward.py gradients.py control.py torch.py edits.py recipes.py)"
 
 .venv-torch/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-torch
