@@ -174,8 +174,8 @@ def strategy_of(packed: Packed) -> Strategy:
 def quantization_config(
     written: Written, kept: Sequence[str], powers: bool, channels: Container[str] = ()
 ) -> dict[str, Json]:
-    """Returns what packages read of the tensors written, ``channels`` those with factors of the
-    input's channels beside them."""
+    """Returns the config by which packages read the tensors written. ``channels`` names those that
+    have factors of the input's channels (AWQ) beside them."""
     if not written:
         return {}
     ignored = sorted(name.removesuffix(".weight") for name in kept if name.endswith(".weight"))

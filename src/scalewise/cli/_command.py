@@ -42,8 +42,8 @@ def refusal(*kinds: type[Exception]) -> Iterator[None]:
 
 
 def unused(options: Mapping[str, Any], whose: str) -> None:
-    """Raises ValueError if options, by the names of their parameters, are given that are for others
-    alone."""
+    """Raises ValueError if options that only other inputs take are given, by their parameters'
+    names."""
     given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
     if given:
         raise ValueError(f"{', '.join(given)}: for {whose} only")

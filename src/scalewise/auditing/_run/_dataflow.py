@@ -136,7 +136,7 @@ TAKE = {"dynamic_slice", "gather"}  # at places that their other operands name
 
 
 class _Sums(Walk):
-    """Numbers that are sums of integers have an origin, others none."""
+    """Follows sums of integers: they have an origin, other numbers have none."""
 
     def equation(self, equation: Equation, inputs: Sequence[Origins]) -> list[Origins]:
         count = len(equation.out_avals)

@@ -145,7 +145,7 @@ def _squeezed(both, dim, keepdim):
 
 
 def _extreme(position):
-    """Returns the rule of an extreme along an axis, of which one of equal numbers gets the
+    """Returns the rule of a maximum or minimum along an axis; of equal numbers, one gets the
     gradient."""
 
     def extreme(x, dim, keepdim=False):
