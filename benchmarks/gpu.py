@@ -1,40 +1,79 @@
-"""``python -m benchmarks.gpu``: casts' bits, FP8 products and step times on a GPU.
+"""``python -m benchmarks.gpu``: casts' bits, matrix units and step times on a GPU.
 
 Prints one JSON line for each check, so that docs/gpu.md can say where its figures come from:
 
 - casts: bits on the GPU against bits on the CPU, over every exponent and random mantissas;
-- products: the formats in which the optimised HLO of a training step multiplies, kernels, bound;
-- steps: the steps of `benchmarks.programs` under each recipe, beside bfloat16 (``plain``), FP8
+- units: products of the device against those of `scalewise.devices.matrix_unit`, bit for bit;
+- blocks: the kernel that rounds to blocks against XLA's operations on the CPU, and its speed;
+- speed: casts beside XLA's convert and a copy;
+- train: the example GPT's loss in float32 and on the device's FP8 units;
+- steps: the steps of `benchmarks.programs` under recipes, beside bfloat16 (``plain``), FP8
   written by hand and Flax's FP8 layers, medians of interleaved runs in one process.
 
-The argument, if there is one, is a folder for the HLO texts.
+``--parts`` chooses checks, ``--programs`` and ``--ways`` those of ``steps``. No program is begun
+later than ``--seconds`` after the start. Programs compile in threads; runs are timed one after the other.
 """
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import importlib
 import json
 import statistics
-import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 import scalewise as sw
 from benchmarks import hlo
-from benchmarks.programs import BY_HAND, PROGRAMS, variant
+from benchmarks.programs import Program, variant
+from scalewise.autoscaling import _block_kernel as kernel
+from scalewise.devices import matrix_unit
+from scalewise.formats import MXFP8_E4M3, NVFP4
 
-WAYS = ("plain", "bf16", "fp16", "fp8", "fp8_delayed", "unit_scaling", "mxfp8", "hand", "flax")
+WAYS = {
+    "mlp": ("plain", "fp8", "fp8_delayed", "bf16", "fp16", "mxfp8", "hand", "flax"),
+    "gpt": ("plain", "fp8", "fp8_delayed"),
+    "llama_cudnn": ("plain", "fp8", "fp8_delayed"),
+    "llama": ("plain", "fp8"),
+    "decode": ("plain", "fp8"),
+    "prefill_cudnn": ("plain", "fp8"),
+    "vit": ("plain", "fp8"),
+    "moe_ragged": ("plain", "fp8"),
+}
 DEVICE = hlo.Device(3.35e12, {8: 1979e12, 16: 989e12, 32: 494e12})  # an H100's rates
 CASTS = ("fp16", "bf16", "e4m3fn", "e5m2", "e4m3fnuz", "e2m1fn", "dlfloat16", "e8m0", "tf32")
 ROUNDINGS = ("nearest_even", "toward_zero", "toward_positive", "to_odd")
+UNITS = ("fp16", "bf16", "e4m3fn")
 
 
 def say(**what: Any) -> None:
     print(json.dumps(what), flush=True)
+
+
+def on_cpu() -> Any:
+    return jax.default_device(jax.devices("cpu")[0])
+
+
+def attempt(check: str, part: Callable[[], None]) -> None:
+    """Runs one check; its error is printed, and the others go on."""
+    began = time.perf_counter()
+    try:
+        part()
+    except Exception as error:
+        say(check=check, error=f"{type(error).__name__}: {error}"[:900])
+    say(check=check, seconds=round(time.perf_counter() - began, 1))
 
 
 def device() -> None:
@@ -51,28 +90,33 @@ def casts(count: int = 1 << 22) -> None:
     bits = rng.integers(0, 1 << 32, count, np.uint32)
     edges = (np.arange(256, dtype=np.uint32)[:, None] << 23) + np.arange(-64, 64).astype(np.uint32)
     x = np.concatenate([bits, edges.ravel(), edges.ravel() | np.uint32(1 << 31)]).view(np.float32)
-    cpu = jax.devices("cpu")[0]
-    there, here = jax.device_put(x), jax.device_put(x, cpu)
-    for name in CASTS:
-        for rounding in ROUNDINGS:
-            for saturate in (False, True):
-                if name == "e8m0" and saturate:
-                    continue
-                f = jax.jit(
-                    lambda v, n=name, r=rounding, s=saturate: sw.cast(v, n, rounding=r, saturate=s)
-                )
-                got, want = np.asarray(f(there)), np.asarray(f(here))
-                same = np.array_equal(got.view(np.uint8), want.view(np.uint8))
-                if not same:
-                    a, b = got.astype(np.float32), want.astype(np.float32)
-                    unlike = ~((a == b) | (np.isnan(a) & np.isnan(b)))
-                    first = x[unlike][:3].tolist()
-                    say(check="cast", to=name, rounding=rounding, saturate=saturate,
-                        unlike=int(unlike.sum()), first=first)  # fmt: skip
-    say(check="casts", inputs=x.size, formats=CASTS, roundings=ROUNDINGS)
+    here, there = jax.device_put(x, jax.devices("cpu")[0]), jax.device_put(x)
+
+    def differences(name: str, rounding: str) -> int:
+        def every(v: jax.Array) -> list[Any]:
+            saturations = (False,) if name == "e8m0" else (False, True)
+            return [sw.cast(v, name, rounding=rounding, saturate=s) for s in saturations]
+
+        compiled = jax.jit(every)
+        unlike = 0
+        for got, want in zip(compiled(there), compiled(here), strict=True):
+            got, want = np.asarray(got), np.asarray(want)
+            different = got.view(np.uint8) != want.view(np.uint8)
+            if different.any():
+                a, b = got.astype(np.float32), want.astype(np.float32)
+                wrong = ~((a == b) & (np.signbit(a) == np.signbit(b)) | (np.isnan(a) & np.isnan(b)))
+                say(check="cast", to=name, rounding=rounding, unlike=int(wrong.sum()),
+                    other_nan=int(np.isnan(a).sum()), first=x[wrong][:3].tolist())  # fmt: skip
+                unlike += int(wrong.sum())
+        return unlike
+
+    pairs = [(name, rounding) for name in CASTS for rounding in ROUNDINGS]
+    with ThreadPoolExecutor(12) as pool:
+        unlike = sum(pool.map(lambda pair: differences(*pair), pairs))
+    say(check="casts", inputs=x.size, formats=CASTS, roundings=ROUNDINGS, unlike=unlike)
 
 
-def cast_speed(count: int = 1 << 28, repeats: int = 15) -> None:
+def speed(count: int = 1 << 28, repeats: int = 15) -> None:
     """Casts beside XLA's own convert and a copy of the array."""
     x = jax.random.normal(jax.random.key(0), (count,))
     runs: dict[str, Any] = {"copy": jax.jit(lambda v: -v)}
@@ -87,8 +131,8 @@ def cast_speed(count: int = 1 << 28, repeats: int = 15) -> None:
     runs["e6m9 in float32"] = jax.jit(lambda v: sw.round_to(v, e6m9))
     rows = x.reshape(-1, 4096)
     runs["mxfp8"] = jax.jit(lambda v: sw.quantize(v, "mxfp8_e4m3"))
-    times = interleaved({n: (lambda f=f, a=(rows if n == "mxfp8" else x): f(a))
-                         for n, f in runs.items()}, repeats)  # fmt: skip
+    given = {name: rows if name == "mxfp8" else x for name in runs}
+    times = interleaved({n: partial(f, given[n]) for n, f in runs.items()}, repeats)
     for name, seconds in times.items():
         say(check="cast speed", to=name, G_elements_s=round(count / seconds / 1e9, 1))
 
@@ -105,22 +149,145 @@ def interleaved(runs: dict[str, Callable[[], Any]], repeats: int) -> dict[str, f
     return {name: statistics.median(t) for name, t in times.items()}
 
 
+# -- matrix units --------------------------------------------------------------------------------
+
+
+def units(rows: int = 128, depths: tuple[int, ...] = (32, 128, 512, 4096)) -> None:
+    """Products of the device against the published arithmetic of its units, bit for bit."""
+    rng = np.random.default_rng(0)
+    for name in UNITS:
+        narrow, dtype = name.startswith("e"), sw.format(name).dtype
+        for depth in depths:
+            # products of many magnitudes, so that the order of a sum and its cuts show
+            a, b = (
+                jnp.asarray(rng.standard_normal(shape) * 2.0 ** rng.integers(-4, 5, shape), dtype)
+                for shape in ((rows, depth), (depth, rows))
+            )
+            promotions = (None, 128) if narrow else (None,)
+            expected = {}
+            with on_cpu():
+                for promote in promotions:
+                    unit = matrix_unit("h100", name, promote=promote)
+                    x, y = np.asarray(a), np.asarray(b)
+                    expected[f"promote {promote}"] = np.asarray(
+                        sw.ops.matmul(x, y, accumulator=unit, out=jnp.float32)
+                    )
+                exact = np.asarray(a, np.float64) @ np.asarray(b, np.float64)
+            for precision in ("default", "highest") if narrow else ("default",):
+                product = jax.jit(
+                    lambda a, b, p=precision: lax.dot(
+                        a, b, precision=p, preferred_element_type=jnp.float32
+                    )
+                )
+                compiled = product.lower(a, b).compile()
+                found = np.asarray(compiled(a, b))
+                scale = np.abs(np.asarray(a, np.float64)) @ np.abs(np.asarray(b, np.float64))
+                error = float(np.max(np.abs(found - exact) / scale))
+                for schedule, want in expected.items():
+                    same = float(np.mean(found.view(np.uint32) == want.view(np.uint32)))
+                    apart = float(np.max(np.abs(found - want) / scale))
+                    say(check="unit", operands=name, depth=depth, precision=precision,
+                        schedule=schedule, same_bits=round(same, 4), apart=apart, error=error,
+                        of_model=float(np.max(np.abs(want - exact) / scale)),
+                        by=sorted(product_calls(compiled.as_text())))  # fmt: skip
+
+
+def product_calls(text: str) -> set[str]:
+    """The functions that compute products, as the optimised program names them."""
+    marks = ("__cublas$lt$matmul$f8", "__cublas$lt$matmul", "__cublas$gemm", "__triton", "__cudnn")
+    return {next((m for m in marks if m in line), "fusion") for line in text.splitlines()
+            if " custom-call(" in line or "__triton" in line or " dot(" in line}  # fmt: skip
+
+
+# -- the kernel that rounds to blocks ------------------------------------------------------------
+
+
+def blocks() -> None:
+    rules = {
+        "mxfp8": kernel.BlockRounding(MXFP8_E4M3, None, (1, 0), jnp.bfloat16),
+        "nvfp4, squares": kernel.BlockRounding(NVFP4, None, (1, 0), jnp.bfloat16, tile=16),
+    }
+    rng = np.random.default_rng(0)
+    for name, rule in rules.items():
+        x = (rng.standard_normal((512, 768)) * 2.0 ** rng.integers(-20, 21, (512, 48)).repeat(16, 1)
+             ).astype(np.float32)  # fmt: skip
+        x[:32, :64], x[90, 3] = 0, np.nan
+        operands: list[Any] = []
+        if rule.fmt is NVFP4:
+            with on_cpu():
+                largest = kernel.largest(rule, jnp.asarray(x), None)
+                operands = [kernel.tensor_scale_of(largest, rule.fmt, rule.scaling)]
+            rule = dataclasses.replace(rule, operands=("whole",))
+        run = jax.jit(partial(kernel.by_kernel, rule=rule))
+        given = [np.asarray(o) for o in operands]
+        found = run(jnp.asarray(x), *given)
+        with on_cpu():
+            expected = kernel.by_xla(jnp.asarray(x), *given, rule=rule)
+        unlike = sum(
+            int(np.sum(np.asarray(a).view(np.uint8) != np.asarray(b).view(np.uint8)))
+            for a, b in zip(found, expected, strict=True)
+        )
+        say(check="block kernel", rule=name, elements=x.size, unlike_bytes=unlike)
+        big = jax.random.normal(jax.random.key(0), (8192, 8192))
+        there = [jnp.asarray(o) for o in given]
+        by_xla = jax.jit(partial(kernel.by_xla, rule=rule))
+        runs = {"kernel": partial(run, big, *there), "XLA": partial(by_xla, big, *there)}
+        times = interleaved(runs, 15)
+        say(check="block kernel speed", rule=name, size=big.shape,
+            us={k: round(t * 1e6) for k, t in times.items()})  # fmt: skip
+
+
+# -- training ------------------------------------------------------------------------------------
+
+
+def train(count: int = 200) -> None:
+    """Trains the example GPT on the same batches in float32 and with products of FP8 operands."""
+    model: Any = importlib.import_module("examples.gpt")
+    text = b"".join(path.read_bytes() for path in sorted(Path(np.__file__).parent.rglob("*.py")))
+    given = [b for b, _ in zip(model.batches(text, 0), range(count), strict=False)]
+    final = {}
+    for who in ("float32", "fp8", "fp8_rowwise", "mxfp8"):
+        step = model.train_step
+        if who != "float32":
+            recipe = dataclasses.replace(sw.recipes.CATALOGUE[who], narrow="always")
+            step = sw.autoscale(step, recipe)
+        state = model.init(0)
+        compiled = jax.jit(step).lower(state, given[0]).compile()
+        losses = []
+        for batch in given:
+            state, loss = compiled(state, batch)
+            losses.append(loss)
+        final[who] = float(np.mean(np.asarray(losses[-50:])))
+        found = hlo.summary(hlo.parse(compiled.as_text()), DEVICE)
+        say(check="train", recipe=who, steps=count, final_loss=final[who],
+            of_float32=round(final[who] / final["float32"], 5), products=found.lines)  # fmt: skip
+
+
 # -- training steps ------------------------------------------------------------------------------
 
 
-def steps(name: str, size: str, repeats: int = 15, dump: Path | None = None) -> None:
+def compile_step(name: str, size: str, who: str) -> tuple[Program, Any, float]:
+    """Returns a program, its compiled step, and the seconds that compiling took beside others."""
+    program = variant(name, size, who)
+    began = time.perf_counter()
+    compiled = jax.jit(program.step).lower(*program.arguments).compile()
+    return program, compiled, time.perf_counter() - began
+
+
+def steps(name: str, ways: Iterable[str], size: str, dump: Path | None = None) -> None:
     """Products and times of a program's step under each recipe and by hand, in one process."""
-    runs, losses = {}, {}
-    for who in WAYS:
-        if name != "mlp" and who in BY_HAND[1:]:
-            continue
+    runs, losses, given = {}, {}, {}
+    with ThreadPoolExecutor(4) as pool:
+        started = {who: pool.submit(compile_step, name, size, who) for who in ways}
+    for who, future in started.items():
         try:
-            program = variant(name, size, who)
-            arguments = jax.jit(program.make)()
-            began = time.perf_counter()
-            compiled: Any = jax.jit(program.step).lower(*arguments).compile()
-            seconds = time.perf_counter() - began
-            losses[who] = program.loss(compiled(*arguments))
+            program, compiled, seconds = future.result()
+            # steps that take the same arguments share them: a state takes gigabytes
+            key = str(program.arguments)
+            if key not in given:
+                given[key] = jax.jit(program.make)()
+            arguments = given[key]
+            losses[who] = program.loss(compiled(*arguments)) if name in TRAINED else None
         except Exception as error:
             what = f"{type(error).__name__}: {error}"[:600]
             say(check="step", program=name, recipe=who, error=what)
@@ -133,24 +300,56 @@ def steps(name: str, size: str, repeats: int = 15, dump: Path | None = None) -> 
             temporary_MiB=compiled.memory_analysis().temp_size_in_bytes >> 20)  # fmt: skip
         if dump:
             (dump / f"{name}_{who}.hlo").write_text(text)
-        runs[who] = lambda c=compiled, a=arguments: c(*a)
-    times = interleaved(runs, repeats)
+        runs[who] = partial(compiled, *arguments)
+    times = interleaved(runs, 15)
+    for who, run in runs.items() if dump else ():
+        profile(run, dump / f"{name}_{who}.xplane.pb")
     for who, seconds in times.items():
         say(check="step", program=name, size=size, recipe=who, ms=round(seconds * 1e3, 3),
             of_plains_speed=round(times["plain"] / seconds, 3), loss=losses[who])  # fmt: skip
 
 
+def profile(run: Callable[[], Any], path: Path) -> None:
+    """Writes the profiler's record of three runs, and prints the kernels that take most time."""
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            for _ in range(3):
+                jax.block_until_ready(run())
+        found = next(Path(folder).rglob("*.xplane.pb"))
+        path.write_bytes(found.read_bytes())
+    total: Counter[str] = Counter()
+    for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
+        for line in plane.lines if "GPU" in plane.name else ():
+            for event in line.events if "Stream" in line.name else ():
+                total[event.name] += event.duration_ns
+    kernels = {name: round(ns / 3e3, 1) for name, ns in total.most_common(40)}
+    say(check="profile", file=path.name, us=round(sum(total.values()) / 3e3), kernels_us=kernels)
+
+
+TRAINED = {"mlp", "gpt", "llama", "llama_cudnn", "vit", "moe_ragged"}
+PARTS = {"casts": casts, "units": units, "blocks": blocks, "speed": speed, "train": train}
+
+
 def main() -> None:
-    dump = Path(sys.argv[1]) if len(sys.argv) > 1 else None
-    if dump:
-        dump.mkdir(parents=True, exist_ok=True)
-    on_cpu = jax.default_backend() == "cpu"
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--parts", nargs="*", default=[*PARTS, "steps"])
+    parser.add_argument("--programs", nargs="*", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--ways", nargs="*", help="of each program's variants")
+    parser.add_argument("--size", default="full", choices=("tiny", "small", "full"))
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--dump", type=Path, help="a folder for HLO texts and profiles")
+    options = parser.parse_args()
+    began = time.perf_counter()
+    if options.dump:
+        options.dump.mkdir(parents=True, exist_ok=True)
     device()
-    if not on_cpu:
-        casts()
-        cast_speed()
-    for name in PROGRAMS:
-        steps(name, "tiny" if on_cpu else "full", dump=dump)
+    for name, part in PARTS.items():
+        if name in options.parts:
+            attempt(name, part)
+    for name in options.programs if "steps" in options.parts else ():
+        if time.perf_counter() - began < options.seconds:
+            ways = [w for w in WAYS[name] if not options.ways or w in options.ways]
+            attempt(f"steps {name}", partial(steps, name, ways, options.size, options.dump))
 
 
 if __name__ == "__main__":
