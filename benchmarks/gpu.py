@@ -11,7 +11,8 @@ Prints one JSON line for each check, so that docs/gpu.md can say where its figur
   written by hand and Flax's FP8 layers, medians of interleaved runs in one process.
 
 ``--parts`` chooses checks, ``--programs`` and ``--ways`` those of ``steps``. No program is begun
-later than ``--seconds`` after the start. Programs compile in threads; runs are timed one after the other.
+later than ``--seconds`` after the start. Programs compile in threads; runs are timed one after the
+other.
 """
 
 from __future__ import annotations
