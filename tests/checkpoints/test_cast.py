@@ -104,6 +104,37 @@ def test_global_scales_of_q_k_and_v_are_one_unless_told(model, tmp_path):
     ]
 
 
+def test_requantising_gives_gate_and_up_one_global_scale(model, tmp_path):
+    """Engines read both as one matrix, with one global scale, whatever another tool has stored."""
+    checkpoints.cast(model, "nvfp4", out=tmp_path / "own", layout="modelopt", fuse=False)
+    again = {"out": tmp_path / "one", "layout": "modelopt", "requantise": True}
+    checkpoints.cast(tmp_path / "own", "nvfp4", **again)
+    faults = [[f.fault for f in checkpoints.check(tmp_path / n).findings] for n in ("own", "one")]
+    assert faults == [["unequal global scales"], []]
+
+
+@pytest.mark.parametrize("magnitude", [1e-45, 1e-38, 3e38])
+@pytest.mark.parametrize(
+    ("to", "layout"),
+    [("e4m3fn", n) for n in ("deepseek", "compressed-tensors", "modelopt", "torchao")]
+    + [("mxfp4", n) for n in ("compressed-tensors", "torchao")]
+    + [("mxfp8_e4m3", "modelopt"), ("nvfp4", "compressed-tensors"), ("nvfp4", "modelopt")],
+)
+def test_extreme_weights_keep_normal_scales_and_finite_numbers(magnitude, to, layout, tmp_path):
+    x = np.full((128, 128), magnitude, np.float32)
+    save_safetensors(tmp_path / "model.safetensors", {"a.weight": x})
+    checkpoints.cast(tmp_path / "model.safetensors", to, out=tmp_path / "out", layout=layout)
+    y = checkpoints.load(tmp_path / "out").value("a.weight")
+    assert np.isfinite(y).all()
+    if magnitude == 3e38:
+        np.testing.assert_allclose(y, x, rtol=0.25)
+    elif to == "e4m3fn":
+        parts = {t.name: t for t in open_file(tmp_path / "out" / "model.safetensors").tensors}
+        (scale,) = [t.array() for n, t in parts.items() if "scale" in n]
+        assert np.all(scale.astype(np.float32) >= np.finfo(np.float32).smallest_normal)
+        np.testing.assert_allclose(y, x, rtol=0.07 if magnitude > 1e-40 else 1)
+
+
 def test_repacking_keeps_codes_and_requantising_has_to_be_asked_for(model, tmp_path):
     a, b = tmp_path / "a", tmp_path / "b"
     checkpoints.cast(model, "nvfp4", out=a, layout="modelopt")

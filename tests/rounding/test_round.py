@@ -229,6 +229,32 @@ def test_round_to_under_jit_vmap_and_map(fmt):
     same(jax.lax.map(lambda x: round_to(x, fmt), x), want)
 
 
+INTEGERS = [np.int8, np.uint8, np.int16, np.int32, np.uint32, np.int64, np.uint64]
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("rounding", ["nearest_even", "toward_zero"])
+def test_integers_are_rounded_once_from_all_their_bits(dtype, rounding):
+    limits, rng = np.iinfo(dtype), np.random.default_rng(0)
+    x = rng.integers(limits.min, limits.max, 500, dtype=dtype, endpoint=True)
+    near = [limits.min, limits.max, 2**24 + 1, 2**24 + 3, 2**53 + 1, 2**60 + 2**36 + 1]
+    x = np.concatenate([x, np.array([n for n in near if n <= limits.max], dtype)])
+
+    def expected(number, digits):  # in Python's integers
+        k = max(abs(number).bit_length() - digits, 0)
+        whole, rest = divmod(abs(number), 1 << k)
+        up = 2 * rest + whole % 2 > 1 << k and rounding == "nearest_even"
+        return float((-1 if number < 0 else 1) * (whole + up << k))
+
+    for fmt in ("bf16", "fp32"):
+        digits = formats.format(fmt).mantissa_bits + 1
+        want = [expected(int(number), digits) for number in x]
+        same(round_to(x, fmt, rounding=rounding), want)
+        given = jnp.asarray(x) if limits.bits < 64 else x  # JAX has int64 with x64 alone
+        same(cast(given, fmt, rounding=rounding), want)
+    assert cast(7, "e4m3fn") == 7
+
+
 def test_gradient_is_straight_through_and_not_rounded():
     x = jnp.array([1.05, 1e3, -1e9])
     _, pull = jax.vjp(lambda x: round_to(x, "e4m3fn", saturate=True), x)
@@ -243,7 +269,12 @@ def test_gradient_is_straight_through_and_not_rounded():
     [
         (lambda: round_to(jnp.ones(2), "fp8"), ValueError, "'fp8' is a recipe, not a format"),
         (lambda: cast(jnp.ones(2), "e4m3fm"), ValueError, "did you mean 'e4m3fn'.* expected one"),
-        (lambda: round_to(jnp.arange(2), "fp16"), TypeError, "round_to takes real .* not int32"),
+        (lambda: round_to(jnp.ones(2, bool), "fp16"), TypeError, "round_to takes real .* not bool"),
+        (
+            lambda: cast(np.ones(2, int), "fp64"),
+            TypeError,
+            "integers of at most 32 bits, not int64",
+        ),
         (lambda: cast(jnp.ones(2, complex), "fp16"), TypeError, "cast takes real .* not complex64"),
         (
             lambda: round_to(jnp.ones(2), "fp16", rounding="up"),

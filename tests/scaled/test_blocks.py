@@ -106,6 +106,15 @@ def test_what_isnt_finite():
     np.testing.assert_array_equal(got[32:], 2)
 
 
+@pytest.mark.parametrize("exponent", get_args(get_type_hints(Mx)["exponent"]))
+def test_the_largest_numbers_stay_finite(exponent):
+    x = jnp.full((1, 32), float(jnp.finfo(jnp.float32).max)).at[0, 1].set(3e38)
+    for name in ("mxfp4", "mxfp6_e2m3", "mxfp8_e4m3", "mxfp8_e5m2"):
+        stored = sw.quantize(x, name, scaling=Mx(exponent))
+        assert np.isfinite(stored.value()).all()
+        assert np.isfinite(np.asarray(stored.scale, np.float32)).all()
+
+
 def test_ceil_never_saturates():
     x = jnp.array([500.0, 1.0])
     assert sw.quantize(x, "mxfp8_e4m3").value()[0] == 448

@@ -207,6 +207,8 @@ class CastJobs:
             note = lay.repacked_exactly(weight.packed, layout) if fits else None
         elif weight.record:
             note = ""
+        if self.options.requantise and not self._shares_whole(weight):
+            note = ""
         if note == "" or (note is None and weight.layout is not None):
             if not self.options.requantise:
                 raise UnreadableError(_again(weight))
@@ -254,6 +256,14 @@ class CastJobs:
             if (key := fused_key(name)) is not None:
                 groups.setdefault(key, []).append(name)
         return groups
+
+    def _shares_whole(self, weight: Weight) -> bool:
+        """Returns False if tensors that an engine reads as one have global scales of their own."""
+        key = fused_key(weight.name) if self.options.fuse else None
+        parts = [self.weights[n] for n in self._fused[key]] if key is not None else []
+        scales = [w.packed.whole for w in parts if w.layout is not None]
+        found = [np.unique(s) for s in scales if s is not None]
+        return not found or all(np.array_equal(s, found[0]) for s in found)
 
     def _largest(self, weight: Weight, layout: Layout, x: np.ndarray | Decoded) -> float:
         """Returns the largest magnitude behind the tensor's scale, over tensors that share it."""

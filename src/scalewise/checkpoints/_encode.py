@@ -34,6 +34,7 @@ SEARCH = {  # factors of amax's scale beside 1
     "four_over_six": (1.5,),
     "mse": tuple(c for c in np.linspace(0.6, 1.5, 19).tolist() if c != 1),
 }
+LARGEST_FACTOR = np.float32(2.0**126)
 TOP = {E2M1FN: np.float32(6), E4M3FN: np.float32(448)}
 
 
@@ -221,9 +222,10 @@ def _exponents(top: np.ndarray, out: Packed, writer: Writer) -> np.ndarray:
     if writer.exponent == "rceil":
         bits = (top / largest).view(np.uint32)
         exponent = (bits >> 23).astype(np.int32) + ((bits & 0x7FFFFF) != 0)
-        return np.clip(exponent, 0, 254).astype(np.uint8)
-    exponent = (bits >> 23).astype(np.int32) - out.element.max_exponent
-    return np.clip(exponent, 0, 254).astype(np.uint8)
+    else:
+        exponent = (bits >> 23).astype(np.int32) - out.element.max_exponent
+    # a larger scale would make the element's largest number infinite in float32
+    return np.clip(exponent, 0, 254 - out.element.max_exponent).astype(np.uint8)
 
 
 def _searched(
@@ -302,9 +304,10 @@ def _tile_scales(
     empty, one = top == 0, np.float32(1)
     multiplies = writer.name == "transformers"
     with np.errstate(all="ignore"):
-        product = np.where(empty, one, high / np.where(empty, one, top))
+        # tiny tiles keep the smallest normal scale: backends flush a subnormal one to 0
+        product = np.where(empty, one, np.minimum(high / np.where(empty, one, top), LARGEST_FACTOR))
         scale = one / product if multiplies else np.where(empty, writer.empty, top / high)
-        scale = scale.astype(np.float32)
+        scale = np.maximum(scale.astype(np.float32), one / LARGEST_FACTOR)
         if powers:
             scale = np.exp2(np.ceil(np.log2(scale))).astype(np.float32)
             product = one / scale

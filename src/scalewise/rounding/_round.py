@@ -55,8 +55,9 @@ def round_to(
     """Rounds each element once to a number of a format, and returns it in a float dtype.
 
     Args:
-        x: an array of any float dtype, any shape. NumPy's float64 and Python's float are rounded
-            once from all their bits even if JAX's x64 is off; the result is float32 then.
+        x: an array of any float or integer dtype, any shape. Integers, NumPy's float64 and Python's
+            float are rounded once from all their bits even if JAX's x64 is off; the result is
+            float32 then.
         fmt: a format, or the name or dtype of one.
         rounding: ``"nearest_even"`` (ties to the even code), ``"nearest_away"`` (ties away from
             zero), ``"toward_zero"``, ``"toward_positive"``, ``"toward_negative"``,
@@ -88,7 +89,8 @@ def round_to(
         an unsigned format. The bits are the same under jit, under vmap and eagerly.
 
     Raises:
-        TypeError: ``x`` isn't a real floating-point array.
+        TypeError: ``x`` isn't an array of real numbers, or 64-bit integers are rounded to a format
+            of more than 40 mantissa bits.
         ValueError: the format, rounding, saturation or gradient is unknown; or x64 is off, and
             neither x's dtype nor float32 represents all numbers of the format.
 
@@ -99,7 +101,7 @@ def round_to(
     """
     fmt = format_(fmt)
     with _all_bits_of(x):
-        x = float_array(x, "round_to")
+        x = _float_of(x, "round_to", fmt)
         saturate, mode = saturation(saturate, fmt), rounding_mode(rounding, fmt)
         noise = _noise(x, mode, key, bits, _computed_in(x.dtype, fmt, saturate))
         if fits(fmt, carrier_of(x.dtype)) or not contains(fmt, x.dtype, saturate):
@@ -148,7 +150,7 @@ def cast(
     """
     fmt = format_(fmt)
     with _all_bits_of(x):
-        x = float_array(x, "cast")
+        x = _float_of(x, "cast", fmt)
         saturate, mode = saturation(saturate, fmt), rounding_mode(rounding, fmt)
         options = (fmt, saturate, mode.name, subnormals)
         noise = _noise(x, mode, key, bits, _computed_in(x.dtype, fmt, saturate))
@@ -278,10 +280,12 @@ def _noise(x: jax.Array, mode: Rounding, key: Any, bits: Any, carrier: Carrier) 
 
 
 def _all_bits_of(x: Any) -> contextlib.AbstractContextManager:
-    """Returns a context in which ``jnp.asarray(x)`` doesn't round float64 of NumPy or Python."""
-    theirs = isinstance(x, float | np.ndarray | np.generic)
-    wide = theirs and np.asarray(x).dtype == np.float64 and not has_float64()
-    return jax.enable_x64(True) if wide else contextlib.nullcontext()
+    """Returns a context in which ``jnp.asarray(x)`` keeps float64 of NumPy or Python, and in which
+    float64 holds wide integers."""
+    theirs = isinstance(x, int | float | np.ndarray | np.generic)
+    dtype = np.asarray(x).dtype if theirs else getattr(x, "dtype", np.dtype(bool))
+    wide = (theirs and dtype == np.float64) or (dtype.kind in "iu" and dtype.itemsize > 2)
+    return jax.enable_x64(True) if wide and not has_float64() else contextlib.nullcontext()
 
 
 def _as_jax_has_it(x: jax.Array, fmt: Format) -> jax.Array:
@@ -301,6 +305,28 @@ def float_array(x: ArrayLike, name: str) -> jax.Array:
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"{name} takes real floating-point arrays, not {x.dtype}")
     return x
+
+
+ODD_BITS = 40  # of the 42 or more that a 64-bit integer keeps when it is rounded to odd
+
+
+def _float_of(x: ArrayLike, name: str, fmt: Format) -> jax.Array:
+    """Returns floats as they are, and integers as floats that round to a format as they do.
+
+    Only integers of 64 bits need rounding, to an odd last bit, after which another rounding to
+    fewer bits gives what one rounding gives (Boldo and Melquiond, IEEE Trans. Computers 2008).
+    """
+    if not is_array(x) or not jnp.issubdtype(jnp.asarray(x).dtype, jnp.integer):
+        return float_array(x, name)
+    x = jnp.asarray(x)
+    if x.dtype.itemsize < 8:
+        return x.astype(jnp.float32 if x.dtype.itemsize <= 2 else jnp.float64)
+    if fmt.mantissa_bits > ODD_BITS:
+        raise TypeError(f"{name} to {fmt.name} takes integers of at most 32 bits, not {x.dtype}")
+    low = x.dtype.type(0x7FF)
+    odd = (x >> x.dtype.type(11)) | ((x & low) != 0).astype(x.dtype)
+    exact = (odd >> x.dtype.type(42)) + x.dtype.type(1) <= x.dtype.type(1)
+    return jnp.where(exact, x.astype(jnp.float64), odd.astype(jnp.float64) * 2.0**11)
 
 
 straight_through_p = jex.Primitive("straight_through")

@@ -22,6 +22,12 @@ from ._power import exponent_of, layout
 from ._scaling import Amax, Axes, Scales, Scaling
 
 
+def in_scale_range(exponent: jax.Array, element: Format, dtype: DTypeLike) -> jax.Array:
+    """Clips exponents to E8M0's range, and to those with which no element decodes to infinity."""
+    highest = min(127, layout(dtype)[2] - element.max_exponent)
+    return jnp.clip(exponent, -127, highest)
+
+
 @checked
 @dataclasses.dataclass(frozen=True)
 class Mx(Scaling):
@@ -59,7 +65,7 @@ class Mx(Scaling):
         if last is not None:
             fraction = (amax & integer((1 << mantissa_bits) - 1)).astype(signed)
             exponent += (fraction > signed(last)).astype(jnp.int32)
-        return jnp.clip(exponent, -127, 127)
+        return in_scale_range(exponent, element, x.dtype)
 
     def step(self, element: Format, dtype: DTypeLike) -> tuple[int, int | None]:
         """Returns how the fraction of an amax in ``[2^e, 2^(e + 1))`` chooses between two scales.
@@ -226,4 +232,4 @@ class Quest(Scaling):
         spread = spread * np.asarray(nearest * self.sigmas / float(element.max), x.dtype)
         exponent = exponent_of(spread) + exponent_of(unit)
         exponent = jnp.where(spread == 0, -127, exponent)
-        return jnp.clip(jnp.squeeze(exponent, tuple(axes)), -127, 127)
+        return in_scale_range(jnp.squeeze(exponent, tuple(axes)), element, x.dtype)

@@ -136,7 +136,8 @@ def round_in_blocks(x: jax.Array, fmt: BlockFormat, scaling: Mx | None = None) -
         above = lax.gt(lax.bitwise_and(largest, np.int32(0x007FFFFF)), np.int32(last))
         field = lax.add(field, lax.convert_element_type(above, np.int32))
     unit = np.int32(127 + element.max_exponent + below)
-    exponent = lax.max(lax.sub(field, unit), np.int32(-127))
+    highest = np.int32(127 - element.max_exponent)  # as in_scale_range has it
+    exponent = lax.min(lax.max(lax.sub(field, unit), np.int32(-127)), highest)
 
     # |x| / 2**exponent; float32's subnormals count
     tiny = lax.lt(magnitude, u(1 << 23))
@@ -193,9 +194,8 @@ def rounds_in_blocks(fmt: BlockFormat, scaling: Scaling | None = None) -> bool:
     """Returns whether :func:`round_in_blocks` supports a block format with a strategy."""
     if scaling is not None and not isinstance(scaling, Mx):
         return False
-    # so that the inverse of the largest scale is a normal number
-    lowest = 1 if scaling is None or scaling.exponent == "floor" else 2
-    return fmt.scale == E8M0 and is_plain(fmt.element) and fmt.element.max_exponent >= lowest
+    # the inverse of the largest scale, 2^(127 - max_exponent), has to be a normal number
+    return fmt.scale == E8M0 and is_plain(fmt.element) and fmt.element.max_exponent >= 1
 
 
 def split_blocks(x: jax.Array, size: int, axis: int) -> jax.Array:
