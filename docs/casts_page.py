@@ -83,6 +83,19 @@ In a shell: `scalewise cast x.npy --to e4m3fnuz --rule onnx-19`.
 
 """
 
+HARDWARE = """
+## Which hardware has which FP8
+
+| formats | hardware |
+|---|---|
+| E4M3FN, E5M2 (OCP) | NVIDIA from Ada and Hopper on; AMD from CDNA 4 (MI350) and RDNA 4 on; Intel Gaudi 3, and Gaudi 2, whose E4M3 ends at 240; Arm's FP8 extension |
+| E4M3FNUZ, E5M2FNUZ | AMD CDNA 3 (MI300); Graphcore's IPU ([proposed by Graphcore, AMD and Qualcomm](https://github.com/openxla/stablehlo/blob/main/rfcs/20230321-fp8_fnuz.md)) |
+
+`scalewise formats --device mi300x` lists what a device's matrix units multiply. A checkpoint of one family is read by the
+other after a cast: the same code is another number.
+
+"""
+
 E8M0_TEXT = """
 ## E8M0
 
@@ -94,6 +107,10 @@ without a neighbour become.
 
 TAIL = """
 `"up"` never makes scaled data overflow; arXiv 2506.08027 trains with it.
+
+**Zero and underflow.** By ONNX's rule, which `saturate=False` follows, zero has no neighbour and becomes NaN (code
+0xFF); `"down"` and `"nearest"` make NaN of underflow, too. CUDA's conversion (`__nv_cvt_float_to_e8m0`) gives code 0, 2^-127, for both:
+`saturate=True`. `quantize` never makes NaN of a block of zeros: its scale is 2^-127.
 
 ```python
 scales = sw.cast(jnp.array([3.0, 3.0]), "e8m0", rounding="up", saturate=True)
@@ -208,6 +225,7 @@ def page() -> str:
         table(names, float8_table(False)),
         f"\nFLT_MAX is {', '.join(f'{Fraction(f.max)} in {f.name.upper()}' for f in FLOAT8)}. "
         "The last row holds for all other x: rounded to nearest even.\n",
+        HARDWARE,
         E8M0_TEXT,
         table(["x", *roundings], e8m0_table()),
         TAIL,
