@@ -86,13 +86,19 @@ In a shell: `scalewise cast x.npy --to e4m3fnuz --rule onnx-19`.
 HARDWARE = """
 ## Which hardware has which FP8
 
-| formats | hardware |
+| hardware | formats |
 |---|---|
-| E4M3FN, E5M2 (OCP) | NVIDIA from Ada and Hopper on; AMD from CDNA 4 (MI350) and RDNA 4 on; Intel Gaudi 3, and Gaudi 2, whose E4M3 ends at 240; Arm's FP8 extension |
-| E4M3FNUZ, E5M2FNUZ | AMD CDNA 3 (MI300); Graphcore's IPU ([proposed by Graphcore, AMD and Qualcomm](https://github.com/openxla/stablehlo/blob/main/rfcs/20230321-fp8_fnuz.md)) |
+| NVIDIA from Ada and Hopper on | E4M3FN, E5M2 (OCP) |
+| AMD CDNA 4 (MI350), RDNA 4 | E4M3FN, E5M2 |
+| AMD CDNA 3 (MI300) | E4M3FNUZ, E5M2FNUZ |
+| Graphcore IPU | E4M3FNUZ, E5M2FNUZ ([proposed with AMD and Qualcomm][fnuz]) |
+| Intel Gaudi 3 | E4M3FN, E5M2; Gaudi 2's E4M3 ends at 240 |
+| Arm, FP8 extension | E4M3FN, E5M2 |
 
-`scalewise formats --device mi300x` lists what a device's matrix units multiply. A checkpoint of one family is read by the
-other after a cast: the same code is another number.
+`scalewise formats --device mi300x` lists what a device's matrix units multiply. A checkpoint of one
+family is read by the other after a cast: the same code is another number.
+
+[fnuz]: https://github.com/openxla/stablehlo/blob/main/rfcs/20230321-fp8_fnuz.md
 
 """
 
@@ -108,9 +114,10 @@ without a neighbour become.
 TAIL = """
 `"up"` never makes scaled data overflow; arXiv 2506.08027 trains with it.
 
-**Zero and underflow.** By ONNX's rule, which `saturate=False` follows, zero has no neighbour and becomes NaN (code
-0xFF); `"down"` and `"nearest"` make NaN of underflow, too. CUDA's conversion (`__nv_cvt_float_to_e8m0`) gives code 0, 2^-127, for both:
-`saturate=True`. `quantize` never makes NaN of a block of zeros: its scale is 2^-127.
+**Zero and underflow.** By ONNX's rule, which `saturate=False` follows, zero has no neighbour and
+becomes NaN (code 0xFF); `"down"` and `"nearest"` make NaN of underflow, too. CUDA's conversion
+(`__nv_cvt_float_to_e8m0`) gives code 0, 2^-127, for both: `saturate=True`. `quantize` never makes
+NaN of a block of zeros: its scale is 2^-127.
 
 ```python
 scales = sw.cast(jnp.array([3.0, 3.0]), "e8m0", rounding="up", saturate=True)

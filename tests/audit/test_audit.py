@@ -334,7 +334,7 @@ def drawn(x):
             ValueError,
             "format or recipe is called 'fp17'",
         ),
-        (lambda: sw.audit(jnp.sin, "e8m0"), ValueError, "e8m0 can't be audited; expected"),
+        (lambda: sw.audit(jnp.sin, "e8m0"), ValueError, "audit: e8m0 isn't supported; expected"),
         (lambda: sw.audit(jnp.sin, None), TypeError, "low is None; expected a dtype or a Format"),
         (
             lambda: sw.audit(jnp.sin, "fp9"),

@@ -15,7 +15,6 @@ from scalewise import ops
 from scalewise.auditing._audit import low_interpretation
 from scalewise.auditing._run._causes import Causes
 from scalewise.auditing._run._loss_scale import LossScaled
-from scalewise.auditing._run._rounding import format_params
 from scalewise.auditing._search import _search
 from scalewise.auditing._search._apply import AuditedArithmetic, FormatChoice
 from scalewise.auditing._search._fixes import FIXES, Context, described, proposals
@@ -24,6 +23,7 @@ from scalewise.auditing._search._kinds import FINDING_KINDS
 from scalewise.auditing._search._rewrites import Rewrite
 from scalewise.autocasting import Policy, Rule
 from scalewise.formats import E4M3FN, FP16, FP32
+from scalewise.rounding import format_params
 
 
 def norm(x):

@@ -14,12 +14,12 @@ from scalewise.auditing._run._accumulator import Accumulator
 from scalewise.auditing._run._elementary import ADD, DIV, MUL, SQRT, SUB, product, quotient
 from scalewise.auditing._run._interpretations import Reference, TableEmulation
 from scalewise.auditing._run._pair import Pair, flat, uncommitted
-from scalewise.auditing._run._rounding import format_params, narrowed, round_by, scale_params
 from scalewise.auditing._run._session import Session, compile_ahead
 from scalewise.auditing._run._statistics import BINS, LOWEST
 from scalewise.autocasting import Autocast, Policy
 from scalewise.formats import CATALOGUE, E4M3FN, FP16, Format
 from scalewise.interpret import trace
+from scalewise.rounding import format_params, narrowed, round_by, scale_params
 
 MINE = Format("e6m9", exponent_bits=6, mantissa_bits=9)
 FORMATS = [f for f in [*CATALOGUE.values(), MINE] if f.mantissa_bits and f.bits < 33]

@@ -8,9 +8,9 @@ import pytest
 import scalewise as sw
 from scalewise.auditing._run import _lockstep
 from scalewise.auditing._run._interpretations import Reference, TableEmulation
-from scalewise.auditing._run._rounding import FP32_PARAMS
 from scalewise.auditing._run._session import Session
 from scalewise.interpret import trace
+from scalewise.rounding import FP32_PARAMS
 
 X = jnp.linspace(0.1, 3.0, 12).reshape(6, 2)
 

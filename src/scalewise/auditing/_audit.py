@@ -35,7 +35,7 @@ from ..interpret import (
     trace,
     with_state,
 )
-from ..rounding import saturation
+from ..rounding import format_params, saturation
 from ._checks import (
     check_program,
     check_reference,
@@ -62,7 +62,6 @@ from ._run._evaluate import release
 from ._run._floors import with_floors
 from ._run._interpretations import Dtypes, Reference, TableEmulation, traced_as_written
 from ._run._outcome import ExactSums, Outcome, OutputError, output_name
-from ._run._rounding import format_params
 from ._run._session import Session
 from ._run._specialize import history_of, nominal_format, of_recipe
 from ._run._statistics import BINS, LOWEST
@@ -222,7 +221,10 @@ def low_interpretation(low: Any, saturate: Saturation = False) -> Interpretation
         raise ValueError("audit: low is None; expected a format, a policy, a recipe, an emulation")
     fmt = format_(low)
     saturate = saturation(saturate, fmt)
-    format_params(fmt, saturate)  # raises if the audit can't round to it
+    try:
+        format_params(fmt, saturate)
+    except ValueError as error:
+        raise ValueError(f"audit: {error}") from None
     return TableEmulation(fmt, saturate)
 
 

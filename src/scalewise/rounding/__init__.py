@@ -15,6 +15,17 @@ globals()["__all__"] = own_names(dir())  # help() lists them
 
 # for other packages of scalewise, not for users
 from ._bits import round_bits as round_bits
+from ._by_params import FORMAT_PARAMS as FORMAT_PARAMS
+from ._by_params import FP32_PARAMS as FP32_PARAMS
+from ._by_params import FP64_PARAMS as FP64_PARAMS
+from ._by_params import SMALLEST_EXPONENT as SMALLEST_EXPONENT
+from ._by_params import format_params as format_params
+from ._by_params import is_wide as is_wide
+from ._by_params import is_wider as is_wider
+from ._by_params import narrowed as narrowed
+from ._by_params import power_of_two as power_of_two
+from ._by_params import round_by as round_by
+from ._by_params import scale_params as scale_params
 from ._codes import CONVERTED as CONVERTED
 from ._codes import converted as converted
 from ._codes import from_float64 as from_float64

@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..auditing._run._interpretations import FP32_MAX, TableEmulation
-from ..auditing._run._rounding import is_wide
 from ..auditing._search._apply import FormatChoice
 from ..auditing._search._fixes import Fix
+from ..rounding import is_wide
 from ._arguments import as_module
 from ._autocast import autocast
 from ._convert import is_limit, jax_dtype, to_torch

@@ -16,8 +16,8 @@ from jax import lax
 
 from ..._jax import Tree, quick_compilation
 from ...interpret import outlined
+from ...rounding import FORMAT_PARAMS
 from ._elementary import Uncounted
-from ._rounding import FORMAT_PARAMS
 from ._statistics import (
     DECIDED,
     EVENTS,

@@ -17,9 +17,9 @@ from jax.typing import DTypeLike
 
 from ...interpret import Equation
 from ...primitives import params
+from ...rounding import round_by
 from ._compiled import Compiled
 from ._pair import Flag, Pair
-from ._rounding import round_by
 from ._statistics import (
     COUNT,
     IS_ARRAY,

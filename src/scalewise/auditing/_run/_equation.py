@@ -17,7 +17,7 @@ from ...autoscaling import Boundaries, OperandAmaxes
 from ...emulating import is_exact, rounds_each
 from ...interpret import Argument, Equation, Interpretation, RoundedOperand, Value, is_float
 from ...primitives import having
-from ...rounding import to_float64
+from ...rounding import FORMAT_PARAMS, format_params, narrowed, round_by, to_float64
 from .._thresholds import LATENT
 from ._compiled import Compiled
 from ._elementary import ADD, OTHER, SUB, Uncounted, operation, stack_samples
@@ -36,7 +36,6 @@ from ._pair import (
     shaped,
     unflat,
 )
-from ._rounding import FORMAT_PARAMS, format_params, narrowed, round_by
 from ._specialize import kind_of_run
 from ._statistics import ONE_BY_ONE, SAMPLE, is_tainted, sample_positions
 

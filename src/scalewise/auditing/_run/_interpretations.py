@@ -34,8 +34,7 @@ from ...interpret import (
     trace,
 )
 from ...primitives import having
-from ...rounding import from_float64, to_float64
-from ._rounding import FP32_PARAMS, format_params, is_wider, round_by
+from ...rounding import FP32_PARAMS, format_params, from_float64, is_wider, round_by, to_float64
 from ._wide_constants import with_wide_constants
 
 SINGLE = having("single")

@@ -29,6 +29,7 @@ from ...interpret import (
     literal_number,
     run,
 )
+from ...rounding import FORMAT_PARAMS, FP32_PARAMS, is_wide
 from ._accumulator import Accumulator, Visits
 from ._equation import EquationPlan, only_reshapes
 from ._evaluate import Evaluator
@@ -48,7 +49,6 @@ from ._pair import (
     uncommitted,
     with_constancy,
 )
-from ._rounding import FORMAT_PARAMS, FP32_PARAMS, is_wide
 from ._specialize import history_of, kind_of_run
 
 OPERANDS = 2  # of a contraction

@@ -15,6 +15,7 @@ from jax.typing import DTypeLike
 from ..._jax import ShapedArray, Tracer
 from ..._types import PyTree
 from ...interpret import Argument, Boundary, Equation, Interpretation, Value, is_float
+from ...rounding import format_params
 from ._equation import lift_any, lift_from_table, round_draw
 from ._interpretations import Reference, Runs, TableEmulation
 from ._pair import (
@@ -28,7 +29,6 @@ from ._pair import (
     shaped,
     uncommitted,
 )
-from ._rounding import format_params
 from ._specialize import kind_of_run
 
 

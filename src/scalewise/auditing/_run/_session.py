@@ -29,6 +29,7 @@ from ...interpret import (
     is_inexact,
     lifted,
 )
+from ...rounding import format_params
 from ._accumulator import Accumulator
 from ._changes import Update, started_at_zero, updates, wrong
 from ._compiled import Compiled
@@ -39,7 +40,6 @@ from ._lockstep import Lockstep
 from ._loss_scale import loss_scaled_paths
 from ._outcome import ExactSums, Floors, Numbers, Outcome, OutputError, in_parts, squared_norm
 from ._pair import Pair, low_of, reference_of, shaped
-from ._rounding import format_params
 from ._specialize import Low, kind_of_run
 from ._statistics import OP_PARAMS
 

@@ -13,9 +13,9 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
+from ...rounding import FORMAT_PARAMS, power_of_two
 from .._thresholds import SUM_LOST
 from ._pair import Flag
-from ._rounding import FORMAT_PARAMS, power_of_two
 
 SAMPLE = 1024  # numbers of each result, evenly spaced, over which errors are measured
 BINS = 128  # of a histogram: exponents from LOWEST up; exponents outside go to the end bins

@@ -18,11 +18,7 @@ from ...autoscaling import Boundaries, EveryOp, interpretation
 from ...autoscaling.recipes import recipe
 from ...emulating import Constant, EmulationWithDraws
 from ...interpret import Applied, Argument, Equation, Interpretation, State, Value, transform
-from .._run._equation import IMPOSED
-from .._run._interpretations import FP32_MAX, TableEmulation, restored
-from .._run._loss_scale import LossScaled
-from .._run._outcome import Outcome
-from .._run._rounding import (
+from ...rounding import (
     FP32_PARAMS,
     FP64_PARAMS,
     SMALLEST_EXPONENT,
@@ -30,6 +26,10 @@ from .._run._rounding import (
     is_wide,
     scale_params,
 )
+from .._run._equation import IMPOSED
+from .._run._interpretations import FP32_MAX, TableEmulation, restored
+from .._run._loss_scale import LossScaled
+from .._run._outcome import Outcome
 from .._run._session import Session
 
 

@@ -13,9 +13,9 @@ from ..._jax import ShapedArray
 from ...autocasting import Autocast
 from ...formats import BF16, E4M3, E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, FP16, Format
 from ...primitives import Family, names
+from ...rounding import FP64_PARAMS, format_params
 from .._run._equation_statistics import ADDITIONS, Equations, EquationStatistics
 from .._run._loss_scale import LossScaled, autocast_of, best_power
-from .._run._rounding import FP64_PARAMS, format_params
 from .._run._specialize import nominal_format
 from .._thresholds import FEW_MASKS, REWRITTEN_BEFORE, SUBNORMAL
 from ._apply import FormatChoice

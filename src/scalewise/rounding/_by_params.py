@@ -10,8 +10,8 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
-from ...formats import FP32, FP64, FormatLike, Saturation
-from ...formats import format as format_
+from ..formats import FP32, FP64, FormatLike, Saturation
+from ..formats import format as format_
 
 # Mantissa bits, lowest exponent, largest number, result of overflow, result of rounding an
 # infinity, smallest number, whether -0 exists, whether negative numbers exist.
@@ -32,7 +32,7 @@ def format_params(fmt: FormatLike, saturate: Saturation = False) -> np.ndarray:
         return np.array([52, -1022, np.finfo(np.float64).max, np.inf, np.inf, 0, 1, 1])
     if fmt.mantissa_bits < 1 or not fmt.zero or fmt.min_exponent - fmt.mantissa_bits < -900:
         raise ValueError(
-            f"audit: {fmt.name} can't be audited; expected a format with a zero, at least one "
+            f"{fmt.name} isn't supported; expected a format with a zero, at least one "
             "mantissa bit and no number under 2^-900"
         )
     largest = float(fmt.max)
