@@ -151,9 +151,8 @@ ENTRIES = {
         },
     },
     "auditing": {
-        "audit": {"f": jnp.sin}, "record": {"f": jnp.sin}, "stability": {"f": jnp.sin},
+        "audit": {"f": jnp.sin}, "record": {"f": jnp.sin},
         "literals": {"f": jnp.sin, "fmt": "fp16"},
-        "diff": {"before": "/nowhere/a.json", "after": "/nowhere/b.json"},
         "compare": {"a": "/nowhere/a.safetensors", "b": "/nowhere/b.safetensors"},
         "load_recording": {"path": "/nowhere/a.safetensors"},
         "readings": {"tree": X}, "exponents": {"tree": X}, "Monitor": {},
@@ -218,7 +217,7 @@ EXACT = {
     ("recipe", "name"): [], ("method", "name"): [], ("load_program", "program"): [],
     ("DynamicLossScale", "growth"): [1.5], ("DynamicLossScale", "backoff"): [],
     ("TableStorage", "bits"): [], ("Schedule", "phases"): [], ("Products", "backward_from"): [],
-    ("stability", "runs"): [], ("Mx", "exponent"): [], ("readings", "groups"): [0],
+    ("Mx", "exponent"): [], ("readings", "groups"): [0],
     ("save_safetensors", "arrays"): [{}], ("store_state", "storages"): [{}],
     ("softmax", "axis"): [-1, 0], ("train", "program"): [], ("compare", "program"): [],
     ("ScaledArray", "scale"): [None, *ARRAY[:5]], ("ScaledArray", "exponent"): [None, -1, 0],
@@ -253,7 +252,6 @@ WORDS = {
     "encode": "cast takes",
     "dot": "matmul: ",
     "Storage": "storage dtype",
-    "diff": "cannot read",
 }
 
 

@@ -9,12 +9,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from scalewise import training
 from scalewise._output import replacing
-from scalewise.auditing import diff
 from scalewise.cli import app
 from scalewise.scaled import save_safetensors
 from scalewise.training import InputError
@@ -201,30 +199,6 @@ def test_npy_headers_with_wrong_sizes(folder):
         np.testing.assert_array_equal(
             np.load(f"{order}.npy").view(np.float16), x.astype(np.float16)
         )
-
-
-def test_files_that_are_no_reports(folder):
-    good = {
-        "function": "f", "low": "fp16", "error": {"non_finite": 0, "relative": "nan"},
-        "findings": [], "equations": [],
-    }  # fmt: skip
-    (folder / "good.json").write_text(json.dumps(good))
-    row = {"file": "a.py", "line": 1, "primitive": "mul", "direction": "forward"}
-    for changes in (
-        {"error": None}, {"error": {"non_finite": "x", "relative": 1}}, {"error": []},
-        {"findings": 3}, {"findings": [None]}, {"findings": [{"kind": []}]},
-        {"equations": {"a": 1}}, {"equations": [row]}, {"equations": [row | {"numbers": []}]},
-        {"equations": [row | {"numbers": {"inherited2": -1, "reference2": 2}}]},
-        {"equations": [row | {"line": [], "numbers": {"inherited2": 1, "reference2": 2}}]},
-        {"error": {"non_finite": float("inf"), "relative": 1}},
-    ):  # fmt: skip
-        (folder / "bad.json").write_text(json.dumps(good | changes))
-        with pytest.raises(InputError, match=r"'bad.json' is no report: expected a file that"):
-            diff("good.json", "bad.json")
-    (folder / "bad.json").write_text("[" * 100_000)
-    with pytest.raises(InputError, match=r"'bad.json' is no JSON"):
-        diff("bad.json", "good.json")
-    diff("good.json", "good.json").show(Console(quiet=True))
 
 
 def test_the_exit_code_contains_the_signal(folder, monkeypatch):
