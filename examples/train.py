@@ -114,7 +114,7 @@ def metrics_file(out: Path, done: int) -> TextIO:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description="Trains a model, or continues a run.")
     parser.add_argument("model", nargs="?", default="gpt", help="a module beside this file")
     parser.add_argument("--policy", default="c=f16", help="a policy, or the name of a recipe")
     parser.add_argument("--weights", help="of 16 bits: master, stochastic or compensated")
@@ -132,7 +132,7 @@ def main() -> None:
     model = importlib.import_module(given.model)
     options = {"weights": given.weights} if given.weights else {}
     step = training.step(model.loss_of, model.OPTIMIZER, given.policy, **options)
-    data = (given.data or Path(model.__file__)).read_bytes()
+    data = (given.data or Path(str(model.__file__))).read_bytes()
     train(model, step, given.out, data=data, steps=given.steps, every=given.every, seed=given.seed)
 
 

@@ -275,8 +275,8 @@ def compare(
                         call_user(run.advance, f"{run.method.name}: step", batch)
                     if out is not None:
                         lines = [run.line(i) for by_seed in runs for i, run in enumerate(by_seed)]
-                        text = "".join(json.dumps(line) + "\n" for line in lines)
-                        append(out / "metrics.jsonl", text.encode())
+                        written = "".join(json.dumps(line) + "\n" for line in lines)
+                        append(out / "metrics.jsonl", written.encode())
                     made, now = step, f"step {step}/{steps}  loss {runs[0][0].losses[-1]:.3f}"
                     status.update(now)
                     if step % 50 == 0 and not console.is_terminal:

@@ -169,8 +169,8 @@ def recipes(name: str | None = None) -> None:
     Example:
         scalewise recipes fp8
     """
-    from ..autoscaling.recipes import recipe
-    from ._methods import METHODS, RECIPES
+    from ..autoscaling.recipes import CATALOGUE, recipe
+    from ._methods import METHODS
 
     if name is not None:
         with refusal(ValueError):
@@ -179,7 +179,7 @@ def recipes(name: str | None = None) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("recipe", no_wrap=True)
     table.add_column("what")
-    for known in (*RECIPES, *(name for name in METHODS if name.startswith("state-"))):
+    for known in (*CATALOGUE, *(name for name in METHODS if name.startswith("state-"))):
         table.add_row(known, METHODS[known].what)
     console = Console()
     console.width = min(console.width, 80)

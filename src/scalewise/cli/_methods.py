@@ -99,7 +99,7 @@ RECIPES = {
     "fp16_every_op": "each result in FP16, scales found anew by the maximum",
     "scalify": "each result in FP16, scales propagated",
 }
-RECIPES |= {name: f"autoscale, recipes.{name}" for name in recipes.CATALOGUE.keys() - RECIPES}
+OTHERS = {n: f"autoscale, recipes.{n}" for n in recipes.CATALOGUE if n not in RECIPES}
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "static-scale": ("autocast FP16, a constant loss scale of 32768",
                      {"policy": "c=f16", "scaling": StaticLossScale(2.0**15)}),
@@ -117,8 +117,6 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
                          {"policy": "p=bf16,c=bf16", "weights": "compensated"}),
     "five-bytes": ("FP16 weights rounded stochastically, narrow moments, automatic loss scaling",
                    {"policy": "p=f16,c=f16", "weights": "stochastic", "moments": NARROW_ADAM}),
-    "scalify-loss": ("scalify of loss and gradients, which a float32 optimizer takes",
-                     {"policy": recipes.scalify}),
     **{f"state-{name}": (f"float32, the optimizer's state as {name}", {"moments": name})
        for name in STATES},
 }  # fmt: skip
@@ -134,10 +132,15 @@ _ALL = (
         for norm in ("l1", "l2")
     ),
     Method(
+        "scalify-loss", "scalify of loss and gradients, which a float32 optimizer takes",
+        options={"policy": recipes.scalify},
+    ),
+    Method(
         "fp8-narrow-state", "fp8; FP16 weights, E4M3 first and FP16 root of second moment",
         recipe=dataclasses.replace(recipes.fp8, state=NARROW_STATE),
     ),
     *(Method(name, what, options=options) for name, (what, options) in OPTIONS.items()),
+    *(Method(name, what, recipe=recipes.CATALOGUE[name]) for name, what in OTHERS.items()),
 )  # fmt: skip
 METHODS = {method.name: method for method in _ALL}
 DEMO = ("float32", "fp16-plain", "fp16", "fp8", "fp8-narrow-state")  # what runs if none is named

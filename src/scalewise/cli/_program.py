@@ -69,11 +69,12 @@ def load_program(program: str | Path) -> TrainingProgram:
     missing = [p for name, p in PROTOCOL.items() if not callable(getattr(module, name, None))]
     if missing:
         raise InputError(f"{file} defines no {' and no '.join(missing)}")
-    parts = [getattr(module, name) for name in PROTOCOL]
+    parts: Any = [getattr(module, name) for name in PROTOCOL]
     optimizer = getattr(module, "OPTIMIZER", None)
     if optimizer is not None and not hasattr(optimizer, "update"):
         raise InputError(f"{file}: OPTIMIZER is {optimizer!r}; expected a transformation of optax")
-    return TrainingProgram(file.stem, *parts, getattr(module, "loss_of", None), optimizer)
+    others: Any = {"loss_of": getattr(module, "loss_of", None), "optimizer": optimizer}
+    return TrainingProgram(file.stem, *parts, **others)
 
 
 def find_examples(folders: Iterable[Path]) -> dict[str, Path]:
