@@ -85,7 +85,6 @@ prove: $(VENV)/.ready    ## every cast on all 2^32 inputs, going on where it sto
 	$(BIN)/python -m proofs.probabilities
 	$(BIN)/python -m proofs.gallery
 	$(BIN)/python -m proofs.two_processes
-	$(BIN)/python -m proofs.processes
 	$(BIN)/python -m proofs.resume
 	$(BIN)/python -m proofs.functions
 	$(BIN)/python -m proofs.published
@@ -100,7 +99,7 @@ corpus: $(VENV)/.ready   ## the audit's totals on other people's failures: docs/
 	$(BIN)/python -m proofs.corpus score $(ARGS)
 	$(BIN)/python -m proofs.corpus seen $(ARGS)
 
-fuzz: $(VENV)/.ready     ## random programs, malformed files and damaged run folders, seeded
+fuzz: $(VENV)/.ready     ## random programs, malformed files and wrong arguments, seeded
 	$(BIN)/python -m proofs.fuzz $(ARGS)
 
 # Everything that docs/results.md claims; each command runs, also after one has failed. Many hours.
@@ -124,7 +123,6 @@ nightly: $(VENV)/.ready  ## every command of docs/results.md, recorded anew
 	run $(BIN)/python -m proofs.scaling_kinds; \
 	run $(BIN)/python -m proofs.resume; \
 	run $(BIN)/python -m proofs.two_processes; \
-	run $(BIN)/python -m proofs.processes; \
 	run $(BIN)/python -m proofs.fuzz programs; \
 	run $(BIN)/python -m proofs.wheels --torch; \
 	run $(BIN)/python -m proofs.first_minutes; \

@@ -22,7 +22,7 @@ import numpy as np
 from proofs import models
 
 import scalewise as sw
-from scalewise.training import Program
+from scalewise.cli._program import TrainingProgram
 
 RECIPES = ("float32", "fp16", "fp8")
 LAYERS = (2, 4, 8, 16)
@@ -32,7 +32,7 @@ def under(recipe: Any, f: Callable) -> Callable:
     return f if recipe == "float32" else sw.autoscale(f, recipe)
 
 
-def gpt(layers: int, scanned: bool, **sizes: int) -> Program:
+def gpt(layers: int, scanned: bool, **sizes: int) -> TrainingProgram:
     """Returns the GPT example with this number of layers, as a list or stacked for a scan."""
     program = models.model("gpt")
     module = models.module_of(program)
@@ -89,7 +89,7 @@ class Stepping:
         return self.compiled.memory_analysis().temp_size_in_bytes
 
 
-def stepping(program: Program, recipe: Any) -> Stepping:
+def stepping(program: TrainingProgram, recipe: Any) -> Stepping:
     """Compiles a training step and makes the first."""
     batch = next(iter(models.batches(program, 0)))
     state = program.init(0)
@@ -97,7 +97,7 @@ def stepping(program: Program, recipe: Any) -> Stepping:
     return Stepping(compiled, jax.block_until_ready(compiled(state, batch))[0], batch)
 
 
-def compiling(program: Program, recipe: Any) -> Callable[[], float]:
+def compiling(program: TrainingProgram, recipe: Any) -> Callable[[], float]:
     """Traces and compiles the training step anew at each call."""
     batch = next(iter(models.batches(program, 0)))
     state = program.init(0)

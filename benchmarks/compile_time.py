@@ -27,8 +27,8 @@ import optax
 
 import scalewise as sw
 from scalewise._jax import open_jaxpr
+from scalewise.cli._program import load_program
 from scalewise.interpret._equation import nested_jaxprs
-from scalewise.training import load_program
 
 Tree = Any
 PARTS: tuple[str, ...] = ("trace", "lower", "compile")

@@ -16,11 +16,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from scalewise.cli._program import corpus, load_program
 from scalewise.training import (
     DynamicLossScale,
     StaticLossScale,
-    corpus,
-    load_program,
     loss_scaled,
     master_weights,
     step,

@@ -48,9 +48,10 @@ LONG_HEAD = """
 ## A GPT of 20 million parameters
 
 4 layers of width 640, {steps} steps of one sequence of 128 bytes, seed 0, each run by
-`scalewise train`'s function (`python -m proofs.recipe_training --sets long`). *Loss* as above. With
-one sequence a step chance is large: on the way, in means over 100 steps, `float32, moved` is up to
-{chance} from float32, so that smaller differences say nothing about a recipe.
+[examples/train.py](../examples/train.py) (`python -m proofs.recipe_training --sets long`). *Loss*
+as above. With one sequence a step chance is large: on the way, in means over 100 steps,
+`float32, moved` is up to {chance} from float32, so that smaller differences say nothing
+about a recipe.
 {missing}
 | recipe | loss | relative to float32 |
 |---|---:|---:|

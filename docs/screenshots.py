@@ -23,7 +23,9 @@ from playwright.sync_api import Browser, sync_playwright
 from rich.console import Console
 
 import scalewise as sw
-from scalewise import training
+from scalewise.cli._compare import compare
+from scalewise.cli._methods import DEMO, METHODS
+from scalewise.cli._program import load_program
 
 HERE = Path(__file__).parent
 PICTURES = HERE / "screenshots"
@@ -60,8 +62,9 @@ def pages(folder: Path) -> Iterator[Path]:
     sw.audit(train_step, "fp16")(*arguments()).save(report)
     yield report
     quiet = Console(file=io.StringIO())
-    training.compare("mlp", steps=100, out=folder / "run", console=quiet)
-    yield (folder / "run" / "report.html").rename(comparison)
+    methods = [METHODS[name] for name in DEMO]
+    compare(load_program("mlp"), methods, b"", 100, console=quiet).save(comparison)
+    yield comparison
     recorded = sw.auditing.record(loss_of)
     params, x = arguments()
     sw.auditing.compare(recorded(params, x), recorded(params, 1.001 * x)).save(recordings)

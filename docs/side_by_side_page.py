@@ -56,8 +56,8 @@ steps and reaches the same loss: another power of two as the scale changes no bi
 are neither flushed nor saturated. `fp16_every_op` is `scalify` with each scale recomputed from the
 data by the maximum, `scalify-l1` and `-l2` by the mean of magnitudes or of squares, which leave
 less headroom for a tensor's large numbers. In `scalify-loss`, which is
-`scalewise train --method scalify`, scales are propagated only through loss and gradients, and the
-optimizer is in float32.
+`training.step(loss, optimizer, "scalify")`, scales are propagated only through loss and
+gradients, and the optimizer is in float32.
 """,
     "parity on gpt": """
 Other recipes of autoscale on the GPT, seed 0 only, also 150 steps (`scalewise compare` on the same

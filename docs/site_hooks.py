@@ -28,7 +28,7 @@ PACKAGES = {  # and what each page says first
     "planning": "Finds the formats of a program's products at a given cost.",
     "emulating": "Runs a function with each result rounded to a format.",
     "autocasting": "Chooses the dtype in which each operation runs.",
-    "training": "Loss scaling, narrow weights and moments, training steps and runs.",
+    "training": "Loss scaling, narrow weights and moments, training steps.",
     "formats": "Floating-point formats as plain data.",
     "rounding": "Rounds numbers to a format, and codes of numbers.",
     "scaled": "Arrays with scales, operations on them, and quantization.",

@@ -139,8 +139,8 @@ SOURCES: dict[str, tuple[Item, ...]] = {
         Item("the great decoupling: arithmetic chosen by the scale",
              "Results(arithmetic=\"auto\")", "rescaling.md#the-great-decoupling",
              "autoscale/test_every_op.py::test_arithmetic_is_chosen_at_run_time"),
-        Item("the comparison of five kinds of scaling, with figures", "training.compare",
-             "scalify.md#five-kinds-of-scaling",
+        Item("the comparison of five kinds of scaling, with figures",
+             "recipes.scalify", "scalify.md#five-kinds-of-scaling",
              OPS + "test_the_comparison_of_kinds_measures_the_same_again"),
     ),
     "FP16-safe norms": (

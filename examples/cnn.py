@@ -1,6 +1,6 @@
 """A small convolutional network on scikit-learn's handwritten digits, in plain JAX and optax.
 
-This file doesn't deal with low precision. It defines what `scalewise compare` and `scalewise train`
+This file doesn't deal with low precision. It defines what `scalewise compare` and train.py
 read from any file: init, loss_of, OPTIMIZER, train_step and batches (see gpt.py). Its data are
 the 1,797 digits that come with scikit-learn; `batches` ignores the bytes that it is given.
 """

@@ -1,7 +1,6 @@
 """A recurrent classifier of handwritten digits in Equinox, which reads them row by row.
 
-It doesn't deal with low precision: `scalewise compare examples/digits_equinox.py` and `scalewise
-train` do.
+It doesn't deal with low precision: `scalewise compare examples/digits_equinox.py` does.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,6 @@
 """A residual classifier of handwritten digits in Haiku.
 
-It doesn't deal with low precision: `scalewise compare examples/digits_haiku.py` and `scalewise
-train` do.
+It doesn't deal with low precision: `scalewise compare examples/digits_haiku.py` does.
 """
 
 from collections.abc import Iterator

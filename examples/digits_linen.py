@@ -1,7 +1,6 @@
 """A convolutional classifier of handwritten digits in Flax Linen, with batch norm.
 
-It doesn't deal with low precision: `scalewise compare examples/digits_linen.py` does. (`scalewise
-train` needs a loss of parameters and batch alone; this one also takes running averages.)
+It doesn't deal with low precision: `scalewise compare examples/digits_linen.py` does.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,6 @@
 """A classifier of handwritten digits in Flax NNX, with layer norm and dropout.
 
-It doesn't deal with low precision: `scalewise compare examples/digits_nnx.py` does. (`scalewise
-train` needs a loss of parameters and batch alone; this one also takes the key of dropout.)
+It doesn't deal with low precision: `scalewise compare examples/digits_nnx.py` does.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """A graph network on the nearest neighbours among scikit-learn's digits, in plain JAX and optax.
 
-This file doesn't deal with low precision. It defines what `scalewise compare` and `scalewise train`
+This file doesn't deal with low precision. It defines what `scalewise compare` and train.py
 read from any file (see gpt.py), and digits that it doesn't train on, `held_out`. Each digit is a
 node, connected with the most similar digits; `segment_sum` adds up messages along the edges. Two
 thirds of the digits have a label; the pixels of all are used.

@@ -1,6 +1,6 @@
 """A byte-level LSTM in plain JAX and optax, its time steps in a `lax.scan`.
 
-This file doesn't deal with low precision. It defines what `scalewise compare` and `scalewise train`
+This file doesn't deal with low precision. It defines what `scalewise compare` and train.py
 read from any file: init, loss_of, OPTIMIZER, train_step and batches (see gpt.py).
 """
 

@@ -1,6 +1,6 @@
 """A byte-level mixture of experts in plain JAX and optax: attention, then two of eight experts.
 
-This file doesn't deal with low precision. It defines what `scalewise compare` and `scalewise train`
+This file doesn't deal with low precision. It defines what `scalewise compare` and train.py
 read from any file: init, loss_of, OPTIMIZER, train_step and batches (see gpt.py).
 """
 

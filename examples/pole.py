@@ -1,7 +1,7 @@
 """Reinforcement learning: a policy gradient (REINFORCE) learns to balance a pole, in plain JAX.
 
 Each step simulates 32 episodes of 100 moves inside of the training step. It doesn't deal with low
-precision: `scalewise compare examples/pole.py` and `scalewise train` do.
+precision: `scalewise compare examples/pole.py` does.
 """
 
 from collections.abc import Iterator
@@ -65,7 +65,7 @@ def loss_and_moves(params: Tree, batch: Tree) -> tuple[jax.Array, jax.Array]:
 
 
 def loss_of(params: Tree, batch: Tree) -> jax.Array:
-    """The policy gradient's loss, as `scalewise train` reads it."""
+    """The policy gradient's loss, as train.py reads it."""
     return loss_and_moves(params, batch)[0]
 
 

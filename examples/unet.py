@@ -1,6 +1,6 @@
 """A small diffusion U-Net on scikit-learn's handwritten digits, in plain JAX and optax.
 
-This file doesn't deal with low precision. It defines what `scalewise compare` and `scalewise train`
+This file doesn't deal with low precision. It defines what `scalewise compare` and train.py
 read from any file (see gpt.py), and digits that it doesn't train on, `held_out`. A batch contains
 its noise, so that two runs see the same noise.
 """

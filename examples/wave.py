@@ -1,6 +1,6 @@
 """Finds the initial state of a wave, by gradients through its simulation, in plain JAX.
 
-This file doesn't deal with low precision. It defines what `scalewise compare` and `scalewise train`
+This file doesn't deal with low precision. It defines what `scalewise compare` and train.py
 read from any file (see gpt.py). No neural network: a membrane whose initial displacement is one of
 scikit-learn's digits follows the wave equation, detectors along its rim record it with noise, and
 the displacement that explains the records is trained.

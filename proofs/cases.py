@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from scalewise.training import Program
+from scalewise.cli._program import TrainingProgram
 
 Tree = Any
 MILLION = 1_000_000
@@ -22,7 +22,7 @@ def case(
     loss_of: Callable[[Tree, Tree], jax.Array],
     data: Callable[[], Tree],
     optimizer: optax.GradientTransformation | None = None,
-) -> Program:
+) -> TrainingProgram:
     """A program that sees the same data at each step; Adam with its usual epsilon of 1e-8."""
     chosen = optimizer or optax.adam(1e-2)
 
@@ -41,7 +41,7 @@ def case(
         while True:
             yield batch
 
-    return Program(name, init, train_step, batches, loss_of, chosen)
+    return TrainingProgram(name, init, train_step, batches, loss_of, chosen)
 
 
 def normal(seed: int, *shape: int, scale: float = 1.0) -> np.ndarray:
@@ -63,7 +63,7 @@ def attention(mask: float) -> Callable[[Tree, Tree], jax.Array]:
     return loss_of
 
 
-def masked(name: str, mask: float) -> Program:
+def masked(name: str, mask: float) -> TrainingProgram:
     return case(
         name,
         lambda: {n: normal(i, 16, 16, scale=0.25) for i, n in enumerate("qkv")},
@@ -72,7 +72,7 @@ def masked(name: str, mask: float) -> Program:
     )
 
 
-def added_mask() -> Program:
+def added_mask() -> TrainingProgram:
     """The mask added to the scores, as many programs do, over another one of the same."""
 
     def loss_of(params, batch):
@@ -89,7 +89,7 @@ def added_mask() -> Program:
     )
 
 
-def layer_norm(epsilon: float, size: float, constant: int, name: str) -> Program:
+def layer_norm(epsilon: float, size: float, constant: int, name: str) -> TrainingProgram:
     """Norms of rows of a given size, the first of them constant."""
 
     def loss_of(params, batch):
@@ -109,7 +109,7 @@ def layer_norm(epsilon: float, size: float, constant: int, name: str) -> Program
     return case(name, params, loss_of, data)
 
 
-def dead_units() -> Program:
+def dead_units() -> TrainingProgram:
     """Three quarters of the units never fire: Adam divides zero by the root of zero and 1e-8."""
 
     def loss_of(params, batch):
@@ -126,7 +126,7 @@ def dead_units() -> Program:
     )
 
 
-def one_hot() -> Program:
+def one_hot() -> TrainingProgram:
     """Five of 2,000 rows of a table are looked up; all others have a gradient of zero."""
 
     def loss_of(params, batch):
@@ -141,7 +141,7 @@ def one_hot() -> Program:
     return case("one-hot gradients", lambda: {"table": normal(0, 2000, 16)}, loss_of, data)
 
 
-def sum_of_a_million() -> Program:
+def sum_of_a_million() -> TrainingProgram:
     """The mean over a million examples of a regression with two parameters."""
 
     def loss_of(params, batch):
@@ -162,7 +162,7 @@ def sum_of_a_million() -> Program:
     )
 
 
-def norm_of_a_million() -> Program:
+def norm_of_a_million() -> TrainingProgram:
     """The norm of a million numbers is brought to a thousand times one: squares, a sum, a root."""
 
     def loss_of(params, batch):
@@ -178,7 +178,7 @@ def norm_of_a_million() -> Program:
     )
 
 
-def softmax_of_a_million() -> Program:
+def softmax_of_a_million() -> TrainingProgram:
     """Cross entropy over a million classes: its probabilities are 1e-6."""
 
     def loss_of(params, batch):
@@ -193,7 +193,7 @@ def softmax_of_a_million() -> Program:
     return case("a softmax over 10^6", lambda: {"gain": one}, loss_of, data, optax.adam(0.1))
 
 
-def hidden(k: int) -> Program:
+def hidden(k: int) -> TrainingProgram:
     """A rectifier net whose hidden units are multiplied by 2^k, by its weights alone.
 
     The model divides nowhere: with (2^k w1, 2^k b1, 2^-k w2) it is the same function, whose
@@ -229,7 +229,7 @@ def hidden(k: int) -> Program:
     )
 
 
-def second_moments() -> Program:
+def second_moments() -> TrainingProgram:
     """Gradients of 1e-7 beside some of 1e3 under one Adam: their squares span 2^66."""
 
     def loss_of(params, batch):
@@ -246,7 +246,7 @@ def second_moments() -> Program:
     )
 
 
-def cases() -> list[Program]:
+def cases() -> list[TrainingProgram]:
     """Returns all programs in the order of the table."""
     least = float(np.finfo(np.float32).min)
     return [

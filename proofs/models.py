@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from scalewise.training import Program, corpus, load_program
+from scalewise.cli._program import TrainingProgram, corpus, load_program
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 MODELS = (
@@ -21,17 +21,17 @@ def text() -> bytes:
     return corpus(limit=TRAINED_ON + 100_000)
 
 
-def model(name: str) -> Program:
+def model(name: str) -> TrainingProgram:
     """Returns an example by name."""
     return load_program(EXAMPLES / f"{name}.py")
 
 
-def batches(program: Program, seed: int) -> Iterable[Any]:
+def batches(program: TrainingProgram, seed: int) -> Iterable[Any]:
     """Returns the training batches of a model."""
     return program.batches(text()[:TRAINED_ON], seed)
 
 
-def held_out(program: Program) -> list[Any]:
+def held_out(program: TrainingProgram) -> list[Any]:
     """What it doesn't train on: its own ``held_out``, or text that follows; none for some."""
     own = getattr(module_of(program), "held_out", None)
     if own is not None:
@@ -42,7 +42,7 @@ def held_out(program: Program) -> list[Any]:
     return [next(stream) for _ in range(HELD_OUT_BATCHES)]
 
 
-def evaluation(program: Program) -> Callable[[Any, Any], Any]:
+def evaluation(program: TrainingProgram) -> Callable[[Any, Any], Any]:
     """Returns a trained state's loss on a batch, by the model's ``evaluate`` if it has one."""
 
     def loss(state, batch):
@@ -52,5 +52,5 @@ def evaluation(program: Program) -> Callable[[Any, Any], Any]:
     return getattr(module_of(program), "evaluate", loss)
 
 
-def module_of(program: Program) -> Any:
+def module_of(program: TrainingProgram) -> Any:
     return sys.modules[program.train_step.__module__]

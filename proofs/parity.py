@@ -27,7 +27,8 @@ import numpy as np
 import optax
 
 import scalewise as sw
-from scalewise.training import Program, all_finite
+from scalewise.cli._program import TrainingProgram
+from scalewise.training import all_finite
 
 from . import models
 
@@ -61,7 +62,7 @@ def under(recipe: str, f: Any) -> Any:
     return sw.autoscale(f, inner) if inner else f
 
 
-def in_bfloat16(program: Program) -> Program:
+def in_bfloat16(program: TrainingProgram) -> TrainingProgram:
     """Returns the program with its parameters and data cast to bfloat16 for the loss."""
     loss_of, optimizer = program.loss_of, program.optimizer
     assert loss_of is not None
@@ -81,7 +82,7 @@ def in_bfloat16(program: Program) -> Program:
     return dataclasses.replace(program, train_step=train_step, loss_of=loss_in_bfloat16)
 
 
-def train(program: Program, recipe: str, steps: int, seed: int = 0) -> dict[str, Any]:
+def train(program: TrainingProgram, recipe: str, steps: int, seed: int = 0) -> dict[str, Any]:
     """Makes one run; returns its last losses, the held-out loss, and counts of non-finite steps."""
 
     held, evaluated = models.held_out(program), models.evaluation(program)

@@ -23,9 +23,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from examples.train import train as train_by_steps
 
-import scalewise as sw
 from scalewise import training
+from scalewise.cli import _methods
+from scalewise.cli._methods import Method
+from scalewise.cli._program import TrainingProgram
 
 from . import models, parity
 from .recipe_variants import (
@@ -69,7 +72,7 @@ SETS: Mapping[str, Runs] = {
 }
 
 
-def program(name: str) -> training.Program:
+def program(name: str) -> TrainingProgram:
     """Returns a model: an example, or the GPT with outlier channels, or with more parameters."""
     name, _, variant = name.partition(", ")
     found = models.model(name)
@@ -102,20 +105,17 @@ def planted(state: Any) -> Any:
     return state | {"params": params | {"blocks": [block(p) for p in params["blocks"]]}}
 
 
-def method(name: str) -> training.Method:
+def method(name: str) -> Method:
     """Returns how a recipe, a variant of one or an optimizer's state runs a training step."""
     if name in VARIANTS:
-        recipe = VARIANTS[name]
-        return training.Method(name, transform=lambda step: sw.autoscale(step, recipe))
+        return Method(name, recipe=VARIANTS[name])
     if name in STATE_ABLATIONS:
-        whole = training.method(name.partition(",")[0])
-        options = {**(whole.step_options or {}), "moments": STATE_ABLATIONS[name]}
-        return training.Method(name, step_options=options)
-    return training.method("float32" if name == CHANCE else name)
+        return Method(name, options={"moments": STATE_ABLATIONS[name]})
+    return _methods.method("float32" if name == CHANCE else name)
 
 
 def train(
-    model: training.Program, name: str, steps: int, seeds: Iterable[int]
+    model: TrainingProgram, name: str, steps: int, seeds: Iterable[int]
 ) -> Iterable[dict[str, Any]]:
     """Makes a run for each seed with one compiled step, and yields its losses."""
     prepare, step = method(name).build(model)
@@ -152,8 +152,8 @@ def summary(losses: list[float]) -> dict[str, Any]:
 
 
 def train_long(runs: Runs, recipe: str, folder: Path) -> dict[str, Any]:
-    """Makes or continues a long run, as `scalewise train` does, and returns its losses."""
-    model, name = program(runs.model), recipe
+    """Makes or continues a long run by examples/train.py, and returns its losses."""
+    model = program(runs.model)
     if recipe == CHANCE:
         first = model.init
 
@@ -161,18 +161,14 @@ def train_long(runs: Runs, recipe: str, folder: Path) -> dict[str, Any]:
             state = first(seed)
             return state | {"params": parity.moved(state["params"])}
 
-        model, name = dataclasses.replace(model, init=init), "float32"
-    out = folder / recipe.replace(", ", "_")
-    ended = training.train(
-        model, name, data=models.text()[: models.TRAINED_ON], steps=runs.steps, seed=0,
-        out=out, resume=True, every=100, keep=1,
-    )  # fmt: skip
-    if ended.interrupted:
-        raise SystemExit(f"{recipe}: interrupted; the same command continues")
+        model = dataclasses.replace(model, init=init)
+    assert model.loss_of is not None
+    policy = None if recipe in ("float32", CHANCE) else recipe
+    step = training.step(model.loss_of, model.optimizer, policy)
+    out, data = folder / recipe.replace(", ", "_"), models.text()[: models.TRAINED_ON]
+    train_by_steps(model, step, out, data=data, steps=runs.steps)
     lines = (out / "metrics.jsonl").read_text("utf-8").splitlines()
-    losses = {row["step"]: row["loss"] for row in map(json.loads, lines) if "loss" in row}
-    given = [np.nan if losses[s] is None else losses[s] for s in sorted(losses)]
-    return {"seed": 0, **summary(given)}
+    return {"seed": 0, **summary([json.loads(line)["loss"] for line in lines])}
 
 
 def main() -> None:

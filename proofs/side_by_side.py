@@ -13,12 +13,14 @@ import argparse
 import json
 import statistics
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from scalewise import training
+from scalewise.cli._compare import compare
+from scalewise.cli._methods import METHODS
+from scalewise.cli._program import corpus, load_program
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "docs" / "side_by_side.jsonl"
@@ -33,7 +35,7 @@ UNMEASURED = {
 }  # fmt: skip
 # the runs, in this order: model, methods, steps
 PARTS: Mapping[str, tuple[str, Sequence[str], int]] = {
-    "all methods on mlp": ("mlp", tuple(m for m in training.METHODS if m not in UNMEASURED), 150),
+    "all methods on mlp": ("mlp", tuple(m for m in METHODS if m not in UNMEASURED), 150),
     "parity on cnn": ("cnn", PARITY, 500),
     "parity on gpt": ("gpt", (*PARITY, "five-bytes"), 150),
 }
@@ -46,13 +48,12 @@ CLAIMS = {  # method and part to the largest allowed difference of its mean loss
 def run(part: str) -> dict[str, Any]:
     """Runs one comparison and returns its summary."""
     model, methods, steps = PARTS[part]
-    with tempfile.TemporaryDirectory() as folder:
-        comparison = training.compare(
-            ROOT / "examples" / f"{model}.py", methods, steps=steps, seeds=SEEDS, out=folder
-        )
-    if comparison.interrupted:
+    program = load_program(ROOT / "examples" / f"{model}.py")
+    chosen = [METHODS[name] for name in methods]
+    summary = compare(program, chosen, corpus(), steps, seeds=SEEDS).summary
+    if summary["interrupted"]:
         raise SystemExit(f"{part}: interrupted, nothing kept")
-    return {"part": part, "seeds": SEEDS, **comparison.summary()}
+    return {"part": part, "seeds": SEEDS, **summary}
 
 
 def rows(file: Path = FILE) -> dict[str, dict[str, Any]]:

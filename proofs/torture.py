@@ -23,7 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import scalewise as sw
-from scalewise.training import METHODS, DynamicLossScale, Program, step
+from scalewise.cli._methods import METHODS
+from scalewise.cli._program import TrainingProgram
+from scalewise.training import DynamicLossScale, step
 
 from . import models
 from .cases import cases
@@ -52,16 +54,18 @@ def narrowed(tree: Any) -> Any:
     return jax.tree.map(leaf, jax.tree.map(jnp.asarray, tree))
 
 
-def method(name: str, program: Program) -> tuple[Callable, Callable]:
+def method(name: str, program: TrainingProgram) -> tuple[Callable, Callable]:
     """Returns the function to the method's initial state, and its step: (state, loss, made)."""
     if name == "float32" or name in RECIPES:
         whole = program.train_step
         whole = whole if name == "float32" else sw.autoscale(whole, RECIPES[name])
         return lambda state: state, lambda state, batch: (*whole(state, batch), True)
     if name == "fp16-plain":
-        plain = METHODS[name]
-        whole = plain.transform(program.train_step)
-        return plain.prepare, lambda state, batch: (*whole(state, batch), True)
+        prepare_with, whole = METHODS[name].build(program)
+        return lambda state: prepare_with(state, None), lambda state, batch: (
+            *whole(state, batch),
+            True,
+        )
     assert program.loss_of is not None
     assert program.optimizer is not None
     inner = program.loss_of
@@ -87,7 +91,7 @@ def method(name: str, program: Program) -> tuple[Callable, Callable]:
     return prepare, one
 
 
-def run(program: Program, name: str, variants: Any) -> dict[str, list[float]]:
+def run(program: TrainingProgram, name: str, variants: Any) -> dict[str, list[float]]:
     """Returns the losses of each variant, without those of steps that were left out."""
     units = program_in_units(program)
     prepare, one = method(name, units)
@@ -128,7 +132,7 @@ def rows(file: Path) -> dict[tuple, dict[str, Any]]:
 
 
 def torture(
-    program: Program, names: Sequence[str], there: Container[tuple], whole: bool
+    program: TrainingProgram, names: Sequence[str], there: Container[tuple], whole: bool
 ) -> Iterator[dict[str, Any]]:
     """Returns the rows of one program that are still missing."""
     batch = next(iter(models.batches(program, 0)))

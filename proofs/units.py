@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from scalewise.training import Program
+from scalewise.cli._program import TrainingProgram
 
 Tree = Any
 
@@ -67,7 +67,7 @@ def in_units(optimizer: optax.GradientTransformation) -> optax.GradientTransform
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def program_in_units(program: Program) -> Program:
+def program_in_units(program: TrainingProgram) -> TrainingProgram:
     """The program whose batches are pairs (batch, units), and whose parameters are in units.
 
     The model's own code sees the numbers that it always sees: parameters and inputs are divided
@@ -101,4 +101,4 @@ def program_in_units(program: Program) -> Program:
         for batch in program.batches(data, seed):
             yield batch, Units.of("", 0)
 
-    return Program(program.name, init, train_step, batches, loss_of, optimizer)
+    return TrainingProgram(program.name, init, train_step, batches, loss_of, optimizer)

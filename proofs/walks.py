@@ -168,7 +168,7 @@ WALKS = (
                 )
             ],
         },
-        ("tests/test_public.py", "tests/training/test_compare.py"),
+        ("tests/test_public.py", "tests/cli/test_compare.py"),
     ),
     Walk(
         "Add a subcommand",

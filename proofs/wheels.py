@@ -83,7 +83,16 @@ def use(scripts: Path, folder: Path) -> None:
     run(scripts / "python", program, cwd=folder)
     run(scripts / "scalewise", "formats", cwd=folder)
     run(
-        scripts / "scalewise", "train", "gpt", "--steps", "2", "--out", scripts / "runs", cwd=folder
+        scripts / "scalewise",
+        "compare",
+        "gpt",
+        "--method",
+        "float32",
+        "--steps",
+        "2",
+        "--out",
+        scripts / "runs",
+        cwd=folder,
     )
 
 

@@ -48,14 +48,20 @@ print(sw.audit(lambda x: jnp.sum(x * x), "fp16", trials=0)(jnp.full(3, 300.0)).u
     assert done.stdout.strip() == "overflow", done.stderr
 
 
+WHERE = '"scalewise[{}] @ git+https://github.com/scalewise/scalewise"'
+
+
 @pytest.mark.parametrize(
     ("code", "message"),
     [
         (
             "import scalewise as sw; sw.training.step",
-            "scalewise.training needs optax: pip install 'scalewise[train]'",
+            f"scalewise.training needs optax: pip install {WHERE.format('train')}",
         ),
-        ("import scalewise.torch", "scalewise.torch needs torch: pip install 'scalewise[torch]'"),
+        (
+            "import scalewise.torch",
+            f"scalewise.torch needs torch: pip install {WHERE.format('torch')}",
+        ),
     ],
 )
 def test_the_error_says_what_to_install(code, message):
@@ -63,8 +69,8 @@ def test_the_error_says_what_to_install(code, message):
 
 
 def test_a_command_says_what_to_install():
-    code = "sys.argv[1:] = ['train', 'gpt']; from scalewise.cli import main; main()"
+    code = "sys.argv[1:] = ['compare', 'gpt']; from scalewise.cli import main; main()"
     done = ran(code, *TRAIN)
     assert done.returncode == 2
-    message = "scalewise: scalewise.training needs optax: pip install 'scalewise[train]'"
+    message = f"scalewise: scalewise.training needs optax: pip install {WHERE.format('train')}"
     assert done.stderr.strip() == message

@@ -76,14 +76,11 @@ def test_copies_are_equal_and_hash_alike():
         assert x != "another", name
 
 
-def test_a_report_is_copied_without_its_program():
+def test_a_report_is_copied():
     report = sw.audit(lambda x: jnp.sqrt(jnp.sum(x * x)), "fp16", trials=2)(jnp.full(4096, 16.0))
     for copied in (copy.deepcopy(report), pickle.loads(pickle.dumps(report))):
         assert copied.verdict == report.verdict
         assert str(copied) == str(report)
-        with pytest.raises(ValueError, match="is a copy"):
-            copied.reduce(0)
-    assert report.reduce(0).low.size
 
 
 def test_objects_of_one_class_that_print_alike_are_equal():

@@ -93,10 +93,8 @@ def function(x):
         (lambda: sw.cast(1.0, "fp8_blockwise"), "not a format; did you mean 'e4m3fn'"),
         (lambda: sw.autoscale(function, "e4m3fn"), "'e4m3fn' is a format, not a recipe"),
         (lambda: sw.autocast(function, "fp8"), "'fp8' is a recipe, no dtype to compute in"),
-        (lambda: sw.audit(function, "five-bytes"), "audit: 'five-bytes' is a method of training"),
         (lambda: sw.audit(function, "fp17"), "audit: no policy, format or recipe is called"),
         (lambda: sw.training.step(function, optax.sgd(1.0), "e5m2"), "step: 'e5m2' is a format"),
-        (lambda: sw.training.method("c=bf16"), "'c=bf16' is a policy, not a method of training"),
     ],
 )  # fmt: skip
 def test_a_name_of_another_kind_is_said_to_be_one(call, message):
@@ -110,7 +108,6 @@ def test_a_string_has_one_meaning():
         for name in found:
             assert resolve(name, kind, where="test") is KINDS[kind].names()[name]
     assert names["format"] & names["recipe"] == {"fp16", "bf16"}  # as _resolve says
-    assert names["recipe"] <= names["method"]  # the same recipes
     assert names["block format"] & names["recipe"] == {"mxfp4", "nvfp4"}
 
 
@@ -127,7 +124,6 @@ def test_every_format_and_recipe_has_its_name():
     assert "fp8" in sw.recipes.CATALOGUE
     for name, recipe in sw.recipes.CATALOGUE.items():
         assert getattr(sw.recipes, name) is recipe
-        assert sw.training.METHODS[name].name == name
 
 
 def test_every_subcommand_is_registered():
@@ -138,7 +134,7 @@ def test_every_subcommand_is_registered():
         functions = [x for x in vars(module).values() if inspect.isfunction(x)]
         own = [x for x in functions if x.__module__ == module.__name__ and x.__doc__]
         found |= {x.__name__ for x in own if f"\n        scalewise {x.__name__} " in x.__doc__}
-    assert len(found) > 10
+    assert len(found) >= 10
     assert found <= {x.name for x in cli.app.registered_commands}
 
 

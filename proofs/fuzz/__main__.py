@@ -1,8 +1,8 @@
-"""Runs the fuzz targets: ``python -m proofs.fuzz [programs|files|folders] [--count N] [--seed S]``.
+"""Runs the fuzz targets: ``python -m proofs.fuzz [programs|files|arguments] [--count N]``.
 
 A target is a module of this package with ``check(seed, index)``, which makes case number ``index``
-of a seed, runs it and returns a list of failures, one sentence each. The same seed and index always
-make the same case: ``--first INDEX --count 1`` repeats one.
+of a seed, runs it and returns a list of failures, one sentence each. The same ``--seed``
+and index always make the same case: ``--first INDEX --count 1`` repeats one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import time
 TARGETS = {
     "programs": 1000,
     "files": 10_000,
-    "folders": 100,
     "arguments": 1000,
 }
 

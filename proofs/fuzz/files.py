@@ -25,7 +25,7 @@ from rich.console import Console
 
 import scalewise as sw
 from proofs.fuzz.cases import run_case
-from scalewise.auditing import Recording, diff
+from scalewise.auditing import Recording
 from scalewise.cli._npy import read as read_npy
 from scalewise.rounding import EncodedArray
 from scalewise.scaled import ScaledArray, load_safetensors, save_safetensors
@@ -244,36 +244,6 @@ def an_npy_file(rng: random.Random, folder: Path) -> list[str]:
     return [] if same else [f"{ours} instead of {theirs}: {content!r}"]
 
 
-def report(rng: random.Random) -> dict[str, Any]:
-    """What `Report.save` writes, as far as `diff` reads it."""
-    place = {
-        "file": rng.choice(("a.py", "")),
-        "line": 3,
-        "primitive": "mul",
-        "direction": "forward",
-    }
-    row = place | {"numbers": {"inherited2": rng.choice((0.0, 2.5)), "reference2": 4.0}}
-    finding = place | {"kind": "overflow", "evidence": "3 numbers"}
-    error = {"non_finite": rng.choice((0, 2)), "relative": rng.choice((0.5, "nan", "inf"))}
-    lists = {"findings": [finding], "equations": [row]}
-    return {"function": "f", "low": "fp16", "error": error} | lists
-
-
-def saved_reports(rng: random.Random, folder: Path) -> list[str]:
-    """Two saved audits, damaged: compared, or refused by name."""
-    paths = [folder / "a.json", folder / "b.json"]
-    for path in paths:
-        text = dumped(report(rng), rng, rng.choice((0.0, 0.0, 0.02, 0.05))).encode(
-            "utf-8", "replace"
-        )
-        path.write_bytes(damaged(text, rng) if rng.random() < 0.3 else text)
-    try:
-        diff(*paths).show(Console(file=io.StringIO(), width=100))
-    except ValueError as error:
-        return [] if ".json" in str(error) else [f"an error without the file's name: {error}"]
-    return []
-
-
 @functools.cache
 def a_recording() -> Recording:
     """Of a product that overflows in FP16."""
@@ -340,7 +310,6 @@ KINDS = (
     a_safetensors_file,
     our_metadata,
     an_npy_file,
-    saved_reports,
 )
 
 

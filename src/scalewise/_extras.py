@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
+REPOSITORY = "git+https://github.com/scalewise/scalewise"  # another project has the name on PyPI
+
 
 class MissingPackageError(ImportError):
     """Raised where a package of an extra isn't installed; the message says how to install it."""
@@ -27,5 +29,6 @@ def require(package: str, extra: str, feature: str) -> ModuleType:
         if error.name != package.partition(".")[0]:
             raise
         raise MissingPackageError(
-            f"{feature} needs {error.name}: pip install 'scalewise[{extra}]'", name=error.name
+            f'{feature} needs {error.name}: pip install "scalewise[{extra}] @ {REPOSITORY}"',
+            name=error.name,
         ) from None

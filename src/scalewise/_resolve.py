@@ -1,8 +1,8 @@
-"""The meaning of a string: the format, policy, recipe or method that it names, in every function.
+"""The meaning of a string: the format, policy or recipe that it names, in every function.
 
 A name that a format and a recipe share (``"fp16"``, ``"bf16"``, ``"mxfp4"``) is the format where a
 function takes such formats (``audit``, ``emulate``, ``quantize``), and the recipe where it takes
-none (``autoscale``, ``training.step``, ``compare``, ``train``). A string with ``=`` is a policy.
+none (``autoscale``, ``training.step``). A string with ``=`` is a policy.
 """
 
 from __future__ import annotations
@@ -76,7 +76,6 @@ KINDS: dict[str, Kind] = {  # in the order in which a string is looked up
     "recipe": Kind(
         "a recipe", "scalewise.autoscaling.recipes", "CATALOGUE", "recipe", _underscored
     ),
-    "method": Kind("a method of training", "scalewise.training", "METHODS", "method"),
 }
 
 

@@ -87,11 +87,6 @@ def test_a_users_function_is_audited_and_the_report_written(folder):
     wrong = run("audit", "net.py:parts", "--args", "big", "--format", "bf16")
     assert wrong.exit_code == 1  # finite, and of no use
     assert "No: parts loses accuracy" in wrong.output
-    difference = run("diff", "a.json", "b.json")
-    assert difference.exit_code == 0
-    assert "norm in fp16 -> norm in bf16: error 1 not finite -> " in difference.output
-    assert "- overflow  net.py:6" in difference.output
-    assert "No finding is gone or new" in run("diff", "b.json", "b.json").output
 
 
 @pytest.mark.thorough
@@ -157,7 +152,7 @@ def test_several_steps_with_their_batches(folder):
             "returned a tuple of 1; expected",
         ),
         (("audit", "net.py:step", "--data", "data", "--args", "start"), "no --args or --batches"),
-        (("diff", "net.py", "net.py"), "'net.py' is no JSON: expected a report saved as .json"),
+        (("diff", "net.py", "net.py"), "net.py is no checkpoint; expected two checkpoints, or two"),
         (("record", "net.py:norm", "--args", "big", "--out", "a.npz"), "ends with .safetensors"),
         (("record", "net.py:nor"), "net.py defines no function 'nor'"),
         (("diff", "gone.safetensors", "net.safetensors"), "No such file or directory"),
@@ -171,10 +166,9 @@ def test_errors_are_one_sentence(folder, arguments, message):
     assert len(done.output.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize("arguments", [["net.py:norm", "--framework", "torch"], ["hf:net.py"]])
-def test_a_torch_model_needs_torch(folder, arguments, monkeypatch):
+def test_a_torch_model_needs_torch(folder, monkeypatch):
     for name in [x for x in sys.modules if x.split(".")[:2] == ["scalewise", "torch"]]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
-    done = run("audit", *arguments)
-    assert str(done.exception) == "scalewise.torch needs torch: pip install 'scalewise[torch]'"
+    done = run("audit", "net.py:norm", "--framework", "torch")
+    assert str(done.exception).startswith('scalewise.torch needs torch: pip install "scalewise[to')

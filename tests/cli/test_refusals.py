@@ -9,15 +9,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
-from scalewise import training
 from scalewise._output import replacing
-from scalewise.auditing import diff
+from scalewise._user_file import InputError
 from scalewise.cli import app
+from scalewise.cli._program import load_program
 from scalewise.scaled import save_safetensors
-from scalewise.training import InputError
 
 PROGRAM = """
 import jax, jax.numpy as jnp, numpy as np, resource
@@ -133,8 +131,11 @@ def test_an_unwritable_target_is_refused_before_the_run(folder, monkeypatch):
         (("compare", "net.py", "--steps", "1", "--method", "float32", "--out", "/proc/run"),
          "'/proc/run'"),
         (("compare", "importing.py"), "importing.py needs sklearnn, which isn't installed: pip"),
-        (("train", "/dev/null"), "no program '/dev/null'"),
-        (("train", "net.py", "--out", "net.py", "--resume"), "defines no loss_of"),
+        (("compare", "/dev/null"), "no program '/dev/null'"),
+        (("compare", "net.py", "--out", "net.py"), "'net.py' isn't empty; expected a new or an"),
+        (("compare", "net.py", "--method", "fp8", "--method", "fp8"), "one is given twice: fp8"),
+        (("train", "gpt", "--method", "fp8"), "there is no `scalewise train`: copy examples/"),
+        (("train", "--help"), "there is no `scalewise train`: copy examples/train.py"),
         (("diff", "dir.json", "dir.json"), "holds no .safetensors file"),
         (("cast", "dir.json", "--to", "fp16"), "holds no .safetensors file"),
         (("cast", "pipe.html", "--to", "fp16"), "it is a pipe; expected a regular file"),
@@ -203,42 +204,12 @@ def test_npy_headers_with_wrong_sizes(folder):
         )
 
 
-def test_files_that_are_no_reports(folder):
-    good = {
-        "function": "f", "low": "fp16", "error": {"non_finite": 0, "relative": "nan"},
-        "findings": [], "equations": [],
-    }  # fmt: skip
-    (folder / "good.json").write_text(json.dumps(good))
-    row = {"file": "a.py", "line": 1, "primitive": "mul", "direction": "forward"}
-    for changes in (
-        {"error": None}, {"error": {"non_finite": "x", "relative": 1}}, {"error": []},
-        {"findings": 3}, {"findings": [None]}, {"findings": [{"kind": []}]},
-        {"equations": {"a": 1}}, {"equations": [row]}, {"equations": [row | {"numbers": []}]},
-        {"equations": [row | {"numbers": {"inherited2": -1, "reference2": 2}}]},
-        {"equations": [row | {"line": [], "numbers": {"inherited2": 1, "reference2": 2}}]},
-        {"error": {"non_finite": float("inf"), "relative": 1}},
-    ):  # fmt: skip
-        (folder / "bad.json").write_text(json.dumps(good | changes))
-        with pytest.raises(InputError, match=r"'bad.json' is no report: expected a file that"):
-            diff("good.json", "bad.json")
-    (folder / "bad.json").write_text("[" * 100_000)
-    with pytest.raises(InputError, match=r"'bad.json' is no JSON"):
-        diff("bad.json", "good.json")
-    diff("good.json", "good.json").show(Console(quiet=True))
-
-
-def test_the_exit_code_contains_the_signal(folder, monkeypatch):
-    ended = training.Trained("net", "float32", 3, 1.0, 1.0, 0, True, "d" * 64, "run", None, 15)
-    monkeypatch.setattr(training, "train", lambda *_, **__: ended)
-    assert run("train", "net.py").exit_code == 128 + 15
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["audit", "none.py:f"], ["record", "none.py:f"], ["audit", "hf:none.json"],
-        ["diff", "none.json", "b.json"], ["train", "none.py"], ["compare", "none.py"],
-        ["train", "mlp", "--data", "none.txt"], ["cast", "none.npy", "--to", "fp16"],
+        ["audit", "none.py:f"], ["record", "none.py:f"],
+        ["diff", "none.json", "b.json"], ["compare", "none.py"],
+        ["compare", "mlp", "--data", "none.txt"], ["cast", "none.npy", "--to", "fp16"],
     ],
 )  # fmt: skip
 @pytest.mark.thorough(keep=2)
@@ -276,25 +247,7 @@ def test_formats_and_optimizers_that_cannot_be_used(tmp_path, monkeypatch):
     source = PROGRAM + "\nimport optax\nOPTIMIZER = optax.adam\n"
     (tmp_path / "adam.py").write_text(source)
     with pytest.raises(InputError, match=r"adam.py: OPTIMIZER is <function adam"):
-        training.load_program("adam.py")
-
-
-@pytest.mark.parametrize("closing", ["sys.stdout.close()", "os.close(1)"])
-@pytest.mark.thorough(gate=1)
-def test_a_trained_file_that_closes_stdout_gives_one_sentence_and_the_run(tmp_path, closing):
-    source = PROGRAM.replace(
-        "def train_step", "def loss_of(w, batch):\n    return jnp.mean(batch @ w)\n\ndef train_step"
-    )
-    (tmp_path / "net.py").write_text(
-        source + f"\nimport optax, os, sys\nOPTIMIZER = optax.sgd(0.1)\n{closing}\n"
-    )
-    code = "from scalewise.cli import main; main()"
-    command = [sys.executable, "-c", code, "train", "net.py", "--steps", "2", "--out", "run"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stderr.startswith("scalewise: the output can't be written: ")
-    assert done.stderr.count("\n") == 1
-    assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") == 2
+        load_program("adam.py")
 
 
 @pytest.mark.parametrize("closing", ["sys.stdout.close()", "os.close(1)"])

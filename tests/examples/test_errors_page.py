@@ -9,8 +9,6 @@ from pages import DOCS, page_script
 MODULE = page_script("errors_page")
 INTERNAL = {
     "_Found",
-    "Done",
-    "DamagedError",
     "_NotKnownError",
     "_WithinVmap",
 }  # never leave the package

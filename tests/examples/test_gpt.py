@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from scalewise import training
+from scalewise._user_file import InputError
+from scalewise.cli._compare import compare
+from scalewise.cli._methods import METHODS
+from scalewise.cli._program import load_program
 
 FILE = Path(__file__).parents[2] / "examples" / "gpt.py"
 TEXT = FILE.read_bytes()
@@ -19,7 +22,7 @@ TEXT = FILE.read_bytes()
 @pytest.fixture
 def gpt():
     """The example at a size that trains in no time; it promotes as users do."""
-    program = training.load_program(FILE)
+    program = load_program(FILE)
     module = program.init.__globals__  # pyright: ignore[reportFunctionMemberAccess]
     module["CONFIG"] = dataclasses.replace(
         module["CONFIG"], context=16, width=16, heads=2, layers=1, batch=4
@@ -58,23 +61,16 @@ def test_attention_is_causal(gpt):
 
 
 @pytest.mark.slow
-def test_scaled_recipes_follow_float32_and_plain_fp16_diverges(gpt, tmp_path):
-    result = training.compare(
-        gpt,
-        ("float32", "fp16-plain", "fp16", "fp8-narrow-state"),
-        data=TEXT,
-        steps=20,
-        out=tmp_path / "run",
-        console=Console(file=io.StringIO()),
-    )
-    float32, plain, *scaled = result.records
-    assert plain.divergence is not None
-    assert plain.divergence.step == 1
-    for record in scaled:
-        assert record.non_finite == 0
-        assert record.final_loss == pytest.approx(float32.final_loss, rel=0.01)
+def test_scaled_recipes_follow_float32_and_plain_fp16_diverges(gpt):
+    methods = [METHODS[x] for x in ("float32", "fp16-plain", "fp16", "fp8-narrow-state")]
+    result = compare(gpt, methods, TEXT, 20, console=Console(file=io.StringIO()))
+    float32, plain, *scaled = result.summary["methods"]
+    assert plain["first_non_finite"]["step"] == 1
+    for row in scaled:
+        assert row["non_finite_steps"] == 0
+        assert row["final_loss"] == pytest.approx(float32["final_loss"], rel=0.01)
 
 
-def test_too_little_text_is_an_error(gpt, tmp_path):
-    with pytest.raises(training.InputError, match="at least 17 bytes of text are needed, not 3"):
-        training.compare(gpt, data=b"abc", out=tmp_path / "run")
+def test_too_little_text_is_an_error(gpt):
+    with pytest.raises(InputError, match="at least 17 bytes of text are needed, not 3"):
+        compare(gpt, [METHODS["float32"]], b"abc", 3)

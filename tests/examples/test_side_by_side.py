@@ -7,7 +7,7 @@ import pytest
 from proofs import side_by_side
 
 from pages import DOCS, page_script
-from scalewise.training import METHODS
+from scalewise.cli._methods import METHODS
 
 KEPT = side_by_side.rows()
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scalewise import training
-from scalewise.training._compare import _program
+from scalewise.cli import _program
 
 ROOT = Path(__file__).parents[2]
 NAMES = {
@@ -29,7 +28,7 @@ def test_examples_are_found_in_the_package_and_beside_it(tmp_path, monkeypatch):
     assert _program.find_examples([tmp_path, beside]) == {"tiny": beside / "tiny.py"}
     assert set(_program.find_examples(_program.EXAMPLES)) == NAMES
     monkeypatch.setattr(_program, "EXAMPLES", (package, beside))
-    assert training.load_program("tiny").name == "tiny"
+    assert _program.load_program("tiny").name == "tiny"
 
 
 def test_the_wheel_has_the_examples_where_they_are_looked_for():
@@ -62,8 +61,8 @@ def test_an_installed_wheel_trains_an_example(tmp_path):
     found = call(python, "-c", "import scalewise; print(scalewise.__file__)", env=environment)
     assert Path(found.strip()).is_relative_to(tmp_path / "env")
     said = call(
-        tmp_path / "env" / "bin" / "scalewise", "train", "mlp", "--steps", 2, "--out", "run",
+        tmp_path / "env" / "bin" / "scalewise", "compare", "mlp", "--steps", 2, "--out", "run",
         env=environment,
     )  # fmt: skip
-    assert "mlp, float32: 2 steps" in said
+    assert "mlp: 2 steps, ratios to float32" in said
     assert (tmp_path / "run" / "metrics.jsonl").exists()

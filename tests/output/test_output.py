@@ -26,7 +26,6 @@ from scalewise._output import (
     lock,
     page_environment,
     print_rows,
-    remove_temporaries,
     replacing,
     sentence,
     tolerant,
@@ -123,13 +122,6 @@ def test_a_full_disk_changes_nothing(tmp_path, small_files):
         append(tmp_path / "a", b"z" * 900)  # 96 of them fit
     assert (tmp_path / "a").read_bytes() == b"old\n" + b"y" * 900
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
-
-
-def test_temporaries_of_a_killed_process_are_removed(tmp_path):
-    for name in (".scalewise-1234.part", "mine.part", ".scalewise"):
-        (tmp_path / name).touch()
-    remove_temporaries(tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == [".scalewise", "mine.part"]
 
 
 HOLD = """

@@ -51,18 +51,6 @@ def test_modelopt_names_an_algorithm_for_each_layer():
         _exports.modelopt([("a", Operand("nvfp4"), Operand("mxfp8_e4m3"))], str)
 
 
-def test_torchao_is_python_with_a_configuration_for_each_layer():
-    text = _exports.torchao(LAYERS, str)
-    compile(text, "torchao", "exec")
-    assert "'blocks.0.up': NVFP4WeightOnlyConfig()," in text
-    assert "'head': None," in text
-    assert "import torch\n" in text
-    rows = Operand("e4m3fn", per="channel")
-    assert "granularity=PerRow()" in _exports.torchao([("a", rows, rows)], str)
-    with pytest.raises(ValueError, match="no configuration for weights in mxfp6_e2m3"):
-        _exports.torchao([("a", Operand("mxfp6_e2m3"), None)], str)
-
-
 def policy(w, x):
     return jnp.tanh(x @ w) @ w.T
 

@@ -231,9 +231,8 @@ def test_a_promise_is_kept_by_the_fewest_bits():
     found = sw.plan(logits, sw.Budget(error=2e-3), objective="kl", formats=FORMATS)(*given)
     assert found.measured <= 2e-3
     assert 4.5 < found.cost < 16
-    cheaper = [p for p in found.front if p.cost < 0.9 * found.cost and p.measured is not None]
-    assert cheaper
-    assert all(p.measured > 2e-3 for p in cheaper)
+    cheaper = sw.plan(logits, 0.9 * found.cost, objective="kl", formats=FORMATS)(*given)
+    assert cheaper.measured > 2e-3
 
 
 def test_seconds_are_bounded_by_bytes_or_by_operations():
@@ -264,8 +263,6 @@ def test_the_result_is_printed_saved_and_written_as_python(found, tmp_path):
     assert namespace["recipe"] == found.recipe
     costs = [p.cost for p in found.front]
     assert costs == sorted(costs)
-    assert found.upgrade is not None
-    assert found.upgrade.predicted < found.predicted
 
 
 @pytest.mark.thorough
@@ -365,7 +362,7 @@ def test_only_the_result_that_overflows_stays_wide():
     assert found.policy is None  # autocast would round exp's result where mul reads it
     assert found.lines[0].name == "dot_general in exponential"
     with pytest.raises(ValueError, match="nothing to export"):
-        found.torchao()
+        found.modelopt()
     json.loads(found.json())
 
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ._folder import Folder as Folder
-from ._folder import FolderInUseError as FolderInUseError
-from ._folder import lock as lock
+from ._lock import FolderInUseError as FolderInUseError
+from ._lock import lock as lock
 from ._page import framed as framed
 from ._page import visible as visible
 from ._saved import Rows as Rows
@@ -28,7 +27,6 @@ from ._write import append as append
 from ._write import check_source as check_source
 from ._write import check_target as check_target
 from ._write import check_writable as check_writable
-from ._write import remove_temporaries as remove_temporaries
 from ._write import replacing as replacing
 from ._write import rescue_folder as rescue_folder
 from ._write import sentence as sentence

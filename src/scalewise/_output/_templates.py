@@ -21,7 +21,7 @@ STYLE = """
 .chart path { fill: none; stroke-width: 2; stroke-linejoin: round }
 .chart .c0 { stroke: #555 } .chart .c1 { stroke: #d55e00 } .chart .c2 { stroke: #0072b2 }
 .chart .c3 { stroke: #009e73 } .chart .c4 { stroke: #cc79a7 } .chart .c5 { stroke: #e69f00 }
-.chart .dot { fill: #d55e00 } .chart .ring { fill: none; stroke: #009e73; stroke-width: 3 }
+.chart .ring { fill: none; stroke: #009e73; stroke-width: 3 }
 @media (prefers-color-scheme: dark) {
   .chart text { fill: #ddd } .chart .axis { stroke: #444 }
   .chart .c0 { stroke: #bbb } .chart .c2 { stroke: #56b4e9 }
@@ -32,19 +32,18 @@ Points = Sequence[tuple[float, float]]
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """Curves and points over one pair of axes."""
+    """Curves and rings over one pair of axes."""
 
     title: str
     unit: str  # below the horizontal axis
     curves: Sequence[Points]  # with a gap where y isn't finite
-    dots: Points = ()
     rings: Points = ()
     decades: bool = False  # whether y is a decimal logarithm, whose axis shows powers of ten
 
     @functools.cached_property
     def ends(self) -> tuple[float, float, float, float]:
         """The smallest and the largest x, the lower and the upper end of the vertical axis."""
-        points = [p for some in (*self.curves, self.dots, self.rings) for p in some]
+        points = [p for some in (*self.curves, self.rings) for p in some]
         ys = [y for _, y in points if math.isfinite(y)] or [0.0, 1.0]
         low, high = min(ys), max(ys)
         if self.decades:

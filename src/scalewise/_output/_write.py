@@ -117,12 +117,6 @@ def rescue_folder() -> Iterator[Path]:
         raise
 
 
-def remove_temporaries(folder: Path) -> None:
-    for path in folder.glob(f"{PREFIX}*{SUFFIX}"):
-        with suppress(OSError):
-            path.unlink()
-
-
 def sentence(error: OSError) -> str:
     what = error.strerror or str(error) or type(error).__name__
     return f"{what}: {str(error.filename)!r}" if error.filename else what

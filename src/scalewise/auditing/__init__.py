@@ -8,8 +8,6 @@ from ._readings import readings as readings
 from ._record._compare import compare as compare
 from ._record._record import record as record
 from ._record._recording import load_recording as load_recording
-from ._record._stability import stability as stability
-from ._report._diff import diff as diff
 from ._report._report import Report as Report
 from ._search._findings import Finding as Finding
 from ._search._literals import literals as literals
@@ -25,10 +23,6 @@ from ._record._compare import LineDifference as LineDifference
 from ._record._compare import RecordingComparison as RecordingComparison
 from ._record._recording import RecordedArray as RecordedArray
 from ._record._recording import Recording as Recording
-from ._record._stability import LineStability as LineStability
-from ._record._stability import Stability as Stability
-from ._reduce._reduction import Reduction as Reduction
-from ._report._diff import Difference as Difference
 from ._run._equation_statistics import EquationStatistics as EquationStatistics
 from ._run._outcome import OutputError as OutputError
 from ._search._fixes import Fix as Fix

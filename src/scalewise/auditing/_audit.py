@@ -8,7 +8,6 @@ import itertools
 import platform
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -44,8 +43,6 @@ from ._checks import (
     check_steps,
 )
 from ._file import name_of
-from ._reduce._reduce import Audited, reduce
-from ._reduce._reduction import Reduction, arithmetic
 from ._report._report import (
     AS_WRITTEN,
     COMPLEX,
@@ -306,7 +303,6 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         sums=session.sums,
         started_at_zero=tuple(_started_at_zero(session, outcome)),
         complex_dtype=wide_complex,
-        reducer=_reducer(session, outcome),
         origin=search.origin,
     )
 
@@ -338,19 +334,6 @@ def _spoils_fewer(what: Finding) -> int:
         return 0
     made = what.non_finite_before - what.non_finite_after
     return -made if what.fix else -what.non_finite_before * FINDING_KINDS[what.kind].out_of_range
-
-
-def _reducer(session: Session, outcome: Outcome) -> Callable[[Finding], Reduction] | None:
-    own = arithmetic(session.low, session.reference.dtype)
-    if own is None:
-        return None
-    audited = Audited(
-        program=dataclasses.replace(session.program),  # without what it has cached
-        arithmetic=own,
-        paths=dict(enumerate(equation.path for equation in outcome.recorded)),
-        steps=session.steps,
-    )
-    return partial(reduce, audited, equations=tuple(outcome.equations))
 
 
 def _untried(search: Search) -> int:

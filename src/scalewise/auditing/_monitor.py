@@ -16,6 +16,7 @@ import jax
 from .._check import Count, checked
 from .._resolve import as_format
 from ..formats import FormatLike
+from ._log import Log
 from ._readings import (
     Exponents,
     Groups,
@@ -84,7 +85,7 @@ class Monitor:
         self._options = {"fmt": self._fmt, "groups": groups, "what_if": what_if}
         self._largest: dict[str, tuple[float, int]] = {}  # with the step, by group
         self._out = None if out is None else Path(out)
-        self._log: Any = None  # a `training.Log`
+        self._log: Log | None = None
         self._pending: tuple[int, dict[str, Reading], dict[str, Exponents]] | None = None
 
     def __repr__(self) -> str:
@@ -150,9 +151,7 @@ class Monitor:
         if self._out is None:
             return
         if self._log is None:
-            from ..training import Folder, Log  # needs optax, which nothing else here does
-
-            self._log = Log(Folder(self._out), after=step - 1)
+            self._log = Log(self._out, after=step - 1)
         bins = {f"{group}/exponents": x.bins() for group, x in counted.items()}
         self._log.step({"step": step, **numbers}, bins)
 

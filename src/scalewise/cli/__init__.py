@@ -18,9 +18,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # its boxes show the types of Python beside each option
 )
-for command in (audit, plan, record, diff, compare, train, cast, check, formats, recipes):
+for command in (audit, plan, record, diff, compare, cast, check, formats, recipes):
     add(app, command)
+ANY = {"ignore_unknown_options": True, "allow_extra_args": True}
 add(app, inspect, context_settings={"ignore_unknown_options": True})
+add(app, train, hidden=True, add_help_option=False, context_settings=ANY)
 
 
 def _version(wanted: bool) -> None:

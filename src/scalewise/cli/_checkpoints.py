@@ -1,4 +1,4 @@
-"""`scalewise inspect`, `diff`, `check` and `cast`: checkpoints, numbers, reports, recordings."""
+"""`scalewise inspect`, `diff`, `check` and `cast`: checkpoints, numbers, recordings."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -89,24 +89,23 @@ def diff(
     json: bool = False,
     everything: bool = False,
 ) -> None:
-    """Compare two checkpoints in value, two recordings line by line, or two audits' reports.
+    """Compare two checkpoints in value, or two recordings line by line.
 
     Of checkpoints, exits with 1 if an array differs by more than the tolerance, or isn't in both.
 
     Args:
-        before (BEFORE): A checkpoint; a recording (.safetensors); a report of an audit (.json).
+        before (BEFORE): A checkpoint, or a recording (.safetensors).
         after (AFTER): Another one of the same kind.
         tolerance (ERROR >= 0.0): The relative error of an array that counts as equal.
 
     Example:
-        scalewise diff before.json after.json
+        scalewise diff cpu.safetensors gpu.safetensors
     """
     with refusal(ValueError):
         for path in (before, after):
             _there(path)
-        kinds = {_kind(path) for path in (before, after)}
-        if kinds != {"checkpoint"}:
-            return _diff_results(before, after, out, everything, kinds == {"recording"})
+        if "recording" in {_kind(path) for path in (before, after)}:
+            return _diff_recordings(before, after, out, everything)
         check_reports(out)
         from .. import checkpoints
 
@@ -119,7 +118,9 @@ def diff(
 
 def _kind(path: Path) -> str:
     if not _is_checkpoint(path):
-        return "report"
+        raise ValueError(
+            f"{path} is no checkpoint; expected two checkpoints, or two recordings (.safetensors)"
+        )
     if path.suffix != ".safetensors" or path.is_dir():
         return "checkpoint"
     with path.open("rb") as file:
@@ -127,18 +128,9 @@ def _kind(path: Path) -> str:
         return "recording" if b'"recording"' in file.read(length) else "checkpoint"
 
 
-def _diff_results(
-    before: Path, after: Path, out: list[Path] | None, everything: bool, recordings: bool
-) -> None:
-    # JAX takes a second to import
-    from scalewise.auditing import compare, writable
-    from scalewise.auditing import diff as diff_reports
+def _diff_recordings(before: Path, after: Path, out: list[Path] | None, everything: bool) -> None:
+    from scalewise.auditing import compare, writable  # JAX takes a second to import
 
-    if not recordings:
-        if out:
-            raise ValueError("--out: expected two checkpoints or recordings (.safetensors)")
-        diff_reports(before, after).show()
-        return
     paths = [writable(path) for path in out or ()]
     comparison = compare(before, after)
     shown(comparison, paths, everything=everything)

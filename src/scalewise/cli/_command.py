@@ -106,16 +106,12 @@ def _discard(stream: TextIO | None) -> None:
 
 
 def check(target: str, out: Sequence[Path] | None) -> None:
-    """Refuses a missing file of a function or model, and files that can't be written, before JAX.
+    """Refuses a missing file of a function, and files that can't be written, before JAX.
 
     JAX takes a second to import.
     """
     with refusal(ValueError):
-        config = target.removeprefix("hf:")
-        if config == target:
-            function_file(target)
-        elif not Path(config).exists():
-            raise ValueError(f"no file at {config!r}: expected a config of transformers (.json)")
+        function_file(target)
         for path in out or ():
             check_file(path)
 

@@ -169,8 +169,8 @@ def recipes(name: str | None = None) -> None:
     Example:
         scalewise recipes fp8
     """
-    from .. import training
     from ..autoscaling.recipes import CATALOGUE, recipe
+    from ._methods import METHODS
 
     if name is not None:
         with refusal(ValueError):
@@ -179,9 +179,8 @@ def recipes(name: str | None = None) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("recipe", no_wrap=True)
     table.add_column("what")
-    states = [method for method in training.METHODS if method.startswith("state-")]
-    for known in (*CATALOGUE, *states):
-        table.add_row(known, training.METHODS[known].what)
+    for known in (*CATALOGUE, *(name for name in METHODS if name.startswith("state-"))):
+        table.add_row(known, METHODS[known].what)
     console = Console()
     console.width = min(console.width, 80)
     console.print(table)

@@ -38,8 +38,6 @@ def audit(
     Exits with 1 if the verdict is No, with 2 if the audit or writing a file fails.
 
     Args:
-        target (FILE:FUNCTION): A function of a Python file, model.py:train_step; or
-            hf:CONFIG.json or hf:FOLDER, a model of transformers.
         fmt (--format NAME): The format to audit, or an autocast policy.
         recipe (NAME): A recipe of autoscale to audit instead of a format: fp8, ...
         device (NAME): With a recipe: whose matrix units add up products.
@@ -83,9 +81,7 @@ def audit(
 def _is_torch(target: str, framework: str | None) -> bool:
     if framework not in (None, "jax", "torch"):
         raise ValueError(f"--framework {framework!r}: expected jax or torch")
-    if target.startswith("hf:") and framework == "jax":
-        raise ValueError("hf: names a torch model: leave --framework jax out")
-    if framework is not None or target.startswith("hf:"):
+    if framework is not None:
         return framework != "jax"
     return _makes_a_torch_model(target)
 
@@ -132,11 +128,11 @@ def _of_torch(target: str, low: Any, args: str | None, seed: int, options: Any) 
     import scalewise.torch as st
     from scalewise.torch._load import load
 
-    loaded = load(target, args, seed, labels=options["grad"])
+    loaded = load(target, args, seed)
     return st.audit(loaded.model, loaded.args, loaded.kwargs, low=low, **options)
 
 
-EXPORTS = ("python", "compressed-tensors", "modelopt", "torchao")
+EXPORTS = ("python", "compressed-tensors", "modelopt")
 
 
 def plan(
@@ -172,7 +168,7 @@ def plan(
             own. Default: unrounded.
         result (NAME): A format of results of all operations; may be given again. Default:
             unrounded.
-        export (NAME): Print it as python, compressed-tensors, modelopt, torchao as well.
+        export (NAME): Print it as python, compressed-tensors or modelopt as well.
 
     Example:
         scalewise plan model.py:logits --bits 6 --objective kl --args example

@@ -1,11 +1,15 @@
-"""`scalewise compare` and `train`: train one program by several methods, or by one."""
+"""`scalewise compare`: trains a program by several methods; `train` says what has its place."""
 
 import signal
+import time
+from itertools import count
 from pathlib import Path
 
 import typer
 
-from ._command import FAILED, check_program, refusal, tell
+from .._output import sentence
+from .._user_file import InputError
+from ._command import FAILED, UNUSABLE, check_program, refusal, tell
 
 
 def compare(
@@ -31,85 +35,51 @@ def compare(
     Example:
         scalewise compare gpt --method float32 --method fp8 --steps 100
     """
-    with refusal(ValueError):
+    with refusal(InputError, ValueError):
         check_program(program, data)
-    from scalewise import training  # JAX takes a second to import: not for --help
+        folder = _new_folder(out)
+        # JAX takes a second to import: not for --help
+        from . import _compare, _methods, _program
 
-    with refusal(training.InputError):
+        methods = [_methods.method(name) for name in method or _methods.DEMO]
+        if len({each.name for each in methods}) < len(methods):
+            raise InputError(f"--method: one is given twice: {', '.join(m.name for m in methods)}")
         try:
-            comparison = training.compare(
-                program, method or training.DEMO, data=data, steps=steps, seed=seed, seeds=seeds,
-                out=out or training.Folder.timestamped("runs"),
+            found = _compare.compare(
+                _program.load_program(program), methods, _program.corpus(data), steps,
+                seed=seed, seeds=seeds, out=folder,
             )  # fmt: skip
-        except KeyboardInterrupt as error:
+        except KeyboardInterrupt:
             tell("interrupted before the first step")
-            raise typer.Exit(128 + getattr(error, "signal", signal.SIGINT)) from None
-    if comparison.failure:
-        tell(comparison.failure)
+            raise typer.Exit(128 + signal.SIGINT) from None
+    failure = found.summary["failure"]
+    try:
+        found.write(folder)
+        typer.echo(f"report: {folder}/report.html")
+    except OSError as error:
+        failure = failure or sentence(error)
+    if failure:
+        tell(failure)
         raise typer.Exit(FAILED)
-    if comparison.interrupted:
-        raise typer.Exit(128 + comparison.signal)
+    if found.summary["interrupted"]:
+        raise typer.Exit(128 + signal.SIGINT)
 
 
-STATE = {"weights": r"^\.params", "optimizer": r"^\.optimizer.*\.(mu|nu|trace|m|v)\b"}
+def _new_folder(out: Path | None) -> Path:
+    """Returns the folder, which is new or empty; by default a new one named after the time."""
+    if out is not None:
+        if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+            raise InputError(f"{str(out)!r} isn't empty; expected a new or an empty folder")
+        return out
+    base = f"runs/{time.strftime('%Y-%m-%dT%H-%M-%S')}"
+    names = (Path(base + (f"-{n}" if n > 1 else "")) for n in count(1))
+    return next(name for name in names if not name.exists())
 
 
-def train(
-    program: str,
-    *,
-    method: str = "float32",
-    data: Path | None = None,
-    steps: int = 300,
-    seed: int = 0,
-    out: Path | None = None,
-    resume: bool = False,
-    every: int = 100,
-    clip: float | None = None,
-    accumulate: int | None = None,
-    weights: str | None = None,
-    allow_changes: bool = False,
-    monitor: str | None = None,
-) -> None:
-    """Train a program by a method or policy; a killed run resumes to the same bits.
-
-    Args:
-        method (NAME): A recipe, another method, or a policy such as p=f32,c=bf16,o=f32.
-        steps (>= 1): The number of steps in all.
-        seed: The seed of parameters and batches.
-        out (FOLDER): A folder for metrics and checkpoints. Default: runs/<time>.
-        resume: Continue the run in --out, or begin it.
-        every (>= 1): The number of steps between two checkpoints.
-        clip: Clip gradients to this global norm.
-        accumulate: The number of microbatches in a step.
-        weights (NAME): How narrow weights are updated: master, stochastic, compensated or
-            plain.
-        allow_changes: Resume with an edited program or other settings.
-        monitor (FORMAT): Measure weights and moments in this format every 10 steps.
-
-    Example:
-        scalewise train gpt --method fp8 --steps 300 --out runs/fp8 --resume
-    """
-    with refusal(ValueError):
-        check_program(program, data)
-    from scalewise import training  # JAX takes a second to import: not for --help
-    from scalewise.auditing import Monitor
-
-    with refusal(training.InputError, ValueError):
-        watch = Monitor(monitor, groups=STATE).numbers if monitor else None
-        try:
-            ended = training.train(
-                program, method, data=data, steps=steps, seed=seed,
-                out=out if out or resume else training.Folder.timestamped("runs"), resume=resume,
-                every=every, clip=clip, accumulate=accumulate, weights=weights, watch=watch,
-                allow_changes=allow_changes,
-            )  # fmt: skip
-        except (training.CheckpointError, training.TrainingError) as error:
-            tell(str(error))
-            raise typer.Exit(FAILED) from None
-    typer.echo(
-        f"{ended.program}, {ended.method}: {ended.steps} steps, loss {ended.loss:.4f}, "
-        f"scale {ended.scale:g}, {ended.skipped} skipped; state {ended.digest[:16]}"
+def train() -> None:
+    """Says what has the place of `scalewise train`."""
+    tell(
+        "there is no `scalewise train`: copy examples/train.py, a loop with loss scaling and "
+        "checkpoints, and run `python train.py gpt --policy c=f16 --out runs/a`"
     )
-    typer.echo(f"run: {ended.folder}")
-    if ended.interrupted:
-        raise typer.Exit(128 + ended.signal)
+    raise typer.Exit(UNUSABLE)

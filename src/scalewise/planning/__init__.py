@@ -11,6 +11,5 @@ globals()["__all__"] = own_names(dir())  # help() lists them
 # the classes of results, for annotations
 from ._result import FrontPoint as FrontPoint
 from ._result import PlanLine as PlanLine
-from ._result import Upgrade as Upgrade
 from ._rollouts import Pair as Pair
 from ._rollouts import Rollouts as Rollouts

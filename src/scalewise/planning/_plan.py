@@ -30,9 +30,9 @@ from ..interpret import (
     run,
     trace,
 )  # fmt: skip
-from ._budget import UNITS, Budget, ObjectiveName, Option, bits_of
+from ._budget import UNITS, Budget, ObjectiveName, bits_of
 from ._predict import Front
-from ._result import FrontPoint, Plan, PlanLine, Upgrade
+from ._result import FrontPoint, Plan, PlanLine
 from ._sites import RESULT, WIDE, Site, float_results, name_of
 from ._space import Lists, Space, Tried
 
@@ -122,7 +122,6 @@ def _operands(some: Sequence[OperandLike]) -> list[Operand | None]:
 def solved(space: Space) -> Plan:
     aim, found = space.aim, space.predict.front(space.columns, space.costs)
     best = _best(space, found)
-    alike = len(space.tried) - 1
     recipe = _recipe(space, best.choice)
     measured, cut = _confirmed(space, recipe, best)
     return Plan(
@@ -130,8 +129,7 @@ def solved(space: Space) -> Plan:
         unit=UNITS[space.budget.kind].format(space.noun),
         cost=best.cost, predicted=aim.shown(best.predicted), measured=aim.shown(measured),
         recipe=recipe, policy=_policy(space, best), lines=lines(space, best, cut),
-        front=front(space, found), upgrade=upgrade(space, best), runs=space.runs + 1, alike=alike,
-        exact=found.exact,
+        front=front(space, found), runs=space.runs + 1, exact=found.exact,
     )  # fmt: skip
 
 
@@ -240,7 +238,6 @@ def _policy(space: Space, best: Tried) -> Policy | None:
 
 
 SHOWN = 24  # points of the Pareto front that a result has
-MEASURED = 8  # how many of them are run
 OFF = 1.5  # a factor between the adjoint pass and a run, from which on first order has failed
 CUT = 0.05  # of an operand's numbers; the scales of MX formats cut off a few in each operand
 UNSEEN = 1e6  # that factor where the derivative is zero, but for its own rounding
@@ -283,40 +280,9 @@ def _note(site: Site, predicted: float, measured: float, share: float, cut: floa
 
 
 def front(space: Space, found: Front) -> tuple[FrontPoint, ...]:
-    """Returns some points of the front, evenly spaced in their order, a few of them run."""
+    """Returns some points of the front, evenly spaced in their order."""
     count = len(found.costs)
     shown = np.unique(np.linspace(0, count - 1, min(SHOWN, count)).round().astype(int))
-    run = set(shown[np.linspace(0, len(shown) - 1, min(MEASURED, len(shown))).astype(int)])
-    points = []
-    for i in shown:
-        choice = tuple(int(x) for x in found.choices[i])
-        (predicted,) = space.predicted([choice])
-        tried = space.run(choice) if i in run else space.tried.get(choice)
-        measured = None if tried is None else space.aim.shown(tried.measured)
-        point = FrontPoint(float(found.costs[i]), space.aim.shown(float(predicted)), measured)
-        points.append(point)
-    return tuple(points)
-
-
-def upgrade(space: Space, best: Tried) -> Upgrade | None:
-    """Returns the change of one line that lowers the predicted objective most for its cost."""
-    found: list[tuple[float, Upgrade]] = []
-    for i, own in enumerate(space.columns):
-        for j in range(len(own)):
-            choice = (*best.choice[:i], j, *best.choice[i + 1 :])
-            more = space.cost(choice) - best.cost
-            (after,) = space.predicted([choice])
-            gain = abs(best.predicted) - abs(float(after))
-            if more > 0 and gain > 0:
-                change = Upgrade(
-                    line=space.sites[i].name, before=_names(space.options[i][best.choice[i]]),
-                    after=_names(space.options[i][j]), cost=more,
-                    predicted=space.aim.shown(abs(float(after))),
-                )  # fmt: skip
-                found.append((gain / more, change))
-    return max(found, key=lambda x: x[0])[1] if found else None
-
-
-def _names(option: Option) -> str:
-    named = ["unrounded" if x is None else x.format.name for x in option.values()]
-    return " x ".join(named) or "as written"
+    predicted = space.predicted([tuple(map(int, found.choices[i])) for i in shown])
+    errors = [space.aim.shown(float(x)) for x in predicted]
+    return tuple(map(FrontPoint, map(float, found.costs[shown]), errors))

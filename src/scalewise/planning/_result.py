@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from markupsafe import Markup
 
@@ -48,22 +48,10 @@ class PlanLine:
 
 @dataclasses.dataclass(frozen=True)
 class FrontPoint:
-    """A plan that none beats in both cost and predicted error; ``measured`` is None if not run."""
+    """A plan that none beats in both cost and predicted error."""
 
     cost: float
     predicted: float
-    measured: float | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Upgrade:
-    """The change of one line that lowers the objective most for its cost."""
-
-    line: str
-    before: str
-    after: str
-    cost: float  # what the change adds to the cost
-    predicted: float  # the objective afterwards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,27 +70,19 @@ class Plan(Tabular):
     policy: Policy | None
     lines: tuple[PlanLine, ...]  # the products by place, in the program's order
     front: tuple[FrontPoint, ...]  # the Pareto front, from the cheapest plan on
-    upgrade: Upgrade | None  # what the next bit would buy; None at the widest formats
     runs: int  # emulated
-    alike: int  # that were run since the prediction couldn't tell them from this one
     exact: bool  # whether the front is exact, or thinned out to 16,384 plans on the way
 
     @property
     def verdict(self) -> str:
-        """One or two sentences: the cost, the objective, and what the next bit would buy."""
+        """One or two sentences: the cost and the objective."""
         first = (
             f"{self.function} with {figure(self.cost)} {self.unit}: {self.objective} "
             f"{figure(self.measured)} (predicted {figure(self.predicted)})."
         )
         if self.policy is not None:
             first += " autocast with .policy rounds so, too."
-        up = self.upgrade
-        if up is None:
-            return f"{first} No format given is wider."
-        return (
-            f"{first} The next {self.unit} are best spent on {up.line}, {up.after} in place of "
-            f"{up.before}: {figure(up.cost)} more for a predicted {figure(up.predicted)}."
-        )
+        return first
 
     def python(self) -> str:
         """Returns Python that makes the recipe."""
@@ -131,7 +111,7 @@ class Plan(Tabular):
 
         Args:
             rename: the name of a module in the served model, from its name here, which is the
-                path of the argument: ``"blocks.0.qkv"``. Also of the other two.
+                path of the argument: ``"blocks.0.qkv"``.
         """
         return compressed_tensors(self._layers(), rename)
 
@@ -141,10 +121,6 @@ class Plan(Tabular):
         the plan says of them.
         """
         return modelopt(self._layers(), rename)
-
-    def torchao(self, rename: Callable[[str], str] = str) -> str:
-        """Returns Python that quantises a model as torchao's ``FqnToConfig``."""
-        return torchao(self._layers(), rename)
 
     @property
     def title(self) -> str:
@@ -167,8 +143,7 @@ class Plan(Tabular):
         ]
         own = {"verdict": self.verdict, "recipe": repr(self.recipe), "lines": lines}
         own["policy"] = self.policy and repr(self.policy)
-        front, upgrade = [vars(p) for p in self.front], self.upgrade and vars(self.upgrade)
-        return plain(vars(self) | own | {"front": front, "upgrade": upgrade})
+        return plain(vars(self) | own | {"front": [vars(p) for p in self.front]})
 
     def _layers(self) -> list[Layer]:
         found: dict[str, Layer] = {}
@@ -200,14 +175,13 @@ class Plan(Tabular):
             for x in self.lines
         ]
         front = [[figure(x) for x in dataclasses.astuple(p)] for p in self.front]
-        heads_of_front = (self.unit, "predicted", "measured")
-        return [Rows("Lines", heads, rows), Rows("Pareto front", heads_of_front, front)]
+        return [Rows("Lines", heads, rows), Rows("Pareto front", (self.unit, "predicted"), front)]
 
     def _page(self) -> str:
         thinned = "" if self.exact else " (thinned out to 16,384 plans on the way)"
         said = (
-            f"{self.alike} plans were run that the prediction can't tell apart. The line is the "
-            f"predicted front{thinned}, dots are runs, the ring is this plan. The recipe is below."
+            f"The line is the predicted front{thinned}, the ring is this plan, as measured. The "
+            "recipe is below."
         )
         return tables_page(
             self.title,
@@ -219,17 +193,16 @@ class Plan(Tabular):
         )
 
     def _front_svg(self) -> str:
-        """Draws the predicted front as a curve, runs as dots, and this plan as a ring."""
+        """Draws the predicted front as a curve, and this plan as a ring."""
 
-        def points(pairs: Iterable[tuple[float, float | None]]) -> list[tuple[float, float]]:
+        def points(pairs: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
             return [(cost, math.log10(abs(error))) for cost, error in pairs if error]
 
         line = points((p.cost, p.predicted) for p in self.front)
-        runs = points((p.cost, p.measured) for p in self.front)
         ring = points([(self.cost, self.measured)])
-        if not (line or runs or ring):
+        if not (line or ring):
             return ""
-        panel = Panel(self.objective, self.unit, [line], runs, ring, decades=True)
+        panel = Panel(self.objective, self.unit, [line], ring, decades=True)
         return chart_svg(self.objective, [panel])
 
 
@@ -241,23 +214,6 @@ Layer = tuple[str, Operand | None, Operand | None]  # its name, its weight, its 
 Rename = Callable[[str], str]
 KEY = re.compile(r"\['((?:[^'\\]|\\.)*)'\]|\[\"([^\"]*)\"\]|\[(\d+)\]|\.(\w+)")
 WIDE_BITS = 16
-AO = "torchao.quantization"
-AO_MX = "torchao.prototype.mx_formats"
-# by format of weight and activation: the module and the call
-TORCHAO = {
-    ("nvfp4", None): (AO_MX, "NVFP4WeightOnlyConfig()"),
-    ("nvfp4", "nvfp4"): (AO_MX, "NVFP4DynamicActivationNVFP4WeightConfig()"),
-    ("mxfp8_e4m3", "mxfp8_e4m3"): (
-        AO_MX, "MXDynamicActivationMXWeightConfig(activation_dtype=torch.float8_e4m3fn, "
-        "weight_dtype=torch.float8_e4m3fn)",
-    ),
-    ("mxfp4", "mxfp4"): (
-        AO_MX, "MXDynamicActivationMXWeightConfig(activation_dtype=torch.float4_e2m1fn_x2, "
-        "weight_dtype=torch.float4_e2m1fn_x2)",
-    ),
-    ("e4m3fn", None): (AO, "Float8WeightOnlyConfig()"),
-    ("e4m3fn", "e4m3fn"): (AO, "Float8DynamicActivationFloat8WeightConfig()"),
-}  # fmt: skip
 
 
 def module_name(path: str) -> str:
@@ -305,44 +261,6 @@ def modelopt(layers: Sequence[Layer], rename: Rename) -> dict[str, Json]:
         "exclude_modules": sorted(ignored),
         "quantized_layers": each,
     }
-
-
-def torchao(layers: Sequence[Layer], rename: Rename) -> str:
-    calls = dict(_torchao_calls(layers, rename))
-    modules: dict[str, set[str]] = {AO: {"FqnToConfig", "quantize_"}}
-    for module, call in filter(None, calls.values()):
-        modules.setdefault(module, set()).add(call.partition("(")[0])
-    text = " ".join(call[1] for call in calls.values() if call)
-    if "PerRow" in text:
-        modules[AO].add("PerRow")
-    lines = [f"from {m} import {', '.join(sorted(names))}" for m, names in sorted(modules.items())]
-    if "torch." in text:
-        lines.insert(0, "import torch")
-    rows = [f"        {n!r}: {call[1] if call else None}," for n, call in calls.items()]
-    body = ["", "config = FqnToConfig(", "    {", *rows, "    }", ")"]
-    return "\n".join([*lines, *body, "quantize_(model, config, filter_fn=None)", ""])
-
-
-def _torchao_calls(
-    layers: Sequence[Layer], rename: Rename
-) -> Iterator[tuple[str, tuple[str, str] | None]]:
-    for name, weight, activation in layers:
-        if (weight := _narrow(weight)) is None:
-            yield rename(name), None
-            continue
-        narrow = _narrow(activation)
-        pair = weight.format.name, narrow and narrow.format.name
-        if pair not in TORCHAO:
-            known = ", ".join(f"{w} x {a or 'unrounded'}" for w, a in TORCHAO)
-            raise ValueError(
-                f"torchao has no configuration for weights in {pair[0]} with activations in "
-                f"{pair[1] or 'their own dtype'} ({name}); expected one of {known}; plan with "
-                "other formats, or with activations='weights'"
-            )
-        module, call = TORCHAO[pair]
-        if pair == ("e4m3fn", "e4m3fn") and weight.per == "channel":
-            call = call.replace("()", "(granularity=PerRow())")
-        yield rename(name), (module, call)
 
 
 def _narrow(operand: Operand | None) -> Operand | None:

@@ -259,10 +259,6 @@ def contracted_axes(equation: Equation) -> AxisPair:
     return (numbers.lhs_spec[1],), (numbers.rhs_spec[1],)
 
 
-def reduced_axes(equation: Equation) -> tuple[int, ...]:
-    return tuple(read(equation, "axes"))
-
-
 def conv_groups(equation: Equation) -> tuple[int, int]:
     return read(equation, "feature_group_count"), read(equation, "batch_group_count")
 

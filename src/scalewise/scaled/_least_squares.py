@@ -2,16 +2,14 @@
 
 The error of ``s * round(x / s)`` is a quadratic function of ``s`` as long as no element's code
 changes, so it has a local minimum for each assignment of codes, and many of them where a few large
-elements carry the error. The search evaluates it on a geometric grid that is dense around the scale
-of the largest magnitude, and moves from the best points of the grid to the minimum for their codes,
-``sum(x * q) / sum(q * q)``, as in Lloyd's algorithm (IEEE Trans. Inf. Theory 28:2, 1982).
+elements carry the error. It is evaluated on a geometric grid that is dense around the scale of the
+largest magnitude.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,15 +24,6 @@ GRID = 256  # candidates by default: 64 an octave near the largest magnitude's s
 # Of more elements behind one scale, so many stand for all while the grid is searched: the largest,
 # each for itself, and a regular sample of the others. Of so many in all, fewer for each scale.
 SKETCH, SKETCHES, FEWEST = 8192, 1 << 21, 1024
-STARTS, STEPS = 4, 3  # points of the grid from which steps are made, on all elements
-
-
-class Fit(NamedTuple):
-    """Scales and their squared errors, (groups, 1) both; where Lloyd's step goes from them."""
-
-    error: jax.Array
-    scale: jax.Array
-    better: jax.Array
 
 
 def least_squares_scale(
@@ -55,13 +44,13 @@ def least_squares_scale(
         return unit
     sketch, weights = _sketch(rows)
     grid = jnp.asarray(_grid(n, candidates or GRID), x.dtype)
-    one = jnp.ones((len(rows), 1), x.dtype)
-    errors = lax.map(lambda s: _fit(sketch, weights, fmt, s * one).error[:, 0], grid)
-    starts = lax.top_k(-errors.T, min(STARTS, len(grid)))[1]
-    best = lax.map(lambda i: _descend(rows, fmt, grid[i][:, None]), starts.T)
-    chosen = jnp.argmin(best.error, axis=0)[None]
-    scale = jnp.take_along_axis(best.scale, chosen, axis=0)[0]
-    return unit * scale.reshape(unit.shape)
+
+    def error(scale: jax.Array) -> jax.Array:
+        rounded = scale * round_to(sketch / scale, fmt, saturate="finite")
+        return jnp.sum(weights * jnp.square(sketch - rounded), axis=1)
+
+    best = jnp.argmin(lax.map(error, grid), axis=0)
+    return unit * grid[best].reshape(unit.shape)
 
 
 def _grid(n: int, count: int) -> np.ndarray:
@@ -76,12 +65,12 @@ def _grid(n: int, count: int) -> np.ndarray:
     return 2.0 ** np.concatenate([1 - 2 * np.arange(near) / near, -1 - low])
 
 
-def _sketch(rows: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-    """Returns a sample of each row and its weights; None as weights if it is the whole row."""
+def _sketch(rows: jax.Array) -> tuple[jax.Array, jax.Array | float]:
+    """Returns a sample of each row and its weights; 1 if it is the whole row."""
     groups, n = rows.shape
     size = min(SKETCH, max(FEWEST, SKETCHES // groups))
     if n <= size:
-        return rows, None
+        return rows, 1.0
     k = size // 4
     large = lax.top_k(rows, k)[0]
     stride = -(-n // (size - k)) | 1  # odd, so that it meets every column of a matrix
@@ -93,25 +82,3 @@ def _sketch(rows: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         jnp.concatenate([large, others], axis=1),
         jnp.concatenate([jnp.ones_like(large), weights], axis=1),
     )
-
-
-def _fit(rows: jax.Array, weights: jax.Array | None, fmt: Format, scale: jax.Array) -> Fit:
-    q = round_to(rows / scale, fmt, saturate="finite")
-    terms = jnp.square(rows - scale * q), rows * q, jnp.square(q)
-    if weights is not None:
-        terms = tuple(weights * t for t in terms)
-    error, product, square = (jnp.sum(t, axis=1, keepdims=True) for t in terms)
-    better = jnp.where(square > 0, product / jnp.where(square > 0, square, 1), scale)
-    return Fit(error, scale, better)
-
-
-def _descend(rows: jax.Array, fmt: Format, scale: jax.Array) -> Fit:
-    fit = best = _fit(rows, None, fmt, scale)
-
-    def step(carry: tuple[Fit, Fit], _) -> tuple[tuple[Fit, Fit], None]:
-        fit, best = carry
-        fit = _fit(rows, None, fmt, fit.better)
-        best = jax.tree.map(lambda new, old: jnp.where(fit.error < best.error, new, old), fit, best)
-        return (fit, best), None
-
-    return lax.scan(step, (fit, best), length=STEPS)[0][1]

@@ -1,6 +1,7 @@
 """torch models and tensors: audits and emulates them, rounds and quantizes them.
 
-This package needs torch: ``pip install 'scalewise[torch]'``.
+This package needs torch:
+``pip install "scalewise[torch] @ git+https://github.com/scalewise/scalewise"``.
 """
 
 from .._public import own_names

@@ -1,17 +1,11 @@
-"""Mixed-precision training: loss scaling, narrow weights and moments, whole steps and runs."""
+"""Mixed-precision training: loss scaling, narrow weights and moments, whole steps."""
 
 from .._extras import require as _require
 from .._public import own_names
 
 _require("optax", "train", "scalewise.training")
 
-from .._output import Folder as Folder
-from .._user_file import InputError as InputError
 from . import mu_s as mu_s
-from ._compare._compare import compare as compare
-from ._compare._methods import METHODS as METHODS
-from ._compare._methods import Method as Method
-from ._compare._program import Program as Program
 from ._gradients import all_finite as all_finite
 from ._gradients import mean_over as mean_over
 from ._loss_scale import DynamicLossScale as DynamicLossScale
@@ -27,11 +21,6 @@ from ._moments import TableStorage as TableStorage
 from ._moments import store_state as store_state
 from ._moments import widen as widen
 from ._step import step as step
-from ._train._folder import CheckpointError as CheckpointError
-from ._train._log import Log as Log
-from ._train._sharding import Sharding as Sharding
-from ._train._train import TrainingError as TrainingError
-from ._train._train import train as train
 from ._weights import apply_updates as apply_updates
 from ._weights import compensated as compensated
 from ._weights import master_weights as master_weights
@@ -40,16 +29,12 @@ from ._weights import stochastic_rounding as stochastic_rounding
 globals()["__all__"] = own_names(dir())  # help() lists them
 
 # the classes of results, for annotations
-from ._compare._results import Comparison as Comparison
-from ._compare._results import Divergence as Divergence
-from ._compare._results import Record as Record
 from ._loss_scale import LossScaledState as LossScaledState
 from ._loss_scale import LossScaleState as LossScaleState
 from ._model import Metrics as Metrics
 from ._model import TrainState as TrainState
 from ._moments import BlockwiseStored as BlockwiseStored
 from ._step import Step as Step
-from ._train._train import Trained as Trained
 from ._weights import CompensatedState as CompensatedState
 from ._weights import MasterState as MasterState
 from ._weights import StochasticState as StochasticState
@@ -57,8 +42,4 @@ from ._weights import StochasticState as StochasticState
 _DOCUMENTED = dir()  # the reference has these names
 
 # for other packages of scalewise, not for users
-from ._compare._methods import DEMO as DEMO
-from ._compare._methods import method as method
-from ._compare._program import corpus as corpus
-from ._compare._program import load_program as load_program
 from ._moments import NARROW_ADAM as NARROW_ADAM

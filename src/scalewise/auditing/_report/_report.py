@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
 
 from ..._output import Saved, as_csv, plain
 from ..._types import Json
-from .._reduce._reduction import Reduction
 from .._search._apply import AuditedArithmetic
-from .._search._findings import Finding
 from ._page import page
 from ._summary import Summary
 from ._terminal import show
@@ -52,12 +49,9 @@ class Report(Summary, Saved):
     """The result of an audit, with the fields of :class:`Summary`.
 
     Attributes:
-        reducer: reduces a finding; it holds the program and its arguments. None of a copy and of an
-            interpretation that a file can't name.
         origin: the audit's arithmetic, in which ``apply_fixes`` computes functions.
     """
 
-    reducer: Callable[[Finding], Any] | None = dataclasses.field(default=None, repr=False)
     origin: AuditedArithmetic | None = dataclasses.field(default=None, repr=False)
 
     @property
@@ -110,55 +104,11 @@ class Report(Summary, Saved):
             for some in (self.findings, self.unfixed)
         )
         report: Any = dataclasses.replace(
-            self, findings=tuple(found), unfixed=tuple(unfixed), reducer=None, origin=None
+            self, findings=tuple(found), unfixed=tuple(unfixed), origin=None
         )
         fields = dataclasses.asdict(report)
-        del fields["reducer"], fields["origin"]
+        del fields["origin"]
         return plain(fields | derived)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"reducer": None}  # it holds the program, which can't be pickled
-
-    def reduce(self, i: int = 0) -> Reduction:
-        """Returns the smallest program found that shows finding ``i``, as a file of plain JAX.
-
-        It is a slice of the audited program: operations that lead to the finding's, or to a result
-        that it spoils, from the numbers that the reference run has there. The shortest one that
-        shows the event is taken: numbers that aren't finite, are flushed or are decided otherwise,
-        or at least half of the finding's error. Where operations are elementwise, or end in a sum
-        or product, the inputs are cut to the worst elements, or the worst row and column. The file
-        imports ``jax`` and ``numpy``, and ``scalewise`` for a policy, a recipe, or a format that
-        isn't FP16 or BF16. It was run before it is returned. Under a recipe the operations have the
-        scopes that they have in the program, by which a recipe tells the backward pass and the
-        exceptions of ``keep``; a policy's rules name the primitives of the slice.
-
-        Args:
-            i: the index of the finding in ``findings``, from 0.
-
-        Raises:
-            IndexError: there is no such finding.
-            ValueError: the audit ran several steps; it ran in an interpretation of one's own; the
-                recipe or policy can't be written as Python; or no such slice was found.
-
-        Example:
-            >>> import jax.numpy as jnp, scalewise as sw
-            >>> def norm(x):
-            ...     return jnp.sqrt(jnp.sum(x * x))
-            >>> case = sw.audit(norm, "fp16", trials=3)(jnp.full(4096, 300.0)).reduce(0)
-            >>> case.low.tolist(), case.wide.tolist()
-            ([inf, inf, inf, inf], [90000.0, 90000.0, 90000.0, 90000.0])
-        """
-        if not 0 <= i < len(self.findings):
-            count = len(self.findings)
-            raise IndexError(f"reduce: i is {i}; expected a number below {count}, the findings")
-        finding = self.findings[i]
-        if self.reducer is None:
-            raise ValueError(
-                f"reduce: the audit ran in {self.low}, an interpretation that a file can't name, "
-                "or this report is a copy, which has no program; expected the report that the "
-                "audit of a format, a policy or a recipe returned"
-            )
-        return self.reducer(finding)
 
     def apply_fixes(self, target: Any) -> Any:
         """Returns a policy, recipe or function with the fixes of all findings, in their order.

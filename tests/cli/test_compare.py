@@ -1,9 +1,8 @@
-"""compare: its measurements, interrupts, and errors in its arguments."""
+"""Comparisons of methods: measurements, interrupts, and errors in the arguments."""
 
 import dataclasses
 import io
 import json
-import math
 import re
 
 import jax
@@ -13,8 +12,11 @@ import optax
 import pytest
 from rich.console import Console
 
-from scalewise import recipes, training
-from scalewise.training import InputError, Method, Program
+from scalewise import recipes
+from scalewise._user_file import InputError
+from scalewise.cli._compare import compare
+from scalewise.cli._methods import DEMO, METHODS, Method, method
+from scalewise.cli._program import TrainingProgram, corpus, load_program
 
 OPTIMIZER = optax.adamw(1e-3)
 WIDTH = 96  # its square is over Recipe.smallest
@@ -40,24 +42,36 @@ def batches(data, seed):
         yield random.normal(size=(4, WIDTH)).astype(np.float32)
 
 
-pytestmark = pytest.mark.usefixtures("users_promotion")
+@pytest.fixture(autouse=True)
+def users_promotion():
+    """Users' programs promote as they like."""
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
 
 
-TINY = Program("tiny", init, train_step, batches)
+TINY = TrainingProgram("tiny", init, train_step, batches)
 
 
 def loss_of(params, batch):
     return jnp.mean(jnp.square(jnp.tanh(batch @ params["w"]) - batch))
 
 
-SCALED = Program("tiny", init, train_step, batches, loss_of, OPTIMIZER)
+SCALED = TrainingProgram("tiny", init, train_step, batches, loss_of, OPTIMIZER)
 
 
 def run(tmp_path, methods=("float32",), **changes):
-    console = Console(file=io.StringIO(), width=100)
-    arguments = {"program": TINY, "data": b"x" * 100, "steps": 6, "out": tmp_path / "run"}
-    result = training.compare(methods=methods, console=console, **(arguments | changes))
+    console, out = Console(file=io.StringIO(), width=100), tmp_path / "run"
+    arguments = {"program": TINY, "text": b"x" * 100, "steps": 6, "out": out} | changes
+    methods = [method(x) if isinstance(x, str) else x for x in methods]
+    result = compare(methods=methods, console=console, **arguments)
+    if arguments["out"]:
+        result.write(out)
     return result, console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def rows(tmp_path):
+    text = (tmp_path / "run" / "metrics.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
 
 
 @pytest.mark.thorough
@@ -67,24 +81,23 @@ def test_float32_row_is_the_plain_program(tmp_path):
     for _, batch in zip(range(6), batches(b"x" * 6, 0), strict=True):
         state, loss = step(state, batch)
         losses.append(float(loss))
-    assert list(result.records[0].losses) == losses
-    assert result.records[0].final_loss == pytest.approx(np.mean(losses))
+    assert result.losses["float32"] == losses
+    assert result.summary["methods"][0]["final_loss"] == pytest.approx(np.mean(losses))
 
 
 @pytest.mark.slow
 def test_every_built_in_recipe_trains(tmp_path):
-    result, text = run(tmp_path, training.DEMO, steps=4)
-    float32, plain, *scaled = result.records
-    for record in (float32, *scaled):
-        assert record.divergence is None
-        assert record.non_finite == 0
-        assert record.final_loss == pytest.approx(float32.final_loss, rel=0.05)
-        assert len(record.seconds) == 4
+    result, text = run(tmp_path, DEMO, steps=4)
+    float32, plain, *scaled = result.summary["methods"]
+    for row in (float32, *scaled):
+        assert row["first_non_finite"] is None
+        assert row["non_finite_steps"] == 0
+        assert row["final_loss"] == pytest.approx(float32["final_loss"], rel=0.05)
     # weights 2 bytes, first moment 1, root of the second 2; three scales and a counter
-    assert scaled[-1].state_bytes == WIDTH**2 * (2 + 1 + 2) + 3 * 4 + 4
-    assert float32.state_bytes == WIDTH**2 * 12 + 4
-    assert plain.bytes_per_parameter == 6 + 4 / WIDTH**2
-    assert all(name in text for name in training.DEMO)
+    assert scaled[-1]["state_bytes"] == WIDTH**2 * (2 + 1 + 2) + 3 * 4 + 4
+    assert float32["state_bytes"] == WIDTH**2 * 12 + 4
+    assert plain["bytes_per_parameter"] == 6 + 4 / WIDTH**2
+    assert all(name in text for name in DEMO)
 
 
 SCALING = ("float32", "static-scale", "dynamic-scale", "autocast-bf16", "five-bytes")
@@ -93,26 +106,22 @@ SCALING = ("float32", "static-scale", "dynamic-scale", "autocast-bf16", "five-by
 @pytest.mark.slow
 def test_methods_that_scale_the_loss_show_their_scales(tmp_path):
     result, text = run(tmp_path, SCALING, program=SCALED, steps=5)
-    float32, static, dynamic, _, five = result.records
-    for record in result.records:
-        assert record.non_finite == 0
-        assert record.final_loss == pytest.approx(float32.final_loss, rel=0.05)
-    assert (float32.scales, float32.skipped) == ((), 0)
-    assert static.scales == (2.0**15,) * 5
-    assert len(dynamic.scales) == 5
-    assert five.bytes_per_parameter == pytest.approx(5, abs=0.01)
+    float32, static, _, _, five = result.summary["methods"]
+    for row in result.summary["methods"]:
+        assert row["non_finite_steps"] == 0
+        assert row["final_loss"] == pytest.approx(float32["final_loss"], rel=0.05)
+        assert row["temporary_bytes"] > 0
+    assert (float32["loss_scale_at_end"], float32["skipped_steps"]) == (None, 0)
+    assert static["loss_scale_at_end"] == 2.0**15
+    assert five["bytes_per_parameter"] == pytest.approx(5, abs=0.01)
     assert "dynamic-scale, loss scale 65536 to" in text
-    lines = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [x["scale"] for x in lines if x["method"] == "static-scale"] == [2.0**15] * 5
-    html = (tmp_path / "run" / "report.html").read_text()
-    assert "loss scale, exponent of two" in html
-    assert all(r.temporary_bytes > 0 for r in result.records)
+    scales = [x["scale"] for x in rows(tmp_path) if x["method"] == "static-scale"]
+    assert scales == [2.0**15] * 5
 
 
-def test_train_and_compare_share_their_methods():
-    assert set(recipes.CATALOGUE) <= set(training.METHODS)
-    whole = {name for name, each in training.METHODS.items() if each.step_options is None}
-    assert whole == {"fp16-plain", "fp8-narrow-state"}
+def test_every_recipe_is_a_method():
+    assert set(recipes.CATALOGUE) <= set(METHODS)
+    assert all(name == each.name and each.what for name, each in METHODS.items())
 
 
 @pytest.mark.slow
@@ -128,13 +137,13 @@ def test_every_recipe_of_autoscale_can_be_compared(tmp_path):
 
     program = dataclasses.replace(TINY, batches=falling)
     result, _ = run(tmp_path, names, program=program, steps=3, seeds=2)
-    float32, *others = result.records
+    float32, *others = result.summary["methods"]
     # no row is another in disguise; but FP16 is FP16 behind any power of two (scalify)
-    distinct = {r.losses for r in result.records if r.name != "scalify"}
+    distinct = {tuple(x) for name, x in result.losses.items() if name != "scalify"}
     assert len(distinct) == len(names) - 1
-    for record in others:
-        assert record.divergence is None
-        assert record.final_loss == pytest.approx(float32.final_loss, rel=0.05)
+    for row in others:
+        assert row["first_non_finite"] is None
+        assert row["final_loss"] == pytest.approx(float32["final_loss"], rel=0.05)
 
 
 def test_a_program_without_a_loss_cannot_scale_it(tmp_path):
@@ -146,18 +155,17 @@ def test_a_program_without_a_loss_cannot_scale_it(tmp_path):
 @pytest.mark.thorough
 def test_several_seeds_give_a_mean_and_a_spread(tmp_path):
     result, text = run(tmp_path, ("float32", "fp16"), seeds=2, steps=4)
-    singles = [run(tmp_path / str(s), ("float32",), seed=s, steps=4)[0].records[0] for s in (0, 1)]
-    record = result.records[0]
-    assert record.finals == tuple(r.final_loss for r in singles)
-    assert record.losses == singles[0].losses
-    assert record.final_loss == pytest.approx(np.mean(record.finals))
-    assert record.spread == pytest.approx(np.std(record.finals, ddof=1))
-    assert f"±{record.spread:.3f}" in text
-    ours, theirs = (np.array(r.losses) for r in (result.records[1], record))
-    early = np.abs(ours / theirs - 1).max()
-    assert result.summary()["methods"][1]["early_difference"] == pytest.approx(early)
-    assert result.summary()["methods"][0]["final_loss_by_seed"] == list(record.finals)
-    lines = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    singles = [run(tmp_path / str(s), ("float32",), seed=s, steps=4)[0] for s in (0, 1)]
+    row, fp16 = result.summary["methods"]
+    finals = [x.summary["methods"][0]["final_loss"] for x in singles]
+    assert row["final_loss_by_seed"] == finals
+    assert result.losses["float32"] == singles[0].losses["float32"]
+    assert row["final_loss"] == pytest.approx(np.mean(finals))
+    assert row["final_loss_spread"] == pytest.approx(np.std(finals, ddof=1))
+    assert f"±{row['final_loss_spread']:.3f}" in text
+    ours, theirs = (np.array(result.losses[name]) for name in ("fp16", "float32"))
+    assert fp16["early_difference"] == pytest.approx(np.abs(ours / theirs - 1).max())
+    lines = rows(tmp_path)
     assert len(lines) == 4 * 2 * 2
     assert sum(x.get("seed") == 1 for x in lines) == 8
 
@@ -171,12 +179,11 @@ def test_files_agree_with_the_result(tmp_path):
         "report.html",
         "summary.json",
     ]
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = rows(tmp_path)
     assert [line["step"] for line in lines[::2]] == [1, 2, 3, 4, 5, 6]
-    for record in result.records:
-        mine = [line["loss"] for line in lines if line["method"] == record.name]
-        assert mine == list(record.losses)
-    assert json.loads((folder / "summary.json").read_text()) == result.summary()
+    for name, losses in result.losses.items():
+        assert [line["loss"] for line in lines if line["method"] == name] == losses
+    assert json.loads((folder / "summary.json").read_text()) == result.summary
 
 
 def blow_up(state, batch):
@@ -198,39 +205,35 @@ def similar(state, batch):
 
 def test_a_cause_in_a_library_names_the_line_that_calls_it(tmp_path):
     result, _ = run(tmp_path, program=dataclasses.replace(TINY, train_step=similar))
-    why = result.records[0].divergence.why
+    why = result.summary["methods"][0]["first_non_finite"]["why"]
     assert re.match(r"div at test_compare.py:\d+ \(similar, which calls \w+.py:\d+\)", why), why
 
 
 def test_a_divergence_is_reported_with_step_and_cause(tmp_path):
     result, text = run(tmp_path, program=dataclasses.replace(TINY, train_step=blow_up))
-    record = result.records[0]
-    assert record.divergence is not None
-    assert record.divergence.step == 3
-    assert "div at test_compare.py:" in record.divergence.why
-    assert "(blow_up), update, makes an infinity" in record.divergence.why
-    assert "1 of the state's 4 arrays" in record.divergence.why
-    assert "['params']['w']" in record.divergence.why
-    assert record.non_finite == 4
-    assert (
-        len(record.seconds) == 4
-    )  # the third made it non-finite, the fourth showed that it stays so
-    assert math.isnan(record.final_loss)
+    (row,) = result.summary["methods"]
+    assert row["first_non_finite"]["step"] == 3
+    why = row["first_non_finite"]["why"]
+    assert "div at test_compare.py:" in why
+    assert "(blow_up), update, makes an infinity" in why
+    assert "1 of the state's 4 arrays" in why
+    assert "['params']['w']" in why
+    assert row["non_finite_steps"] == 4
+    assert row["final_loss"] is None
     assert "float32, step 3: div at" in text
-    last = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1]
-    assert json.loads(last)["loss"] is None
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["methods"][0]["first_non_finite"]["step"] == 3
+    lines = rows(tmp_path)
+    assert lines[-1]["loss"] is None
+    # the third step made it non-finite, the fourth showed that it stays so
+    assert [line["ms"] is None for line in lines] == [False] * 3 + [True] * 3
 
 
 def test_a_method_that_diverges_from_every_seed_has_no_spread(tmp_path):
     tiny = dataclasses.replace(TINY, train_step=lambda s, b: train_step(s, b * 0.03))
     result, _ = run(tmp_path, ("fp16-plain",), program=tiny, seeds=2)
-    assert math.isnan(result.records[0].spread)  # of nothing; and all files are written
-    divergence = result.records[0].divergence
-    assert divergence is not None
-    assert divergence.step == 1
-    assert ", makes " in divergence.why
+    (row,) = result.summary["methods"]
+    assert row["final_loss_spread"] is None  # of nothing; and all files are written
+    assert row["first_non_finite"]["step"] == 1
+    assert ", makes " in row["first_non_finite"]["why"]
 
 
 def test_an_interrupt_keeps_what_was_measured(tmp_path):
@@ -242,8 +245,8 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path):
 
     tiny = dataclasses.replace(TINY, batches=interrupted)
     result, text = run(tmp_path, ("float32", "fp8"), program=tiny)
-    assert result.interrupted
-    assert result.steps_made == 3
+    assert result.summary["interrupted"]
+    assert result.summary["steps_made"] == 3
     assert "interrupted after 3 of 6 steps" in text
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["interrupted"]
     assert "interrupted" in (tmp_path / "run" / "report.html").read_text()
@@ -253,9 +256,8 @@ def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result, text = run(tmp_path, out=None)
     assert list(tmp_path.iterdir()) == []
-    assert result.folder == ""
-    assert "report" not in text
-    assert result.records[0].losses == run(tmp_path)[0].records[0].losses
+    assert "6 steps, ratios to float32" in text
+    assert result.losses == run(tmp_path)[0].losses
 
 
 def test_the_users_compiled_functions_stay_compiled(tmp_path):
@@ -273,14 +275,14 @@ def test_the_users_compiled_functions_stay_compiled(tmp_path):
 
 
 def test_batches_that_end_start_again_under_the_next_seed(tmp_path):
-    result, _ = run(tmp_path, data=b"xx", steps=5)
-    assert len(set(result.records[0].losses)) == 5
+    result, _ = run(tmp_path, text=b"xx", steps=5)
+    assert len(set(result.losses["float32"])) == 5
 
 
 def test_a_users_own_method_is_compared(tmp_path):
-    half = Method("half <rate>", transform=lambda step: lambda s, b: step(s, b * 0.5))
-    result, _ = run(tmp_path, ("float32", half))
-    assert result.records[1].losses != result.records[0].losses
+    half = Method("half <rate>", options={"accumulate": 2})
+    result, _ = run(tmp_path, ("float32", half), program=SCALED)
+    assert result.losses["half <rate>"] != result.losses["float32"]
     html = (tmp_path / "run" / "report.html").read_text()
     assert "half &lt;rate&gt;" in html
     assert "half <rate>" not in html
@@ -293,11 +295,7 @@ def test_a_users_own_method_is_compared(tmp_path):
             {"methods": ["fp61"]},
             "is called 'fp61'; did you mean 'fp16'.*one of float32, ",
         ),
-        ({"methods": []}, "methods: none given; expected some of float32"),
-        ({"methods": ["fp8", "fp8"]}, "methods: one is given twice: fp8, fp8"),
-        ({"data": b""}, "tiny.batches: not one batch from 0 bytes of data"),
-        ({"data": "/nowhere/at/all"}, "no data at '/nowhere/at/all'; expected a text file"),
-        ({"program": "/nowhere.py"}, "no program '/nowhere.py'; expected a Python file"),
+        ({"text": b""}, "tiny.batches: not one batch from 0 bytes of data"),
         (
             {"program": dataclasses.replace(TINY, init=lambda seed: {"weights": jnp.ones(2)})},
             "tiny.init returned a dict without params: the state is a pytree with its parameters",
@@ -331,9 +329,8 @@ def test_invalid_arguments_are_errors_and_nothing_is_written(tmp_path, changes, 
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_with_files_is_unchanged(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "mine").write_text("keep")
-    with pytest.raises(InputError, match="isn't empty; expected a new or an empty folder"):
-        run(tmp_path)
-    assert [p.name for p in (tmp_path / "run").iterdir()] == ["mine"]
+def test_programs_and_data_that_are_not_there():
+    with pytest.raises(InputError, match="no data at '/nowhere/at/all'; expected a text file"):
+        corpus("/nowhere/at/all")
+    with pytest.raises(InputError, match=r"no program '/nowhere.py'; expected a Python file"):
+        load_program("/nowhere.py")

@@ -1,25 +1,41 @@
 """Curves in the terminal and on the page."""
 
+import io
 import math
 import xml.etree.ElementTree as ET
+from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from scalewise._output._templates import ticks
-from scalewise.training import Comparison, Divergence, Record
-from scalewise.training._compare._results import sparklines
+from scalewise.cli._compare import compared
 
 
-def record(name, losses, divergence=None):
-    return Record(name, "", tuple(losses), (0.1,) * 3, 0.2, 0.8, 1200, 100, 0, divergence)
+class Measured:
+    """Stands for a run: it has what a comparison reads."""
+
+    def __init__(self, name, losses, first=None):
+        self.method, self.losses, self.first = SimpleNamespace(name=name), losses, first
+
+    def figures(self, steps, parameters, seeds):
+        return {
+            "name": self.method.name, "what": "", "state_bytes": 1200, "temporary_bytes": 0,
+            "final_loss": sum(self.losses) / 3, "median_seconds": 0.1, "build_seconds": 1.0,
+            "bytes_per_parameter": 12.0, "non_finite_steps": 0, "final_loss_spread": math.nan,
+            "loss_scales": None, "first_non_finite": self.first,
+        }  # fmt: skip
 
 
 def comparison(*records):
-    return Comparison("<demo> & co", 3, 0, records, False, "runs/x", (("JAX", "<0>"),))
+    found = compared("<demo> & co", [[record] for record in records], 100, 3)
+    about = {"steps_asked": 3, "interrupted": False, "failure": None}
+    found.summary.update(about, environment={"JAX": "<0>"})
+    return found
 
 
-FINE = record("float32", [3.0, 2.0, 1.0])
-DEAD = record("fp<16>", [3.0, math.nan, math.nan], Divergence(2, "0/0 & <why>"))
+FINE = Measured("float32", [3.0, 2.0, 1.0])
+DEAD = Measured("fp<16>", [3.0, math.nan, math.nan], {"step": 2, "why": "0/0 & <why>"})
 
 
 def test_the_page_is_self_contained_and_escapes_names():
@@ -37,7 +53,7 @@ def test_the_page_is_self_contained_and_escapes_names():
 
 
 def test_the_page_allows_its_own_styles_and_nothing_else():
-    html = comparison(record("float\u2066 32", [3.0, 2.0, 1.0]), DEAD)._page()
+    html = comparison(Measured("float\u2066 32", [3.0, 2.0, 1.0]), DEAD)._page()
     assert "float\\u2066 32" in html
     assert "\u2066" not in html
     assert "script-src 'none'" in html
@@ -46,7 +62,7 @@ def test_the_page_allows_its_own_styles_and_nothing_else():
 
 
 def test_a_loss_of_zero_has_a_picture():
-    zero, other = record("float32", [1.0, 0.0, 0.0]), record("fp16", [1.0, 0.5, 0.0])
+    zero, other = Measured("float32", [1.0, 0.0, 0.0]), Measured("fp16", [1.0, 0.5, 0.0])
     ET.fromstring(comparison(zero, other).curves_svg())
 
 
@@ -62,8 +78,10 @@ def test_the_picture_is_wellformed_and_has_a_gap_where_the_loss_is_nan():
 @pytest.mark.parametrize("losses", [[math.nan] * 3, [2.0, 2.0, 2.0], [1.0]])
 @pytest.mark.thorough(keep=1)
 def test_odd_curves_are_drawn(losses):
-    ET.fromstring(comparison(record("x", losses)).curves_svg())
-    assert sparklines({"x": losses}, 40)
+    ET.fromstring(comparison(Measured("x", losses)).curves_svg())
+    console = Console(file=io.StringIO(), width=40)
+    comparison(Measured("x", losses)).show(console)
+    assert "loss " in console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (2.3, 5.7), (1, 300), (-0.4, 0.1), (0, 1e-9)])

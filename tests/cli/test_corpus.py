@@ -2,7 +2,8 @@
 
 import pytest
 
-from scalewise.training import InputError, corpus
+from scalewise._user_file import InputError
+from scalewise.cli._program import corpus
 
 
 def test_the_standard_library_is_the_same_text_each_time():

@@ -1,4 +1,4 @@
-"""``metrics.jsonl`` of a run, and TensorBoard's events."""
+"""``metrics.jsonl`` of a monitored run, and TensorBoard's events."""
 
 from __future__ import annotations
 
@@ -11,36 +11,30 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..._check import checked
-from ..._output import Folder, check_source
-from ..._types import Json
-from .._compare._results import finite_or_none
+from .._output import append, check_source, replacing
+from .._types import Json
 
 NAME = "metrics.jsonl"
 
 
-@checked
 class Log:
     """Writes ``metrics.jsonl`` in a run's folder, and TensorBoard events if tensorboardX is there.
 
-    Lines of steps after ``after``, which the run makes again, are removed. ``losses`` has those of
-    the last 50 lines that are kept; NaN for one that wasn't finite.
+    Lines of steps after ``after``, which the run makes again, are removed.
     """
 
-    def __init__(self, folder: Folder, *, after: int):
-        self._folder = folder
-        self.losses: list[float] = []
-        file = folder.path / NAME
+    def __init__(self, folder: Path, *, after: int):
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = file = folder / NAME
         if file.exists():
             check_source(file)
             rows = {n: row for n, row in map(_read, file.read_bytes().splitlines()) if n <= after}
-            kept = [rows[n] for n in sorted(rows) if n >= 0]
-            folder.write(NAME, "".join(json.dumps(row) + "\n" for row in kept))
-            losses = (row.get("loss") for row in kept[-50:])
-            self.losses = [float(x) if isinstance(x, int | float) else math.nan for x in losses]
+            kept = "".join(json.dumps(rows[n]) + "\n" for n in sorted(rows) if n >= 0)
+            with replacing(file) as new:
+                new.write(kept.encode())
         self._events: _Events | None = None
         with suppress(ImportError, OSError):  # no tensorboardX, or its file can't be written
-            self._events = _Events(folder.path / "tensorboard", after)
+            self._events = _Events(folder / "tensorboard", after)
 
     def step(
         self, row: Mapping[str, Json], histograms: Mapping[str, Mapping[int, int]] | None = None
@@ -50,10 +44,12 @@ class Log:
         ``histograms`` are counts by exponent of two. If TensorBoard's events can't be written, no
         more of them are.
         """
-        row = {k: finite_or_none(v) if isinstance(v, float) else v for k, v in row.items()}
+        row = {
+            k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()
+        }
         counted = histograms or {}
         lists: dict[str, Json] = {k: {str(e): n for e, n in v.items()} for k, v in counted.items()}
-        self._folder.append(NAME, [row | lists])
+        append(self._file, (json.dumps(row | lists, allow_nan=False) + "\n").encode())
         if self._events is not None:
             try:
                 self._events.write(row, counted)

@@ -1,1 +1,0 @@
-"""The smallest program that shows a finding, as a file of plain JAX."""

@@ -1,0 +1,155 @@
+"""The methods of a comparison, as data: what each does to a program's state and step."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._check import near
+from .._types import PyTree
+from .._user_file import InputError
+from ..autoscaling import Recipe, Results, Storage, WithHistory, autoscale, recipes, store
+from ..formats import E4M3FN, FP16
+from ..training import NARROW_ADAM, STATES, DynamicLossScale, StaticLossScale, step
+from ._program import Step, TrainingProgram, params_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """One way to run a training step: at most one of the three is not None."""
+
+    name: str  # on the command line and in reports
+    what: str = ""  # a short description
+    recipe: Recipe | None = None  # of `autoscale`, for the whole step and its stored state
+    options: Mapping[str, Any] | None = None  # of `training.step`, of `loss_of` and `OPTIMIZER`
+    dtype: Any = None  # of all floats
+
+    def build(self, program: TrainingProgram) -> tuple[Callable[[PyTree, PyTree], PyTree], Step]:
+        """Returns the function from a program's state and a batch to this method's; its step."""
+        if self.options is not None:
+            return self._stepped(program)
+        if self.dtype is not None:
+            return lambda state, batch: self._cast(state), lambda state, batch: program.train_step(
+                state, self._cast(batch)
+            )
+        if self.recipe is None:
+            return lambda state, batch: state, program.train_step
+        recipe, changed = self.recipe, autoscale(program.train_step, self.recipe)
+        if not isinstance(changed, WithHistory):
+            return lambda state, batch: store(state, recipe), changed
+
+        def begin(state: PyTree, batch: PyTree) -> PyTree:
+            state = store(state, recipe)
+            return {"state": state, "history": changed.init(state, batch)}
+
+        def one(state: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
+            (after, loss), history = changed.step(state["history"], state["state"], batch)
+            return {"state": after, "history": history}, loss
+
+        return begin, one
+
+    def _cast(self, tree: PyTree) -> PyTree:
+        def leaf(x: Any) -> Any:
+            return x.astype(self.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+        return jax.tree.map(leaf, jax.tree.map(jnp.asarray, tree))
+
+    def _stepped(self, program: TrainingProgram) -> tuple[Callable[..., PyTree], Step]:
+        if program.loss_of is None or program.optimizer is None:
+            lacks = f"{program.name} defines no loss_of(params, batch) or no OPTIMIZER"
+            raise InputError(f"{self.name} scales the loss, and {lacks}")
+        train = step(program.loss_of, program.optimizer, **(self.options or {}))
+
+        def one(state: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
+            state, metrics = train(state, batch)
+            return state, metrics.loss
+
+        return lambda state, batch: train.init(params_of(state), batch), one
+
+
+NARROW_STATE = (  # except for biases and a norm's gains, half a percent of the example's parameters
+    (re.escape("['params']"), Storage(FP16, min_size=2048)),
+    (r"\.mu\b", Storage(E4M3FN, min_size=2048)),
+    (r"\.nu\b", Storage(FP16, root=2, min_size=2048)),
+)
+RECIPES = {
+    "fp16": "autoscale, FP16 operands",
+    "fp8": "automatic bias selection: E4M3 forward, E5M2 backward, a bias a tensor from its amax",
+    "fp8_delayed": "fp8, biases from the last 16 steps' amaxes",
+    "fp8_rowwise": "E4M3 both ways, a scale for each row of each operand",
+    "fp8_rowwise_gw_hp": "fp8_rowwise, weight gradients wide",
+    "fp8_blockwise": "E4M3 both ways, 1 x 128 blocks, of weights 128 x 128",
+    "mxfp8": "E4M3 both ways, a scale for each 32 elements, rounded up",
+    "mxfp8_floor": "mxfp8, scales rounded down",
+    "mxfp8_hybrid": "mxfp8, E5M2 backward",
+    "mxfp4_forward": "MXFP4 forward, MXFP8 backward",
+    "mxfp4": "BF16 forward; MXFP4 backward, transformed, rounded stochastically",
+    "nvfp4": "NVFP4, gradients rounded stochastically, Hadamard transform of weight gradients",
+    "fp4_all_the_way": "NVFP4, gradients rounded stochastically",
+    "quartet": "MXFP4 after Hadamard transforms: QuEST forward, stochastic backward",
+    "quartet2": "NVFP4, 4/6 forward, MS-EDEN backward",
+    "tetrajet2": "NVFP4, nearest forward, unbiased stochastic rounding backward",
+    "unit_scaling": "fp8, scales from shapes alone",
+    "mu_s": "fp8 without scales, for programs of unit variance",
+    "fp16_every_op": "each result in FP16, scales found anew by the maximum",
+    "scalify": "each result in FP16, scales propagated",
+}
+OTHERS = {n: f"autoscale, recipes.{n}" for n in recipes.CATALOGUE if n not in RECIPES}
+OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "static-scale": ("autocast FP16, a constant loss scale of 32768",
+                     {"policy": "c=f16", "scaling": StaticLossScale(2.0**15)}),
+    "dynamic-scale": ("autocast FP16, automatic loss scaling, doubled after 100 steps",
+                      {"policy": "c=f16", "scaling": DynamicLossScale(interval=100)}),
+    "autocast-fp16": ("autocast FP16, automatic loss scaling", {"policy": "c=f16"}),
+    "autocast-bf16": ("autocast BF16", {"policy": "c=bf16"}),
+    "master-fp16": ("FP16 weights beside a float32 copy, automatic loss scaling",
+                    {"policy": "p=f16,c=f16", "weights": "master"}),
+    "master-bf16": ("BF16 weights beside a float32 copy",
+                    {"policy": "p=bf16,c=bf16", "weights": "master"}),
+    "stochastic-bf16": ("BF16 weights rounded stochastically",
+                        {"policy": "p=bf16,c=bf16", "weights": "stochastic"}),
+    "compensated-bf16": ("BF16 weights with the rounding error of each update carried on",
+                         {"policy": "p=bf16,c=bf16", "weights": "compensated"}),
+    "five-bytes": ("FP16 weights rounded stochastically, narrow moments, automatic loss scaling",
+                   {"policy": "p=f16,c=f16", "weights": "stochastic", "moments": NARROW_ADAM}),
+    **{f"state-{name}": (f"float32, the optimizer's state as {name}", {"moments": name})
+       for name in STATES},
+}  # fmt: skip
+_ALL = (
+    Method("float32", "the program as it is"),
+    Method("fp16-plain", "all of it cast to FP16, nothing else done", dtype=jnp.float16),
+    *(Method(name, what, recipe=recipes.CATALOGUE[name]) for name, what in RECIPES.items()),
+    *(
+        Method(
+            f"scalify-{norm}", f"each result in FP16, scales found anew by {norm.upper()} norms",
+            recipe=Recipe(results=Results(rescale=norm)),
+        )
+        for norm in ("l1", "l2")
+    ),
+    Method(
+        "scalify-loss", "scalify of loss and gradients, which a float32 optimizer takes",
+        options={"policy": recipes.scalify},
+    ),
+    Method(
+        "fp8-narrow-state", "fp8; FP16 weights, E4M3 first and FP16 root of second moment",
+        recipe=dataclasses.replace(recipes.fp8, state=NARROW_STATE),
+    ),
+    *(Method(name, what, options=options) for name, (what, options) in OPTIONS.items()),
+    *(Method(name, what, recipe=recipes.CATALOGUE[name]) for name, what in OTHERS.items()),
+)  # fmt: skip
+METHODS = {method.name: method for method in _ALL}
+DEMO = ("float32", "fp16-plain", "fp16", "fp8", "fp8-narrow-state")  # what runs if none is named
+
+
+def method(name: str) -> Method:
+    """Returns the method of that name, in which ``-`` and ``_`` are the same."""
+    spellings = {known.replace("_", "-"): found for known, found in METHODS.items()}
+    if found := spellings.get(name.replace("_", "-")):
+        return found
+    expected = f"{near(name, METHODS)}expected one of {', '.join(METHODS)}"
+    raise InputError(f"method: no method of training is called {name!r}; {expected}")

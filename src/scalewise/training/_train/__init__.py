@@ -1,1 +1,0 @@
-"""Trains one program by one method, with metrics and checkpoints to resume from."""
