@@ -19,7 +19,8 @@ import numpy as np
 from jax import lax
 
 from .._check import Count, checked
-from ..formats import Format
+from .._resolve import as_format
+from ..formats import Format, FormatLike
 from ..rounding import round_bits
 from ..scaled import power_of_two
 from ._arithmetic import Arithmetic, pad
@@ -113,13 +114,14 @@ def _top(fmt: Format) -> int:
 
 
 @checked
-def ulp_bound(fmt: Format, n: Count) -> float:
+def ulp_bound(fmt: FormatLike, n: Count) -> float:
     """A bound on the error of ``auto``'s norm of n numbers, in ulps of the result.
 
     Half an ulp is the least that any result in the format can promise. To it comes half the
     relative error of the sum of squares, over an ulp, which is at least u; and what float64 adds,
     in which the root is emulated.
     """
+    fmt = as_format(fmt, "ulp_bound")
     arithmetic = Arithmetic(fmt, "nearest_even" if fmt.signed else "toward_zero")
     p = fmt.precision
     return 0.5 + plan(arithmetic, n).error / 2 * 2.0**p + 2.0 ** (p - 53)

@@ -299,7 +299,9 @@ def layer_norm(
 
     Returns:
         As :func:`rms_norm`; equal numbers give the bias. Without weight and bias, values are within
-        4 ulps of the row's largest magnitude, since differences from the mean may cancel.
+        4 ulps of the row's largest magnitude, since differences from the mean may cancel. In a
+        format without subnormal numbers (DLFloat16), results below its smallest normal number are
+        zero.
 
     Raises:
         TypeError, ValueError: as :func:`rms_norm`.

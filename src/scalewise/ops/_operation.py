@@ -197,7 +197,8 @@ def in_dtype(x: jax.Array, dtype: np.dtype) -> jax.Array:
     if x.dtype != jnp.float64 or x.dtype == dtype:
         return x.astype(dtype)
     fmt = format_(dtype)
-    return from_float64(x if fmt.bits >= 32 else round_bits(x, fmt), dtype)
+    with jax.enable_x64(True):
+        return from_float64(x if fmt.bits >= 32 else round_bits(x, fmt), dtype)
 
 
 def _run(*arrays: jax.Array, function: Callable[..., Arrays], **dtypes: np.dtype) -> Arrays:
