@@ -91,7 +91,7 @@ def plan(arithmetic: Arithmetic, n: int, cancels: bool = False) -> Plan:
     each = 4 * BLOCK * (1 if arithmetic.rounding == "nearest_even" else 2)  # cut by q then
     kept = _even(math.ceil(math.log2(levels * each / target)))
     # squares are formed below 2^(2 top): q, and the squares that count, have to be its numbers
-    top = _top(fmt)
+    top = top_exponent(fmt)
     least = max(float(fmt.smallest), 2 * float(fmt.smallest_normal) ** 2)
     room = int(2 * top - math.log2(least)) // 2 * 2
     widest = WIDEST - BLOCK.bit_length() + 1
@@ -107,7 +107,7 @@ def _even(k: int) -> int:
     return k + k % 2
 
 
-def _top(fmt: Format) -> int:
+def top_exponent(fmt: Format) -> int:
     """The t for which squares of numbers below 2^t don't overflow."""
     full = fmt.max == (2 - fmt.eps) * 2**fmt.max_exponent
     return (fmt.max_exponent + full) // 2
@@ -172,7 +172,7 @@ def _squares(arithmetic: Arithmetic, a: jax.Array, largest: jax.Array, p: Plan) 
     if p.whole:
         x = a * arithmetic.power(p.kept // 2 - largest)
         return x * x
-    top = _top(fmt)
+    top = top_exponent(fmt)
     if 2.0 ** (2 * top - p.kept) >= 2 * float(fmt.smallest_normal):  # none that counts is subnormal
         x = a * arithmetic.power(p.kept // 2 - largest)
         exact = x * x

@@ -21,7 +21,6 @@ from jax import lax
 from .._jax import ShapedArray, batching, jex, mlir, with_common_axes
 from ..devices import MatrixUnit
 from ..formats import FP16, FP32, TF32, BlockFormat, Format
-from ..formats import format as format_
 from ..rounding import round_bits, round_to, to_float64
 from ._arithmetic import Arithmetic, to_odd, two_sum
 from ._operation import in_dtype

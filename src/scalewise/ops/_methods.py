@@ -17,6 +17,7 @@ from .._check import Count, checked
 from .._resolve import as_format
 from ..formats import FP32, FormatLike
 from ._arithmetic import Arithmetic, add_up, check_order
+from ._auto import top_exponent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,9 +30,7 @@ class Setting:
     beta: float | None = None
 
     def add_up(self, terms: jax.Array) -> jax.Array:
-        return add_up(
-            terms, arithmetic=self.arithmetic, order=self.order, block=self.block
-        )
+        return add_up(terms, arithmetic=self.arithmetic, order=self.order, block=self.block)
 
     def squares(self, a: jax.Array) -> jax.Array:
         return self.add_up(self.arithmetic.mul(a, a))
@@ -134,6 +133,7 @@ def power_of_two(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
 
 
 def wide_scalar(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
+    """Products as a dot product's unit has them: exact, and added to a float32 accumulator."""
     wide = Arithmetic(FP32)
     with wide.context():
         x = wide.enter(a)
@@ -141,6 +141,27 @@ def wide_scalar(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
         if eps is not None:
             total = wide.add(total, wide.enter(eps))
         return s.arithmetic.enter(wide.sqrt(total))
+
+
+def narrow_squares(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
+    """2^k ||2^-k a|| on a machine whose vectors are narrow and whose scalars are float32.
+
+    Each element is scaled and squared in the format; the sum, epsilon and the root are float32.
+    The largest square is a large number of the format, and float32 holds n of it: so no square
+    overflows, and none that counts is subnormal.
+    """
+    A, wide = s.arithmetic, Arithmetic(FP32)
+    levels = max(a.shape[-1] - 1, 0).bit_length()
+    top = min(top_exponent(A.fmt), (FP32.max_exponent - levels - 2) // 2)
+    k = _exponent_above(A, _largest(a)) - top
+    if eps is not None:
+        k = jnp.maximum(k, (_exponent_above(A, eps) + 1) // 2 - top)
+    squares = A.mul(*[A.shift(a, -k[..., None])] * 2)
+    with wide.context():
+        total = dataclasses.replace(s, arithmetic=wide).add_up(wide.enter(squares))
+        if eps is not None:
+            total = wide.add(total, wide.shift(wide.enter(eps), -2 * k))
+        return A.enter(wide.shift(wide.sqrt(total), k))
 
 
 def blue(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
@@ -184,6 +205,7 @@ METHODS: dict[str, tuple[Method, str]] = {  # and the order of summation where n
     "two_segment_underflow_corrected": (two_segment_underflow_corrected, "pairwise"),
     "power_of_two": (power_of_two, "pairwise"),
     "wide_scalar": (wide_scalar, "sequential"),
+    "narrow_squares": (narrow_squares, "sequential"),
     "blue": (blue, "sequential"),
 }
 # Methods with a threshold, which ``beta`` replaces.
@@ -192,6 +214,11 @@ SEGMENTED = tuple(name for name in METHODS if name.startswith("two_segment_"))
 
 def _largest(a: jax.Array) -> jax.Array:
     return jnp.max(a, axis=-1, initial=0)
+
+
+def _exponent_above(A: Arithmetic, x: jax.Array) -> jax.Array:
+    """Returns the least e for which 2^e is above |x|; for 0 the format's least."""
+    return jnp.where(x == 0, A.fmt.min_exponent - A.fmt.mantissa_bits, A.exponent(x) + 1)
 
 
 def _plus(

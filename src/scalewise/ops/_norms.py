@@ -54,7 +54,8 @@ def l2_norm(
         method: ``"auto"``; ``"direct"``; ``"max_normalised"`` (LAPACK before 3.10);
             ``"two_segment_overflow"``, ``"two_segment_underflow"``: as published, mistakes and all
             (docs/norms.md); the same ``..._corrected``; ``"power_of_two"``; ``"wide_scalar"``
-            (narrow vector, float32 scalar); ``"blue"`` (three accumulators, LAPACK 3.10).
+            (exact products, added to a float32 scalar); ``"narrow_squares"`` (the same, with the
+            vector scaled and squared in the format); ``"blue"`` (three accumulators, LAPACK 3.10).
         arithmetic: the format of every intermediate, of up to 25 significant bits, or a name or
             dtype of one. Default: that of x's dtype. An unsigned one rounds towards zero in
             ``"auto"``, so that nothing it has to hold is negative, and needs no sign elsewhere.
@@ -182,9 +183,7 @@ def _slopes(
     return jnp.where(x < 0, -direction, direction), half
 
 
-def _scaled_root(
-    x: jax.Array, eps: jax.Array | None
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _scaled_root(x: jax.Array, eps: jax.Array | None) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns x over the largest magnitude, in float32 at least, its norm, and that magnitude."""
     x = x.astype(wide_dtype(x.dtype))
     e = jnp.zeros(x.shape[:-1], x.dtype) if eps is None else eps.astype(x.dtype)

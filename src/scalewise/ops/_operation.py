@@ -1,4 +1,4 @@
-"""An operation as one JAX equation, which an interpretation computes, rounds and records as a whole.
+"""An operation as one JAX equation, which interpretations compute, round and record as a whole.
 
 The steps that compute an operation in one format (integers, bits, powers of two) mean nothing when
 each of them is rounded to another format. So every operation is one equation, with a primitive that
@@ -118,9 +118,7 @@ def operation(
     """Returns ``definition(*arrays, **options)`` as one equation, in the first array's dtype or
     ``out``."""
     given = [x for x in arrays if x is not None]
-    function = Operation(
-        definition, tuple(options.items()), tuple(x is not None for x in arrays)
-    )
+    function = Operation(definition, tuple(options.items()), tuple(x is not None for x in arrays))
     out = np.dtype(given[0].dtype if out is None else out)
     return _primitive(f"ops.{name}").bind(*given, function=function, dtype_0=out)[0]
 

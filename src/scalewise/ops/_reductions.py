@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -267,7 +268,7 @@ def _operation(
     axis: Axis,
     compute: FloatDType | None,
     arithmetic: FormatLike | None,
-    **options: Hashable,
+    **options: Any,
 ) -> jax.Array:
     """Computes a function in one format along axes, or in a wide dtype."""
     name = wide.__name__.removeprefix("_")

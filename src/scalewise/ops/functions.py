@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
 from .._check import checked
 from ..formats import CATALOGUE, FloatDType
@@ -24,12 +23,9 @@ from ._operation import operation
 
 class _Dtypes(dict[np.dtype, np.dtype]):
     def __missing__(self, dtype: object) -> np.dtype:
-        try:  # a name such as "float16", or a scalar type such as jnp.float16
-            known = np.dtype(cast(DTypeLike, dtype))
-        except TypeError:
-            known = dtype
-        if known in self:
-            return self[known]
+        for known, wide in self.items():
+            if known == dtype:  # a name such as "float16", or a scalar type such as jnp.float16
+                return wide
         raise TypeError(f"COMPUTE[{dtype!r}]: expected one of {', '.join(map(str, self))}")
 
 
