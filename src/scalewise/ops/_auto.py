@@ -244,7 +244,7 @@ def constant(x: float, exponent: jax.Array, p: Plan) -> Scaled:
     """``x * 2^exponent`` for a positive constant x, cut to digits beforehand."""
     with jax.enable_x64(True):
         m, e = math.frexp(x)
-        total = jnp.full(exponent.shape, round(math.ldexp(m, p.kept)), p.integer)
+        total = jnp.full_like(exponent, round(math.ldexp(m, p.kept)), p.integer)
         return Scaled(total, exponent + (e - p.kept))
 
 

@@ -415,7 +415,7 @@ def _with_inverse(
         entered = A.enter(x)
         fine = jnp.all(jnp.isfinite(entered), axis=-1)
         d = jnp.where(fine[..., None], entered, A.const(0))
-        moved = jnp.zeros(d.shape[:-1], np.int32)
+        moved = jnp.zeros_like(fine, np.int32)
         if centre:
             d, moved = centred(A, d)
         total = sum_of_squares(A, jnp.abs(d), p)
