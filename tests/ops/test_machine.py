@@ -14,7 +14,7 @@ import pytest
 from scalewise.formats import Format
 from scalewise.formats import format as format_
 from scalewise.ops import Arithmetic
-from scalewise.ops._auto import BLOCK, Scaled, _aligned_sum, top_exponent, plan, sum_of_squares
+from scalewise.ops._auto import BLOCK, Scaled, _aligned_sum, plan, sum_of_squares, top_exponent
 
 UNSIGNED = Format("ue5m11", 5, 11, signed=False)
 
