@@ -239,7 +239,10 @@ def _batch(
     **dtypes: np.dtype,
 ) -> tuple[Arrays, list[int]]:
     n, size = len(arrays) - _linear(function), _size(arrays, axes)
-    moved = [batching.bdim_at_front(x, a, size) for x, a in zip(arrays[n:], axes[n:], strict=True)]
+    moved = [  # what is transposed has its axis in front
+        jnp.broadcast_to(x, (size, *x.shape)) if a is None else jnp.moveaxis(x, a, 0)
+        for x, a in zip(arrays[n:], axes[n:], strict=True)
+    ]
     batched = Batched(function, (*axes[:n], *[0] * len(moved)))
     outs = _bind(name, batched, list(dtypes.values()), [*arrays[:n], *moved])
     return outs, [0] * len(outs)
