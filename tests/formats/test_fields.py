@@ -2,6 +2,7 @@
 
 import math
 import struct
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -36,8 +37,17 @@ def test_the_formula_gives_the_value_of_each_code(fmt):
         assert sign * 2.0 ** int(power[2:]) * eval(significand) == x == float(shown)
 
 
-def test_a_number_is_rounded_and_an_unknown_format_refused():
+def test_a_number_is_rounded():
     assert bits(1 + 2.0**-11, "fp16") == bits(1.0, np.float16)
     assert repr(bits(math.nan, "bf16")).endswith("nan")
+
+
+@pytest.mark.parametrize("name", ["fp16", "fp32", "fp64"])
+def test_the_value_has_all_its_digits(name):
+    b = bits(0.01, name)
+    assert Decimal(repr(b).split(" = ")[1]) == Decimal(b.value)
+
+
+def test_an_unknown_format_is_refused():
     with pytest.raises(ValueError, match="fp17"):
         sw.formats.bits(1.0, "fp17")

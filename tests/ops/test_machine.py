@@ -14,7 +14,7 @@ import pytest
 from scalewise.formats import Format
 from scalewise.formats import format as format_
 from scalewise.ops import Arithmetic
-from scalewise.ops._auto import BLOCK, Scaled, _aligned_sum, _top, plan, sum_of_squares
+from scalewise.ops._auto import BLOCK, Scaled, _aligned_sum, plan, sum_of_squares, top_exponent
 
 UNSIGNED = Format("ue5m11", 5, 11, signed=False)
 
@@ -55,7 +55,7 @@ class Machine:
 
     def squares(self, block):
         """Digits of the sum of a block's squares, and the last one's exponent."""
-        top = _top(self.fmt)
+        top = top_exponent(self.fmt)
         largest = math.frexp(max(block))[1]
         unit = 2.0 ** (2 * top - self.kept)
         digits, since = [0.0] * self.digits, 0

@@ -10,7 +10,7 @@ from proofs.norms import prove, torture
 
 from scalewise.formats import CATALOGUE, Format
 from scalewise.formats import format as format_
-from scalewise.ops import NORM_METHODS, beta_high, beta_low, l2_norm, ulp_bound
+from scalewise.ops import NORM_METHODS, ORDERS, beta_high, beta_low, l2_norm, ulp_bound
 
 NAMES = ["fp16", "bf16", "e5m2", "e4m3", "dlfloat16"]
 
@@ -48,6 +48,7 @@ def test_the_bound_is_near_half_an_ulp_in_every_format():
     for fmt in CATALOGUE.values():
         if fmt.zero and fmt.precision <= 25:
             assert all(0.5 < ulp_bound(fmt, n) <= 0.625 + 2.0**-28 for n in (1, 100, 65536)), fmt
+    assert ulp_bound("fp16", 16) == ulp_bound(format_("fp16"), 16)
 
 
 @pytest.mark.parametrize("name", ["fp16"])
@@ -203,6 +204,38 @@ def test_an_unsigned_format_has_one_bit_more():
     assert jnp.isnan(l2_norm(jnp.ones(3), -1.0, arithmetic=wide))
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_narrow_squares_need_no_wide_vector(name):
+    """Each square is rounded to the format, and only the sum to float32; the norm may be any."""
+    fmt = format_(name)
+    rng = np.random.default_rng(0)
+    scales = np.linspace(fmt.min_exponent, fmt.max_exponent - 4, 9).round()
+    x = fmt.decode(fmt.encode(rng.uniform(0.5, 2, (9, 100)) * 2.0 ** scales[:, None] / 10))
+    eps = fmt.decode(fmt.encode(np.resize([0.0, 1.0, float(fmt.max) / 4], 9)))
+    with jax.enable_x64(True):
+        norm = jax.jit(lambda x, e: l2_norm(x, e, axis=1, method="narrow_squares", arithmetic=fmt))
+        got = np.asarray(norm(jnp.asarray(x), jnp.asarray(eps)))
+        one = np.asarray(norm(jnp.asarray(x[:, :1]), jnp.zeros(9)))
+    ulp = lambda y: np.maximum(2.0 ** (np.frexp(y)[1] - fmt.precision), float(fmt.smallest))  # noqa: E731
+    want = np.sqrt(np.square(x).sum(1) + eps)
+    assert (np.abs(got - want) <= 1.01 * ulp(want)).all()
+    # of one number the square is rounded, in contrast to wide_scalar's
+    top = np.frexp(x[:, 0])[1]
+    scaled = np.ldexp(x[:, 0], 3 - top)
+    square = fmt.decode(fmt.encode(scaled * scaled))
+    rounded = np.ldexp(np.sqrt(square), top - 3)
+    np.testing.assert_array_equal(one, fmt.decode(fmt.encode(rounded)))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("method", [m for m in NORM_METHODS if m != "auto"])
+@pytest.mark.thorough(keep=1)
+def test_an_unsigned_format_is_enough_for_every_method_and_order(method, order):
+    x = np.full(4, 63.984375)
+    got = l2_norm(jnp.asarray(x, jnp.float32), method=method, arithmetic="ue5m11", order=order)
+    assert float(got) == pytest.approx(127.96875, rel=2.0**-11)
+
+
 def test_axes():
     x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 3, 4)), jnp.float32)
     for axis in (1, (0, 2)):
@@ -277,6 +310,8 @@ def test_below_beta_high_no_sum_of_squares_overflows(order, n):
     below = float(fmt.decode([fmt.encode(beta) - 1])[0])
     x = half(np.full(n, below))
     assert jnp.isfinite(l2_norm(x, method="direct", order=order))
+    if n <= 2:  # one addition, or none
+        assert beta == beta_high("fp16", n)
     if n == 2 and order == "pairwise":
         assert jnp.isinf(l2_norm(half([2 * beta, 2 * beta]), method="direct"))
 

@@ -11,6 +11,7 @@ from ._emulation import Constant as Constant
 from ._emulation import Emulation as Emulation
 from ._emulation import EmulationWithDraws as EmulationWithDraws
 from ._emulation import OnDevice as OnDevice
+from ._emulation import in_arithmetic as in_arithmetic
 from ._emulation import is_exact as is_exact
 from ._scatter import added_in_order as added_in_order
 from ._scatter import rounds_each as rounds_each

@@ -37,6 +37,7 @@ from ..interpret import (
     unit_result,
     warn_kernel,
 )
+from ..ops import in_format
 from ..primitives import Family, having, names
 from ..rounding import from_float64, round_to, saturation, to_float64
 from ._scatter import added_in_order, rounds_each
@@ -92,6 +93,7 @@ class Emulation(Interpretation):
 
     def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         warn_kernel(equation, "emulate")
+        equation = in_arithmetic(equation, self.fmt) or equation
         # rounds each equation of an update function, but no equation of a reduction's operator
         inside = self if equation.name == "scatter_apply" else None
         formats = (self.fmt, self.fmt)
@@ -112,6 +114,13 @@ class Emulation(Interpretation):
         if equation.of_complex and equation.name not in MOVES:
             warn_kernel(equation, "emulate", what=COMPLEX)
         return super().unlifted(state, equation, inputs)
+
+
+def in_arithmetic(equation: Equation, fmt: Format) -> Equation | None:
+    """Returns an operation of :mod:`scalewise.ops` in the arithmetic of a format; None for another
+    equation, and for an operation whose format the program has chosen."""
+    eqn = in_format(equation.eqn, fmt)
+    return None if eqn is None else dataclasses.replace(equation, eqn=eqn)
 
 
 def _exact(equation: Equation, inputs: Sequence[Value]) -> Sequence[Value]:

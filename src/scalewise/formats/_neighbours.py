@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from decimal import Decimal
 
 import numpy as np
 
@@ -132,8 +133,11 @@ class Bits:
         return " ".join(filter(None, parts))
 
     def __repr__(self) -> str:
-        equals = f" = {self.value!r}" if math.isfinite(self.value) else ""
-        return f"{self}  {self.formula}{equals}"
+        if not math.isfinite(self.value):
+            return f"{self}  {self.formula}"
+        shown, exact = repr(self.value), Decimal(self.value)
+        shown = shown if Decimal(shown) == exact else str(exact).lower()
+        return f"{self}  {self.formula} = {shown}"
 
     @property
     def formula(self) -> str:
@@ -150,13 +154,13 @@ def bits(x: AnyFloat, fmt: FormatSpec = "fp32") -> Bits:
     """Returns the sign, exponent and fraction fields of ``x`` rounded to a format.
 
     The number is rounded to nearest, ties to even. ``str`` of the result has the bits alone,
-    ``repr`` also the formula and the value.
+    ``repr`` also the formula and the value, with all its digits.
 
     Example:
         >>> bits(0.15625, "fp16")
         0 01100 0100000000  2^-3 * (1 + 256/1024) = 0.15625
         >>> bits(-2.0**-24, "fp16"), str(bits(float("inf"), "e5m2"))
-        (1 00000 0000000001  -2^-14 * (0 + 1/1024) = -5.960464477539063e-08, '0 11111 00')
+        (1 00000 0000000001  -2^-14 * (0 + 1/1024) = -5.9604644775390625e-8, '0 11111 00')
     """
     fmt = format_(fmt)
     return fields_of(fmt, int(fmt.encode(x)))

@@ -106,11 +106,12 @@ def rebind(
 
 def _implementation(equation: Equation) -> jex.ClosedJaxpr | None:
     """Returns the operations of another library's primitive, such as lineax's solve; None for
-    JAX's own, for one of :func:`operation_body`, and if it has no implementation in JAX.
+    JAX's own, for one of :func:`operation_body`, for one whose primitive has the attribute
+    ``any_dtype``, since it can be bound to floats of any, and if it has no implementation in JAX.
 
     Its parameters may say of which dtypes its operands are, so that it can't be bound to others.
     """
-    if equation.name in PRIMITIVES or hasattr(equation.primitive, "steps"):
+    if equation.name in PRIMITIVES or {"steps", "any_dtype"} & vars(equation.primitive).keys():
         return None
     operands = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in equation.in_avals]
     dtypes = {str(a.dtype) for a in equation.in_avals + equation.out_avals}

@@ -26,7 +26,8 @@ def normalised(
     dtype: DTypeLike,
 ) -> jax.Array:
     """Returns a layer norm (centred), or an RMS norm and a bias, in a format's arithmetic."""
-    arithmetic = x.dtype if arithmetic is None else arithmetic
+    if arithmetic is None and x.dtype != dtype:
+        arithmetic = x.dtype
     norm = layer_norm if centred else rms_norm
     return norm(x.astype(dtype), *parameters, eps=eps, axis=axis, arithmetic=arithmetic)
 

@@ -31,3 +31,4 @@ globals()["__all__"] = own_names(dir())  # help() lists them
 
 # for other packages of scalewise, not for users
 from ._matrix_units import unit_product as unit_product
+from ._operation import in_format as in_format

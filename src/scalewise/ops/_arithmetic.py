@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from typing import cast
+from typing import Annotated, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +13,12 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from .._check import Count, checked, checked_axes
+from .._check import CONVERTED, Count, checked, checked_axes
+from .._resolve import as_format
 from ..formats import ROUNDINGS, Format, RoundingMode
 from ..rounding import from_float64, round_bits, to_float64
 from ..scaled import power_of_two
+from ._operation import operation, with_derivative_of
 
 DETERMINISTIC = tuple(name for name, mode in ROUNDINGS.items() if not mode.random)
 # Products and quotients of numbers between 2^-k and 2^k are normal numbers of the carrier.
@@ -41,7 +43,7 @@ class Arithmetic:
     toward negative unless both operands are +0.
 
     Attributes:
-        fmt: the format.
+        fmt: the format, or a name or dtype of one.
         rounding: the name of any of :data:`scalewise.formats.ROUNDINGS` but ``"stochastic"``.
 
     Raises:
@@ -55,10 +57,11 @@ class Arithmetic:
         2048.0
     """
 
-    fmt: Format
+    fmt: Annotated[Format, CONVERTED]
     rounding: RoundingMode = "nearest_even"
 
     def __post_init__(self):
+        object.__setattr__(self, "fmt", as_format(self.fmt, "Arithmetic"))
         if self.fmt.precision > 25:
             raise ValueError(
                 f"Arithmetic: {self.fmt.name} has {self.fmt.precision} significant bits; "
@@ -250,6 +253,27 @@ def accumulate(
         ValueError: another order, or a block that isn't positive.
     """
     check_order(order)
+    return operation(
+        "accumulate", _accumulated, terms, arithmetic=arithmetic, order=order, block=block
+    )
+
+
+def _accumulated(terms: jax.Array, **options: Any) -> jax.Array:
+    return with_derivative_of(_exact_sum, _rounded_sum, tuple(options.items()), terms)
+
+
+def _rounded_sum(terms: jax.Array, *, arithmetic: Arithmetic, **options: Any) -> jax.Array:
+    with arithmetic.context():
+        total = add_up(arithmetic.enter(terms), arithmetic=arithmetic, **options)
+        return arithmetic.leave(total, terms.dtype)
+
+
+def _exact_sum(terms: jax.Array, **_: object) -> jax.Array:
+    return jnp.sum(terms, axis=-1)
+
+
+def add_up(terms: jax.Array, *, arithmetic: Arithmetic, order: str, block: int) -> jax.Array:
+    """Adds numbers as :func:`accumulate` does, within an operation."""
     n = terms.shape[-1]
     if n == 0:
         return jnp.zeros(terms.shape[:-1], terms.dtype)
@@ -294,13 +318,18 @@ def _sequential(arithmetic: Arithmetic, terms: jax.Array) -> jax.Array:
 
 
 def _kahan(arithmetic: Arithmetic, terms: jax.Array) -> jax.Array:
-    """Kahan, "Further remarks on reducing truncation errors", CACM 8:1 (1965)."""
+    """Kahan, "Further remarks on reducing truncation errors", CACM 8:1 (1965).
+
+    In an unsigned format sums are rounded toward zero, so that what they lose isn't negative.
+    """
+    if not arithmetic.fmt.signed:
+        arithmetic = dataclasses.replace(arithmetic, rounding="toward_zero")
 
     def step(carry, term):
         total, lost = carry
-        term = arithmetic.sub(term, lost)
+        term = arithmetic.add(term, lost)
         new = arithmetic.add(total, term)
-        return (new, arithmetic.sub(arithmetic.sub(new, total), term)), None
+        return (new, arithmetic.sub(term, arithmetic.sub(new, total))), None
 
     zero = jnp.zeros(terms.shape[:-1], terms.dtype)
     return lax.scan(step, (zero, zero), jnp.moveaxis(terms, -1, 0))[0][0]

@@ -19,7 +19,8 @@ import numpy as np
 from jax import lax
 
 from .._check import Count, checked
-from ..formats import Format
+from .._resolve import as_format
+from ..formats import Format, FormatLike
 from ..rounding import round_bits
 from ..scaled import power_of_two
 from ._arithmetic import Arithmetic, pad
@@ -90,7 +91,7 @@ def plan(arithmetic: Arithmetic, n: int, cancels: bool = False) -> Plan:
     each = 4 * BLOCK * (1 if arithmetic.rounding == "nearest_even" else 2)  # cut by q then
     kept = _even(math.ceil(math.log2(levels * each / target)))
     # squares are formed below 2^(2 top): q, and the squares that count, have to be its numbers
-    top = _top(fmt)
+    top = top_exponent(fmt)
     least = max(float(fmt.smallest), 2 * float(fmt.smallest_normal) ** 2)
     room = int(2 * top - math.log2(least)) // 2 * 2
     widest = WIDEST - BLOCK.bit_length() + 1
@@ -106,20 +107,21 @@ def _even(k: int) -> int:
     return k + k % 2
 
 
-def _top(fmt: Format) -> int:
+def top_exponent(fmt: Format) -> int:
     """The t for which squares of numbers below 2^t don't overflow."""
     full = fmt.max == (2 - fmt.eps) * 2**fmt.max_exponent
     return (fmt.max_exponent + full) // 2
 
 
 @checked
-def ulp_bound(fmt: Format, n: Count) -> float:
+def ulp_bound(fmt: FormatLike, n: Count) -> float:
     """A bound on the error of ``auto``'s norm of n numbers, in ulps of the result.
 
     Half an ulp is the least that any result in the format can promise. To it comes half the
     relative error of the sum of squares, over an ulp, which is at least u; and what float64 adds,
     in which the root is emulated.
     """
+    fmt = as_format(fmt, "ulp_bound")
     arithmetic = Arithmetic(fmt, "nearest_even" if fmt.signed else "toward_zero")
     p = fmt.precision
     return 0.5 + plan(arithmetic, n).error / 2 * 2.0**p + 2.0 ** (p - 53)
@@ -170,7 +172,7 @@ def _squares(arithmetic: Arithmetic, a: jax.Array, largest: jax.Array, p: Plan) 
     if p.whole:
         x = a * arithmetic.power(p.kept // 2 - largest)
         return x * x
-    top = _top(fmt)
+    top = top_exponent(fmt)
     if 2.0 ** (2 * top - p.kept) >= 2 * float(fmt.smallest_normal):  # none that counts is subnormal
         x = a * arithmetic.power(p.kept // 2 - largest)
         exact = x * x
@@ -242,7 +244,7 @@ def constant(x: float, exponent: jax.Array, p: Plan) -> Scaled:
     """``x * 2^exponent`` for a positive constant x, cut to digits beforehand."""
     with jax.enable_x64(True):
         m, e = math.frexp(x)
-        total = jnp.full(exponent.shape, round(math.ldexp(m, p.kept)), p.integer)
+        total = jnp.full_like(exponent, round(math.ldexp(m, p.kept)), p.integer)
         return Scaled(total, exponent + (e - p.kept))
 
 

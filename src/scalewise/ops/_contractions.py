@@ -19,7 +19,8 @@ from .._resolve import as_format
 from ..devices import MatrixUnit
 from ..formats import FP32, BlockFormat, FloatDType, Format, RoundingMode, rounding_mode
 from ..rounding import round_bits, to_float64
-from ._matrix_units import in_dtype, unit_matmul
+from ._matrix_units import unit_matmul
+from ._operation import operation
 
 
 @checked
@@ -243,7 +244,7 @@ def _matmul(
         return _plain(a, b).astype(out)
     if isinstance(accumulator, MatrixUnit):
         return unit_matmul(accumulator, out, a, b, *scales)
-    return _accumulated(accumulator, out, a, b)
+    return operation("matmul", _accumulated, a, b, acc=accumulator, out=out)
 
 
 @_matmul.defjvp
@@ -275,8 +276,7 @@ def _plain(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.matmul(a.astype(wide), b.astype(wide), precision=lax.Precision.HIGHEST)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _accumulated(acc: Accumulator, out: np.dtype, a: jax.Array, b: jax.Array) -> jax.Array:
+def _accumulated(a: jax.Array, b: jax.Array, *, acc: Accumulator) -> jax.Array:
     with jax.enable_x64(True):
         # terms first: (K, ..., M, 1) and (K, ..., 1, N)
         left = jnp.moveaxis(to_float64(a), -1, 0)[..., None]
@@ -285,7 +285,7 @@ def _accumulated(acc: Accumulator, out: np.dtype, a: jax.Array, b: jax.Array) ->
         shape = jnp.broadcast_shapes(left.shape[1:], right.shape[1:])
         zero = jnp.zeros(shape, jnp.float64)
         if terms == 0:
-            return zero.astype(out)
+            return zero
 
         def add(total: jax.Array, pair: Pairs) -> tuple[jax.Array, None]:
             return round_bits(total + pair[0] * pair[1], acc.fmt, rounding=acc.rounding), None
@@ -308,4 +308,4 @@ def _accumulated(acc: Accumulator, out: np.dtype, a: jax.Array, b: jax.Array) ->
                 for t in (left, right)
             )
             total = lax.scan(promote, zero, (first, second))[0]
-        return in_dtype(total, out)
+        return total

@@ -21,9 +21,9 @@ from jax import lax
 from .._jax import ShapedArray, batching, jex, mlir, with_common_axes
 from ..devices import MatrixUnit
 from ..formats import FP16, FP32, TF32, BlockFormat, Format
-from ..formats import format as format_
-from ..rounding import from_float64, round_bits, round_to, to_float64
+from ..rounding import round_bits, round_to, to_float64
 from ._arithmetic import Arithmetic, to_odd, two_sum
+from ._operation import in_dtype
 
 ZERO = 2.0**-126  # the units' exponent of a zero
 GROUP = 16  # products of FP4 that `mxf4nvf4` adds exactly
@@ -256,12 +256,6 @@ def unit_matmul(unit: MatrixUnit, out: np.dtype, *operands: jax.Array) -> jax.Ar
     if not jax.sharding.get_abstract_mesh().empty:  # types carry more than shapes and dtypes
         return _computed(unit, out, *operands)
     return unit_p.bind(*operands, unit=unit, out=out)
-
-
-def in_dtype(x: jax.Array, out: np.dtype) -> jax.Array:
-    """Converts float64; rounds to the dtype's format first if a conversion would round twice."""
-    fmt = format_(out)
-    return from_float64(x if fmt.bits >= 32 else round_bits(x, fmt), out)
 
 
 @partial(jax.jit, static_argnums=(0, 1))

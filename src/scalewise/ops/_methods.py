@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from .._check import Count, checked
 from .._resolve import as_format
 from ..formats import FP32, FormatLike
-from ._arithmetic import Arithmetic, accumulate, check_order
+from ._arithmetic import Arithmetic, add_up, check_order
+from ._auto import top_exponent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Setting:
     beta: float | None = None
 
     def add_up(self, terms: jax.Array) -> jax.Array:
-        return accumulate(self.arithmetic, terms, self.order, self.block)
+        return add_up(terms, arithmetic=self.arithmetic, order=self.order, block=self.block)
 
     def squares(self, a: jax.Array) -> jax.Array:
         return self.add_up(self.arithmetic.mul(a, a))
@@ -132,13 +133,35 @@ def power_of_two(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
 
 
 def wide_scalar(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
+    """Products as a dot product's unit has them: exact, and added to a float32 accumulator."""
     wide = Arithmetic(FP32)
     with wide.context():
         x = wide.enter(a)
-        total = accumulate(wide, wide.mul(x, x), s.order, s.block)
+        total = dataclasses.replace(s, arithmetic=wide).squares(x)
         if eps is not None:
             total = wide.add(total, wide.enter(eps))
         return s.arithmetic.enter(wide.sqrt(total))
+
+
+def narrow_squares(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
+    """2^k ||2^-k a|| on a machine whose vectors are narrow and whose scalars are float32.
+
+    Each element is scaled and squared in the format; the sum, epsilon and the root are float32.
+    The largest square is a large number of the format, and float32 holds n of it: so no square
+    overflows, and none that counts is subnormal.
+    """
+    A, wide = s.arithmetic, Arithmetic(FP32)
+    levels = max(a.shape[-1] - 1, 0).bit_length()
+    top = min(top_exponent(A.fmt), (FP32.max_exponent - levels - 2) // 2)
+    k = _exponent_above(A, _largest(a)) - top
+    if eps is not None:
+        k = jnp.maximum(k, (_exponent_above(A, eps) + 1) // 2 - top)
+    squares = A.mul(*[A.shift(a, -k[..., None])] * 2)
+    with wide.context():
+        total = dataclasses.replace(s, arithmetic=wide).add_up(wide.enter(squares))
+        if eps is not None:
+            total = wide.add(total, wide.shift(wide.enter(eps), -2 * k))
+        return A.enter(wide.shift(wide.sqrt(total), k))
 
 
 def blue(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
@@ -182,6 +205,7 @@ METHODS: dict[str, tuple[Method, str]] = {  # and the order of summation where n
     "two_segment_underflow_corrected": (two_segment_underflow_corrected, "pairwise"),
     "power_of_two": (power_of_two, "pairwise"),
     "wide_scalar": (wide_scalar, "sequential"),
+    "narrow_squares": (narrow_squares, "sequential"),
     "blue": (blue, "sequential"),
 }
 # Methods with a threshold, which ``beta`` replaces.
@@ -190,6 +214,11 @@ SEGMENTED = tuple(name for name in METHODS if name.startswith("two_segment_"))
 
 def _largest(a: jax.Array) -> jax.Array:
     return jnp.max(a, axis=-1, initial=0)
+
+
+def _exponent_above(A: Arithmetic, x: jax.Array) -> jax.Array:
+    """Returns the least e for which 2^e is above |x|; for 0 the format's least."""
+    return jnp.where(x == 0, A.fmt.min_exponent - A.fmt.mantissa_bits, A.exponent(x) + 1)
 
 
 def _plus(
@@ -228,9 +257,9 @@ def beta_high(fmt: FormatLike, n: Count, *, order: str = "pairwise", block: Coun
     """Returns a power of two below which n numbers have a sum of squares that can't overflow.
 
     A rounded sum of n numbers below 2^e stays at ``2^(e + g)`` or below, where g depends on the
-    order of summation: ``ceil(log2 n)`` pairwise, one more for a compensated sum,
-    ``min(ceil(log2 n), p) + 1`` one after the other in a format of p bits, whose sum stops growing
-    at 2^p terms. Squares of numbers below 2^b are below 2^(2b), so that ``2 b + g <= emax``, with
+    order of summation: ``ceil(log2 n)`` pairwise, one more for a compensated sum of more than two,
+    ``min(ceil(log2 n), p)`` one after the other in a format of p bits, whose sum stops growing at
+    2^p terms. Squares of numbers below 2^b are below 2^(2b), so that ``2 b + g <= emax``, with
     emax the exponent of the format's largest number. The published threshold, ``sqrt(max)``, is
     that for one number.
 
@@ -277,10 +306,12 @@ def _safe_exponent(s: Setting, n: int) -> int:
 def growth(arithmetic: Arithmetic, order: str, n: int, block: int) -> int:
     """The g for which a rounded sum of n positive numbers below 2^e stays at 2^(e + g) or below.
 
-    Pairwise, powers of two are bounds that rounding respects. One after the other, an addition that
-    rounds up adds at most twice its term; and past 2^p times the largest term none has any effect.
+    The sum of k numbers is at most k 2^e, a bound that rounding respects for k up to 2^p, since it
+    is a number of the format. Beyond 2^(p + e) a term is less than half an ulp of the sum.
     """
     levels = max(n - 1, 0).bit_length()
+    if n <= 2:  # one addition, in any order
+        return levels
     match order:
         case "pairwise":
             return levels
@@ -289,4 +320,4 @@ def growth(arithmetic: Arithmetic, order: str, n: int, block: int) -> int:
         case "blocked":
             runs = growth(arithmetic, "sequential", -(-n // block), block)
             return growth(arithmetic, "sequential", min(block, n), block) + runs
-    return min(levels, arithmetic.fmt.precision) + 1 if n > 1 else 0
+    return min(levels, arithmetic.fmt.precision)

@@ -5,20 +5,24 @@ from __future__ import annotations
 import dataclasses
 import math
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.typing import ArrayLike
 
 from .._check import Count, NonNegative, Positive, checked, checked_axes
 from .._resolve import as_format
-from ..formats import Format, FormatLike
+from ..formats import FP64, Format, FormatLike
+from ..formats import format as format_
 from ..rounding import float_array
 from ._arithmetic import Arithmetic, as_rows, check_order
 from ._auto import add, auto_norm, constant, middle, plan, root_of, sum_of_squares
 from ._methods import METHODS, SEGMENTED, Setting
 from ._one_format import centred
+from ._operation import operation, wide_dtype, with_derivative_of
 
 
 @checked
@@ -50,7 +54,8 @@ def l2_norm(
         method: ``"auto"``; ``"direct"``; ``"max_normalised"`` (LAPACK before 3.10);
             ``"two_segment_overflow"``, ``"two_segment_underflow"``: as published, mistakes and all
             (docs/norms.md); the same ``..._corrected``; ``"power_of_two"``; ``"wide_scalar"``
-            (narrow vector, float32 scalar); ``"blue"`` (three accumulators, LAPACK 3.10).
+            (exact products, added to a float32 scalar); ``"narrow_squares"`` (the same, with the
+            vector scaled and squared in the format); ``"blue"`` (three accumulators, LAPACK 3.10).
         arithmetic: the format of every intermediate, of up to 25 significant bits, or a name or
             dtype of one. Default: that of x's dtype. An unsigned one rounds towards zero in
             ``"auto"``, so that nothing it has to hold is negative, and needs no sign elsewhere.
@@ -79,13 +84,17 @@ def l2_norm(
         (inf, 1024.0)
     """
     x = float_array(x, "l2_norm")
-    fmt = as_format(x.dtype if arithmetic is None else arithmetic, "l2_norm")
-    setting = _setting(method, fmt, order, block, beta)
+    fmt = None if arithmetic is None else as_format(arithmetic, "l2_norm")
+    beta = beta and float(beta)
+    _setting(as_format(x.dtype, "l2_norm") if fmt is None else fmt, method, order, block, beta)
     x, axes = as_rows(x, axis, "l2_norm")
     known = float(eps) if isinstance(eps, (int, float, np.number)) else -1.0
     e = jnp.asarray(eps)  # in float32 at least; the format rounds it later
     e = jnp.broadcast_to(e if e.dtype == jnp.float64 else e.astype(jnp.float32), x.shape[:-1])
-    y = _l2(method, setting, known >= 0, x, None if known == 0 else e)
+    y = operation(
+        "l2_norm", _l2, x, None if known == 0 else e, fmt=fmt, method=method, order=order,
+        block=block, beta=beta, nonnegative=known >= 0,
+    )  # fmt: skip
     return jnp.expand_dims(y, axes) if keepdims else y
 
 
@@ -96,7 +105,7 @@ def arithmetic_of(fmt: Format) -> Arithmetic:
 
 
 def _setting(
-    method: str, fmt: Format, order: str | None, block: int, beta: float | None
+    fmt: Format, method: str, order: str | None, block: int, beta: float | None
 ) -> Setting:
     if beta is not None and method not in SEGMENTED:
         raise ValueError(f"l2_norm: beta is for two_segment methods, not for {method!r}")
@@ -111,13 +120,21 @@ def _setting(
         names = ", ".join(map(repr, ("auto", *METHODS)))
         raise ValueError(f"l2_norm: method is {method!r}; expected one of {names}")
     check_order(order)
-    return Setting(arithmetic, order, block, beta and float(beta))
+    return Setting(arithmetic, order, block, beta)
+
+
+def _l2(
+    x: jax.Array, eps: jax.Array | None, *, fmt: Format | None, nonnegative: bool, **options: Any
+) -> jax.Array:
+    fmt = format_(x.dtype) if fmt is None else fmt
+    if fmt == FP64:
+        return _exact_norm(x, eps)
+    return _l2_in_format(_setting(fmt, **options), options["method"], nonnegative, x, eps)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _l2(
-    method: str, setting: Setting, nonnegative: bool, x: jax.Array, eps: jax.Array | None
+def _l2_in_format(
+    setting: Setting, method: str, nonnegative: bool, x: jax.Array, eps: jax.Array | None
 ) -> jax.Array:
     arithmetic = setting.arithmetic
     with arithmetic.context():
@@ -131,19 +148,19 @@ def _l2(
         return arithmetic.leave(Arithmetic(arithmetic.fmt).round(y), x.dtype)
 
 
-@_l2.defjvp
-def _(method, setting, nonnegative, primals, tangents):
+@_l2_in_format.defjvp
+def _(setting, method, nonnegative, primals, tangents):
     (x, eps), (dx, deps) = primals, tangents
-    direction, half = _derivatives(setting.arithmetic.fmt, nonnegative, x, eps)
+    of = (("fmt", setting.arithmetic.fmt), ("nonnegative", nonnegative))
+    direction, half = with_derivative_of(_exact_slopes, _slopes, of, x, eps)
     tangent = jnp.sum(direction * dx, axis=-1)
     if half is not None:
         tangent = tangent + (half * deps).astype(x.dtype)
-    return _l2(method, setting, nonnegative, x, eps), tangent
+    return _l2_in_format(setting, method, nonnegative, x, eps), tangent
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _derivatives(
-    fmt: Format, nonnegative: bool, x: jax.Array, eps: jax.Array | None
+def _slopes(
+    x: jax.Array, eps: jax.Array | None, *, fmt: Format, nonnegative: bool
 ) -> tuple[jax.Array, jax.Array | None]:
     """Returns x / norm and 1 / (2 norm), from the norm's parts: neither overflows with it."""
     arithmetic = arithmetic_of(fmt)
@@ -164,6 +181,40 @@ def _derivatives(
         half = jnp.where(special == 0, jnp.where(root > 0, half, root * 0), special * 0)
         half = None if eps is None else arithmetic.leave(half, eps.dtype)
     return jnp.where(x < 0, -direction, direction), half
+
+
+def _scaled_root(x: jax.Array, eps: jax.Array | None) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns x over the largest magnitude, in float32 at least, its norm, and that magnitude."""
+    x = x.astype(wide_dtype(x.dtype))
+    e = jnp.zeros(x.shape[:-1], x.dtype) if eps is None else eps.astype(x.dtype)
+    size = jnp.maximum(jnp.max(jnp.abs(x), axis=-1, initial=0), jnp.sqrt(jnp.abs(e)))
+    size = lax.stop_gradient(jnp.where((size > 0) & jnp.isfinite(size), size, jnp.ones_like(size)))
+    x = x / size[..., None]
+    return x, root_or_zero(jnp.sum(x * x, axis=-1) + e / size / size), size
+
+
+def _exact_norm(x: jax.Array, eps: jax.Array | None) -> jax.Array:
+    _, root, size = _scaled_root(x, eps)
+    return root * size
+
+
+def _exact_slopes(
+    x: jax.Array, eps: jax.Array | None, **_: object
+) -> tuple[jax.Array, jax.Array | None]:
+    scaled, root, size = _scaled_root(x, eps)
+    inverse = inverse_or_zero(root)
+    return scaled * inverse[..., None], None if eps is None else inverse / 2 / size
+
+
+def root_or_zero(x: jax.Array) -> jax.Array:
+    """Returns the square root, whose derivative at zero is zero."""
+    zero = x == 0
+    return jnp.where(zero, jnp.zeros_like(x), jnp.sqrt(jnp.where(zero, jnp.ones_like(x), x)))
+
+
+def inverse_or_zero(x: jax.Array) -> jax.Array:
+    zero = x == 0
+    return jnp.where(zero, jnp.zeros_like(x), 1 / jnp.where(zero, jnp.ones_like(x), x))
 
 
 def _enter(
@@ -247,7 +298,9 @@ def layer_norm(
 
     Returns:
         As :func:`rms_norm`; equal numbers give the bias. Without weight and bias, values are within
-        4 ulps of the row's largest magnitude, since differences from the mean may cancel.
+        4 ulps of the row's largest magnitude, since differences from the mean may cancel. In a
+        format without subnormal numbers (DLFloat16), results below its smallest normal number are
+        zero.
 
     Raises:
         TypeError, ValueError: as :func:`rms_norm`.
@@ -271,51 +324,67 @@ def _apply(
     centred: bool,
 ) -> jax.Array:
     x = float_array(x, name)
-    fmt = as_format(x.dtype if fmt is None else fmt, name)
-    if not fmt.signed:
+    fmt = None if fmt is None else as_format(fmt, name)
+    if fmt is not None and not fmt.signed:
         raise ValueError(f"{name}: {fmt.name} has no sign; expected a signed format")
     checked_axes(name, axis, x.ndim)
-    arithmetic = arithmetic_of(fmt)
+    arithmetic_of(fmt or as_format(x.dtype, name))
     rows = jnp.moveaxis(x, axis, -1)
     if rows.size == 0:
         return x
-    y = _normalised(arithmetic, float(eps), centred, rows)
-    for what, operate in zip(affine, ("mul", "add"), strict=True):
-        if what is not None:
-            what = jnp.asarray(what)
-            if what.shape != rows.shape[-1:]:
-                raise ValueError(
-                    f"{name}: weight or bias has shape {what.shape}; expected {rows.shape[-1:]}"
-                )
-            what = jnp.broadcast_to(what, rows.shape)
-            y = _rounded(arithmetic, operate, y, what)
+    given = [None if p is None else jnp.asarray(p) for p in affine]
+    for p in given:
+        if p is not None and p.shape != rows.shape[-1:]:
+            raise ValueError(
+                f"{name}: weight or bias has shape {p.shape}; expected {rows.shape[-1:]}"
+            )
+    y = operation(name, _normalised, rows, *given, fmt=fmt, eps=float(eps), centre=centred)
     return jnp.moveaxis(y, -1, axis)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _rounded(arithmetic: Arithmetic, operate: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    with arithmetic.context():
-        y = getattr(arithmetic, operate)(arithmetic.enter(a), arithmetic.enter(b))
-        return arithmetic.leave(y, a.dtype)
+def _normalised(
+    x: jax.Array,
+    weight: jax.Array | None,
+    bias: jax.Array | None,
+    *,
+    fmt: Format | None,
+    eps: float,
+    centre: bool,
+) -> jax.Array:
+    fmt = format_(x.dtype) if fmt is None else fmt
+    if fmt == FP64:
+        y = _exact_quotients(x, eps=eps, centre=centre)[0]
+        y = y if weight is None else y * weight.astype(y.dtype)
+        return y if bias is None else y + bias.astype(y.dtype)
+    A = arithmetic_of(fmt)
+    y = _quotients(A, eps, centre, x)
+    for p, operate in ((weight, "mul"), (bias, "add")):
+        if p is not None:
+            of = (("A", A), ("operate", operate))
+            y = with_derivative_of(_exactly, _rounded, of, y, jnp.broadcast_to(p, y.shape))
+    return y
 
 
-@_rounded.defjvp
-def _(arithmetic, operate, primals, tangents):
-    (a, b), (da, db) = primals, tangents
-    db = db.astype(a.dtype)
-    tangent = da + db if operate == "add" else da * b.astype(a.dtype) + a * db
-    return _rounded(arithmetic, operate, a, b), tangent
+def _rounded(a: jax.Array, b: jax.Array, *, A: Arithmetic, operate: str) -> jax.Array:
+    with A.context():
+        return A.leave(getattr(A, operate)(A.enter(a), A.enter(b)), a.dtype)
+
+
+def _exactly(a: jax.Array, b: jax.Array, *, A: Arithmetic, operate: str) -> jax.Array:
+    b = b.astype(a.dtype)
+    return a + b if operate == "add" else a * b
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
-def _normalised(A: Arithmetic, eps: float, centre: bool, x: jax.Array) -> jax.Array:
-    return _with_inverse(A, eps, centre, x)[0]
+def _quotients(A: Arithmetic, eps: float, centre: bool, x: jax.Array) -> jax.Array:
+    return _with_inverse(x, A=A, eps=eps, centre=centre)[0]
 
 
-@_normalised.defjvp
+@_quotients.defjvp
 def _(A, eps, centre, primals, tangents):
     (x,), (t,) = primals, tangents
-    y, inverse = _with_inverse(A, eps, centre, x)
+    of = (("A", A), ("eps", eps), ("centre", centre))
+    y, inverse = with_derivative_of(_exact_quotients, _with_inverse, of, x)
     wide, t = y.astype(inverse.dtype), t.astype(inverse.dtype)
     if centre:
         t = t - jnp.mean(t, axis=-1, keepdims=True)
@@ -323,9 +392,21 @@ def _(A, eps, centre, primals, tangents):
     return y, ((t - wide * along) * inverse[..., None]).astype(x.dtype)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+def _exact_quotients(
+    x: jax.Array, *, eps: float, centre: bool, A: Arithmetic | None = None
+) -> tuple[jax.Array, jax.Array]:
+    x = x.astype(wide_dtype(x.dtype))
+    size = jnp.maximum(jnp.max(jnp.abs(x), axis=-1), np.asarray(math.sqrt(eps), x.dtype))
+    size = lax.stop_gradient(jnp.where((size > 0) & jnp.isfinite(size), size, jnp.ones_like(size)))
+    d = x / size[..., None]
+    for _ in range(2 * centre):
+        d = d - jnp.mean(d, axis=-1, keepdims=True)
+    inverse = inverse_or_zero(root_or_zero(jnp.mean(d * d, axis=-1) + eps / size / size))
+    return d * inverse[..., None], inverse / size
+
+
 def _with_inverse(
-    A: Arithmetic, eps: float, centre: bool, x: jax.Array
+    x: jax.Array, *, A: Arithmetic, eps: float, centre: bool
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the quotients in x's dtype, and 1 / rms in float32 (float64 for float64)."""
     n = x.shape[-1]
@@ -334,7 +415,7 @@ def _with_inverse(
         entered = A.enter(x)
         fine = jnp.all(jnp.isfinite(entered), axis=-1)
         d = jnp.where(fine[..., None], entered, A.const(0))
-        moved = jnp.zeros(d.shape[:-1], np.int32)
+        moved = jnp.zeros_like(fine, np.int32)
         if centre:
             d, moved = centred(A, d)
         total = sum_of_squares(A, jnp.abs(d), p)
@@ -358,5 +439,4 @@ def _with_inverse(
         inverse = A.shift_exactly(1 / root, moved - k)
         inverse = jnp.where(zero, A.const(0), inverse)
         inverse = jnp.where(fine, inverse, A.const(np.nan))
-        wide = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
-        return A.leave(y, x.dtype), A.leave(inverse, wide)
+        return A.leave(y, x.dtype), A.leave(inverse, wide_dtype(x.dtype))

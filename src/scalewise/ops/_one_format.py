@@ -14,44 +14,44 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._resolve import as_format
-from ..formats import FormatLike
-from ._arithmetic import Arithmetic
+from ..formats import Format
+from ._arithmetic import Arithmetic, Axis, as_rows
 from ._auto import plan, rounded, sum_of, sum_of_squares
+from ._operation import with_derivative_of
 
 
 def in_one_format(
+    x: jax.Array,
+    *,
     along: Callable[..., jax.Array],
     exact: Callable[..., jax.Array],
-    fmt: FormatLike,
-    x: jax.Array,
+    arithmetic: Format,
+    axis: Axis,
+    keepdims: bool | None = None,
     **options: Hashable,
 ) -> jax.Array:
-    fmt = as_format(fmt, exact.__name__)
-    if not fmt.signed or not fmt.zero:
-        raise ValueError(
-            f"{exact.__name__}: {fmt.name} has no sign or no zero; expected a signed format"
-        )
-    return _narrow(along, exact, tuple(options.items()), Arithmetic(fmt), x)
+    """Computes a function in one format along axes; ``keepdims=None``: it keeps the shape."""
+    rows, axes = as_rows(x, axis, exact.__name__)
+    of = (("along", along), ("A", Arithmetic(arithmetic)), *options.items())
+    y = with_derivative_of(partial(_exactly, exact), _narrow, of, rows)
+    if keepdims is None:
+        kept = tuple(a for a in range(x.ndim) if a not in axes)
+        moved = y.reshape([x.shape[a] for a in (*kept, *axes)])
+        return jnp.moveaxis(moved, range(-len(axes), 0), axes)
+    return jnp.expand_dims(y, axes) if keepdims else y
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2, 3))
-@partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _narrow(
-    along: Callable[..., jax.Array],
-    exact: Callable[..., jax.Array],  # the same in a wider type, which gives the gradient
-    options: tuple[tuple[str, Hashable], ...],
-    A: Arithmetic,
-    x: jax.Array,
+    x: jax.Array, *, along: Callable[..., jax.Array], A: Arithmetic, **options: Hashable
 ) -> jax.Array:
     with A.context():
-        return A.leave(along(A, A.enter(x), **dict(options)), x.dtype)
+        return A.leave(along(A, A.enter(x), **options), x.dtype)
 
 
-@_narrow.defjvp
-def _(along, exact, options, A, primals, tangents):
-    tangent = jax.jvp(partial(exact, axis=-1, **dict(options)), primals, tangents)[1]
-    return _narrow(along, exact, options, A, *primals), tangent
+def _exactly(
+    exact: Callable[..., jax.Array], x: jax.Array, *, along: object, A: object, **options: Hashable
+) -> jax.Array:
+    return exact(x, axis=-1, **options)
 
 
 def softmax_along(A: Arithmetic, x: jax.Array) -> jax.Array:

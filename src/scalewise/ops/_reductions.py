@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +11,11 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from .._check import Natural, checked, checked_axes
+from .._resolve import as_format
 from ..formats import FloatDType, FormatLike
 from ..formats import format as format_
 from ..rounding import float_array, round_to
-from ._arithmetic import Axis, as_rows
+from ._arithmetic import Arithmetic, Axis, as_rows
 from ._contractions import Accumulator, matmul
 from ._one_format import (
     in_one_format,
@@ -24,6 +26,7 @@ from ._one_format import (
     sum_along,
     var_along,
 )
+from ._operation import operation
 from .functions import COMPUTE
 
 
@@ -59,14 +62,18 @@ def sum(
         >>> float(sum(jnp.ones(1000, jnp.bfloat16)))
         1000.0
     """
-    x, wide = _widened(x, compute, "sum", axis, arithmetic, accumulator)
-    if arithmetic is not None:
-        return _along(sum_along, sum, x, axis, keepdims, arithmetic)
     if accumulator is None:
-        return _stored(jnp.sum(wide, axis=axis, keepdims=keepdims), x.dtype)
+        return _operation(sum_along, _sum, x, axis, compute, arithmetic, keepdims=keepdims)
+    x = _checked(x, "sum", axis, compute, arithmetic, accumulator)
     rows, axes = as_rows(x, axis, "sum")
     y = matmul(rows, jnp.ones(rows.shape[-1], x.dtype), accumulator=accumulator)
     return jnp.expand_dims(y, axes) if keepdims else y
+
+
+def _sum(
+    x: jax.Array, *, axis: Axis, keepdims: bool = False, compute: np.dtype | None = None
+) -> jax.Array:
+    return _stored(jnp.sum(_widened(x, compute), axis=axis, keepdims=keepdims), x.dtype)
 
 
 @checked
@@ -82,10 +89,13 @@ def mean(
 
     Of nothing: NaN. Arguments and errors as of :func:`sum`.
     """
-    x, wide = _widened(x, compute, "mean", axis, arithmetic)
-    if arithmetic is not None:
-        return _along(mean_along, mean, x, axis, keepdims, arithmetic)
-    return _stored(jnp.mean(wide, axis=axis, keepdims=keepdims), x.dtype)
+    return _operation(mean_along, _mean, x, axis, compute, arithmetic, keepdims=keepdims)
+
+
+def _mean(
+    x: jax.Array, *, axis: Axis, keepdims: bool = False, compute: np.dtype | None = None
+) -> jax.Array:
+    return _stored(jnp.mean(_widened(x, compute), axis=axis, keepdims=keepdims), x.dtype)
 
 
 @checked
@@ -102,9 +112,19 @@ def var(
 
     Of nothing (or of ``ddof`` numbers): NaN. Arguments and errors as of :func:`sum`.
     """
-    x, wide = _widened(x, compute, "var", axis, arithmetic)
-    if arithmetic is not None:
-        return _along(var_along, var, x, axis, keepdims, arithmetic, ddof=ddof)
+    options = {"keepdims": keepdims, "ddof": ddof}
+    return _operation(var_along, _var, x, axis, compute, arithmetic, **options)
+
+
+def _var(
+    x: jax.Array,
+    *,
+    axis: Axis,
+    ddof: int,
+    keepdims: bool = False,
+    compute: np.dtype | None = None,
+) -> jax.Array:
+    wide = _widened(x, compute)
     return _stored(jnp.var(wide, axis=axis, keepdims=keepdims, ddof=ddof), x.dtype)
 
 
@@ -139,9 +159,11 @@ def softmax(
         >>> softmax(jnp.asarray([0.0, 0.0, -65504.0, -jnp.inf], jnp.float16)).tolist()
         [0.5, 0.5, 0.0, 0.0]
     """
-    x, wide = _widened(x, compute, "softmax", axis, arithmetic)
-    if arithmetic is not None:
-        return _along(softmax_along, softmax, x, axis, None, arithmetic)
+    return _operation(softmax_along, _softmax, x, axis, compute, arithmetic)
+
+
+def _softmax(x: jax.Array, *, axis: Axis, compute: np.dtype | None = None) -> jax.Array:
+    wide = _widened(x, compute)
     powers = jnp.exp(wide - _shift(wide, axis))
     total = jnp.sum(powers, axis=axis, keepdims=True)
     return _stored(powers / jnp.where(total == 0, jnp.ones_like(total), total), x.dtype)
@@ -159,9 +181,11 @@ def log_softmax(
 
     Arguments and errors as of :func:`softmax`.
     """
-    x, wide = _widened(x, compute, "log_softmax", axis, arithmetic)
-    if arithmetic is not None:
-        return _along(log_softmax_along, log_softmax, x, axis, None, arithmetic)
+    return _operation(log_softmax_along, _log_softmax, x, axis, compute, arithmetic)
+
+
+def _log_softmax(x: jax.Array, *, axis: Axis, compute: np.dtype | None = None) -> jax.Array:
+    wide = _widened(x, compute)
     shifted = wide - _shift(wide, axis)
     total = jnp.sum(jnp.exp(shifted), axis=axis, keepdims=True)
     logarithm = jnp.log(jnp.where(total == 0, jnp.ones_like(total), total))
@@ -181,9 +205,13 @@ def logsumexp(
 
     Arguments and errors as of :func:`softmax`.
     """
-    x, wide = _widened(x, compute, "logsumexp", axis, arithmetic)
-    if arithmetic is not None:
-        return _along(logsumexp_along, logsumexp, x, axis, keepdims, arithmetic)
+    return _operation(logsumexp_along, _logsumexp, x, axis, compute, arithmetic, keepdims=keepdims)
+
+
+def _logsumexp(
+    x: jax.Array, *, axis: Axis, keepdims: bool = False, compute: np.dtype | None = None
+) -> jax.Array:
+    wide = _widened(x, compute)
     return _stored(jax.nn.logsumexp(wide, axis=axis, keepdims=keepdims), x.dtype)
 
 
@@ -203,7 +231,7 @@ def cross_entropy(
         TypeError: logits aren't floats or labels aren't integers.
         ValueError: labels of another shape.
     """
-    logits, wide = _widened(logits, compute, "cross_entropy", axis)
+    logits = _checked(logits, "cross_entropy", axis)
     labels = jnp.asarray(labels)
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise TypeError(f"cross_entropy takes integer labels, not {labels.dtype}")
@@ -213,6 +241,17 @@ def cross_entropy(
             f"cross_entropy: labels have shape {labels.shape}; expected {expected}, that of the "
             "logits without the classes"
         )
+    own = None if compute is None else np.dtype(compute)
+    return operation(
+        "cross_entropy", _cross_entropy, logits, labels, axis=axis, compute=own,
+        out=own or COMPUTE[logits.dtype],
+    )  # fmt: skip
+
+
+def _cross_entropy(
+    logits: jax.Array, labels: jax.Array, *, axis: int, compute: np.dtype | None
+) -> jax.Array:
+    wide = _widened(logits, compute)
     classes = wide.shape[axis]
     shifted = wide - _shift(wide, axis)
     inside = (labels >= 0) & (labels < classes)
@@ -222,35 +261,42 @@ def cross_entropy(
     return jnp.where(inside, loss, np.asarray(np.nan, wide.dtype))
 
 
-def _widened(
-    x: ArrayLike, compute: FloatDType | None, name: str, axis: Axis, *others: object
-) -> tuple[jax.Array, jax.Array]:
+def _operation(
+    along: Callable[..., jax.Array],
+    wide: Callable[..., jax.Array],
+    x: ArrayLike,
+    axis: Axis,
+    compute: FloatDType | None,
+    arithmetic: FormatLike | None,
+    **options: Any,
+) -> jax.Array:
+    """Computes a function in one format along axes, or in a wide dtype."""
+    name = wide.__name__.removeprefix("_")
+    x = _checked(x, name, axis, compute, arithmetic)
+    if arithmetic is None:
+        own = None if compute is None else np.dtype(compute)
+        return operation(name, wide, x, axis=axis, compute=own, **options)
+    fmt = as_format(arithmetic, name)
+    if not fmt.signed or not fmt.zero:
+        raise ValueError(f"{name}: {fmt.name} has no sign or no zero; expected a signed format")
+    Arithmetic(fmt)  # refuses what it can't compute in
+    return operation(
+        name, in_one_format, x, along=along, exact=wide, arithmetic=fmt, axis=axis, **options
+    )
+
+
+def _checked(x: ArrayLike, name: str, axis: Axis, *ways: object) -> jax.Array:
     x = float_array(x, name)
     checked_axes(name, axis, x.ndim)
-    if len([way for way in (compute, *others) if way is not None]) > 1:
+    if len([way for way in ways if way is not None]) > 1:
         raise ValueError(
             f"{name}: compute, arithmetic and accumulator exclude each other; give one"
         )
-    return x, x.astype(COMPUTE[x.dtype] if compute is None else compute)
+    return x
 
 
-def _along(
-    along: Callable[..., jax.Array],
-    exact: Callable[..., jax.Array],
-    x: jax.Array,
-    axis: Axis,
-    keepdims: bool | None,
-    fmt: FormatLike,
-    **options: Hashable,
-) -> jax.Array:
-    """Computes a function in one format along axes; ``keepdims=None``: it keeps the shape."""
-    rows, axes = as_rows(x, axis, exact.__name__)
-    y = in_one_format(along, exact, fmt, rows, **options)
-    if keepdims is None:
-        kept = tuple(a for a in range(x.ndim) if a not in axes)
-        moved = y.reshape([x.shape[a] for a in (*kept, *axes)])
-        return jnp.moveaxis(moved, range(-len(axes), 0), axes)
-    return jnp.expand_dims(y, axes) if keepdims else y
+def _widened(x: jax.Array, compute: np.dtype | None) -> jax.Array:
+    return x.astype(COMPUTE[x.dtype] if compute is None else compute)
 
 
 def _stored(y: jax.Array, dtype: DTypeLike) -> jax.Array:

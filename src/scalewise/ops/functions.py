@@ -18,10 +18,14 @@ from .._check import checked
 from ..formats import CATALOGUE, FloatDType
 from ..formats import format as format_
 from ..rounding import float_array, round_to
+from ._operation import operation
 
 
 class _Dtypes(dict[np.dtype, np.dtype]):
     def __missing__(self, dtype: object) -> np.dtype:
+        for known, wide in self.items():
+            if known == dtype:  # a name such as "float16", or a scalar type such as jnp.float16
+                return wide
         raise TypeError(f"COMPUTE[{dtype!r}]: expected one of {', '.join(map(str, self))}")
 
 
@@ -56,13 +60,20 @@ class Elementary:
         ``compute`` is the dtype to compute in, by default ``COMPUTE`` of x's.
         """
         x = float_array(x, self.name)
-        wide = np.dtype(COMPUTE[x.dtype] if compute is None else compute)
-        y = self.definition(x.astype(wide))
-        if wide == x.dtype:
-            return y
-        if wide.itemsize < 4:  # its numbers are rounded by the cast itself
-            return y.astype(x.dtype)
-        return round_to(y, format_(x.dtype)).astype(x.dtype)
+        own = None if compute is None else np.dtype(compute)
+        return operation(self.name, _elementary, x, of=self.definition, compute=own)
+
+
+def _elementary(
+    x: jax.Array, *, of: Callable[[jax.Array], jax.Array], compute: np.dtype | None
+) -> jax.Array:
+    wide = COMPUTE[x.dtype] if compute is None else compute
+    y = of(x.astype(wide))
+    if wide == x.dtype:
+        return y
+    if wide.itemsize < 4:  # its numbers are rounded by the cast itself
+        return y.astype(x.dtype)
+    return round_to(y, format_(x.dtype)).astype(x.dtype)
 
 
 @checked

@@ -18,6 +18,7 @@ from ._bits import round_bits as round_bits
 from ._by_params import FORMAT_PARAMS as FORMAT_PARAMS
 from ._by_params import FP32_PARAMS as FP32_PARAMS
 from ._by_params import FP64_PARAMS as FP64_PARAMS
+from ._by_params import RANGE as RANGE
 from ._by_params import SMALLEST_EXPONENT as SMALLEST_EXPONENT
 from ._by_params import format_params as format_params
 from ._by_params import is_wide as is_wide

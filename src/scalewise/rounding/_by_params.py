@@ -16,6 +16,7 @@ from ..formats import format as format_
 # Mantissa bits, lowest exponent, largest number, result of overflow, result of rounding an
 # infinity, smallest number, whether -0 exists, whether negative numbers exist.
 FORMAT_PARAMS = 8
+RANGE = 3  # the first of them, which tell formats apart
 
 
 SMALLEST_EXPONENT = -800  # of a normal number, of formats that `round_by` rounds to

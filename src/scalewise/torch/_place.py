@@ -28,7 +28,7 @@ _MODEL_NAMES = ("torch.nn.modules.transformer.", "torch.nn.modules.rnn.")
 # An operation without a line of its own gets that of the call of scalewise, not one within it.
 _SCALEWISE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _EXPORT = os.path.join(_SCALEWISE, "torch", "_export.py")
-for _own in ("torch/", "interpret/", "auditing/", "emulating/", "_check.py", "_jax.py"):
+for _own in ("torch/", "interpret/", "auditing/", "emulating/", "_jax.py"):
     source_info_util.register_exclusion(os.path.join(_SCALEWISE, *_own.split("/")))
 
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from ..._types import PyTree
-from ...emulating import rounds_each
+from ...emulating import in_arithmetic, rounds_each
 from ...interpret import Equation, Value, outlined
 from ._compiled import Compiled
 from ._elementary import DIV, OTHER, SQRT, TINY, elementary, elementary_uncounted, product, quotient
@@ -163,6 +163,7 @@ class Evaluator(Paired):
         if not plan.recorded or not isinstance(self.low, TableEmulation):
             return False
         inside = computes_in_float32(plan.equation) or rounds_each(plan.equation)
+        inside = inside or in_arithmetic(plan.equation, self.low.fmt) is not None
         return len(plan.equation.out_avals) == 1 and not inside
 
 

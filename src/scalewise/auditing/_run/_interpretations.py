@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 
 from ..._jax import ShapedArray, Tracer, entry, is_reference, jex
 from ..._types import PyTree
-from ...emulating import Emulation, added_in_order, is_exact, rounds_each
+from ...emulating import Emulation, added_in_order, in_arithmetic, is_exact, rounds_each
 from ...formats import BF16, FP16
 from ...interpret import (
     Applied,
@@ -34,7 +34,15 @@ from ...interpret import (
     trace,
 )
 from ...primitives import having
-from ...rounding import FP32_PARAMS, format_params, from_float64, is_wider, round_by, to_float64
+from ...rounding import (
+    FP32_PARAMS,
+    RANGE,
+    format_params,
+    from_float64,
+    is_wider,
+    round_by,
+    to_float64,
+)
 from ._wide_constants import with_wide_constants
 
 SINGLE = having("single")
@@ -122,6 +130,12 @@ class TableEmulation(Emulation):
             of_float64 = functools.partial(exact, equation)
             of_float32 = functools.partial(_in_float32, equation)
             outs = jax.lax.cond(is_wider(state), of_float64, of_float32, list(inputs))
+        elif (own := in_arithmetic(equation, self.fmt)) is not None:
+            of_format, of_float64 = (functools.partial(exact, e) for e in (own, equation))
+            known = format_params(self.fmt)[:RANGE]
+            outs = jax.lax.cond(
+                jnp.all(state[:RANGE] == known), of_format, of_float64, list(inputs)
+            )
         elif rounds_each(equation):
             wide = [x.astype(jnp.float64) if is_float(x) else x for x in inputs]
             own, rounded = functools.partial(exact, equation), lambda y: round_by(y, state)
