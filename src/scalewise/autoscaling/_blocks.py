@@ -142,9 +142,8 @@ def _copy_type(
     counts = tuple(-(-n // fmt.size) if i == axis else n for i, n in enumerate(shape))
     scale = jax.ShapeDtypeStruct(counts, fmt.scale.dtype)
     if fmt.tensor_scale is not None:
-        whole = jax.ShapeDtypeStruct((), jnp.float32)
-        scale = ScaledArray.tree_unflatten(None, (scale, whole, None))
-    return ScaledArray.tree_unflatten((axis, fmt.size), (data, scale, None))
+        scale = ScaledArray(scale, jax.ShapeDtypeStruct((), jnp.float32))
+    return ScaledArray(data, scale, (axis, fmt.size))
 
 
 def _unread(options: tuple, x: jax.Array, *given: jax.Array | None) -> ScaledArray:
@@ -187,7 +186,7 @@ def _from_source(
     if key is not None or not rounds_in_blocks(fmt, own[1]):
         return _from_copy(options, outlined(_in_blocks, own, source, key))
     assert copy.block is not None
-    axis, size = copy.block
+    axis, size = copy.block[0] + copy.ndim, copy.block[1]
     outer, length, inner = source.shape[:axis], source.shape[axis], source.shape[axis + 1 :]
     count, length = (1, length) if length % size else (length // size, size)
     rows = source.reshape(math.prod(outer) * count, length, math.prod(inner))
@@ -227,6 +226,7 @@ def takes_blocks(equation: Equation, a: ScaledArray, b: ScaledArray) -> bool:
         return False
     (left, right), _ = params.dot_dimensions(equation)
     (i, size), (j, other) = a.block, b.block
+    i, j = i + a.ndim, j + b.ndim
     return size == other and i in left and right[left.index(i)] == j and 0 not in (a.size, b.size)
 
 
@@ -261,7 +261,7 @@ def _arranged_pair(
     """Returns each operand's numbers, ``[batch, free, contracted]``, and its scales likewise."""
     contracted, batch = dimensions
     assert a.block is not None
-    last = contracted[0].index(a.block[0])
+    last = contracted[0].index(a.block[0] + a.ndim)
     order = [k for k in range(len(contracted[0])) if k != last] + [last]
     return [
         _arranged(x, [axes[k] for k in order], own)

@@ -110,8 +110,9 @@ class RuleContext(Interpretation):
         if not is_stored(leaf):
             return leaf
         data = leaf.root.data if isinstance(leaf, SqrtStored) else leaf.data
-        # quantized arrays have no dtype of their own: results have that of the other operands
-        return type_like(leaf.shape, leaf.dtype, data, weak=is_quantized(leaf))
+        # if no dtype is stated, results of a quantized array have that of the other operands
+        weak = is_quantized(leaf) and leaf.value_dtype is None
+        return type_like(leaf.shape, leaf.dtype, data, weak=weak)
 
     def tangent(self, argument: Argument, tangent: PyTree) -> jax.Array:
         if not is_stored(argument):

@@ -45,7 +45,7 @@ def narrow_copy(
     if fmt.dtype is None or fmt.bits < 8 or x.dtype.itemsize > 4:
         return outlined(_narrow_copy, options, *operands)
     types = jax.ShapeDtypeStruct(x.shape, fmt.dtype), jax.ShapeDtypeStruct((), jnp.float32)
-    result = ScaledArray.tree_unflatten(None, (*types, None))
+    result = ScaledArray(*types)
     routes = {"default": _narrow_copy, "whole_cpu": _flat_copy}
     return by_platform(routes, options, result, *operands)
 
@@ -53,7 +53,8 @@ def narrow_copy(
 def _narrow_copy(options: tuple, x: jax.Array, other: jax.Array) -> ScaledArray:
     fmt, scaling, fixed = options
     if fixed:
-        return quantize(x, fmt, scaling=FixedAmax(other, scaling))
+        copy = quantize(x, fmt, scaling=FixedAmax(other, scaling))
+        return dataclasses.replace(copy, value_dtype=None)
     return quantize_measured(x, other, fmt, scaling)
 
 

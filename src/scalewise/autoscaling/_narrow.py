@@ -74,14 +74,18 @@ class SqrtStored(StoredArray):
         return jnp.square(self.root.value())
 
 
-def store_array(x: jax.Array, storage: Storage) -> ScaledArray | SqrtStored:
-    """Returns ``x`` stored as ``storage`` says."""
+def store_array(
+    x: jax.Array, storage: Storage, dtype: DTypeLike | None = None
+) -> ScaledArray | SqrtStored:
+    """Returns ``x`` stored as ``storage`` says, in place of an array of a dtype, by default x's."""
+    dtype = np.dtype(x.dtype if dtype is None else dtype)
     x = jnp.sqrt(x) if storage.root == 2 else x
     fmt = storage.format
     if isinstance(fmt, BlockFormat):
         stored = quantize(x, fmt if x.ndim else fmt.element)
     else:
         stored = quantize(x, fmt, axis=storage.axis)
+    stored = dataclasses.replace(stored, value_dtype=dtype)
     if storage.nonzero or storage.root == 2:
         stored = dataclasses.replace(stored, data=_nonzero(stored.data, x, fmt.element))
     return SqrtStored(stored) if storage.root == 2 else stored
@@ -261,6 +265,7 @@ def _quantized(x: jax.Array, setting: Operand, axis: int) -> ScaledArray:
     if isinstance(fmt, BlockFormat):
         tile = (kept[-1], setting.tile) if setting.tile > 1 else None
         wide = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
-        return quantize_measured(wide, wide, fmt, scaling.of_blocks(), axis, tile=tile)
+        found = quantize_measured(wide, wide, fmt, scaling.of_blocks(), axis, tile=tile)
+        return dataclasses.replace(found, value_dtype=np.dtype(x.dtype))
     per = kept if setting.per == "channel" else None
     return quantize(x, fmt, scaling=None if scaling == CURRENT else scaling, axis=per)

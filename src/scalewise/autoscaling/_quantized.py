@@ -35,8 +35,8 @@ class QuantizedValue:
     other operations :meth:`load` computes the value.
 
     Attributes:
-        stored: the argument, whose scales (of both levels, in NVFP4) have as many axes as data; its
-            blocked axis is counted from the last, so that a loop may slice the first one.
+        stored: the argument, whose scales (of both levels, in NVFP4) have as many axes as data, so
+            that a loop may slice the first one.
         dtype: of the value in flight.
         given: the shape of the argument's scale, if the value is an argument itself, or after
             assignments to parts of it; None for one that was moved.
@@ -80,14 +80,14 @@ class QuantizedValue:
     @property
     def array(self) -> ScaledArray:
         """The value; of several scales of the upper level, which no device's units take, none."""
-        scale, block = self.scale, self.stored.block
+        scale = self.scale
         if isinstance(scale, ScaledArray):
             upper = jnp.asarray(scale.scale)
             if upper.size == 1:
                 scale = ScaledArray(scale.data, upper.reshape(()))
             else:
                 scale = scale.data.astype(jnp.float32) * upper
-        return ScaledArray(self.data, scale, block and (block[0] + self.data.ndim, block[1]))
+        return ScaledArray(self.data, scale, self.stored.block, None, self.stored.value_dtype)
 
     @property
     def format(self) -> Format | BlockFormat:
@@ -107,7 +107,7 @@ class QuantizedValue:
 
     @functools.cached_property
     def value(self) -> ScaledValue:
-        return ScaledValue(self.array.value().astype(self.dtype))
+        return ScaledValue(self.array.astype(self.dtype))
 
     def load(self) -> ScaledValue:
         return self.value
@@ -155,10 +155,9 @@ def quantized_argument(x: Argument, dtype: DTypeLike) -> QuantizedValue | None:
         return None
 
     def full(s: jax.Array) -> jax.Array:
-        return s.reshape((1,) * (x.ndim - s.ndim) + s.shape)
+        return s if s.ndim else s.reshape((1,) * x.ndim)
 
-    block = x.block and (x.block[0] % x.ndim - x.ndim, x.block[1])
-    stored = ScaledArray(x.data, jax.tree.map(full, x.scale), block)
+    stored = dataclasses.replace(x, scale=jax.tree.map(full, x.scale))
     return QuantizedValue(stored, dtype, () if scale is None else scale.shape)
 
 
