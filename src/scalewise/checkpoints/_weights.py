@@ -96,7 +96,9 @@ class Weight:
         if self.layout is not None:
             return values(self.packed, dtype).reshape(self.shape)
         if self.record:
-            return np.asarray(self.scaled()).astype(dtype)
+            stored = self.scaled()
+            wide = stored.wide_dtype if isinstance(stored, ScaledArray) else np.float32
+            return np.asarray(stored.astype(wide)).astype(dtype)
         check_known(self.parts["codes"])
         x = self.parts["codes"].array()
         dtype = np.dtype(dtype)

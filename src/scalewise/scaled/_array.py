@@ -1,10 +1,10 @@
 """``ScaledArray``: data times one scale per tensor, channel or block.
 
 A scale has no axes or as many as the data. The constructor adds the axes that broadcasting leaves
-out, as ones in front. ``jax.vmap``, ``lax.scan`` and ``jnp.stack`` give each leaf of the pytree a new
-first axis, also a scale that had none: a scale of fewer axes among the leaves has the data's first
-axes (:meth:`ScaledArray.tree_unflatten`). Blocks are counted from the last axis, which none of them
-moves.
+out, of length 1, in front. ``jax.vmap``, ``lax.scan`` and ``jnp.stack`` give each leaf of the
+pytree a new first axis, also a scale without axes: among leaves, a scale with fewer axes than the
+data has their first (:meth:`ScaledArray.tree_unflatten`). The blocked axis is counted from the
+last, since a new first axis doesn't move it.
 """
 
 from __future__ import annotations
@@ -174,11 +174,15 @@ class ScaledArray(StoredArray):
     def _check_shapes(self) -> None:
         name = "scale" if self.exponent is None else "exponent"
         scale, shape = () if self._factor is None else np.shape(self._factor), list(self.shape)
+        full = (*(1,) * (len(shape) - len(scale)), *scale)
+        blocked = None
         if self.block is not None:
-            axis, size = self.block
-            shape[axis] = -(-shape[axis] // size)
-        pairs = zip(reversed(scale), reversed(shape), strict=False)
-        if len(scale) > len(shape) or not all(s in (1, n) for s, n in pairs):
+            blocked, size = self.block
+            shape[blocked] = -(-shape[blocked] // size)
+        fits = len(full) == len(shape) and all(
+            s in (1, n) for s, n in zip(full, shape, strict=True)
+        )
+        if not fits or (scale and blocked is not None and full[blocked] != shape[blocked]):
             raise ValueError(
                 f"ScaledArray: {name} of shape {scale} doesn't broadcast over {tuple(shape)}"
                 + (f", the blocks of data of shape {self.shape}" if self.block else "")
@@ -515,9 +519,8 @@ def _value(a: ScaledArray) -> jax.Array:
         scale = scale.__jax_array__()
     if a.block is not None and scale.ndim:
         axis, size = a.block
-        if scale.shape[axis] > 1:
-            scale = jnp.repeat(scale, size, axis=axis)
-            scale = jax.lax.slice_in_dim(scale, 0, a.shape[axis], axis=axis)
+        scale = jnp.repeat(scale, size, axis=axis)
+        scale = jax.lax.slice_in_dim(scale, 0, a.shape[axis], axis=axis)
     if not scale.ndim:
         scale = scale.reshape((1,) * data.ndim)
     if a.exponent is not None:

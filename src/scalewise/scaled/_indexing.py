@@ -40,8 +40,9 @@ def indexed(
         n, s = shape[axis], scale[axis]
         if block is not None and axis - len(shape) == block[0]:
             rest = entries[i + 1 :]
-            part = _of_blocks(entry, n, s, block[1])
-            if part is None or any(_is_array(e) for e in (entry, *rest)):
+            arrays = any(_is_array(e) for e in (entry, *rest))
+            part = None if arrays else _of_blocks(entry, n, s, block[1])
+            if part is None:
                 return None
             own.append(part)
             if isinstance(entry, slice):

@@ -78,8 +78,9 @@ def quantize(
     Returns:
         Data as :func:`scalewise.rounding.encode` stores them; the array stands for one of x's
         dtype. The scale broadcasts over them; it is float32 (float64 for float64), or in a block
-        format of the block's own dtype; with NVFP4 it is a ScaledArray itself. Each element is ``x / scale`` rounded once, in formats of at most 10 mantissa bits
-        (except for what lies more than the dtype's own range below the largest magnitude).
+        format of the block's own dtype; with NVFP4 it is a ScaledArray itself. Each element is ``x
+        / scale`` rounded once, in formats of at most 10 mantissa bits (except for what lies more
+        than the dtype's own range below the largest magnitude).
 
     Raises:
         TypeError: x isn't a real floating-point array.
