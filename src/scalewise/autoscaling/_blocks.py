@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -135,6 +135,8 @@ def _copy_type(
 ) -> ScaledArray:
     *outer, length = shape
     element = fmt.element
+    data: Any
+    scale: Any
     data = jax.ShapeDtypeStruct(shape, element.dtype)
     if is_packed(element) and not by_kernel:
         packed = jax.ShapeDtypeStruct((*outer, -(-length * element.bits // 8)), jnp.uint8)
@@ -142,7 +144,8 @@ def _copy_type(
     counts = tuple(-(-n // fmt.size) if i == axis else n for i, n in enumerate(shape))
     scale = jax.ShapeDtypeStruct(counts, fmt.scale.dtype)
     if fmt.tensor_scale is not None:
-        scale = ScaledArray(scale, jax.ShapeDtypeStruct((), jnp.float32))
+        whole: Any = jax.ShapeDtypeStruct((), jnp.float32)
+        scale = ScaledArray(scale, whole)
     return ScaledArray(data, scale, (axis, fmt.size))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +45,7 @@ def narrow_copy(
     operands = (x, scaling.magnitude if fixed else measured)
     if fmt.dtype is None or fmt.bits < 8 or x.dtype.itemsize > 4:
         return outlined(_narrow_copy, options, *operands)
-    types = jax.ShapeDtypeStruct(x.shape, fmt.dtype), jax.ShapeDtypeStruct((), jnp.float32)
+    types: Any = jax.ShapeDtypeStruct(x.shape, fmt.dtype), jax.ShapeDtypeStruct((), jnp.float32)
     result = ScaledArray(*types)
     routes = {"default": _narrow_copy, "whole_cpu": _flat_copy}
     return by_platform(routes, options, result, *operands)

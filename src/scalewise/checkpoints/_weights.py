@@ -120,6 +120,17 @@ class Weight:
         return _joined(self.name, self.record, arrays) if self.record else arrays[self.name]
 
 
+def original_dtype(weight: Weight, config: Mapping[str, Json]) -> np.dtype | None:
+    """Returns the dtype that a quantised weight had, by torchao's record or a model's config."""
+    for said in (weight.record or {}, config):
+        for key in ("orig_dtype", "dtype", "torch_dtype"):
+            found = said.get(key)
+            name = found.get("_data") if isinstance(found, dict) else found
+            if name in ("float16", "bfloat16", "float32"):
+                return np.dtype(jnp.dtype(name))
+    return None
+
+
 def _packed(weight: Weight) -> Packed:
     layout, parts = weight.layout, weight.parts
     assert layout is not None

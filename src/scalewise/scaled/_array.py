@@ -162,7 +162,8 @@ class ScaledArray(StoredArray):
     def _check_block(self) -> None:
         if self.block is None:
             return
-        ndim, pair = self.ndim, self.block if isinstance(self.block, tuple | list) else ()
+        ndim = self.ndim
+        pair: Any = self.block if isinstance(self.block, tuple | list) else ()
         whole = len(pair) == 2 and all(isinstance(n, int | np.integer) for n in pair)
         axis, size = pair if whole else (0, 0)
         if not -ndim <= axis < ndim or size < 1:
@@ -256,11 +257,13 @@ class ScaledArray(StoredArray):
     @property
     def T(self) -> ScaledArray | jax.Array:
         """The transposed array: a ScaledArray, or a plain one if data or scales are in codes."""
-        parts = self.data, self._factor
-        if any(isinstance(x, EncodedArray) for x in (*parts, getattr(self.scale, "data", None))):
+        data: Any = self.data
+        factor: Any = self._factor
+        stored = data, factor, getattr(factor, "data", None)
+        if any(isinstance(x, EncodedArray) for x in stored):
             return self.value().T
         block = self.block and (-1 - self.ndim - self.block[0], self.block[1])
-        return self._replaced(self.data.T, None if parts[1] is None else parts[1].T, block)
+        return self._replaced(data.T, factor if factor is None else factor.T, block)
 
     def reshape(self, *shape: int | Sequence[int]) -> ScaledArray | jax.Array:
         """Returns a ScaledArray if one scale without axes holds for all elements, else a plain
@@ -282,19 +285,18 @@ class ScaledArray(StoredArray):
             [8.0, 8.0, 8.0]
         """
         axis = range(self.ndim)[axis] - self.ndim
-        blocked = self.block is not None and self.block[0] == axis
-        size = self.block[1] if blocked else 1
+        blocked, size = (None, 1) if self.block is None else self.block
         factor = self._factor
         if factor is None:
             factor = jnp.ones((), self.wide_dtype)
-        factor = _along(factor, axis, self.shape, size)
-        return self._replaced(self.data, factor, None if blocked else self.block)
+        factor = _along(factor, axis, self.shape, size if blocked == axis else 1)
+        return self._replaced(self.data, factor, None if blocked == axis else self.block)
 
     def _replaced(self, data: Any, factor: Any, block: tuple[int, int] | None) -> ScaledArray:
         name = "scale" if self.exponent is None else "exponent"
         return dataclasses.replace(self, data=data, block=block, **{name: factor})
 
-    def __getitem__(self, index: object) -> ScaledArray | jax.Array:
+    def __getitem__(self, index: Any) -> ScaledArray | jax.Array:
         """Returns a ScaledArray with the scales of the elements, where each keeps its own.
 
         A plain array for a slice that cuts blocks, for a mask beside several scales, and for an
@@ -306,14 +308,12 @@ class ScaledArray(StoredArray):
             return dataclasses.replace(self, data=self.data[index])
         shape = (1,) * self.ndim if factor is None or one_scale else factor.shape
         found = indexed(self.shape, self.block, shape, index)
-        if found is None:
-            return self.value()[index]
-        of_data, of_scale, block = found
-        data = _taken(self.data, of_data)
-        factor = factor if one_scale else _taken(factor, of_scale)
-        if data is None or (factor is None and not one_scale):
-            return self.value()[index]
-        return self._replaced(data, factor, block)
+        if found is not None:
+            of_data, of_scale, block = found
+            data, own = _taken(self.data, of_data), _taken(factor, () if one_scale else of_scale)
+            if data is not None and (own is None) == (factor is None):
+                return self._replaced(data, own, block)
+        return self.value()[index]
 
     def __len__(self) -> int:
         if not self.shape:
@@ -447,6 +447,8 @@ def _along(x: Any, axis: int, shape: Sequence[int], size: int) -> Any:
 
 def _taken(x: Any, index: Index) -> Any:
     """Returns the elements of an array or a stored one; None if an index cuts packed codes."""
+    if x is None or not index:
+        return x
     if not isinstance(x, EncodedArray):
         return x[index]
     if is_packed(x.format) and not (
