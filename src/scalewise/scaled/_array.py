@@ -179,9 +179,13 @@ class ScaledArray(StoredArray):
         blocked = None
         if self.block is not None:
             blocked, size = self.block
+            if -blocked > len(shape):
+                raise ValueError(
+                    f"ScaledArray: block is {self.block}, but data have the shape {self.shape}"
+                )
             shape[blocked] = -(-shape[blocked] // size)
         fits = len(full) == len(shape) and all(
-            s in (1, n) for s, n in zip(full, shape, strict=True)
+            s in (1, n) for s, n in zip(full, shape, strict=False)
         )
         if not fits or (scale and blocked is not None and full[blocked] != shape[blocked]):
             raise ValueError(
@@ -286,6 +290,8 @@ class ScaledArray(StoredArray):
         """
         axis = range(self.ndim)[axis] - self.ndim
         blocked, size = (None, 1) if self.block is None else self.block
+        if blocked is not None and blocked < axis:  # which would move if the axis were taken away
+            return self.with_scales_along(blocked).with_scales_along(axis)
         factor = self._factor
         if factor is None:
             factor = jnp.ones((), self.wide_dtype)
