@@ -72,7 +72,7 @@ class SqrtStored(StoredArray):
 
     def value(self) -> jax.Array:
         """Returns the plain array."""
-        return jnp.square(self.root.value())
+        return jnp.square(self.root.astype(self.root.wide_dtype)).astype(self.dtype)
 
 
 def store_array(

@@ -18,6 +18,7 @@ from ...emulating import is_exact, rounds_each
 from ...interpret import Argument, Equation, Interpretation, RoundedOperand, Value, is_float
 from ...primitives import having
 from ...rounding import to_float64
+from ...scaled import ScaledArray
 from .._thresholds import LATENT
 from ._compiled import Compiled
 from ._elementary import ADD, OTHER, SUB, Uncounted, operation, stack_samples
@@ -402,6 +403,7 @@ def lift_from_table(runs: Runs, x: jax.Array, params: jax.Array):
 def lift_any(runs: Runs, aval: ShapedArray, x: Argument):
     low, reference = runs
     value = low.lift(x, aval)
-    wide = reference.lift(x.value() if low.is_argument(x) else x, aval)
+    exact = x.astype(x.wide_dtype) if isinstance(x, ScaledArray) else x
+    wide = reference.lift(exact.value() if low.is_argument(exact) else exact, aval)
     result = to_float64(low.lower(value, aval))
     return value, wide, (~jnp.isfinite(result) & jnp.isfinite(wide)).any()
