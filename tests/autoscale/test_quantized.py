@@ -138,6 +138,25 @@ def test_an_argument_that_is_returned_stays_quantized():
     assert y.shape == (32, 96)
 
 
+@pytest.mark.parametrize("recipe", ["fp8", "mxfp8", "nvfp4"])
+def test_weights_that_were_made_together_are_those_of_each(recipe):
+    """Of experts, as many as each has inputs, so that no axis is told by its length."""
+    experts = jax.random.normal(jax.random.key(3), (32, 32, 48))
+    experts = experts * jnp.exp2(jnp.arange(32.0) % 12)[:, None, None]
+    x = jax.random.normal(jax.random.key(4), (32, 4, 32))
+    one = sw.autoscale(lambda w, x: (w, x @ w), recipe)
+    stored = jax.vmap(lambda w: sw.quantize_params(w, recipe))(experts)
+    want = jnp.stack([jnp.matmul(a, w.value()) for a, w in zip(x, stored, strict=True)])
+    size = jnp.linalg.norm(want, axis=(1, 2))
+    whole = sw.autoscale(lambda w, x: (w, jnp.einsum("eio,eti->eto", w, x)), recipe)
+    looped = lambda w, x: lax.map(lambda pair: one(*pair), (w, x))  # noqa: E731
+    for together in (jax.vmap(one), looped, whole):
+        kept, y = jax.jit(together)(stored, x)
+        assert float(jnp.max(jnp.linalg.norm(y - want, axis=(1, 2)) / size)) < 0.13
+        assert jax.tree.structure(kept) == jax.tree.structure(stored)
+        np.testing.assert_array_equal(kept.value(), stored.value())
+
+
 def test_other_operations_compute_with_the_value():
     stored = sw.quantize(W, "e4m3fn")
     got = sw.autoscale(lambda w: jnp.sum(jnp.square(w), axis=0), "fp8")(stored)

@@ -179,7 +179,8 @@ def _from_copy(options: tuple, copy: ScaledArray, *_: jax.Array | None) -> jax.A
     _, narrow, dtype, _ = options
     data = copy.data
     data = data if isinstance(data, EncodedArray) else widened(data, jnp.float32)
-    return dataclasses.replace(copy, data=data).value().astype(narrow).astype(dtype)
+    wide = dataclasses.replace(copy, data=data, value_dtype=None).value()
+    return wide.astype(narrow).astype(dtype)
 
 
 def _from_source(

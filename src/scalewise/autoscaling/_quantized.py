@@ -38,13 +38,13 @@ class QuantizedValue:
         stored: the argument, whose scales (of both levels, in NVFP4) have as many axes as data, so
             that a loop may slice the first one.
         dtype: of the value in flight.
-        given: the shape of the argument's scale, if the value is an argument itself, or after
+        given: the shapes of the argument's scales, if the value is an argument itself, or after
             assignments to parts of it; None for one that was moved.
     """
 
     stored: ScaledArray
     dtype: DTypeLike = dataclasses.field(metadata=STATIC)
-    given: tuple[int, ...] | None = dataclasses.field(default=None, metadata=STATIC)
+    given: tuple[tuple[int, ...], ...] | None = dataclasses.field(default=None, metadata=STATIC)
 
     @property
     def data(self) -> jax.Array | EncodedArray:
@@ -71,11 +71,12 @@ class QuantizedValue:
 
     @property
     def argument(self) -> ScaledArray | None:
-        """The argument that the value is, with a scale of the same shape; None for another."""
-        array = self.array
-        if self.given is not None and isinstance(array.scale, jax.Array):
-            array = dataclasses.replace(array, scale=array.scale.reshape(self.given))
-        return None if self.given is None else array
+        """The argument that the value is, with scales of the same shapes; None for another."""
+        if self.given is None:
+            return None
+        scales, tree = jax.tree.flatten(self.scale)
+        own = [s.reshape(shape) for s, shape in zip(scales, self.given, strict=True)]
+        return dataclasses.replace(self.stored, scale=tree.unflatten(own))
 
     @property
     def array(self) -> ScaledArray:
@@ -158,7 +159,7 @@ def quantized_argument(x: Argument, dtype: DTypeLike) -> QuantizedValue | None:
         return s if s.ndim else s.reshape((1,) * x.ndim)
 
     stored = dataclasses.replace(x, scale=jax.tree.map(full, x.scale))
-    return QuantizedValue(stored, dtype, () if scale is None else scale.shape)
+    return QuantizedValue(stored, dtype, tuple(s.shape for s in jax.tree.leaves(x.scale)))
 
 
 def is_quantized(x: object) -> bool:
@@ -248,12 +249,15 @@ def _each(
     """Applies a function to numbers and scales; ``axis`` is where it leaves the blocks."""
     data, block = f(_unpacked(x)), x.stored.block
     block = None if block is None or axis is None else (axis - data.ndim, block[1])
-    return QuantizedValue(ScaledArray(data, jax.tree.map(f, x.scale), block), x.dtype)
+    scale = jax.tree.map(f, x.scale)
+    return QuantizedValue(
+        dataclasses.replace(x.stored, data=data, scale=scale, block=block), x.dtype
+    )
 
 
 def _of_one_scale(x: QuantizedValue, data: jax.Array) -> QuantizedValue:
     scale = None if x.scale is None else jnp.asarray(x.scale).reshape((1,) * data.ndim)
-    return QuantizedValue(ScaledArray(data, scale), x.dtype)
+    return QuantizedValue(dataclasses.replace(x.stored, data=data, scale=scale), x.dtype)
 
 
 def _unpacked(x: QuantizedValue) -> jax.Array:

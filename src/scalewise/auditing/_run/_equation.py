@@ -403,7 +403,9 @@ def lift_from_table(runs: Runs, x: jax.Array, params: jax.Array):
 def lift_any(runs: Runs, aval: ShapedArray, x: Argument):
     low, reference = runs
     value = low.lift(x, aval)
-    exact = x.astype(x.wide_dtype) if isinstance(x, ScaledArray) else x
-    wide = reference.lift(exact.value() if low.is_argument(exact) else exact, aval)
+    exact = x.value() if low.is_argument(x) else x
+    if isinstance(x, ScaledArray):
+        exact = x.astype(x.wide_dtype)
+    wide = reference.lift(exact, aval)
     result = to_float64(low.lower(value, aval))
     return value, wide, (~jnp.isfinite(result) & jnp.isfinite(wide)).any()
