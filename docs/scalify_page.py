@@ -45,6 +45,17 @@ every scale follows from the arguments' scales and from shapes by the rules belo
 read to find
 one, and functions without a rule have results of scale 1. `sw.rescale` then marks the exceptions.
 
+A ScaledArray is a pytree that means the same wherever it was made: `vmap`, `lax.map`, `scan` and a
+stack of leaves add an axis to data and scale alike. A scale has no axes or as many as the data; the
+constructor adds those that broadcasting leaves out in front, of length 1. The blocked axis is
+counted from the last (`(-1, 32)`). Where all indices of an axis share a scale, JAX refuses to take
+the array apart along it; `a.with_scales_along(0)` gives each its own. An index or a slice is a
+ScaledArray with the scales of its elements, unless it cuts blocks. `out_axes` of `vmap` are 0.
+
+`a.dtype` is that of the array it stands for (`value_dtype`): `sw.quantize` of a bfloat16 array is
+bfloat16 to a program, and to `a.value()`. `a.astype(jnp.float32)` has the numbers before they are
+rounded to bfloat16.
+
 ## A training loop
 
 ```python

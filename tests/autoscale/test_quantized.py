@@ -13,6 +13,7 @@ from jax import lax
 import scalewise as sw
 
 W = jax.random.normal(jax.random.key(0), (64, 96)) * 0.1
+W16 = W.astype(jnp.bfloat16)
 X = jax.random.normal(jax.random.key(1), (32, 64), jnp.bfloat16)
 RECIPES = ("fp8", "fp8_rowwise", "mxfp8", "nvfp4", "fp8_blockwise")
 
@@ -60,17 +61,17 @@ def test_stored_weights_give_the_result_of_weights_that_are_rounded_in_the_call(
 @pytest.mark.parametrize("axis", [None, 0, 1])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_scales_of_tensors_rows_and_columns_multiply_the_numbers(axis, transposed):
-    stored = sw.quantize(W, "e4m3fn", axis=axis)
+    stored = sw.quantize(W16, "e4m3fn", axis=axis)
     f = (lambda w, x: x @ w.T) if transposed else (lambda w, x: x @ w)
     x = X[:, :1].repeat(96, 1) if transposed else X
     keep = sw.recipes.fp8.with_operands(forward="bf16")  # activations as they are
     got = sw.autoscale(f, keep)(stored, x)
-    want = f(stored.value(), x.astype(jnp.float32))
+    want = f(stored.astype(jnp.float32), x.astype(jnp.float32))
     np.testing.assert_allclose(got, want, rtol=2**-7, atol=2**-7)
 
 
 def test_a_weight_is_neither_measured_nor_rounded_nor_written():
-    stored = sw.quantize_params({"w": W}, "fp8")
+    stored = sw.quantize_params({"w": W16}, "fp8")
     found = largest_by_primitive(sw.autoscale(lambda p, x: x @ p["w"], "fp8"), stored, X)
     assert found["reduce_max"] == ()
     rounded = [
@@ -94,7 +95,7 @@ def test_a_weight_is_neither_measured_nor_rounded_nor_written():
 
 @pytest.mark.thorough
 def test_stacked_weights_keep_their_numbers_in_a_scan():
-    stack = jnp.stack([W[:, :64], -W[:, :64]])
+    stack = jnp.stack([W16[:, :64], -W16[:, :64]])
 
     def f(w, x):
         return lax.scan(lambda c, v: (jnp.tanh(c @ v), None), x, w)[0]
@@ -130,11 +131,30 @@ def test_gradients_reach_adapters_through_a_frozen_quantized_base():
 
 
 def test_an_argument_that_is_returned_stays_quantized():
-    stored = sw.quantize_params({"w": W}, "fp8")
+    stored = sw.quantize_params({"w": W16}, "fp8")
     same, y = sw.autoscale(lambda p, x: (p, x @ p["w"]), "fp8")(stored, X)
     assert same["w"].data.dtype == jnp.float8_e4m3fn
     np.testing.assert_array_equal(same["w"].value(), stored["w"].value())
     assert y.shape == (32, 96)
+
+
+@pytest.mark.parametrize("recipe", ["fp8", "mxfp8", "nvfp4"])
+def test_weights_that_were_made_together_are_those_of_each(recipe):
+    """Of experts, as many as each has inputs, so that no axis is told by its length."""
+    experts = jax.random.normal(jax.random.key(3), (32, 32, 48))
+    experts = experts * jnp.exp2(jnp.arange(32.0) % 12)[:, None, None]
+    x = jax.random.normal(jax.random.key(4), (32, 4, 32))
+    one = sw.autoscale(lambda w, x: (w, x @ w), recipe)
+    stored = jax.vmap(lambda w: sw.quantize_params(w, recipe))(experts)
+    want = jnp.stack([jnp.matmul(a, w.value()) for a, w in zip(x, stored, strict=True)])
+    size = jnp.linalg.norm(want, axis=(1, 2))
+    whole = sw.autoscale(lambda w, x: (w, jnp.einsum("eio,eti->eto", w, x)), recipe)
+    looped = lambda w, x: lax.map(lambda pair: one(*pair), (w, x))  # noqa: E731
+    for together in (jax.vmap(one), looped, whole):
+        kept, y = jax.jit(together)(stored, x)
+        assert float(jnp.max(jnp.linalg.norm(y - want, axis=(1, 2)) / size)) < 0.13
+        assert jax.tree.structure(kept) == jax.tree.structure(stored)
+        np.testing.assert_array_equal(kept.value(), stored.value())
 
 
 def test_other_operations_compute_with_the_value():
@@ -147,7 +167,7 @@ def test_patterns_and_axes_say_what_is_quantized():
     tree = {"embedding": W, "norm": W, "query": W[None], "bias": W[0], "n": jnp.int32(1)}
     stored = sw.quantize_params(tree, "mxfp8", axis={"query": 1})
     assert isinstance(stored["query"], sw.ScaledArray)
-    assert stored["query"].block == (1, 32)
+    assert stored["query"].block == (-2, 32)
     for name in ("embedding", "norm", "bias", "n"):
         assert not isinstance(stored[name], sw.ScaledArray)
     everything = sw.quantize_params(tree, "fp8", wide=())
@@ -158,6 +178,63 @@ def test_patterns_and_axes_say_what_is_quantized():
         sw.quantize_params(tree, "fp16")
     with pytest.raises(ValueError, match="Hadamard"):
         sw.quantize_params(tree, "quartet")
+
+
+def tokens_model(p, tokens):
+    x = p["emb_in"][tokens] + p["places"][None, : tokens.shape[1]]
+    x = x @ p["emb_to_hidden"]
+    x, _ = lax.scan(lambda c, w: (jnp.tanh(c @ w), None), x, p["layers"])
+    x = jnp.einsum("btd,bdf->btf", x, p["experts"][tokens[:, 0]])
+    x = x * jax.nn.softmax(x @ p["router"])[..., :1]
+    return x @ p["output"].T + jnp.mean(p["output"][tokens])
+
+
+def tokens_params(dtype):
+    shapes = {
+        "emb_in": (50, 16), "places": (8, 16), "emb_to_hidden": (16, 32), "layers": (2, 32, 32),
+        "experts": (50, 32, 16), "router": (16, 4), "output": (50, 16), "unread": (16, 16),
+    }  # fmt: skip
+    keys = jax.random.split(jax.random.key(2), len(shapes))
+    return {
+        name: jax.random.normal(k, shape, dtype)
+        for k, (name, shape) in zip(keys, shapes.items(), strict=True)
+    }
+
+
+def test_what_reads_an_array_says_whether_it_is_an_embedding():
+    tokens = jnp.zeros((2, 8), jnp.int32)
+    params = tokens_params(jnp.bfloat16)
+
+    def kept(**given):
+        stored = sw.quantize_params(params, "fp8", **given)
+        return {n for n, x in stored.items() if not isinstance(x, sw.ScaledArray)}
+
+    assert kept() == {"emb_in", "emb_to_hidden", "router"}  # by their names
+    by_use = {"emb_in", "places", "output"}
+    program = lambda p: tokens_model(p, tokens)  # noqa: E731
+    assert kept(program=program) == by_use | {"router"}
+    assert kept(program=program, wide=()) == by_use
+    assert kept(program=lambda p: jax.jit(jax.checkpoint(program))(p), wide=()) == by_use
+    with pytest.raises(TypeError, match="program is 'fp8'; expected a function or None"):
+        kept(program="fp8")
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
+def test_types_in_a_program_dont_change_when_its_weights_are_quantized(dtype):
+    params, tokens = tokens_params(dtype), jnp.zeros((2, 8), jnp.int32)
+
+    def step(p, cache, t):
+        y = tokens_model(p, t)
+        k = y[:, :1, :16] + p["emb_in"][t[:, :1]]
+        return y, lax.dynamic_update_slice(cache, k, (0, 3, 0)), jax.tree.map(jnp.sin, p)
+
+    cache = jnp.zeros((2, 8, 16), dtype)
+    want = jax.eval_shape(step, params, cache, tokens)
+    for recipe in RECIPES:
+        stored = sw.quantize_params(params, recipe, wide=())
+        assert jax.tree.map(lambda x: x.dtype, want[2]) == {k: x.dtype for k, x in stored.items()}
+        got = jax.eval_shape(sw.autoscale(step, recipe), stored, cache, tokens)
+        assert got == want
 
 
 # -- products that a device computes faster as they are --------------------------------------------

@@ -339,3 +339,92 @@ def test_a_training_step_updates_mutable_arrays(policy):
     for _ in range(2):
         state, _ = jax.jit(train)(state, X)
     assert float(seen[...]) == pytest.approx(2 * float(jnp.mean(jnp.abs(X))), rel=0.01)
+
+
+class Plain:
+    """An object that JAX doesn't know."""
+
+    def __init__(self):
+        self.kept, self.inner, self.history = 1, [{}], []
+
+    def step(self, x):
+        self.kept = x * 2
+        return jnp.sum(x)
+
+    def __call__(self, x):
+        self.history.append(x * 2)
+        return jnp.sum(x)
+
+
+class Slotted:
+    __slots__ = ("kept",)
+
+
+def keeps_in_attribute(o, x):
+    o.kept = x * 2
+    return jnp.sum(x)
+
+
+def keeps_in_list(o, x):
+    o.inner[0]["x"] = [x * 2]
+    return jnp.sum(x)
+
+
+def keeps_and_returns(o, x):
+    o.kept = x * 2
+    return o.kept
+
+
+ALL = {
+    **{name: make for name, (make, _) in TRANSFORMATIONS.items()},
+    "grad of autoscale": lambda f: (
+        lambda *a: jax.grad(lambda x: jnp.sum(sw.autoscale(f, "fp8")(*a[:-1], x)))(a[-1])
+    ),
+    "audit": lambda f: sw.audit(f, "fp16"),
+    "explain": lambda f: sw.explain(f, "fp8"),
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_update_of_another_object_is_refused(name):
+    x = jnp.ones(3)
+    for f, path in (
+        (keeps_in_attribute, r"argument \[0\].kept"),
+        (keeps_in_list, r"argument \[0\].inner\[0\]\['x'\]\[0\]"),
+        (keeps_and_returns, r"argument \[0\].kept"),
+    ):
+        with pytest.raises(TypeError, match=f"{f.__name__} updates its {path} in place"):
+            ALL[name](f)(Plain(), x)
+    with pytest.raises(TypeError, match=r"updates its argument \[0\].kept"):
+        ALL[name](keeps_in_attribute)(Slotted(), x)
+    with pytest.raises(TypeError, match=r"step updates its own object.kept"):
+        ALL[name](Plain().step)(x)
+    with pytest.raises(TypeError, match=r"updates its own object.history\[0\]"):
+        ALL[name](Plain())(x)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_object_that_is_read_is_passed_on(name):
+    def f(o, x):
+        o.kept = 3  # a number, not an array
+        return jnp.sum(x * o.kept)
+
+    o = Plain()
+    o.outer = jnp.ones(3)
+    ALL[name](f)(o, jnp.ones(3))
+    assert o.kept == 3
+
+
+@pytest.mark.parametrize("name", TRANSFORMATIONS)
+def test_einsum_takes_parameters(name):
+    make, error = TRANSFORMATIONS[name]
+    layer = nnx.Linear(8, 4, rngs=nnx.Rngs(0))
+    w = nnx.Param(normal(3, (8, 4)))
+
+    def f(layer, w, x):
+        return jnp.einsum("bi,io->bo", x, layer.kernel) + jnp.einsum("bi,io->bo", x, w)
+
+    want = f(layer, w, X)
+    np.testing.assert_allclose(make(f)(layer, w, X), want, atol=8 * error)
+    # one that the function closes over is read
+    np.testing.assert_allclose(make(lambda x: f(layer, w, x))(X), want, atol=8 * error)

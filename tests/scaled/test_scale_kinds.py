@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from scipy import special
 
 import scalewise as sw
@@ -192,6 +193,41 @@ def test_a_scale_that_is_not_finite_leaves_other_arrays_alone():
     b = sw.ScaledArray(jnp.arange(4.0), -2.0)
     condition = jnp.array([True, False, True, False])
     np.testing.assert_array_equal(scaled.where(condition, b, a).value(), [0, np.nan, -4, np.nan])
+
+
+BATCHED = [kind for kind in KINDS if kind not in ("none", "zero", "exponent")]
+OPERATIONS = {**ONE, **TWO}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.thorough(keep=1, gate=2)
+def test_operations_under_vmap_and_scan_are_those_of_a_loop(seed):
+    """Each operation on operands of some kinds, each an array of as many as it has rows."""
+    random = np.random.default_rng(seed)
+    kinds = {name: random.choice(BATCHED, 2) for name in sorted(OPERATIONS)}
+
+    def one(data):
+        """Makes the operands, too: the rows of a batch have scales of their own."""
+        outs = {}
+        for name, (f, _) in OPERATIONS.items():
+            made = []
+            for x, kind in zip(data, kinds[name], strict=True):
+                scale, exponent, block = KINDS[kind]
+                if scale is not None:
+                    scale = jnp.asarray(scale, jnp.float32) * jnp.exp2(jnp.round(x[0, 0]))
+                made.append(sw.ScaledArray(x, scale, block, exponent))
+            outs[name] = f(*made[: 1 if name in ONE else 2])
+        return outs
+
+    batch = tuple(normal(i, (SHAPE[0], *SHAPE)) for i in (2, 3))
+    run = jax.jit(one)
+    want = [run(tuple(x[i] for x in batch)) for i in range(SHAPE[0])]
+    for together in (jax.jit(jax.vmap(one))(batch), jax.jit(lambda b: lax.map(one, b))(batch)):
+        for name, y in together.items():
+            rows = np.stack([w[name].value() for w in want])
+            size = np.max(np.abs(rows), where=np.isfinite(rows), initial=0)
+            np.testing.assert_allclose(y.value(), rows, 1e-5, 1e-6 * size, err_msg=name)
+            np.testing.assert_array_equal(np.stack([np.asarray(row) for row in y]), y.value())
 
 
 def test_integer_data_give_float_results():

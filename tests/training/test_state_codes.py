@@ -146,3 +146,13 @@ def test_the_first_pattern_decides_and_small_leaves_stay():
 def test_bad_input_is_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+@pytest.mark.parametrize("storage", [TableStorage(4, block=128), ExpandedStorage()])
+def test_states_of_several_models_are_those_of_each(storage):
+    several = jnp.stack([FIRST, 8 * FIRST[::-1]])
+    want = jnp.stack([storage.store(x).value() for x in several])
+    together = jax.vmap(storage.store)(several)
+    np.testing.assert_allclose(together.value(), want, rtol=1e-5)
+    stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *[storage.store(x) for x in several])
+    np.testing.assert_allclose(stacked.value(), want, rtol=1e-5)

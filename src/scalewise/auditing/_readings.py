@@ -157,7 +157,7 @@ def _sums(x: jax.Array, tried: Candidate, unit: jax.Array) -> jax.Array:
     else:
         element = tried.fmt.element
         stored = quantize(x, tried.fmt, scaling=tried.scaling)
-        rounded, data = stored.value(), stored.data
+        rounded, data = stored.astype(stored.wide_dtype), stored.data
         if not jnp.issubdtype(data.dtype, jnp.floating):
             data = decode(data, element)  # pyright: ignore[reportArgumentType]
         largest = jnp.abs(data.astype(jnp.float32)) == float(element.max)

@@ -33,6 +33,7 @@ from ..interpret import (
     warn_kernel,
 )
 from ..primitives import Family, having, names
+from ..rounding import StoredArray
 from ._policy import Policy, PolicyLike
 from ._policy import policy as policy_
 
@@ -222,7 +223,9 @@ def converted(f: Callable, policy: Policy) -> Callable:
             array = isinstance(x, jax.Array | np.ndarray | np.generic)
             return x.astype(dtype) if array and is_float(x) else x
 
-        return tree if dtype is None else jax.tree.map(leaf, tree)
+        if dtype is None:
+            return tree
+        return jax.tree.map(leaf, tree, is_leaf=lambda x: isinstance(x, StoredArray))
 
     @functools.wraps(f)
     def between(*args: PyTree, **kwargs: PyTree) -> PyTree:

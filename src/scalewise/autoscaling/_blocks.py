@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -135,6 +135,8 @@ def _copy_type(
 ) -> ScaledArray:
     *outer, length = shape
     element = fmt.element
+    data: Any
+    scale: Any
     data = jax.ShapeDtypeStruct(shape, element.dtype)
     if is_packed(element) and not by_kernel:
         packed = jax.ShapeDtypeStruct((*outer, -(-length * element.bits // 8)), jnp.uint8)
@@ -142,9 +144,9 @@ def _copy_type(
     counts = tuple(-(-n // fmt.size) if i == axis else n for i, n in enumerate(shape))
     scale = jax.ShapeDtypeStruct(counts, fmt.scale.dtype)
     if fmt.tensor_scale is not None:
-        whole = jax.ShapeDtypeStruct((), jnp.float32)
-        scale = ScaledArray.tree_unflatten(None, (scale, whole, None))
-    return ScaledArray.tree_unflatten((axis, fmt.size), (data, scale, None))
+        whole: Any = jax.ShapeDtypeStruct((), jnp.float32)
+        scale = ScaledArray(scale, whole)
+    return ScaledArray(data, scale, (axis, fmt.size))
 
 
 def _unread(options: tuple, x: jax.Array, *given: jax.Array | None) -> ScaledArray:
@@ -177,7 +179,8 @@ def _from_copy(options: tuple, copy: ScaledArray, *_: jax.Array | None) -> jax.A
     _, narrow, dtype, _ = options
     data = copy.data
     data = data if isinstance(data, EncodedArray) else widened(data, jnp.float32)
-    return dataclasses.replace(copy, data=data).value().astype(narrow).astype(dtype)
+    wide = dataclasses.replace(copy, data=data, value_dtype=None).value()
+    return wide.astype(narrow).astype(dtype)
 
 
 def _from_source(
@@ -187,7 +190,7 @@ def _from_source(
     if key is not None or not rounds_in_blocks(fmt, own[1]):
         return _from_copy(options, outlined(_in_blocks, own, source, key))
     assert copy.block is not None
-    axis, size = copy.block
+    axis, size = copy.block[0] + copy.ndim, copy.block[1]
     outer, length, inner = source.shape[:axis], source.shape[axis], source.shape[axis + 1 :]
     count, length = (1, length) if length % size else (length // size, size)
     rows = source.reshape(math.prod(outer) * count, length, math.prod(inner))
@@ -227,6 +230,7 @@ def takes_blocks(equation: Equation, a: ScaledArray, b: ScaledArray) -> bool:
         return False
     (left, right), _ = params.dot_dimensions(equation)
     (i, size), (j, other) = a.block, b.block
+    i, j = i + a.ndim, j + b.ndim
     return size == other and i in left and right[left.index(i)] == j and 0 not in (a.size, b.size)
 
 
@@ -261,7 +265,7 @@ def _arranged_pair(
     """Returns each operand's numbers, ``[batch, free, contracted]``, and its scales likewise."""
     contracted, batch = dimensions
     assert a.block is not None
-    last = contracted[0].index(a.block[0])
+    last = contracted[0].index(a.block[0] + a.ndim)
     order = [k for k in range(len(contracted[0])) if k != last] + [last]
     return [
         _arranged(x, [axes[k] for k in order], own)

@@ -90,7 +90,7 @@ class Boundaries(OperandRounding):
         if self.record is not None:
             self.record("output", path, value.shape, [storage.format if storage else aval.dtype])
         if storage is not None:
-            return store_array(materialize(value), storage)
+            return store_array(materialize(value), storage, aval.dtype)
         if not isinstance(value.exponent, int) and value.exponent.ndim == 0:
             value = normalised(value, 0)
             return ScaledArray.from_exponent(value.data, value.exponent)

@@ -167,7 +167,7 @@ class EveryOp(ResultRounding):
         if self.record is not None:
             self.record("output", path, value.shape, [storage.format if storage else aval.dtype])
         if storage is not None:
-            return store_array(materialize(widened(value)), storage)
+            return store_array(materialize(widened(value)), storage, aval.dtype)
         if self.outputs == "arrays":
             return self.lower(value, aval)
         return self._scaled_output(value, aval)

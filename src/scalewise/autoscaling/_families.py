@@ -35,7 +35,7 @@ from ..interpret import (
 )
 from ..primitives import params
 from ..rounding import round_to
-from ..scaled import EXPONENTS, RULES, ScaleRule, combined, is_known
+from ..scaled import EXPONENTS, RULES, ScaledArray, ScaleRule, combined, is_known
 from ..scaled._rules import KEPT, LARGER, POWER, ROOT, UNSCALED
 from ._blocks import Factor
 from ._narrow import SqrtStored, is_stored
@@ -110,8 +110,10 @@ class RuleContext(Interpretation):
         if not is_stored(leaf):
             return leaf
         data = leaf.root.data if isinstance(leaf, SqrtStored) else leaf.data
-        # quantized arrays have no dtype of their own: results have that of the other operands
-        return type_like(leaf.shape, leaf.dtype, data, weak=is_quantized(leaf))
+        # if no dtype is stated, results of a quantized array have that of the other operands
+        unstated = isinstance(leaf, ScaledArray) and leaf.value_dtype is None
+        weak = unstated and is_quantized(leaf)
+        return type_like(leaf.shape, leaf.dtype, data, weak=weak)
 
     def tangent(self, argument: Argument, tangent: PyTree) -> jax.Array:
         if not is_stored(argument):

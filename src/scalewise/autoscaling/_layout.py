@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -44,8 +45,8 @@ def narrow_copy(
     operands = (x, scaling.magnitude if fixed else measured)
     if fmt.dtype is None or fmt.bits < 8 or x.dtype.itemsize > 4:
         return outlined(_narrow_copy, options, *operands)
-    types = jax.ShapeDtypeStruct(x.shape, fmt.dtype), jax.ShapeDtypeStruct((), jnp.float32)
-    result = ScaledArray.tree_unflatten(None, (*types, None))
+    types: Any = jax.ShapeDtypeStruct(x.shape, fmt.dtype), jax.ShapeDtypeStruct((), jnp.float32)
+    result = ScaledArray(*types)
     routes = {"default": _narrow_copy, "whole_cpu": _flat_copy}
     return by_platform(routes, options, result, *operands)
 
@@ -53,7 +54,8 @@ def narrow_copy(
 def _narrow_copy(options: tuple, x: jax.Array, other: jax.Array) -> ScaledArray:
     fmt, scaling, fixed = options
     if fixed:
-        return quantize(x, fmt, scaling=FixedAmax(other, scaling))
+        copy = quantize(x, fmt, scaling=FixedAmax(other, scaling))
+        return dataclasses.replace(copy, value_dtype=None)
     return quantize_measured(x, other, fmt, scaling)
 
 

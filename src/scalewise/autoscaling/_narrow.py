@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeGuard
 
 import jax
@@ -22,6 +22,7 @@ from ..interpret import outlined
 from ..rounding import EncodedArray, StoredArray, encode
 from ..scaled import Amax, ScaledArray, quantize, quantize_measured
 from ._operand_settings import CURRENT, Operand
+from ._reads import parameter_uses
 from ._recipe import Recipe, RecipeLike, Storage
 from ._value import ScaledValue, StoredValue
 from .recipes import recipe as recipe_
@@ -71,17 +72,21 @@ class SqrtStored(StoredArray):
 
     def value(self) -> jax.Array:
         """Returns the plain array."""
-        return jnp.square(self.root.value())
+        return jnp.square(self.root.astype(self.root.wide_dtype)).astype(self.dtype)
 
 
-def store_array(x: jax.Array, storage: Storage) -> ScaledArray | SqrtStored:
-    """Returns ``x`` stored as ``storage`` says."""
+def store_array(
+    x: jax.Array, storage: Storage, dtype: DTypeLike | None = None
+) -> ScaledArray | SqrtStored:
+    """Returns ``x`` stored as ``storage`` says, in place of an array of a dtype, by default x's."""
+    dtype = np.dtype(x.dtype if dtype is None else dtype)
     x = jnp.sqrt(x) if storage.root == 2 else x
     fmt = storage.format
     if isinstance(fmt, BlockFormat):
         stored = quantize(x, fmt if x.ndim else fmt.element)
     else:
         stored = quantize(x, fmt, axis=storage.axis)
+    stored = dataclasses.replace(stored, value_dtype=dtype)
     if storage.nonzero or storage.root == 2:
         stored = dataclasses.replace(stored, data=_nonzero(stored.data, x, fmt.element))
     return SqrtStored(stored) if storage.root == 2 else stored
@@ -147,7 +152,8 @@ def has_scale(x: object) -> bool:
     return isinstance(x.scale, jax.Array) and x.scale.ndim == 0
 
 
-WIDE = ("(?i)embed|norm|bias|scale|router",)
+EMBEDDING = "(?i)emb|wte|wpe"
+WIDE = (EMBEDDING, "(?i)norm|bias|scale|router")
 
 
 @checked
@@ -157,6 +163,7 @@ def quantize_params(
     *,
     wide: Sequence[str] = WIDE,
     axis: int | Mapping[str, int] = -2,
+    program: Callable[[PyTree], object] | None = None,
 ) -> PyTree:
     """Returns parameters with their weights quantized, as a recipe's forward products read them.
 
@@ -171,16 +178,21 @@ def quantize_params(
             weight's largest magnitude.
         wide: regular expressions; arrays in whose path (as ``jax.tree_util.keystr`` prints it) one
             is found stay as they are, and so do arrays with fewer than two axes. By default these
-            are embeddings, norms, biases and routers.
+            are embeddings, norms, biases and routers, as far as their names say it.
         axis: the axis that products sum over, along which blocks lie: ``-2`` of a kernel
             ``[inputs, outputs]``, also of stacked ones. Or pairs of a regular expression and an
             axis, the first found decides, ``-2`` for all others.
+        program: a function of ``params`` that calls the model, which is traced, not run. Arrays
+            that it looks up by index, or that no product reads, then stay as they are, and what is
+            an embedding doesn't depend on names: a default pattern for names of embeddings doesn't
+            count for arrays that products alone read.
 
     Returns:
-        The same tree with :class:`ScaledArray` in place of the weights.
+        The same tree with :class:`ScaledArray` in place of the weights. To the program each is an
+        array of the dtype that it had.
 
     Raises:
-        TypeError: there is no array in ``params``.
+        TypeError: there is no array in ``params``, or ``program`` isn't callable.
         ValueError: the recipe's weights have 16 bits or more, or are transformed before they are
             rounded; or an array lacks the axis.
 
@@ -200,13 +212,18 @@ def quantize_params(
     if not any(is_stored(x) or is_array(x) for x in jax.tree.leaves(params, is_leaf=is_stored)):
         raise TypeError(f"quantize_params: params is {shown(params)}; expected a pytree of arrays")
 
+    uses = {} if program is None else parameter_uses(program, params, "quantize_params")
+
     def leaf(path: jax.tree_util.KeyPath, x: PyTree) -> PyTree:
         name = jax.tree_util.keystr(path)
         if is_stored(x) or not is_array(x) or jnp.ndim(x) < 2:
             return x
         if not jnp.issubdtype(jnp.result_type(x), jnp.floating):
             return x
-        if any(re.search(pattern, name) for pattern in wide):
+        seen = uses.get(name, set())
+        if seen and ("product" not in seen or "lookup" in seen):
+            return x
+        if any(re.search(p, name) for p in wide if not (seen and p == EMBEDDING)):
             return x
         own = next((a for pattern, a in axes.items() if re.search(pattern, name)), -2)
         if not -jnp.ndim(x) <= own < jnp.ndim(x):
@@ -261,6 +278,7 @@ def _quantized(x: jax.Array, setting: Operand, axis: int) -> ScaledArray:
     if isinstance(fmt, BlockFormat):
         tile = (kept[-1], setting.tile) if setting.tile > 1 else None
         wide = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
-        return quantize_measured(wide, wide, fmt, scaling.of_blocks(), axis, tile=tile)
+        found = quantize_measured(wide, wide, fmt, scaling.of_blocks(), axis, tile=tile)
+        return dataclasses.replace(found, value_dtype=np.dtype(x.dtype))
     per = kept if setting.per == "channel" else None
     return quantize(x, fmt, scaling=None if scaling == CURRENT else scaling, axis=per)

@@ -35,16 +35,16 @@ class QuantizedValue:
     other operations :meth:`load` computes the value.
 
     Attributes:
-        stored: the argument, whose scales (of both levels, in NVFP4) have as many axes as data; its
-            blocked axis is counted from the last, so that a loop may slice the first one.
+        stored: the argument, whose scales (of both levels, in NVFP4) have as many axes as data, so
+            that a loop may slice the first one.
         dtype: of the value in flight.
-        given: the shape of the argument's scale, if the value is an argument itself, or after
+        given: the shapes of the argument's scales, if the value is an argument itself, or after
             assignments to parts of it; None for one that was moved.
     """
 
     stored: ScaledArray
     dtype: DTypeLike = dataclasses.field(metadata=STATIC)
-    given: tuple[int, ...] | None = dataclasses.field(default=None, metadata=STATIC)
+    given: tuple[tuple[int, ...], ...] | None = dataclasses.field(default=None, metadata=STATIC)
 
     @property
     def data(self) -> jax.Array | EncodedArray:
@@ -71,23 +71,24 @@ class QuantizedValue:
 
     @property
     def argument(self) -> ScaledArray | None:
-        """The argument that the value is, with a scale of the same shape; None for another."""
-        array = self.array
-        if self.given is not None and isinstance(array.scale, jax.Array):
-            array = dataclasses.replace(array, scale=array.scale.reshape(self.given))
-        return None if self.given is None else array
+        """The argument that the value is, with scales of the same shapes; None for another."""
+        if self.given is None:
+            return None
+        scales, tree = jax.tree.flatten(self.scale)
+        own = [s.reshape(shape) for s, shape in zip(scales, self.given, strict=True)]
+        return dataclasses.replace(self.stored, scale=tree.unflatten(own))
 
     @property
     def array(self) -> ScaledArray:
         """The value; of several scales of the upper level, which no device's units take, none."""
-        scale, block = self.scale, self.stored.block
+        scale = self.scale
         if isinstance(scale, ScaledArray):
             upper = jnp.asarray(scale.scale)
             if upper.size == 1:
                 scale = ScaledArray(scale.data, upper.reshape(()))
             else:
                 scale = scale.data.astype(jnp.float32) * upper
-        return ScaledArray(self.data, scale, block and (block[0] + self.data.ndim, block[1]))
+        return ScaledArray(self.data, scale, self.stored.block, None, self.stored.value_dtype)
 
     @property
     def format(self) -> Format | BlockFormat:
@@ -107,7 +108,7 @@ class QuantizedValue:
 
     @functools.cached_property
     def value(self) -> ScaledValue:
-        return ScaledValue(self.array.value().astype(self.dtype))
+        return ScaledValue(self.array.astype(self.dtype))
 
     def load(self) -> ScaledValue:
         return self.value
@@ -155,11 +156,10 @@ def quantized_argument(x: Argument, dtype: DTypeLike) -> QuantizedValue | None:
         return None
 
     def full(s: jax.Array) -> jax.Array:
-        return s.reshape((1,) * (x.ndim - s.ndim) + s.shape)
+        return s if s.ndim else s.reshape((1,) * x.ndim)
 
-    block = x.block and (x.block[0] % x.ndim - x.ndim, x.block[1])
-    stored = ScaledArray(x.data, jax.tree.map(full, x.scale), block)
-    return QuantizedValue(stored, dtype, () if scale is None else scale.shape)
+    stored = dataclasses.replace(x, scale=jax.tree.map(full, x.scale))
+    return QuantizedValue(stored, dtype, tuple(s.shape for s in jax.tree.leaves(x.scale)))
 
 
 def is_quantized(x: object) -> bool:
@@ -249,12 +249,15 @@ def _each(
     """Applies a function to numbers and scales; ``axis`` is where it leaves the blocks."""
     data, block = f(_unpacked(x)), x.stored.block
     block = None if block is None or axis is None else (axis - data.ndim, block[1])
-    return QuantizedValue(ScaledArray(data, jax.tree.map(f, x.scale), block), x.dtype)
+    scale = jax.tree.map(f, x.scale)
+    return QuantizedValue(
+        dataclasses.replace(x.stored, data=data, scale=scale, block=block), x.dtype
+    )
 
 
 def _of_one_scale(x: QuantizedValue, data: jax.Array) -> QuantizedValue:
     scale = None if x.scale is None else jnp.asarray(x.scale).reshape((1,) * data.ndim)
-    return QuantizedValue(ScaledArray(data, scale), x.dtype)
+    return QuantizedValue(dataclasses.replace(x.stored, data=data, scale=scale), x.dtype)
 
 
 def _unpacked(x: QuantizedValue) -> jax.Array:

@@ -27,7 +27,7 @@ from ._find import Source, family_of, intact, refuse_undecodable, refuse_unscale
 from ._layouts import writable
 from ._packed import Decoded, loss
 from ._report import CastReport
-from ._weights import Weight
+from ._weights import Weight, original_dtype
 from ._write import Shard, digest, publish, staging, write_shards
 
 Array: TypeAlias = jax.Array | np.ndarray | ScaledArray | EncodedArray
@@ -38,7 +38,9 @@ class Tree(Mapping[str, Array]):
     """The arrays of a checkpoint by name, read from the mapped files when they are used.
 
     ``tree[name]`` is a NumPy array that maps the file, or a :class:`scalewise.ScaledArray` with the
-    stored bytes; ``tree.value(name)`` has the numbers as the layout's own package decodes them.
+    stored bytes, which stands for an array of the dtype that the file or its config.json states
+    (none if they don't); ``tree.value(name)`` has the numbers as the layout's own package decodes
+    them.
 
     Attributes:
         layout: family of the layouts, None for plain tensors.
@@ -53,6 +55,14 @@ class Tree(Mapping[str, Array]):
         self._place = place
 
     def __getitem__(self, name: str) -> Array:
+        x = self._stored(name)
+        if isinstance(x, ScaledArray) and x.value_dtype is None:
+            return dataclasses.replace(
+                x, value_dtype=original_dtype(self.weights[name], self.source.config)
+            )
+        return x
+
+    def _stored(self, name: str) -> Array:
         weight, place = self.weights[name], self._place
         if place is None:
             return weight.scaled()

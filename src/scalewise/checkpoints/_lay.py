@@ -17,7 +17,7 @@ from .._resolve import as_format
 from .._types import Json
 from ..formats import E2M1FN, BlockFormat, Format
 from ..scaled import FourOverSix, LeastSquares, ScaledArray, Scaling, quantize
-from ..scaled._safetensors import NAMES, _parts
+from ..scaled._safetensors import DTYPES, NAMES, _parts
 from ._encode import Choice
 from ._layouts import Layout
 from ._packed import E8M0, WIDE, Packed, loss
@@ -153,9 +153,19 @@ def own_job(weight: Weight, fmt: str, rounding: Json, choice: Choice) -> tuple[J
     run = partial(quantize, fmt=found, rounding=rounding, scaling=scaling)
     example = jax.eval_shape(run, jax.ShapeDtypeStruct(weight.shape, np.float32))
     parts: Json
+    example = dataclasses.replace(example, value_dtype=_stands_for(weight))
     parts, record = _parts(weight.name, example)
     entries = tuple(Entry(n, NAMES[np.dtype(x.dtype)], x.shape) for n, x in parts.items())
     return Job(entries, partial(_make, weight, run, found)), record
+
+
+def _stands_for(weight: Weight) -> np.dtype | None:
+    """Returns the dtype of a wide tensor, or what a scalewise file states; None if unknown."""
+    if weight.kind == "plain":
+        dtype = DTYPES[weight.parts["codes"].dtype]
+        return dtype if dtype.itemsize > 1 else None
+    stated = weight.record.get("dtype") if weight.kind == "scalewise" else None
+    return None if stated is None else jnp.dtype(stated)
 
 
 def _scaling(choice: Choice, fmt: Format | BlockFormat) -> Scaling | None:

@@ -96,7 +96,9 @@ class Weight:
         if self.layout is not None:
             return values(self.packed, dtype).reshape(self.shape)
         if self.record:
-            return np.asarray(self.scaled()).astype(dtype)
+            stored = self.scaled()
+            wide = stored.wide_dtype if isinstance(stored, ScaledArray) else np.float32
+            return np.asarray(stored.astype(wide)).astype(dtype)
         check_known(self.parts["codes"])
         x = self.parts["codes"].array()
         dtype = np.dtype(dtype)
@@ -116,6 +118,17 @@ class Weight:
         check_known(self.parts["codes"])
         arrays: Json = {t.name: t.array() for t in self.parts.values()}
         return _joined(self.name, self.record, arrays) if self.record else arrays[self.name]
+
+
+def original_dtype(weight: Weight, config: Mapping[str, Json]) -> np.dtype | None:
+    """Returns the dtype that a quantised weight had, by torchao's record or a model's config."""
+    for said in (weight.record or {}, config):
+        for key in ("orig_dtype", "dtype", "torch_dtype"):
+            found = said.get(key)
+            name = found.get("_data") if isinstance(found, dict) else found
+            if name in ("float16", "bfloat16", "float32"):
+                return np.dtype(jnp.dtype(name))
+    return None
 
 
 def _packed(weight: Weight) -> Packed:

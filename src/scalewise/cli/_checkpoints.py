@@ -306,7 +306,7 @@ def _cast_array(
                 name = "--saturate" if saturate else "--rule"
                 raise ValueError(f"{name}: with scales no number overflows")
             stored = quantize(x, fmt, rounding=rounding)
-            lost = report(x, np.asarray(stored.value()).astype(np.float64), np.inf)
+            lost = report(x, np.asarray(stored.astype(np.float32)).astype(np.float64), np.inf)
             save_safetensors(target, {"data": stored})
             typer.echo(f"{data.name} -> {target.name}: {lost}")
             return

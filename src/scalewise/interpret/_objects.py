@@ -1,9 +1,10 @@
-"""Flax NNX objects among a function's arguments, as pytrees that go in and come out.
+"""Objects that a function updates in place: Flax NNX's go in and come out as pytrees.
 
-A function may update such an object in place: a model's parameters, an optimizer's state, the
+A function may update an NNX object in place: a model's parameters, an optimizer's state, the
 counters of random streams. Flax's own protocol takes the objects apart outside of a transformation,
 puts them together inside, and does both again in the other direction after the call. Flax isn't
-imported here: a caller that passes one of its objects has imported it.
+imported here: a caller that passes one of its objects has imported it. Updates of other objects are
+found (:func:`tracers_held`), so that they can be refused.
 """
 
 from __future__ import annotations
@@ -13,12 +14,20 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MethodType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import jax
+import numpy as np
 
+from .._jax import Tracer
 from .._types import PyTree
+
+# whose attributes aren't searched
+OPAQUE = (
+    str, bytes, int, float, complex, type(None), type, FunctionType, BuiltinFunctionType,
+    ModuleType, np.ndarray, jax.Array,
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +138,41 @@ def with_state(f: Callable, args: Sequence[PyTree]) -> tuple[Callable, Sequence[
 
     del pure.__wrapped__  # it has other arguments
     return pure, (nnx.to_pure_dict(first), *args[count:])
+
+
+def owner_of(f: Callable) -> object:
+    """Returns the object that a method is bound to, or a callable object; None for scalewise's."""
+    while isinstance(f, functools.partial) or hasattr(f, "__wrapped__"):
+        f = f.func if isinstance(f, functools.partial) else f.__wrapped__  # pyright: ignore
+    owner = getattr(f, "__self__", f)
+    own = type(owner).__module__.partition(".")[0] == __name__.partition(".")[0]
+    return None if own else owner
+
+
+def tracers_held(objects: Mapping[str, object]) -> dict[str, Tracer]:
+    """Returns the tracers among attributes of objects that aren't pytrees, by their paths.
+
+    Also of those of their attributes, and of lists and dictionaries there.
+    """
+    found: dict[str, Tracer] = {}
+    rest, seen = list(objects.items()), set()
+    while rest:
+        path, x = rest.pop()
+        if isinstance(x, Tracer):
+            found[path] = x
+        elif isinstance(x, OPAQUE) or id(x) in seen:
+            continue
+        elif isinstance(x, dict):
+            rest += [(f"{path}[{key!r}]", value) for key, value in x.items()]
+        elif isinstance(x, list | tuple | set | frozenset):
+            rest += [(f"{path}[{i}]", value) for i, value in enumerate(x)]
+        else:
+            slots = [s for kind in type(x).__mro__ for s in getattr(kind, "__slots__", ())]
+            own = {name: getattr(x, name) for name in slots if hasattr(x, name)}
+            own |= getattr(x, "__dict__", {})
+            rest += [(f"{path}.{name}", value) for name, value in own.items()]
+        seen.add(id(x))
+    return found
 
 
 def _is_object(nnx: Any, x: object) -> bool:

@@ -18,7 +18,7 @@ from .._types import PyTree, TreeDef
 from ._equation import CALLBACKS, all_equations
 from ._integers import Integers, integers
 from ._interpret import Argument, Body, Interpretation, State, body_of, interpret_body
-from ._objects import Call, pure_call
+from ._objects import Call, owner_of, pure_call, tracers_held
 from ._wide import Value, is_float, with_items
 
 PLAIN_KEYS = jax.tree_util.DictKey | jax.tree_util.SequenceKey
@@ -151,12 +151,18 @@ def _traced(
 ) -> Program:
     skeleton = with_items([leaf for _, leaf in where], traced, [None] * len(traced))
     found: list[tuple[TreeDef, dict[int, object], list[str]]] = []
+    others = [where[i] for i in sorted(set(range(len(where))) - set(traced))]
+    objects = {f"argument {_argument(path)}": leaf for path, leaf in others}
+    objects["own object"] = owner_of(f)
 
     def flat(*arrays):
         a, k = jax.tree.unflatten(tree, with_items(skeleton, traced, arrays))
-        before = jax.tree.leaves((a, k))
+        before, held = jax.tree.leaves((a, k)), tracers_held(objects)
         outs, out_tree = jax.tree_util.tree_flatten_with_path(f(*a, **k))
         check_updates((a, k), [*before, *(leaf for _, leaf in outs)], f, name)
+        for path, tracer in tracers_held(objects).items():
+            if tracer is not held.get(path):
+                raise _lost_update(f, name, path)
         static = {i: leaf for i, (_, leaf) in enumerate(outs) if not is_array(leaf)}
         for i, leaf in static.items():
             _check_static(leaf, outs[i][0], f, name)
@@ -286,11 +292,15 @@ def check_updates(arguments: PyTree, known: Sequence[object], f: Callable, name:
         own = all(isinstance(key, PLAIN_KEYS) for key in path)
         if own or not isinstance(leaf, Tracer) or id(leaf) in ids:
             continue
-        raise TypeError(
-            f"{name}: {getattr(f, '__name__', f)} updates its argument {_argument(path)} in place "
-            "and doesn't return it, so that the update would be lost, as under jax.jit. Return the "
-            "updated object. (Flax NNX objects and mutable arrays, jax.new_ref, are updated.)"
-        )
+        raise _lost_update(f, name, f"argument {_argument(path)}")
+
+
+def _lost_update(f: Callable, name: str, what: str) -> TypeError:
+    return TypeError(
+        f"{name}: {getattr(f, '__name__', f)} updates its {what} in place and doesn't return it, "
+        "so that the update would be lost, as under jax.jit. Return the updated object. (Flax NNX "
+        "objects and mutable arrays, jax.new_ref, are updated.)"
+    )
 
 
 def _check_static(leaf: object, path: jax.tree_util.KeyPath, f: Callable, name: str) -> None:

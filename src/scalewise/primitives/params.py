@@ -86,6 +86,7 @@ axis_groups: Callable[[Equation], Sequence[Sequence[int]] | None]
 axis_groups = _reader("axis_index_groups", default=None)
 # the number that a `gather` has for indices out of bounds; None for NaN
 fill_value = _reader("fill_value", default=None)
+slice_sizes: Callable[[Equation], Sequence[int]] = _reader("slice_sizes")
 conv_dimensions: Callable[[Equation], jax.lax.ConvDimensionNumbers] = _reader("dimension_numbers")
 ragged_dimensions: Callable[[Equation], jax.lax.RaggedDotDimensionNumbers | None]
 ragged_dimensions = _reader("ragged_dot_dimension_numbers", default=None)

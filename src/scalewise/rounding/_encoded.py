@@ -39,6 +39,8 @@ def exportable(cls: type[Node]) -> type[Node]:
 
 
 def _format_fields(value: object) -> dict[str, Any]:
+    if isinstance(value, np.dtype):
+        return {"dtype": value.name}
     if not isinstance(value, Format):
         raise TypeError(f"jax.export: no function of a pytree with {value!r} can be serialized")
     return dataclasses.asdict(value)
@@ -46,7 +48,7 @@ def _format_fields(value: object) -> dict[str, Any]:
 
 def _static(value: Any) -> Any:
     if isinstance(value, dict):
-        return Format(**value)
+        return jnp.dtype(value["dtype"]) if "dtype" in value else Format(**value)
     return tuple(map(_static, value)) if isinstance(value, list) else value
 
 

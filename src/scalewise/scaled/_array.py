@@ -1,4 +1,11 @@
-"""``ScaledArray``: data times one scale per tensor, channel or block."""
+"""``ScaledArray``: data times one scale per tensor, channel or block.
+
+A scale has no axes or as many as the data. The constructor adds the axes that broadcasting leaves
+out, of length 1, in front. ``jax.vmap``, ``lax.scan`` and ``jnp.stack`` give each leaf of the
+pytree a new first axis, also a scale without axes: among leaves, a scale with fewer axes than the
+data has their first (:meth:`ScaledArray.tree_unflatten`). The blocked axis is counted from the
+last, since a new first axis doesn't move it.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +23,8 @@ from jax.typing import ArrayLike, DTypeLike
 from .._check import checked, checked_names, shown
 from .._jax import ShapedArray, Tracer
 from ..rounding import EncodedArray, StoredArray
+from ..rounding._encoded import is_packed
+from ._indexing import Index, indexed
 from ._power import exponent_of, ldexp, power_of_two
 
 REAL = np.floating, np.integer, np.bool_
@@ -41,11 +50,19 @@ class ScaledArray(StoredArray):
             floats are kept as they are, integers become floats), or a ScaledArray (two levels of
             scales, as in NVFP4); None for no scale. 0 makes every element zero. Its shape
             broadcasts to that of data, except along the blocked axis, where it has one entry per
-            block.
+            block. It is stored without axes or with as many as data.
         block: None, or (axis, size): one scale per ``size`` consecutive elements along ``axis``;
-            the last block may be shorter.
+            the last block may be shorter. The axis is stored counted from the last, as -1.
         exponent: in place of a scale, int32 exponents of two, which may leave the range of every
             float dtype; their shape is subject to the same rule. See :meth:`from_exponent`.
+        value_dtype: the dtype of the array that this one stands for in a program: a quantized
+            bfloat16 weight is bfloat16. None for float32 (float64 for float64 data), which is a
+            weak type under :func:`scalewise.autoscale` if the data have at most 8 bits.
+
+    As a pytree, it means the same wherever it was made: ``vmap``, ``lax.map``, ``scan`` and
+    ``jax.tree.map`` of ``jnp.stack`` return ScaledArrays whose scales have the new axis, too. To
+    take one apart along an axis whose indices share scales, call :meth:`with_scales_along` first.
+    ``out_axes`` of ``vmap`` are 0.
 
     Raises:
         TypeError: data that aren't an array of real numbers, a scale that isn't of real numbers, or
@@ -60,12 +77,13 @@ class ScaledArray(StoredArray):
         ([1048576.0, 1572864.0], 'float32', (2,))
     """
 
-    STATIC: ClassVar = ("block",)
+    STATIC: ClassVar = ("block", "value_dtype")
 
     data: jax.Array | EncodedArray
     scale: jax.Array | EncodedArray | ScaledArray | None = None
     block: tuple[int, int] | None = None
     exponent: jax.Array | None = None
+    value_dtype: np.dtype | None = None
 
     def __post_init__(self):
         super().__post_init__()
@@ -75,11 +93,15 @@ class ScaledArray(StoredArray):
                 f"ScaledArray: data is {shown(self.data)}; expected an array of real numbers, or "
                 "an EncodedArray"
             )
+        if self.value_dtype is not None:
+            if not jnp.issubdtype(self.value_dtype, jnp.floating):
+                raise TypeError(
+                    f"ScaledArray: value_dtype is {self.value_dtype!r}; expected a float dtype"
+                )
+            self._set("value_dtype", np.dtype(self.value_dtype))
         stored = isinstance(self.scale, EncodedArray | ScaledArray | jax.ShapeDtypeStruct)
         if self.scale is not None and not stored:
-            object.__setattr__(
-                self, "scale", as_number("ScaledArray: scale", self.scale, self.dtype)
-            )
+            self._set("scale", as_number("ScaledArray: scale", self.scale, self.wide_dtype))
         if self.exponent is not None:
             if self.scale is not None:
                 raise ValueError("ScaledArray: expected a scale or an exponent, not both")
@@ -87,8 +109,30 @@ class ScaledArray(StoredArray):
             exponent = given if hasattr(given, "dtype") else np.asarray(given)
             if not jnp.issubdtype(exponent.dtype, jnp.integer):
                 raise TypeError(f"ScaledArray: exponent is {exponent.dtype}; expected integers")
-            object.__setattr__(self, "exponent", jnp.asarray(exponent, jnp.int32))
+            self._set("exponent", jnp.asarray(exponent, jnp.int32))
+        self._check_block()
+        if self.block is not None:
+            self._set("block", (self.block[0] % self.ndim - self.ndim, int(self.block[1])))
         self._check_shapes()
+        self._set_axes(lambda shape: (*(1,) * (self.ndim - len(shape)), *shape))
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _set_axes(self, full: Callable[[tuple[int, ...]], tuple[int, ...]]) -> None:
+        """Gives a scale with axes, but fewer than the data, the shape that ``full`` returns."""
+        for name in ("scale", "exponent"):
+            factor = getattr(self, name)
+            if factor is not None and 0 < factor.ndim < self.ndim:
+                self._set(name, _with_axes(factor, full))
+
+    @classmethod
+    def tree_unflatten(cls, static: Any, children: tuple[Any, ...]) -> ScaledArray:
+        """Returns a ScaledArray of any leaves. A scale of fewer axes than data has their first."""
+        self = super().tree_unflatten(static, children)
+        if all(x is None or _is_known(x) for x in children):
+            self._set_axes(lambda shape: (*shape, *(1,) * (self.ndim - len(shape))))
+        return self
 
     @classmethod
     def from_exponent(
@@ -115,27 +159,38 @@ class ScaledArray(StoredArray):
         """
         return cls(data, None, block, jnp.asarray(exponent))
 
-    def _check_shapes(self) -> None:
-        shape = np.shape(self.data)
-        name = "scale" if self.exponent is None else "exponent"
-        scale = np.shape(self._factor) if self._factor is not None else ()
-        if self.block is not None:
-            pair: Any = self.block if isinstance(self.block, tuple | list) else ()
-            whole = len(pair) == 2 and all(isinstance(n, int | np.integer) for n in pair)
-            axis, size = pair if whole else (0, 0)
-            if not -len(shape) <= axis < len(shape) or size < 1:
-                raise ValueError(
-                    f"ScaledArray: block is {self.block!r}; expected (axis, size) with an axis of "
-                    f"data of shape {shape} and a positive size"
-                )
-            axis %= len(shape)
-            blocks = -(-shape[axis] // size)
-            shape = (*shape[:axis], blocks, *shape[axis + 1 :])
-        pairs = zip(reversed(scale), reversed(shape), strict=False)
-        if len(scale) > len(shape) or not all(s in (1, n) for s, n in pairs):
+    def _check_block(self) -> None:
+        if self.block is None:
+            return
+        ndim = self.ndim
+        pair: Any = self.block if isinstance(self.block, tuple | list) else ()
+        whole = len(pair) == 2 and all(isinstance(n, int | np.integer) for n in pair)
+        axis, size = pair if whole else (0, 0)
+        if not -ndim <= axis < ndim or size < 1:
             raise ValueError(
-                f"ScaledArray: {name} of shape {scale} doesn't broadcast over {shape}"
-                + (f", the blocks of data of shape {np.shape(self.data)}" if self.block else "")
+                f"ScaledArray: block is {self.block!r}; expected (axis, size) with an axis of "
+                f"data of shape {self.shape} and a positive size"
+            )
+
+    def _check_shapes(self) -> None:
+        name = "scale" if self.exponent is None else "exponent"
+        scale, shape = () if self._factor is None else np.shape(self._factor), list(self.shape)
+        full = (*(1,) * (len(shape) - len(scale)), *scale)
+        blocked = None
+        if self.block is not None:
+            blocked, size = self.block
+            if -blocked > len(shape):
+                raise ValueError(
+                    f"ScaledArray: block is {self.block}, but data have the shape {self.shape}"
+                )
+            shape[blocked] = -(-shape[blocked] // size)
+        fits = len(full) == len(shape) and all(
+            s in (1, n) for s, n in zip(full, shape, strict=False)
+        )
+        if not fits or (scale and blocked is not None and full[blocked] != shape[blocked]):
+            raise ValueError(
+                f"ScaledArray: {name} of shape {scale} doesn't broadcast over {tuple(shape)}"
+                + (f", the blocks of data of shape {self.shape}" if self.block else "")
             )
 
     @property
@@ -156,8 +211,14 @@ class ScaledArray(StoredArray):
 
     @property
     def dtype(self) -> np.dtype:
-        """The dtype of :meth:`value`: float64 for float64 data, else float32."""
-        return np.dtype(np.float64 if self.data.dtype == np.float64 else np.float32)
+        """The dtype of :meth:`value`."""
+        return self.wide_dtype if self.value_dtype is None else self.value_dtype
+
+    @property
+    def wide_dtype(self) -> np.dtype:
+        """The dtype in which data and scale are multiplied: float32, or float64."""
+        wide = np.float64 in (self.data.dtype, self.value_dtype)
+        return np.dtype(np.float64 if wide else np.float32)
 
     @property
     def aval(self) -> ShapedArray:
@@ -179,40 +240,86 @@ class ScaledArray(StoredArray):
     def value(self) -> jax.Array:
         """Returns the plain array.
 
-        An exponent is applied in two exact steps, so that no intermediate result overflows.
+        An exponent is applied in two exact steps, so that no intermediate result overflows. A
+        product beyond the range of a narrower :attr:`dtype` becomes its largest number.
+
+        Raises:
+            ValueError: the pytree was made from leaves that don't fit, as by ``vmap`` along an axis
+                whose indices share scales.
         """
-        return _value(self)
+        return self.astype(self.dtype)
+
+    def astype(self, dtype: DTypeLike) -> jax.Array:
+        """Returns the plain array in a dtype, rounded once."""
+        self._check_shapes()
+        wide = _value(self)
+        if self.value_dtype == np.float16 == np.dtype(dtype):
+            top = jnp.asarray(jnp.finfo(dtype).max, wide.dtype)
+            wide = jnp.where(jnp.isfinite(wide), jnp.clip(wide, -top, top), wide)
+        return wide.astype(dtype)
 
     @property
     def T(self) -> ScaledArray | jax.Array:
         """The transposed array: a ScaledArray, or a plain one if data or scales are in codes."""
-        factor = self._factor
-        if isinstance(self.data, EncodedArray) or not isinstance(factor, jax.Array):
-            return self._map_data(lambda x: x.T)
-        factor = factor.reshape(*(1,) * (self.ndim - factor.ndim), *factor.shape).T if (
-            factor.ndim) else factor  # fmt: skip
-        block = self.block and (self.ndim - 1 - self.block[0] % self.ndim, self.block[1])
-        fields = {"scale" if self.exponent is None else "exponent": factor}
-        return dataclasses.replace(self, data=self.data.T, block=block, **fields)
+        data: Any = self.data
+        factor: Any = self._factor
+        stored = data, factor, getattr(factor, "data", None)
+        if any(isinstance(x, EncodedArray) for x in stored):
+            return self.value().T
+        block = self.block and (-1 - self.ndim - self.block[0], self.block[1])
+        return self._replaced(data.T, factor if factor is None else factor.T, block)
 
     def reshape(self, *shape: int | Sequence[int]) -> ScaledArray | jax.Array:
-        """Returns a ScaledArray if one scale holds for all elements, else a plain array."""
-        return self._map_data(lambda x: x.reshape(*shape))
-
-    def astype(self, dtype: DTypeLike) -> jax.Array:
-        """Returns the plain array in a dtype."""
-        return self.value().astype(dtype)
-
-    def _map_data(self, f: Callable[[jax.Array], jax.Array]) -> ScaledArray | jax.Array:
-        """Applies ``f``, which moves elements, to data with one scale, else to the plain array."""
-        one_scale = self.block is None and not (self._factor is not None and self._factor.ndim)
+        """Returns a ScaledArray if one scale without axes holds for all elements, else a plain
+        array."""
+        one_scale = self._factor is None or not self._factor.ndim
         if not one_scale or isinstance(self.data, EncodedArray):
-            return f(self.value())
-        return dataclasses.replace(self, data=f(self.data))
+            return self.value().reshape(*shape)
+        return dataclasses.replace(self, data=self.data.reshape(*shape))
 
-    def __getitem__(self, index: object) -> ScaledArray | jax.Array:
-        """Returns a ScaledArray if one scale holds for all elements, else a plain array."""
-        return self._map_data(lambda x: x[index])
+    def with_scales_along(self, axis: int) -> ScaledArray:
+        """Returns the same array with a scale for each index of an axis.
+
+        ``vmap``, ``lax.map`` and ``scan`` take it apart along this axis, where JAX refuses scales
+        that all indices share.
+
+        Example:
+            >>> a = ScaledArray(jnp.ones((3, 2), jnp.float16), 4.0)
+            >>> jax.vmap(lambda row: row.value().sum())(a.with_scales_along(0)).tolist()
+            [8.0, 8.0, 8.0]
+        """
+        axis = range(self.ndim)[axis] - self.ndim
+        blocked, size = (None, 1) if self.block is None else self.block
+        if blocked is not None and blocked < axis:  # which would move if the axis were taken away
+            return self.with_scales_along(blocked).with_scales_along(axis)
+        factor = self._factor
+        if factor is None:
+            factor = jnp.ones((), self.wide_dtype)
+        factor = _along(factor, axis, self.shape, size if blocked == axis else 1)
+        return self._replaced(self.data, factor, None if blocked == axis else self.block)
+
+    def _replaced(self, data: Any, factor: Any, block: tuple[int, int] | None) -> ScaledArray:
+        name = "scale" if self.exponent is None else "exponent"
+        return dataclasses.replace(self, data=data, block=block, **{name: factor})
+
+    def __getitem__(self, index: Any) -> ScaledArray | jax.Array:
+        """Returns a ScaledArray with the scales of the elements, where each keeps its own.
+
+        A plain array for a slice that cuts blocks, for a mask beside several scales, and for an
+        index along the axis in which codes of fewer than 8 bits are packed.
+        """
+        factor = self._factor
+        one_scale = factor is None or not factor.ndim
+        if one_scale and not isinstance(self.data, EncodedArray):
+            return dataclasses.replace(self, data=self.data[index])
+        shape = (1,) * self.ndim if factor is None or one_scale else factor.shape
+        found = indexed(self.shape, self.block, shape, index)
+        if found is not None:
+            of_data, of_scale, block = found
+            data, own = _taken(self.data, of_data), _taken(factor, () if one_scale else of_scale)
+            if data is not None and (own is None) == (factor is None):
+                return self._replaced(data, own, block)
+        return self.value()[index]
 
     def __len__(self) -> int:
         if not self.shape:
@@ -259,6 +366,8 @@ class ScaledArray(StoredArray):
 
     def __repr__(self) -> str:
         fields = {name: getattr(self, name) for name in ("scale", "block", "exponent")}
+        if self.dtype != self.wide_dtype:
+            fields["value_dtype"] = self.value_dtype
         given = "".join(f", {name}={x!r}" for name, x in fields.items() if x is not None)
         return f"ScaledArray({self.data!r}{given})"
 
@@ -291,11 +400,11 @@ def rebalance(a: ScaledArray, factor: ArrayLike) -> ScaledArray:
     """
     if isinstance(a.data, EncodedArray) or isinstance(a.scale, EncodedArray):
         raise ValueError("rebalance: data or scale is stored in codes; quantize the value again")
-    wide = a.data.astype(a.dtype)
+    wide = a.data.astype(a.wide_dtype)
     factor = _movable(a, factor)
     data = (wide / factor).astype(a.data.dtype)
     if a.exponent is not None:
-        return ScaledArray.from_exponent(data, a.exponent + exponent_of(factor), a.block)
+        return dataclasses.replace(a, data=data, exponent=a.exponent + exponent_of(factor))
     if isinstance(a.scale, ScaledArray):  # of two levels, the upper one is multiplied
         upper = a.tensor_scale
         assert upper is not None
@@ -303,8 +412,57 @@ def rebalance(a: ScaledArray, factor: ArrayLike) -> ScaledArray:
     elif a.scale is None:
         scale = factor
     else:
-        scale = a.scale.astype(a.dtype) * factor
-    return ScaledArray(data, scale, a.block)
+        scale = a.scale.astype(a.wide_dtype) * factor
+    return dataclasses.replace(a, data=data, scale=scale)
+
+
+def _is_known(x: object) -> bool:
+    """Returns whether a pytree's child is an array, not another object while a tree is mapped."""
+    if isinstance(x, EncodedArray):
+        return _is_known(x.codes)
+    if isinstance(x, ScaledArray):
+        return _is_known(x.data)
+    return isinstance(x, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
+
+
+def _with_axes(x: Any, full: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Any:
+    """Returns an array, or a stored one, with axes of length 1 in front or behind."""
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(full(x.shape), x.dtype)
+    if isinstance(x, EncodedArray):
+        return dataclasses.replace(x, codes=_with_axes(x.codes, full))
+    if isinstance(x, ScaledArray):
+        scale = x.scale if x.scale is None or not x.scale.ndim else _with_axes(x.scale, full)
+        return dataclasses.replace(x, data=_with_axes(x.data, full), scale=scale)
+    return x.reshape(full(x.shape))
+
+
+def _along(x: Any, axis: int, shape: Sequence[int], size: int) -> Any:
+    """Returns scales of blocks of a size with the length of their data along an axis."""
+    if isinstance(x, EncodedArray) or (isinstance(x, ScaledArray) and x.block is not None):
+        x = x.value()
+    if isinstance(x, ScaledArray):
+        scale = _along(1.0 if x.scale is None else x.scale, axis, shape, size)
+        return dataclasses.replace(x, data=_along(x.data, axis, shape, size), scale=scale)
+    x = jnp.asarray(x)
+    x = x.reshape((1,) * len(shape)) if x.ndim == 0 else x
+    if x.shape[axis] == 1:
+        size = shape[axis]
+    return jax.lax.slice_in_dim(jnp.repeat(x, size, axis), 0, shape[axis], axis=axis)
+
+
+def _taken(x: Any, index: Index) -> Any:
+    """Returns the elements of an array or a stored one; None if an index cuts packed codes."""
+    if x is None or not index:
+        return x
+    if not isinstance(x, EncodedArray):
+        return x[index]
+    if is_packed(x.format) and not (
+        isinstance(index[-1], slice) and index[-1].indices(x.length) == (0, x.length, 1)
+    ):
+        return None
+    codes = (*index[:-1], slice(None)) if is_packed(x.format) else index
+    return dataclasses.replace(x, codes=x.codes[codes])
 
 
 def as_number(name: str, x: Any, dtype: DTypeLike) -> jax.Array:
@@ -326,7 +484,7 @@ def as_number(name: str, x: Any, dtype: DTypeLike) -> jax.Array:
 
 def _movable(a: ScaledArray, factor: ArrayLike) -> jax.Array:
     known = None if isinstance(factor, Tracer) else factor
-    factor = as_number("rebalance: factor", factor, a.dtype).astype(a.dtype)
+    factor = as_number("rebalance: factor", factor, a.wide_dtype).astype(a.wide_dtype)
     pairs = zip(reversed(factor.shape), reversed(a.shape), strict=False)
     fits = factor.ndim <= a.ndim and all(n in (1, m) for n, m in pairs)
     if not fits or (factor.ndim and a.block is not None):
@@ -343,7 +501,7 @@ def _movable(a: ScaledArray, factor: ArrayLike) -> jax.Array:
                 "a scale that is an exponent"
             )
     factor = jnp.where(jnp.isfinite(factor) & (factor != 0), factor, 1)
-    return power_of_two(exponent_of(jnp.abs(factor)), a.dtype) if two else factor
+    return power_of_two(exponent_of(jnp.abs(factor)), a.wide_dtype) if two else factor
 
 
 @checked
@@ -362,20 +520,21 @@ def dequantize(a: ScaledArray) -> jax.Array:
 
 @partial(jax.jit, inline=True)
 def _value(a: ScaledArray) -> jax.Array:
-    data, scale = a.data.astype(a.dtype), a._factor
+    data, scale = a.data.astype(a.wide_dtype), a._factor
     if scale is None:
         return data
     if not isinstance(scale, jax.Array | np.ndarray):
         scale = scale.__jax_array__()
-    if a.block is not None:
+    if a.block is not None and scale.ndim:
         axis, size = a.block
         scale = jnp.repeat(scale, size, axis=axis)
         scale = jax.lax.slice_in_dim(scale, 0, a.shape[axis], axis=axis)
-    scale = scale.reshape((1,) * (data.ndim - scale.ndim) + scale.shape)
+    if not scale.ndim:
+        scale = scale.reshape((1,) * data.ndim)
     if a.exponent is not None:
         return ldexp(data, scale)
     if scale.dtype == jnp.float8_e8m0fnu:  # 2^-127 is a float32 subnormal, which XLA flushes
         code = jax.lax.bitcast_convert_type(scale, jnp.uint8)
         value = ldexp(data, code.astype(jnp.int32) - 127)
-        return jnp.where(code == 255, jnp.asarray(jnp.nan, a.dtype), value)
-    return data * scale.astype(a.dtype)
+        return jnp.where(code == 255, jnp.asarray(jnp.nan, data.dtype), value)
+    return data * scale.astype(data.dtype)

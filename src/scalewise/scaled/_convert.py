@@ -95,7 +95,7 @@ def asarray(tree: PyTree, dtype: FloatDType | None = None) -> PyTree:
 
     Args:
         tree: of ScaledArrays and other leaves, which stay as they are.
-        dtype: of the arrays; by default float32, float64 for float64 data.
+        dtype: of the arrays; by default each ScaledArray's own.
     """
 
     def plain(x: PyTree) -> PyTree:
@@ -138,11 +138,11 @@ def dynamic_rescale(
             return x
         if isinstance(x.data, EncodedArray):
             raise ValueError("dynamic_rescale: data in codes; use sw.quantize(x, fmt) again")
-        wide = x.data.astype(x.dtype)
+        wide = x.data.astype(x.wide_dtype)
         _, power = _found(wide, measure, _format(dtype, x.data))
         y = rebalance(dataclasses.replace(x, data=wide), power)
         target = x.data.dtype if dtype is None else dtype
-        data = stored(y.data.astype(y.dtype), target, saturate="finite")
+        data = stored(y.data.astype(y.wide_dtype), target, saturate="finite")
         return dataclasses.replace(y, data=data)
 
     return scaled_tree.map(rescaled, tree)

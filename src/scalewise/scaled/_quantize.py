@@ -76,10 +76,11 @@ def quantize(
         key: a JAX random key, for stochastic rounding.
 
     Returns:
-        Data as :func:`scalewise.rounding.encode` stores them. The scale broadcasts over them; it
-        is of x's dtype, or in a block format of the block's own; with NVFP4 it is a ScaledArray
-        itself. Each element is ``x / scale`` rounded once, in formats of at most 10 mantissa bits
-        (except for what lies more than the dtype's own range below the largest magnitude).
+        Data as :func:`scalewise.rounding.encode` stores them; the array stands for one of x's
+        dtype. The scale broadcasts over them; it is float32 (float64 for float64), or in a block
+        format of the block's own dtype; with NVFP4 it is a ScaledArray itself. Each element is ``x
+        / scale`` rounded once, in formats of at most 10 mantissa bits (except for what lies more
+        than the dtype's own range below the largest magnitude).
 
     Raises:
         TypeError: x isn't a real floating-point array.
@@ -103,9 +104,11 @@ def quantize(
     if getattr(x, "dtype", None) == np.float64 and not has_float64():
         x = round_to(x, FP32, rounding="to_odd")  # so that the second rounding gives what one would
     x = float_array(x, "quantize")
+    dtype = np.dtype(x.dtype)
     if x.dtype not in (jnp.float32, jnp.float64):
         x = x.astype(jnp.float32)
-    return _run(x, key, scaling, (fmt, axis, rounding, saturate, True, None))
+    found = _run(x, key, scaling, (fmt, axis, rounding, saturate, True, None))
+    return dataclasses.replace(found, value_dtype=dtype)
 
 
 def quantize_measured(
@@ -188,7 +191,7 @@ def _axes(x: jax.Array, axis: int | Sequence[int] | None, block: bool) -> tuple[
 
 def _again(x: ScaledArray, fmt, scaling, axis, **options) -> ScaledArray:
     """Quantizes a ScaledArray again: its scale is kept, or multiplied into the new one."""
-    data = x.data.astype(x.dtype)
+    data = x.data.astype(x.wide_dtype)
     if scaling is not None and scaling.source == "operand":
         if isinstance(fmt, BlockFormat) or axis is not None:
             raise ValueError("quantize: Propagated keeps the scale: no block format, no axis")
@@ -197,12 +200,14 @@ def _again(x: ScaledArray, fmt, scaling, axis, **options) -> ScaledArray:
     old = x.scale if x.exponent is None else x.exponent
     exact = (scaling is None or scaling.power_of_two) and not isinstance(fmt, BlockFormat)
     if not isinstance(old, jax.Array) or old.ndim or not exact:
-        return quantize(x.value(), fmt, scaling=scaling, axis=axis, **options)
+        new = quantize(x.astype(x.wide_dtype), fmt, scaling=scaling, axis=axis, **options)
+        return dataclasses.replace(new, value_dtype=x.value_dtype)
     # an exponent can't be NaN: in a format without NaN, infinities saturate and NaN becomes zero
     nan_scale = x.exponent is None
     settings = fmt, axis, options["rounding"], options["saturate"], nan_scale, None
     new = _run(data, options["key"], scaling, settings)
     assert isinstance(new.scale, jax.Array)
     if x.exponent is not None:
-        return ScaledArray.from_exponent(new.data, x.exponent + exponent_of(new.scale))
-    return ScaledArray(new.data, new.scale * old.astype(new.scale.dtype))
+        exponent = x.exponent + exponent_of(new.scale)
+        return dataclasses.replace(x, data=new.data, exponent=exponent)
+    return dataclasses.replace(x, data=new.data, scale=new.scale * old.astype(new.scale.dtype))

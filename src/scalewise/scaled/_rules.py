@@ -240,8 +240,8 @@ def operands(name: str, *xs: ScaledArray | ArrayLike) -> list[ScaledOperand]:
 
 
 def _operand(name: str, x: ScaledArray | ArrayLike) -> ScaledOperand:
-    if not isinstance(x, ScaledArray):
-        x = _plain(name, x)
+    # computed in float32 (float64), whichever dtype the array stands for
+    x = dataclasses.replace(x, value_dtype=None) if isinstance(x, ScaledArray) else _plain(name, x)
     data = x.data.astype(x.dtype)
     kept = isinstance(x.data, jax.Array) and jnp.issubdtype(x.data.dtype, jnp.floating)
     dtype = np.dtype(x.data.dtype if kept else x.dtype)  # results of codes and integers are wide

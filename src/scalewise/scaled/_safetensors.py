@@ -116,7 +116,10 @@ def _parts(name: str, value: Tensor) -> tuple[dict[str, ArrayLike], Json]:
         return {name: value.codes}, {"format": fmt, "length": value.length}
     if isinstance(value, ScaledArray):
         parts, of_data = _parts(name, value.data)
-        record: dict[str, Json] = {"block": value.block, "data": of_data}
+        block = value.block and (value.block[0] + value.ndim, value.block[1])
+        record: dict[str, Json] = {"block": block, "data": of_data}
+        if value.value_dtype is not None:
+            record["dtype"] = value.value_dtype.name
         for field in ("scale", "exponent"):
             factor = getattr(value, field)
             if factor is not None:
@@ -134,7 +137,7 @@ def _joined(
         return jnp.asarray(arrays.pop(name))
     if set(record) == {"format", "length"}:
         return _encoded(arrays.pop(name), Format(**record["format"]), record["length"])
-    factors = set(record) - {"block", "data"}
+    factors = set(record) - {"block", "data", "dtype"}
     if not {"block", "data"} <= set(record) or factors not in ({"scale"}, {"exponent"}, set()):
         raise ValueError(f"{name!r} is described by {sorted(record)}")
     data = _joined(name, record["data"], arrays)
@@ -152,7 +155,8 @@ def _joined(
         known = isinstance(x, ScaledArray) or _is_float(x)
         if not known if field == "scale" else x.dtype != np.int32:
             raise ValueError(f"the {field} of {name!r} is {x.dtype}")
-    joined = ScaledArray(data, block=block, **factor)
+    dtype = jnp.dtype(record["dtype"]) if "dtype" in record else None
+    joined = ScaledArray(data, block=block, value_dtype=dtype, **factor)
     if block is not None:
         blocks = -(-data.shape[block[0]] // block[1])
         for field, x in factor.items():

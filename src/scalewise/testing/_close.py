@@ -129,7 +129,9 @@ def _spacing(x: np.ndarray, fmt: Format) -> np.ndarray:
 
 
 def _plain(x: ArrayLike | ScaledArray | EncodedArray) -> ArrayLike:
-    return x.value() if isinstance(x, ScaledArray | EncodedArray) else x
+    if isinstance(x, ScaledArray):
+        return x.astype(x.wide_dtype)
+    return x.value() if isinstance(x, EncodedArray) else x
 
 
 def _wide(x: ArrayLike | ScaledArray | EncodedArray) -> np.ndarray:

@@ -199,9 +199,9 @@ def quantize(
 
 
 def dequantize(x: ScaledTensor) -> Tensor:
-    """Returns data times scale as a float32 tensor (float64 for float64 data).
+    """Returns data times scale as a float32 tensor (float64 if a float64 tensor was quantized).
 
     The gradient passes to the tensor that was quantized, unchanged (straight-through).
     """
-    value = to_torch(scaled.dequantize(x.array))
+    value = to_torch(x.array.astype(x.array.wide_dtype))
     return value if x.origin is None else _with_gradient(x.origin, value)

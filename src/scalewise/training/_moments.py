@@ -128,10 +128,12 @@ class BlockwiseStored(StoredArray):
     data: jax.Array  # codes, uint8, or E4M3, one row for each block
     factors: tuple[jax.Array, ...]  # float32, one for each block: its scale, and what else it needs
     storage: TableStorage | ExpandedStorage
-    shape: tuple[int, ...]  # of the array
+    shape: tuple[int, ...]  # of the array, without axes that vmap, scan or stack add in front
 
     def value(self) -> jax.Array:
         """Returns the array, float32."""
+        if self.data.ndim > 2:
+            return jax.vmap(lambda one: one.value())(self)
         blocks = self.storage.load(self.data, *(x[:, None] for x in self.factors))
         return jnp.ravel(blocks)[: math.prod(self.shape)].reshape(self.shape)
 

@@ -18,6 +18,7 @@ from ...emulating import is_exact, rounds_each
 from ...interpret import Argument, Equation, Interpretation, RoundedOperand, Value, is_float
 from ...primitives import having
 from ...rounding import FORMAT_PARAMS, format_params, narrowed, round_by, to_float64
+from ...scaled import ScaledArray
 from .._thresholds import LATENT
 from ._compiled import Compiled
 from ._elementary import ADD, OTHER, SUB, Uncounted, operation, stack_samples
@@ -401,6 +402,9 @@ def lift_from_table(runs: Runs, x: jax.Array, params: jax.Array):
 def lift_any(runs: Runs, aval: ShapedArray, x: Argument):
     low, reference = runs
     value = low.lift(x, aval)
-    wide = reference.lift(x.value() if low.is_argument(x) else x, aval)
+    exact = x.value() if low.is_argument(x) else x
+    if isinstance(x, ScaledArray):
+        exact = x.astype(x.wide_dtype)
+    wide = reference.lift(exact, aval)
     result = to_float64(low.lower(value, aval))
     return value, wide, (~jnp.isfinite(result) & jnp.isfinite(wide)).any()

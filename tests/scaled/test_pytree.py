@@ -1,0 +1,225 @@
+"""A ScaledArray means the same under vmap, lax.map, scan, stack, in a tree, and indexed."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export, lax
+from jax.sharding import PartitionSpec
+
+import scalewise as sw
+from arrays import normal
+from scalewise.rounding import EncodedArray, encode
+
+# as many arrays as rows: a scale that is aligned with the wrong axis broadcasts
+X = normal(0, (4, 4, 40)) * jnp.exp2(jnp.arange(16.0)).reshape(4, 4, 1)
+
+
+def by_hand(x, scale, block=None, **given):
+    return sw.ScaledArray((x / jnp.max(jnp.abs(x))).astype(jnp.float16), scale, block, **given)
+
+
+def every_kind(x):
+    """Returns ScaledArrays of each kind of scale and of storage, made by each constructor."""
+    per_row = jnp.max(jnp.abs(x), axis=1)
+    rows = jnp.exp2(jnp.arange(4.0))[:, None] * per_row.max()
+    integers = jnp.arange(4, dtype=jnp.int32) + jnp.int32(per_row[0])
+    return {
+        "tensor": sw.quantize(x, "e4m3fn"),
+        "rows": sw.quantize(x, "e5m2", axis=0),
+        "columns": sw.quantize(x, "e4m3fn", axis=1),
+        "elements": sw.quantize(x, "e4m3fn", axis=(0, 1)),
+        "codes": sw.quantize(x, "e2m3fn", axis=0),
+        "tf32": sw.quantize(x, "tf32"),
+        "mxfp8": sw.quantize(x, "mxfp8_e4m3"),
+        "mxfp4 by columns": sw.quantize(x, "mxfp4", axis=0),
+        "nvfp4": sw.quantize(x, "nvfp4"),
+        "again": sw.quantize(by_hand(x, per_row.sum()), "e4m3fn"),
+        "bfloat16": sw.quantize(x.astype(jnp.bfloat16), "e4m3fn", axis=0),
+        "none": sw.ScaledArray(x),
+        "from the right": by_hand(x, jnp.arange(1.0, 41) * per_row[0]),
+        "rows by hand": by_hand(x, rows),
+        "stored scale": by_hand(x, encode(jnp.exp2(jnp.arange(4.0))[:, None], "ue5m3")),
+        "exponent": by_hand(x, None, exponent=integers[0]),
+        "exponents": by_hand(x, None, exponent=integers[:, None]),
+        "exponents of blocks": by_hand(x, None, (-2, 3), exponent=integers[:2, None]),
+        "vector": sw.quantize(x[0], "mxfp8_e4m3"),
+        "number": sw.scaled.as_scaled(x[0, 0]),
+        "rebalanced": sw.rebalance(by_hand(x, per_row[1]), 4.0),
+        "rescaled": sw.scaled.dynamic_rescale(by_hand(x, per_row[1])),
+        "relu": sw.scaled.relu(by_hand(x, per_row[2])),
+        "softmax": sw.scaled.softmax(by_hand(x, 2.0)),
+        "transposed": by_hand(x, rows).T,
+        "row": by_hand(x, rows)[1],
+        "made inside": jax.vmap(lambda r: sw.quantize(r, "e4m3fn"))(x),
+    }
+
+
+@pytest.fixture(scope="module")
+def batches():
+    """Returns each kind for each of the four arrays, by a loop, and together in four ways."""
+    one = jax.jit(every_kind)
+    loop = [one(x) for x in X]
+    return loop, {
+        "vmap": jax.jit(jax.vmap(every_kind))(X),
+        "map": jax.jit(lambda x: lax.map(every_kind, x))(X),
+        "scan": jax.jit(lambda x: lax.scan(lambda c, r: (c, every_kind(r)), 0, x)[1])(X),
+        "stack": jax.tree.map(lambda *xs: jnp.stack(xs), *loop),
+    }
+
+
+def check(got, want):
+    assert (got.shape, got.dtype) == (want.shape, want.dtype)
+    np.testing.assert_allclose(got.value(), want, rtol=2e-6)
+
+
+@pytest.mark.parametrize("way", ["vmap", "map", "scan", "stack"])
+def test_arrays_made_together_are_those_that_a_loop_makes(batches, way):
+    loop, together = batches[0], batches[1][way]
+    for kind, a in together.items():
+        want = jnp.stack([one[kind].value() for one in loop])
+        check(a, want)
+        factor = a.scale if a.exponent is None else a.exponent
+        assert factor is None or factor.ndim in (0, a.ndim), kind
+        again = jax.tree.map(lambda x: x, a)
+        assert jax.tree.structure(again) == jax.tree.structure(loop[0][kind]) or kind == "none"
+        check(dataclasses.replace(a, data=a.data), want)
+        # and taken apart again
+        parts = [jax.tree.map(lambda x, i=i: x[i], a) for i in range(4)]
+        for part, one in zip(parts, loop, strict=True):
+            check(part, one[kind].value())
+
+
+def test_a_loop_over_arrays_made_together_gets_each_of_them(batches):
+    loop, together = batches[0], batches[1]["vmap"]
+    want = {k: jnp.stack([one[k].value() for one in loop]) for k in together}
+    values = lambda tree: {k: a.value() for k, a in tree.items()}  # noqa: E731
+    for run in (jax.vmap(values), lambda t: lax.map(values, t)):
+        for kind, got in jax.jit(run)(together).items():
+            np.testing.assert_allclose(got, want[kind], rtol=2e-6)
+
+
+@pytest.mark.parametrize("axis", [0, -1])
+def test_shared_scales_are_given_to_each_index_of_an_axis(batches, axis):
+    for kind, a in batches[0][0].items():
+        packed = isinstance(a.data, EncodedArray) and a.data.format.bits < 8
+        if not a.ndim or (packed and axis == -1):
+            continue
+        spread = a.with_scales_along(axis)
+        check(spread, a.value())
+        rows = jax.vmap(lambda r: r.value(), in_axes=axis)(spread)
+        np.testing.assert_array_equal(rows, jnp.moveaxis(a.value(), axis, 0), err_msg=kind)
+    for kind in ("tensor", "columns", "nvfp4"):
+        with pytest.raises(ValueError, match="vmap"):
+            jax.vmap(lambda r: r.value())(batches[0][0][kind])
+
+
+def test_leaves_that_dont_fit_are_refused_when_they_are_read():
+    a = sw.quantize(X[0], "mxfp8_e4m3")
+    cut = jax.tree.map(lambda x: x[:, :1], a)  # of 40 numbers and 2 scales
+    bad = jax.tree.map(lambda x: x[:, 8:], a)  # of 32 numbers and no scale
+    assert cut.value().shape == (4, 1)
+    with pytest.raises(ValueError, match=r"block is \(-2, 32\), but data have the shape \(4,\)"):
+        jax.vmap(lambda c: c.value(), in_axes=1)(sw.quantize(X[0], "mxfp8_e4m3", axis=0))
+    with pytest.raises(ValueError, match=r"scale of shape \(4, 0\) .* over \(4, 1\), the blocks"):
+        bad.value()
+
+
+def test_other_leaves_are_passed_through():
+    for a in every_kind(X[0]).values():
+        leaves, tree = jax.tree.flatten(a)
+        for leaf in (None, object(), PartitionSpec("x"), 0, "text"):
+            other = tree.unflatten([leaf] * len(leaves))
+            assert jax.tree.leaves(other) == [leaf] * len(leaves) * (leaf is not None)
+        shapes = jax.eval_shape(lambda a: a, a)
+        assert jax.tree.structure(shapes) == tree
+        assert [x.shape for x in jax.tree.leaves(shapes)] == [x.shape for x in leaves]
+        assert (shapes.shape, shapes.dtype) == (a.shape, a.dtype)
+
+
+def random_index(random, shape):
+    """Returns an index of integers, slices, new axes, an ellipsis and arrays."""
+    entries = []
+    for n in shape[: random.integers(1, len(shape) + 1)]:
+        start, stop = sorted(random.integers(-n, n + 1, 2))
+        entries.append([
+            int(random.integers(-n, n)), slice(int(start), int(stop)), slice(None),
+            slice(None, None, int(random.choice([-1, 2]))), random.integers(-n, n, 3),
+            slice(0, 32), jnp.int32(random.integers(-n, n)),
+        ][random.integers(7)])  # fmt: skip
+    if random.integers(3) == 0:
+        entries.insert(random.integers(len(entries) + 1), None)
+    if random.integers(3) == 0:
+        entries.append(Ellipsis)
+    return tuple(entries)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_indexed_array_has_the_indexed_value(batches, seed):
+    random = np.random.default_rng(seed)
+    kinds = batches[1]["stack"] if seed % 2 else batches[0][0]
+    for kind, a in kinds.items():
+        if not a.ndim:
+            continue
+        index = random_index(random, a.shape)
+        plain = [np.asarray(e) if isinstance(e, jax.Array) else e for e in index]
+        got, want = a[index], np.asarray(a.value())[tuple(plain)]
+        np.testing.assert_array_equal(np.asarray(got), want, err_msg=f"{kind}: {index}")
+        assert got.shape == want.shape
+
+
+def test_indexed_arrays_stay_as_they_are_stored():
+    i = jnp.array([3, 0])
+    for kind, a in every_kind(X[0]).items():
+        if a.ndim < 2:
+            continue
+        blocked = a.block is not None and a.block[0] == -2  # along the indexed axis
+        for index in (i, slice(1, 3), 0, None, (slice(None), slice(None))):
+            kept = isinstance(a[index], sw.ScaledArray)
+            assert kept or (blocked and index is i) or (blocked and index == slice(1, 3)), (
+                kind,
+                index,
+            )
+    a = every_kind(X[0])["mxfp8"]
+    assert isinstance(a[:, 32:], sw.ScaledArray)
+    assert isinstance(a[:, 8:], jax.Array)  # cuts a block
+    assert a[:, 35].block is None
+    assert isinstance(a[:, 35], sw.ScaledArray)
+
+
+def test_an_exported_function_takes_an_array_that_stands_for_another_dtype():
+    a = sw.quantize(X[0].astype(jnp.bfloat16), "e4m3fn", axis=0)
+    f = jax.jit(lambda a: (a, a.value()))
+    again = export.deserialize(export.export(f)(a).serialize())
+    same, value = again.call(a)
+    assert same.dtype == value.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(value, a.value())
+
+
+# -- the dtype that it stands for ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("fmt", ["e4m3fn", "nvfp4", "mxfp8_e5m2"])
+def test_a_quantized_array_stands_for_one_of_its_own_dtype(dtype, fmt):
+    x = X[0].astype(dtype)
+    a = sw.quantize(x, fmt)
+    assert a.dtype == a.value().dtype == np.asarray(a).dtype == dtype
+    wide = sw.quantize(x.astype(jnp.float32), fmt)
+    np.testing.assert_array_equal(a.astype(jnp.float32), wide.value())
+    np.testing.assert_array_equal(a.value(), wide.value().astype(dtype))
+    assert sw.quantize(a, "e5m2").dtype == dtype
+    assert a[1].dtype == a.T.dtype == sw.dequantize(a).dtype == dtype
+
+
+def test_what_is_rounded_up_beyond_float16_stays_finite():
+    a = sw.quantize(jnp.full(3, 65504, jnp.float16), "e4m3fn")
+    assert a.astype(jnp.float32).tolist() == [65536.0] * 3
+    assert a.value().tolist() == [65504.0] * 3
+
+
+def test_a_dtype_that_is_no_float_is_refused():
+    with pytest.raises(TypeError, match=r"value_dtype is .*int32.*; expected a float dtype"):
+        sw.ScaledArray(jnp.ones(3), 2.0, value_dtype=jnp.int32)
