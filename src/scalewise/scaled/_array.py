@@ -25,7 +25,7 @@ from .._jax import ShapedArray, Tracer
 from ..rounding import EncodedArray, StoredArray
 from ..rounding._encoded import is_packed
 from ._indexing import Index, indexed
-from ._power import exponent_of, ldexp, power_of_two
+from ._power import exponent_of, ldexp, ldexp_subnormal, power_of_two
 
 REAL = np.floating, np.integer, np.bool_
 
@@ -535,6 +535,7 @@ def _value(a: ScaledArray) -> jax.Array:
         return ldexp(data, scale)
     if scale.dtype == jnp.float8_e8m0fnu:  # 2^-127 is a float32 subnormal, which XLA flushes
         code = jax.lax.bitcast_convert_type(scale, jnp.uint8)
-        value = ldexp(data, code.astype(jnp.int32) - 127)
+        exponent = code.astype(jnp.int32) - 127
+        value = (ldexp if data.dtype == jnp.float64 else ldexp_subnormal)(data, exponent)
         return jnp.where(code == 255, jnp.asarray(jnp.nan, data.dtype), value)
     return data * scale.astype(data.dtype)

@@ -113,7 +113,8 @@ def round_in_blocks(x: jax.Array, fmt: BlockFormat, scaling: Mx | None = None) -
     """Returns float32 ``x`` rounded to a block format along the middle of three axes.
 
     The same numbers as ``quantize(x, fmt, axis=1, scaling=scaling).value()``, for pairs of format
-    and scaling of which :func:`rounds_in_blocks` is True, in half the operations. None of these is
+    and scaling of which :func:`rounds_in_blocks` is True, in half the operations; what is subnormal
+    in float32 becomes 0, as in the products of backends that read it. None of the operations is
     a function of jax.numpy: tracing, lowering and compiling each of them takes time.
     """
     u, element = np.uint32, fmt.element

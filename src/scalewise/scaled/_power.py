@@ -52,6 +52,26 @@ def ldexp(x: jax.Array, exponent: jax.Array) -> jax.Array:
     return x * power_of_two(exponent - half, x.dtype)
 
 
+def ldexp_subnormal(x: jax.Array, exponent: jax.Array) -> jax.Array:
+    """Returns ``x * 2**exponent`` of normal float32 numbers, subnormal results included.
+
+    Integer operations round these to nearest even. Backends flush subnormal results of float ones.
+    """
+    u = jnp.int32
+    bits = lax.bitcast_convert_type(x, u)
+    magnitude = bits & u(0x7FFFFFFF)
+    field = (magnitude >> u(23)) + exponent
+    shift = jnp.clip(1 - field, 0, 25)
+    significand = (magnitude & u(0x7FFFFF)) | u(1 << 23)
+    odd = (significand >> shift) & u(1)
+    half = (u(1) << shift >> u(1)) - 1 + odd
+    small = (significand + jnp.where(shift > 0, half, 0)) >> shift
+    tiny = (field < 1) & (magnitude != 0)
+    return jnp.where(
+        tiny, lax.bitcast_convert_type(small | (bits ^ magnitude), x.dtype), ldexp(x, exponent)
+    )
+
+
 def split_power(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns a mantissa of a magnitude from 1 to 2 and the power of two that it is multiplied by.
 
