@@ -54,10 +54,10 @@ class Operation:
 class _Derived:
     """A function made of another one, which is computed in a format if the other one is."""
 
-    function: Callable[..., Arrays]
+    function: Any  # an operation, or derived itself
 
     def in_format(self, fmt: Format) -> _Derived:
-        return dataclasses.replace(self, function=self.function.in_format(fmt))  # pyright: ignore
+        return dataclasses.replace(self, function=self.function.in_format(fmt))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +97,6 @@ class Tangent(_Derived):
 class Cotangent(_Derived):
     """The transpose of a :class:`Tangent`: the gradient, from the operands and that of results."""
 
-    function: Tangent
     results: int
 
     def __call__(self, *arrays: jax.Array) -> Arrays:
