@@ -102,8 +102,8 @@ def bounding(y: Value, operands: Sequence[Value], cases: Sequence[Value]) -> lis
     """Returns the operands of a minimum, maximum or clamp such that unused ones have no exponent.
 
     An operand is unused if the result has no nonzero element of it: the loss so far that begins
-    with the largest number, say. Its elements become infinities, which lose against the others as
-    they did before.
+    with the largest number, say. Its elements become infinities on that side of the result where
+    they are, which lose against the others as they did before.
 
     Args:
         y: the result, of the operands at one exponent.
@@ -117,7 +117,10 @@ def bounding(y: Value, operands: Sequence[Value], cases: Sequence[Value]) -> lis
         whole = jnp.broadcast_to(aligned.data, y.data.shape)  # a clamp's bounds may be scalars
         nonzero = jnp.broadcast_to(x.data != 0, y.data.shape)
         used = jnp.any((whole == y.data) & nonzero)
-        infinite = jnp.where(x.data == 0, x.data, x.data * x.data.dtype.type(np.inf))
+        above = whole > y.data
+        above = above if x.data.shape == above.shape else jnp.any(above)
+        infinite = jnp.where(above, np.inf, -np.inf).astype(x.data.dtype)
+        infinite = jnp.where((x.data == 0) | jnp.isnan(x.data), x.data, infinite)
         exponent = jnp.where(used, x.exponent, np.int32(ZERO_EXPONENT))
         return dataclasses.replace(x, data=jnp.where(used, x.data, infinite), exponent=exponent)
 
@@ -240,6 +243,18 @@ def clipped(data: jax.Array, top: float) -> jax.Array:
     return lax.select(infinite, data, lax.clamp(-limit, data, limit))
 
 
+def power_factor(equation: Equation, x: ScaledValue) -> tuple[int, int] | None:
+    """Returns sign and log2 of a constant factor or divisor; None if it isn't a power of two."""
+    c = x.constant_value
+    if not c or not math.isfinite(c) or finite_factor(x) is not x:
+        return None
+    mantissa, exponent = math.frexp(c)
+    if abs(mantissa) != 0.5:
+        return None
+    exponent -= 1
+    return (1 if c > 0 else -1), (exponent if equation.name == "mul" else -exponent)
+
+
 def zeros_exponent(exponent: Exponent) -> jax.Array:
     """Returns :data:`ZERO_EXPONENT` for an exponent that roots or powers have made of it."""
     beyond = lax.abs(jnp.int32(exponent)) > -ZERO_EXPONENT // 4
@@ -253,6 +268,12 @@ KEEPS_SCALE = having("keeps_scale") | EXACT
 BOUNDED = having("selects")
 BOUNDS = BOUNDED - {"select_n"}  # the elements determine which of them are chosen
 ADDS = having("adds")
+KEEPS_ALL = names(lambda row: row.family is Family.STRUCTURAL) - having("drops") | {"neg", "abs"}
+
+
+def keeps_all(equation: Equation) -> bool:
+    """Returns whether each element of the operand is one of the result."""
+    return equation.name in KEEPS_ALL and len(equation.out_avals) == 1
 
 
 @jax.tree_util.register_pytree_node_class
@@ -264,15 +285,20 @@ class EveryOpValue(ScaledValue):
         bound: log2 of the largest magnitude that finite data can have.
         independent: whether it depends on no float argument, but on constants, integers and random
             bits alone. Its data are then in the compute dtype, its exponent is 0.
+        measured: whether the scale was found from these data, so that their largest magnitude is
+            bounded from below as well, unless all are zero.
         packed: whether it holds matrices of several magnitudes, which no scale fits. Its data are
             then in the compute dtype.
     """
 
-    STATIC: ClassVar = ("origin", "constant_value", "log2_std", "bound", "independent", "packed")
-
     bound: int = TOP
     independent: bool = False
+    measured: bool = False
     packed: bool = False
+
+    STATIC: ClassVar = (
+        *("origin", "constant_value", "log2_std", "bound", "independent", "measured", "packed"),
+    )
 
 
 def is_independent(x: ScaledValue) -> bool:
@@ -281,6 +307,10 @@ def is_independent(x: ScaledValue) -> bool:
 
 def is_packed(x: ScaledValue) -> bool:
     return isinstance(x, EveryOpValue) and x.packed
+
+
+def is_measured(x: ScaledValue) -> bool:
+    return x.constant_value is not None or (isinstance(x, EveryOpValue) and x.measured)
 
 
 def bound_of_data(x: ScaledValue) -> int:
@@ -322,6 +352,10 @@ def propagated_bound(
     the sum of two. Sums of many, products of matrices, quotients and functions without a rule
     are smaller than any bound by an unknown factor: a chain of such operations left data at a
     thousandth of unit size, and gradients were lost.
+
+    A product or a sum may be smaller than its bound, too, though only by what its operands are.
+    Its scale is therefore propagated only from scales that were found from their operands' data:
+    no two roundings in succession are at propagated scales, and nothing drifts in a chain or loop.
     """
     name = equation.name
     bounds = [
@@ -335,10 +369,14 @@ def propagated_bound(
         # the chosen elements determine its scale: at a huge x's, clip(x, -1, 1), where(ok, x, 1)
         # and minimum(x, y) would lose 1 and y
         return None
-    if name in KEEPS_SCALE:
-        return max(bounds)
     if family is Family.INVARIANT:
         return 0
+    # beside zeros alone the result is the operand's elements
+    nonzero = sum(x.constant_value != 0 for x in floats)
+    if not all(map(is_measured, floats)) and not (name in KEEPS_SCALE and nonzero < 2):
+        return None
+    if name in KEEPS_SCALE:
+        return max(bounds)
     if constant and name == "mul":
         return sum(bounds)
     if name == "div" and is_nonzero_constant(floats[1]) and equation.direction != "update":
@@ -350,8 +388,6 @@ def propagated_bound(
             return sum(bounds)
         case _ if name in ADDS:
             return max(bounds) + 1
-        case "rem":
-            return bounds[0]
         case "sqrt" | "cbrt":
             return max(bounds) // 2 + 2
     return None
@@ -456,7 +492,10 @@ class ResultRounding(RuleContext):
             return self.clipped(dataclasses.replace(y, data=data, exponent=y.exponent + static))
         floats = [x for x in inputs if isinstance(x, ScaledValue)]
         if family in (Family.STRUCTURAL, Family.ORDERED) or y.constant_value is not None:
-            return self.rounded(y, max(map(bound_of_data, floats)))
+            bound = max(map(bound_of_data, floats))
+            return self.rounded(
+                y, bound, measured=keeps_all(equation) and all(map(is_measured, floats))
+            )
         constant = any(x.constant_value is not None for x in floats)
         if equation.name == "div" and is_nonzero_constant(floats[1]) and not optimizer:
             half = y.data.dtype.type(0.5)  # the constant's data lie above 1/2
@@ -468,14 +507,15 @@ class ResultRounding(RuleContext):
             y = dataclasses.replace(y, exponent=zeros_exponent(y.exponent))
         return self.rounded(y, bound)
 
-    def rounded(self, x: ScaledValue, bound: int = TOP) -> ScaledValue:
+    def rounded(self, x: ScaledValue, bound: int = TOP, *, measured: bool = False) -> ScaledValue:
         """Returns the value rounded once; finite data, below ``2**bound``, stay finite."""
         if self.keeps_float32:
             return x
         data = x.data
         if data.dtype != self.dtype:
             (data,) = outlined(rounded, (self.fmt, bound > TOP), data.astype(jnp.float32))
-        return EveryOpValue(data, x.exponent, x.origin, x.constant_value, bound=min(bound, TOP))
+        known = {"bound": min(bound, TOP), "measured": measured}
+        return EveryOpValue(data, x.exponent, x.origin, x.constant_value, **known)
 
     def clipped(self, x: ScaledValue) -> ScaledValue:
         """Returns the value rounded at its scale; data beyond the format's largest saturate."""
@@ -487,7 +527,7 @@ class ResultRounding(RuleContext):
         options = (measure, self.fmt, not self.keeps_float32)
         data, exponent = outlined(rescaled, options, x.data, exponent)
         bound = TOP if self.keeps_float32 else min(bound_of(measure, data.size), TOP)
-        y = EveryOpValue(data, exponent, x.origin, bound=bound)
+        y = EveryOpValue(data, exponent, x.origin, bound=bound, measured=True)
         y.memo.measure = measure
         return y
 

@@ -60,7 +60,10 @@ from ._align import (
     finite_factor,
     has_found_exponent,
     is_independent,
+    is_measured,
     is_packed,
+    keeps_all,
+    power_factor,
     propagating_rule,
     widened,
     widest_dtype,
@@ -200,8 +203,9 @@ class EveryOp(ResultRounding):
         cases: list[Value] = [widened(self._own(x)) for x in (on_false, on_true)]
         (b, a), exponent = aligned(cases if self.propagates else chosen(predicate, cases), TOP)
         assert exponent is not None
-        result = self.rounded(ScaledValue(lax.select(predicate, a.data, b.data), exponent))
-        return ScaledValue(result.data, jnp.asarray(exponent, jnp.int32), "forward")
+        found = ScaledValue(lax.select(predicate, a.data, b.data), exponent)
+        result = self.rounded(found) if self.propagates else self.rescaled(found)
+        return ScaledValue(result.data, jnp.asarray(result.exponent, jnp.int32), "forward")
 
     def unstack(self, value: Value, aval: ShapedArray) -> ScaledValue:
         value = self.read(value)
@@ -215,7 +219,8 @@ class EveryOp(ResultRounding):
         exponent = jnp.max(value.exponent, initial=np.int32(ZERO_EXPONENT))
         factor = power_of_two(jnp.clip(value.exponent - exponent, -126, 0))
         data = value.data.astype(jnp.float32) * leading(factor, value.data)
-        return self.rounded(ScaledValue(data, exponent))
+        stacked = ScaledValue(data, exponent)
+        return self.rounded(stacked) if self.propagates else self.rescaled(stacked)
 
     # -- equations -------------------------------------------------------------------------------
 
@@ -267,6 +272,8 @@ class EveryOp(ResultRounding):
             own = next(x for x in inputs if isinstance(x, ScaledValue))
             if rule is not FALLBACK and not per_slice(own) and not is_rescale(equation):
                 return state, self._moved(equation, inputs, own)
+        if equation.name in ("mul", "div") and (y := self._shifted(equation, inputs)):
+            return state, [y]
         dtype = widest_dtype(equation)
         stacked = [isinstance(x, ScaledValue) and per_slice(x) for x in inputs]
         wide: list[Value] = [
@@ -311,15 +318,36 @@ class EveryOp(ResultRounding):
         data = [x.data if isinstance(x, ScaledValue) else x for x in inputs]
         outs = rebind(equation, data, own.data.dtype)
         constant_value = own.constant_value if equation.name not in EXACT else None
-        bound = bound_of_data(own)
+        known = {"bound": bound_of_data(own), "packed": is_packed(own)}
+        known["measured"] = is_measured(own) and keeps_all(equation)
 
         def moved(y: jax.Array, _: ShapedArray) -> EveryOpValue:
-            packed = is_packed(own)
-            return EveryOpValue(
-                y, own.exponent, own.origin, constant_value, bound=bound, packed=packed
-            )
+            return EveryOpValue(y, own.exponent, own.origin, constant_value, **known)
 
         return map_floats(moved, outs, equation.out_avals)
+
+    def _shifted(self, equation: Equation, inputs: Sequence[Value]) -> EveryOpValue | None:
+        """Computes a product with a power of two, which changes nothing but sign and exponent."""
+        for own, other in ((inputs[0], inputs[1]), (inputs[1], inputs[0]))[
+            : 1 + (equation.name == "mul")
+        ]:
+            factor = power_factor(equation, other)
+            if (
+                factor is None
+                or own.constant_value is not None
+                or own.shape != equation.out_avals[0].shape
+            ):
+                continue
+            sign, moved = factor
+            data = own.data if sign > 0 else -own.data
+            exponent = own.exponent + moved
+            if not isinstance(exponent, int):  # of zeros it stays below all others
+                exponent = jnp.where(
+                    exponent < ZERO_EXPONENT // 4, np.int32(ZERO_EXPONENT), exponent
+                )
+            known = {"bound": bound_of_data(own), "measured": is_measured(own)}
+            return EveryOpValue(data, exponent, own.origin, packed=is_packed(own), **known)
+        return None
 
     def _own(self, x: Value) -> Value:
         return self._in_format(x) if self.overrides.keep else x
