@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +21,12 @@ from ..scaled import (
     HIGHEST,
     LOWEST,
     ZERO_EXPONENT,
+    exponent_of,
     is_known,
     power_of_two,
     predicted_size,
     scaled_down,
+    split_power,
     static_scale,
 )
 from ._families import INFINITE, RuleContext, propagated_power
@@ -32,7 +34,7 @@ from ._predict import terms_of
 from ._recipe import Recipe, Results
 from ._rescale import is_rescale
 from ._rules import FALLBACK, RULES, Rule
-from ._value import Exponent, Memo, ScaledValue, largest_rounded
+from ._value import Exponent, Memo, ScaledValue, largest_rounded, leading, wide_dtype
 
 MASK = 20  # log2 of the least constant that is taken for a mask, such as -1e9
 NEAR = 9  # log2 of how much larger than the others it may be without being taken for one
@@ -191,6 +193,58 @@ def _down_to(x: ScaledValue, common: Exponent) -> ScaledValue:
     return ScaledValue(data, 0)
 
 
+Factor: TypeAlias = float | jax.Array
+V = TypeVar("V", bound=ScaledValue)
+
+
+def factor_of(x: ScaledValue) -> Factor:
+    return x.factor if isinstance(x, EveryOpValue) else 1.0
+
+
+def folded(x: ScaledValue, over: Factor = 1.0) -> ScaledValue:
+    """Returns the value with its factor, divided by ``over``, in the data, which become float32."""
+    factor = factor_of(x)
+    if isinstance(factor, float) and isinstance(over, float):
+        ratio = factor / over
+    else:
+        ratio = 1.0 if factor is over else jnp.float32(factor) / jnp.float32(over)
+    if isinstance(x, EveryOpValue):
+        x = dataclasses.replace(x, factor=1.0)
+    if isinstance(ratio, float) and ratio == 1:
+        return x
+    x = widened(x, wide_dtype(x.data.dtype))
+    ratio = jnp.asarray(ratio, x.data.dtype)
+    return dataclasses.replace(x, data=x.data * leading(ratio, x.data))
+
+
+def with_factor(x: V, factor: Factor) -> V:
+    """Returns the value with a positive factor, whose power of two goes to the exponent."""
+    if isinstance(factor, float):
+        half, moved = math.frexp(factor)
+        return dataclasses.replace(x, exponent=x.exponent + (moved - 1), factor=2 * half)
+    mantissa, power = split_power(factor)
+    return dataclasses.replace(x, exponent=x.exponent + exponent_of(power), factor=mantissa)
+
+
+def larger_factor(values: Sequence[ScaledValue]) -> Factor:
+    """Returns the factor of the value with the largest scale, constants apart."""
+    exponent, factor = None, 1.0
+    for x in values:
+        if x.constant_value is not None:
+            continue
+        own = factor_of(x)
+        if exponent is None:
+            exponent, factor = x.exponent, own
+        elif all(isinstance(v, int | float) for v in (exponent, factor, x.exponent, own)):
+            exponent, factor = max((exponent, factor), (x.exponent, own))
+        else:
+            higher = jnp.asarray(x.exponent > exponent)
+            higher |= (x.exponent == exponent) & (jnp.asarray(own) > factor)
+            exponent = jnp.where(higher, x.exponent, exponent)
+            factor = jnp.where(higher, jnp.float32(own), jnp.float32(factor))
+    return factor
+
+
 TOP = 15  # log2 of the largest data: FP16 ends just below 2^16
 
 
@@ -243,16 +297,12 @@ def clipped(data: jax.Array, top: float) -> jax.Array:
     return lax.select(infinite, data, lax.clamp(-limit, data, limit))
 
 
-def power_factor(equation: Equation, x: ScaledValue) -> tuple[int, int] | None:
-    """Returns sign and log2 of a constant factor or divisor; None if it isn't a power of two."""
+def constant_factor(equation: Equation, x: ScaledValue) -> float | None:
+    """Returns the factor that a constant is, or that its inverse is; None for 0 and infinities."""
     c = x.constant_value
     if not c or not math.isfinite(c) or finite_factor(x) is not x:
         return None
-    mantissa, exponent = math.frexp(c)
-    if abs(mantissa) != 0.5:
-        return None
-    exponent -= 1
-    return (1 if c > 0 else -1), (exponent if equation.name == "mul" else -exponent)
+    return c if equation.name == "mul" else 1 / c
 
 
 def zeros_exponent(exponent: Exponent) -> jax.Array:
@@ -289,16 +339,35 @@ class EveryOpValue(ScaledValue):
             bounded from below as well, unless all are zero.
         packed: whether it holds matrices of several magnitudes, which no scale fits. Its data are
             then in the compute dtype.
+        factor: where scales are only propagated, what the data are multiplied by beside
+            ``2**exponent``, from 1 to 2: constant factors, which no power of two holds. A Python
+            number if the program alone determines it, else a float32 array with the exponent's
+            axes.
     """
 
     bound: int = TOP
     independent: bool = False
     measured: bool = False
     packed: bool = False
+    factor: Factor = 1.0
 
     STATIC: ClassVar = (
         *("origin", "constant_value", "log2_std", "bound", "independent", "measured", "packed"),
     )
+
+    def tree_flatten(self):
+        children, static = super().tree_flatten()
+        known = isinstance(self.factor, float)
+        return (*children, None if known else self.factor), (
+            self.factor if known else None,
+            *static,
+        )
+
+    @classmethod
+    def tree_unflatten(cls, static, children):
+        (factor, *rest), (*own, traced) = static, children
+        value = super().tree_unflatten(tuple(rest), own)
+        return dataclasses.replace(value, factor=traced if factor is None else factor)
 
 
 def is_independent(x: ScaledValue) -> bool:
@@ -405,15 +474,13 @@ def bound_aligned(results: Results, x: ScaledValue) -> int:
 
 # Families whose results need the format's whole range (of aligned operands, one may be a mask).
 FULL_RANGE = (Family.FALLBACK, Family.POWER, Family.ALIGNED)
-# Primitives whose rules find the exponent of their result from data.
 PACKED = having("packed")
-READ_DATA = names(lambda row: row.family is Family.CONTRACTIVE) | {"reduce_prod"}
 
 
 def propagating_rule(name: str) -> Rule:
     if name == "integer_pow":
         return Rule(Family.POWER, propagated_power)
-    return FALLBACK if name in READ_DATA else RULES[name]
+    return FALLBACK if name == "reduce_prod" else RULES[name]  # which finds an exponent from data
 
 
 def static_exponent(equation: Equation) -> int:
@@ -459,11 +526,13 @@ class ResultRounding(RuleContext):
         """Whether scales follow from operands' scales and from shapes alone, never from data."""
         return self.results.rescale == "never"
 
-    def lifted(self, x: ScaledValue) -> ScaledValue:
+    def lifted(self, x: ScaledValue, *, has_scale: bool = True) -> ScaledValue:
         if isinstance(x.exponent, int) and x.exponent == 0 and not self.keeps_float32:
             top = largest_rounded(self.fmt, x.data.dtype)
             x = dataclasses.replace(x, data=clipped(x.data, top))
-        return self.clipped(x) if self.propagates else self.rescaled(x, full_range=True)
+        if self.propagates and has_scale:
+            return self.clipped(x)
+        return self.rescaled(x, full_range=not self.propagates)
 
     def result(
         self,
@@ -489,7 +558,10 @@ class ResultRounding(RuleContext):
         if self.propagates:
             static = static_exponent(equation)
             data = y.data * y.data.dtype.type(2.0**-static) if static else y.data
-            return self.clipped(dataclasses.replace(y, data=data, exponent=y.exponent + static))
+            exponent = y.exponent + static
+            if family in (Family.PRODUCT, Family.POWER) and not isinstance(exponent, int):
+                exponent = zeros_exponent(exponent)
+            return self.clipped(dataclasses.replace(y, data=data, exponent=exponent))
         floats = [x for x in inputs if isinstance(x, ScaledValue)]
         if family in (Family.STRUCTURAL, Family.ORDERED) or y.constant_value is not None:
             bound = max(map(bound_of_data, floats))
@@ -514,7 +586,7 @@ class ResultRounding(RuleContext):
         data = x.data
         if data.dtype != self.dtype:
             (data,) = outlined(rounded, (self.fmt, bound > TOP), data.astype(jnp.float32))
-        known = {"bound": min(bound, TOP), "measured": measured}
+        known: Any = {"bound": min(bound, TOP), "measured": measured, "factor": factor_of(x)}
         return EveryOpValue(data, x.exponent, x.origin, x.constant_value, **known)
 
     def clipped(self, x: ScaledValue) -> ScaledValue:
@@ -527,7 +599,8 @@ class ResultRounding(RuleContext):
         options = (measure, self.fmt, not self.keeps_float32)
         data, exponent = outlined(rescaled, options, x.data, exponent)
         bound = TOP if self.keeps_float32 else min(bound_of(measure, data.size), TOP)
-        y = EveryOpValue(data, exponent, x.origin, bound=bound, measured=True)
+        known: Any = {"bound": bound, "measured": True, "factor": factor_of(x)}
+        y = EveryOpValue(data, exponent, x.origin, **known)
         y.memo.measure = measure
         return y
 
