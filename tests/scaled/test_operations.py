@@ -106,6 +106,54 @@ def test_one_operand_gives_the_value_behind_the_published_scale(name, f, rule, s
     np.testing.assert_allclose(exact(y), f(x), rtol=2 * HALF, atol=1e-5 * scale_of(y).max())
 
 
+def test_scales_that_leave_float32s_range_move_to_the_data():
+    small, large = (sw.ScaledArray(jnp.float16([1, 2, 3]), 2.0**e) for e in (-70, 65))
+    x = np.float64([1, 2, 3])
+    for y, exponent, want in (
+        (scaled.mul(small, small), -140, x * x), (scaled.div(small, large), -135, x / x),
+        (scaled.square(small), -140, x * x), (scaled.integer_pow(large, -2), -130, x**-2),
+        (scaled.matmul(small, small), -140, x @ x), (scaled.mul(large, large), 130, x * x),
+    ):  # fmt: skip
+        assert np.finfo(np.float32).tiny <= float(y.scale) <= np.finfo(np.float32).max
+        np.testing.assert_allclose(exact(y) * 2.0**-exponent, want, rtol=0, atol=2.0**-10)
+    with pytest.raises(ValueError, match="scale is 1e-40, below the smallest normal float32"):
+        sw.ScaledArray(jnp.ones(2), 1e-40)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_chain_of_products_loses_what_its_roundings_lose(seed):
+    """1,000 numbers and arrays of unit size: 30 numbers of 3.0 were infinite."""
+    rng = np.random.default_rng(seed)
+    kind = sw.ScaledArray.from_exponent if seed % 2 else sw.ScaledArray
+    a = kind(jnp.float16(rng.uniform(1, 2, 8)), 0 if seed % 2 else 1.0)
+    want, rounded = exact(a), 0
+    for _ in range(60):
+        c = float(2.0 ** rng.uniform(-3, 3))
+        match rng.integers(4):
+            case 0:
+                a, want = scaled.mul(a, c), want * np.float32(c)
+            case 1:
+                a, want = scaled.div(a, c), want / np.float32(c)
+            case 2:
+                a, want = scaled.mul(sw.ScaledArray(jnp.float16(-1.5), c), a), want * -1.5 * c
+            case _:
+                b = sw.ScaledArray(jnp.float16(rng.choice([0.5, 1, 2], 8)), c)
+                a, want = scaled.div(scaled.mul(a, b), b), want
+        rounded += seed % 2
+    np.testing.assert_allclose(exact(a), want, rtol=1e-5 + 2 * HALF * rounded)
+
+
+def test_the_arithmetic_of_exp_follows_the_values():
+    a, b = (sw.ScaledArray(jnp.float16([0.3, 1.7, -1.9]), 2.0**e) for e in (-1, 2))
+    for x, narrow in ((a, True), (b, False)):
+        auto = scaled.exp(x, arithmetic="auto").data
+        np.testing.assert_array_equal(
+            auto, scaled.exp(x, arithmetic="narrow" if narrow else "float32").data
+        )
+        np.testing.assert_allclose(auto, np.exp(exact(x)), rtol=2 * HALF)
+    np.testing.assert_array_equal(scaled.exp(b).data, scaled.exp(b, arithmetic="float32").data)
+
+
 def test_exp_log_and_roots_far_beyond_the_range_of_float32():
     a = sw.ScaledArray.from_exponent(jnp.float16([1.5, 2.0]), -401)
     np.testing.assert_allclose(

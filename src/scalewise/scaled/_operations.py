@@ -66,7 +66,6 @@ relu = _of_one("relu", jax.nn.relu, "``max(a, 0)``")
 square = _of_one("square", jnp.square, "``a^2``", 2)
 sqrt = _of_one("sqrt", jnp.sqrt, "square roots", 2)
 rsqrt = _of_one("rsqrt", lax.rsqrt, "inverse square roots", 2)
-exp = _of_one("exp", jnp.exp, "the exponential")
 sigmoid = _of_one("sigmoid", jax.nn.sigmoid, "the logistic function")
 cos = _of_one("cos", jnp.cos, "the cosine")
 
@@ -129,8 +128,8 @@ def mul(a: Operand, b: Operand) -> ScaledArray:
     """Returns ``a * b`` with the scale ``sA sB``.
 
     A number, or an operand without axes beside one that has some, goes into the scale: the data
-    are not rounded. An exponent takes the nearest power of two, and the data the rest. What of a
-    product of scales leaves float32's range multiplies the data.
+    are not rounded. An exponent takes the nearest power of two, and the data the rest. Where a
+    product of scales leaves float32's range, the data take a power of two of it.
     """
     x, y = _scalars_in_scales("mul", a, b)
     data, scale = combined(RULES["mul"], x.algebra, [x, y])
@@ -264,6 +263,31 @@ def gelu(a: Operand, *, approximate: bool = True) -> ScaledArray:
 def integer_pow(a: Operand, n: int) -> ScaledArray:
     """Returns ``a^n`` for a Python integer with the scale ``sA^n``."""
     return applied("integer_pow", lambda x: lax.integer_pow(x, n), a, static=(n,))
+
+
+@checked
+def exp(a: Operand, *, arithmetic: Literal["float32", "narrow", "auto"] = "float32") -> ScaledArray:
+    """Returns the exponential with the scale 1, computed from the value.
+
+    Args:
+        a: the operand.
+        arithmetic: ``"narrow"`` computes it in the data's dtype if that has 16 bits; ``"auto"``
+            chooses that at run time if all values (data times scale) are at most 1, so that
+            rounding them costs no more than rounding the result does, and otherwise float32.
+    """
+    (x,) = operands("exp", a)
+    value = x.value()
+
+    def narrow(value: jax.Array) -> jax.Array:
+        return jnp.exp(value.astype(x.dtype)).astype(value.dtype)
+
+    if x.dtype.itemsize != 2 or arithmetic == "float32":
+        data = jnp.exp(value)
+    elif arithmetic == "narrow":
+        data = narrow(value)
+    else:
+        data = lax.cond(jnp.all(jnp.abs(value) <= 1), narrow, jnp.exp, value)
+    return scaled_result(data, x.algebra.one, x.algebra, x.dtype)
 
 
 @checked

@@ -436,7 +436,7 @@ def scaled_result(data: jax.Array, scale: Any, algebra: Algebra, dtype: FormatLi
         return ScaledArray.from_exponent(stored(data, dtype), scale)
     mantissa, exponent = scale
     _, _, bias = layout(data.dtype)
-    kept = jnp.clip(exponent, 2 - bias, bias - 2)
+    kept = jnp.clip(exponent, 1 - bias, bias - 1)
     beyond = jnp.where(jnp.equal(mantissa, 0), 0, exponent - kept)
     scale = jnp.asarray(mantissa, data.dtype) * power_of_two(kept, data.dtype)
     return ScaledArray(stored(ldexp(data, beyond), dtype), scale)
