@@ -36,20 +36,20 @@ computes every operation on such pairs, so that data stay near 1 in a narrow for
 | a registry of scaled primitives | rules by family: [coverage.md](coverage.md) |
 | `Pow2RoundMode`, global configuration | scales are powers of two; a `Recipe` is an argument |
 
-jax-scalify doesn't have `scan`, `while`, `cond`, gathers, batched products, `vmap` outside,
-and JAX newer than 0.4.35. A difference: `autoscale(f, "scalify")` finds a scale from the data
-after products of matrices, sums, powers and quotients, since scales that are only propagated lost
-the gradients of a transformer ([side_by_side.md](side_by_side.md)); arguments and results are
-scaled anew as well. `sw.Recipe(results=sw.Results(rescale="never"))` only propagates:
-every scale follows from the arguments' scales and from shapes by the rules below, data are never
-read to find one, a constant factor multiplies the scale and leaves the data as they are, and functions
-without a rule have results of scale 1. The scale of a plain array is found from it, once. A sum has
-the larger scale of its terms however large it is itself: where a loop adds and rescales by constants,
+jax-scalify doesn't have `scan`, `while`, `cond`, gathers, batched products, `vmap` outside, and
+JAX newer than 0.4.35. A difference: `autoscale(f, "scalify")` finds a scale from the data after
+products of matrices, sums, powers and quotients, since scales that are only propagated lost the
+gradients of a transformer ([side_by_side.md](side_by_side.md)); arguments and results are scaled
+anew as well. `sw.Recipe(results=sw.Results(rescale="never"))` only propagates: every scale
+follows from the arguments' scales and from shapes by the rules below, data are never read to find
+one, a constant factor multiplies the scale and leaves the data as they are, and functions without
+a rule have results of scale 1. The scale of a plain array is found from it, once. A sum has the
+larger scale of its terms however large it is itself: where a loop adds and rescales by constants,
 data drift from unit size, and `sw.rescale` marks where a scale is found.
 
-Under all other recipes a scale is propagated only from scales that were found from the operands' data,
-and powers of two change nothing but the scale. Chains and loops of any length have the errors of
-FP16's roundings:
+Under all other recipes a scale is propagated only from scales that were found from the operands'
+data, and powers of two change nothing but the scale. Chains and loops of any length have the
+errors of FP16's roundings:
 
 ```python
 import jax
@@ -111,11 +111,12 @@ Inputs of 1e6 or 1e-6 need no other code: scales carry the size.
 
 ## Operations and their rules
 
-The operations can be called one by one. Each takes ScaledArrays (or arrays, of scale 1, or numbers)
-and returns one. sA and sB are the operands' scales; s is `sqrt(n)`, rounded to a power of two, for
-sums of n terms; data are computed in float32 and rounded once to the operands' dtype. A number goes
-into the scale of a product or quotient, and so does an operand without axes beside one that has some.
-Where a product of scales leaves float32's range, the data take a power of two of it.
+The operations can be called one by one. Each takes ScaledArrays (or arrays, of scale 1, or
+numbers) and returns one. sA and sB are the operands' scales; s is `sqrt(n)`, rounded to a power
+of two, for sums of n terms; data are computed in float32 and rounded once to the operands' dtype.
+A number goes into the scale of a product or quotient, and so does an operand without axes beside
+one that has some. Where a product of scales leaves float32's range, the data take a power of two
+of it.
 
 """
 
@@ -130,14 +131,16 @@ probabilities = scaled.softmax(y)  # one scale a row
 assert probabilities.scale.shape == (4, 1)
 ```
 
-`scaled.softmax` is softmax by hand: its data are exponentials, which are rounded once, and the scale of
-a row divides by their sum. Traced (`autoscale(jax.nn.softmax, "scalify")`) each of its five operations
-is rounded, and an error of a difference is a relative error of its exponential: the median of the relative errors is five times as large (2.0e-4 and 9.1e-4 for rows of 64
-normal numbers with standard deviation 3). Far below the largest, where exponentials are FP16 subnormals,
+`scaled.softmax` is softmax by hand: its data are exponentials, which are rounded once, and the
+scale of a row divides by their sum. Traced (`autoscale(jax.nn.softmax, "scalify")`) each of its
+five operations is rounded, and an error of a difference is a relative error of its exponential:
+the median of the relative errors is five times as large (2.0e-4 and 9.1e-4 for rows of 64 normal
+numbers with standard deviation 3). Far below the largest, where exponentials are FP16 subnormals,
 tracing is more accurate, since each result has a scale of its own.
 
 ```python
-rows = scaled.as_scaled(3 * jax.random.normal(jax.random.key(1), (50, 64)), "l2", dtype=jnp.float16)
+rows = 3 * jax.random.normal(jax.random.key(1), (50, 64))
+rows = scaled.as_scaled(rows, "l2", dtype=jnp.float16)
 exact = jax.nn.softmax(rows.value(), axis=-1)
 
 
@@ -145,7 +148,8 @@ def median_error(f):
     return float(jnp.median(jnp.abs(sw.scaled.asarray(f(rows)) / exact - 1)))
 
 
-by_hand, traced = median_error(scaled.softmax), median_error(sw.autoscale(jax.nn.softmax, "scalify"))
+by_hand = median_error(scaled.softmax)
+traced = median_error(sw.autoscale(jax.nn.softmax, "scalify"))
 assert by_hand < 3e-4 < 5e-4 < traced < 2e-3
 ```
 
@@ -159,11 +163,11 @@ assert int(scaled.mul(far, far).exponent) == 1000
 assert abs(float(scaled.log(far).value()[0]) - 346.98) < 0.2
 ```
 
-`autoscale` applies the same functions (`scalewise.scaled.RULES`) to exponents of two: `mul`, `div`,
-powers, roots, products of matrices (without s, except for `rescale="never"`), and the larger
-exponent where elements meet. An exponent holds only the power of two of a constant; the rest multiplies
-the data, except for `rescale="never"`, which keeps it as a factor beside the exponent. Its values in flight are float32 under most recipes; under `"scalify"`
-they are the FP16
+`autoscale` applies the same functions (`scalewise.scaled.RULES`) to exponents of two: `mul`,
+`div`, powers, roots, products of matrices (without s, except for `rescale="never"`), and the
+larger exponent where elements meet. An exponent holds only the power of two of a constant; the
+rest multiplies the data, except for `rescale="never"`, which keeps it as a factor beside the
+exponent. Its values in flight are float32 under most recipes; under `"scalify"` they are the FP16
 data of these operations.
 
 ## Five kinds of scaling
