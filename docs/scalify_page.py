@@ -36,14 +36,37 @@ computes every operation on such pairs, so that data stay near 1 in a narrow for
 | a registry of scaled primitives | rules by family: [coverage.md](coverage.md) |
 | `Pow2RoundMode`, global configuration | scales are powers of two; a `Recipe` is an argument |
 
-jax-scalify doesn't have `scan`, `while`, `cond`, gathers, batched products, `vmap` outside,
-and JAX newer than 0.4.35. A difference: `autoscale(f, "scalify")` finds a scale from the data
-after products of matrices, sums, powers and quotients, since scales that are only propagated lost
-the gradients of a transformer ([side_by_side.md](side_by_side.md)); arguments and results are
-scaled anew as well. `sw.Recipe(results=sw.Results(rescale="never"))` only propagates:
-every scale follows from the arguments' scales and from shapes by the rules below, data are never
-read to find
-one, and functions without a rule have results of scale 1. `sw.rescale` then marks the exceptions.
+jax-scalify doesn't have `scan`, `while`, `cond`, gathers, batched products, `vmap` outside, and
+JAX newer than 0.4.35. A difference: `autoscale(f, "scalify")` finds a scale from the data after
+products of matrices, sums, powers and quotients, since scales that are only propagated lost the
+gradients of a transformer ([side_by_side.md](side_by_side.md)); arguments and results are scaled
+anew as well. `sw.Recipe(results=sw.Results(rescale="never"))` only propagates: every scale
+follows from the arguments' scales and from shapes by the rules below, data are never read to find
+one, a constant factor multiplies the scale and leaves the data as they are, and functions without
+a rule have results of scale 1. The scale of a plain array is found from it, once. A sum has the
+larger scale of its terms however large it is itself: where a loop adds and rescales by constants,
+data drift from unit size, and `sw.rescale` marks where a scale is found.
+
+Under all other recipes a scale is propagated only from scales that were found from the operands'
+data, and powers of two change nothing but the scale. Chains and loops of any length have the
+errors of FP16's roundings:
+
+```python
+import jax
+import jax.numpy as jnp
+
+import scalewise as sw
+
+
+def grown(x):
+    return jax.lax.fori_loop(0, 100, lambda i, x: x * 1.1, x)
+
+
+plain = grown(jnp.ones(1, jnp.float16))  # 1.1 is rounded as well: 13280 for 13781
+assert sw.autoscale(grown, "scalify")(jnp.ones(1)) == plain
+never = sw.Recipe(results=sw.Results(rescale="never"))
+assert jnp.allclose(sw.autoscale(grown, never)(jnp.ones(1)), grown(jnp.ones(1)), rtol=1e-4)
+```
 
 A ScaledArray is a pytree that means the same wherever it was made: `vmap`, `lax.map`, `scan` and a
 stack of leaves add an axis to data and scale alike. A scale has no axes or as many as the data; the
@@ -99,9 +122,12 @@ Inputs of 1e6 or 1e-6 need no other code: scales carry the size.
 
 ## Operations and their rules
 
-The operations can be called one by one. Each takes ScaledArrays (or arrays, of scale 1, or numbers)
-and returns one. sA and sB are the operands' scales; s is `sqrt(n)`, rounded to a power of two, for
-sums of n terms; data are computed in float32 and rounded once to the operands' dtype.
+The operations can be called one by one. Each takes ScaledArrays (or arrays, of scale 1, or
+numbers) and returns one. sA and sB are the operands' scales; s is `sqrt(n)`, rounded to a power
+of two, for sums of n terms; data are computed in float32 and rounded once to the operands' dtype.
+A number goes into the scale of a product or quotient, and so does an operand without axes beside
+one that has some. Where a product of scales leaves float32's range, the data take a power of two
+of it.
 
 """
 
@@ -116,6 +142,28 @@ probabilities = scaled.softmax(y)  # one scale a row
 assert probabilities.scale.shape == (4, 1)
 ```
 
+`scaled.softmax` is softmax by hand: its data are exponentials, which are rounded once, and the
+scale of a row divides by their sum. Traced (`autoscale(jax.nn.softmax, "scalify")`) each of its
+five operations is rounded, and an error of a difference is a relative error of its exponential:
+the median of the relative errors is five times as large (2.0e-4 and 9.1e-4 for rows of 64 normal
+numbers with standard deviation 3). Far below the largest, where exponentials are FP16 subnormals,
+tracing is more accurate, since each result has a scale of its own.
+
+```python
+rows = 3 * jax.random.normal(jax.random.key(1), (50, 64))
+rows = scaled.as_scaled(rows, "l2", dtype=jnp.float16)
+exact = jax.nn.softmax(rows.value(), axis=-1)
+
+
+def median_error(f):
+    return float(jnp.median(jnp.abs(sw.scaled.asarray(f(rows)) / exact - 1)))
+
+
+by_hand = median_error(scaled.softmax)
+traced = median_error(sw.autoscale(jax.nn.softmax, "scalify"))
+assert by_hand < 3e-4 < 5e-4 < traced < 2e-3
+```
+
 Zero arrays cost no precision: `maximum(a, ScaledArray(d, 0))` keeps a's scale. An operand with a
 scale for each channel or block is brought to its largest scale first. Scales with an exponent
 (`from_exponent`) have no bound:
@@ -126,10 +174,11 @@ assert int(scaled.mul(far, far).exponent) == 1000
 assert abs(float(scaled.log(far).value()[0]) - 346.98) < 0.2
 ```
 
-`autoscale` applies the same functions (`scalewise.scaled.RULES`) to exponents of two: `mul`, `div`,
-powers, roots, products of matrices (without s, except for `rescale="never"`), and the larger
-exponent where elements meet. Its values in flight are float32 under most recipes; under `"scalify"`
-they are the FP16
+`autoscale` applies the same functions (`scalewise.scaled.RULES`) to exponents of two: `mul`,
+`div`, powers, roots, products of matrices (without s, except for `rescale="never"`), and the
+larger exponent where elements meet. An exponent holds only the power of two of a constant; the
+rest multiplies the data, except for `rescale="never"`, which keeps it as a factor beside the
+exponent. Its values in flight are float32 under most recipes; under `"scalify"` they are the FP16
 data of these operations.
 
 ## Five kinds of scaling
@@ -162,7 +211,7 @@ DATA = {
     "minimum": "min(A sA/s', B sB/s')",
     "where": "A sA/s' or B sB/s'",
     "concatenate": "each at the largest scale",
-    "clip": "clip(A sA/s', bounds / s')",
+    "clip": "clip(A sA/s', bounds / s'), for bounds around 0; max(sA, sB) for others",
     "mul": "A B",
     "div": "A / B",
     "integer_pow": "A^n",
@@ -184,11 +233,11 @@ DATA = {
     "cast_data": "A, rounded to another format",
     "exp": "exp(A sA)",
     "log": "log(A) + log(sA)",
-    "tanh": "tanh(A sA)",
+    "tanh": "tanh(A sA) / s', of small values A",
     "sigmoid": "sigmoid(A sA)",
-    "sin": "sin(A sA)",
+    "sin": "sin(A sA) / s', of small values A",
     "cos": "cos(A sA)",
-    "erf": "erf(A sA)",
+    "erf": "erf(A sA) / s', of small values 2/√π A sA/s'",
     "log_softmax": "(A - max A) sA/s' - log(sum of exp) / s'",
     "softmax": "exp((A - max A) sA), one scale a row",
 }

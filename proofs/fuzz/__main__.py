@@ -1,4 +1,4 @@
-"""Runs the fuzz targets: ``python -m proofs.fuzz [programs|files|arguments] [--count N]``.
+"""Runs the fuzz targets: ``python -m proofs.fuzz [TARGET] [--count N] [--seed S]``.
 
 A target is a module of this package with ``check(seed, index)``, which makes case number ``index``
 of a seed, runs it and returns a list of failures, one sentence each. The same ``--seed``
@@ -15,6 +15,7 @@ import time
 # How many cases a full run has.
 TARGETS = {
     "programs": 1000,
+    "chains": 500,
     "files": 10_000,
     "arguments": 1000,
 }

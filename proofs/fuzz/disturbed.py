@@ -145,6 +145,7 @@ class Disturbed(Interpretation):
 
     def __init__(self, model: Model, rng: np.random.Generator):
         self.model, self.rng = model, rng
+        self.constants: dict[tuple[float, Any], np.ndarray] = {}
 
     def lift(self, x: Any, aval: Any) -> Value:
         x = np.asarray(x)
@@ -156,9 +157,10 @@ class Disturbed(Interpretation):
         x = np.asarray(x, aval.dtype)
         constant_value = float(x) if x.size == 1 else None
         size = 2 * power_below(largest(x))  # its data lie between 1/2 and 1
-        return Value(
-            self.rounded(x, self.model.results, 0.0), 0, constant_value=constant_value, size=size
-        )
+        y = self.rounded(x, self.model.results, 0.0)
+        if constant_value is not None:  # the same in each turn of a loop
+            y = self.constants.setdefault((constant_value, aval.dtype), y).reshape(x.shape)
+        return Value(y, 0, constant_value=constant_value, size=size)
 
     def lower(self, value: Any, aval: Any) -> Any:
         return value.data
@@ -217,10 +219,24 @@ class Disturbed(Interpretation):
         if family is Family.STRUCTURAL and floats:
             return Value(y, 0, origin, floats[0].constant_value, log2_std, size=max(sizes))
         constants = [abs(x.constant_value) for x in floats if x.constant_value is not None]
+        number = {"mul": floats[-2:], "div": floats[1:]}.get(equation.name, [])
+        number = [
+            x for x in number if x.constant_value and math.frexp(x.constant_value)[0] in (0.5, -0.5)
+        ]
+        if number and len(floats) > len(number):  # a power of two changes the scale alone
+            (own,) = (x for x in floats if x is not number[0])
+            c = abs(number[0].constant_value or 0)
+            size = float(np.max(own.size)) * (c if equation.name == "mul" else 1 / c)
+            return Value(y, 0, origin, None, log2_std, size=size)
         propagated, size = self.model.propagated, float(power_below(largest(y)))
         constant_value = float(y) if not floats and y.size == 1 else None
         if equation.name not in TAKES:
             y = self.as_float32(y, np.abs(y))
+            # a scale is propagated only from those that were found from the operands
+            sizes = [
+                size if x.constant_value is not None else float(power_below(largest(x.data)))
+                for size, x in zip(sizes, floats, strict=True)
+            ]
         elif equation.name not in BOUNDED or not any(
             0 < abs(x.constant_value or 0) < MASK for x in floats
         ):
@@ -229,7 +245,7 @@ class Disturbed(Interpretation):
             size = math.prod(sizes)
         elif equation.name == "div" and floats[1].constant_value and equation.direction != "update":
             size = 2 * sizes[0] / sizes[1]
-        elif equation.name in ("add", "sub", "add_any", "rem") and propagated:
+        elif equation.name in ("add", "sub", "add_any") and propagated:
             size = max(sizes)
         elif equation.name == "sqrt" and propagated:
             size = math.sqrt(max(sizes))

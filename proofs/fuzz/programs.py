@@ -291,15 +291,15 @@ def _failures(
         ]
     noise = np.random.default_rng(rng.randrange(1 << 30))
     runs: list[list[np.ndarray]] = []
-    unlike = [""]
-    while unlike and len(runs) < SAMPLES:  # what one run explains, all explain
+    other = [""]
+    while other and len(runs) < SAMPLES:  # what one run explains, all explain
         runs.append(disturbed(jaxpr, model, noise))
-        found = (_unlike(i, a, b, runs) for i, (a, b) in enumerate(zip(got, want, strict=True)))
-        unlike = [sentence for sentence in found if sentence]
-    return failures + unlike
+        found = (unlike(i, a, b, runs) for i, (a, b) in enumerate(zip(got, want, strict=True)))
+        other = [sentence for sentence in found if sentence]
+    return failures + other
 
 
-def _unlike(place: int, got: np.ndarray, want: np.ndarray, runs: Sequence[list[np.ndarray]]) -> str:
+def unlike(place: int, got: np.ndarray, want: np.ndarray, runs: Sequence[list[np.ndarray]]) -> str:
     """How a result differs by more than disturbed runs explain; nothing if it doesn't."""
     others = np.stack([outs[place] for outs in runs])
     finite = np.isfinite(want) & np.isfinite(others).all(0)

@@ -107,6 +107,50 @@ def test_the_scales_are_those_of_the_scaled_operations(name):
     np.testing.assert_allclose(got.data, want.data, rtol=0, atol=2.0**-24)  # never flushed to zero
 
 
+@pytest.mark.parametrize("number", [1.0, 3.0, -0.7, 1e10])
+def test_a_constant_goes_into_the_scale(number):
+    """As in ``scaled.mul``: the data keep their bits in a chain, a loop and its gradient."""
+
+    def chain(x):
+        for _ in range(3):
+            x = x * number / 0.3
+        return x
+
+    def loop(x):
+        return jax.lax.fori_loop(0, 3, lambda i, x: x * number / 0.3, x)
+
+    def gradient(x):
+        turn = lambda x, _: (x * number / 0.3, None)  # noqa: E731
+        return jax.grad(lambda y: jnp.sum(jax.lax.scan(turn, y, None, length=3)[0] * x))(x)
+
+    want = A
+    for _ in range(3):
+        want = scaled.div(scaled.mul(want, number), 0.3)
+    for f in (chain, loop, gradient):
+        got = sw.autoscale(f, NEVER)(A)
+        np.testing.assert_array_equal(got.data, want.data)
+        np.testing.assert_allclose(got.scale, want.scale, rtol=1e-6)
+
+
+def test_a_deep_network_has_the_scales_of_the_scaled_operations():
+    def layer(x, w):
+        return x + 0.5 * jax.nn.relu(x @ w) * 1.0
+
+    def deep(x, w):
+        return jax.lax.scan(lambda x, w: (layer(x, w), None), x, w)[0]
+
+    x, w = normal(0, (4, 16)), normal(1, (12, 16, 16)) / 4
+    near, weights = scaled.as_scaled((x, w), "l2", dtype=jnp.float16)
+    got, want = sw.autoscale(deep, NEVER)(near, weights), near
+    for row in weights.data:
+        product = scaled.matmul(want, sw.ScaledArray(row, weights.scale))
+        want = scaled.add(want, scaled.mul(scaled.mul(scaled.relu(product), 0.5), 1.0))
+    assert float(got.scale) == float(want.scale)
+    np.testing.assert_allclose(got.value(), want.value(), rtol=2e-3, atol=2e-3)
+    plain = sw.autoscale(deep, NEVER)(x, w)
+    np.testing.assert_allclose(plain, deep(x, w), rtol=0, atol=2e-3 * jnp.max(jnp.abs(plain)))
+
+
 def test_a_marked_place_is_rescaled():
     f = sw.autoscale(lambda a: sw.rescale(a * a), NEVER)
     y = f(sw.ScaledArray(data(0) * 64, 1.0))

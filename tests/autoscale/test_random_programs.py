@@ -1,13 +1,25 @@
-"""A short run of `make fuzz` on programs, and of `make prove` on functions."""
+"""A short run of `make fuzz` on programs and chains, and of `make prove` on functions."""
 
 import pytest
 from proofs import functions
 from proofs.function_calls import EXPLICIT, WITHOUT, call, names
-from proofs.fuzz import programs
+from proofs.fuzz import chains, programs
 
 
 def test_a_random_program():
     assert programs.check(0, 2) == []
+
+
+@pytest.mark.parametrize("index", [11, 22, 18, 20])
+@pytest.mark.thorough(keep=2)
+def test_a_random_chain_or_loop_of_constants(index):
+    assert chains.check(3, index) == []
+
+
+@pytest.mark.thorough
+def test_a_losing_operand_of_a_maximum_doesnt_win():
+    """It stood for an infinity of its own sign: a small positive number was larger than 0.69."""
+    assert programs.check(909090, 56) == []
 
 
 @pytest.mark.thorough

@@ -9,6 +9,7 @@ import pytest
 
 import scalewise as sw
 from arrays import normal
+from scalewise import scaled
 from scalewise.scaled import SCALINGS
 
 X = np.asarray(normal(0, (64, 32))) * np.float32(3e-7)
@@ -218,3 +219,19 @@ def test_propagated_costs_a_cast_and_no_more():
 def test_invalid_arguments_are_rejected(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("power_of_two", [True, False])
+def test_the_optimal_scale_has_the_least_error_of_many(power_of_two):
+    x = normal(0, (3, 64))
+    for axis in ((), 0):
+        found = scaled.find_optimal_scaling(x, "e2m1fn", axis=axis, power_of_two=power_of_two)
+        assert found.shape == (() if axis == () else (3, 1))
+        axes = None if axis == () else 1
+
+        def error(s, axes=axes):
+            rounded = np.asarray(sw.round_to(x / s, "e2m1fn", saturate="finite")) * s
+            return np.sum((rounded - x) ** 2, axis=axes, keepdims=axes is not None)
+
+        others = 2.0 ** (np.arange(-6, 4) if power_of_two else np.linspace(-6, 4, 400))
+        assert (error(found) <= 1.01 * np.min([error(s) for s in others], axis=0)).all()

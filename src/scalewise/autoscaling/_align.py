@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +21,12 @@ from ..scaled import (
     HIGHEST,
     LOWEST,
     ZERO_EXPONENT,
+    exponent_of,
     is_known,
     power_of_two,
     predicted_size,
     scaled_down,
+    split_power,
     static_scale,
 )
 from ._families import INFINITE, RuleContext, propagated_power
@@ -32,7 +34,7 @@ from ._predict import terms_of
 from ._recipe import Recipe, Results
 from ._rescale import is_rescale
 from ._rules import FALLBACK, RULES, Rule
-from ._value import Exponent, Memo, ScaledValue, largest_rounded
+from ._value import Exponent, Memo, ScaledValue, largest_rounded, leading, wide_dtype
 
 MASK = 20  # log2 of the least constant that is taken for a mask, such as -1e9
 NEAR = 9  # log2 of how much larger than the others it may be without being taken for one
@@ -102,8 +104,8 @@ def bounding(y: Value, operands: Sequence[Value], cases: Sequence[Value]) -> lis
     """Returns the operands of a minimum, maximum or clamp such that unused ones have no exponent.
 
     An operand is unused if the result has no nonzero element of it: the loss so far that begins
-    with the largest number, say. Its elements become infinities, which lose against the others as
-    they did before.
+    with the largest number, say. Its elements become infinities on that side of the result where
+    they are, which lose against the others as they did before.
 
     Args:
         y: the result, of the operands at one exponent.
@@ -117,7 +119,10 @@ def bounding(y: Value, operands: Sequence[Value], cases: Sequence[Value]) -> lis
         whole = jnp.broadcast_to(aligned.data, y.data.shape)  # a clamp's bounds may be scalars
         nonzero = jnp.broadcast_to(x.data != 0, y.data.shape)
         used = jnp.any((whole == y.data) & nonzero)
-        infinite = jnp.where(x.data == 0, x.data, x.data * x.data.dtype.type(np.inf))
+        above = whole > y.data
+        above = above if x.data.shape == above.shape else jnp.any(above)
+        infinite = jnp.where(above, np.inf, -np.inf).astype(x.data.dtype)
+        infinite = jnp.where((x.data == 0) | jnp.isnan(x.data), x.data, infinite)
         exponent = jnp.where(used, x.exponent, np.int32(ZERO_EXPONENT))
         return dataclasses.replace(x, data=jnp.where(used, x.data, infinite), exponent=exponent)
 
@@ -188,6 +193,58 @@ def _down_to(x: ScaledValue, common: Exponent) -> ScaledValue:
     return ScaledValue(data, 0)
 
 
+Factor: TypeAlias = float | jax.Array
+V = TypeVar("V", bound=ScaledValue)
+
+
+def factor_of(x: ScaledValue) -> Factor:
+    return x.factor if isinstance(x, EveryOpValue) else 1.0
+
+
+def folded(x: ScaledValue, over: Factor = 1.0) -> ScaledValue:
+    """Returns the value with its factor, divided by ``over``, in the data, which become float32."""
+    factor = factor_of(x)
+    if isinstance(factor, float) and isinstance(over, float):
+        ratio = factor / over
+    else:
+        ratio = 1.0 if factor is over else jnp.float32(factor) / jnp.float32(over)
+    if isinstance(x, EveryOpValue):
+        x = dataclasses.replace(x, factor=1.0)
+    if isinstance(ratio, float) and ratio == 1:
+        return x
+    x = widened(x, wide_dtype(x.data.dtype))
+    ratio = jnp.asarray(ratio, x.data.dtype)
+    return dataclasses.replace(x, data=x.data * leading(ratio, x.data))
+
+
+def with_factor(x: V, factor: Factor) -> V:
+    """Returns the value with a positive factor, whose power of two goes to the exponent."""
+    if isinstance(factor, float):
+        half, moved = math.frexp(factor)
+        return dataclasses.replace(x, exponent=x.exponent + (moved - 1), factor=2 * half)
+    mantissa, power = split_power(factor)
+    return dataclasses.replace(x, exponent=x.exponent + exponent_of(power), factor=mantissa)
+
+
+def larger_factor(values: Sequence[ScaledValue]) -> Factor:
+    """Returns the factor of the value with the largest scale, constants apart."""
+    exponent, factor = None, 1.0
+    for x in values:
+        if x.constant_value is not None:
+            continue
+        own = factor_of(x)
+        if exponent is None:
+            exponent, factor = x.exponent, own
+        elif all(isinstance(v, int | float) for v in (exponent, factor, x.exponent, own)):
+            exponent, factor = max((exponent, factor), (x.exponent, own))
+        else:
+            higher = jnp.asarray(x.exponent > exponent)
+            higher |= (x.exponent == exponent) & (jnp.asarray(own) > factor)
+            exponent = jnp.where(higher, x.exponent, exponent)
+            factor = jnp.where(higher, jnp.float32(own), jnp.float32(factor))
+    return factor
+
+
 TOP = 15  # log2 of the largest data: FP16 ends just below 2^16
 
 
@@ -240,6 +297,14 @@ def clipped(data: jax.Array, top: float) -> jax.Array:
     return lax.select(infinite, data, lax.clamp(-limit, data, limit))
 
 
+def constant_factor(equation: Equation, x: ScaledValue) -> float | None:
+    """Returns the factor that a constant is, or that its inverse is; None for 0 and infinities."""
+    c = x.constant_value
+    if not c or not math.isfinite(c) or finite_factor(x) is not x:
+        return None
+    return c if equation.name == "mul" else 1 / c
+
+
 def zeros_exponent(exponent: Exponent) -> jax.Array:
     """Returns :data:`ZERO_EXPONENT` for an exponent that roots or powers have made of it."""
     beyond = lax.abs(jnp.int32(exponent)) > -ZERO_EXPONENT // 4
@@ -253,6 +318,12 @@ KEEPS_SCALE = having("keeps_scale") | EXACT
 BOUNDED = having("selects")
 BOUNDS = BOUNDED - {"select_n"}  # the elements determine which of them are chosen
 ADDS = having("adds")
+KEEPS_ALL = names(lambda row: row.family is Family.STRUCTURAL) - having("drops") | {"neg", "abs"}
+
+
+def keeps_all(equation: Equation) -> bool:
+    """Returns whether each element of the operand is one of the result."""
+    return equation.name in KEEPS_ALL and len(equation.out_avals) == 1
 
 
 @jax.tree_util.register_pytree_node_class
@@ -264,15 +335,39 @@ class EveryOpValue(ScaledValue):
         bound: log2 of the largest magnitude that finite data can have.
         independent: whether it depends on no float argument, but on constants, integers and random
             bits alone. Its data are then in the compute dtype, its exponent is 0.
+        measured: whether the scale was found from these data, so that their largest magnitude is
+            bounded from below as well, unless all are zero.
         packed: whether it holds matrices of several magnitudes, which no scale fits. Its data are
             then in the compute dtype.
+        factor: where scales are only propagated, what the data are multiplied by beside
+            ``2**exponent``, from 1 to 2: constant factors, which no power of two holds. A Python
+            number if the program alone determines it, else a float32 array with the exponent's
+            axes.
     """
-
-    STATIC: ClassVar = ("origin", "constant_value", "log2_std", "bound", "independent", "packed")
 
     bound: int = TOP
     independent: bool = False
+    measured: bool = False
     packed: bool = False
+    factor: Factor = 1.0
+
+    STATIC: ClassVar = (
+        *("origin", "constant_value", "log2_std", "bound", "independent", "measured", "packed"),
+    )
+
+    def tree_flatten(self):
+        children, static = super().tree_flatten()
+        known = isinstance(self.factor, float)
+        return (*children, None if known else self.factor), (
+            self.factor if known else None,
+            *static,
+        )
+
+    @classmethod
+    def tree_unflatten(cls, static, children):
+        (factor, *rest), (*own, traced) = static, children
+        value = super().tree_unflatten(tuple(rest), own)
+        return dataclasses.replace(value, factor=traced if factor is None else factor)
 
 
 def is_independent(x: ScaledValue) -> bool:
@@ -281,6 +376,10 @@ def is_independent(x: ScaledValue) -> bool:
 
 def is_packed(x: ScaledValue) -> bool:
     return isinstance(x, EveryOpValue) and x.packed
+
+
+def is_measured(x: ScaledValue) -> bool:
+    return x.constant_value is not None or (isinstance(x, EveryOpValue) and x.measured)
 
 
 def bound_of_data(x: ScaledValue) -> int:
@@ -322,6 +421,10 @@ def propagated_bound(
     the sum of two. Sums of many, products of matrices, quotients and functions without a rule
     are smaller than any bound by an unknown factor: a chain of such operations left data at a
     thousandth of unit size, and gradients were lost.
+
+    A product or a sum may be smaller than its bound, too, though only by what its operands are.
+    Its scale is therefore propagated only from scales that were found from their operands' data:
+    no two roundings in succession are at propagated scales, and nothing drifts in a chain or loop.
     """
     name = equation.name
     bounds = [
@@ -335,10 +438,14 @@ def propagated_bound(
         # the chosen elements determine its scale: at a huge x's, clip(x, -1, 1), where(ok, x, 1)
         # and minimum(x, y) would lose 1 and y
         return None
-    if name in KEEPS_SCALE:
-        return max(bounds)
     if family is Family.INVARIANT:
         return 0
+    # beside zeros alone the result is the operand's elements
+    nonzero = sum(x.constant_value != 0 for x in floats)
+    if not all(map(is_measured, floats)) and not (name in KEEPS_SCALE and nonzero < 2):
+        return None
+    if name in KEEPS_SCALE:
+        return max(bounds)
     if constant and name == "mul":
         return sum(bounds)
     if name == "div" and is_nonzero_constant(floats[1]) and equation.direction != "update":
@@ -350,8 +457,6 @@ def propagated_bound(
             return sum(bounds)
         case _ if name in ADDS:
             return max(bounds) + 1
-        case "rem":
-            return bounds[0]
         case "sqrt" | "cbrt":
             return max(bounds) // 2 + 2
     return None
@@ -369,15 +474,13 @@ def bound_aligned(results: Results, x: ScaledValue) -> int:
 
 # Families whose results need the format's whole range (of aligned operands, one may be a mask).
 FULL_RANGE = (Family.FALLBACK, Family.POWER, Family.ALIGNED)
-# Primitives whose rules find the exponent of their result from data.
 PACKED = having("packed")
-READ_DATA = names(lambda row: row.family is Family.CONTRACTIVE) | {"reduce_prod"}
 
 
 def propagating_rule(name: str) -> Rule:
     if name == "integer_pow":
         return Rule(Family.POWER, propagated_power)
-    return FALLBACK if name in READ_DATA else RULES[name]
+    return FALLBACK if name == "reduce_prod" else RULES[name]  # which finds an exponent from data
 
 
 def static_exponent(equation: Equation) -> int:
@@ -423,11 +526,13 @@ class ResultRounding(RuleContext):
         """Whether scales follow from operands' scales and from shapes alone, never from data."""
         return self.results.rescale == "never"
 
-    def lifted(self, x: ScaledValue) -> ScaledValue:
+    def lifted(self, x: ScaledValue, *, has_scale: bool = True) -> ScaledValue:
         if isinstance(x.exponent, int) and x.exponent == 0 and not self.keeps_float32:
             top = largest_rounded(self.fmt, x.data.dtype)
             x = dataclasses.replace(x, data=clipped(x.data, top))
-        return self.clipped(x) if self.propagates else self.rescaled(x, full_range=True)
+        if self.propagates and has_scale:
+            return self.clipped(x)
+        return self.rescaled(x, full_range=not self.propagates)
 
     def result(
         self,
@@ -453,10 +558,16 @@ class ResultRounding(RuleContext):
         if self.propagates:
             static = static_exponent(equation)
             data = y.data * y.data.dtype.type(2.0**-static) if static else y.data
-            return self.clipped(dataclasses.replace(y, data=data, exponent=y.exponent + static))
+            exponent = y.exponent + static
+            if family in (Family.PRODUCT, Family.POWER) and not isinstance(exponent, int):
+                exponent = zeros_exponent(exponent)
+            return self.clipped(dataclasses.replace(y, data=data, exponent=exponent))
         floats = [x for x in inputs if isinstance(x, ScaledValue)]
         if family in (Family.STRUCTURAL, Family.ORDERED) or y.constant_value is not None:
-            return self.rounded(y, max(map(bound_of_data, floats)))
+            bound = max(map(bound_of_data, floats))
+            return self.rounded(
+                y, bound, measured=keeps_all(equation) and all(map(is_measured, floats))
+            )
         constant = any(x.constant_value is not None for x in floats)
         if equation.name == "div" and is_nonzero_constant(floats[1]) and not optimizer:
             half = y.data.dtype.type(0.5)  # the constant's data lie above 1/2
@@ -468,14 +579,15 @@ class ResultRounding(RuleContext):
             y = dataclasses.replace(y, exponent=zeros_exponent(y.exponent))
         return self.rounded(y, bound)
 
-    def rounded(self, x: ScaledValue, bound: int = TOP) -> ScaledValue:
+    def rounded(self, x: ScaledValue, bound: int = TOP, *, measured: bool = False) -> ScaledValue:
         """Returns the value rounded once; finite data, below ``2**bound``, stay finite."""
         if self.keeps_float32:
             return x
         data = x.data
         if data.dtype != self.dtype:
             (data,) = outlined(rounded, (self.fmt, bound > TOP), data.astype(jnp.float32))
-        return EveryOpValue(data, x.exponent, x.origin, x.constant_value, bound=min(bound, TOP))
+        known: Any = {"bound": min(bound, TOP), "measured": measured, "factor": factor_of(x)}
+        return EveryOpValue(data, x.exponent, x.origin, x.constant_value, **known)
 
     def clipped(self, x: ScaledValue) -> ScaledValue:
         """Returns the value rounded at its scale; data beyond the format's largest saturate."""
@@ -487,7 +599,8 @@ class ResultRounding(RuleContext):
         options = (measure, self.fmt, not self.keeps_float32)
         data, exponent = outlined(rescaled, options, x.data, exponent)
         bound = TOP if self.keeps_float32 else min(bound_of(measure, data.size), TOP)
-        y = EveryOpValue(data, exponent, x.origin, bound=bound)
+        known: Any = {"bound": bound, "measured": True, "factor": factor_of(x)}
+        y = EveryOpValue(data, exponent, x.origin, **known)
         y.memo.measure = measure
         return y
 

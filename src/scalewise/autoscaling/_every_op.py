@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -51,26 +51,34 @@ from ._align import (
     EXACT,
     TOP,
     EveryOpValue,
+    Factor,
     ResultRounding,
     aligned,
     bound_of_data,
     bounding,
     chosen,
+    constant_factor,
     constant_limit,
+    factor_of,
     finite_factor,
+    folded,
     has_found_exponent,
     is_independent,
+    is_measured,
     is_packed,
+    keeps_all,
+    larger_factor,
     propagating_rule,
     widened,
     widest_dtype,
+    with_factor,
 )
-from ._blocks import Factor
+from ._blocks import Factor as Operand
 from ._narrow import has_exponent, has_scale, is_stored, store_array
 from ._overrides import FormatOverrides
 from ._products import accumulated
 from ._rescale import is_rescale
-from ._rules import FALLBACK, RULES
+from ._rules import FALLBACK, RULES, Rule
 from ._value import (
     Exponent,
     ScaledValue,
@@ -83,6 +91,8 @@ from ._value import (
 
 # The form of a function's float results: plain arrays, or ScaledArrays with either kind of scale.
 Outputs = Literal["arrays", "scales", "exponents"]
+# Families whose results scale as their one operand does.
+LINEAR = (Family.STRUCTURAL, Family.HOMOGENEOUS, Family.ORDERED)
 # Devices have different exponents, so that they exchange plain numbers.
 COLLECTIVES = having("collective")
 
@@ -137,14 +147,20 @@ class EveryOp(ResultRounding):
     def lift(self, x: Argument, aval: ShapedArray) -> ScaledValue:
         if self.overrides.keep:
             return self.unrounded.lift(x, aval)
+        scaled = None
         if has_exponent(x):
-            return self.lifted(ScaledValue(x.data.astype(jnp.float32), x.exponent))
-        if self.outputs != "arrays" and has_scale(x):
+            scaled = ScaledValue(x.data.astype(jnp.float32), x.exponent)
+        elif self.outputs != "arrays" and has_scale(x):
             mantissa, power = split_power(x.scale.astype(jnp.float32))
-            data = x.data.astype(jnp.float32) * mantissa
-            return self.lifted(ScaledValue(data, exponent_of(power)))
+            scaled = EveryOpValue(x.data.astype(jnp.float32), exponent_of(power))
+            factor = jnp.where((mantissa > 0) & jnp.isfinite(mantissa), mantissa, 1)
+            scaled = dataclasses.replace(
+                scaled, data=scaled.data * (mantissa / factor), factor=factor
+            )
+        if scaled is not None:
+            return self.lifted(scaled if self.propagates else folded(scaled))
         plain = jnp.asarray(x.value() if is_stored(x) else x)
-        return self.lifted(ScaledValue(plain.astype(wide_dtype(plain.dtype))))
+        return self.lifted(ScaledValue(plain.astype(wide_dtype(plain.dtype))), has_scale=False)
 
     def constant(self, x: np.ndarray, aval: ShapedArray) -> ScaledValue:
         if x.size != 1:
@@ -160,20 +176,21 @@ class EveryOp(ResultRounding):
         return EveryOpValue(data, exponent, constant_value=number)
 
     def lower(self, value: Value, aval: ShapedArray) -> jax.Array:
-        return materialize(widened(value, wide_dtype(aval.dtype))).astype(aval.dtype)
+        return materialize(folded(widened(value, wide_dtype(aval.dtype)))).astype(aval.dtype)
 
     def emit(self, value: Value, aval: ShapedArray, path: str) -> PyTree:
         storage = self.recipe.state_storage(path, value.data.size)
         if self.record is not None:
             self.record("output", path, value.shape, [storage.format if storage else aval.dtype])
         if storage is not None:
-            return store_array(materialize(widened(value)), storage, aval.dtype)
+            return store_array(materialize(folded(widened(value))), storage, aval.dtype)
         if self.outputs == "arrays":
             return self.lower(value, aval)
         return self._scaled_output(value, aval)
 
     def _scaled_output(self, value: Value, aval: ShapedArray) -> ScaledArray:
         value = widened(self.read(self.stack(value, aval)))
+        value = folded(value) if self.outputs == "exponents" else value
         value = self.clipped(value) if self.propagates else self.rescaled(value)
         exponent = jnp.asarray(value.exponent, jnp.int32)
         if self.outputs == "exponents":
@@ -182,7 +199,7 @@ class EveryOp(ResultRounding):
         data = value.data.astype(jnp.float32) * power_of_two(
             lax.clamp(LOWEST, exponent - kept, HIGHEST)
         )
-        return ScaledArray(data.astype(value.data.dtype), power_of_two(kept))
+        return ScaledArray(data.astype(value.data.dtype), power_of_two(kept) * factor_of(value))
 
     # -- where control flow meets ----------------------------------------------------------------
 
@@ -190,23 +207,31 @@ class EveryOp(ResultRounding):
         self, value: Value, aval: ShapedArray, boundary: Boundary, equation: Equation
     ) -> ScaledValue:
         if boundary == "mapped":  # devices may have different exponents: float32 between them
-            return ScaledValue(materialize(widened(self._own(value))), 0, "forward")
-        value = self.read(self._own(value))
-        return ScaledValue(value.data, jnp.asarray(value.exponent, jnp.int32), "forward")
+            return ScaledValue(materialize(folded(widened(self._own(value)))), 0, "forward")
+        return self._carried(self.read(self._own(value)))
+
+    def _carried(self, x: ScaledValue) -> ScaledValue:
+        """Returns a value of which only the shape is known, as another branch or turn may give."""
+        exponent = jnp.asarray(x.exponent, jnp.int32)
+        if not self.propagates:
+            return ScaledValue(x.data, exponent, "forward")
+        factor = jnp.broadcast_to(jnp.asarray(factor_of(x), jnp.float32), exponent.shape)
+        return EveryOpValue(x.data, exponent, "forward", factor=factor)
 
     def select(
         self, predicate: jax.Array, on_true: ScaledValue, on_false: ScaledValue
     ) -> ScaledValue:
-        cases: list[Value] = [widened(self._own(x)) for x in (on_false, on_true)]
+        cases: list[Value] = [folded(widened(self._own(x))) for x in (on_false, on_true)]
         (b, a), exponent = aligned(cases if self.propagates else chosen(predicate, cases), TOP)
         assert exponent is not None
-        result = self.rounded(ScaledValue(lax.select(predicate, a.data, b.data), exponent))
-        return ScaledValue(result.data, jnp.asarray(exponent, jnp.int32), "forward")
+        found = ScaledValue(lax.select(predicate, a.data, b.data), exponent)
+        result = self.rounded(found) if self.propagates else self.rescaled(found)
+        return self._carried(result)
 
     def unstack(self, value: Value, aval: ShapedArray) -> ScaledValue:
         value = self.read(value)
         exponent = jnp.broadcast_to(jnp.asarray(value.exponent, jnp.int32), aval.shape[:1])
-        return ScaledValue(value.data, exponent, value.origin)
+        return self._carried(dataclasses.replace(value, exponent=exponent))
 
     def stack(self, value: Value, aval: ShapedArray) -> ScaledValue:
         """Returns a stack of slices, each with an exponent, at the largest of the exponents."""
@@ -214,15 +239,20 @@ class EveryOp(ResultRounding):
             return value
         exponent = jnp.max(value.exponent, initial=np.int32(ZERO_EXPONENT))
         factor = power_of_two(jnp.clip(value.exponent - exponent, -126, 0))
-        data = value.data.astype(jnp.float32) * leading(factor, value.data)
-        return self.rounded(ScaledValue(data, exponent))
+        if not self.propagates:
+            data = value.data.astype(jnp.float32) * leading(factor, value.data)
+            return self.rescaled(ScaledValue(data, exponent))
+        own = jnp.asarray(factor_of(value), jnp.float32)
+        common = jnp.max(jnp.where(value.exponent == exponent, own, 0), initial=1)
+        data = value.data.astype(jnp.float32) * leading(factor * own / common, value.data)
+        return self.rounded(EveryOpValue(data, exponent, factor=common))
 
     # -- equations -------------------------------------------------------------------------------
 
     def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         fmt = self.overrides.find(equation, self.fmt)
         if fmt is None:
-            plain = [widened(x) if isinstance(x, ScaledValue) else x for x in inputs]
+            plain = [folded(widened(x)) if isinstance(x, ScaledValue) else x for x in inputs]
             return self.unrounded.apply(state, equation, plain)
         if fmt != self.fmt:
             results = dataclasses.replace(self.results, format=fmt)
@@ -267,6 +297,8 @@ class EveryOp(ResultRounding):
             own = next(x for x in inputs if isinstance(x, ScaledValue))
             if rule is not FALLBACK and not per_slice(own) and not is_rescale(equation):
                 return state, self._moved(equation, inputs, own)
+        if equation.name in ("mul", "div") and (y := self._by_constant(equation, inputs)):
+            return state, [y]
         dtype = widest_dtype(equation)
         stacked = [isinstance(x, ScaledValue) and per_slice(x) for x in inputs]
         wide: list[Value] = [
@@ -276,12 +308,16 @@ class EveryOp(ResultRounding):
         operands, common = wide, None
         if equation.name == "mul":
             operands = [finite_factor(x) for x in wide]
+        factor = 1.0
+        if self.propagates:
+            operands, factor = self._factored(equation, rule, operands)
         if equation.name == "select_n" and not self.propagates:
             wide = [wide[0], *chosen(wide[0], wide[1:])]
         if rule.family in (Family.ALIGNED, Family.COMPARISON):
             adds = equation.name in ADDS
             limit = constant_limit(self.results)
-            operands, common = aligned(wide, limit, masks=not adds)
+            whole = operands if self.propagates else wide
+            operands, common = aligned(whole, limit, masks=not adds)
             several = sum(map(has_found_exponent, wide)) > 1
             if several and equation.name in BOUNDS and not self.propagates:
                 (y,) = rule.rule(self, equation, operands)
@@ -290,7 +326,8 @@ class EveryOp(ResultRounding):
         family = Family.FALLBACK if any(stacked) else rule.family
 
         def result(y: ScaledValue, _: ShapedArray) -> ScaledValue:
-            return self.result(y, equation, family, common, wide)
+            y = self.result(y, equation, family, common, wide)
+            return with_factor(y, factor) if self.propagates else y
 
         return state, map_floats(result, outs, equation.out_avals)
 
@@ -311,15 +348,58 @@ class EveryOp(ResultRounding):
         data = [x.data if isinstance(x, ScaledValue) else x for x in inputs]
         outs = rebind(equation, data, own.data.dtype)
         constant_value = own.constant_value if equation.name not in EXACT else None
-        bound = bound_of_data(own)
+        known: Any = {"bound": bound_of_data(own), "packed": is_packed(own)}
+        known["factor"] = factor_of(own)
+        known["measured"] = is_measured(own) and keeps_all(equation)
 
         def moved(y: jax.Array, _: ShapedArray) -> EveryOpValue:
-            packed = is_packed(own)
-            return EveryOpValue(
-                y, own.exponent, own.origin, constant_value, bound=bound, packed=packed
-            )
+            return EveryOpValue(y, own.exponent, own.origin, constant_value, **known)
 
         return map_floats(moved, outs, equation.out_avals)
+
+    def _by_constant(self, equation: Equation, inputs: Sequence[Value]) -> ScaledValue | None:
+        """Computes a product whose constant factor changes nothing but sign and scale."""
+        pairs = [(inputs[0], inputs[1]), (inputs[1], inputs[0])][: 1 + (equation.name == "mul")]
+        for own, other in pairs:
+            c = constant_factor(equation, other)
+            if c is None or own.constant_value is not None:
+                continue
+            if own.shape != equation.out_avals[0].shape:
+                continue
+            mantissa, moved = math.frexp(abs(c))
+            if mantissa != 0.5 and not self.propagates:  # an exponent doesn't hold it
+                continue
+            exponent = own.exponent + moved - 1
+            if not isinstance(exponent, int):  # of zeros it stays below all others
+                zeros = exponent < ZERO_EXPONENT // 4
+                exponent = jnp.where(zeros, np.int32(ZERO_EXPONENT), exponent)
+            known: Any = {"bound": bound_of_data(own), "measured": is_measured(own)}
+            data = own.data if c > 0 else -own.data
+            y = EveryOpValue(data, exponent, own.origin, packed=is_packed(own), **known)
+            return with_factor(y, factor_of(own) * (2 * mantissa))
+        return None
+
+    def _factored(
+        self, equation: Equation, rule: Rule, inputs: Sequence[Value]
+    ) -> tuple[list[Value], Factor]:
+        """Returns operands without factors, and that of the result."""
+        floats = [x for x in inputs if isinstance(x, ScaledValue)]
+        factors, over = [factor_of(x) for x in floats], 1.0
+        if not any(map(per_slice, floats)):
+            match equation.name:
+                case "mul":
+                    return list(inputs), factors[0] * factors[1]
+                case "div":
+                    return list(inputs), factors[0] / factors[1]
+                case "square":
+                    return list(inputs), factors[0] * factors[0]
+            if rule.family is Family.CONTRACTION:
+                return list(inputs), factors[0] * factors[1]
+            if rule.family in LINEAR and len(floats) == 1:
+                return list(inputs), factors[0]
+            if rule.family is Family.ALIGNED:
+                over = larger_factor(floats)
+        return [folded(x, over) if isinstance(x, ScaledValue) else x for x in inputs], over
 
     def _own(self, x: Value) -> Value:
         return self._in_format(x) if self.overrides.keep else x
@@ -358,7 +438,7 @@ class EveryOp(ResultRounding):
 
     def operands(
         self, equation: Equation, values: Sequence[ScaledValue]
-    ) -> tuple[tuple[Factor, Factor], Exponent]:
+    ) -> tuple[tuple[Operand, Operand], Exponent]:
         """Returns a contraction's operands, which are narrow already, and the result's exponent."""
         a, b = values
         # without a static scale: the result's is found from the data
@@ -366,7 +446,7 @@ class EveryOp(ResultRounding):
         return ((a.data, None), (b.data, None)), exponent
 
     def product(
-        self, equation: Equation, operands: Sequence[Factor], dtype: DTypeLike
+        self, equation: Equation, operands: Sequence[Operand], dtype: DTypeLike
     ) -> jax.Array:
         """Computes a contraction that accumulates as ``recipe.results.arithmetic`` says."""
         arrays = [x for x, _ in operands if isinstance(x, jax.Array)]

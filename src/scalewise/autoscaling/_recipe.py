@@ -74,12 +74,16 @@ class Results:
         format: FP16 or BF16, with a scale for each result.
         rescale: where scales are found from the data. ``"max"``, ``"l1"``, ``"l2"`` and
             ``"least_squares"``: after each operation that can change the magnitude, by that
-            measure. None: after contractions, sums, powers, quotients and functions without a rule,
+            measure, except that a product with a constant keeps a scale that was found from its
+            operand. None: after contractions, sums, powers, quotients and functions without a rule,
             in an optimizer, and where a propagated scale could overflow the format; elsewhere
-            scales are propagated. ``"never"``: all scales follow from those of the arguments and
-            from shapes, as :data:`scalewise.scaled.RULES` say, and data are never read to find one
-            (but for :func:`rescale`); functions without a rule have results of scale 1; data beyond
-            the format's largest number saturate.
+            scales are propagated, from scales that were found from the operands. In all of these
+            no two roundings in succession are at propagated scales, so that a chain or loop of
+            any length has the errors of its roundings alone. ``"never"``: all scales follow from
+            those of the arguments (which are found for plain arrays) and from shapes, as
+            :data:`scalewise.scaled.RULES` say, and data are never read to find one (but for
+            :func:`rescale`); a constant multiplies the scale; functions without a rule have results
+            of scale 1; data beyond the format's largest number saturate.
         arithmetic: the dtype in which contractions accumulate: ``"float32"``, ``"narrow"`` (the
             device's own product of that dtype, whose sums may overflow), or ``"auto"``, which
             chooses at run time the narrow dtype if the operands' magnitudes let no sum overflow,

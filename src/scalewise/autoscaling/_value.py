@@ -149,7 +149,7 @@ class ScaledValue:
     def is_computed(self) -> bool:
         return self.origin == "forward" and self.constant_value is None
 
-    def tree_flatten(self):
+    def tree_flatten(self) -> tuple[tuple, tuple]:
         static = tuple(getattr(self, name) for name in self.STATIC)
         known = isinstance(self.exponent, int)
         children = self.data, None if known else self.exponent, self.memo.extreme

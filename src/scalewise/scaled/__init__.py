@@ -12,21 +12,29 @@ from ._block_scales import Quest as Quest
 from ._convert import as_scaled as as_scaled
 from ._convert import asarray as asarray
 from ._convert import dynamic_rescale as dynamic_rescale
+from ._operations import abs as abs
+from ._operations import add as add
 from ._operations import cast_data as cast_data
 from ._operations import clip as clip
 from ._operations import concatenate as concatenate
 from ._operations import cos as cos
+from ._operations import div as div
 from ._operations import erf as erf
 from ._operations import exp as exp
 from ._operations import gelu as gelu
+from ._operations import integer_pow as integer_pow
 from ._operations import log as log
 from ._operations import maximum as maximum
 from ._operations import minimum as minimum
+from ._operations import mul as mul
+from ._operations import neg as neg
 from ._operations import relu as relu
 from ._operations import rsqrt as rsqrt
 from ._operations import sigmoid as sigmoid
 from ._operations import sin as sin
 from ._operations import sqrt as sqrt
+from ._operations import square as square
+from ._operations import sub as sub
 from ._operations import tanh as tanh
 from ._operations import where as where
 from ._quantize import quantize as quantize
@@ -40,6 +48,7 @@ from ._scaling import LeastSquares as LeastSquares
 from ._scaling import Propagated as Propagated
 from ._scaling import Rms as Rms
 from ._scaling import Unit as Unit
+from ._scaling import find_optimal_scaling as find_optimal_scaling
 from ._sums import conv as conv
 from ._sums import cumsum as cumsum
 from ._sums import dot_general as dot_general
@@ -54,15 +63,7 @@ from .scaled_tree import is_scaled as is_scaled
 
 globals()["__all__"] = own_names(dir())  # help() lists them
 
-# what operators of ScaledArray do, and tables
-from ._operations import abs as abs
-from ._operations import add as add
-from ._operations import div as div
-from ._operations import integer_pow as integer_pow
-from ._operations import mul as mul
-from ._operations import neg as neg
-from ._operations import square as square
-from ._operations import sub as sub
+# tables
 from ._rules import ScaleRule as ScaleRule
 from ._scaling import SCALINGS as SCALINGS
 from ._scaling import Scaling as Scaling

@@ -472,6 +472,11 @@ def as_number(name: str, x: Any, dtype: DTypeLike) -> jax.Array:
             f"{name} is {x!r}, beyond the largest {np.dtype(dtype).name}; exponents have no bound: "
             "use ScaledArray.from_exponent"
         )
+    if isinstance(x, int | float) and 0 < abs(x) < float(jnp.finfo(dtype).tiny):
+        raise ValueError(
+            f"{name} is {x!r}, below the smallest normal {np.dtype(dtype).name}, and XLA takes it "
+            "for 0; exponents have no bound: use ScaledArray.from_exponent"
+        )
     found = x if isinstance(x, jax.Array) else np.asarray(x)
     if isinstance(x, int | float) and not isinstance(x, bool):
         return jnp.asarray(x, dtype)

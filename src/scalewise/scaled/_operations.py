@@ -10,6 +10,7 @@ its largest scale.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -29,9 +30,13 @@ from ._rules import (
     EXPONENTS,
     FACTORS,
     RULES,
+    Factor,
+    ScaledOperand,
     applied,
+    as_factor,
     combined,
     common_dtype,
+    into_scale,
     operands,
     scaled_result,
 )
@@ -61,12 +66,35 @@ relu = _of_one("relu", jax.nn.relu, "``max(a, 0)``")
 square = _of_one("square", jnp.square, "``a^2``", 2)
 sqrt = _of_one("sqrt", jnp.sqrt, "square roots", 2)
 rsqrt = _of_one("rsqrt", lax.rsqrt, "inverse square roots", 2)
-exp = _of_one("exp", jnp.exp, "the exponential")
-tanh = _of_one("tanh", jnp.tanh, "the hyperbolic tangent")
 sigmoid = _of_one("sigmoid", jax.nn.sigmoid, "the logistic function")
-erf = _of_one("erf", jax.scipy.special.erf, "the error function")
-sin = _of_one("sin", jnp.sin, "the sine")
 cos = _of_one("cos", jnp.cos, "the cosine")
+
+
+def _odd(
+    name: str, f: Callable[[jax.Array], jax.Array], returns: str, slope: float = 1.0
+) -> Callable[[Operand], ScaledArray]:
+    """Returns an operation that keeps the scale of small operands; ``slope`` is that at 0."""
+
+    def operation(a: Operand) -> ScaledArray:
+        (x,) = operands(name, a)
+        (value,), scale = combined(RULES[name], x.algebra, [x])
+        infinite = jnp.any(jnp.isinf(x.data))  # their function values need the scale 1
+        scale = jax.tree.map(lambda s, u: jnp.where(infinite, u, s), scale, x.algebra.one)
+        whole = dataclasses.replace(x, data=f(value), scale=x.algebra.one).at(scale)
+        small = jnp.abs(value) < 2.0**-40
+        data = jnp.where(small, x.at(scale) * slope, whole)
+        return scaled_result(data, scale, x.algebra, x.dtype)
+
+    operation.__name__ = operation.__qualname__ = name
+    operation.__doc__ = f"""Returns {returns} with the scale ``{RULES[name].formula}``.
+
+    It is computed from the value in float32, from the data where the value is below 2^-40."""
+    return checked(operation)
+
+
+tanh = _odd("tanh", jnp.tanh, "the hyperbolic tangent")
+sin = _odd("sin", jnp.sin, "the sine")
+erf = _odd("erf", jax.scipy.special.erf, "the error function", 2 / math.sqrt(math.pi))
 
 
 @checked
@@ -99,21 +127,35 @@ def sub(a: Operand, b: Operand, *, rule: Literal["max", "l2"] = "max") -> Scaled
 def mul(a: Operand, b: Operand) -> ScaledArray:
     """Returns ``a * b`` with the scale ``sA sB``.
 
-    A number goes into the scale with its power of two; its mantissa multiplies the data.
+    A number, or an operand without axes beside one that has some, goes into the scale: the data
+    are not rounded. An exponent takes the nearest power of two, and the data the rest. Where a
+    product of scales leaves float32's range, the data take a power of two of it.
     """
-    return applied("mul", jnp.multiply, a, b)
+    x, y = _scalars_in_scales("mul", a, b)
+    data, scale = combined(RULES["mul"], x.algebra, [x, y])
+    return scaled_result(data[0] * data[1], scale, x.algebra, common_dtype(x, y))
 
 
 @checked
 def div(a: Operand, b: Operand) -> ScaledArray:
-    """Returns ``a / b`` with the scale ``sA / sB``; a zero divisor gives infinities or NaN."""
-    x, y = operands("div", a, b)
+    """Returns ``a / b`` with the scale ``sA / sB``; a zero divisor gives infinities or NaN.
+
+    Numbers go into the scale as for :func:`mul`.
+    """
+    x, y = _scalars_in_scales("div", a, b)
     if y.algebra is FACTORS:  # a scale of 0 is a zero divisor
-        zero = y.scale == 0
-        data, scale = jnp.where(zero, 0, y.data), jnp.where(zero, 1, y.scale)
-        y = dataclasses.replace(y, data=data, scale=scale)
+        zero = y.scale.mantissa == 0
+        one = as_factor(jnp.ones_like(y.scale.mantissa))
+        scale = Factor(*(jnp.where(zero, u, v) for u, v in zip(one, y.scale, strict=True)))
+        y = dataclasses.replace(y, data=jnp.where(zero, 0, y.data), scale=scale)
     data, scale = combined(RULES["div"], x.algebra, [x, y])
     return scaled_result(data[0] / data[1], scale, x.algebra, common_dtype(x, y))
+
+
+def _scalars_in_scales(name: str, a: Operand, b: Operand) -> list[ScaledOperand]:
+    x, y = operands(name, a, b)
+    numbers = [isinstance(v, int | float) for v in (a, b)]
+    return [into_scale(x, y, numbers[0]), into_scale(y, x, numbers[1])]
 
 
 @checked
@@ -121,15 +163,28 @@ def maximum(a: Operand, b: Operand) -> ScaledArray:
     """Returns the larger of each two elements with the scale ``max(sA, sB)``.
 
     A zero array (a scale of 0) leaves the other's scale unchanged, so that ``maximum(a, 0)`` is
-    :func:`relu`.
+    :func:`relu`. A number bounds an array as in :func:`clip`.
     """
-    return applied("maximum", jnp.maximum, a, b)
+    a, b = _array_first(a, b)
+    return clip(a, min=b) if _is_number(b) else applied("maximum", jnp.maximum, a, b)
 
 
 @checked
 def minimum(a: Operand, b: Operand) -> ScaledArray:
-    """Returns the smaller of each two elements with the scale ``max(sA, sB)``."""
-    return applied("minimum", jnp.minimum, a, b)
+    """Returns the smaller of each two elements with the scale ``max(sA, sB)``.
+
+    A number bounds an array as in :func:`clip`.
+    """
+    a, b = _array_first(a, b)
+    return clip(a, max=b) if _is_number(b) else applied("minimum", jnp.minimum, a, b)
+
+
+def _is_number(x: Operand) -> bool:
+    return not isinstance(x, ScaledArray) and not jnp.ndim(x)
+
+
+def _array_first(a: Operand, b: Operand) -> tuple[Operand, Operand]:
+    return (b, a) if _is_number(a) else (a, b)
 
 
 @checked
@@ -149,25 +204,39 @@ def concatenate(xs: Sequence[Operand], axis: int = 0) -> ScaledArray:
 
 @checked
 def clip(a: Operand, min: Operand | None = None, max: Operand | None = None) -> ScaledArray:
-    """Returns ``a`` limited to ``[min, max]``, with the scale ``max(sA, sB)`` of all that is given.
+    """Returns ``a`` limited to ``[min, max]``, with the scale ``min(sA, sB)`` if that contains 0.
+
+    sB is the larger scale of two bounds, and sA itself of one. The result is then no larger than
+    ``a`` and than the bounds. An interval without 0 gives the scale ``max(sA, sB)``.
 
     Args:
         a: the operand.
-        min, max: bounds that broadcast with it; None for none.
+        min, max: bounds that broadcast with it; None for none. Their signs are read to find the
+            scale.
 
     Raises:
         ValueError: both bounds are None.
+
+    Example:
+        >>> y = clip(ScaledArray(jnp.float16([1, 3]), 2.0**-40), -1, 1)
+        >>> y.data.tolist(), float(y.scale) == 2.0**-40
+        ([1.0, 3.0], True)
     """
     if min is None and max is None:
         raise ValueError("clip: min and max are None; expected at least one bound")
-    given = [a, *(x for x in (min, max) if x is not None)]
-
-    def clipped(x: jax.Array, *bounds: jax.Array) -> jax.Array:
-        rest = iter(bounds)
-        low, high = (None if b is None else next(rest) for b in (min, max))
-        return jnp.clip(x, low, high)
-
-    return applied("clip", clipped, *given)
+    x, *bounds = operands("clip", *(v for v in (a, min, max) if v is not None))
+    larger = functools.partial(functools.reduce, x.algebra.larger)
+    around = jnp.bool_(True) if min is None else jnp.all(bounds[0].data <= 0)
+    around = around if max is None else around & jnp.all(bounds[-1].data >= 0)
+    scales = [y.scale for y in bounds]
+    within = (
+        RULES["clip"].scale(x.algebra, x.scale, larger(scales)) if len(bounds) == 2 else x.scale
+    )
+    scale = jax.tree.map(lambda u, v: jnp.where(around, u, v), within, larger([x.scale, *scales]))
+    rest = iter([y.at(scale) for y in bounds])
+    low, high = (None if v is None else next(rest) for v in (min, max))
+    data = jnp.clip(x.at(scale), low, high)
+    return scaled_result(data, scale, x.algebra, common_dtype(x, *bounds))
 
 
 @checked
@@ -197,14 +266,39 @@ def integer_pow(a: Operand, n: int) -> ScaledArray:
 
 
 @checked
+def exp(a: Operand, *, arithmetic: Literal["float32", "narrow", "auto"] = "float32") -> ScaledArray:
+    """Returns the exponential with the scale 1, computed from the value.
+
+    Args:
+        a: the operand.
+        arithmetic: ``"narrow"`` computes it in the data's dtype if that has 16 bits; ``"auto"``
+            chooses that at run time if all values (data times scale) are at most 1, so that
+            rounding them costs no more than rounding the result does, and otherwise float32.
+    """
+    (x,) = operands("exp", a)
+    value = x.value()
+
+    def narrow(value: jax.Array) -> jax.Array:
+        return jnp.exp(value.astype(x.dtype)).astype(value.dtype)
+
+    if x.dtype.itemsize != 2 or arithmetic == "float32":
+        data = jnp.exp(value)
+    elif arithmetic == "narrow":
+        data = narrow(value)
+    else:
+        data = lax.cond(jnp.all(jnp.abs(value) <= 1), narrow, jnp.exp, value)
+    return scaled_result(data, x.algebra.one, x.algebra, x.dtype)
+
+
+@checked
 def log(a: Operand) -> ScaledArray:
     """Returns the logarithm with the scale 1: ``log(data) + log(sA)``, whatever the scale's
     range.
     """
 
     (x,) = operands("log", a)
-    scale = jnp.asarray(x.scale, x.data.dtype)
-    part = scale * math.log(2) if x.algebra is EXPONENTS else jnp.log(scale)
+    mantissa, exponent = (1.0, x.scale) if x.algebra is EXPONENTS else x.scale
+    part = jnp.asarray(exponent, x.data.dtype) * math.log(2) + jnp.log(mantissa)
     return scaled_result(jnp.log(x.data) + part, x.algebra.one, x.algebra, x.dtype)
 
 
@@ -229,6 +323,4 @@ def cast_data(
     fmt = as_format(fmt, "cast_data")
     data = _rounding.encode(x.data, fmt, rounding=rounding, saturate=saturate, key=key)
     scale = RULES["cast_data"].scale(x.algebra, x.scale)
-    if x.algebra is EXPONENTS:
-        return ScaledArray.from_exponent(data, scale)
-    return ScaledArray(data, scale)
+    return dataclasses.replace(scaled_result(x.data, scale, x.algebra, x.dtype), data=data)

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,15 +24,23 @@ from .. import rounding
 from ..formats import FormatLike, Saturation
 from ..formats import format as format_
 from ._array import ScaledArray
-from ._power import ZERO_EXPONENT, exponent_of, ldexp, split_power
+from ._power import ZERO_EXPONENT, exponent_of, layout, ldexp, power_of_two, split_power
 
-Scale: TypeAlias = float | jax.Array
-"""A number that data are multiplied by, or a float array of them."""
+
+class Factor(NamedTuple):
+    """``mantissa * 2**exponent``: a number that data are multiplied by, of any magnitude.
+
+    The mantissa's magnitude is from 1 to 2, or it is 0, or not finite.
+    """
+
+    mantissa: float | jax.Array
+    exponent: int | jax.Array
+
 
 Exponent: TypeAlias = int | jax.Array
 """An exponent of 2: an integer if the program alone determines it, else an int32 array."""
 
-S = TypeVar("S", Scale, Exponent)
+S = TypeVar("S", Factor, Exponent)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +49,7 @@ class Algebra(Generic[S]):
 
     Attributes:
         one: the scale of a plain array.
-        times, over, larger: of two scales.
+        times, over, larger, smaller: of two scales.
         beside: of two scales, the size of a sum of two independent numbers, a power of two.
         power, root: of a scale and a Python integer. A root of an exponent is rounded down; what is
             left remains with the data.
@@ -52,6 +60,7 @@ class Algebra(Generic[S]):
     times: Callable[[S, S], S]
     over: Callable[[S, S], S]
     larger: Callable[[S, S], S]
+    smaller: Callable[[S, S], S]
     beside: Callable[[S, S], S]
     power: Callable[[S, int], S]
     root: Callable[[S, int], S]
@@ -64,30 +73,89 @@ def _larger_exponent(a: Exponent, b: Exponent) -> Exponent:
     return lax.max(jnp.int32(a), jnp.int32(b))
 
 
-def _norm_of_scales(a: Scale, b: Scale) -> jax.Array:
-    scale = jnp.maximum(a, b)
-    low = jnp.minimum(a, b) / jnp.where(scale == 0, 1, scale)
-    size = jnp.where(scale == 0, 1, scale * jnp.sqrt(1 + low * low))
-    return jnp.where(scale == 0, scale, split_power(size)[1])
+def _smaller_exponent(a: Exponent, b: Exponent) -> Exponent:
+    if isinstance(a, int) and isinstance(b, int):
+        return min(a, b)
+    return lax.min(jnp.int32(a), jnp.int32(b))
 
 
-FACTORS: Algebra[Scale] = Algebra(
-    one=1.0,
-    times=lambda a, b: a * b,
-    over=lambda a, b: a / b,
-    larger=jnp.maximum,
-    beside=_norm_of_scales,
-    power=lambda a, n: a**n,
-    root=lambda a, n: a ** (1 / n),
-    static=float,
+def as_factor(x: jax.Array, exponent: int | jax.Array = 0) -> Factor:
+    """Returns ``x * 2**exponent``; zeros have the exponent below all others."""
+    mantissa, power = split_power(x)
+    return Factor(mantissa, jnp.where(x == 0, ZERO_EXPONENT, exponent + exponent_of(power)))
+
+
+def _of_python(s: float) -> Factor:
+    mantissa, exponent = math.frexp(s)
+    return Factor(2 * mantissa, exponent - 1)
+
+
+def _larger_factor(a: Factor, b: Factor) -> Factor:
+    higher = (a.exponent > b.exponent) | (
+        jnp.equal(a.exponent, b.exponent) & (a.mantissa > b.mantissa)
+    )
+    return Factor(*(jnp.where(higher, x, y) for x, y in zip(a, b, strict=True)))
+
+
+def _smaller_factor(a: Factor, b: Factor) -> Factor:
+    larger = _larger_factor(a, b)
+    is_a = jnp.equal(larger.exponent, a.exponent) & jnp.equal(larger.mantissa, a.mantissa)
+    return Factor(*(jnp.where(is_a, y, x) for x, y in zip(a, b, strict=True)))
+
+
+def _norm_of_factors(a: Factor, b: Factor) -> Factor:
+    most, least = _larger_factor(a, b), _smaller_factor(a, b)
+    ratio = ldexp(least.mantissa / _nonzero(most.mantissa), least.exponent - most.exponent)
+    size = as_factor(most.mantissa * jnp.sqrt(1 + ratio * ratio), most.exponent)
+    return Factor(jnp.where(size.mantissa == 0, 0, jnp.ones_like(size.mantissa)), size.exponent)
+
+
+def _nonzero(x: float | jax.Array) -> jax.Array:
+    return jnp.where(x == 0, 1, x)
+
+
+def _product_of_factors(a: Factor, b: Factor) -> Factor:
+    return as_factor(jnp.asarray(a.mantissa * b.mantissa), a.exponent + b.exponent)
+
+
+def _quotient_of_factors(a: Factor, b: Factor) -> Factor:
+    return as_factor(jnp.asarray(a.mantissa / b.mantissa), a.exponent - b.exponent)
+
+
+def _power_of_factor(a: Factor, n: int) -> Factor:
+    if n < 0:
+        return _quotient_of_factors(FACTORS.one, _power_of_factor(a, -n))
+    if n < 2:
+        return a if n else FACTORS.one
+    square = _power_of_factor(_product_of_factors(a, a), n // 2)
+    return _product_of_factors(square, a) if n % 2 else square
+
+
+def _root_of_factor(a: Factor, n: int) -> Factor:
+    whole = ldexp(jnp.asarray(a.mantissa), a.exponent % n)
+    root = jnp.sqrt(whole) if n == 2 else whole ** (1 / n)
+    return as_factor(root, a.exponent // n)
+
+
+FACTORS: Algebra[Factor] = Algebra(
+    one=Factor(1.0, 0),
+    times=_product_of_factors,
+    over=_quotient_of_factors,
+    larger=_larger_factor,
+    smaller=_smaller_factor,
+    beside=_norm_of_factors,
+    power=_power_of_factor,
+    root=_root_of_factor,
+    static=_of_python,
 )
-"""Scales are numbers that the data are multiplied by."""
+"""Scales are numbers that the data are multiplied by, positive or 0."""
 
 EXPONENTS: Algebra[Exponent] = Algebra(
     one=0,
     times=lambda a, b: a + b,
     over=lambda a, b: a - b,
     larger=_larger_exponent,
+    smaller=_smaller_exponent,
     beside=_larger_exponent,  # sqrt(2) is rounded down to 1
     power=lambda a, n: a * n,
     root=lambda a, n: a // n,
@@ -127,6 +195,7 @@ ONE = dataclasses.replace(UNSCALED, reads="value")
 PRODUCT = ScaleRule("sA sB", lambda k, a, b: k.times(a, b))
 QUOTIENT = ScaleRule("sA / sB", lambda k, a, b: k.over(a, b))
 LARGER = ScaleRule("max(sA, sB)", lambda k, a, b: k.larger(a, b), "aligned")
+CLIPPED = ScaleRule("min(sA, sB)", lambda k, a, b: k.smaller(a, b), "aligned")  # around 0
 BESIDE = ScaleRule("sqrt(sA^2 + sB^2)", lambda k, a, b: k.beside(a, b), "aligned")
 POWER = ScaleRule("sA^n", lambda k, a, n: k.power(a, n))
 ROOT = ScaleRule("sA^(1/n)", lambda k, a, n: k.root(a, n), "rooted")
@@ -135,10 +204,16 @@ CONTRACTION = ScaleRule("sA sB s", lambda k, a, b, s: k.times(k.times(a, b), k.s
 TOTAL = ScaleRule("sA s", lambda k, a, s: k.times(a, k.static(s)))
 MEAN = ScaleRule("sA / s", lambda k, a, s: k.over(a, k.static(s)))
 AT_LEAST_ONE = ScaleRule("max(sA, 1)", lambda k, a: k.larger(a, k.one))
-NORMALISED = ScaleRule("1 / sum of the data", lambda k, total: 1 / total)
+NORMALISED = ScaleRule("1 / sum of the data", lambda k, total: k.over(k.one, total))
+# Odd functions that are at most 1, and near 0 at most once or twice their argument.
+SMALL = ScaleRule("min(sA, 1)", lambda k, a: k.smaller(a, k.one), "value")
+SMALL_TWICE = ScaleRule(
+    "min(2 sA, 1)", lambda k, a: k.smaller(k.times(a, k.static(2.0)), k.one), "value"
+)
 
 RULES: dict[str, ScaleRule] = {
-    **dict.fromkeys(("add", "sub", "maximum", "minimum", "where", "concatenate", "clip"), LARGER),
+    **dict.fromkeys(("add", "sub", "maximum", "minimum", "where", "concatenate"), LARGER),
+    "clip": CLIPPED,
     "mul": PRODUCT,
     "div": QUOTIENT,
     "integer_pow": POWER,
@@ -149,7 +224,9 @@ RULES: dict[str, ScaleRule] = {
     **dict.fromkeys(("sum", "cumsum"), TOTAL),
     "mean": MEAN,
     **dict.fromkeys(("max", "min", "neg", "abs", "relu", "gelu", "cast_data"), KEPT),
-    **dict.fromkeys(("exp", "log", "tanh", "sigmoid", "sin", "cos", "erf"), ONE),
+    **dict.fromkeys(("exp", "log", "sigmoid", "cos"), ONE),
+    **dict.fromkeys(("tanh", "sin"), SMALL),
+    "erf": SMALL_TWICE,
     "softmax": NORMALISED,
     "log_softmax": AT_LEAST_ONE,
 }
@@ -185,7 +262,7 @@ def combined(
     scales = [x.scale for x in operands]
     match rule.reads:
         case "value":
-            return [x.value() for x in operands], algebra.one
+            return [x.value() for x in operands], rule.scale(algebra, *scales, *static)
         case "aligned":
             own = [x.scale for x in operands if not x.takes_scale] or [algebra.one]
             scale = functools.reduce(functools.partial(rule.scale, algebra), own)
@@ -207,7 +284,7 @@ class ScaledOperand:
     """``data * scale``, or ``data * 2**scale``, as ``algebra`` says; stored before in ``dtype``."""
 
     data: jax.Array
-    scale: jax.Array
+    scale: Any
     algebra: Algebra
     dtype: np.dtype
 
@@ -216,19 +293,15 @@ class ScaledOperand:
         return False
 
     def value(self) -> jax.Array:
-        return times(self.data, self.scale, self.algebra)
+        return self.at(self.algebra.one)
 
-    def at(self, scale: Scale) -> jax.Array:
+    def at(self, scale: Any) -> jax.Array:
+        """Returns the data behind another scale; zeros behind 0."""
         if self.algebra is EXPONENTS:
             return ldexp(self.data, jnp.int32(self.scale) - jnp.int32(scale))
-        ratio = jnp.where(scale == 0, 0, self.scale / jnp.where(scale == 0, 1, scale))
-        return self.data * ratio.astype(self.data.dtype)
-
-
-def times(data: jax.Array, scale: Scale, algebra: Algebra) -> jax.Array:
-    if algebra is EXPONENTS:
-        return ldexp(data, jnp.asarray(scale, jnp.int32))
-    return data * jnp.asarray(scale, data.dtype)
+        ratio = jnp.asarray(self.scale.mantissa / _nonzero(scale.mantissa), self.data.dtype)
+        ratio = jnp.where(jnp.equal(scale.mantissa, 0), 0, ratio)
+        return ldexp(self.data * ratio, self.scale.exponent - scale.exponent)
 
 
 def operands(name: str, *xs: ScaledArray | ArrayLike) -> list[ScaledOperand]:
@@ -252,11 +325,29 @@ def _operand(name: str, x: ScaledArray | ArrayLike) -> ScaledOperand:
         below = dataclasses.replace(x, data=data, exponent=x.exponent - top)
         return ScaledOperand(below.value(), top, EXPONENTS, dtype)
     if x.scale is None:
-        return ScaledOperand(data, jnp.asarray(1, x.dtype), FACTORS, dtype)
+        return ScaledOperand(data, as_factor(jnp.asarray(1, x.dtype)), FACTORS, dtype)
     scale = x.scale.value() if isinstance(x.scale, ScaledArray) else x.scale.astype(x.dtype)
     top, rest = _one_scale(scale)
     below = dataclasses.replace(x, data=data, scale=rest)
-    return ScaledOperand(below.value(), top, FACTORS, dtype)
+    return ScaledOperand(below.value(), as_factor(top), FACTORS, dtype)
+
+
+def into_scale(x: ScaledOperand, beside: ScaledOperand, number: bool) -> ScaledOperand:
+    """Returns a number, or an array without axes beside one that has some, as a scale alone.
+
+    Its data are then 1 or -1; a zero, and what isn't finite, stay data. An exponent holds the
+    nearest power of two, and the data are what is left.
+    """
+    if x.data.ndim or not (number or beside.data.ndim):
+        return x
+    usable = jnp.isfinite(x.data) & (x.data != 0)
+    size = as_factor(jnp.where(usable, jnp.abs(x.data), 1))
+    sign = jnp.where(usable, jnp.sign(x.data), x.data)
+    if x.algebra is FACTORS:
+        return dataclasses.replace(x, data=sign, scale=FACTORS.times(size, x.scale))
+    up = jnp.asarray(size.mantissa > math.sqrt(2)).astype(jnp.int32)
+    data = sign * ldexp(jnp.asarray(size.mantissa), -up)
+    return dataclasses.replace(x, data=data, scale=x.scale + size.exponent + up)
 
 
 def _one_scale(scale: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -299,9 +390,9 @@ def _plain(name: str, x: ArrayLike) -> ScaledArray:
 def _with_exponent(x: ScaledOperand) -> ScaledOperand:
     if x.algebra is EXPONENTS:
         return x
-    mantissa, power = split_power(x.scale)
-    exponent = jnp.where(x.scale == 0, ZERO_EXPONENT, exponent_of(power))
-    return dataclasses.replace(x, data=x.data * mantissa, scale=exponent, algebra=EXPONENTS)
+    mantissa, exponent = x.scale
+    data = x.data * jnp.asarray(mantissa, x.data.dtype)
+    return dataclasses.replace(x, data=data, scale=jnp.asarray(exponent), algebra=EXPONENTS)
 
 
 def common_dtype(*xs: ScaledOperand) -> np.dtype:
@@ -339,10 +430,13 @@ def applied(
     return scaled_result(f(*data), scale, found[0].algebra, common_dtype(*found))
 
 
-def scaled_result(
-    data: jax.Array, scale: jax.Array, algebra: Algebra, dtype: FormatLike
-) -> ScaledArray:
-    kept = stored(data, dtype)
+def scaled_result(data: jax.Array, scale: Any, algebra: Algebra, dtype: FormatLike) -> ScaledArray:
+    """Returns data behind a scale; what of it leaves the range of float32 moves to the data."""
     if algebra is EXPONENTS:
-        return ScaledArray.from_exponent(kept, scale)
-    return ScaledArray(kept, scale)
+        return ScaledArray.from_exponent(stored(data, dtype), scale)
+    mantissa, exponent = scale
+    _, _, bias = layout(data.dtype)
+    kept = jnp.clip(exponent, 1 - bias, bias - 1)
+    beyond = jnp.where(jnp.equal(mantissa, 0), 0, exponent - kept)
+    scale = jnp.asarray(mantissa, data.dtype) * power_of_two(kept, data.dtype)
+    return ScaledArray(stored(ldexp(data, beyond), dtype), scale)

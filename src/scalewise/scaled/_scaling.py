@@ -15,9 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
 from .._check import Count, Positive, Range, checked
-from ..formats import BlockFormat, Format
+from .._resolve import as_format
+from ..formats import BlockFormat, Format, FormatLike
 from ..rounding import round_to
 from ._amax import amax, to_top
 from ._least_squares import least_squares_scale
@@ -200,6 +202,39 @@ class LeastSquares(Scaling):
             better = new[0] < best[0]
             best = tuple(jnp.where(better, *pair) for pair in zip(new, best, strict=True))
         return _kept(best[1], axes, keepdims), _kept(best[2], axes, keepdims)
+
+
+@checked
+def find_optimal_scaling(
+    x: ArrayLike, fmt: FormatLike, *, axis: Axes | int = (), power_of_two: bool = True
+) -> jax.Array:
+    """Returns the scale s with the least squared error of ``s * round(x / s)`` in a format.
+
+    It is that of :class:`LeastSquares`: ``ScaledArray(sw.cast(x / s, fmt), s)`` is ``sw.quantize(x,
+    fmt, scaling=LeastSquares(power_of_two))``, where elements beyond the format's largest saturate.
+
+    Args:
+        x: an array of floats. NaN and infinities don't count.
+        fmt: a format, or its name.
+        axis: axes that keep a scale for each of their indices, which then have length 1 elsewhere;
+            by default one scale, without axes.
+        power_of_two: False for a search over all scales.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> float(find_optimal_scaling(jnp.array([1.0, 1.5, 6.0]), "e2m1fn"))
+        1.0
+        >>> s = find_optimal_scaling(jnp.array([0.7, 4.2]), "e2m1fn", power_of_two=False)
+        >>> round(float(s), 4)
+        1.4
+    """
+    x = jnp.asarray(x)
+    kept = [a % max(1, x.ndim) for a in ([axis] if isinstance(axis, int) else axis)]
+    axes = [a for a in range(x.ndim) if a not in kept]
+    wide = x.astype(jnp.float64 if x.dtype == jnp.float64 else jnp.float32)
+    fmt = as_format(fmt, "find_optimal_scaling")
+    scaling = LeastSquares(power_of_two=power_of_two)
+    return scaling.scale(wide, fmt, axes, keepdims=bool(kept))[0]
 
 
 @checked

@@ -26,6 +26,7 @@ from ._rules import (
     ScaledOperand,
     apart,
     applied,
+    as_factor,
     combined,
     common_dtype,
     operands,
@@ -85,7 +86,8 @@ def softmax(a: Operand, axis: int = -1) -> ScaledArray:
     """
     x, below = _below_largest("softmax", a, axis)
     data = jnp.exp(below.value())
-    scale = RULES["softmax"].scale(FACTORS, jnp.sum(data, axis=axis, keepdims=True))
+    total = jnp.sum(data, axis=axis, keepdims=True)
+    scale = RULES["softmax"].scale(FACTORS, as_factor(total))
     return scaled_result(data, scale, FACTORS, x.dtype)
 
 
