@@ -77,3 +77,44 @@ there = delayed.init(w, x)
 assert there.operand_ids == history.operand_ids
 np.testing.assert_allclose(there.amaxes, history.amaxes, rtol=1e-5)
 """
+
+
+def test_gathered_weights_are_sent_as_they_are_stored():
+    run_on_devices(4, GATHERED)
+
+
+GATHERED = """
+import re
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import PartitionSpec as P
+import scalewise as sw
+
+mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+w = jax.random.normal(jax.random.key(0), (128, 128)) * jnp.exp2(jnp.arange(128) % 7.0)[:, None]
+x = jax.random.normal(jax.random.key(1), (8, 128))
+stored = {
+    "one": sw.quantize(w, "e4m3fn"), "rows": sw.quantize(w, "e4m3fn", axis=0),
+    "blocks": sw.quantize(w, "mxfp8_e4m3", axis=0), "packed": sw.quantize(w, "nvfp4", axis=1),
+}
+
+
+def gathered(axis, tiled):
+    def body(w, x):
+        full = jax.lax.all_gather(w, "d", axis=axis, tiled=tiled)
+        return jax.lax.pmean(x @ full.reshape(128, 128), "d")
+
+    spec = P("d") if axis == 0 else P(None, "d")
+    return jax.shard_map(body, mesh=mesh, in_specs=(spec, P()), out_specs=P())
+
+
+for name, array in stored.items():
+    for axis, tiled in ((0, True), (1, True), (0, False)):
+        f = sw.autoscale(gathered(axis, tiled), "bf16")
+        code = jax.jit(f).lower(array, x).as_text()
+        sent = re.findall(r"all_gather.*?: \\(tensor<(\\S+?)>\\)", code)
+        numbers = max(sent, key=lambda t: np.prod([int(n) for n in re.findall(r"\\d+(?=x)", t)]))
+        assert numbers.endswith(("f8E4M3FN", "ui8")), (name, axis, tiled, sent)
+        want = x @ array.value()
+        got = f(array, x)
+        assert np.linalg.norm(got - want) < 0.02 * np.linalg.norm(want), (name, axis, tiled)
+"""

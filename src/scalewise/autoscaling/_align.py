@@ -222,7 +222,7 @@ def with_factor(x: V, factor: Factor) -> V:
     if isinstance(factor, float):
         half, moved = math.frexp(factor)
         return dataclasses.replace(x, exponent=x.exponent + (moved - 1), factor=2 * half)
-    mantissa, power = split_power(factor)
+    mantissa, power = split_power(jnp.asarray(factor))
     return dataclasses.replace(x, exponent=x.exponent + exponent_of(power), factor=mantissa)
 
 

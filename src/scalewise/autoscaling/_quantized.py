@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -11,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import Mesh, PartitionSpec
 from jax.typing import DTypeLike
 
 from ..formats import BLOCK_FORMATS, E4M3FN, NVFP4, BlockFormat, Format
@@ -40,11 +43,14 @@ class QuantizedValue:
         dtype: of the value in flight.
         given: the shapes of the argument's scales, if the value is an argument itself, or after
             assignments to parts of it; None for one that was moved.
+        varies: for each array of scales, the mesh axes over which devices have their own; ()
+            outside of a ``shard_map``.
     """
 
     stored: ScaledArray
     dtype: DTypeLike = dataclasses.field(metadata=STATIC)
     given: tuple[tuple[int, ...], ...] | None = dataclasses.field(default=None, metadata=STATIC)
+    varies: tuple[frozenset[str], ...] = dataclasses.field(default=(), metadata=STATIC)
 
     @property
     def data(self) -> jax.Array | EncodedArray:
@@ -112,6 +118,35 @@ class QuantizedValue:
 
     def load(self) -> ScaledValue:
         return self.value
+
+    def split_over(
+        self, mesh: Mesh, spec: PartitionSpec
+    ) -> tuple[QuantizedValue, QuantizedValue] | None:
+        """Returns the value as a ``shard_map`` takes it, and the specs of its arrays.
+
+        None if numbers that share a scale of their own block would get to several devices.
+        """
+        names = [() if n is None else (n,) if isinstance(n, str) else tuple(n) for n in spec]
+        names += [()] * (self.data.ndim - len(names))
+        counts = [math.prod(mesh.shape[n] for n in own) for own in names]
+        parts = list(counts)  # what the length of each axis has to be a multiple of
+        if self.blocked is not None and self.stored.block:
+            parts[self.blocked] *= self.stored.block[1]
+        if any(n % k for n, k in zip(self.shape, parts, strict=True)):
+            return None
+
+        def own(x: jax.Array) -> tuple[tuple[str, ...], ...]:
+            return tuple(n if k > 1 else () for n, k in zip(names, x.shape, strict=False))
+
+        data, scales = self.data, jax.tree.leaves(self.scale)
+        varies = tuple(frozenset(itertools.chain(*own(x))) for x in scales)
+        if isinstance(data, EncodedArray) and data.length:
+            if data.codes.shape[-1] % counts[-1]:
+                return None
+            data = dataclasses.replace(data, length=data.length // counts[-1])
+        stored = ScaledArray.tree_unflatten(self.stored.tree_flatten()[1], (data, self.scale, None))
+        here = dataclasses.replace(self, stored=stored, given=None, varies=varies)
+        return here, jax.tree.map(lambda x: PartitionSpec(*own(x)), here)
 
     def as_operand(self) -> QuantizedOperand:
         """Returns a value of this shape and dtype without data, for rules of products."""
@@ -250,14 +285,14 @@ def _each(
     data, block = f(_unpacked(x)), x.stored.block
     block = None if block is None or axis is None else (axis - data.ndim, block[1])
     scale = jax.tree.map(f, x.scale)
-    return QuantizedValue(
-        dataclasses.replace(x.stored, data=data, scale=scale, block=block), x.dtype
-    )
+    stored = dataclasses.replace(x.stored, data=data, scale=scale, block=block)
+    return dataclasses.replace(x, stored=stored, given=None)
 
 
 def _of_one_scale(x: QuantizedValue, data: jax.Array) -> QuantizedValue:
     scale = None if x.scale is None else jnp.asarray(x.scale).reshape((1,) * data.ndim)
-    return QuantizedValue(dataclasses.replace(x.stored, data=data, scale=scale), x.dtype)
+    stored = dataclasses.replace(x.stored, data=data, scale=scale)
+    return dataclasses.replace(x, stored=stored, given=None)
 
 
 def _unpacked(x: QuantizedValue) -> jax.Array:
@@ -330,6 +365,48 @@ def _take(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
     return _of_one_scale(x, equation.bind(x.data, *rest)[0])
 
 
+def _gathered(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
+    """Sends the stored numbers, and the scales where devices have scales of their own."""
+    (x,) = inputs
+    at, tiled = params.gathered_axis(equation), params.is_tiled(equation)
+    own = params.axis_name(equation)
+    if params.axis_groups(equation) is not None:
+        return None
+    names = frozenset(own if isinstance(own, tuple) else (own,))
+    size = x.stored.block[1] if x.blocked == at and x.stored.block else 1
+
+    def sent(a: jax.Array) -> jax.Array:
+        return equation.bind(a)[0]
+
+    scales: list[jax.Array] = []
+    arrays, tree = jax.tree.flatten(x.scale)
+    for a, varies in zip(arrays, x.varies or [frozenset()] * len(arrays), strict=True):
+        differ = not names.isdisjoint(varies)
+        if differ and tiled and a.shape[at] * size < x.shape[at]:
+            return None  # a scale for each device's part of the axis
+        if not a.ndim or (tiled and not differ and a.shape[at] == 1):
+            scales.append(a)
+        else:
+            scales.append(sent(a) if differ or tiled else lax.expand_dims(a, (at,)))
+    data: jax.Array | EncodedArray
+    if isinstance(x.data, EncodedArray):
+        last = at == x.data.ndim - 1
+        if last and not tiled:
+            return None
+        codes = sent(x.data.codes)
+        factor = codes.shape[-1] // x.data.codes.shape[-1]
+        data = dataclasses.replace(x.data, codes=codes, length=x.data.length * factor)
+    else:
+        data = sent(x.data)
+    block = x.stored.block
+    if block is not None and not tiled and at > x.data.ndim + block[0]:
+        block = (block[0] - 1, block[1])
+    scale = jax.tree.unflatten(tree, scales)
+    stored = dataclasses.replace(x.stored, data=data, scale=scale, block=block)
+    varies = tuple(own - names for own in x.varies)
+    return dataclasses.replace(x, stored=stored, given=None, varies=varies)
+
+
 Move = Callable[[Equation, Sequence[Value]], QuantizedValue | None]
 MOVES: dict[str, Move] = {
     "convert_element_type": _convert,
@@ -337,5 +414,6 @@ MOVES: dict[str, Move] = {
     "transpose": _transpose,
     **dict.fromkeys(("reshape", "squeeze"), _reshape),
     **dict.fromkeys(("slice", "dynamic_slice"), _slices),
-    **dict.fromkeys(("gather", "all_gather", "sharding_constraint"), _take),
+    **dict.fromkeys(("gather", "sharding_constraint"), _take),
+    **dict.fromkeys(("all_gather", "all_gather_invariant"), _gathered),
 }

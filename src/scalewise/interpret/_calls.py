@@ -96,10 +96,17 @@ def _mapped(interpretation, equation: Equation, state, inputs):
         return state, canonical(interpretation, equation, outs, out_avals, "mapped")
 
     out_avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in body.outvars]
-    inputs = canonical(interpretation, equation, inputs, equation.in_avals, "mapped")
-    in_specs = [
-        spread(x, a, s) for x, a, s in zip(inputs, equation.in_avals, mapping.in_specs, strict=True)
-    ]
+
+    def entering(value, aval, spec):
+        """Returns a value and its specs; one that knows how a mesh splits it stays as it is."""
+        if (found := getattr(value, "split_over", lambda *_: None)(mapping.mesh, spec)) is not None:
+            return found
+        (value,) = canonical(interpretation, equation, [value], [aval], "mapped")
+        return value, spread(value, aval, spec)
+
+    given = zip(inputs, equation.in_avals, mapping.in_specs, strict=True)
+    entered = [entering(*each) for each in given]
+    inputs, in_specs = [value for value, _ in entered], [specs for _, specs in entered]
     forms = [jax.eval_shape(partial(form, a)) for a in out_avals]
     out_specs = [
         spread(x, a, s) for x, a, s in zip(forms, out_avals, mapping.out_specs, strict=True)

@@ -84,6 +84,8 @@ axis_name: Callable[[Equation], AxisName] = _reader("axes", "axis_name")
 # the groups of devices that a collective runs within, None for all devices
 axis_groups: Callable[[Equation], Sequence[Sequence[int]] | None]
 axis_groups = _reader("axis_index_groups", default=None)
+gathered_axis = _reader("all_gather_dimension")
+is_tiled = _reader("tiled")
 # the number that a `gather` has for indices out of bounds; None for NaN
 fill_value = _reader("fill_value", default=None)
 slice_sizes: Callable[[Equation], Sequence[int]] = _reader("slice_sizes")

@@ -34,7 +34,7 @@ def exponent_of(power: jax.Array) -> jax.Array:
     return (bits >> integer(mantissa_bits)).astype(jnp.int32) - bias
 
 
-def ldexp(x: jax.Array, exponent: jax.Array) -> jax.Array:
+def ldexp(x: jax.Array, exponent: int | jax.Array) -> jax.Array:
     """Returns ``x * 2**exponent`` for an exponent of any size, without forming 2**exponent.
 
     Exact wherever the result is a normal number; below, as the backend rounds or flushes. A factor
