@@ -30,7 +30,7 @@ PACKAGES = [  # bottom to top
     "cli",
 ]
 SHARED = {
-    "__init__.py", "__main__.py", "_check.py", "_extras.py", "_jax.py", "_public.py", "_repr.py",
+    "__init__.py", "__main__.py", "_check.py", "_extras.py", "_jax.py", "_repr.py",
     "_resolve.py", "_types.py", "_user_file.py",
 }  # fmt: skip
 AUDIT = ["_run", "_search", "_report", "_record"]  # bottom to top as well
@@ -76,6 +76,18 @@ def test_a_file_imports_only_from_packages_below():
         allowed = set(PACKAGES[: PACKAGES.index(here)])
         allowed -= INTERPRETATIONS if here in INTERPRETATIONS else set()
         wrong += [f"{path.relative_to(ROOT)} imports {package}" for package in there - allowed]
+    assert not wrong
+
+
+def test_a_package_imports_only_public_names_of_others():
+    """A leading underscore is private to its package: what another one needs is published."""
+    wrong = []
+    for path in SOURCES:
+        here = path.relative_to(ROOT).parts[0]
+        for module in imported_modules(path) if here in PACKAGES else ():
+            there, *rest = module.split(".")[1:] or [here]
+            if there in PACKAGES and there != here and any(x.startswith("_") for x in rest):
+                wrong.append(f"{path.relative_to(ROOT)} imports {module}")
     assert not wrong
 
 

@@ -4,26 +4,21 @@ Importing this package imports neither JAX nor any of its own subpackages. A pub
 when it is first used; `__init__.pyi` lists all of them.
 """
 
-import importlib
+import lazy_loader as _lazy_loader
 
-from ._public import MODULES as _MODULES
-
-__all__ = sorted([*_MODULES, "__version__"])
+_attribute, _, __all__ = _lazy_loader.attach_stub(__name__, __file__)
+__all__ += ["__version__"]
 
 
 def __getattr__(name: str) -> object:
-    if name == "__version__":
-        from importlib.metadata import version
-
-        value: object = version("scalewise")
-    elif name in _MODULES:
-        module = importlib.import_module(f".{_MODULES[name]}", __name__)
-        value = module if _MODULES[name] == name else getattr(module, name)
-    else:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value
-    return value
+    if name != "__version__":
+        return _attribute(name)
+    from importlib.metadata import version
+
+    return version("scalewise")
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted(__all__)

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ._chart import STYLE as STYLE
+from ._chart import Panel as Panel
+from ._chart import chart_svg as chart_svg
 from ._lock import FolderInUseError as FolderInUseError
 from ._lock import lock as lock
 from ._page import framed as framed
@@ -22,6 +25,8 @@ from ._stream import Printed as Printed
 from ._stream import counted as counted
 from ._stream import print_rows as print_rows
 from ._stream import tolerant as tolerant
+from ._text import Text as Text
+from ._write import PREFIX as PREFIX
 from ._write import TargetError as TargetError
 from ._write import append as append
 from ._write import check_source as check_source

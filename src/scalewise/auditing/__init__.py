@@ -1,6 +1,5 @@
 """Audits a function: which operation on which line loses accuracy, why, and a tried fix."""
 
-from .._public import own_names
 from ._audit import audit as audit
 from ._monitor import Monitor as Monitor
 from ._readings import exponents as exponents
@@ -12,7 +11,7 @@ from ._report._report import Report as Report
 from ._search._findings import Finding as Finding
 from ._search._literals import literals as literals
 
-globals()["__all__"] = own_names(dir())  # help() lists them
+__all__ = ["compare", "exponents", "load_recording", "readings", "record"]
 
 # the classes of results, for annotations
 from ._readings import Exponents as Exponents
@@ -33,6 +32,17 @@ _DOCUMENTED = dir()  # the reference has these names
 # for other packages of scalewise, not for users
 from .._output import writable as writable
 from ._file import arguments as arguments
+from ._file import as_arguments as as_arguments
+from ._file import inputs as inputs
 from ._file import load_function as load_function
+from ._file import made_by as made_by
+from ._file import name_of as name_of
 from ._file import user_errors as user_errors
 from ._record._recording import recordable as recordable
+from ._report._edits import statement as statement
+from ._run._dataflow import Origins as Origins
+from ._run._dataflow import Walk as Walk
+from ._run._equation_statistics import display_name as display_name
+from ._run._interpretations import FP32_MAX as FP32_MAX
+from ._run._interpretations import TableEmulation as TableEmulation
+from ._search._apply import FormatChoice as FormatChoice

@@ -1,6 +1,5 @@
 """Automatic mixed precision: narrow products, and float32 where range or long sums need it."""
 
-from .._public import own_names
 from ._autocast import autocast as autocast
 from ._autocast import placements as placements
 from ._policy import FULL as FULL
@@ -9,7 +8,7 @@ from ._policy import Policy as Policy
 from ._policy import Rule as Rule
 from ._policy import policy as policy
 
-globals()["__all__"] = own_names(dir())  # help() lists them
+__all__ = ["FULL", "LOW", "Rule", "placements", "policy"]
 
 # the classes of results and types, for annotations
 from ._policy import PolicyLike as PolicyLike

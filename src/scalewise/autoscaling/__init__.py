@@ -1,6 +1,5 @@
 """Runs any JAX function on (data, scale) pairs: the transformation, its recipes, stored states."""
 
-from .._public import own_names
 from ..primitives import Family as Family
 from . import recipes as recipes
 from ._autoscale import Schedule as Schedule
@@ -20,7 +19,7 @@ from ._rescale import rescale_gradient as rescale_gradient
 from ._rules import RULES as RULES
 from ._rules import register as register
 
-globals()["__all__"] = own_names(dir())  # help() lists them
+__all__ = ["RULES", "Family", "WithHistory", "register"]
 
 # the classes of results and types, for annotations
 from ._explain import Explanation as Explanation
@@ -36,5 +35,16 @@ from ._every_op import EveryOp as EveryOp
 from ._history import OperandAmaxes as OperandAmaxes
 from ._narrow import is_stored as is_stored
 from ._narrow import store_array as store_array
+from ._operand_settings import Role as Role
+from ._operand_settings import operand_format as operand_format
+from ._operand_settings import shown as shown
 from ._overrides import FormatOverrides as FormatOverrides
+from ._overrides import Place as Place
+from ._overrides import Places as Places
+from ._overrides import Scope as Scope
 from ._overrides import scope_parts as scope_parts
+from ._predict import between_activations as between_activations
+from ._residuals import load as load
+from ._value import Memo as Memo
+from ._value import ScaledValue as ScaledValue
+from ._value import materialize as materialize

@@ -31,25 +31,21 @@ from .._jax import (
 )
 from ..devices import Device, units_for
 from ..formats import E8M0, NVFP4, BlockFormat, Format, RoundingMode
-from ..rounding import EncodedArray, pack
-from ..rounding._bits import round_bits
-from ..rounding._codes import codes_of, nearest_codes, stored
+from ..rounding import EncodedArray, codes_of, nearest_codes, pack, round_bits, stored
 from ..scaled import (
     Amax,
     Mx,
     ScaledArray,
     Scaling,
     amax,
-    is_known,
-    quantize_measured,
-    rounds_in_blocks,
-)
-from ..scaled._amax import amax_by_keys
-from ..scaled._blocks import (
+    amax_by_keys,
     in_range,
+    is_known,
     nan_scales,
     over_scales,
     over_tiles,
+    quantize_measured,
+    rounds_in_blocks,
     scales_of,
     split_blocks,
     tensor_scale_of,

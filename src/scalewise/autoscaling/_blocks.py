@@ -18,9 +18,8 @@ from ..devices import Device
 from ..formats import BF16, E2M1FN, E8M0, BlockFormat, Format, RoundingMode
 from ..interpret import Equation, by_platform, outlined
 from ..primitives import params
-from ..rounding import EncodedArray
-from ..rounding._codes import widened as from_codes
-from ..rounding._encoded import is_packed
+from ..rounding import EncodedArray, is_packed
+from ..rounding import widened as from_codes
 from ..scaled import (
     ScaledArray,
     Scaling,

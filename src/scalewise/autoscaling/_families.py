@@ -35,8 +35,19 @@ from ..interpret import (
 )
 from ..primitives import params
 from ..rounding import round_to
-from ..scaled import EXPONENTS, RULES, ScaledArray, ScaleRule, combined, is_known
-from ..scaled._rules import KEPT, LARGER, POWER, ROOT, UNSCALED
+from ..scaled import (
+    EXPONENTS,
+    KEPT,
+    LARGER,
+    POWER,
+    ROOT,
+    RULES,
+    UNSCALED,
+    ScaledArray,
+    ScaleRule,
+    combined,
+    is_known,
+)
 from ._blocks import Factor
 from ._narrow import SqrtStored, is_stored
 from ._overrides import FormatOverrides

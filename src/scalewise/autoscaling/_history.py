@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ..formats import Format
-from ..rounding._encoded import exportable
+from ..rounding import exportable
 from ..scaled import Amax, Axes, Scales, Scaling, to_top
 
 

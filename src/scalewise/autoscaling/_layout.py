@@ -26,8 +26,7 @@ from .._jax import (
 from .._types import PyTree
 from ..formats import Format
 from ..interpret import by_platform, outlined
-from ..scaled import ScaledArray, Scaling, quantize, quantize_measured
-from ..scaled._power import layout
+from ..scaled import ScaledArray, Scaling, layout, quantize, quantize_measured
 from ._history import FixedAmax
 
 # one equation each: `lax.platform_dependent` traces a branch for each platform

@@ -24,10 +24,10 @@ from ..scaled import (
     amax,
     at_least,
     exponent_of,
+    over_tiles,
     power_of_two,
     quantize,
 )
-from ..scaled._blocks import over_tiles
 from ._blocks import Blocks, Factor, in_blocks
 from ._history import OperandAmaxes
 from ._keys import hadamard_signs, hadamard_transform, operand_key, place_of

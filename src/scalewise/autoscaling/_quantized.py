@@ -21,8 +21,7 @@ from ..formats import format as format_
 from ..interpret import Argument, Equation, Value, is_float
 from ..primitives import params
 from ..rounding import EncodedArray, encode
-from ..scaled import ScaledArray
-from ..scaled._power import quotient
+from ..scaled import ScaledArray, quotient
 from ._blocks import Blocks, Factor, in_four_bits
 from ._value import ScaledValue, materialize
 

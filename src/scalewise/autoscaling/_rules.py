@@ -19,7 +19,7 @@ from .._check import checked
 from .._jax import gather_invariant, jex
 from ..interpret import Equation, Value
 from ..primitives import PRIMITIVES, Family, params
-from ..scaled._rules import INVERSE_ROOT
+from ..scaled import INVERSE_ROOT
 from . import _families as families
 from ._families import Function, RuleContext, fallback, homogeneous, structural, wrap
 from ._products import DeferredProduct, is_narrow

@@ -5,7 +5,6 @@ lists the layouts. :func:`load` returns a lazy tree, :func:`cast` converts a fil
 describes it, :func:`diff` compares two in value, :func:`check` looks for faults.
 """
 
-from .._public import own_names
 from ._api import Tree as Tree
 from ._api import cast as cast
 from ._api import compare_scales as compare_scales
@@ -16,7 +15,7 @@ from ._files import UnreadableError as UnreadableError
 from ._inspect import diff as diff
 from ._inspect import inspect as inspect
 
-globals()["__all__"] = own_names(dir())  # help() lists them
+__all__ = ["Tree", "UnreadableError", "check", "compare_scales", "diff", "inspect", "load", "save"]
 
 # the classes of results, for annotations
 from ._inspect import DiffReport as DiffReport
@@ -24,3 +23,12 @@ from ._inspect import InspectReport as InspectReport
 from ._report import CastReport as CastReport
 from ._report import CheckReport as CheckReport
 from ._report import Finding as Finding
+
+_DOCUMENTED = dir()  # the reference has these names
+
+# for other packages of scalewise, not for users
+from ._layouts import Layout as Layout
+from ._layouts import Strategy as Strategy
+from ._layouts import algorithm_of as algorithm_of
+from ._layouts import compressed_tensors as compressed_tensors
+from ._layouts import writable as writable

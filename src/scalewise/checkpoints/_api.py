@@ -18,8 +18,7 @@ from .._output import TargetError, check_target
 from .._types import Json
 from ..formats import RoundingMode
 from ..rounding import EncodedArray
-from ..scaled import ScaledArray, save_safetensors
-from ..scaled._safetensors import _joined
+from ..scaled import ScaledArray, join_parts, save_safetensors
 from ._cast import KEEP, CastJobs, Options, checked_options, rows_of, shards_of, write_configs
 from ._encode import CHOICES, Choice, quantised, writer_of
 from ._files import OrbaxTensor, UnreadableError, save_orbax
@@ -76,7 +75,7 @@ class Tree(Mapping[str, Array]):
         if length := (record.get("data", record) or {}).get("length"):
             shape = (*shape[:-1], length)  # packed codes have another last axis
         arrays: Json = {t.name: t.restored(_fitted(place, name, shape, t.shape)) for t in parts}
-        return _joined(name, weight.record, arrays) if weight.record else arrays[name]
+        return join_parts(name, weight.record, arrays) if weight.record else arrays[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.weights)

@@ -22,7 +22,7 @@ import safetensors
 from .._extras import require
 from .._output import check_source, replacing
 from .._types import Json
-from ..scaled._safetensors import DTYPES, NAMES, _parts
+from ..scaled import DTYPES, NAMES, parts_of
 
 BITS = {name: 8 * dtype.itemsize for name, dtype in DTYPES.items()} | {"F4": 4}
 GGUF_PLAIN = ("F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64")
@@ -211,7 +211,7 @@ def save_orbax(path: str | os.PathLike[str], flat: Mapping[str, Json]) -> None:
         raise ValueError(f"save: {str(path)!r} exists")
     arrays, records = {}, {}
     for name, x in flat.items():
-        parts, records[name] = _parts(name, x)
+        parts, records[name] = parts_of(name, x)
         arrays |= parts
     dtypes = {name: str(np.dtype(x.dtype)) for name, x in arrays.items()}
     arrays = {name: jax.numpy.asarray(x) for name, x in arrays.items()}

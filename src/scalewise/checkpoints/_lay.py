@@ -16,8 +16,16 @@ from .. import scaled
 from .._resolve import as_format
 from .._types import Json
 from ..formats import E2M1FN, BlockFormat, Format
-from ..scaled import FourOverSix, LeastSquares, ScaledArray, Scaling, quantize
-from ..scaled._safetensors import DTYPES, NAMES, _parts
+from ..scaled import (
+    DTYPES,
+    NAMES,
+    FourOverSix,
+    LeastSquares,
+    ScaledArray,
+    Scaling,
+    parts_of,
+    quantize,
+)
 from ._encode import Choice
 from ._layouts import Layout
 from ._packed import E8M0, WIDE, Packed, loss
@@ -154,7 +162,7 @@ def own_job(weight: Weight, fmt: str, rounding: Json, choice: Choice) -> tuple[J
     example = jax.eval_shape(run, jax.ShapeDtypeStruct(weight.shape, np.float32))
     parts: Json
     example = dataclasses.replace(example, value_dtype=_stands_for(weight))
-    parts, record = _parts(weight.name, example)
+    parts, record = parts_of(weight.name, example)
     entries = tuple(Entry(n, NAMES[np.dtype(x.dtype)], x.shape) for n, x in parts.items())
     return Job(entries, partial(_make, weight, run, found)), record
 
@@ -181,7 +189,7 @@ def _make(
 ) -> tuple[Sequence[np.ndarray], Json]:
     x = weight.effective()
     stored: ScaledArray = run(jnp.asarray(x))
-    parts, _ = _parts(weight.name, stored)
+    parts, _ = parts_of(weight.name, stored)
     y = np.asarray(stored.value())
     lost = loss(x, y)
     element = fmt.element

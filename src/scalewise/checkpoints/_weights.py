@@ -15,8 +15,7 @@ import numpy as np
 from .._types import Json
 from ..formats import E2M1FN
 from ..rounding import EncodedArray
-from ..scaled import ScaledArray
-from ..scaled._safetensors import _joined
+from ..scaled import ScaledArray, join_parts
 from ._files import Tensor, UnreadableError, check_known
 from ._layouts import Layout, Role
 from ._packed import ELEMENTS, Loss, Packed, from_halves, nibbles, pack_nibbles, values
@@ -117,7 +116,7 @@ class Weight:
             return _scaled(self.packed, self._flat)
         check_known(self.parts["codes"])
         arrays: Json = {t.name: t.array() for t in self.parts.values()}
-        return _joined(self.name, self.record, arrays) if self.record else arrays[self.name]
+        return join_parts(self.name, self.record, arrays) if self.record else arrays[self.name]
 
 
 def original_dtype(weight: Weight, config: Mapping[str, Json]) -> np.dtype | None:

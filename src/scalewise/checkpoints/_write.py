@@ -19,10 +19,9 @@ from typing import IO
 
 import numpy as np
 
-from .._output import TargetError, lock
-from .._output._write import PREFIX
+from .._output import PREFIX, TargetError, lock
 from .._types import Json
-from ..scaled._safetensors import DTYPES, MOST_HEADER, NAMES
+from ..scaled import DTYPES, MOST_HEADER, NAMES
 from ._files import BITS, UnreadableError
 from ._packed import Decoded
 

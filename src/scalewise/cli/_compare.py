@@ -23,8 +23,18 @@ from rich.console import Console
 from rich.text import Text
 
 from .._jax import Tracer
-from .._output import Rows, Tabular, append, replacing, sentence, tables_page, tolerant
-from .._output._templates import STYLE, Panel, chart_svg
+from .._output import (
+    STYLE,
+    Panel,
+    Rows,
+    Tabular,
+    append,
+    chart_svg,
+    replacing,
+    sentence,
+    tables_page,
+    tolerant,
+)
 from .._types import Json, PyTree
 from .._user_file import InputError, call_user
 from ..interpret import Applied, Equation, Interpretation, State, Value, is_float, transform

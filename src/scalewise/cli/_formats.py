@@ -138,8 +138,7 @@ def _parse(text: str, fmt: Format) -> tuple[int, Fraction | None]:
 
 
 def _show(console: Console, fmt: Format, text: str, code: int, given: Fraction | None) -> None:
-    from ..formats import next_down, next_up
-    from ..formats._neighbours import fields_of
+    from ..formats import fields_of, next_down, next_up
 
     fields = fields_of(fmt, code)
     line, value = Text(f"{text} in {fmt.name}: "), fields.value

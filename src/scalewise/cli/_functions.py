@@ -97,7 +97,7 @@ def _makes_a_torch_model(target: str) -> bool:
     if not re.search(r"^\s*(import|from) torch\b", text, re.M):
         return False
     from scalewise.auditing import load_function
-    from scalewise.torch._load import is_model
+    from scalewise.torch import is_model
 
     function, _ = load_function(target)
     if any(p.default is p.empty for p in inspect.signature(function).parameters.values()):
@@ -111,8 +111,7 @@ def _of_function(
     target: str, low: Any, args: str | None, seed: int, options: Any, calls: Mapping[str, Any]
 ) -> Any:
     from scalewise import audit as run_audit
-    from scalewise.auditing import load_function, user_errors
-    from scalewise.auditing._file import inputs
+    from scalewise.auditing import inputs, load_function, user_errors
 
     function, module = load_function(target)
     options |= {"steps": calls["steps"]}
@@ -126,7 +125,7 @@ def _of_function(
 
 def _of_torch(target: str, low: Any, args: str | None, seed: int, options: Any) -> Any:
     import scalewise.torch as st
-    from scalewise.torch._load import load
+    from scalewise.torch import load
 
     loaded = load(target, args, seed)
     return st.audit(loaded.model, loaded.args, loaded.kwargs, low=low, **options)

@@ -1,6 +1,5 @@
 """Devices: which operands their matrix units multiply, and which of them computes a program."""
 
-from .._public import own_names
 from ._matrix_units import UNITS as UNITS
 from ._matrix_units import MatrixUnit as MatrixUnit
 from ._matrix_units import MatrixUnits as MatrixUnits
@@ -10,7 +9,16 @@ from ._table import DEVICES as DEVICES
 from ._table import device as device
 from ._table import present as present
 
-globals()["__all__"] = own_names(dir())  # help() lists them
+__all__ = [
+    "DEVICES",
+    "UNITS",
+    "MatrixUnit",
+    "MatrixUnits",
+    "device",
+    "matrix_unit",
+    "matrix_units",
+    "present",
+]
 
 # the classes of results, for annotations
 from ._table import Device as Device

@@ -1,6 +1,5 @@
 """Formats: the numbers that each format represents and their codes. Uses NumPy only, not JAX."""
 
-from .._public import own_names
 from ._catalogue import BF16 as BF16
 from ._catalogue import BLOCK_FORMATS as BLOCK_FORMATS
 from ._catalogue import CATALOGUE as CATALOGUE
@@ -33,7 +32,37 @@ from ._neighbours import next_up as next_up
 from ._neighbours import ulp as ulp
 from ._roundings import ROUNDINGS as ROUNDINGS
 
-globals()["__all__"] = own_names(dir())  # help() lists them
+__all__ = [
+    "BF16",
+    "BLOCK_FORMATS",
+    "CATALOGUE",
+    "E2M1FN",
+    "E2M3FN",
+    "E3M2FN",
+    "E4M3FN",
+    "E4M3FNUZ",
+    "E5M2",
+    "E5M2FNUZ",
+    "E8M0",
+    "FP16",
+    "FP32",
+    "FP64",
+    "MXFP4",
+    "MXFP6_E2M3",
+    "MXFP6_E3M2",
+    "MXFP8_E4M3",
+    "MXFP8_E5M2",
+    "NVFP4",
+    "ROUNDINGS",
+    "TF32",
+    "BlockFormat",
+    "bits",
+    "block_format",
+    "next_down",
+    "next_up",
+    "p3109",
+    "ulp",
+]
 
 # types for annotations, and formats that no hardware multiplies: by name, ``format("e3m4")``
 from ._catalogue import DLFLOAT16 as DLFLOAT16
@@ -59,5 +88,6 @@ from ._catalogue import FloatDType as FloatDType
 from ._codes import SATURATE as SATURATE
 from ._codes import check_codes as check_codes
 from ._codes import check_saturate as check_saturate
+from ._neighbours import fields_of as fields_of
 from ._roundings import Rest as Rest
 from ._roundings import rounding_mode as rounding_mode

@@ -19,11 +19,14 @@ from ._equation import operation_body as operation_body
 from ._equation import warn_kernel as warn_kernel
 from ._interpret import Applied as Applied
 from ._interpret import Argument as Argument
+from ._interpret import Body as Body
 from ._interpret import Boundary as Boundary
 from ._interpret import Interpretation as Interpretation
+from ._interpret import Number as Number
 from ._interpret import Readers as Readers
 from ._interpret import RoundedOperand as RoundedOperand
 from ._interpret import State as State
+from ._interpret import body_of as body_of
 from ._interpret import interpret_jaxpr as interpret_jaxpr
 from ._interpret import literal_number as literal_number
 from ._objects import has_objects as has_objects

@@ -1,6 +1,5 @@
 """Numerically safe operations, and the arithmetic of a machine that has one float format."""
 
-from .._public import own_names
 from . import functions as functions
 from ._arithmetic import ORDERS as ORDERS
 from ._arithmetic import Arithmetic as Arithmetic
@@ -27,7 +26,31 @@ from .functions import isinf_sign as isinf_sign
 
 NORM_METHODS = ("auto", *_PUBLISHED)
 
-globals()["__all__"] = own_names(dir())  # help() lists them
+__all__ = [
+    "NORM_METHODS",
+    "ORDERS",
+    "Accumulator",
+    "Arithmetic",
+    "accumulate",
+    "beta_high",
+    "beta_low",
+    "conv_general_dilated",
+    "cross_entropy",
+    "dot_general",
+    "functions",
+    "isinf_sign",
+    "l2_norm",
+    "layer_norm",
+    "log_softmax",
+    "logsumexp",
+    "matmul",
+    "mean",
+    "rms_norm",
+    "softmax",
+    "sum",
+    "ulp_bound",
+    "var",
+]
 
 # for other packages of scalewise, not for users
 from ._matrix_units import unit_product as unit_product

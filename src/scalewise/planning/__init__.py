@@ -1,12 +1,11 @@
 """Plans: which format for each product of a program, at a given cost, and what it changes."""
 
-from .._public import own_names
 from ._budget import Budget as Budget
 from ._plan import plan as plan
 from ._result import Plan as Plan
 from ._rollouts import rollouts as rollouts
 
-globals()["__all__"] = own_names(dir())  # help() lists them
+__all__ = []
 
 # the classes of results, for annotations
 from ._result import FrontPoint as FrontPoint

@@ -14,10 +14,9 @@ import numpy as np
 from .._check import Natural, checked
 from .._resolve import as_format
 from .._types import PyTree
-from ..auditing._file import name_of as function_name
+from ..auditing import name_of as function_name
 from ..autocasting import Autocast, Policy, Rule
-from ..autoscaling import Boundaries, FormatOverrides, Operand, Products, Recipe
-from ..autoscaling._operand_settings import operand_format
+from ..autoscaling import Boundaries, FormatOverrides, Operand, Products, Recipe, operand_format
 from ..formats import BF16, FP16, BlockFormatLike, FormatLike
 from ..interpret import (
     Applied,

@@ -10,12 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..autoscaling import Boundaries, Operand
-from ..autoscaling._operand_settings import Role
-from ..autoscaling._overrides import FormatOverrides
-from ..autoscaling._predict import between_activations
-from ..autoscaling._residuals import load
-from ..autoscaling._value import Memo, ScaledValue, materialize
+from ..autoscaling import (
+    Boundaries,
+    FormatOverrides,
+    Memo,
+    Operand,
+    Role,
+    ScaledValue,
+    between_activations,
+    load,
+    materialize,
+)
 from ..formats import Format
 from ..interpret import Applied, Argument, Equation, Program, State, Value, run
 from ..primitives import params

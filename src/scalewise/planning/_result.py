@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from markupsafe import Markup
 
-from .._output import Rows, Tabular, counted, plain, tables_page
-from .._output._templates import STYLE, Panel, chart_svg
+from .._output import STYLE, Panel, Rows, Tabular, chart_svg, counted, plain, tables_page
 from .._types import Json
 from ..autocasting import Policy
 from ..autoscaling import Operand, Products, Recipe
-from ..checkpoints import _layouts as layouts
-from ..checkpoints._layouts import Layout, Strategy, algorithm_of, writable
+from ..checkpoints import Layout, Strategy, algorithm_of, writable
+from ..checkpoints import compressed_tensors as quantization_groups
 from ..formats import E8M0, BlockFormat
 from ._sites import Part
 
@@ -237,7 +236,7 @@ def compressed_tensors(layers: Sequence[Layer], rename: Rename) -> dict[str, Jso
         (_layout("compressed-tensors", weight), activation and _activation(activation), names)
         for (weight, activation), names in kinds.items()
     ]
-    return layouts.compressed_tensors(groups, ignored)
+    return quantization_groups(groups, ignored)
 
 
 def modelopt(layers: Sequence[Layer], rename: Rename) -> dict[str, Json]:

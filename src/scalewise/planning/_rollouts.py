@@ -13,7 +13,7 @@ import numpy as np
 from .._check import Natural, checked
 from .._output import Rows, Tabular
 from .._types import PyTree
-from ..auditing._file import name_of
+from ..auditing import name_of
 from ..autoscaling import RecipeLike, autoscale
 from ..interpret import check_callable
 from ._budget import kl

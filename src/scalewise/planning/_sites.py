@@ -14,18 +14,25 @@ import jax
 import numpy as np
 
 from .._jax import avals_of, jex
-from ..auditing._run._dataflow import Origins, Walk
-from ..auditing._run._equation_statistics import display_name
-from ..autoscaling import Boundaries, Operand, Products, Recipe
-from ..autoscaling._operand_settings import Role
-from ..autoscaling._overrides import FormatOverrides, Place, Places
-from ..autoscaling._predict import between_activations
-from ..autoscaling._value import ScaledValue
+from ..auditing import Origins, Walk, display_name
+from ..autoscaling import (
+    Boundaries,
+    FormatOverrides,
+    Operand,
+    Place,
+    Places,
+    Products,
+    Recipe,
+    Role,
+    ScaledValue,
+    between_activations,
+)
 from ..emulating import is_exact
 from ..formats import FP32
 from ..interpret import (
     CONTRACTIONS,
     Applied,
+    Body,
     Equation,
     Interpretation,
     Program,
@@ -34,7 +41,6 @@ from ..interpret import (
     is_float,
     run,
 )
-from ..interpret._interpret import Body
 from ..primitives import Family, having, names, params
 
 Part = Role | Literal["result"]  # what is rounded: an operand of a contraction, or any result

@@ -1,6 +1,5 @@
 """Rounding: casts of floats to formats, each bit-exact with a single rounding."""
 
-from .._public import own_names
 from ._codes import decode as decode
 from ._encoded import EncodedArray as EncodedArray
 from ._encoded import encode as encode
@@ -11,7 +10,7 @@ from ._round import round_to as round_to
 from ._saturation import SATURATION_RULES as SATURATION_RULES
 from ._saturation import saturation as saturation
 
-globals()["__all__"] = own_names(dir())  # help() lists them
+__all__ = ["SATURATION_RULES", "EncodedArray", "decode", "encode", "pack", "unpack"]
 
 # for other packages of scalewise, not for users
 from ._bits import round_bits as round_bits
@@ -28,10 +27,16 @@ from ._by_params import power_of_two as power_of_two
 from ._by_params import round_by as round_by
 from ._by_params import scale_params as scale_params
 from ._codes import CONVERTED as CONVERTED
+from ._codes import codes_of as codes_of
 from ._codes import converted as converted
 from ._codes import from_float64 as from_float64
 from ._codes import has_float64 as has_float64
+from ._codes import is_plain as is_plain
 from ._codes import nearest_codes as nearest_codes
+from ._codes import stored as stored
 from ._codes import to_float64 as to_float64
+from ._codes import widened as widened
 from ._encoded import StoredArray as StoredArray
+from ._encoded import exportable as exportable
+from ._encoded import is_packed as is_packed
 from ._round import float_array as float_array

@@ -1,6 +1,5 @@
 """Scaled arrays: data times a scale, operations on them, the strategies that choose the scale."""
 
-from .._public import own_names
 from . import scaled_tree as scaled_tree
 from ._array import ScaledArray as ScaledArray
 from ._array import dequantize as dequantize
@@ -61,7 +60,52 @@ from ._sums import softmax as softmax
 from ._sums import sum as sum
 from .scaled_tree import is_scaled as is_scaled
 
-globals()["__all__"] = own_names(dir())  # help() lists them
+__all__ = [
+    "RULES",
+    "abs",
+    "add",
+    "as_scaled",
+    "asarray",
+    "cast_data",
+    "clip",
+    "concatenate",
+    "conv",
+    "cos",
+    "cumsum",
+    "div",
+    "dot_general",
+    "dynamic_rescale",
+    "erf",
+    "exp",
+    "find_optimal_scaling",
+    "gelu",
+    "integer_pow",
+    "is_scaled",
+    "load_safetensors",
+    "log",
+    "log_softmax",
+    "matmul",
+    "max",
+    "maximum",
+    "mean",
+    "min",
+    "minimum",
+    "mul",
+    "neg",
+    "relu",
+    "rsqrt",
+    "save_safetensors",
+    "scaled_tree",
+    "sigmoid",
+    "sin",
+    "softmax",
+    "sqrt",
+    "square",
+    "sub",
+    "sum",
+    "tanh",
+    "where",
+]
 
 # tables
 from ._rules import ScaleRule as ScaleRule
@@ -72,26 +116,47 @@ _DOCUMENTED = dir()  # the reference has these names
 
 # for other packages of scalewise, not for users
 from ._amax import amax as amax
+from ._amax import amax_by_keys as amax_by_keys
 from ._amax import at_least as at_least
 from ._amax import is_known as is_known
 from ._amax import predicted_size as predicted_size
 from ._amax import to_top as to_top
+from ._blocks import in_range as in_range
 from ._blocks import merge_blocks as merge_blocks
+from ._blocks import nan_scales as nan_scales
+from ._blocks import over_scales as over_scales
+from ._blocks import over_tiles as over_tiles
 from ._blocks import round_in_blocks as round_in_blocks
 from ._blocks import rounds_in_blocks as rounds_in_blocks
+from ._blocks import scales_of as scales_of
 from ._blocks import split_blocks as split_blocks
+from ._blocks import tensor_scale_of as tensor_scale_of
+from ._blocks import usable as usable
 from ._convert import scaled_down as scaled_down
 from ._power import HIGHEST as HIGHEST
 from ._power import LOWEST as LOWEST
 from ._power import ZERO_EXPONENT as ZERO_EXPONENT
 from ._power import exponent_of as exponent_of
+from ._power import layout as layout
 from ._power import ldexp as ldexp
 from ._power import power_of_two as power_of_two
+from ._power import quotient as quotient
 from ._power import split_power as split_power
 from ._quantize import quantize_measured as quantize_measured
 from ._quantize import storable as storable
 from ._rules import EXPONENTS as EXPONENTS
+from ._rules import INVERSE_ROOT as INVERSE_ROOT
+from ._rules import KEPT as KEPT
+from ._rules import LARGER as LARGER
+from ._rules import POWER as POWER
+from ._rules import ROOT as ROOT
+from ._rules import UNSCALED as UNSCALED
 from ._rules import combined as combined
 from ._rules import static_scale as static_scale
+from ._safetensors import DTYPES as DTYPES
+from ._safetensors import MOST_HEADER as MOST_HEADER
+from ._safetensors import NAMES as NAMES
+from ._safetensors import join_parts as join_parts
+from ._safetensors import parts_of as parts_of
 from ._scaling import Axes as Axes
 from ._scaling import Scales as Scales

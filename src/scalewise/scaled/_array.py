@@ -22,8 +22,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from .._check import checked, checked_names, shown
 from .._jax import ShapedArray, Tracer
-from ..rounding import EncodedArray, StoredArray
-from ..rounding._encoded import is_packed
+from ..rounding import EncodedArray, StoredArray, is_packed
 from ._indexing import Index, indexed
 from ._power import exponent_of, ldexp, ldexp_subnormal, power_of_two
 

@@ -14,8 +14,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from ..formats import E8M0, BlockFormat, Format, Saturation
-from ..rounding import EncodedArray, cast, encode, round_to
-from ..rounding._codes import is_plain
+from ..rounding import EncodedArray, cast, encode, is_plain, round_to
 from ._amax import amax_by_keys, is_known, to_top
 from ._array import ScaledArray
 from ._block_scales import FourOverSix, MsEden, Mx

@@ -26,8 +26,7 @@ from .._check import Range, checked
 from .._output import check_source, replacing
 from .._types import Json
 from ..formats import Format, check_codes
-from ..rounding import EncodedArray
-from ..rounding._encoded import is_packed
+from ..rounding import EncodedArray, is_packed
 from ._array import ScaledArray
 
 DTYPES: dict[str, np.dtype] = {
@@ -73,7 +72,7 @@ def save_safetensors(path: str | os.PathLike, arrays: Mapping[Name, Tensor]) -> 
     for name, value in arrays.items():
         parts = {name: value}
         if isinstance(value, ScaledArray | EncodedArray):
-            parts, records[name] = _parts(name, value)
+            parts, records[name] = parts_of(name, value)
         for key, part in parts.items():
             if key in plain or (key != name and key in arrays):
                 raise ValueError(f"{path.name}: two tensors are called {key!r}")
@@ -103,19 +102,19 @@ def load_safetensors(path: str | os.PathLike) -> dict[str, Loaded]:
     try:
         records = json.loads(metadata.get("scalewise", "{}"))
         for name, record in records.items():
-            result[name] = _joined(name, record, result)
+            result[name] = join_parts(name, record, result)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: its scales can't be read ({error!r})") from None
     return result
 
 
-def _parts(name: str, value: Tensor) -> tuple[dict[str, ArrayLike], Json]:
+def parts_of(name: str, value: Tensor) -> tuple[dict[str, ArrayLike], Json]:
     """Returns the tensors of which an array consists, and a record of how to join them again."""
     if isinstance(value, EncodedArray):
         fmt = {f.name: getattr(value.format, f.name) for f in dataclasses.fields(value.format)}
         return {name: value.codes}, {"format": fmt, "length": value.length}
     if isinstance(value, ScaledArray):
-        parts, of_data = _parts(name, value.data)
+        parts, of_data = parts_of(name, value.data)
         block = value.block and (value.block[0] + value.ndim, value.block[1])
         record: dict[str, Json] = {"block": block, "data": of_data}
         if value.value_dtype is not None:
@@ -123,16 +122,16 @@ def _parts(name: str, value: Tensor) -> tuple[dict[str, ArrayLike], Json]:
         for field in ("scale", "exponent"):
             factor = getattr(value, field)
             if factor is not None:
-                more, record[field] = _parts(f"{name}.{field}", factor)
+                more, record[field] = parts_of(f"{name}.{field}", factor)
                 parts |= more
         return parts, record
     return {name: value}, None
 
 
-def _joined(
+def join_parts(
     name: str, record: Json, arrays: MutableMapping[str, Loaded]
 ) -> jax.Array | ScaledArray | EncodedArray:
-    """Raises KeyError, TypeError or ValueError for a record that :func:`_parts` doesn't make."""
+    """Raises KeyError, TypeError or ValueError for a record that :func:`parts_of` doesn't make."""
     if record is None:
         return jnp.asarray(arrays.pop(name))
     if set(record) == {"format", "length"}:
@@ -140,9 +139,9 @@ def _joined(
     factors = set(record) - {"block", "data", "dtype"}
     if not {"block", "data"} <= set(record) or factors not in ({"scale"}, {"exponent"}, set()):
         raise ValueError(f"{name!r} is described by {sorted(record)}")
-    data = _joined(name, record["data"], arrays)
+    data = join_parts(name, record["data"], arrays)
     factor: dict[str, Json] = {
-        field: _joined(f"{name}.{field}", record[field], arrays) for field in factors
+        field: join_parts(f"{name}.{field}", record[field], arrays) for field in factors
     }
     block = record["block"]
     if block is not None:

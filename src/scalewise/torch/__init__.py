@@ -4,7 +4,6 @@ This package needs torch:
 ``pip install "scalewise[torch] @ git+https://github.com/scalewise/scalewise"``.
 """
 
-from .._public import own_names
 from ._audit import audit as audit
 from ._convert import to_jax as to_jax
 from ._convert import to_torch as to_torch
@@ -20,4 +19,17 @@ from ._tensors import dequantize as dequantize
 from ._tensors import quantize as quantize
 from ._tensors import round_to as round_to
 
-globals()["__all__"] = own_names(dir())  # help() lists them
+__all__ = [
+    "RULES",
+    "ExportError",
+    "MissingRuleError",
+    "ScaledTensor",
+    "function",
+    "rule",
+    "to_jax",
+    "to_torch",
+]
+
+# for other packages of scalewise, not for users
+from ._load import is_model as is_model
+from ._load import load as load

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .._types import PyTree
-from ..auditing._file import name_of
+from ..auditing import name_of
 from ._export import ExportError, first_line, use_as_forward, without_validation
 from ._place import line_of_error
 from ._torch import Module, torch

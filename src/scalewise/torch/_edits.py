@@ -7,7 +7,7 @@ import contextlib
 import linecache
 from collections.abc import Collection, Mapping
 
-from ..auditing._report._edits import statement
+from ..auditing import statement
 from ._torch import Node
 
 BINARY: dict[str, type[ast.operator]] = {

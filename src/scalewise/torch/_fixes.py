@@ -11,9 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..auditing._run._interpretations import FP32_MAX, TableEmulation
-from ..auditing._search._apply import FormatChoice
-from ..auditing._search._fixes import Fix
+from ..auditing import FP32_MAX, Fix, FormatChoice, TableEmulation
 from ..rounding import is_wide
 from ._arguments import as_module
 from ._autocast import autocast

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from .._types import PyTree
 from .._user_file import InputError, describe_error
-from ..auditing import load_function, user_errors
-from ..auditing._file import as_arguments, made_by
+from ..auditing import as_arguments, load_function, made_by, user_errors
 from ._torch import Module, torch
 
 

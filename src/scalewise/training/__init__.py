@@ -1,7 +1,6 @@
 """Mixed-precision training: loss scaling, narrow weights and moments, whole steps."""
 
 from .._extras import require as _require
-from .._public import own_names
 
 _require("optax", "train", "scalewise.training")
 
@@ -26,7 +25,28 @@ from ._weights import compensated as compensated
 from ._weights import master_weights as master_weights
 from ._weights import stochastic_rounding as stochastic_rounding
 
-globals()["__all__"] = own_names(dir())  # help() lists them
+__all__ = [
+    "STATES",
+    "DynamicLossScale",
+    "ExpandedStorage",
+    "StaticLossScale",
+    "TableStorage",
+    "all_finite",
+    "apply_updates",
+    "compensated",
+    "layer_scaled",
+    "loss_scale_of",
+    "loss_scaled",
+    "master_weights",
+    "mean_over",
+    "mu_s",
+    "scale_loss",
+    "step",
+    "stochastic_rounding",
+    "store_state",
+    "unscale",
+    "widen",
+]
 
 # the classes of results, for annotations
 from ._loss_scale import LossScaledState as LossScaledState

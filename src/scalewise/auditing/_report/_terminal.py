@@ -6,8 +6,7 @@ import math
 
 from rich.console import Console
 
-from ..._output import counted, print_rows
-from ..._output._text import Text
+from ..._output import Text, counted, print_rows
 from .._run._equation_statistics import EquationStatistics
 from .._run._outcome import OutputError
 from .._search._findings import Finding

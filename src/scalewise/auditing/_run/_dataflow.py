@@ -10,8 +10,7 @@ from typing import TypeAlias
 import jax.numpy as jnp
 
 from ..._jax import Jaxpr, jex, open_jaxpr
-from ...interpret import CONTROL, Equation, Program, operation_body
-from ...interpret._interpret import Body, Number, body_of
+from ...interpret import CONTROL, Body, Equation, Number, Program, body_of, operation_body
 from ...primitives import Family, having, names, params
 
 Origins: TypeAlias = tuple[int, ...]  # indices of recorded equations

@@ -16,9 +16,9 @@ from ...autoscaling import (
     FormatOverrides,
     OperandAmaxes,
     Recipe,
+    Scope,
     interpretation,
 )
-from ...autoscaling._overrides import Scope
 from ...autoscaling.recipes import CATALOGUE
 from ...formats import FP32, FP64, BlockFormat, Format
 from ...formats import format as format_

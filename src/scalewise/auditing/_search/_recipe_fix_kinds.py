@@ -10,8 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from ...autocasting import Autocast, Rule
-from ...autoscaling import Boundaries, EveryOp, scope_parts
-from ...autoscaling._operand_settings import shown
+from ...autoscaling import Boundaries, EveryOp, scope_parts, shown
 from ...devices import MatrixUnits
 from ...formats import BF16, E4M3FN, E5M2, E8M0, FP16, FP32, BlockFormat, Format
 from ...interpret import Interpretation
