@@ -73,6 +73,7 @@ from ._search._literals import Constants, constants_of
 from ._search._measure import near
 from ._search._search import find_fixes
 from ._search._trials import Search
+from ._sheet._make import SheetSource, make_sheet
 from ._thresholds import FLOORS_FROM
 
 
@@ -305,6 +306,7 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         started_at_zero=tuple(_started_at_zero(session, outcome)),
         complex_dtype=wide_complex,
         reducer=_reducer(session, outcome),
+        make_sheet=partial(make_sheet, _sheet_source(f, session)),
         origin=search.origin,
     )
 
@@ -349,6 +351,20 @@ def _reducer(session: Session, outcome: Outcome) -> Callable[[Finding], Reductio
         steps=session.steps,
     )
     return partial(reduce, audited, equations=tuple(outcome.equations))
+
+
+def _sheet_source(f: Callable[..., Any], session: Session) -> SheetSource:
+    return SheetSource(
+        function=name_of(f),
+        arithmetic=session.kind.name(session.low),
+        program=dataclasses.replace(session.program),  # without what it has cached
+        low=session.low,
+        steps=session.steps,
+        batches=session.batches,
+        floors=session.floors,
+        least=session.started_at_zero,
+        trained=session.trained,
+    )
 
 
 def _untried(search: Search) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from ..._types import Json
 from .._reduce._reduction import Reduction
 from .._search._apply import AuditedArithmetic
 from .._search._findings import Finding
+from .._sheet._sheet import Sheet
 from ._page import page
 from ._summary import Summary
 from ._terminal import show
@@ -55,10 +57,30 @@ class Report(Summary, Saved):
         reducer: reduces a finding; it holds the program and its arguments. None of a copy and of an
             interpretation that a file can't name.
         origin: the audit's arithmetic, in which ``apply_fixes`` computes functions.
+        make_sheet: makes the balance sheet; it holds the program too. None of a copy.
     """
 
     reducer: Callable[[Finding], Any] | None = dataclasses.field(default=None, repr=False)
     origin: AuditedArithmetic | None = dataclasses.field(default=None, repr=False)
+    make_sheet: Callable[[], Sheet] | None = dataclasses.field(default=None, repr=False)
+
+    @functools.cached_property
+    def sheet(self) -> Sheet:
+        """The balance sheet of the low-precision run: each line's share of the outputs' error.
+
+        It is made when it is first read, by one more run on the host; the JSON file has it from
+        then on.
+
+        Raises:
+            ValueError: the program computes more than 20,000 operations, loops unrolled; it runs on
+                several devices; or this report is a copy, which has no program.
+        """
+        if self.make_sheet is None:
+            raise ValueError(
+                "sheet: this report is a copy, which has no program; read the sheet of the report "
+                "that the audit returned"
+            )
+        return self.make_sheet()
 
     @property
     def verdict(self) -> str:
@@ -110,14 +132,18 @@ class Report(Summary, Saved):
             for some in (self.findings, self.unfixed)
         )
         report: Any = dataclasses.replace(
-            self, findings=tuple(found), unfixed=tuple(unfixed), reducer=None, origin=None
-        )
+            self, findings=tuple(found), unfixed=tuple(unfixed), reducer=None, origin=None,
+            make_sheet=None,
+        )  # fmt: skip
         fields = dataclasses.asdict(report)
-        del fields["reducer"], fields["origin"]
+        del fields["reducer"], fields["origin"], fields["make_sheet"]
+        if "sheet" in self.__dict__:
+            fields["sheet"] = self.sheet.as_dict()
         return plain(fields | derived)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"reducer": None}  # it holds the program, which can't be pickled
+        # both hold the program, which can't be pickled
+        return self.__dict__ | {"reducer": None, "make_sheet": None}
 
     def reduce(self, i: int = 0) -> Reduction:
         """Returns the smallest program found that shows finding ``i``, as a file of plain JAX.
