@@ -2,8 +2,8 @@
 
 `python -m proofs.sheet seen` takes the corpus's half on which the sheet was developed, `scored` the
 other one, of which it prints totals alone, `clean` its healthy programs, and `gallery` the failures
-and clean programs of examples/. Other names choose single programs. Each is audited without trials,
-and its sheet is made; the audit itself isn't scored here.
+and clean programs of examples/. Other names choose single programs. Each is traced as an audit does
+it, and its sheet is made; the audit itself doesn't run.
 """
 
 from __future__ import annotations
@@ -17,17 +17,31 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import scalewise as sw
+import jax
+
 from proofs.corpus.entries import CLEAN, ENTRIES, HALVES, Entry, half, load
 from proofs.corpus.score import arguments
+from scalewise._jax import unchecked
+from scalewise.auditing._audit import low_interpretation, on_device, sheet_source, traced
+from scalewise.auditing._sheet._make import make_sheet
+from scalewise.interpret import with_state
 
 LIMIT = 120  # seconds of a program
 
 
 def sheet_of(call: Any, low: Any, args: Any, options: Mapping[str, Any]) -> tuple[Any, float]:
-    report = sw.audit(call, low, **{**options, "trials": 0})(*args)
+    """Returns the sheet of the program that an audit would run, without the audit."""
+    low_run = low_interpretation(low, options.get("saturate", False))
+    if "device" in options:
+        low_run = on_device(low_run, options["device"])
+    steps, batches = options.get("steps", 1), options.get("batches")
+    per_step = [jax.tree.leaves(batches(i)) for i in range(steps)] if batches else ()
+    if steps > 1:
+        call, args = with_state(call, args)
     start = time.process_time()
-    return report.sheet, time.process_time() - start
+    with unchecked():
+        session = traced(call, args, {}, low_run, None, steps, per_step, options.get("dtypes"))
+        return make_sheet(sheet_source(call, session)), time.process_time() - start
 
 
 def row(call: Any, low: Any, args: Any, options: Any, lines: Any) -> dict[str, Any]:
@@ -55,7 +69,8 @@ def corpus(which: str) -> Iterator[tuple[str, Any]]:
 
 def gallery() -> Iterator[tuple[str, Any]]:
     from proofs.experts import marked
-    from proofs.gallery import ALL, CLEAN as UNMARKED
+    from proofs.gallery import ALL
+    from proofs.gallery import CLEAN as UNMARKED
 
     for name, case in ALL.items():
         yield (

@@ -158,12 +158,8 @@ def audit(
     def run(f: Callable, args: Sequence[PyTree], kwargs: dict[str, PyTree]) -> Report:
         per_step = _batches(batches, steps)
         args = _with_batch(f, per_step[0], args, kwargs) if per_step else args
-        program = trace(f, low_run, args, kwargs, name="audit", as_jit=True)
-        check_program(program, f)
-        program, own = traced_as_written(f, low_run, args, kwargs, program, dtypes)
-        wide = Reference(_reference_dtype(wide_format, program))
-        session = Session(program, own, wide, steps, _batch_arrays(per_step))
-        check_steps(session, f)
+        arrays = _batch_arrays(per_step)
+        session = traced(f, args, kwargs, low_run, wide_format, steps, arrays, dtypes)
         outcome = with_exact_sums(session, session.run())
         check_rounds(session, outcome, f)
         check_reference(session, outcome, f)
@@ -172,6 +168,26 @@ def audit(
         return _report(f, args, kwargs, session, outcome, trials)
 
     return audited
+
+
+def traced(
+    f: Callable[..., Any],
+    args: Sequence[PyTree],
+    kwargs: dict[str, PyTree],
+    low: Interpretation,
+    reference: Format | None = None,
+    steps: int = 1,
+    batches: Sequence[Sequence[Any]] = (),
+    dtypes: Dtypes | None = None,
+) -> Session:
+    """Returns the program that an audit runs, with the interpretations of its two runs."""
+    program = trace(f, low, args, kwargs, name="audit", as_jit=True)
+    check_program(program, f)
+    program, own = traced_as_written(f, low, args, kwargs, program, dtypes)
+    wide = Reference(_reference_dtype(reference, program))
+    session = Session(program, own, wide, steps, batches)
+    check_steps(session, f)
+    return session
 
 
 def _with_batch(f: Any, batch: Any, args: Sequence[PyTree], kwargs: dict[str, PyTree]) -> tuple:
@@ -306,7 +322,7 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         started_at_zero=tuple(_started_at_zero(session, outcome)),
         complex_dtype=wide_complex,
         reducer=_reducer(session, outcome),
-        make_sheet=partial(make_sheet, _sheet_source(f, session)),
+        make_sheet=partial(make_sheet, sheet_source(f, session)),
         origin=search.origin,
     )
 
@@ -353,7 +369,7 @@ def _reducer(session: Session, outcome: Outcome) -> Callable[[Finding], Reductio
     return partial(reduce, audited, equations=tuple(outcome.equations))
 
 
-def _sheet_source(f: Callable[..., Any], session: Session) -> SheetSource:
+def sheet_source(f: Callable[..., Any], session: Session) -> SheetSource:
     return SheetSource(
         function=name_of(f),
         arithmetic=session.kind.name(session.low),
@@ -363,7 +379,6 @@ def _sheet_source(f: Callable[..., Any], session: Session) -> SheetSource:
         batches=session.batches,
         floors=session.floors,
         least=session.started_at_zero,
-        trained=session.trained,
     )
 
 

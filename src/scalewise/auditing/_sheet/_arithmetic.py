@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -15,6 +16,7 @@ from ...autoscaling import RULES, Boundaries, Family, OperandAmaxes
 from ...emulating import added_in_order, is_exact, rounds_each
 from ...formats import FP32
 from ...interpret import Argument, Boundary, Equation, Interpretation, is_float, rebind
+from .._run._compiled import Compiled
 from .._run._interpretations import TableEmulation, computes_in_float32
 from .._run._lockstep import OPERANDS, Magnitudes
 from .._run._rounding import FP32_PARAMS, format_params, is_wide, is_wider, round_by
@@ -214,7 +216,10 @@ class OwnArithmetic:
             return outs, pairs, low.magnitudes(values) if past else ()
 
         if equation.path not in self.code:
-            self.code[equation.path] = call if equation.eqn.effects else jax.jit(call)
+            avals = equation.in_avals + equation.out_avals
+            sizes = [math.prod(getattr(a, "shape", ())) for a in avals]
+            run = call if equation.eqn.effects else Compiled(call, max(sizes))
+            self.code[equation.path] = run
         outs, pairs, sizes = self.code[equation.path](self._values(cells), *past)
         if past:
             self.magnitudes.add(equation.path, np.asarray(sizes)[-OPERANDS:].tolist())

@@ -38,6 +38,7 @@ class Stage:
     error: float
     limit: float
     seeds: Sequence[tuple[Cell, Any]]
+    is_change: bool = False
 
     @property
     def fails(self) -> bool:
@@ -54,8 +55,8 @@ def stages(
 ) -> list[Stage]:  # fmt: skip
     """Returns the functionals, in the order in which a wrong one explains those behind it.
 
-    Of a training step, they are its loss and gradients, then the change of each carried array. Of
-    another program, its outputs, then the changes of what the next call gets.
+    Of a training step, they are its loss and gradients, then the change of each carried array, then
+    the outputs. Of another program, its outputs, then the changes of what the next call gets.
 
     Args:
         least: by a float output's position, the least norm that its error is relative to.
@@ -65,34 +66,39 @@ def stages(
     given = [x.cell for x, a in zip(arguments, program.in_avals, strict=True) if is_inexact(a)]
     names = [p for p, a in zip(program.paths, program.out_avals, strict=True) if is_inexact(a)]
     kept = carried(program)
-    replaced = {x.output for x in kept} if trained else set()
-    first = [
+    every = [
         _Part(x, _compared(floors, i, x), max(_floor(floors, i), least.get(i, 0.0)))
-        for i, x in enumerate(floats) if i not in replaced
-    ]  # fmt: skip
-    name = "loss and gradients" if replaced else "outputs"
-    if replaced:
+        for i, x in enumerate(floats)
+    ]
+    limit, found = HALF_UNITS * eps / 2, []
+    if trained and kept:
+        replaced = {x.output for x in kept}
+        first = [x for i, x in enumerate(every) if i not in replaced]
         first += [_Part(x, np.ones(np.shape(x.low), bool), 0.0) for x in _gradients(tape)]
-    limit = HALF_UNITS * eps / 2
-    found = [_stage(name, first, limit)] if first else []
-    if not floats:
-        discrete = [x.cell for x, a in zip(outputs, program.out_avals, strict=True)]
-        found.append(_decisions([x for x in discrete if not is_key(x.low)]))
+        found.append(_stage("loss and gradients", first, limit))
     for own in kept:
         mask = _compared(floors, own.output, floats[own.output])
         changed = _change(names[own.output], floats[own.output], given[own.argument], mask, eps)
         found += [changed] if changed is not None else []
+    outputs_first = not found or found[0].name != "loss and gradients"
+    if floats:
+        found.insert(0 if outputs_first else len(found), _stage("outputs", every, limit))
+    else:
+        discrete = [x.cell for x, a in zip(outputs, program.out_avals, strict=True)]
+        found.append(_decisions([x for x in discrete if not is_key(x.low)]))
     return found
 
 
 def chosen(found: Sequence[Stage]) -> Stage | None:
-    """Returns the stage that a balance sheet explains: the first one that fails; of failing changes
-    the worst; if none fails, the first with an error."""
-    failing = [x for x in found if x.fails]
-    if failing and failing[0] is found[0]:
-        return failing[0]
-    worst = max(failing, key=lambda x: (x.non_finite, x.error), default=None)
-    return worst or next((x for x in found if x.seeds), None)
+    """Returns the stage that a balance sheet explains: the first one that fails, of failing changes
+    the worst; the outputs if none does."""
+    changes = [x for x in found if x.fails and x.is_change]
+    whole = [x for x in found if not x.is_change]
+    if whole and whole[0].fails:
+        return whole[0]
+    if changes:
+        return max(changes, key=lambda x: (x.non_finite, x.error))
+    return next((x for x in reversed(whole) if x.seeds), None)
 
 
 def _compared(floors: Floors, output: int, x: Cell) -> np.ndarray:
@@ -176,14 +182,14 @@ def _decisions(cells: Sequence[Cell]) -> Stage:
 def _change(name: str, new: Cell, old: Cell, compared: np.ndarray, eps: float) -> Stage | None:
     lost = _lost(name, [_Part(new, compared, 0.0)])
     if lost is not None:
-        return lost
+        return dataclasses.replace(lost, is_change=True)
     change = np.where(compared, new.start - old.start, 0.0)
     difference = np.where(compared, (new.end - old.end) - (new.start - old.start), 0.0)
     norm, error = _norm(change), _norm(difference)
     if norm <= CHANGE_NOISE * _norm(old.start) or not error:
         return None
     bar = np.conj(difference) / (error * norm)
-    return Stage(name, 0, error / norm, CHANGE_LOST, [(new, bar), (old, -bar)])
+    return Stage(name, 0, error / norm, CHANGE_LOST, [(new, bar), (old, -bar)], True)
 
 
 def _gradients(tape: Iterable[Entry]) -> Iterator[Cell]:

@@ -31,7 +31,6 @@ class SheetSource:
         low: the interpretation of the low-precision run.
         steps, batches: as of :class:`Session`.
         floors, least: what the outputs' errors are relative to at least.
-        trained: whether the program has a backward pass.
     """
 
     function: str
@@ -42,7 +41,6 @@ class SheetSource:
     batches: Sequence[Sequence[ArrayLike]] = ()
     floors: Floors = dataclasses.field(default_factory=Floors)
     least: Mapping[int, float] = dataclasses.field(default_factory=dict)
-    trained: bool = False
 
 
 def make_sheet(source: SheetSource) -> Sheet:
@@ -54,15 +52,16 @@ def make_sheet(source: SheetSource) -> Sheet:
     fmt = nominal_format(source.low)
     with jax.disable_jit(False), unchecked(), np.errstate(all="ignore"), jax.enable_x64(True):
         forward, arguments, outputs = run_both(source)
+        trained = "backward" in forward.directions
         found = stages(
             source.program, arguments, outputs, forward.tape, source.floors, source.least,
-            float(fmt.eps), trained=source.trained,
+            float(fmt.eps), trained=trained,
         )  # fmt: skip
         stage, made = chosen(found), None
         if stage is not None:
             smallest, top = float(fmt.smallest_normal), forward.arithmetic.top
             made = balance(forward.tape, stage.seeds, smallest, top)
-    fails = any(x.fails for x in found)
+    fails = any(x.fails for x in found if not x.is_change)
     return sheet_from(
         source.function, source.arithmetic, found, stage, made, forward.visits, fails=fails
     )
