@@ -19,7 +19,7 @@ from typing import Any
 
 import jax
 
-from proofs.corpus.entries import CLEAN, ENTRIES, HALVES, Entry, half, load
+from proofs.corpus.entries import CLEAN, ENTRIES, Entry, half, load
 from proofs.corpus.score import arguments
 from scalewise._jax import unchecked
 from scalewise.auditing._audit import low_interpretation, on_device, sheet_source, traced
@@ -60,9 +60,9 @@ def row(call: Any, low: Any, args: Any, options: Any, lines: Any) -> dict[str, A
 
 def corpus(which: str) -> Iterator[tuple[str, Any]]:
     load()
-    programs = CLEAN if which == "clean" else ENTRIES
-    for name, program in programs.items():
-        if which in (name, "clean") or (which in HALVES and half(name) == which):
+    for name, program in {**ENTRIES, **CLEAN}.items():
+        kind = "clean" if name in CLEAN else half(name)
+        if which in (name, kind):
             lines = program.lines() if isinstance(program, Entry) else ()
             yield name, (program.call, program.low, arguments(program), program.options, lines)
 

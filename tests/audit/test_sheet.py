@@ -49,7 +49,7 @@ def line(f, text):
     return at
 
 
-# -- sums --------------------------------------------------------------------------------------------
+# -- sums ---------------------------------------------------------------------------------------
 
 UNARY = [
     jnp.tanh, jnp.exp, jnp.sin, jnp.square, jnp.floor, jax.nn.sigmoid, jax.nn.relu, jnp.abs,
@@ -57,7 +57,8 @@ UNARY = [
     lambda x: jnp.where(x > 0.3, x, -x), lambda x: x / jnp.max(x), lambda x: x - jnp.mean(x),
     lambda x: x * jnp.sum(x * x), lambda x: jnp.clip(x, -0.7, 0.9), lambda x: jnp.sort(x),
     lambda x: x[jnp.argmax(x)] * x, lambda x: jnp.zeros_like(x).at[jnp.arange(4) % 3].add(x),
-    lambda x: x.reshape(2, 2).T.reshape(4), lambda x: jnp.round(x * 4) / 4, lambda x: jnp.exp(9 * x),
+    lambda x: x.reshape(2, 2).T.reshape(4), lambda x: jnp.round(x * 4) / 4,
+    lambda x: jnp.exp(9 * x),
 ]  # fmt: skip
 BINARY = [jnp.add, jnp.subtract, jnp.multiply, jnp.maximum, lambda a, b: a / (b * b)]
 BINARY += [lambda a, b: jnp.outer(a, b) @ a, lambda a, b: jnp.where(a > b, a, 2 * b)]
@@ -182,7 +183,7 @@ def test_the_share_of_a_line_is_the_error_that_it_alone_makes():
     )
 
 
-# -- the run -----------------------------------------------------------------------------------------
+# -- the run ------------------------------------------------------------------------------------
 
 
 def mixed(x):
@@ -247,7 +248,7 @@ def test_a_program_of_too_many_operations_is_refused(monkeypatch):
         sheet(scanned(jnp.tanh), numbers(4))
 
 
-# -- planted faults ------------------------------------------------------------------------------------
+# -- planted faults -----------------------------------------------------------------------------
 
 
 def sum_of_squares(x):
@@ -370,7 +371,7 @@ def test_a_hidden_branch_is_told():
     assert not sheet(block, args[0] / 300, args[1], low="fp16", dtypes="all").hidden
 
 
-# -- rules ---------------------------------------------------------------------------------------------
+# -- rules --------------------------------------------------------------------------------------
 
 
 def causes(f, *args, **options):
@@ -440,7 +441,7 @@ def test_cancelling_shares_are_shown_together():
         assert "together" in found.table().rows[0][0]
 
 
-# -- output --------------------------------------------------------------------------------------------
+# -- output -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -20,7 +20,7 @@ from .._run._compiled import Compiled
 from .._run._interpretations import TableEmulation, computes_in_float32
 from .._run._lockstep import OPERANDS, Magnitudes
 from .._run._rounding import FP32_PARAMS, format_params, is_wide, is_wider, round_by
-from .._run._specialize import history_of, nominal_format
+from .._run._specialize import history_of, kind_of_run, nominal_format
 from ._cells import Cell, Leaf, Node, cell, is_key
 from ._kernels import is_complex, through_jax
 
@@ -49,7 +49,7 @@ def in_float64(x: Any) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What an interpretation made of one equation; empty where the host rounds exact results.
+    """The results of one equation under an interpretation; empty where the host rounds.
 
     Attributes:
         outs: its values of the results.
@@ -133,7 +133,9 @@ class FormatArithmetic:
             def whole(some: Sequence[jax.Array]) -> Sequence[jax.Array]:
                 return rebind(equation, some, jnp.float64)
 
-            return added_in_order(equation, inputs, whole, lambda y: round_by(y, fmt))[0]
+            return added_in_order(equation, inputs, whole, lambda y: round_by(y, jnp.asarray(fmt)))[
+                0
+            ]
 
         return self.code.setdefault(equation.path, jax.jit(run))
 
@@ -160,10 +162,13 @@ class FormatArithmetic:
 
 @dataclasses.dataclass(eq=False)
 class OwnArithmetic:
-    """Runs each equation as any interpretation does: a policy, a recipe, the program's dtypes."""
+    """Runs each equation as any interpretation does: a policy, a recipe, the program's dtypes.
+
+    Equal equations share compiled code, as in the audit's run.
+    """
 
     low: Interpretation
-    code: dict[tuple[int, ...], Callable[..., Any]] = dataclasses.field(default_factory=dict)
+    code: dict[Hashable, Callable[..., Any]] = dataclasses.field(default_factory=dict)
     magnitudes: Magnitudes = dataclasses.field(init=False)
     rounds_draws = False
 
@@ -203,8 +208,10 @@ class OwnArithmetic:
         delayed = contracts and self.magnitudes.length
         past = (self.magnitudes.of(equation.path),) if delayed else ()
 
+        own, place = kind_of_run(self.low).specialize(self.low, equation)
+
         def call(values: Sequence[Any], *past: Any) -> tuple[Any, Any, Any]:
-            low = self.low
+            low = own
             if past:
                 assert isinstance(low, Boundaries)
                 low = dataclasses.replace(low, amaxes=OperandAmaxes(past=past[0]))
@@ -213,14 +220,20 @@ class OwnArithmetic:
             outs = low.apply((), equation, values)[1]
             rounded = low.rounded_operands(equation, values) if contracts else ()
             pairs = [(x.exact, x.rounded) for x in rounded]
-            return outs, pairs, low.magnitudes(values) if past else ()
+            sizes = low.magnitudes(values) if past and isinstance(low, Boundaries) else ()
+            return outs, pairs, sizes
 
-        if equation.path not in self.code:
-            avals = equation.in_avals + equation.out_avals
-            sizes = [math.prod(getattr(a, "shape", ())) for a in avals]
-            run = call if equation.eqn.effects else Compiled(call, max(sizes))
-            self.code[equation.path] = run
-        outs, pairs, sizes = self.code[equation.path](self._values(cells), *past)
+        avals = equation.in_avals + equation.out_avals
+        types = tuple((a.shape, a.dtype) for a in avals)
+        key: Hashable = own, place, equation.name, tuple(sorted(equation.params.items())), types
+        try:
+            hash(key)
+        except TypeError:
+            key = equation.path
+        if key not in self.code:
+            largest = max(math.prod(a.shape) for a in avals)
+            self.code[key] = call if equation.eqn.effects else Compiled(call, largest)
+        outs, pairs, sizes = self.code[key](self._values(cells), *past)
         if past:
             self.magnitudes.add(equation.path, np.asarray(sizes)[-OPERANDS:].tolist())
         found = [tuple(map(np.asarray, pair)) for pair in pairs]

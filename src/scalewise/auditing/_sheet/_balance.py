@@ -25,7 +25,7 @@ Key = tuple[Equation | Leaf, str]  # what is charged, and the cause
 
 @dataclasses.dataclass(eq=False)
 class Balance:
-    """What the pass found.
+    """The shares of a functional, as the pass backwards finds them.
 
     Attributes:
         shares: by equation or leaf, and by cause, in units of the functional.
@@ -37,9 +37,11 @@ class Balance:
     total: float
     smallest_normal: float
     top: float
-    shares: collections.Counter[Key] = dataclasses.field(default_factory=collections.Counter)
-    iterations: collections.Counter[tuple[str, int]] = dataclasses.field(
-        default_factory=collections.Counter
+    shares: dict[Key, float] = dataclasses.field(
+        default_factory=lambda: collections.defaultdict(float)
+    )
+    iterations: dict[tuple[str, int], float] = dataclasses.field(
+        default_factory=lambda: collections.defaultdict(float)
     )
     own: dict[Equation, float] = dataclasses.field(default_factory=dict)
 
@@ -56,7 +58,7 @@ class Balance:
 
     def hidden(self) -> list[Equation]:
         """Returns the operations that are wrong by half, with a share of the outputs' error."""
-        by_equation: collections.Counter[Equation | Leaf] = collections.Counter()
+        by_equation: dict[Equation | Leaf, float] = collections.defaultdict(float)
         for (what, _), share in self.shares.items():
             by_equation[what] += share
         least = HIDDEN_SHARE * abs(self.total)

@@ -94,7 +94,7 @@ def _finite(arrays: Sequence[np.ndarray], top: float) -> list[np.ndarray]:
 
     def stand_in(x: np.ndarray) -> np.ndarray:
         inside = x if np.iscomplexobj(x) else np.clip(x, -LARGEST, LARGEST)
-        beyond = np.where(np.isnan(x), size, np.sign(x.real) * size)
+        beyond = np.where(np.isnan(x), size, np.sign(np.real(x)) * size)
         return np.where(np.isfinite(x), inside, beyond)
 
     return [stand_in(x) for x in arrays]

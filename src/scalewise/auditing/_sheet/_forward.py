@@ -84,8 +84,8 @@ class Forward(Interpretation):
         self.visits += 1
         if self.visits > LONGEST:
             raise ValueError(
-                f"sheet: the program computes more than {LONGEST:,} operations, loops unrolled, and "
-                "the balance sheet keeps the results of all; audit fewer iterations or steps"
+                f"sheet: the program computes more than {LONGEST:,} operations, loops unrolled, "
+                "and the balance sheet keeps the results of all; audit fewer iterations or steps"
             )
         if not equation.out_avals:
             return state, []

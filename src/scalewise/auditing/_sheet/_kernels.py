@@ -7,6 +7,7 @@ numbers at which it is differentiated as operands, so that a loop's equation is 
 from __future__ import annotations
 
 import functools
+import math
 import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -45,9 +46,10 @@ EXPRESSIONS: Mapping[str, Callable[..., Any]] = {
     "cosh": np.cosh, "eq": np.equal, "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1,
     "floor": np.floor, "ge": np.greater_equal, "gt": np.greater, "is_finite": np.isfinite,
     "le": np.less_equal, "log": np.log, "log1p": np.log1p, "logistic": _logistic, "lt": np.less,
-    "max": np.maximum, "min": np.minimum, "mul": np.multiply, "name": lambda x: x, "ne": np.not_equal,
-    "neg": np.negative, "not": np.invert, "or": np.bitwise_or, "rsqrt": lambda x: 1 / np.sqrt(x),
-    "select_n": _select, "sign": np.sign, "sin": np.sin, "sinh": np.sinh, "sqrt": np.sqrt,
+    "max": np.maximum, "min": np.minimum, "mul": np.multiply, "name": lambda x: x,
+    "ne": np.not_equal, "neg": np.negative, "not": np.invert, "or": np.bitwise_or,
+    "rsqrt": lambda x: 1 / np.sqrt(x), "select_n": _select, "sign": np.sign,
+    "sin": np.sin, "sinh": np.sinh, "sqrt": np.sqrt,
     "square": np.square, "sub": np.subtract, "tan": np.tan, "tanh": np.tanh, "xor": np.bitwise_xor,
 }  # fmt: skip
 MOVES: Mapping[str, Callable[..., Any]] = {
@@ -82,7 +84,24 @@ def _cumulative(equation: Equation, x: np.ndarray, *, transposed: bool = False) 
 
 def _product(equation: Equation, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     left, right, out = _letters(equation, np.ndim(a), np.ndim(b))
-    return np.einsum(f"{left},{right}->{out}", a, b, optimize=True)
+    return _contracted(left, a, right, b, out)
+
+
+def _contracted(left: str, a: np.ndarray, right: str, b: np.ndarray, out: str) -> np.ndarray:
+    """Returns ``np.einsum(f"{left},{right}->{out}", a, b)``, by BLAS for batches too."""
+    batch = [x for x in left if x in right and x in out]
+    summed = [x for x in left if x in right and x not in out]
+    free = [[x for x in own if x not in other] for own, other in ((left, right), (right, left))]
+
+    def matrices(letters: str, x: np.ndarray, *groups: list[str]) -> np.ndarray:
+        x = np.transpose(x, [letters.index(c) for group in groups for c in group])
+        sizes = iter(x.shape)
+        return x.reshape([math.prod(next(sizes) for _ in group) for group in groups])
+
+    product = matrices(left, a, batch, free[0], summed) @ matrices(right, b, batch, summed, free[1])
+    order = "".join([*batch, *free[0], *free[1]])
+    known = dict(zip(left + right, np.shape(a) + np.shape(b), strict=True))
+    return np.transpose(product.reshape([known[c] for c in order]), [order.index(c) for c in out])
 
 
 def _letters(equation: Equation, *ndims: int) -> tuple[str, str, str]:
@@ -160,8 +179,8 @@ def pulled(equation: Equation, bars: Sequence[Any], at: Sequence[Any]) -> list[A
     if real and name == "dot_general":
         left, right, out = _letters(equation, *map(np.ndim, at))
         return [
-            np.einsum(f"{out},{right}->{left}", bar, at[1], optimize=True),
-            np.einsum(f"{out},{left}->{right}", bar, at[0], optimize=True),
+            _contracted(out, bar, right, at[1], left),
+            _contracted(out, bar, left, at[0], right),
         ]
     given = [jnp.asarray(x) if not is_key(x) else x for x in at]
     inexact = [is_inexact(a) for a in equation.in_avals]

@@ -24,7 +24,7 @@ from ._sheet import Sheet, sheet_from
 
 @dataclasses.dataclass(frozen=True)
 class SheetSource:
-    """What the audit ran, without what it has cached.
+    """The program of an audit, and how it ran, without cached results.
 
     Attributes:
         function, arithmetic: their names.

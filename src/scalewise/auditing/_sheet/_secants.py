@@ -100,7 +100,7 @@ def _bounded(x: np.ndarray, out: Cell, top: float) -> np.ndarray:
     if np.isfinite(x).all():
         return x
     reach = np.maximum(np.maximum(np.abs(out.middle), np.abs(out.start)), 2.0 * top)
-    return np.where(np.isnan(x), (out.middle + out.start) / 2, np.clip(x.real, -reach, reach))
+    return np.where(np.isnan(x), (out.middle + out.start) / 2, np.clip(np.real(x), -reach, reach))
 
 
 def _of_nans(
@@ -170,7 +170,7 @@ def _positions(entry: Entry, data: Sequence[int], *, low: bool) -> np.ndarray:
         shape, count = np.shape(inputs[i]), np.size(inputs[i])
         inputs[i] = (np.arange(start, start + count) + MARK).reshape(shape)
         start += count
-    found = np.asarray(entry.operation.compute(inputs)[0]).ravel().real
+    found = np.real(np.asarray(entry.operation.compute(inputs)[0])).ravel()
     marked = np.isfinite(found) & (found - np.floor(found) == MARK)
     return np.where(marked, np.where(marked, found, 0.0) - MARK, -1.0).astype(np.int64)
 
@@ -207,7 +207,7 @@ def extremes(entry: Entry, bars: Sequence[Any], top: float) -> Multipliers:
 
 def smooth(entry: Entry, bars: Sequence[Any], top: float) -> Multipliers:
     """The mean of the derivatives between the runs: exact in the middle for linear and bilinear
-    operations, at several points for others. What a mean misses by less than a factor scales it."""
+    operations, at several points for others, and scaled where the mean misses by a small factor."""
     ins, outs, equation = entry.ins, entry.outs, entry.operation.equation
     multipliers: list[Any] = [None] * len(ins)
     carried = sum(inner(b, y.middle - y.start) for b, y in zip(bars, outs, strict=True))

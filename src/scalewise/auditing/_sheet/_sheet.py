@@ -33,7 +33,7 @@ ARGUMENTS, UNKNOWN = "arguments", "unknown line"
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """What one operation of the program adds to the error, by one cause.
+    """The share of the error that one operation makes, by one cause.
 
     Attributes:
         file, line, function: of the user's code.
@@ -67,7 +67,7 @@ class Share:
 
 @dataclasses.dataclass(frozen=True)
 class LineShare:
-    """What a line adds to the error.
+    """The share of the error that one line makes.
 
     Attributes:
         where: ``file.py:34``, without the folder.
@@ -97,7 +97,7 @@ class StageError:
             change is compared.
         non_finite: how many numbers aren't finite where the reference run's are.
         error: otherwise, the relative error.
-        fails: whether it is wrong: not finite, ten half units or more, or a change of which 90 % is.
+        fails: whether it is wrong: not finite, ten half units or more, or a change 90 % wrong.
     """
 
     name: str
@@ -298,7 +298,7 @@ class Sheet(Tabular):
 
 
 def _summed(shares: Sequence[Share], key: Callable[[Share], str]) -> tuple[tuple[str, float], ...]:
-    found: collections.Counter[str] = collections.Counter()
+    found: dict[str, float] = collections.defaultdict(float)
     for x in shares:
         found[key(x)] += x.share
     return tuple(sorted(found.items(), key=lambda row: -abs(row[1])))
