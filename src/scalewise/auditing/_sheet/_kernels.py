@@ -16,7 +16,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...interpret import Equation, is_float, is_inexact, rebind
+from ...interpret import (
+    Equation,
+    InDtype,
+    interpret_jaxpr,
+    is_float,
+    is_inexact,
+    operation_body,
+    rebind,
+)
 from ...primitives import having, params
 from .._run import _movement
 from ._cells import is_key
@@ -193,12 +201,16 @@ def pulled(equation: Equation, bars: Sequence[Any], at: Sequence[Any]) -> list[A
 def _vjp(equation: Equation) -> Callable[..., Any]:
     inexact = [is_inexact(a) for a in equation.in_avals]
     wide = jnp.complex128 if is_complex(equation) else None
+    body = operation_body(equation)
 
     def run(at: Sequence[jax.Array], bars: Sequence[jax.Array]) -> list[jax.Array]:
         def of_floats(some: Sequence[jax.Array]) -> list[jax.Array]:
             left = iter(some)
             inputs = [next(left) if w else x for x, w in zip(at, inexact, strict=True)]
-            outs = rebind(equation, inputs, jnp.float64, complex_dtype=wide)
+            if body is None:
+                outs = rebind(equation, inputs, jnp.float64, complex_dtype=wide)
+            else:  # another library's operation, whose primitive has no derivative
+                outs = interpret_jaxpr(InDtype(jnp.float64, wide), body, (), inputs)[1]
             return [y for y in outs if jnp.issubdtype(y.dtype, jnp.inexact)]
 
         some = [x for x, w in zip(at, inexact, strict=True) if w]

@@ -135,7 +135,8 @@ def moved(entry: Entry, bars: Sequence[Any], top: float) -> Multipliers:
     if indices:
         found.append(_positions(entry, data, low=False))
     multipliers: list[Any] = [None] * len(ins)
-    flat = np.asarray(bar).ravel()
+    # without other indices, slopes: a stand-in for infinity may be another one than the operand's
+    flat = np.asarray(bar if indices else bar * (out.middle - out.start)).ravel()
     starts = np.cumsum([0, *(np.size(ins[i].low) for i in data)])
     for positions in found:
         inside = positions >= 0
@@ -144,10 +145,14 @@ def moved(entry: Entry, bars: Sequence[Any], top: float) -> Multipliers:
         np.add.at(whole, at, weights)
         for k, i in enumerate(data):
             own = whole[starts[k] : starts[k + 1]].reshape(np.shape(ins[i].low))
+            if not ins[i].differs:
+                continue
+            own = own if indices else slope(own, ins[i])
             multipliers[i] = own if multipliers[i] is None else multipliers[i] + own
     if indices:
         carried = inner(bar, out.middle - out.start)
-        kept = sum(inner(multipliers[i], ins[i].end - ins[i].start) for i in data)
+        moving = [i for i in data if ins[i].differs]
+        kept = sum(inner(multipliers[i], ins[i].end - ins[i].start) for i in moving)
         _spread(multipliers, ins, indices, carried - kept)
     return multipliers
 
