@@ -82,6 +82,13 @@ def test_a_users_function_is_audited_and_the_report_written(folder):
     assert "wrote a.json" in done.output
     assert json.loads((folder / "a.json").read_text())["findings"][0]["line"] == 6
     assert "net.py:6" in (folder / "a.html").read_text()
+    assert "sheet" not in json.loads((folder / "a.json").read_text())
+    balance = ("--sheet", "--trials", "0", "--out", "c.json")
+    assert (
+        "Line 6 makes 100 % of the error."
+        in run("audit", "net.py:norm", "--args", "big", *balance).output
+    )
+    assert json.loads((folder / "c.json").read_text())["sheet"]["lines"][0]["line"] == 6
     good = run("audit", "net.py:norm", "--args", "big", "--format", "bf16", "--out", "b.json")
     assert good.exit_code == 0
     wrong = run("audit", "net.py:parts", "--args", "big", "--format", "bf16")

@@ -26,6 +26,10 @@ from ._run._equation_statistics import EquationStatistics as EquationStatistics
 from ._run._outcome import OutputError as OutputError
 from ._search._fixes import Fix as Fix
 from ._search._literals import Literal as Literal
+from ._sheet._sheet import LineShare as LineShare
+from ._sheet._sheet import Share as Share
+from ._sheet._sheet import Sheet as Sheet
+from ._sheet._sheet import StageError as StageError
 
 _DOCUMENTED = dir()  # the reference has these names
 

@@ -8,6 +8,7 @@ import itertools
 import platform
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -69,6 +70,7 @@ from ._search._literals import Constants, constants_of
 from ._search._measure import near
 from ._search._search import find_fixes
 from ._search._trials import Search
+from ._sheet._make import SheetSource, make_sheet
 from ._thresholds import FLOORS_FROM
 
 
@@ -153,12 +155,8 @@ def audit(
     def run(f: Callable, args: Sequence[PyTree], kwargs: dict[str, PyTree]) -> Report:
         per_step = _batches(batches, steps)
         args = _with_batch(f, per_step[0], args, kwargs) if per_step else args
-        program = trace(f, low_run, args, kwargs, name="audit", as_jit=True)
-        check_program(program, f)
-        program, own = traced_as_written(f, low_run, args, kwargs, program, dtypes)
-        wide = Reference(_reference_dtype(wide_format, program))
-        session = Session(program, own, wide, steps, _batch_arrays(per_step))
-        check_steps(session, f)
+        arrays = _batch_arrays(per_step)
+        session = traced(f, args, kwargs, low_run, wide_format, steps, arrays, dtypes)
         outcome = with_exact_sums(session, session.run())
         check_rounds(session, outcome, f)
         check_reference(session, outcome, f)
@@ -167,6 +165,26 @@ def audit(
         return _report(f, args, kwargs, session, outcome, trials)
 
     return audited
+
+
+def traced(
+    f: Callable[..., Any],
+    args: Sequence[PyTree],
+    kwargs: dict[str, PyTree],
+    low: Interpretation,
+    reference: Format | None = None,
+    steps: int = 1,
+    batches: Sequence[Sequence[Any]] = (),
+    dtypes: Dtypes | None = None,
+) -> Session:
+    """Returns the program that an audit runs, with the interpretations of its two runs."""
+    program = trace(f, low, args, kwargs, name="audit", as_jit=True)
+    check_program(program, f)
+    program, own = traced_as_written(f, low, args, kwargs, program, dtypes)
+    wide = Reference(_reference_dtype(reference, program))
+    session = Session(program, own, wide, steps, batches)
+    check_steps(session, f)
+    return session
 
 
 def _with_batch(f: Any, batch: Any, args: Sequence[PyTree], kwargs: dict[str, PyTree]) -> tuple:
@@ -303,6 +321,7 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         sums=session.sums,
         started_at_zero=tuple(_started_at_zero(session, outcome)),
         complex_dtype=wide_complex,
+        make_sheet=partial(make_sheet, sheet_source(f, session)),
         origin=search.origin,
     )
 
@@ -334,6 +353,19 @@ def _spoils_fewer(what: Finding) -> int:
         return 0
     made = what.non_finite_before - what.non_finite_after
     return -made if what.fix else -what.non_finite_before * FINDING_KINDS[what.kind].out_of_range
+
+
+def sheet_source(f: Callable[..., Any], session: Session) -> SheetSource:
+    return SheetSource(
+        function=name_of(f),
+        arithmetic=session.kind.name(session.low),
+        program=dataclasses.replace(session.program),  # without what it has cached
+        low=session.low,
+        steps=session.steps,
+        batches=session.batches,
+        floors=session.floors,
+        least=session.started_at_zero,
+    )
 
 
 def _untried(search: Search) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from ._command import check, computed, refusal, shown, unused
+from ._command import check, computed, refusal, shown, tell, unused
 
 
 def audit(
@@ -28,6 +28,7 @@ def audit(
     seed: int = 0,
     out: list[Path] | None = None,
     everything: bool = False,
+    sheet: bool = False,
     framework: str | None = None,
     grad: bool = False,
     autocast: bool = False,
@@ -48,6 +49,7 @@ def audit(
             number.
         data (FUNCTION): Instead of --args and --batches, a function that returns both as a
             pair.
+        sheet: Print each line's share of the error, too, and write it to a JSON file.
         framework (NAME): jax, or torch: the function returns a module, or a pair of it and its
             inputs. Default: found from the file.
         grad: Audit a torch model's gradients, too.
@@ -73,9 +75,20 @@ def audit(
         else:
             unused(training, "torch models (--framework torch)")
             report = _of_function(target, low, args, seed, options | {"device": device}, calls)
+        balance = _sheet_of(report) if sheet else None  # before a JSON file is written
         shown(report, paths, everything=everything)
+        if balance is not None:
+            balance.show(everything=everything)
     if report.fails:
         raise typer.Exit(1)
+
+
+def _sheet_of(report: Any) -> Any:
+    try:
+        return report.sheet
+    except ValueError as problem:  # the report is printed all the same
+        tell(str(problem))
+        return None
 
 
 def _is_torch(target: str, framework: str | None) -> bool:

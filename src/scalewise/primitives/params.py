@@ -262,6 +262,15 @@ def contracted_axes(equation: Equation) -> AxisPair:
     return (numbers.lhs_spec[1],), (numbers.rhs_spec[1],)
 
 
+def reduced_axes(equation: Equation) -> tuple[int, ...]:
+    return tuple(read(equation, "axes"))
+
+
+def cumulative(equation: Equation) -> tuple[int, bool]:
+    """Returns the axis of a cumulative sum, and whether it begins at the end."""
+    return read(equation, "axis"), read(equation, "reverse")
+
+
 def conv_groups(equation: Equation) -> tuple[int, int]:
     return read(equation, "feature_group_count"), read(equation, "batch_group_count")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -10,6 +12,7 @@ from rich.console import Console
 from ..._output import Saved, as_csv, plain
 from ..._types import Json
 from .._search._apply import AuditedArithmetic
+from .._sheet._sheet import Sheet
 from ._page import page
 from ._summary import Summary
 from ._terminal import show
@@ -50,9 +53,29 @@ class Report(Summary, Saved):
 
     Attributes:
         origin: the audit's arithmetic, in which ``apply_fixes`` computes functions.
+        make_sheet: makes the balance sheet; it holds the program too. None of a copy.
     """
 
     origin: AuditedArithmetic | None = dataclasses.field(default=None, repr=False)
+    make_sheet: Callable[[], Sheet] | None = dataclasses.field(default=None, repr=False)
+
+    @functools.cached_property
+    def sheet(self) -> Sheet:
+        """The balance sheet of the low-precision run: each line's share of the outputs' error.
+
+        It is made when it is first read, by one more run on the host; the JSON file has it from
+        then on.
+
+        Raises:
+            ValueError: the program computes more than 20,000 operations, loops unrolled; it runs on
+                several devices; or this report is a copy, which has no program.
+        """
+        if self.make_sheet is None:
+            raise ValueError(
+                "sheet: this report is a copy, which has no program; read the sheet of the report "
+                "that the audit returned"
+            )
+        return self.make_sheet()
 
     @property
     def verdict(self) -> str:
@@ -104,11 +127,16 @@ class Report(Summary, Saved):
             for some in (self.findings, self.unfixed)
         )
         report: Any = dataclasses.replace(
-            self, findings=tuple(found), unfixed=tuple(unfixed), origin=None
+            self, findings=tuple(found), unfixed=tuple(unfixed), origin=None, make_sheet=None
         )
         fields = dataclasses.asdict(report)
-        del fields["origin"]
+        del fields["origin"], fields["make_sheet"]
+        if "sheet" in self.__dict__:
+            fields["sheet"] = self.sheet.as_dict()
         return plain(fields | derived)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"make_sheet": None}  # it holds the program, which can't be pickled
 
     def apply_fixes(self, target: Any) -> Any:
         """Returns a policy, recipe or function with the fixes of all findings, in their order.

@@ -1,0 +1,292 @@
+"""The low-precision run's arithmetic, with the bits that the audit's own run computes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..._jax import ShapedArray
+from ...autoscaling import RULES, Boundaries, Family, OperandAmaxes
+from ...emulating import added_in_order, is_exact, rounds_each
+from ...formats import FP32
+from ...interpret import Argument, Boundary, Equation, Interpretation, is_float, rebind
+from ...rounding import FP32_PARAMS, format_params, is_wide, is_wider, round_by
+from .._run._compiled import Compiled
+from .._run._interpretations import TableEmulation, computes_in_float32
+from .._run._lockstep import OPERANDS, Magnitudes
+from .._run._specialize import history_of, kind_of_run, nominal_format
+from ._cells import Cell, Leaf, Node, cell, is_key
+from ._kernels import is_complex, through_jax
+
+CONSTANT = Leaf("constant")
+
+
+def nearest(x: Any, fmt: np.ndarray) -> np.ndarray:
+    """Rounds float64 as :func:`round_by` does, on the host."""
+    x = np.asarray(x, np.float64)
+    mantissa, lowest, largest, beyond, infinite, smallest, signed_zero, signed = fmt.tolist()
+    if mantissa >= 52:
+        return x
+    size = np.abs(x)
+    exponents = np.frexp(size)[1] - 1
+    unit = np.ldexp(1.0, np.maximum(exponents, int(lowest)) - int(mantissa))
+    y = np.where(np.isfinite(size), np.rint(size / unit) * unit, size)
+    y = np.where(size < smallest, np.where(size > smallest / 2, smallest, 0.0), y)
+    y = np.where(y > largest, np.where(size == np.inf, infinite, beyond), y)
+    y = np.where((y != 0) | bool(signed_zero), np.copysign(y, x), y)
+    return y if signed else np.where(x < 0, np.nan, y)
+
+
+def in_float64(x: Any) -> np.ndarray:
+    return np.asarray(x).astype(np.float64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """The results of one equation under an interpretation; empty where the host rounds.
+
+    Attributes:
+        outs: its values of the results.
+        rounded: the operands of a product as a recipe rounds them, if it rounds each in the form
+            that the program has it in.
+    """
+
+    outs: Sequence[Any] = ()
+    rounded: Sequence[np.ndarray] = ()
+
+
+@dataclasses.dataclass(eq=False)
+class FormatArithmetic:
+    """Rounds results on the host, as :class:`TableEmulation` does in the audit's run."""
+
+    low: TableEmulation
+    code: dict[tuple[int, ...], Callable[..., Any]] = dataclasses.field(default_factory=dict)
+    limits: bool = False  # whether the program has had a largest number of its own narrow dtype
+    rounds_draws = True
+
+    @property
+    def top(self) -> float:
+        return min(float(self.low.fmt.max), 1e290)
+
+    def lift(self, x: Argument, aval: ShapedArray, leaf: Leaf) -> Cell:
+        wide = in_float64(x)
+        return cell(nearest(wide, self.low.params_of(aval)), wide, top=self.top, leaf=leaf)
+
+    def constant(self, x: np.ndarray, aval: ShapedArray) -> Cell:
+        wide, own = self.low.in_float32(x), in_float64(x)
+        self.limits |= wide is not x
+        low = nearest(own, self.low.params_of(aval)) if self.low.is_low(aval) else own
+        return cell(low, in_float64(wide), top=self.top, leaf=CONSTANT)
+
+    def params_of(self, equation: Equation) -> np.ndarray:
+        own = self.low.own_params(equation)
+        return format_params(self.low.fmt, self.low.saturate) if own is None else own
+
+    def operands(self, equation: Equation, nodes: Sequence[Node]) -> list[Cell]:
+        """Returns cells in which literals aren't rounded, if the operation is in float32 (see
+        :meth:`Lockstep.literals_of`)."""
+        cells = [node.cell for node in nodes]
+        rounds = any(map(is_float, equation.out_avals)) and not is_exact(equation)
+        if not rounds or not is_wide(self.params_of(equation)):
+            return cells
+        if self.limits and self.low.own_params(equation) is FP32_PARAMS:
+            return cells
+        return [
+            cell(c.reference, c.reference) if node.literal and c.is_float else c
+            for node, c in zip(nodes, cells, strict=True)
+        ]
+
+    def run(self, equation: Equation, cells: Sequence[Cell]) -> Run:
+        return Run()
+
+    def results(
+        self, equation: Equation, cells: Sequence[Cell], exact: Sequence[Any], run: Run
+    ) -> list[tuple[Any, Any]]:
+        """Returns each result of the low-precision run, and the interpretation's value or None."""
+        lows = [c.low for c in cells]
+        if is_complex(equation):
+            exact = through_jax(equation, lows, own=True)
+        if is_exact(equation) or not any(map(is_float, equation.out_avals)):
+            return [(y, None) for y in exact]
+        fmt = self.params_of(equation)
+        if computes_in_float32(equation) and not is_wider(fmt):
+            exact = self._in_float32(equation, lows)
+        elif rounds_each(equation):
+            exact = [np.asarray(self._one_by_one(equation, fmt)([jnp.asarray(x) for x in lows]))]
+        pairs = zip(exact, equation.out_avals, strict=True)
+        return [(nearest(y, fmt) if is_float(a) else y, None) for y, a in pairs]
+
+    def _in_float32(self, equation: Equation, lows: Sequence[Any]) -> list[np.ndarray]:
+        pairs = zip(lows, equation.in_avals, strict=True)
+        narrow = [jnp.asarray(x, np.float32) if is_float(a) else jnp.asarray(x) for x, a in pairs]
+        outs = zip(rebind(equation, narrow, jnp.float32), equation.out_avals, strict=True)
+        return [np.asarray(y, np.float64 if is_float(a) else None) for y, a in outs]
+
+    def _one_by_one(self, equation: Equation, fmt: np.ndarray) -> Callable[..., jax.Array]:
+        def run(inputs: Sequence[jax.Array]) -> jax.Array:
+            def whole(some: Sequence[jax.Array]) -> Sequence[jax.Array]:
+                return rebind(equation, some, jnp.float64)
+
+            return added_in_order(equation, inputs, whole, lambda y: round_by(y, jnp.asarray(fmt)))[
+                0
+            ]
+
+        return self.code.setdefault(equation.path, jax.jit(run))
+
+    def drawn(self, x: Any) -> np.ndarray:
+        return nearest(x, format_params(self.low.fmt, self.low.saturate))
+
+    def canonical(
+        self, x: Cell, aval: ShapedArray, boundary: Boundary, equation: Equation
+    ) -> tuple[Any, Any]:
+        return x.low, None
+
+    def lowered(self, x: Cell, aval: ShapedArray) -> Any:
+        return x.low
+
+    def indexed(self, x: Cell, aval: ShapedArray, i: int) -> tuple[Any, Any]:
+        return x.low[i], None
+
+    def stacked(self, rows: Sequence[Cell], aval: ShapedArray) -> tuple[Any, Any]:
+        return _stacked([x.low for x in rows]), None
+
+    def next_step(self) -> None:
+        pass
+
+
+@dataclasses.dataclass(eq=False)
+class OwnArithmetic:
+    """Runs each equation as any interpretation does: a policy, a recipe, the program's dtypes.
+
+    Equal equations share compiled code, as in the audit's run.
+    """
+
+    low: Interpretation
+    code: dict[Hashable, Callable[..., Any]] = dataclasses.field(default_factory=dict)
+    magnitudes: Magnitudes = dataclasses.field(init=False)
+    rounds_draws = False
+
+    def __post_init__(self) -> None:
+        self.magnitudes = Magnitudes(history_of(self.low))
+
+    @property
+    def top(self) -> float:
+        return min(float(nominal_format(self.low).max), float(FP32.max))
+
+    def plain(self, value: Any, aval: ShapedArray) -> Any:
+        if not is_float(aval):
+            return value if is_key(value) else np.asarray(value)
+        narrow = aval.dtype.itemsize < 4
+        wide = aval.update(dtype=np.dtype(np.float32)) if narrow else aval
+        return np.asarray(self.low.lower(value, wide), np.float64)
+
+    def _cell(self, value: Any, wide: Any, aval: ShapedArray, leaf: Leaf) -> Cell:
+        wide = in_float64(wide)
+        return cell(self.plain(value, aval), wide, top=self.top, value=value, leaf=leaf)
+
+    def lift(self, x: Argument, aval: ShapedArray, leaf: Leaf) -> Cell:
+        wide = x.value() if self.low.is_argument(x) else x
+        return self._cell(self.low.lift(x, aval), wide, aval, leaf)
+
+    def constant(self, x: np.ndarray, aval: ShapedArray) -> Cell:
+        return self._cell(self.low.constant(x, aval), in_float64(x), aval, CONSTANT)
+
+    def operands(self, equation: Equation, nodes: Sequence[Node]) -> list[Cell]:
+        return [node.cell for node in nodes]
+
+    def _values(self, cells: Sequence[Cell]) -> list[Any]:
+        return [x.low if x.value is None else x.value for x in cells]
+
+    def run(self, equation: Equation, cells: Sequence[Cell]) -> Run:
+        contracts = RULES[equation.name].family is Family.CONTRACTION
+        delayed = contracts and self.magnitudes.length
+        past = (self.magnitudes.of(equation.path),) if delayed else ()
+
+        own, place = kind_of_run(self.low).specialize(self.low, equation)
+
+        def call(values: Sequence[Any], *past: Any) -> tuple[Any, Any, Any]:
+            low = own
+            if past:
+                assert isinstance(low, Boundaries)
+                low = dataclasses.replace(low, amaxes=OperandAmaxes(past=past[0]))
+            if not equation.lifted:
+                return low.unlifted((), equation, values)[1], (), ()
+            outs = low.apply((), equation, values)[1]
+            rounded = low.rounded_operands(equation, values) if contracts else ()
+            pairs = [(x.exact, x.rounded) for x in rounded]
+            sizes = low.magnitudes(values) if past and isinstance(low, Boundaries) else ()
+            return outs, pairs, sizes
+
+        avals = equation.in_avals + equation.out_avals
+        types = tuple((a.shape, a.dtype) for a in avals)
+        key: Hashable = own, place, equation.name, tuple(sorted(equation.params.items())), types
+        try:
+            hash(key)
+        except TypeError:
+            key = equation.path
+        if key not in self.code:
+            largest = max(math.prod(a.shape) for a in avals)
+            self.code[key] = call if equation.eqn.effects else Compiled(call, largest)
+        outs, pairs, sizes = self.code[key](self._values(cells), *past)
+        if past:
+            self.magnitudes.add(equation.path, np.asarray(sizes)[-OPERANDS:].tolist())
+        found = [tuple(map(np.asarray, pair)) for pair in pairs]
+        as_it_is = len(found) == len(cells) and all(
+            np.array_equal(own, np.asarray(c.low, np.float32), equal_nan=True)
+            for (own, _), c in zip(found, cells, strict=True)
+        )
+        rounded = [np.asarray(x, np.float64) for _, x in found] if as_it_is else ()
+        return Run(outs, rounded)
+
+    def results(
+        self, equation: Equation, cells: Sequence[Cell], exact: Sequence[Any], run: Run
+    ) -> list[tuple[Any, Any]]:
+        outs = zip(run.outs, equation.out_avals, strict=True)
+        return [(self.plain(y, a), y) for y, a in outs]
+
+    def drawn(self, x: Any) -> Any:
+        return x
+
+    def canonical(
+        self, x: Cell, aval: ShapedArray, boundary: Boundary, equation: Equation
+    ) -> tuple[Any, Any]:
+        if not is_float(aval):
+            return x.low, x.value
+        value = self.low.canonical(self._values([x])[0], aval, boundary, equation)
+        return self.plain(value, aval), value
+
+    def lowered(self, x: Cell, aval: ShapedArray) -> Any:
+        return np.asarray(self.low.lower(x.value, aval), np.float64) if is_float(aval) else x.low
+
+    def indexed(self, x: Cell, aval: ShapedArray, i: int) -> tuple[Any, Any]:
+        if not is_float(aval):
+            return x.low[i], None if x.value is None else x.value[i]
+        value = jax.tree.map(lambda leaf: leaf[i], self.low.unstack(x.value, aval))
+        return self.plain(value, aval.update(shape=aval.shape[1:])), value
+
+    def stacked(self, rows: Sequence[Cell], aval: ShapedArray) -> tuple[Any, Any]:
+        values = jax.tree.map(lambda *some: _stacked(some), *[self._values([x])[0] for x in rows])
+        if not is_float(aval):
+            return _stacked([x.low for x in rows]), values
+        values = self.low.stack(values, aval)
+        return self.plain(values, aval), values
+
+    def next_step(self) -> None:
+        self.magnitudes.next_step()
+
+
+def _stacked(rows: Sequence[Any]) -> Any:
+    return jnp.stack(rows) if isinstance(rows[0], jax.Array) else np.stack(rows)
+
+
+Arithmetic: TypeAlias = FormatArithmetic | OwnArithmetic
+
+
+def arithmetic_of(low: Interpretation) -> Arithmetic:
+    return FormatArithmetic(low) if isinstance(low, TableEmulation) else OwnArithmetic(low)

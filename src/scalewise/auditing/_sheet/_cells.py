@@ -1,0 +1,167 @@
+"""Arrays of both runs, and the entries of the tape that the balance sheet reads backwards."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...interpret import Equation
+
+LARGEST = 1e300  # of the finite numbers that stand for infinities and NaN
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """What made an array that no operation computes: its rounding has no line of its own."""
+
+    cause: str  # "argument" or "constant"
+    name: str = (
+        ""  # an argument's path; "" of a literal, which is charged to the line that reads it
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Cell:
+    """One array in both runs.
+
+    Attributes:
+        low, exact, reference: the low-precision run's array; the exact result, on that run's own
+            operands, that rounding made it of; the reference run's. Floats are float64.
+        end, start, middle: the numbers of `low`, `reference` and `exact` for differences, with
+            finite ones in place of infinities and NaN; None for random keys.
+        value: the array as the low-precision interpretation has it, unless it is `low`.
+        leaf: None for the result of an operation.
+    """
+
+    low: Any
+    exact: Any
+    reference: Any
+    end: Any
+    middle: Any
+    start: Any
+    value: Any = None
+    leaf: Leaf | None = None
+
+    @property
+    def differs(self) -> bool:
+        return self.end is not self.start
+
+    @property
+    def is_float(self) -> bool:
+        return self.end is not None and np.asarray(self.low).dtype.kind in "fc"
+
+
+def is_key(x: Any) -> bool:
+    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.extended)
+
+
+def cell(
+    low: Any, reference: Any, exact: Any = None, *,
+    top: float = 0.0, value: Any = None, leaf: Leaf | None = None,
+) -> Cell:  # fmt: skip
+    """Returns a cell; infinities and NaN get stand-ins beyond ``top`` and all numbers there.
+
+    Arrays that are equal are one array, so that whether they differ is a question of identity.
+    """
+    exact = low if exact is None else exact
+    if is_key(low):
+        return Cell(low, low, reference, None, None, None, value, leaf)
+    inexact = np.asarray(low).dtype.kind in "fc"
+    if low is not reference and np.array_equal(low, reference, equal_nan=inexact):
+        if exact is low or np.array_equal(low, exact, equal_nan=inexact):
+            low = exact = reference
+    elif exact is not low and np.array_equal(low, exact, equal_nan=inexact):
+        exact = low
+    if low is reference and exact is low:
+        return Cell(low, low, low, low, low, low, value, leaf)
+    to = np.complex128 if np.iscomplexobj(low) else np.float64
+    end, middle, start = (np.asarray(x, to) for x in (low, exact, reference))
+    if inexact and not all(np.isfinite(x).all() for x in (end, middle, start)):
+        end, middle, start = _finite([end, middle, start], top)
+    return Cell(low, exact, reference, end, end if exact is low else middle, start, value, leaf)
+
+
+def _finite(arrays: Sequence[np.ndarray], top: float) -> list[np.ndarray]:
+    size = np.full(arrays[0].shape, 2.0 * top)
+    for x in arrays:
+        size = np.maximum(size, 2.0 * np.where(np.isfinite(x), np.abs(x), 0.0))
+    size = np.minimum(size, LARGEST)
+
+    def stand_in(x: np.ndarray) -> np.ndarray:
+        inside = x if np.iscomplexobj(x) else np.clip(x, -LARGEST, LARGEST)
+        beyond = np.where(np.isnan(x), size, np.sign(np.real(x)) * size)
+        return np.where(np.isfinite(x), inside, beyond)
+
+    return [stand_in(x) for x in arrays]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Node:
+    """The value of an interpretation that runs both: a cell, and what the audit knows of it.
+
+    JAX sees a pytree without arrays, so that whatever re-issues a call passes it on unchanged.
+
+    Attributes:
+        constant: whether it depends on no float argument and no random bits.
+        literal: whether it is a constant of the program that no operation has rounded.
+        draw: whether it is computed without rounding from random bits and constants alone.
+    """
+
+    cell: Cell
+    constant: bool = False
+    literal: bool = False
+    draw: bool = False
+
+
+jax.tree_util.register_pytree_node(Node, lambda node: ((), node), lambda node, _: node)
+
+Multipliers = Sequence[Any]  # of each operand an array, an ``At``, or None for zeros
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class At:
+    """A multiplier of one element along the first axis; the others are zero."""
+
+    index: int
+    bar: Any
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Operation:
+    """An equation of the program, or a step of its loops and roundings.
+
+    Attributes:
+        equation: the program's, whose line is charged.
+        compute: returns the exact results, in float64.
+        pull: returns the operands' multipliers from those of the results.
+        rounds_each: whether it adds numbers to one element and rounds each sum.
+    """
+
+    equation: Equation
+    compute: Callable[[Sequence[Any]], Sequence[Any]]
+    pull: Callable[[Entry, Sequence[Any], float], Multipliers]
+    rounds_each: bool = False
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Entry:
+    """One visit of an operation."""
+
+    operation: Operation
+    ins: Sequence[Cell]
+    outs: Sequence[Cell]
+    iteration: tuple[str, int] | None = None  # the outermost loop (or the steps), and which of it
+
+
+def inner(bar: Any, difference: Any) -> float:
+    return float(np.sum(np.real(bar * difference)))
+
+
+def size(x: Any) -> float:
+    """Returns the root mean square."""
+    return float(np.sqrt(np.mean(np.square(np.abs(x))))) if np.size(x) else 0.0

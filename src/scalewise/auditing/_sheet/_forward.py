@@ -1,0 +1,352 @@
+"""Runs a program in low precision and as a reference at once, and records a tape."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..._jax import ShapedArray
+from ...emulating import is_exact, rounds_each
+from ...interpret import (
+    CALLBACKS,
+    Applied,
+    Boundary,
+    Equation,
+    Interpretation,
+    State,
+    interpret_jaxpr,
+    is_float,
+)
+from ...primitives import params
+from ._arithmetic import Arithmetic
+from ._cells import At, Cell, Entry, Leaf, Node, Operation, cell, is_key
+from ._kernels import computed
+from ._secants import copied, rule_of, secants
+
+LONGEST = 20_000  # visits of equations, whose results all stay in memory
+
+
+@dataclasses.dataclass(eq=False)
+class Forward(Interpretation):
+    """Computes each equation exactly on both runs' operands, and as the low-precision run does.
+
+    Loops are unrolled. Where the runs decide differently, both ways are run, and a select on the
+    decision joins them: its secant charges the errors that changed the decision.
+    """
+
+    arithmetic: Arithmetic
+    tape: list[Entry] = dataclasses.field(default_factory=list)
+    operations: dict[tuple[int, ...], Operation] = dataclasses.field(default_factory=dict)
+    visits: int = 0
+    iteration: tuple[str, int] | None = None
+    directions: set[str] = dataclasses.field(default_factory=set)
+
+    inline: ClassVar[bool] = True
+
+    def context(self) -> AbstractContextManager[object]:
+        return jax.enable_x64(True)
+
+    def opens(self, equation: Equation) -> bool:
+        return self.arithmetic.low.opens(equation)
+
+    def lifts(self, aval: ShapedArray) -> bool:
+        return True
+
+    def lift(self, x: Any, aval: ShapedArray) -> Node:
+        return self.leaf(x, aval, Leaf("constant", "closed over"))
+
+    def leaf(self, x: Any, aval: ShapedArray, leaf: Leaf) -> Node:
+        if is_float(aval):
+            return Node(self.arithmetic.lift(x, aval, leaf))
+        return self.unrounded(x)
+
+    def unrounded(self, x: Any) -> Node:
+        x = x if is_key(x) else np.asarray(x)
+        inexact = not is_key(x) and x.dtype.kind == "c"
+        return Node(cell(x, x), constant=not inexact, literal=not inexact)
+
+    def constant(self, x: np.ndarray, aval: ShapedArray) -> Node:
+        if not is_float(aval):
+            return self.unrounded(np.asarray(x))
+        return Node(self.arithmetic.constant(np.asarray(x), aval), constant=True, literal=True)
+
+    def unlifted(self, state: State, equation: Equation, inputs: Sequence[Node]) -> Applied:
+        return self.apply(state, equation, inputs)
+
+    def apply(self, state: State, equation: Equation, inputs: Sequence[Node]) -> Applied:
+        self.visits += 1
+        if self.visits > LONGEST:
+            raise ValueError(
+                f"sheet: the program computes more than {LONGEST:,} operations, loops unrolled, "
+                "and the balance sheet keeps the results of all; audit fewer iterations or steps"
+            )
+        if not equation.out_avals:
+            return state, []
+        self.directions.add(equation.direction)
+        floats = [x for x, a in zip(inputs, equation.in_avals, strict=True) if is_float(a)]
+        if self._draws(equation, floats):
+            return state, self._drawn(equation, inputs)
+        compares = not any(map(is_float, equation.out_avals))
+        if not compares:
+            inputs = [self.rounded(x, equation) for x in inputs]
+        return state, self._evaluated(equation, inputs)
+
+    def _draws(self, equation: Equation, floats: Sequence[Node]) -> bool:
+        """Returns whether floats are made of random bits and constants alone, which aren't rounded
+        (see :meth:`Lockstep.draws`)."""
+        if not self.arithmetic.rounds_draws or equation.name in CALLBACKS:
+            return False
+        if not any(x.draw for x in floats):
+            bits = equation.name == "bitcast_convert_type" and is_float(equation.out_avals[0])
+            return bits and not floats
+        return all(x.draw or x.constant for x in floats)
+
+    def _drawn(self, equation: Equation, inputs: Sequence[Node]) -> list[Node]:
+        """Bits that the runs differ in are no draw of either: they stay on the tape."""
+
+        def unrounded(x: Node) -> Cell:
+            own = x.cell
+            exact = x.draw or not own.is_float
+            return own if exact else cell(own.reference, own.reference)
+
+        cells = [unrounded(x) for x in inputs]
+        refs = computed(equation, [x.reference for x in cells])
+        lows = refs if not _differ(cells) else computed(equation, [x.low for x in cells])
+        outs = [cell(y, r, top=self.arithmetic.top) for y, r in zip(lows, refs, strict=True)]
+        self.record(self._operation(equation), cells, outs)
+        return [Node(y, draw=is_float(a)) for y, a in zip(outs, equation.out_avals, strict=True)]
+
+    def _operation(self, equation: Equation) -> Operation:
+        if equation.path not in self.operations:
+            compute, each = functools.partial(computed, equation), rounds_each(equation)
+            own = Operation(equation, compute, rule_of(equation), each)
+            self.operations[equation.path] = own
+        return self.operations[equation.path]
+
+    def _evaluated(self, equation: Equation, inputs: Sequence[Node]) -> list[Node]:
+        cells = self.arithmetic.operands(equation, inputs)
+        run = self.arithmetic.run(equation, cells)
+        cells = [
+            self.changed(x, (y, x.value), equation)
+            for x, y in zip(cells, run.rounded or [x.low for x in cells], strict=True)
+        ]
+        refs = computed(equation, [x.reference for x in cells])
+        exact = computed(equation, [x.low for x in cells]) if _differ(cells) else refs
+        results = self.arithmetic.results(equation, cells, exact, run)
+        outs = [
+            cell(y, r, e, top=self.arithmetic.top, value=value)
+            for (y, value), r, e in zip(results, refs, exact, strict=True)
+        ]
+        self.record(self._operation(equation), cells, outs)
+        return self._with_flags(equation, inputs, outs)
+
+    def _with_flags(
+        self, equation: Equation, inputs: Sequence[Node], outs: Sequence[Cell]
+    ) -> list[Node]:
+        """As :meth:`Lockstep.with_constancy`; of integers ``constant`` means that no float is
+        behind them."""
+        constant = all(x.constant for x in inputs)
+        rounds = any(map(is_float, equation.out_avals)) and not is_exact(equation)
+        literal = constant and not rounds and all(x.literal for x in inputs)
+        own = constant and not any(map(is_float, equation.in_avals))
+        return [
+            Node(y, constant, literal) if is_float(a) else Node(y, own, own)
+            for y, a in zip(outs, equation.out_avals, strict=True)
+        ]
+
+    def record(self, operation: Operation, ins: Sequence[Cell], outs: Sequence[Cell]) -> None:
+        if any(y.differs or y.middle is not y.end for y in outs):
+            self.tape.append(Entry(operation, ins, outs, self.iteration))
+
+    # -- steps between equations -------------------------------------------------------------------
+
+    def changed(self, x: Cell, new: tuple[Any, Any], equation: Equation) -> Cell:
+        """Returns a cell after a rounding that is no operation of the program's."""
+        low, value = new
+        if low is x.low:
+            return x if value is x.value else dataclasses.replace(x, value=value)
+        out = cell(low, x.reference, x.low, top=self.arithmetic.top, value=value)
+        self.record(Operation(equation, list, copied), [x], [out])
+        return out
+
+    def rounded(self, x: Node, equation: Equation) -> Node:
+        if not x.draw:
+            return x
+        return Node(self.changed(x.cell, (self.arithmetic.drawn(x.cell.low), None), equation))
+
+    def settled(self, x: Node, aval: ShapedArray, boundary: Boundary, equation: Equation) -> Node:
+        """Returns a value where control flow joins: rounded, and no constant any more."""
+        own = self.rounded(x, equation).cell
+        if not is_float(aval):
+            return Node(own, x.constant, x.literal)
+        new = self.arithmetic.canonical(own, aval, boundary, equation)
+        return Node(self.changed(own, new, equation))
+
+    def _step(
+        self, equation: Equation, ins: Sequence[Cell], new: tuple[Any, Any], compute: Any, pull: Any
+    ) -> Cell:
+        reference = compute([x.reference for x in ins])[0]
+        reference = reference if is_key(reference) else np.asarray(reference)
+        same = not any(x.differs for x in ins) and not is_key(reference)
+        low = reference if same else new[0]
+        out = cell(low, reference, top=self.arithmetic.top, value=new[1])
+        self.record(Operation(equation, compute, pull), ins, [out])
+        return out
+
+    def _index(self, x: Node, aval: ShapedArray, equation: Equation, i: int) -> Node:
+        new = self.arithmetic.indexed(x.cell, aval, i)
+        out = self._step(
+            equation, [x.cell], new, lambda arrays: [arrays[0][i]],
+            lambda entry, bars, top: [At(i, bars[0])],
+        )  # fmt: skip
+        return Node(out, x.constant and not is_float(aval), x.literal and not is_float(aval))
+
+    def _stack(self, rows: Sequence[Node], aval: ShapedArray, equation: Equation) -> Node:
+        cells = [x.cell for x in rows]
+        new = self.arithmetic.stacked(cells, aval)
+        out = self._step(
+            equation, cells, new,
+            lambda arrays: [jnp.stack(arrays) if is_key(arrays[0]) else np.stack(arrays)],
+            lambda entry, bars, top: list(bars[0]),
+        )  # fmt: skip
+        own = not is_float(aval) and all(x.constant for x in rows)
+        return Node(out, own, own)
+
+    def _select(self, which: Cell, off: Node, on: Node, equation: Equation) -> Node:
+        """Returns ``on`` where the predicate is true, by each run's own predicate."""
+
+        def choose(arrays: Sequence[Any]) -> list[Any]:
+            predicate, no, yes = arrays
+            if is_key(no):
+                return [yes if np.all(predicate) else no]
+            predicate = np.asarray(predicate).astype(bool)
+            predicate = predicate.reshape(predicate.shape + (1,) * (np.ndim(no) - predicate.ndim))
+            return [np.where(predicate, yes, no)]
+
+        ins = [which, off.cell, on.cell]
+        low = choose([x.low for x in ins])[0]
+        value = None
+        if off.cell.value is not None:
+            predicate = np.asarray(which.low).astype(bool)
+            value = jax.tree.map(
+                lambda no, yes: jnp.where(
+                    predicate.reshape(predicate.shape + (1,) * (jnp.ndim(no) - predicate.ndim)),
+                    yes, no,
+                ),
+                off.cell.value, on.cell.value,
+            )  # fmt: skip
+        return Node(self._step(equation, ins, (low, value), choose, secants))
+
+    # -- control flow ------------------------------------------------------------------------------
+
+    def control(self, equation: Equation, run: Callable) -> Callable:
+        known = {"scan": self._scan, "while": self._while, "cond": self._cond}
+        if equation.name not in known:
+            raise ValueError(
+                f"sheet: {equation.where()}: the balance sheet has no rule for {equation.name}, "
+                "which runs on several devices; audit the function of one device"
+            )
+        return lambda state, inputs: (state, known[equation.name](equation, list(inputs)))
+
+    def _body(
+        self, equation: Equation, jaxpr: Any, nodes: Sequence[Node], part: tuple[int, ...] = ()
+    ) -> list[Node]:
+        return interpret_jaxpr(self, jaxpr, (), nodes, equation, part)[1]
+
+    def _within(self, equation: Equation, i: int, outer: tuple[str, int] | None) -> None:
+        line = equation.caller or equation.source
+        self.iteration = outer or ("{}:{}".format(*line[:2]) if line else equation.name, i)
+
+    def _scan(self, equation: Equation, inputs: list[Node]) -> list[Node]:
+        loop, outer = params.scan(equation), self.iteration
+        m, n = loop.consts, loop.carries
+        consts = [_without_flags(x) for x in inputs[:m]]
+        carry_avals, ys_avals = equation.out_avals[:n], equation.out_avals[n:]
+        xs_avals = equation.in_avals[m + n :]
+
+        def settled(nodes: Sequence[Node], avals: Sequence[ShapedArray], boundary: Boundary):
+            pairs = zip(nodes, avals, strict=True)
+            return [self.settled(x, a, boundary, equation) for x, a in pairs]
+
+        carry = settled(inputs[m : m + n], carry_avals, "carry")
+        xs = [self.rounded(x, equation) for x in inputs[m + n :]]
+        row_avals = [a.update(shape=a.shape[1:]) for a in ys_avals]
+        ys: list[Any] = [None] * loop.length
+        for i in reversed(range(loop.length)) if loop.reverse else range(loop.length):
+            self._within(equation, i, outer)
+            rows = [self._index(x, a, equation, i) for x, a in zip(xs, xs_avals, strict=True)]
+            outs = self._body(equation, loop.body, [*consts, *carry, *rows])
+            carry = settled(outs[:n], carry_avals, "carry")
+            ys[i] = settled(outs[n:], row_avals, "stacked")
+        self.iteration = outer
+        if not loop.length:
+            empty = [jnp.zeros(a.shape, a.dtype) for a in ys_avals]
+            return [*carry, *map(self.lift, empty, ys_avals)]
+        columns = zip(*ys, strict=True)
+        return [
+            *carry, *(self._stack(c, a, equation) for c, a in zip(columns, ys_avals, strict=True))
+        ]  # fmt: skip
+
+    def _while(self, equation: Equation, inputs: list[Node]) -> list[Node]:
+        loop, avals, outer = params.while_loop(equation), equation.out_avals, self.iteration
+        first = len(inputs) - len(avals)
+        consts = [_without_flags(x) for x in inputs[:first]]
+        before, inside = consts[: loop.condition_consts], consts[loop.condition_consts :]
+
+        def settled(nodes: Sequence[Node]) -> list[Node]:
+            pairs = zip(nodes, avals, strict=True)
+            return [self.settled(x, a, "carry", equation) for x, a in pairs]
+
+        carry, i = settled(inputs[first:]), 0
+        while True:
+            self._within(equation, i, outer)
+            (going,) = self._body(equation, loop.condition, [*before, *carry], (0,))
+            if not (np.any(going.cell.low) or np.any(going.cell.reference)):
+                break
+            new = settled(self._body(equation, loop.body, [*inside, *carry], (1,)))
+            if going.cell.differs or np.ndim(going.cell.low):
+                pairs = zip(carry, new, strict=True)
+                new = [self._select(going.cell, x, y, equation) for x, y in pairs]
+            carry, i = new, i + 1
+        self.iteration = outer
+        return carry
+
+    def _cond(self, equation: Equation, inputs: list[Node]) -> list[Node]:
+        index, *operands = inputs
+        branches = params.branches(equation)
+        low, reference = (
+            min(max(int(x), 0), len(branches) - 1) for x in (index.cell.low, index.cell.reference)
+        )
+
+        def taken(way: int) -> list[Node]:
+            outs = self._body(equation, branches[way], operands, (way,))
+            pairs = zip(outs, equation.out_avals, strict=True)
+            return [self.settled(x, a, "branch", equation) for x, a in pairs]
+
+        outs = taken(low)
+        if low == reference:
+            return outs
+
+        def elsewhere(arrays: Sequence[Any]) -> list[Any]:
+            return [np.asarray(arrays[0]) != index.cell.reference]
+
+        new = np.asarray(True), None
+        which = self._step(equation, [index.cell], new, elsewhere, secants)
+        others = taken(reference)
+        return [self._select(which, x, y, equation) for x, y in zip(others, outs, strict=True)]
+
+
+def _differ(cells: Sequence[Cell]) -> bool:
+    return any(x.low is not x.reference for x in cells)
+
+
+def _without_flags(x: Node) -> Node:
+    """Returns a loop's constant as its body reads it."""
+    return x if x.draw or not x.cell.is_float else Node(x.cell)
