@@ -99,7 +99,7 @@ corpus: $(VENV)/.ready   ## the audit's totals on other people's failures: docs/
 	$(BIN)/python -m failures truth
 	$(BIN)/python -m failures score --tool scalewise --record $(ARGS)
 
-fuzz: $(VENV)/.ready     ## random programs, malformed files and damaged run folders, seeded
+fuzz: $(VENV)/.ready     ## random programs, malformed files and wrong arguments, seeded
 	$(BIN)/python -m proofs.fuzz $(ARGS)
 
 # Everything that docs/results.md claims; each command runs, also after one has failed. Many hours.

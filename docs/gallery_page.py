@@ -42,9 +42,9 @@ CORPUS = """
 `failures/corpus` holds programs of other people's bug reports and papers, each with a truth that
 was measured in float64 before the audit saw the program, and clean programs of libraries' examples.
 A hash of its name puts a program into the half that is looked at, on which thresholds are chosen,
-or into the half that is only scored. *Line* and *kind* are of the first finding; *fix* says that the
-fixes leave at most three times the error that an expert's leave and widen few operations. Seconds
-are of processor time, compiling included. Written by `make corpus`.
+or into the half that is only scored. *Line* and *kind* are of the first finding; *fix* says that
+the fixes leave at most three times the error that an expert's leave and widen few operations.
+Seconds are of processor time, compiling included. Written by `make corpus`.
 
 | programs | line | kind | fix | false findings | median s | longest s | date | commit |
 |---|---|---|---|---|---|---|---|---|

@@ -88,9 +88,9 @@ The same models, and small programs that each contain one thing on which FP16 fa
 {steps} steps. "Times 2^k" multiplies every float of the batch, every parameter or the loss by 2^k,
 and divides by it again where they enter the model or, for gradients, the optimizer: the same
 optimisation in other units (`experiments/units.py`). "Hidden units times 2^k" multiplies the
-weights of one layer by 2^k and those of the next by 2^-k. A cell is the difference of the mean of the last
-{last} losses from float32's for the unchanged model; within {tolerance:.0%} it passes. Cases
-without a row haven't been run. **fails** gives the step in which a loss wasn't finite, or the
+weights of one layer by 2^k and those of the next by 2^-k. A cell is the difference of the mean of
+the last {last} losses from float32's for the unchanged model; within {tolerance:.0%} it passes.
+Cases without a row haven't been run. **fails** gives the step in which a loss wasn't finite, or the
 difference. Steps that a loss scale leaves out don't count and are repeated, up to {patience} in
 all.
 

@@ -108,9 +108,9 @@ its largest numbers, by up to 1/17, which no random draw makes up for. `recipe.w
 gives the drawn operands a margin of 17/16, and rounds MS-EDEN's stochastically with it. The table
 has the difference of the mean of {draws:,} draws from the gradient with these operands wide, in %
 of its norm, ± the mean's standard error (`python -m experiments.operand_bias`, {date}). 128 x 128
-normal numbers; *outliers*: a column of x, and one of the gradient, 30 times the others. The gradient
-of the weights then has one element that is most of its norm, and of which the standard error is: a
-difference below twice of it says nothing there.
+normal numbers; *outliers*: a column of x, and one of the gradient, 30 times the others. The
+gradient of the weights then has one element that is most of its norm, and of which the standard
+error is: a difference below twice of it says nothing there.
 
 | recipe | input gradient | weight gradient | outliers: input | weight |
 |---|---:|---:|---:|---:|

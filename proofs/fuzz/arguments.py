@@ -3,8 +3,6 @@
 A call raises a TypeError or ValueError, in scalewise and not in a library below, whose message
 names the argument or shows the value. ``accepted`` lists the values that are right, apart from
 ``scalewise._check``.
-
-    python -m proofs.fuzz arguments --count 1000
 """
 
 from __future__ import annotations
@@ -12,18 +10,18 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
-import random
 import re
 import traceback
 import warnings
 from pathlib import Path
 
+import hypothesis
+import hypothesis.strategies as st
 import jax.numpy as jnp
 import numpy as np
 import optax
 
 import scalewise as sw
-from proofs.fuzz.cases import run_case
 from scalewise import training
 
 OBJECT = object()
@@ -280,68 +278,45 @@ def fault(entry, given, argument, value) -> str | None:
 
 
 # Calls that take long if a random number of steps, say, is a right one, or need a mapped axis.
-EXPENSIVE = {
-    "mean_over",
-    "train",
-    "compare",
-    "corpus",
-}
+EXPENSIVE = {"mean_over", "train", "compare", "corpus"}
 
 
-def random_value(rng: random.Random, depth: int = 2):
-    """Returns a number, text, array, container or function, of which most fit no argument."""
-    makers = [
-        lambda: rng.choice(POOL),
-        lambda: rng.randrange(-40, 40),
-        lambda: rng.uniform(-3, 3) * 10.0 ** rng.randrange(-40, 40),
-        lambda: rng.choice(("", "fp16", "e8m0", "mxfp4", "(", "max", "p=f32", "\ud800", "é")),
-        lambda: rng.choice(
-            (b"fp16", 1j, 2**70, Path("x"), np.int64(3), np.float16(2), np.bool_(1))
-        ),
-        lambda: np.ones(
-            [rng.randrange(4) for _ in range(rng.randrange(4))], rng.choice("fdiI?FSO")
-        ),
-        lambda: rng.choice((sw.formats.E8M0, sw.formats.NVFP4, sw.recipes.fp8, np.float16, len, S)),
-    ]
-    if depth:
-        inner = lambda: random_value(rng, depth - 1)  # noqa: E731
-        makers += [
-            lambda: [inner() for _ in range(rng.randrange(3))],
-            lambda: tuple(inner() for _ in range(rng.randrange(3))),
-            lambda: {rng.choice(("a", "(", 1)): inner()},
-        ]
-    return rng.choice(makers)()
+SCALARS = st.one_of(
+    st.sampled_from(POOL),
+    st.integers(-40, 40),
+    st.floats(),
+    st.sampled_from(("", "fp16", "e8m0", "mxfp4", "(", "max", "p=f32", "\ud800", "é", b"fp16", 1j)),
+    st.sampled_from((2**70, Path("x"), np.int64(3), np.float16(2), np.bool_(1))),
+    st.sampled_from((sw.formats.E8M0, sw.formats.NVFP4, sw.recipes.fp8, np.float16, len, S)),
+    st.builds(np.ones, st.lists(st.integers(0, 3), max_size=3), st.sampled_from([*"fdiI?FSO"])),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda x: st.lists(x, max_size=2) | st.lists(x, max_size=2).map(tuple)
+    | st.dictionaries(st.sampled_from(("a", "(", 1)), x, max_size=1),
+    max_leaves=4,
+)  # fmt: skip
+CALLS = [
+    (package, name) for package, names in ENTRIES.items() for name in names if name not in EXPENSIVE
+]
 
 
-def random_call(rng: random.Random, folder: Path) -> list[str]:
+@hypothesis.given(st.sampled_from(CALLS), st.data())
+def random_arguments_are_taken_or_refused(call: tuple[str, str], data) -> None:
     """A call with one random argument: it succeeds, or the argument is refused."""
-    package = rng.choice(list(ENTRIES))
-    name = rng.choice([n for n in ENTRIES[package] if n not in EXPENSIVE] or [None])
-    if name is None:
-        return []
-    given = ENTRIES[package][name]
+    package, name = call
     entry = getattr(importlib.import_module(f"scalewise.{package}"), name)
     parameters = inspect.signature(entry).parameters.values()
     named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     named = [p for p in named if p.name not in FREE and p.name not in ("path", "out")]
     if not named:
-        return []
-    parameter, value = rng.choice(named), random_value(rng)
-    found = fault(entry, given, parameter.name, value)
+        return
+    parameter = data.draw(st.sampled_from(named))
+    found = fault(entry, ENTRIES[package][name], parameter.name, data.draw(VALUES))
     arrays = re.search("ArrayLike|Operand|Array|Sequence", str(parameter.annotation))
-    if found is None or found.endswith("is accepted"):
-        return []
     # of arrays that don't fit each other JAX tells, which shows their shapes
-    return [] if arrays and "raised in" in found else [found]
+    fits = found is None or found.endswith("is accepted") or (arrays and "raised in" in found)
+    assert fits, found
 
 
-def wrong_call(rng: random.Random, folder: Path) -> list[str]:
-    """A call with a value of the pool that is known to be wrong."""
-    calls = list(wrong_calls(rng.choice(list(ENTRIES))))
-    found = fault(*rng.choice(calls))
-    return [found] if found else []
-
-
-def check(seed: int, index: int) -> list[str]:
-    """Makes call number ``index`` of a seed; the failures, a sentence each."""
-    return run_case("arguments", (wrong_call, random_call, random_call), seed, index)
+PROPERTIES = {"random arguments": random_arguments_are_taken_or_refused}
