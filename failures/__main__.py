@@ -105,13 +105,18 @@ def main() -> int:
     if given.tools:
         print(*(f"{name}: {', '.join(sets)}" for name, sets in TOOLS.items()), sep="\n")
         return 0
-    unknown = {x for x in given.names if not any(x in load(set) for set in given.set)}
+    try:
+        unknown = set(given.names).difference(*map(load, given.set))
+    except ModuleNotFoundError as missing:
+        parser.error(f"--set {' '.join(given.set)} needs the package {missing.name}")
     if given.command == "list":
         return listed(given.set)
     if given.command == "truth":
         return truths(given.set, given.names)
-    if given.tool is None or unknown:
-        parser.error(f"unknown: {', '.join(unknown)}" if unknown else "score needs --tool")
+    if unknown:
+        parser.error(f"unknown: {', '.join(unknown)}")
+    if given.tool is None or (given.tool not in TOOLS and ":" not in given.tool):
+        parser.error(f"--tool is {given.tool}; expected file.py:function, or {', '.join(TOOLS)}")
     return score(given)
 
 

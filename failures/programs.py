@@ -151,7 +151,7 @@ class Program:
 
 
 class Finding(NamedTuple):
-    """What a tool says of one failure.
+    """A failure that a tool reports.
 
     Attributes:
         kind: one of ``SYNONYMS``; "" if the tool names none.
@@ -178,7 +178,7 @@ class Widened(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What a tool says of a program.
+    """The findings of a tool on a program.
 
     Attributes:
         findings: the most important one first; none if the tool is silent.

@@ -30,7 +30,8 @@ from . import checked
 
 HERE = Path(__file__).parent
 OWN = [HERE, *HERE.parent.glob("*.py")]  # not the programs
-INTERNAL = tuple(map(str, (Path(jax.__file__).parent, Path(sw.__file__).parent, *OWN)))
+LIBRARY = [Path(x.__file__ or "").parent for x in (jax, sw)]
+INTERNAL = tuple(map(str, (*LIBRARY, *OWN)))
 
 
 def finite(outs: Any) -> bool:
