@@ -12,7 +12,7 @@ PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile -
 NEWEST      = $(shell .ci/newest-python)
 NEWEST_VENV = .venv-newest
 
-.PHONY: demo test test-all test-newest test-torch test-torch-gate test-torch-sample check unit thorough format prove corpus fuzz nightly parity references bench scoreboard docs screenshots gpu-hlo tpu-hlo clean
+.PHONY: demo test test-all test-newest test-torch test-torch-gate test-torch-sample check unit thorough format prove corpus experiments fuzz nightly references bench scoreboard docs screenshots gpu-hlo tpu-hlo clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -83,7 +83,7 @@ prove: $(VENV)/.ready    ## every cast on all 2^32 inputs, going on where it sto
 	$(BIN)/python -m proofs.norms dominated
 	$(BIN)/python -m proofs.halves
 	$(BIN)/python -m proofs.probabilities
-	$(BIN)/python -m proofs.gallery
+	$(BIN)/python -m failures score --tool scalewise --set gallery
 	$(BIN)/python -m proofs.two_processes
 	$(BIN)/python -m proofs.resume
 	$(BIN)/python -m proofs.functions
@@ -95,9 +95,8 @@ prove: $(VENV)/.ready    ## every cast on all 2^32 inputs, going on where it sto
 
 corpus: $(VENV)/.ready   ## the audit's totals on other people's failures: docs/corpus.json
 	$(BIN)/python -m pip install --quiet --group corpus
-	$(BIN)/python -m proofs.corpus truth
-	$(BIN)/python -m proofs.corpus score $(ARGS)
-	$(BIN)/python -m proofs.corpus seen $(ARGS)
+	$(BIN)/python -m failures truth
+	$(BIN)/python -m failures score --tool scalewise --record $(ARGS)
 
 fuzz: $(VENV)/.ready     ## random programs, malformed files and wrong arguments, seeded
 	$(BIN)/python -m proofs.fuzz $(ARGS)
@@ -106,12 +105,7 @@ fuzz: $(VENV)/.ready     ## random programs, malformed files and wrong arguments
 nightly: $(VENV)/.ready  ## every command of docs/results.md, recorded anew
 	@failed=""; run() { echo "nightly: $$*"; "$$@" || failed="$$failed\n  $$*"; }; \
 	run $(MAKE) demo ARGS="--out runs/nightly-$$(date +%F)"; \
-	run $(BIN)/python -m proofs.parity --again; \
-	run $(BIN)/python -m proofs.torture --again; \
-	run $(BIN)/python -m proofs.side_by_side --again; \
-	run $(BIN)/python -m proofs.recipe_training; \
-	run $(BIN)/python -m proofs.operand_bias; \
-	run $(BIN)/python -m proofs.gallery --record; \
+	run $(BIN)/python -m failures score --tool scalewise --set gallery --record --again; \
 	run $(MAKE) corpus; \
 	run $(MAKE) scoreboard; \
 	run $(MAKE) prove; \
@@ -127,33 +121,37 @@ nightly: $(VENV)/.ready  ## every command of docs/results.md, recorded anew
 	run $(BIN)/python -m proofs.wheels --torch; \
 	run $(BIN)/python -m proofs.first_minutes; \
 	run $(BIN)/python -m proofs.checkpoints.mutants; \
-	run $(BIN)/python -m proofs.plan --models gpt moe resnet --out docs/plan.jsonl; \
 	run $(MAKE) gpu-hlo; \
 	run $(MAKE) bench; \
 	run $(BIN)/python -m benchmarks.training; \
 	run $(BIN)/python -m benchmarks.autoscale; \
 	run $(BIN)/python -m benchmarks.audit; \
 	run $(BIN)/python -m benchmarks.monitor; \
-	for page in parity side_by_side gallery scoreboard functions norms scalify results; do \
+	for page in gallery scoreboard functions norms scalify results; do \
 		run env PYTHONPATH=. $(BIN)/python docs/$${page}_page.py; \
 	done; \
 	if [ -n "$$failed" ]; then printf "nightly: failed:$$failed\n"; exit 1; fi; echo "nightly: all passed"
 
-parity: $(VENV)/.ready   ## models beside float32, and tortured; methods and recipes side by side: docs/
-	$(BIN)/python -m proofs.parity $(ARGS)
-	$(BIN)/python -m proofs.torture
+experiments: $(VENV)/.ready  ## models beside float32, tortured, planned; methods and recipes side by side: docs/
+	$(BIN)/python -m experiments.parity $(ARGS)
+	$(BIN)/python -m experiments.torture
 	PYTHONPATH=. $(BIN)/python docs/parity_page.py
-	$(BIN)/python -m proofs.side_by_side
+	$(BIN)/python -m experiments.side_by_side
 	PYTHONPATH=. $(BIN)/python docs/side_by_side_page.py
-	$(BIN)/python -m proofs.recipe_numbers
-	$(BIN)/python -m proofs.recipe_training
-	$(BIN)/python -m proofs.operand_bias
+	$(BIN)/python -m experiments.recipe_numbers
+	$(BIN)/python -m experiments.recipe_training
+	$(BIN)/python -m experiments.operand_bias
 	PYTHONPATH=. $(BIN)/python docs/recipe_results_page.py
+	$(BIN)/python -m experiments.plan --models gpt moe resnet --out docs/plan.jsonl
 
 scoreboard: $(VENV)/.ready .venv-scoreboard/.ready  ## the gallery through other tools: docs/scoreboard.md
-	$(BIN)/python -m proofs.scoreboard $(ARGS)
-	.venv-scoreboard/bin/python -m proofs.scoreboard_torch $(ARGS)
-	.venv-scoreboard/bin/python -m proofs.scoreboard_paddle $(ARGS)
+	for tool in debug_nans debug_infs checkify debug_nans_op_by_op debug_infs_op_by_op; do \
+		$(BIN)/python -m failures score --tool $$tool --set gallery --record $(ARGS) || exit 1; \
+	done
+	for tool in detect_anomaly debug_underflow_overflow tensor_checker scalewise; do \
+		.venv-scoreboard/bin/python -m failures score --tool $$tool --set steps --set torch --set paddle \
+			--record $(ARGS) || exit 1; \
+	done
 	PYTHONPATH=. $(BIN)/python docs/scoreboard_page.py
 
 .venv-scoreboard/.ready: pyproject.toml

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from proofs import models
+from experiments import models
 
 import scalewise as sw
 from scalewise.cli._program import TrainingProgram

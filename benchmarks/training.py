@@ -2,7 +2,7 @@
 
     python -m benchmarks.training
 
-Steps are timed in turn, in one process. (What they change is in ``proofs/side_by_side.py``.)
+Steps are timed in turn, in one process. (What they change is in ``experiments/side_by_side.py``.)
 """
 
 import argparse

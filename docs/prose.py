@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("src", "tests", "docs", "proofs", "benchmarks", "examples")
+FOLDERS = (
+    "src", "tests", "docs", "proofs", "failures", "experiments", "benchmarks", "examples"
+)  # fmt: skip
 DOCTEST = re.compile(r"^\s*>>>.*(?:\n(?!\s*$).*)*", re.MULTILINE)
 COMMENT = re.compile(r"(?:^\s*|  )# (.*)$")
 LONGEST = 60  # words in a sentence

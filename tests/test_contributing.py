@@ -14,7 +14,7 @@ TESTS = "\n".join(path.read_text(encoding="utf-8") for path in ROOT.glob("tests/
 
 
 def test_each_file_that_it_names_exists():
-    named = re.findall(r"`((?:src|tests|proofs|examples|docs)/[\w./]*)", PAGE)
+    named = re.findall(r"`((?:src|tests|proofs|failures|experiments|examples|docs)/[\w./]*)", PAGE)
     assert len(named) > 30
     assert not [name for name in named if not (ROOT / name).exists() and "_name" not in name]
 

@@ -7,11 +7,14 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
-from proofs.corpus import score
-from proofs.corpus.entries import CLEAN, ENTRIES, SYNONYMS, WRITTEN, half, load
-from proofs.corpus.truth import clean_problems, error, measure
+from failures.programs import SYNONYMS, WRITTEN, Answer, Finding, half, load
+from failures.truth import error, measure, problems
 
-load()
+from failures import runner
+
+CORPUS = load("corpus")
+ENTRIES = {name: x for name, x in CORPUS.items() if x.kinds}
+CLEAN = {name: x for name, x in CORPUS.items() if not x.kinds}
 
 
 @pytest.fixture(autouse=True)
@@ -26,8 +29,8 @@ def test_the_corpus_is_large_and_split_by_a_hash_of_the_name():
     assert len(ENTRIES) >= 120
     assert len(odd) >= 60
     assert len(CLEAN) + 7 >= 40  # the programs of Keras and numpyro are left out without them
-    assert not set(ENTRIES) & set(CLEAN)
-    assert set(score.names_of("seen")) | set(score.names_of("scored")) == set(ENTRIES)
+    parts = {part: {x.name for x in runner.of_part("corpus", part)} for part in ("seen", "scored")}
+    assert parts == {"seen": set(ENTRIES) - odd, "scored": odd}
 
 
 # of authors and libraries, where the source has no thread, preprint or DOI
@@ -79,7 +82,7 @@ def test_an_entry_fails_as_it_says_and_its_fix_repairs_it(name):
 @pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("name", sorted(CLEAN))
 def test_a_clean_program_has_a_small_error(name):
-    assert not clean_problems(CLEAN[name])
+    assert not problems(CLEAN[name])
 
 
 def test_an_entry_names_kinds_that_exist():
@@ -95,11 +98,25 @@ def test_the_error_is_relative_to_each_output_but_not_to_negligible_ones():
 
 
 def test_totals_hold_no_names():
-    rows = {"one": {"seconds": 2.0, "line": True, "kind": False}, "two": {"seconds": 4.0}}
-    found = score.totals(rows)
-    assert found == {
-        "programs": 2, "line": 1, "kind": 0, "fix": 0, "median_seconds": 3.0, "max_seconds": 4.0,
-    }  # fmt: skip
-    assert score.clean_totals({"a": {"seconds": 1.0, "findings": 0}, "b": {"seconds": 1.0}}) == {
-        "programs": 2, "false": 1, "median_seconds": 1.0, "max_seconds": 1.0,
-    }  # fmt: skip
+    rows = {
+        "one": {"seconds": 2.0, "line": True, "kind": False, "verdict": "line"},
+        "two": {"seconds": 4.0, "verdict": "failed"},
+    }
+    seconds = {"programs": 2, "median_seconds": 3.0, "max_seconds": 4.0}
+    assert runner.totals("scored", rows) == seconds | {"line": 1, "kind": 0, "fix": 0}
+    rows["one"]["verdict"] = "nothing"
+    assert runner.totals("clean", rows) == seconds | {"false": 1}
+
+
+def test_a_wrong_tool_is_wrong_and_a_silent_one_silent():
+    program = ENTRIES["annuity"]
+    silent = runner.judged(program, Answer())
+    assert [silent[x] for x in runner.ASPECTS] == [False] * 3
+    assert silent["verdict"] == "nothing"
+    wrong = Finding("overflow", [(__file__, 1)])
+    assert runner.judged(program, Answer((wrong,)))["verdict"] == "another line"
+    right = Finding(program.kinds[0], sorted(program.lines()))
+    found = runner.judged(program, Answer((right,), fixed=program.fixed))
+    assert (found["line"], found["kind"]) == (True, True)
+    assert runner.judged(program, Answer((right, wrong)))["verdict"] == "line"
+    assert runner.judged(program, Answer((wrong, right)))["verdict"] == "another line"

@@ -1,1 +1,1 @@
-"""Seeded random cases: programs of JAX primitives, malformed files, damaged run folders."""
+"""Random cases by hypothesis: programs of JAX primitives, malformed files, wrong arguments."""

@@ -1,8 +1,8 @@
-"""Runs the fuzz targets: ``python -m proofs.fuzz [TARGET] [--count N] [--seed S]``.
+"""Runs the fuzz targets: ``python -m proofs.fuzz [programs|chains|files|arguments]``.
 
-A target is a module of this package with ``check(seed, index)``, which makes case number ``index``
-of a seed, runs it and returns a list of failures, one sentence each. The same ``--seed``
-and index always make the same case: ``--first INDEX --count 1`` repeats one.
+A target is a module of this package with ``PROPERTIES``: tests of hypothesis, each of which is
+called with ``count`` random cases. The same seed makes the same cases; a failure is reduced to a
+small one and printed.
 """
 
 from __future__ import annotations
@@ -11,47 +11,44 @@ import argparse
 import importlib
 import sys
 import time
+import traceback
+from collections.abc import Callable
+from typing import Any
 
-# How many cases a full run has.
-TARGETS = {
-    "programs": 1000,
-    "chains": 500,
-    "files": 10_000,
-    "arguments": 1000,
-}
+import hypothesis
 
-
-def run(target: str, count: int, seed: int, first: int = 0) -> int:
-    """Runs ``count`` cases of a target, prints the failures, and returns how many cases failed."""
-    module = importlib.import_module(f"proofs.fuzz.{target}")
-    getattr(module, "prepare", lambda: None)()
-    check = module.check
-    failed, began = 0, time.perf_counter()
-    for index in range(first, first + count):
-        failures = check(seed, index)
-        failed += bool(failures)
-        for failure in failures:
-            print(f"{target} --seed {seed} --first {index} --count 1: {failure}", flush=True)
-        done = index - first + 1
-        if done % 50 == 0 or done == count:
-            seconds = time.perf_counter() - began
-            print(f"{target}: {done} of {count}, {failed} failed, {seconds:.0f} s", flush=True)
-    return failed
+TARGETS = {"programs": 1000, "chains": 500, "files": 2000, "arguments": 500}  # cases of a property in a full run
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Runs the targets named on the command line, all of them by default; 1 if a case failed."""
+def run(name: str, test: Callable[[], Any], count: int, seed: int) -> bool:
+    """Runs a property on a number of cases, and returns whether it holds."""
+    checks = list(hypothesis.HealthCheck)
+    options = {"database": None, "deadline": None, "suppress_health_check": checks}
+    began, held = time.perf_counter(), True
+    try:
+        hypothesis.seed(seed)(hypothesis.settings(max_examples=count, **options)(test))()
+    except Exception:
+        traceback.print_exc()
+        held = False
+    seconds = time.perf_counter() - began
+    print(f"{name}: {'held' if held else 'FAILED'} in {count} cases, {seconds:.0f} s", flush=True)
+    return held
+
+
+def main() -> int:
+    """Runs the target named on the command line, all of them by default; 1 if one failed."""
     parser = argparse.ArgumentParser(prog="python -m proofs.fuzz", description=__doc__)
     parser.add_argument("target", nargs="?", choices=TARGETS, help="default: all of them")
-    parser.add_argument("--count", type=int, help="cases of each target; default: a full run")
+    parser.add_argument("--count", type=int, help="cases of each property; default: a full run")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--first", type=int, default=0, help="number of the first case")
-    options = parser.parse_args(arguments)
-    failed = 0
-    for target in [options.target] if options.target else TARGETS:
-        count = TARGETS[target] if options.count is None else options.count
-        failed += run(target, count, options.seed, options.first)
-    return int(failed > 0)
+    given = parser.parse_args()
+    held = True
+    for target in [given.target] if given.target else TARGETS:
+        module = importlib.import_module(f"proofs.fuzz.{target}")
+        getattr(module, "prepare", lambda: None)()
+        for name, test in module.PROPERTIES.items():
+            held &= run(f"{target}, {name}", test, given.count or TARGETS[target], given.seed)
+    return int(not held)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,6 @@
 A call raises a TypeError or ValueError, in scalewise and not in a library below, whose message
 names the argument or shows the value. ``accepted`` lists the values that are right, apart from
 ``scalewise._check``.
-
-    python -m proofs.fuzz arguments --count 1000
 """
 
 from __future__ import annotations
@@ -12,18 +10,18 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
-import random
 import re
 import traceback
 import warnings
 from pathlib import Path
 
+import hypothesis
+import hypothesis.strategies as st
 import jax.numpy as jnp
 import numpy as np
 import optax
 
 import scalewise as sw
-from proofs.fuzz.cases import run_case
 from scalewise import training
 
 OBJECT = object()
@@ -41,6 +39,11 @@ LOSS = training.StaticLossScale().init()
 def loss(params, batch):
     return jnp.mean((batch @ params) ** 2)
 
+
+PROGRAM = training.Program(
+    "tiny", lambda seed: {"params": X}, lambda state, batch: (state, jnp.float32(0)),
+    lambda data, seed: iter([X] * 9), lambda p, b: jnp.sum(p * b), SGD,
+)  # fmt: skip
 
 # The required arguments of each entry; others have defaults.
 ENTRIES = {
@@ -146,14 +149,19 @@ ENTRIES = {
         },
     },
     "auditing": {
-        "audit": {"f": jnp.sin}, "record": {"f": jnp.sin},
+        "audit": {"f": jnp.sin}, "record": {"f": jnp.sin}, "stability": {"f": jnp.sin},
         "literals": {"f": jnp.sin, "fmt": "fp16"},
+        "diff": {"before": "/nowhere/a.json", "after": "/nowhere/b.json"},
         "compare": {"a": "/nowhere/a.safetensors", "b": "/nowhere/b.safetensors"},
         "load_recording": {"path": "/nowhere/a.safetensors"},
         "readings": {"tree": X}, "exponents": {"tree": X}, "Monitor": {},
     },
     "training": {
         "DynamicLossScale": {}, "StaticLossScale": {}, "ExpandedStorage": {}, "TableStorage": {},
+        "Method": {"name": "m"},
+        "Program": {
+            "name": "p", "init": len, "train_step": len, "batches": len,
+        },
         "all_finite": {"tree": X}, "apply_updates": {"params": X, "updates": X},
         "compensated": {"optimizer": SGD}, "master_weights": {"optimizer": SGD},
         "stochastic_rounding": {"optimizer": SGD}, "loss_scaled": {"optimizer": SGD},
@@ -161,8 +169,10 @@ ENTRIES = {
         "scale_loss": {"loss": jnp.float32(1), "state": LOSS},
         "unscale": {"gradients": X, "state": LOSS},
         "layer_scaled": {"layer": len},
-        "mean_over": {"tree": X, "axis_name": "i"},
+        "method": {"name": "fp8"}, "mean_over": {"tree": X, "axis_name": "i"},
         "step": {"loss": loss, "optimizer": SGD},
+        "train": {"program": PROGRAM, "steps": 1}, "compare": {"program": PROGRAM, "steps": 1},
+        "corpus": {}, "load_program": {"program": PROGRAM},
     },
 }  # fmt: skip
 # Any value may stand in a pytree, and JAX allows any hashable name of an axis.
@@ -198,19 +208,19 @@ EXACT = {
     ("Policy", "compute"): [], ("audit", "batches"): [None, [], {}, int, ("a", 1), np.ndarray],
     ("cast_data", "fmt"): [], ("concatenate", "xs"): [], ("conv", "window_strides"): [[]],
     ("conv", "padding"): [[]], ("Rule", "scope"): [None, "", "no such name"],
-    ("compare", "b"): ["", "no such name"],
+    ("compare", "b"): ["", "no such name"], ("compare", "recipes"): [[]],
     ("Format", "exponent_bits"): [],
     ("Format", "mantissa_bits"): [], ("BlockFormat", "element"): [], ("p3109", "precision"): [],
     ("p3109", "bits"): [], ("Storage", "root"): [], ("Results", "rescale"): [None],
     ("BlockFormat", "tensor_scale"): [None], ("MsEden", "clip"): [1.5], ("device", "name"): [],
-    ("recipe", "name"): [],
+    ("recipe", "name"): [], ("method", "name"): [], ("load_program", "program"): [],
     ("DynamicLossScale", "growth"): [1.5], ("DynamicLossScale", "backoff"): [],
     ("TableStorage", "bits"): [], ("Schedule", "phases"): [], ("Products", "backward_from"): [],
-    ("Mx", "exponent"): [], ("readings", "groups"): [0],
+    ("stability", "runs"): [], ("Mx", "exponent"): [], ("readings", "groups"): [0],
     ("save_safetensors", "arrays"): [{}], ("store_state", "storages"): [{}],
-    ("softmax", "axis"): [-1, 0],
+    ("softmax", "axis"): [-1, 0], ("train", "program"): [], ("compare", "program"): [],
     ("ScaledArray", "scale"): [None, *ARRAY[:5]], ("ScaledArray", "exponent"): [None, -1, 0],
-    ("as_scaled", "scale"): [None, *ARRAY],
+    ("as_scaled", "scale"): [None, *ARRAY], ("train", "recipe"): [],
     ("step", "moments"): [None, {}], ("Recipe", "keep"): [{}],
 }  # fmt: skip
 
@@ -241,6 +251,7 @@ WORDS = {
     "encode": "cast takes",
     "dot": "matmul: ",
     "Storage": "storage dtype",
+    "diff": "cannot read",
 }
 
 
@@ -266,64 +277,46 @@ def fault(entry, given, argument, value) -> str | None:
     return f"{call} is accepted"
 
 
-# Calls that need a mapped axis.
-EXPENSIVE = {"mean_over"}
+# Calls that take long if a random number of steps, say, is a right one, or need a mapped axis.
+EXPENSIVE = {"mean_over", "train", "compare", "corpus"}
 
 
-def random_value(rng: random.Random, depth: int = 2):
-    """Returns a number, text, array, container or function, of which most fit no argument."""
-    makers = [
-        lambda: rng.choice(POOL),
-        lambda: rng.randrange(-40, 40),
-        lambda: rng.uniform(-3, 3) * 10.0 ** rng.randrange(-40, 40),
-        lambda: rng.choice(("", "fp16", "e8m0", "mxfp4", "(", "max", "p=f32", "\ud800", "é")),
-        lambda: rng.choice(
-            (b"fp16", 1j, 2**70, Path("x"), np.int64(3), np.float16(2), np.bool_(1))
-        ),
-        lambda: np.ones(
-            [rng.randrange(4) for _ in range(rng.randrange(4))], rng.choice("fdiI?FSO")
-        ),
-        lambda: rng.choice((sw.formats.E8M0, sw.formats.NVFP4, sw.recipes.fp8, np.float16, len, S)),
-    ]
-    if depth:
-        inner = lambda: random_value(rng, depth - 1)  # noqa: E731
-        makers += [
-            lambda: [inner() for _ in range(rng.randrange(3))],
-            lambda: tuple(inner() for _ in range(rng.randrange(3))),
-            lambda: {rng.choice(("a", "(", 1)): inner()},
-        ]
-    return rng.choice(makers)()
+SCALARS = st.one_of(
+    st.sampled_from(POOL),
+    st.integers(-40, 40),
+    st.floats(),
+    st.sampled_from(("", "fp16", "e8m0", "mxfp4", "(", "max", "p=f32", "\ud800", "é", b"fp16", 1j)),
+    st.sampled_from((2**70, Path("x"), np.int64(3), np.float16(2), np.bool_(1))),
+    st.sampled_from((sw.formats.E8M0, sw.formats.NVFP4, sw.recipes.fp8, np.float16, len, S)),
+    st.builds(np.ones, st.lists(st.integers(0, 3), max_size=3), st.sampled_from([*"fdiI?FSO"])),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda x: st.lists(x, max_size=2) | st.lists(x, max_size=2).map(tuple)
+    | st.dictionaries(st.sampled_from(("a", "(", 1)), x, max_size=1),
+    max_leaves=4,
+)  # fmt: skip
+CALLS = [
+    (package, name) for package, names in ENTRIES.items() for name in names if name not in EXPENSIVE
+]
 
 
-def random_call(rng: random.Random, folder: Path) -> list[str]:
+@hypothesis.given(st.sampled_from(CALLS), st.data())
+def random_arguments_are_taken_or_refused(call: tuple[str, str], data) -> None:
     """A call with one random argument: it succeeds, or the argument is refused."""
-    package = rng.choice(list(ENTRIES))
-    name = rng.choice([n for n in ENTRIES[package] if n not in EXPENSIVE] or [None])
-    if name is None:
-        return []
-    given = ENTRIES[package][name]
+    package, name = call
     entry = getattr(importlib.import_module(f"scalewise.{package}"), name)
     parameters = inspect.signature(entry).parameters.values()
     named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     named = [p for p in named if p.name not in FREE and p.name not in ("path", "out")]
     if not named:
-        return []
-    parameter, value = rng.choice(named), random_value(rng)
-    found = fault(entry, given, parameter.name, value)
+        return
+    parameter = data.draw(st.sampled_from(named))
+    found = fault(entry, ENTRIES[package][name], parameter.name, data.draw(VALUES))
     arrays = re.search("ArrayLike|Operand|Array|Sequence", str(parameter.annotation))
-    if found is None or found.endswith("is accepted"):
-        return []
     # of arrays that don't fit each other JAX tells, which shows their shapes
-    return [] if arrays and "raised in" in found else [found]
+    fits = found is None or found.endswith("is accepted") or (arrays and "raised in" in found)
+    assert fits, found
 
 
-def wrong_call(rng: random.Random, folder: Path) -> list[str]:
-    """A call with a value of the pool that is known to be wrong."""
-    calls = list(wrong_calls(rng.choice(list(ENTRIES))))
-    found = fault(*rng.choice(calls))
-    return [found] if found else []
-
-
-def check(seed: int, index: int) -> list[str]:
-    """Makes call number ``index`` of a seed; the failures, a sentence each."""
-    return run_case("arguments", (wrong_call, random_call, random_call), seed, index)
+PROPERTIES = {"random arguments": random_arguments_are_taken_or_refused}

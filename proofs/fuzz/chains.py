@@ -19,6 +19,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 from jax import lax
 
 import scalewise as sw
@@ -158,3 +160,11 @@ def check(seed: int, index: int) -> list[str]:
             pairs = enumerate(zip(got, want, strict=True))
             found = [s for s in (unlike(i, a, b, runs) for i, (a, b) in pairs) if s]
     return [f"{sentence} in {text}" for sentence in found]
+
+
+@given(st.integers(0, 2**32))
+def chains_keep_to_their_bounds(seed: int) -> None:
+    assert not (failures := check(seed, 0)), "\n".join(failures)
+
+
+PROPERTIES = {"chains": chains_keep_to_their_bounds}

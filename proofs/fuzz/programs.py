@@ -23,9 +23,11 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+from hypothesis import given
 from jax import lax
 
 import scalewise as sw
@@ -314,3 +316,11 @@ def unlike(place: int, got: np.ndarray, want: np.ndarray, runs: Sequence[list[np
         f"result {place} is {got.flat[i]:.6g} for {want.flat[i]:.6g}, "
         f"{abs(got.flat[i] - want.flat[i]) / bound.flat[i]:.3g} times the bound"
     )
+
+
+@given(st.integers(0, 2**32))
+def transformations_keep_to_their_bounds(seed: int) -> None:
+    assert not (failures := check(seed, 0)), "\n".join(failures)
+
+
+PROPERTIES = {"transformations": transformations_keep_to_their_bounds}

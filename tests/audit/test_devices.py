@@ -3,7 +3,10 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from proofs import gallery
+from failures.gallery.accumulators import ACCUMULATORS
+from failures.programs import load
+from failures.runner import ASPECTS, judged
+from failures.tools.audit import scalewise
 
 import scalewise as sw
 
@@ -21,14 +24,13 @@ def pooled_arguments(terms=1024):
 
 
 @pytest.mark.thorough(keep=1)
-@pytest.mark.parametrize("name", gallery.ACCUMULATORS)
+@pytest.mark.parametrize("name", ACCUMULATORS)
 def test_a_failing_accumulator_is_found_with_a_fix(name):
-    found = gallery.score(name)
-    assert not found.problems
-    assert found.report is not None
-    worst = found.report.findings[0]
-    assert (worst.kind, worst.primitive) == ("accumulation", "dot_general")
-    assert float(found.report.error_fixed) < 0.25 * float(found.report.error)
+    program = load("gallery")[name]
+    found = judged(program, scalewise(program, program.args()))
+    assert all(found[x] for x in ASPECTS), found
+    assert found["finding"]["kind"] == "accumulation"
+    assert found["finding"]["primitive"] == "dot_general"
 
 
 def test_products_that_lose_by_their_operands_are_no_accumulation():

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from examples.failures import recipes
+from failures.gallery import recipes
 from jax import lax
 
 import scalewise as sw

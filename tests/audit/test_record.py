@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from proofs import models
+from experiments import models
 from rich.console import Console
 
 import scalewise as sw

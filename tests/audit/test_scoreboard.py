@@ -1,13 +1,13 @@
 """The pages of the gallery and of other tools agree with what was recorded; the tools are heard."""
 
 import pytest
-from examples.failures.clean import CLEAN
-from proofs import gallery, scoreboard
+from failures.programs import load
+from failures.runner import row, rows
 
 from pages import DOCS, page_script
 
-NANS, INFS, CHECKIFY, *_, INFS_OP_BY_OP = scoreboard.TOOLS
-
+NANS, INFS, CHECKIFY, INFS_OP_BY_OP = "debug_nans", "debug_infs", "checkify", "debug_infs_op_by_op"
+TOOLS = (NANS, INFS, CHECKIFY, "debug_nans_op_by_op", INFS_OP_BY_OP)
 
 PAGES = {"gallery": "gallery", "scoreboard": "scoreboard", "plan": "plan_results"}
 
@@ -20,10 +20,11 @@ def test_the_page_agrees_with_the_records(name):
 
 
 def test_every_program_is_recorded():
-    programs = {*gallery.ALL, *CLEAN}
-    assert set(gallery.rows()) == programs | {*gallery.ACCUMULATORS}
-    recorded = set(scoreboard.recorded())
-    assert {(name, tool) for name in programs for tool in scoreboard.TOOLS} <= recorded
+    recorded = {(name, tool) for set, name, tool in rows() if set == "gallery"}
+    audits = {name for name, tool in recorded if tool == "scalewise"}
+    assert audits == set(load("gallery"))
+    others = {name for name, x in load("gallery").items() if x.device is None}
+    assert {(name, tool) for name in others for tool in TOOLS} <= recorded
 
 
 @pytest.mark.parametrize(
@@ -31,16 +32,13 @@ def test_every_program_is_recorded():
     [
         ("Adam's epsilon", {NANS: "nothing", INFS: "line", CHECKIFY: "line"}),
         ("A mask of -1e10", {NANS: "line", INFS: "nothing", INFS_OP_BY_OP: "line"}),
-        ("256 + 1", dict.fromkeys(scoreboard.TOOLS, "nothing")),
+        ("256 + 1", dict.fromkeys(TOOLS, "nothing")),
         ("LayerNorm", dict.fromkeys((NANS, INFS, CHECKIFY), "nothing")),
     ],
 )
 @pytest.mark.thorough(keep=1)
 def test_what_the_checks_of_jax_say(program, expected):
-    case = {**gallery.ALL, **CLEAN}[program]
-    rows = {row["tool"]: row for row in scoreboard.rows(case, list(expected))}
-    assert {tool: row["verdict"] for tool, row in rows.items()} == expected
-    recorded = {tool: scoreboard.recorded()[program, tool] for tool in expected}
-    assert {tool: row["where"] for tool, row in rows.items()} == {
-        tool: row["where"] for tool, row in recorded.items()
-    }
+    found = {tool: row(load("gallery")[program], tool) for tool in expected}
+    assert {tool: one["verdict"] for tool, one in found.items()} == expected
+    recorded = {tool: rows()["gallery", program, tool]["where"] for tool in expected}
+    assert {tool: one["where"] for tool, one in found.items()} == recorded

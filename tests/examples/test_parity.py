@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from proofs import models, parity, torture
-from proofs.cases import case, dead_units
-from proofs.units import Units, program_in_units, scaled
+from experiments import models, parity, torture
+from experiments.cases import case, dead_units
+from experiments.units import Units, program_in_units, scaled
 
 from pages import DOCS, page_script
 

@@ -3,8 +3,8 @@
 import jax
 import numpy as np
 import pytest
-from proofs import parity, recipe_training
-from proofs.recipe_variants import ABLATIONS, RECIPES
+from experiments import parity, recipe_training
+from experiments.recipe_variants import ABLATIONS, RECIPES
 
 import scalewise as sw
 from pages import DOCS, page_script

@@ -4,7 +4,7 @@ import copy
 import re
 
 import pytest
-from proofs import side_by_side
+from experiments import side_by_side
 
 from pages import DOCS, page_script
 from scalewise.cli._methods import METHODS

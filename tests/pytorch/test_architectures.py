@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 import torch
-from proofs.torch_architectures import TRANSFORMERS, compared, of_transformers, own
-from proofs.torch_models import MODELS
+from experiments.torch_architectures import TRANSFORMERS, compared, of_transformers, own
+from experiments.torch_models import MODELS
 
 import scalewise.torch as st
 

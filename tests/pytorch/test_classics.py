@@ -1,11 +1,14 @@
-"""The known failures of proofs/torch_classics.py are found at their line; torch confirms fixes."""
+"""The failures of failures/torch/classics.py are found at their line; torch confirms fixes."""
 
 import inspect
 
 import numpy as np
 import pytest
 import torch
-from proofs.torch_classics import CLASSICS, audited, made
+from failures.torch.classics import CLASSICS
+from failures.torch.truth import model_of
+
+import scalewise.torch as st
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -22,20 +25,21 @@ FIXES = {  # how they begin
 @pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize("name", CLASSICS)
 def test_the_line_is_found(name):
-    report = audited(name)
+    program = CLASSICS[name]
+    model, kwargs = model_of(program.call), program.args()
+    report = st.audit(model, (), kwargs, low=program.low, trials=12)
     worst = (*report.findings, *report.unfixed)[0]
     if name == "Rotary positions in BF16":  # found where the error is amplified
-        model = CLASSICS[name].make()[0]
         lines, first = inspect.getsourcelines(type(model))
-        at = next(i for i, line in enumerate(lines, first) if line.strip() in CLASSICS[name].source)
+        at = next(i for i, line in enumerate(lines, first) if line.strip() in program.at)
         assert str(at) in str(worst.fix)
     else:
-        assert worst.source in CLASSICS[name].source
+        assert worst.source in program.at
     if worst.function:
         assert worst.function.endswith(".forward")
     assert worst.error_after < 0.5 * worst.error_before
     assert str(worst.fix).startswith(FIXES.get(name, ""))
-    model, kwargs = made(name)
+    model = model_of(program.call)
     with torch.no_grad():
         outs = [numbers(m(**kwargs)) for m in (worst.fix.apply(model), model)]
     errors = [float((y - x).norm() / x.norm()) for y, x in zip(*outs, strict=True)]

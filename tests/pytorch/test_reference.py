@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 import torch
-from proofs.torch_architectures import FloatScalars
+from experiments.torch_architectures import FloatScalars
 from torch import nn
 from torch.nn import functional as F
 

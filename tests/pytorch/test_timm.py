@@ -5,7 +5,7 @@ import importlib.util
 import jax
 import numpy as np
 import pytest
-from proofs.torch_architectures import TIMM, of_timm
+from experiments.torch_architectures import TIMM, of_timm
 
 import scalewise.torch as st
 
