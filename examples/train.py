@@ -99,7 +99,10 @@ def train(
 def checkpoints(out: Path, every: int) -> ocp.CheckpointManager:
     """Returns Orbax's manager. A checkpoint is renamed into place when all of it is written."""
     options = ocp.CheckpointManagerOptions(
-        save_interval_steps=every, max_to_keep=3, enable_async_checkpointing=False
+        save_interval_steps=every,
+        max_to_keep=3,
+        enable_async_checkpointing=False,
+        cleanup_tmp_directories=True,
     )
     return ocp.CheckpointManager((out / "checkpoints").absolute(), options=options)
 
