@@ -1,4 +1,4 @@
-"""Writes ``docs/recipe_results.md`` from the results of ``experiments.recipe_training`` and others."""
+"""Writes ``docs/recipe_results.md`` from ``experiments.recipe_training`` and others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from proofs import operand_bias, parity, recipe_numbers, recipe_training
+from experiments import operand_bias, parity, recipe_numbers, recipe_training
 from experiments.recipe_variants import ABLATIONS, CHANCE, LONG, RECIPES, STATE_ABLATIONS, STATES
 
 HERE = Path(__file__).parent
@@ -48,9 +48,9 @@ LONG_HEAD = """
 ## A GPT of 20 million parameters
 
 4 layers of width 640, {steps} steps of one sequence of 128 bytes, seed 0, each run by
-[examples/train.py](../examples/train.py) (`python -m experiments.recipe_training --sets long`). *Loss*
-as above. With one sequence a step chance is large: on the way, in means over 100 steps,
-`float32, moved` is up to {chance} from float32, so that smaller differences say nothing
+[examples/train.py](../examples/train.py) (`python -m experiments.recipe_training --sets
+long`). *Loss* as above. With one sequence a step chance is large: on the way, in means over 100
+steps, `float32, moved` is up to {chance} from float32, so that smaller differences say nothing
 about a recipe.
 {missing}
 | recipe | loss | relative to float32 |
@@ -62,8 +62,8 @@ DEVICES_HEAD = """
 
 The GPT, {steps} steps, seed 0, under `fp8`, whose products the [matrix
 units](concepts/matrix-units.md) of a device add up, forward and backward (`python -m
-experiments.recipe_training --sets devices`). Sums have 32 to 1,024 terms here; errors of Hopper's FP8
-units grow with the length of a sum. *Cosine* and *SQNR* as above.
+experiments.recipe_training --sets devices`). Sums have 32 to 1,024 terms here; errors of Hopper's
+FP8 units grow with the length of a sum. *Cosine* and *SQNR* as above.
 
 | products | loss | relative to float32 | worst cosine | SQNR, dB |
 |---|---:|---:|---:|---:|
@@ -108,9 +108,9 @@ NVFP4's block scales are E4M3 and rounded to nearest: a block whose scale is rou
 its largest numbers, by up to 1/17, which no random draw makes up for. `recipe.with_headroom()`
 gives the drawn operands a margin of 17/16, and rounds MS-EDEN's stochastically with it. The table
 has the difference of the mean of {draws:,} draws from the gradient with these operands wide, in %
-of its norm, ± the mean's standard error (`python -m experiments.operand_bias`, {date}). 128 x 128 normal
-numbers; *outliers*: a column of x, and one of the gradient, 30 times the others. The gradient of
-the weights then has one element that is most of its norm, and of which the standard error is: a
+of its norm, ± the mean's standard error (`python -m experiments.operand_bias`, {date}). 128 x 128
+normal numbers; *outliers*: a column of x, and one of the gradient, 30 times the others. The
+gradient of the weights then has one element that is most of its norm, and of which the standard error is: a
 difference below twice of it says nothing there.
 
 | recipe | input gradient | weight gradient | outliers: input | weight |

@@ -1,9 +1,9 @@
 """A small residual network with batch norm on scikit-learn's digits, in plain JAX and optax.
 
 This file doesn't deal with low precision. It defines what `scalewise compare` and train.py
-read from any file (see gpt.py), and for `python -m experiments.parity` digits that it doesn't train on,
-`held_out`, and `evaluate`, the loss of a trained state on them, with the running statistics that
-`train_step` keeps beside the parameters.
+read from any file (see gpt.py), and for `python -m experiments.parity` digits that it
+doesn't train on, `held_out`, and `evaluate`, the loss of a trained state on them, with the running
+statistics that `train_step` keeps beside the parameters.
 """
 
 from collections.abc import Iterator

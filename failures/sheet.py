@@ -1,9 +1,8 @@
 """Counts the programs whose balance sheet has a marked line first, and how far shares add up.
 
-`python -m proofs.sheet seen` takes the corpus's half on which the sheet was developed, `scored` the
-other one, of which it prints totals alone, `clean` its healthy programs, and `gallery` the failures
-and clean programs of examples/. Other names choose single programs. Each is traced as an audit does
-it, and its sheet is made; the audit itself doesn't run.
+``python -m failures.sheet corpus seen`` takes a set and one of its parts; names behind them choose
+programs. Of the scored part and of healthy ones of the corpus only totals are printed. Each program
+is traced as an audit does it, and its sheet is made; the audit itself doesn't run.
 """
 
 from __future__ import annotations
@@ -13,14 +12,15 @@ import signal
 import statistics
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from proofs.corpus.entries import CLEAN, ENTRIES, Entry, half, load
-from proofs.corpus.score import arguments
+from failures.programs import PARTS, Program
+from failures.runner import of_part
+from failures.truth import arguments
 from scalewise._jax import unchecked
 from scalewise.auditing._audit import low_interpretation, on_device, sheet_source, traced
 from scalewise.auditing._sheet._make import make_sheet
@@ -44,11 +44,12 @@ def sheet_of(call: Any, low: Any, args: Any, options: Mapping[str, Any]) -> tupl
         return make_sheet(sheet_source(call, session)), time.process_time() - start
 
 
-def row(call: Any, low: Any, args: Any, options: Any, lines: Any) -> dict[str, Any]:
+def row(program: Program) -> dict[str, Any]:
     """Returns the rank of the first marked line among the lines, and what the sums leave."""
-    sheet, seconds = sheet_of(call, low, args, options)
+    options = dict(program.options) | ({"device": program.device} if program.device else {})
+    sheet, seconds = sheet_of(program.call, program.low, arguments(program), options)
     places = [(str(Path(x.file).resolve()), x.line) for x in sheet.lines if x.file]
-    marked = {(str(Path(file).resolve()), line) for file, line in lines}
+    marked = {(str(Path(file).resolve()), line) for file, line in program.lines()}
     rank = next((i for i, place in enumerate(places, 1) if place in marked), 0)
     unexplained = sum(abs(x.share) for x in sheet.shares if x.cause == "unexplained")
     return {
@@ -58,39 +59,20 @@ def row(call: Any, low: Any, args: Any, options: Any, lines: Any) -> dict[str, A
     }  # fmt: skip
 
 
-def corpus(which: str) -> Iterator[tuple[str, Any]]:
-    load()
-    for name, program in {**ENTRIES, **CLEAN}.items():
-        kind = "clean" if name in CLEAN else half(name)
-        if which in (name, kind):
-            lines = program.lines() if isinstance(program, Entry) else ()
-            yield name, (program.call, program.low, arguments(program), program.options, lines)
-
-
-def gallery() -> Iterator[tuple[str, Any]]:
-    from proofs.experts import marked
-    from proofs.gallery import ALL
-    from proofs.gallery import CLEAN as UNMARKED
-
-    for name, case in ALL.items():
-        yield (
-            name,
-            (case.call, case.low, case.arguments(), {"reference": case.reference}, marked(case.at)),
-        )
-    for name, case in UNMARKED.items():
-        yield name, (case.call, case.low, case.arguments(), {"reference": case.reference}, ())
-
-
-def measured(which: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    for name, program in gallery() if which == "gallery" else corpus(which):
+def measured(programs: Sequence[Program]) -> Iterator[dict[str, Any]]:
+    for program in programs:
         signal.alarm(LIMIT)
         try:
-            found = row(*program)
+            found = row(program)
         except Exception as problem:
             found = {"failed": f"{type(problem).__name__}: {str(problem)[:160]}"}
         finally:
             signal.alarm(0)
-        yield name, found | {"marked": bool(program[-1])}
+        found["marked"] = bool(program.kinds)
+        right = found.get("rank") == 1 if found["marked"] else not found.get("fails", True)
+        if not program.blind and not right:
+            print(program.name, found)
+        yield found
 
 
 def too_long(*_: Any) -> None:
@@ -99,33 +81,29 @@ def too_long(*_: Any) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("which", nargs="+", help="seen, scored, clean, gallery, or programs")
+    parser.add_argument("set", choices=("corpus", "gallery"))
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("names", nargs="*")
+    given = parser.parse_args()
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGALRM, too_long)
-    for which in parser.parse_args().which:
-        rows = dict(measured(which))
-        for name, x in rows.items() if which != "scored" else ():
-            if "failed" in x or (x["rank"] != 1 if x["marked"] else x["fails"]):
-                print(name, x)
-        made = [x for x in rows.values() if "failed" not in x]
-        failing = [x for x in made if x["marked"]]
-        first, third = (sum(1 <= x["rank"] <= n for x in failing) for n in (1, 3))
-        marked = sum(x["marked"] for x in rows.values())
-        print(f"{which}: marked line first in {first} of {marked}, among three in {third}")
-        print(f"{which}: {len(rows) - len(made)} of {len(rows)} without a sheet")
-        if clean := [x for x in made if not x["marked"]]:
-            print(f"{which}: {sum(x['fails'] for x in clean)} of {len(clean)} clean ones fail")
-        if made:
-            worst = max(x["residual"] for x in made)
-            shown = sum(x["unexplained"] > 1e-6 for x in made)
-            seconds = sorted(x["seconds"] for x in made)
-            print(
-                f"{which}: sums' worst residual {worst:.1e}; more than 1e-6 unexplained in {shown}"
-            )
-            print(
-                f"{which}: processor seconds of a sheet: median {statistics.median(seconds):.2f}, "
-                f"largest {seconds[-1]:.1f}"
-            )
+    rows = list(measured(of_part(given.set, given.part, given.names)))
+    made = [x for x in rows if "failed" not in x]
+    failing = [x for x in made if x["marked"]]
+    first, third = (sum(1 <= x["rank"] <= n for x in failing) for n in (1, 3))
+    print(
+        f"marked line first in {first} of {sum(x['marked'] for x in rows)}, among three in {third}"
+    )
+    print(f"{len(rows) - len(made)} of {len(rows)} without a sheet")
+    if clean := [x for x in made if not x["marked"]]:
+        print(f"{sum(x['fails'] for x in clean)} of {len(clean)} clean ones fail")
+    if made:
+        shown = sum(x["unexplained"] > 1e-6 for x in made)
+        seconds = sorted(x["seconds"] for x in made)
+        print(f"sums' worst residual {max(x['residual'] for x in made):.1e}")
+        print(f"more than 1e-6 unexplained in {shown}")
+        median = statistics.median(seconds)
+        print(f"processor seconds of a sheet: median {median:.2f}, largest {seconds[-1]:.1f}")
 
 
 if __name__ == "__main__":

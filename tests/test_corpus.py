@@ -7,10 +7,9 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
+from failures import runner
 from failures.programs import SYNONYMS, WRITTEN, Answer, Finding, half, load
 from failures.truth import error, measure, problems
-
-from failures import runner
 
 CORPUS = load("corpus")
 ENTRIES = {name: x for name, x in CORPUS.items() if x.kinds}

@@ -17,7 +17,12 @@ from typing import Any
 
 import hypothesis
 
-TARGETS = {"programs": 1000, "chains": 500, "files": 2000, "arguments": 500}  # cases of a property in a full run
+TARGETS = {
+    "programs": 1000,
+    "chains": 500,
+    "files": 2000,
+    "arguments": 500,
+}  # cases of a property in a full run
 
 
 def run(name: str, test: Callable[[], Any], count: int, seed: int) -> bool:

@@ -148,7 +148,7 @@ def test_weights_that_were_made_together_are_those_of_each(recipe):
     stored = jax.vmap(lambda w: sw.quantize_params(w, recipe))(experts)
     want = jnp.stack([jnp.matmul(a, w.value()) for a, w in zip(x, stored, strict=True)])
     size = jnp.linalg.norm(want, axis=(1, 2))
-    whole = sw.autoscale(lambda w, x: (w, jnp.einsum("eio,eti->eto", w, x)), recipe)
+    whole = sw.autoscale(lambda w, x: (w, jnp.einsum("eio,ebi->ebo", w, x)), recipe)
     looped = lambda w, x: lax.map(lambda pair: one(*pair), (w, x))  # noqa: E731
     for together in (jax.vmap(one), looped, whole):
         kept, y = jax.jit(together)(stored, x)
