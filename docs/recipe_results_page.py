@@ -110,8 +110,8 @@ gives the drawn operands a margin of 17/16, and rounds MS-EDEN's stochastically 
 has the difference of the mean of {draws:,} draws from the gradient with these operands wide, in %
 of its norm, ± the mean's standard error (`python -m experiments.operand_bias`, {date}). 128 x 128
 normal numbers; *outliers*: a column of x, and one of the gradient, 30 times the others. The
-gradient of the weights then has one element that is most of its norm, and of which the standard error is: a
-difference below twice of it says nothing there.
+gradient of the weights then has one element that is most of its norm, and of which the standard
+error is: a difference below twice of it says nothing there.
 
 | recipe | input gradient | weight gradient | outliers: input | weight |
 |---|---:|---:|---:|---:|
