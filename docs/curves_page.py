@@ -25,7 +25,7 @@ from rich.console import Console
 import scalewise as sw
 from examples import lstm
 from scalewise import training
-from scalewise._output._templates import Panel, chart_svg
+from scalewise._output import Panel, chart_svg
 
 HERE = Path(__file__).parent
 RECORD = HERE / "mixed_precision" / "curves.json"

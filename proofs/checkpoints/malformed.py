@@ -18,13 +18,38 @@ import tracemalloc
 from collections import Counter
 from pathlib import Path
 
-from proofs.fuzz.files import damaged, dumped
+from proofs.fuzz.files import ODD
 from scalewise import checkpoints
 
 RECORDED = Path(__file__).parents[2] / "tests/checkpoints/recorded"
 NAMES = sorted(p.name.removesuffix(".safetensors") for p in RECORDED.glob("*[!d].safetensors"))
 MEMORY, SECONDS, LONGEST = 24 << 20, 20, 600  # of one case; characters of a message
 FILES = ("header", "index", "config", "hf_quant_config", "bytes")
+
+
+def dumped(x: object, rng: random.Random, rate: float) -> str:
+    """JSON of x, in which at a rate values are replaced, entries doubled, dropped or renamed."""
+    if rng.random() < rate:
+        return rng.choice(ODD)
+    if isinstance(x, list):
+        return "[" + ",".join(dumped(value, rng, rate) for value in x) + "]"
+    if not isinstance(x, dict):
+        return json.dumps(x)
+    entries = []
+    for key, value in x.items():
+        chance = rng.random()
+        name = json.dumps(rng.choice(("a", "dtype", key + "x")) if chance < rate / 2 else key)
+        times = 0 if chance < rate / 3 else 2 if chance > 1 - rate / 2 else 1
+        entries += [f"{name}:{dumped(value, rng, rate)}" for _ in range(times)]
+    return "{" + ",".join(entries) + "}"
+
+
+def damaged(content: bytes, rng: random.Random) -> bytes:
+    """The bytes as they are, cut, grown, with a byte changed or two parts exchanged."""
+    at = rng.randrange(len(content) + 1)
+    head, tail = content[:at], content[at:]
+    other = rng.randbytes(rng.randrange(1, 9))
+    return rng.choice((content, head, content + other, head + other[:1] + tail[1:], tail + head))
 
 
 def folder_of(rng: random.Random, folder: Path) -> str:

@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from failures.gallery.short import normalised_step
+from failures.programs import load
 from rich.console import Console
 
 import scalewise as sw
 from arrays import normal
-from examples import gallery
 from scalewise.auditing._run._loss_scale import LossScaled
 from scalewise.autocasting import Autocast
 from scalewise.interpret import transform
@@ -116,8 +117,8 @@ def test_rematerialised_values_are_not_scaled():
 
 
 def test_a_pair_of_fixes_that_help_only_together():
-    report = sw.audit(gallery.normalised_step, "fp16", trials=10)(
-        *gallery.GALLERY["A loss scale isn't enough"].arguments()
+    report = sw.audit(normalised_step, "fp16", trials=10)(
+        *load("gallery")["A loss scale isn't enough"].args()
     )
     one, two = sorted(report.findings[:2], key=lambda x: str(x.fix))
     assert str(one.fix).startswith(f"float32 for line {one.line}, together with loss scale 2^")

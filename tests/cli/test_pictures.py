@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from scalewise._output._templates import ticks
+from scalewise._output._chart import ticks
 from scalewise.cli._compare import compared
 
 

@@ -12,7 +12,7 @@ WRITERS = {
     *("save", "savez", "savetxt", "tofile", "memmap", "open_memmap", "symlink_to", "fdopen"),
 }
 # Whose `save` is a method of ours, or Orbax's.
-OWN = {"report", "comparison", "recording", "checkpoints", "found", "manager", "writer"}
+OWN = {"report", "comparison", "recording", "checkpoints", "found", "manager", "super", "writer"}
 # Writes into a folder of its own, which it renames when all files are whole, so that a cast of many
 # gigabytes continues where it was killed.
 RESUMED = {"checkpoints/_write.py"}
@@ -23,6 +23,7 @@ def writes(call: ast.Call) -> bool:
     function = call.func
     name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
     owner = getattr(function, "value", None)
+    owner = getattr(owner, "func", owner)  # of super()
     owner = getattr(owner, "attr", None) or getattr(owner, "id", "")
     if name == "memmap" and any(getattr(a, "value", "") == "r" for a in call.args):
         return False

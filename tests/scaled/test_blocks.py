@@ -331,7 +331,9 @@ def test_the_ratio_to_the_largest_is_rounded_as_onnx_rounds_to_e8m0(name, mode):
     )
     if rounds_in_blocks(fmt, Mx(mode)):
         again = round_in_blocks(jnp.asarray(x.T[None]), fmt, Mx(mode))
-        np.testing.assert_array_equal(again[0].T, stored.value())
+        want = np.asarray(stored.value())
+        want = np.where(want < np.finfo(np.float32).smallest_normal, 0, want)
+        np.testing.assert_array_equal(again[0].T, want)
 
 
 OWN = (
