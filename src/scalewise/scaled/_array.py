@@ -9,6 +9,7 @@ last, since a new first axis doesn't move it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import operator
 from collections.abc import Callable, Iterator, Sequence
@@ -93,11 +94,7 @@ class ScaledArray(StoredArray):
                 "an EncodedArray"
             )
         if self.value_dtype is not None:
-            if not jnp.issubdtype(self.value_dtype, jnp.floating):
-                raise TypeError(
-                    f"ScaledArray: value_dtype is {self.value_dtype!r}; expected a float dtype"
-                )
-            self._set("value_dtype", np.dtype(self.value_dtype))
+            self._set("value_dtype", _float_dtype(self.value_dtype))
         stored = isinstance(self.scale, EncodedArray | ScaledArray | jax.ShapeDtypeStruct)
         if self.scale is not None and not stored:
             self._set("scale", as_number("ScaledArray: scale", self.scale, self.wide_dtype))
@@ -413,6 +410,13 @@ def rebalance(a: ScaledArray, factor: ArrayLike) -> ScaledArray:
     else:
         scale = a.scale.astype(a.wide_dtype) * factor
     return dataclasses.replace(a, data=data, scale=scale)
+
+
+def _float_dtype(given: Any) -> np.dtype:
+    with contextlib.suppress(TypeError, ValueError):
+        if jnp.issubdtype(np.dtype(given), jnp.floating):
+            return np.dtype(given)
+    raise TypeError(f"ScaledArray: value_dtype is {shown(given)}; expected a float dtype")
 
 
 def _is_known(x: object) -> bool:

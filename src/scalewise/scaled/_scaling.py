@@ -17,10 +17,10 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from .._check import Count, Positive, Range, checked
+from .._check import Count, Positive, Range, checked, checked_axes
 from .._resolve import as_format
 from ..formats import BlockFormat, Format, FormatLike
-from ..rounding import round_to
+from ..rounding import float_array, round_to
 from ._amax import amax, to_top
 from ._least_squares import least_squares_scale
 from ._power import exponent_of, power_of_two
@@ -228,8 +228,8 @@ def find_optimal_scaling(
         >>> round(float(s), 4)
         1.4
     """
-    x = jnp.asarray(x)
-    kept = [a % max(1, x.ndim) for a in ([axis] if isinstance(axis, int) else axis)]
+    x = float_array(x, "find_optimal_scaling")
+    kept = checked_axes("find_optimal_scaling", axis, x.ndim)
     axes = [a for a in range(x.ndim) if a not in kept]
     wide = x.astype(jnp.float64 if x.dtype == jnp.float64 else jnp.float32)
     fmt = as_format(fmt, "find_optimal_scaling")
