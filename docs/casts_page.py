@@ -112,7 +112,9 @@ without a neighbour become.
 """
 
 TAIL = """
-`"up"` never makes scaled data overflow; arXiv 2506.08027 trains with it.
+`"up"` never makes scaled data overflow; arXiv 2506.08027 trains with it. For the scales of blocks,
+`quantize(x, "mxfp8_e4m3", scaling=Mx("up"))`, `Mx("down")` and `Mx("nearest")` round the largest
+magnitude over the element's maximum in these modes.
 
 **Zero and underflow.** By ONNX's rule, which `saturate=False` follows, zero has no neighbour and
 becomes NaN (code 0xFF); `"down"` and `"nearest"` make NaN of underflow, too. CUDA's conversion
