@@ -25,7 +25,6 @@ from ._stream import Printed as Printed
 from ._stream import counted as counted
 from ._stream import print_rows as print_rows
 from ._stream import tolerant as tolerant
-from ._text import Text as Text
 from ._write import PREFIX as PREFIX
 from ._write import TargetError as TargetError
 from ._write import append as append
@@ -38,6 +37,16 @@ from ._write import sentence as sentence
 
 if TYPE_CHECKING:
     from ._templates import Pages
+    from ._text import Text as Text
+
+
+def __getattr__(name: str) -> object:
+    """Imports ``Text`` when it is first read: arrays and transformations don't need rich."""
+    if name != "Text":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from ._text import Text
+
+    return Text
 
 
 def page_environment(package: str) -> Pages:

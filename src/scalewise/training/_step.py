@@ -92,7 +92,7 @@ class Step:
         state = own_buffers(state, (given, rest))
         if self.delayed is None:
             return state
-        if not batch or batch == (None,):
+        if not batch or (len(batch) == 1 and batch[0] is None):
             raise TypeError("step: delayed scaling begins with a batch: init(model, batch)")
         return dataclasses.replace(state, history=self._first_history(self.delayed, state, batch))
 
