@@ -101,6 +101,20 @@ def test_a_loop_over_arrays_made_together_gets_each_of_them(batches):
             np.testing.assert_allclose(got, want[kind], rtol=2e-6)
 
 
+@pytest.mark.parametrize("axis", [1, -1])
+def test_arrays_are_made_together_and_taken_apart_along_any_axis(batches, axis):
+    with_axes = lambda x: {k: a for k, a in every_kind(x).items() if a.ndim}  # noqa: E731
+    made = jax.jit(jax.vmap(with_axes, out_axes=axis))(X)
+    packed = lambda a: isinstance(a.data, EncodedArray) and a.data.format.bits < 8  # noqa: E731
+    fits = {k: a for k, a in made.items() if not (axis == -1 and packed(a))}
+    want = {k: np.stack([one[k].value() for one in batches[0]], axis) for k in fits}
+    for kind, a in fits.items():
+        np.testing.assert_allclose(a.value(), want[kind], rtol=2e-6, err_msg=kind)
+    apart = jax.jit(jax.vmap(lambda t: {k: a.value() for k, a in t.items()}, in_axes=axis))(fits)
+    for kind, got in apart.items():
+        np.testing.assert_allclose(got, np.moveaxis(want[kind], axis, 0), rtol=2e-6, err_msg=kind)
+
+
 @pytest.mark.parametrize("axis", [0, -1])
 def test_shared_scales_are_given_to_each_index_of_an_axis(batches, axis):
     for kind, a in batches[0][0].items():
@@ -121,8 +135,10 @@ def test_leaves_that_dont_fit_are_refused_when_they_are_read():
     cut = jax.tree.map(lambda x: x[:, :1], a)  # of 40 numbers and 2 scales
     bad = jax.tree.map(lambda x: x[:, 8:], a)  # of 32 numbers and no scale
     assert cut.value().shape == (4, 1)
-    with pytest.raises(ValueError, match=r"block is \(-2, 32\), but data have the shape \(4,\)"):
-        jax.vmap(lambda c: c.value(), in_axes=1)(sw.quantize(X[0], "mxfp8_e4m3", axis=0))
+    with pytest.raises(ValueError, match=r"block is \(-2, 2\), but data have the shape \(4,\)"):
+        jax.tree.map(
+            lambda x: x[0], sw.ScaledArray(jnp.ones((4, 4)), jnp.ones((2, 4)), (0, 2))
+        ).value()
     with pytest.raises(ValueError, match=r"scale of shape \(4, 0\) .* over \(4, 1\), the blocks"):
         bad.value()
 

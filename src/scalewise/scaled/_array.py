@@ -1,10 +1,10 @@
 """``ScaledArray``: data times one scale per tensor, channel or block.
 
 A scale has no axes or as many as the data. The constructor adds the axes that broadcasting leaves
-out, of length 1, in front. ``jax.vmap``, ``lax.scan`` and ``jnp.stack`` give each leaf of the
-pytree a new first axis, also a scale without axes: among leaves, a scale with fewer axes than the
-data has their first (:meth:`ScaledArray.tree_unflatten`). The blocked axis is counted from the
-last, since a new first axis doesn't move it.
+out, of length 1, in front. As a leaf of the pytree a scale has as many axes as the data, always:
+``jax.vmap``, ``lax.scan`` and ``jnp.stack`` give data and scale a new axis at the same place, any
+place. The blocked axis is counted from the last, and is found again from the shapes where an axis
+behind it was added or taken away.
 """
 
 from __future__ import annotations
@@ -28,6 +28,16 @@ from ._indexing import Index, indexed
 from ._power import exponent_of, ldexp, ldexp_subnormal, power_of_two
 
 REAL = np.floating, np.integer, np.bool_
+
+
+class _Same(int):
+    """A bool in the static part of a pytree that makes no two trees different."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, int)
+
+    def __hash__(self) -> int:
+        return 0
 
 
 def _on_value(operate: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
@@ -62,7 +72,8 @@ class ScaledArray(StoredArray):
     As a pytree, it means the same wherever it was made: ``vmap``, ``lax.map``, ``scan`` and
     ``jax.tree.map`` of ``jnp.stack`` return ScaledArrays whose scales have the new axis, too. To
     take one apart along an axis whose indices share scales, call :meth:`with_scales_along` first.
-    ``out_axes`` of ``vmap`` are 0.
+    As a leaf, a scale has as many axes as the data. Codes packed into bytes stay the last axis:
+    ``in_axes`` and ``out_axes`` have to be in front of it.
 
     Raises:
         TypeError: data that aren't an array of real numbers, a scale that isn't of real numbers, or
@@ -84,6 +95,7 @@ class ScaledArray(StoredArray):
     block: tuple[int, int] | None = None
     exponent: jax.Array | None = None
     value_dtype: np.dtype | None = None
+    _one: ClassVar[bool]  # of an instance: whether its scale was made without axes
 
     def __post_init__(self):
         super().__post_init__()
@@ -110,24 +122,49 @@ class ScaledArray(StoredArray):
         if self.block is not None:
             self._set("block", (self.block[0] % self.ndim - self.ndim, int(self.block[1])))
         self._check_shapes()
-        self._set_axes(lambda shape: (*(1,) * (self.ndim - len(shape)), *shape))
+        name, factor = self._named_factor
+        self._set("_one", factor is not None and not factor.ndim)
+        if factor is not None and factor.ndim:
+            self._set(name, _with_axes(factor, self.ndim))
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
-    def _set_axes(self, full: Callable[[tuple[int, ...]], tuple[int, ...]]) -> None:
-        """Gives a scale with axes, but fewer than the data, the shape that ``full`` returns."""
-        for name in ("scale", "exponent"):
-            factor = getattr(self, name)
-            if factor is not None and 0 < factor.ndim < self.ndim:
-                self._set(name, _with_axes(factor, full))
+    def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
+        (data, *factors), static = super().tree_flatten()
+        if _is_known(data):
+            factors = [self._leaf(x, data.ndim) for x in factors]
+        return (data, *factors), (*static, _Same(self._one))
+
+    def _leaf(self, factor: Any, ndim: int) -> Any:
+        if not _is_known(factor) or factor.ndim == ndim:
+            return factor
+        leaf = vars(self).get("_kept")
+        if leaf is None or leaf.ndim != ndim:
+            leaf = _with_axes(factor, ndim)
+            if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer):
+                self._set("_kept", leaf)
+        return leaf
 
     @classmethod
     def tree_unflatten(cls, static: Any, children: tuple[Any, ...]) -> ScaledArray:
-        """Returns a ScaledArray of any leaves. A scale of fewer axes than data has their first."""
-        self = super().tree_unflatten(static, children)
-        if all(x is None or _is_known(x) for x in children):
-            self._set_axes(lambda shape: (*shape, *(1,) * (self.ndim - len(shape))))
+        """Returns a ScaledArray of any leaves.
+
+        A scale that was made without axes has none as long as it is one number. If the leaves have
+        got or lost an axis behind the blocked one, the blocks are along the axis where there is a
+        scale for each.
+        """
+        *own, one = static
+        self = super().tree_unflatten(tuple(own), children)
+        self._set("_one", bool(one))
+        name, factor = self._named_factor
+        if not (_is_known(self.data) and _is_known(factor)):
+            return self
+        if one and factor.ndim and factor.size == 1:
+            self._set(name, _with_axes(factor, 0))
+        elif self.block is not None and not self._fits(self.block):
+            fitting = ((a, self.block[1]) for a in range(-self.ndim, 0))
+            self._set("block", next(filter(self._fits, fitting), self.block))
         return self
 
     @classmethod
@@ -169,29 +206,43 @@ class ScaledArray(StoredArray):
             )
 
     def _check_shapes(self) -> None:
-        name = "scale" if self.exponent is None else "exponent"
-        scale, shape = () if self._factor is None else np.shape(self._factor), list(self.shape)
-        full = (*(1,) * (len(shape) - len(scale)), *scale)
-        blocked = None
+        if self._fits(self.block):
+            return
+        name, factor = self._named_factor
+        shape = list(self.shape)
         if self.block is not None:
-            blocked, size = self.block
-            if -blocked > len(shape):
+            if -self.block[0] > self.ndim:
                 raise ValueError(
                     f"ScaledArray: block is {self.block}, but data have the shape {self.shape}"
                 )
-            shape[blocked] = -(-shape[blocked] // size)
-        fits = len(full) == len(shape) and all(
-            s in (1, n) for s, n in zip(full, shape, strict=False)
+            shape[self.block[0]] = -(-shape[self.block[0]] // self.block[1])
+        raise ValueError(
+            f"ScaledArray: {name} of shape {np.shape(factor)} doesn't broadcast over {tuple(shape)}"
+            + (f", the blocks of data of shape {self.shape}" if self.block else "")
         )
-        if not fits or (scale and blocked is not None and full[blocked] != shape[blocked]):
-            raise ValueError(
-                f"ScaledArray: {name} of shape {scale} doesn't broadcast over {tuple(shape)}"
-                + (f", the blocks of data of shape {self.shape}" if self.block else "")
-            )
+
+    def _fits(self, block: tuple[int, int] | None) -> bool:
+        """Returns whether there is a scale for each of such blocks, where it has axes."""
+        scale = () if self._factor is None else np.shape(self._factor)
+        counts, axis = list(self.shape), None if block is None else block[0]
+        if block is not None and axis is not None:
+            if -axis > self.ndim:
+                return False
+            counts[axis] = -(-counts[axis] // block[1])
+        full = (*(1,) * (self.ndim - len(scale)), *scale)
+        broadcasts = len(full) == self.ndim and all(
+            s in (1, n) for s, n in zip(full, counts, strict=True)
+        )
+        return broadcasts and (not scale or axis is None or full[axis] == counts[axis])
+
+    @property
+    def _named_factor(self) -> tuple[str, jax.Array | EncodedArray | ScaledArray | None]:
+        name = "scale" if self.exponent is None else "exponent"
+        return name, getattr(self, name)
 
     @property
     def _factor(self) -> jax.Array | EncodedArray | ScaledArray | None:
-        return self.scale if self.exponent is None else self.exponent
+        return self._named_factor[1]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -295,7 +346,7 @@ class ScaledArray(StoredArray):
         return self._replaced(self.data, factor, None if blocked == axis else self.block)
 
     def _replaced(self, data: Any, factor: Any, block: tuple[int, int] | None) -> ScaledArray:
-        name = "scale" if self.exponent is None else "exponent"
+        name, _ = self._named_factor
         return dataclasses.replace(self, data=data, block=block, **{name: factor})
 
     def __getitem__(self, index: Any) -> ScaledArray | jax.Array:
@@ -428,16 +479,22 @@ def _is_known(x: object) -> bool:
     return isinstance(x, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
 
 
-def _with_axes(x: Any, full: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Any:
-    """Returns an array, or a stored one, with axes of length 1 in front or behind."""
-    if isinstance(x, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(full(x.shape), x.dtype)
+def _with_axes(x: Any, ndim: int) -> Any:
+    """Returns an array, or a stored one, with more axes of length 1 in front, or fewer."""
+    if x.ndim == ndim:
+        return x
     if isinstance(x, EncodedArray):
-        return dataclasses.replace(x, codes=_with_axes(x.codes, full))
+        return dataclasses.replace(x, codes=_with_axes(x.codes, ndim))
     if isinstance(x, ScaledArray):
-        scale = x.scale if x.scale is None or not x.scale.ndim else _with_axes(x.scale, full)
-        return dataclasses.replace(x, data=_with_axes(x.data, full), scale=scale)
-    return x.reshape(full(x.shape))
+        scale = x.scale if x.scale is None or not x.scale.ndim else _with_axes(x.scale, ndim)
+        return dataclasses.replace(x, data=_with_axes(x.data, ndim), scale=scale)
+    shape = (*(1,) * (ndim - x.ndim), *x.shape[max(x.ndim - ndim, 0) :])
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(shape, x.dtype)
+    if isinstance(x, Tracer):
+        return x.reshape(shape)
+    with jax.ensure_compile_time_eval():  # a known array stays one, within jit too
+        return x.reshape(shape)
 
 
 def _along(x: Any, axis: int, shape: Sequence[int], size: int) -> Any:
