@@ -277,3 +277,11 @@ def test_second_derivatives_are_those_of_the_formula(name):
         with jax.enable_x64(True):
             want = products(formula)(cast(given, jnp.float64), cast(direction, jnp.float64))
     check(got, want, 1e-6, 20)
+
+
+@pytest.mark.parametrize("norm", [sw.ops.rms_norm, sw.ops.layer_norm])
+def test_a_gradient_shares_the_steps_of_its_operation(norm):
+    x = jnp.ones((2, 32), jnp.float16)
+    f = lambda x: jnp.sum(norm(x))  # noqa: E731
+    forward, both = (jax.jit(g).lower(x).as_text() for g in (f, jax.value_and_grad(f)))
+    assert both.count("\n") < 1.1 * forward.count("\n")

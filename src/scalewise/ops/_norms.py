@@ -19,10 +19,10 @@ from ..formats import FP64, Format, FormatLike
 from ..formats import format as format_
 from ..rounding import float_array
 from ._arithmetic import Arithmetic, as_rows, check_order
-from ._auto import add, auto_norm, constant, middle, plan, root_of, sum_of_squares
+from ._auto import Root, add, auto_norm, constant, middle, plan, root_of, sum_of_squares
 from ._methods import METHODS, SEGMENTED, Setting
 from ._one_format import centred
-from ._operation import operation, wide_dtype, with_derivative_of
+from ._operation import operation, traced_once, wide_dtype, with_derivative_of
 
 
 @checked
@@ -138,14 +138,32 @@ def _l2_in_format(
 ) -> jax.Array:
     arithmetic = setting.arithmetic
     with arithmetic.context():
-        a, e, special = _enter(arithmetic, x, eps)
         if method == "auto":
-            root = auto_norm(arithmetic, a, e, nonnegative)
+            _, special, root = _parts(arithmetic, nonnegative, x, eps)
             y = root.value(arithmetic.fmt).astype(arithmetic.carrier)
         else:
+            a, e, special = _enter(arithmetic, x, eps)
             y = METHODS[method][0](setting, a, e)
         y = jnp.where(jnp.isnan(special) | jnp.isinf(special), special, y)
         return arithmetic.leave(Arithmetic(arithmetic.fmt).round(y), x.dtype)
+
+
+def _parts(
+    arithmetic: Arithmetic, nonnegative: bool, x: jax.Array, eps: jax.Array | None
+) -> tuple[jax.Array, jax.Array, Root]:
+    """Returns magnitudes, NaN, infinity or 0 for each sum, and the root, which the gradient reads
+    too."""
+    of = (("arithmetic", arithmetic), ("nonnegative", nonnegative))
+    a, special, *root = traced_once(_arrays_of_parts, of)(x, eps)
+    return a, special, Root(*root)
+
+
+def _arrays_of_parts(
+    x: jax.Array, eps: jax.Array | None, *, arithmetic: Arithmetic, nonnegative: bool
+) -> tuple[jax.Array, ...]:
+    a, e, special = _enter(arithmetic, x, eps)
+    root = auto_norm(arithmetic, a, e, nonnegative)
+    return a, special, root.significand, root.exponent, root.exact
 
 
 @_l2_in_format.defjvp
@@ -165,8 +183,7 @@ def _slopes(
     """Returns x / norm and 1 / (2 norm), from the norm's parts: neither overflows with it."""
     arithmetic = arithmetic_of(fmt)
     with arithmetic.context():
-        a, e, special = _enter(arithmetic, x, eps)
-        parts = auto_norm(arithmetic, a, e, nonnegative)
+        a, special, parts = _parts(arithmetic, nonnegative, x, eps)
         root, k = parts.significand, parts.exponent
         safe = jnp.where(root > 0, root, arithmetic.const(1))
         nearest = Arithmetic(arithmetic.fmt)
@@ -377,7 +394,7 @@ def _exactly(a: jax.Array, b: jax.Array, *, A: Arithmetic, operate: str) -> jax.
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
 def _quotients(A: Arithmetic, eps: float, centre: bool, x: jax.Array) -> jax.Array:
-    return _with_inverse(x, A=A, eps=eps, centre=centre)[0]
+    return traced_once(_with_inverse, (("A", A), ("eps", eps), ("centre", centre)))(x)[0]
 
 
 @_quotients.defjvp

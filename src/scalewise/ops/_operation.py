@@ -127,6 +127,15 @@ def wide_dtype(dtype: np.dtype) -> type[np.float32 | np.float64]:
     return np.float64 if dtype == np.float64 else np.float32
 
 
+@functools.lru_cache(maxsize=4096)
+def traced_once(
+    function: Callable[..., Any], options: tuple[tuple[str, Hashable], ...]
+) -> Callable[..., Any]:
+    """Returns the function of arrays that an operation and its derivatives, equations of their own,
+    trace and lower once, where they compute the same."""
+    return jax.jit(functools.partial(function, **dict(options)))
+
+
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
 def with_derivative_of(
     exact: Callable[..., Any],
@@ -136,7 +145,7 @@ def with_derivative_of(
 ) -> Any:
     """Returns ``function(*arrays, **options)``, whose derivatives of every order are those of
     ``exact``, a differentiable function of the same arrays and options."""
-    return function(*arrays, **dict(options))
+    return traced_once(function, options)(*arrays)
 
 
 @with_derivative_of.defjvp
