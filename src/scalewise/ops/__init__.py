@@ -54,4 +54,6 @@ __all__ = [
 
 # for other packages of scalewise, not for users
 from ._matrix_units import unit_product as unit_product
+from ._operation import Cotangent as Cotangent
+from ._operation import Tangent as Tangent
 from ._operation import in_format as in_format

@@ -52,11 +52,13 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True)
 class _Derived:
-    """A function made of another one, which is computed in a format if the other one is."""
+    """A function made of another one, which is computed in a format if the other one can be."""
 
-    function: Any  # an operation, or derived itself
+    function: Any  # an operation, derived itself, or another package's function of arrays
 
     def in_format(self, fmt: Format) -> _Derived:
+        if not isinstance(self.function, Operation | _Derived):
+            return self
         return dataclasses.replace(self, function=self.function.in_format(fmt))
 
 

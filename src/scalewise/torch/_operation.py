@@ -22,6 +22,7 @@ from jax.custom_derivatives import SymbolicZero
 from .._jax import Parameter, ShapedArray, ad, batching, jex, mlir, source_info_util
 from .._types import PyTree, TreeDef
 from ..interpret import InDtype, all_equations, interpret_jaxpr, is_float, is_inexact
+from ..ops import Cotangent, Tangent
 from ..primitives import PRIMITIVES, Family, having, names
 from ._torch import torch
 
@@ -97,7 +98,7 @@ def in_steps(
         at = tuple(i for i, t in enumerate(tangents) if type(t) is not SymbolicZero)
         given = *arrays, *(tangents[i] for i in at)
         moving = [d for d in dtypes if jnp.issubdtype(d, jnp.inexact)] if at else []
-        found = iter(in_steps(Tangent(function, at), moving, given) if at else ())
+        found = iter(in_steps(tangent_of(function, at), moving, given) if at else ())
         outs = in_steps(function, dtypes, arrays)
         return outs, [next(found) if at and is_inexact(y) else _no_tangent(y) for y in outs]
 
@@ -117,49 +118,19 @@ def _stepped(closed: Any, low: Any, arrays: Sequence[jax.Array]) -> list[jax.Arr
 
 
 @dataclasses.dataclass(frozen=True)
-class Tangent:
-    """The derivative of a function along tangents of some operands, real or complex: linear in the
-    last operands."""
+class _Inexact:
+    """The real and complex results of a function, floats as wide as its operands."""
 
     function: Callable[..., PyTree]  # of arrays
-    at: tuple[int, ...]  # the positions of the operands that have a tangent
 
-    def split(self, arrays: Sequence[jax.Array]) -> tuple[Sequence[Any], Sequence[Any]]:
-        n = len(arrays) - len(self.at)
-        return arrays[:n], arrays[n:]
-
-    def of_some(self, operands: Sequence[Any]) -> Callable[..., list[Any]]:
-        """Returns real and complex results as a function of the operands that have a tangent."""
-
-        def function(*some: Any) -> list[Any]:
-            given = list(operands)
-            for i, x in zip(self.at, some, strict=True):
-                given[i] = x
-            outs = [y for y in jax.tree.leaves(self.function(*given)) if is_inexact(y)]
-            wide = some[0].real.dtype
-            return [y.astype(wide) if is_float(y) else y for y in outs]
-
-        return function
-
-    def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
-        operands, tangents = self.split(arrays)
-        some = [operands[i] for i in self.at]
-        return jax.jvp(self.of_some(operands), tuple(some), tuple(tangents))[1]
+    def __call__(self, *arrays: jax.Array) -> list[Any]:
+        outs = [y for y in jax.tree.leaves(self.function(*arrays)) if is_inexact(y)]
+        wide = next(x for x in arrays if is_inexact(x)).real.dtype
+        return [y.astype(wide) if is_float(y) else y for y in outs]
 
 
-@dataclasses.dataclass(frozen=True)
-class Cotangent:
-    """The transpose of a :class:`Tangent`: the gradient of a function, from that of its results."""
-
-    tangent: Tangent  # of the function
-    results: int  # how many cotangents follow the operands
-
-    def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
-        operands, cotangents = arrays[: -self.results], arrays[-self.results :]
-        some = [operands[i] for i in self.tangent.at]
-        outs, pull = jax.vjp(self.tangent.of_some(operands), *some)
-        given = [c.astype(y.dtype) for c, y in zip(cotangents, outs, strict=True)]
-        return list(pull(given))
+def tangent_of(function: Callable[..., PyTree], at: tuple[int, ...]) -> Tangent:
+    return Tangent(_Inexact(function), at)
 
 
 @functools.cache
@@ -259,7 +230,7 @@ def _jvp(
     moving = [y for y in outs if is_inexact(y)] if at else []
     given, found = [ad.instantiate_zeros(tangents[i]) for i in at], iter(())
     if moving:
-        tangent = Tangent(function, at)
+        tangent = tangent_of(function, at)
         types = [y.dtype for y in moving]
         found = iter(operation(f"{name}_jvp", tangent, types, *primals, *given))
     return outs, [
@@ -270,7 +241,8 @@ def _jvp(
 
 def _transpose(name: str, cotangents: Any, *inputs: Any, function: Any, **dtypes: Any) -> Any:
     assert isinstance(function, Tangent)
-    operands, tangents = function.split(inputs)
+    n = len(inputs) - len(function.moving)
+    operands, tangents = inputs[:n], inputs[n:]
     given = [ad.instantiate_zeros(c) for c in cotangents]
     types = [x.aval.dtype for x in tangents]
     name = f"{name.removesuffix('_jvp')}_backward"

@@ -15,7 +15,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.scipy import special
 
 from .._convert import torch_dtype
-from .._operation import Tangent, operation
+from .._operation import operation, tangent_of
 from .._registry import IN_STEPS, rule, rules
 from .._torch import aten, torch
 from ._promotion import as_array, as_dtype, as_float, axes_of, common, promoted, ranked
@@ -49,7 +49,7 @@ def _sloped(tangent, slope):
 
 def _in_one_kernel(name: str, function: Callable) -> Callable:
     """Returns a function whose derivative torch computes in one kernel, which rounds once."""
-    call, tangent = jax.custom_jvp(function), Tangent(function, (0,))
+    call, tangent = jax.custom_jvp(function), tangent_of(function, (0,))
     call.defjvp(lambda x, tangents: (
         call(*x), operation(f"{name}_jvp", tangent, [x[0].dtype], *x, *tangents)[0]))  # fmt: skip
     return call
