@@ -12,43 +12,10 @@ from typing import Any
 from failures.gallery import accumulators, short
 from failures.programs import Program, load
 from failures.runner import ASPECTS, TOTALS, rows, totals
+from parts import parts_of
 
 ROOT = Path(__file__).parent.parent
-HEAD = """# 64 failures, and what the audit says of each
-
-Written by `docs/gallery_page.py` from docs/scoreboard.jsonl, in which
-`python -m failures score --tool scalewise --set gallery --record` writes whether the audit finds
-each marked line, and a fix that is as good as an expert's.
-[scoreboard.md](scoreboard.md) compares what other tools report for these programs, except for the
-four that lose accuracy by the sums of a device's [matrix units](concepts/matrix-units.md).
-"""
-SCORES = """
-## Scores
-
-The failures above, and those of models in failures/gallery/. *Line* and *kind* say whether the
-first finding is right; *fix* whether its fixes leave at most three times the error that an expert's
-leave, of a model also whether an expert would choose it. The last columns hold the errors of the
-program, with the audit's fixes, and with the expert's, and the seconds that the audit and the trial
-of its fixes took, compiling included (2 shared cores; median {median:.0f}).
-
-{totals}.
-
-| program | arithmetic | line | kind | fix | error | with fixes | expert's | s |
-|---|---|---|---|---|---|---|---|---|
-"""
-CORPUS = """
-## Programs that the audit was not tuned to
-
-`failures/corpus` holds programs of other people's bug reports and papers, each with a truth that
-was measured in float64 before the audit saw the program, and clean programs of libraries' examples.
-A hash of its name puts a program into the half that is looked at, on which thresholds are chosen,
-or into the half that is only scored. *Line* and *kind* are of the first finding; *fix* says that
-the fixes leave at most three times the error that an expert's leave and widen few operations.
-Seconds are of processor time, compiling included. Written by `make corpus`.
-
-| programs | line | kind | fix | false findings | median s | longest s | date | commit |
-|---|---|---|---|---|---|---|---|---|
-"""
+PARTS = parts_of("gallery")
 SHOWN: dict[str, Program] = short.SHORT | accumulators.ACCUMULATORS
 NAMES = {"scored": "only scored", "seen": "looked at", "clean": "clean"}
 
@@ -112,15 +79,15 @@ def corpus_line(part: str, found: dict[str, Any]) -> str:
 def corpus() -> str:
     """Returns the section on the corpus."""
     found = json.loads(TOTALS.read_text("utf-8"))["scalewise"]
-    return CORPUS + "".join(corpus_line(x, found[x]) for x in NAMES if x in found)
+    return PARTS.CORPUS + "".join(corpus_line(x, found[x]) for x in NAMES if x in found)
 
 
 def page() -> str:
     kept = audits()
     failures = [row for row in kept.values() if "line" in row]
-    text = HEAD + "".join(section(n, case, kept[n]) for n, case in SHOWN.items())
+    text = PARTS.HEAD + "".join(section(n, case, kept[n]) for n, case in SHOWN.items())
     median = statistics.median(row["seconds"] for row in failures)
-    text += SCORES.format(totals=scores(kept), median=median)
+    text += PARTS.SCORES.format(totals=scores(kept), median=median)
     return text + "".join(map(line, failures)) + corpus()
 
 
