@@ -1,4 +1,4 @@
-"""Runs the fuzz targets: ``python -m proofs.fuzz [programs|chains|files|arguments]``.
+"""Runs the fuzz targets: ``python -m proofs.fuzz [programs|chains|files|folders|arguments]``.
 
 A target is a module of this package with ``PROPERTIES``: tests of hypothesis, each of which is
 called with ``count`` random cases. The same seed makes the same cases; a failure is reduced to a
@@ -21,6 +21,7 @@ TARGETS = {
     "programs": 1000,
     "chains": 500,
     "files": 2000,
+    "folders": 461,
     "arguments": 500,
 }  # cases of a property in a full run
 

@@ -5,7 +5,8 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from proofs.checkpoints import malformed
+from hypothesis import settings
+from proofs.fuzz import folders
 from typer.testing import CliRunner
 
 from scalewise import checkpoints
@@ -116,16 +117,6 @@ def test_missing_shards_are_named(tmp_path):
     assert [(f.fault, f.tensors) for f in found] == [("shard missing", ("b",))]
 
 
-@pytest.fixture(scope="module")
-def imported():
-    """Imports what the first case needs, whose memory isn't the case's."""
-    malformed.case(0)
-
-
-@pytest.mark.usefixtures("imported")
-@pytest.mark.parametrize("seed", range(12))
-@pytest.mark.thorough(keep=4)
-def test_a_damaged_folder_is_read_or_refused_in_one_sentence(seed):
-    _, counts, failures = malformed.case(seed)
-    assert not failures
-    assert counts["read"] + counts["refused"] == 5
+def test_a_damaged_folder_is_read_or_refused_in_one_sentence():
+    folders.prepare()
+    settings(max_examples=12, deadline=None)(folders.reads_damaged_folders)()
