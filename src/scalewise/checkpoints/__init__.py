@@ -7,7 +7,6 @@ describes it, :func:`diff` compares two in value, :func:`check` looks for faults
 
 from ._api import Tree as Tree
 from ._api import cast as cast
-from ._api import compare_scales as compare_scales
 from ._api import load as load
 from ._api import save as save
 from ._check import check as check
@@ -15,7 +14,7 @@ from ._files import UnreadableError as UnreadableError
 from ._inspect import diff as diff
 from ._inspect import inspect as inspect
 
-__all__ = ["Tree", "UnreadableError", "check", "compare_scales", "diff", "inspect", "load", "save"]
+__all__ = ["Tree", "UnreadableError", "check", "diff", "inspect", "load", "save"]
 
 # the classes of results, for annotations
 from ._inspect import DiffReport as DiffReport

@@ -19,12 +19,10 @@ from .._types import Json
 from ..formats import RoundingMode
 from ..rounding import EncodedArray
 from ..scaled import ScaledArray, join_parts, save_safetensors
-from ._cast import KEEP, CastJobs, Options, checked_options, rows_of, shards_of, write_configs
-from ._encode import CHOICES, Choice, quantised, writer_of
+from ._cast import KEEP, CastJobs, Options, checked_options, shards_of, write_configs
+from ._encode import Choice
 from ._files import OrbaxTensor, UnreadableError, save_orbax
 from ._find import Source, family_of, intact, refuse_undecodable, refuse_unscaled
-from ._layouts import writable
-from ._packed import Decoded, loss
 from ._report import CastReport
 from ._weights import Weight, original_dtype
 from ._write import Shard, digest, publish, staging, write_shards
@@ -293,36 +291,3 @@ def _check_space(shards: Sequence[Shard], target: Path) -> None:
     if need > free:
         what = f"it takes {need:,} bytes, {free:,} are free"
         raise TargetError(f"cannot write {str(target)!r}: {what}")
-
-
-def compare_scales(
-    path: str | os.PathLike[str],
-    to: str,
-    *,
-    layout: str = "compressed-tensors",
-    select: str = r"\.weight$",
-    choices: Sequence[Choice] = CHOICES,
-) -> dict[str, dict[str, float]]:
-    """Returns the SQNR in dB that each choice of scales gives each weight; nothing is written.
-
-    Args:
-        path: a checkpoint of wide weights.
-        to: a format that the layout has.
-        select: a regular expression of names; arrays of one axis are left out.
-        choices: of :func:`cast`'s ``scales``. ``"four_over_six"`` is for NVFP4; of MX formats it
-            tries the scale's half and double, as ``"mse"`` does.
-    """
-    target = writable(layout, to)
-    writer = writer_of(target.family, None)
-    found: dict[str, dict[str, float]] = {}
-    for name, weight in load(path, select).weights.items():
-        if len(weight.shape) < 2 or (target.block and weight.shape[-1] % target.block[1]):
-            continue
-        x = rows_of(weight)
-        found[name] = {}
-        for choice in choices:
-            packed = quantised(x, target, writer, choice=choice)
-            found[name][choice] = loss(x, Decoded(packed), packed).sqnr
-    if not found:
-        raise ValueError(f"{path}: no weight of two axes matches {select!r}")
-    return found
