@@ -104,10 +104,8 @@ def round_to(
         x = _float_of(x, "round_to", fmt)
         saturate, mode = saturation(saturate, fmt), rounding_mode(rounding, fmt)
         noise = _noise(x, mode, key, bits, _computed_in(x.dtype, fmt, saturate))
-        if fits(fmt, carrier_of(x.dtype)) or not contains(fmt, x.dtype, saturate):
-            dtype = result_dtype(x.dtype, fmt, saturate, "round_to")
-            x = _compiled(x, noise, (fmt, saturate, mode.name, subnormals, gradient, dtype))
-    return _as_jax_has_it(jnp.asarray(x), fmt)
+        y = _rounded(x, noise, (fmt, saturate, mode.name, subnormals), gradient)
+    return _as_jax_has_it(y, fmt)
 
 
 @checked
@@ -159,6 +157,15 @@ def cast(
     return _as_jax_has_it(y, fmt)
 
 
+def _rounded(x: jax.Array, noise: jax.Array | None, options: tuple, gradient: str) -> jax.Array:
+    """Returns numbers of the format in x's dtype, or a wider one that holds them."""
+    fmt, saturate, *_ = options
+    if not fits(fmt, carrier_of(x.dtype)) and contains(fmt, x.dtype, saturate):
+        return x  # all numbers of its dtype are numbers of the format
+    dtype = result_dtype(x.dtype, fmt, saturate, "round_to")
+    return _compiled(x, noise, (*options, gradient, dtype))
+
+
 def _stored(x: jax.Array, noise: jax.Array | None, options: tuple) -> jax.Array:
     fmt, saturate, rounding, subnormals = options
     dtype = fmt.dtype
@@ -172,9 +179,7 @@ def _stored(x: jax.Array, noise: jax.Array | None, options: tuple) -> jax.Array:
             return coded(x)
         device = partial(converted, fmt=fmt, saturate=saturate)
         return lax.platform_dependent(x, cpu=coded, default=device)
-    rounded = round_to(
-        x, fmt, rounding=rounding, saturate=saturate, bits=noise, subnormals=subnormals
-    )
+    rounded = _rounded(x, noise, options, "identity")
     if dtype is not None and fmt.bits >= 8:
         return _exactly(rounded, dtype)
     return codes_of(rounded, fmt)
