@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import numpy as np
 from markupsafe import Markup
 from rich.console import Console
-from rich.text import Text
 
 from .._jax import Tracer
 from .._output import (
@@ -194,20 +193,6 @@ class Comparison(Tabular):
         run = [*self.summary["environment"].items()]
         return found + [Rows("Memory", heads, memory), Rows("Run", ("", ""), run)] * everything
 
-    def show(self, console: Console | None = None, *, everything: bool = False) -> None:
-        console = console or Console()
-        super().show(console, everything=everything)
-        curves = [smoothed(losses, 10) for losses in self.losses.values()]
-        ys = [y for curve in curves for y in curve if math.isfinite(y)] or [0.0]
-        low, span, width = min(ys), max(ys) - min(ys) or 1.0, min(console.width, 100) - 20
-        console.print(f"loss {low:.3f} to {max(ys):.3f}", highlight=False)
-        for i, (name, curve) in enumerate(zip(self.losses, curves, strict=True)):
-            at = [curve[x * len(curve) // width] for x in range(width)]
-            line = "".join(
-                "▁▂▃▄▅▆▇█"[round(7 * (y - low) / span)] if math.isfinite(y) else " " for y in at
-            )
-            console.print(Text(f"{name:19} {line}", style=COLOURS[i % 6]), no_wrap=True)
-
     def _page(self) -> str:
         chart, styles = Markup(self.curves_svg()), f"<style>{STYLE}</style>"  # it escapes names
         return tables_page(self.title, self.sentences(), self.tables(), chart=chart, styles=styles)
@@ -297,20 +282,19 @@ def compare(
                 raise
             cause = error
         found = compared(program.name, runs, parameters, made)
-        stopped = isinstance(cause, KeyboardInterrupt)
+        stopped, device = isinstance(cause, KeyboardInterrupt), jax.devices()[0]
+        failure = None if stopped or cause is None else str(cause)
+        if isinstance(cause, OSError):
+            failure = f"metrics.jsonl can't be written after step {made}: {sentence(cause)}"
         found.summary.update(
-            steps_asked=steps, seed=seed, interrupted=stopped,
-            failure=None if stopped or cause is None else reason(cause, made),
-            environment=environment(),
+            steps_asked=steps, seed=seed, interrupted=stopped, failure=failure,
+            environment={
+                "date": time.strftime("%Y-%m-%d %H:%M"), "Python": platform.python_version(),
+                "device": f"{device.device_kind} ({device.platform})", "JAX": version("jax"),
+            },
         )  # fmt: skip
         found.show(console)
     return found
-
-
-def reason(error: BaseException, made: int) -> str:
-    if isinstance(error, OSError):
-        return f"metrics.jsonl can't be written after step {made}: {sentence(error)}"
-    return str(error)
 
 
 def compared(name: str, runs: list[list[Run]], parameters: int, steps: int) -> Comparison:
@@ -325,14 +309,6 @@ def compared(name: str, runs: list[list[Run]], parameters: int, steps: int) -> C
         row["early_difference"] = float(np.max(np.abs(early)))
     summary = {"program": name, "reference": reference, "steps_made": steps}
     return Comparison(known(summary | {"methods": [*rows.values()]}), losses)
-
-
-def environment() -> dict[str, str]:
-    device = jax.devices()[0]
-    return {
-        "date": time.strftime("%Y-%m-%d %H:%M"), "Python": platform.python_version(),
-        "device": f"{device.device_kind} ({device.platform})", "JAX": version("jax"),
-    }  # fmt: skip
 
 
 class _Found(Exception):
