@@ -1,4 +1,4 @@
-"""Malformed files against the official readers: .safetensors, .npy, recordings, codes.
+"""Malformed files against the official readers: .safetensors, recordings, codes.
 
 Whatever a file holds, a reader returns what the official reader returns or raises a ValueError; it
 never raises anything else, and never accepts what the official reader refuses.
@@ -10,7 +10,6 @@ import functools
 import io
 import json
 import tempfile
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from rich.console import Console
 
 import scalewise as sw
 from scalewise.auditing import Recording
-from scalewise.cli._npy import read as read_npy
 from scalewise.rounding import EncodedArray
 from scalewise.scaled import ScaledArray, load_safetensors, save_safetensors
 from scalewise.scaled._safetensors import DTYPES, NAMES
@@ -187,53 +185,6 @@ def reads_our_metadata(data: Any) -> None:
     in_a_file("a.safetensors", b"", check)
 
 
-@st.composite
-def npy_file(draw: Any) -> bytes:
-    """One with a damaged header or body."""
-    dtype = draw(st.sampled_from(("<f2", "<f4", "<f8", ">f4", "<i4", "|b1", "<c8")))
-    x = np.arange(draw(st.sampled_from((0, 1, 6)))).astype(dtype)
-    shapes = (str(x.shape), f"({x.size}, 1)", "(10000000000000,)", "(-1,)", "(2, 3)", "()", "3")
-    odd = ("(" * 90, "None", "[", "__import__('os')", "'|O'", "[('a', '<f4')]", "1e9", "'<f16'")
-    described = {
-        "descr": repr(x.dtype.str),
-        "fortran_order": draw(st.sampled_from(("False", "True"))),
-        "shape": draw(st.sampled_from(shapes)),
-    }
-    for key in draw(st.lists(st.sampled_from(list(described)), max_size=1)):
-        described[key] = draw(st.sampled_from(odd))
-    left = draw(st.sampled_from([*[""] * 20, *described]))
-    pairs = [f"'{k}': {v}" for k, v in described.items() if k != left]
-    head = ("{" + ", ".join(pairs) + "}\n").encode()
-    version = draw(st.sampled_from((*[b"\1\0"] * 8, b"\2\0", b"\7\0")))
-    width = 2 if version == b"\1\0" else 4
-    length = len(head).to_bytes(width, "little")
-    return draw(damaged(b"\x93NUMPY" + version + length + head + x.tobytes()))
-
-
-@given(npy_file())
-def reads_as_numpy(content: bytes) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            theirs: Any = np.load(io.BytesIO(content), allow_pickle=False)
-        except Exception as error:
-            theirs = error
-
-    def check(path: Path) -> None:
-        try:
-            ours = read_npy(path)
-        except ValueError as error:
-            floats = isinstance(theirs, np.ndarray) and theirs.dtype.kind == "f"
-            readable = floats and theirs.dtype.itemsize <= 8 and "version" not in str(error)
-            require(not readable, f"refused what is right: {error}")
-            return
-        assert isinstance(theirs, np.ndarray), theirs
-        assert ours.shape == theirs.shape
-        assert ours.tobytes() == theirs.astype(ours.dtype).tobytes()
-
-    in_a_file("a.npy", content, check)
-
-
 @functools.cache
 def a_recording() -> Recording:
     """Of a product that overflows in FP16."""
@@ -307,7 +258,7 @@ def writes_any_names(dtypes: dict[Any, Any], ours: str | None) -> None:
 PROPERTIES = {
     test.__name__: test
     for test in (
-        reads_as_safetensors, reads_our_metadata, reads_as_numpy, reads_recordings,
+        reads_as_safetensors, reads_our_metadata, reads_recordings,
         writes_any_names,
     )
 }  # fmt: skip

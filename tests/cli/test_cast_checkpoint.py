@@ -59,7 +59,6 @@ def test_invalid_arguments_are_errors_and_nothing_is_written(checkpoint, tmp_pat
         ((checkpoint, "--to", "e8m0"), "e8m0 has no zero: it is for scales"),
         ((checkpoint, "--to", "fp16", "--rounding", "up"), "rounding is 'up'; expected"),
         ((checkpoint, "--to", "e4m3fn", "--out", checkpoint), "is the input itself"),
-        ((checkpoint, "--to", "e4m3fn", "--saturate"), "--saturate is for .npy"),
     ]:
         result = invoke(*arguments)
         assert result.exit_code == 2, arguments
@@ -72,13 +71,3 @@ def test_quantized_tensors_are_not_quantized_again(checkpoint):
     result = invoke(checkpoint.with_name("model.e4m3fn.safetensors"), "--to", "e5m2")
     assert result.exit_code == 2
     assert "is quantized already; cast the original" in result.stderr
-
-
-def test_an_array_in_a_block_format_becomes_a_checkpoint(tmp_path):
-    x = np.random.default_rng(0).standard_normal((4, 40)).astype(np.float32)
-    np.save(tmp_path / "x.npy", x)
-    result = invoke(tmp_path / "x.npy", "--to", "mxfp8_e4m3", "--rounding", "toward_zero")
-    assert result.exit_code == 0, result.output
-    got = load_safetensors(tmp_path / "x.mxfp8_e4m3.safetensors")["data"]
-    want = sw.quantize(x, "mxfp8_e4m3", rounding="toward_zero")
-    np.testing.assert_array_equal(got.value(), want.value())

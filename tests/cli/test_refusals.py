@@ -139,7 +139,7 @@ def test_an_unwritable_target_is_refused_before_the_run(folder, monkeypatch):
         (("diff", "dir.json", "dir.json"), "holds no .safetensors file"),
         (("cast", "dir.json", "--to", "fp16"), "holds no .safetensors file"),
         (("cast", "pipe.html", "--to", "fp16"), "it is a pipe; expected a regular file"),
-        (("cast", "gone.npy", "--to", "fp16"), "No such file or directory: 'gone.npy'"),
+        (("cast", "gone.safetensors", "--to", "fp16"), "directory: 'gone.safetensors'"),
     ],
 )  # fmt: skip
 def test_unreadable_and_unwritable_files_are_errors_of_one_sentence(folder, arguments, message):
@@ -176,40 +176,12 @@ def test_a_comparison_whose_program_fails_keeps_what_was_measured(folder):
     assert "Ended early: net.batches failed" in (folder / "run" / "report.html").read_text()
 
 
-def test_npy_headers_with_wrong_sizes(folder):
-    def file(head, body=b""):
-        head = head.encode()
-        path = folder / "a.npy"
-        path.write_bytes(b"\x93NUMPY\1\0" + len(head).to_bytes(2, "little") + head + body)
-        return path
-
-    entry = "{'descr': %s, 'fortran_order': False, 'shape': %s}\n"
-    for head, message in (
-        (entry % ("'<f4'", "(10000000000000,)"), "is no complete .npy file"),
-        (entry % ("'<f4'", "(-1,)"), "negative dimensions are not allowed"),
-        (entry % ("'<f4'", "(" * 200), "is no complete .npy file"),
-        (entry % ("'|O'", "(1,)"), "Python objects in dtype"),
-        (entry % ("'<f16'", "(0,)"), "expected float16, float32 or float64"),
-        (entry % ("[", "(1,)"), "is no complete .npy file"),
-        ("junk \x00", "is no complete .npy file"),
-        ("", "is no complete .npy file"),
-    ):
-        assert message in sentence(run("cast", file(head), "--to", "fp16"))
-    for order in "CF":
-        x = np.arange(6, dtype=">f8").reshape(2, 3, order=order)
-        np.save(folder / "b.npy", x)
-        assert run("cast", "b.npy", "--to", "fp16", "--out", f"{order}.npy").exit_code == 0
-        np.testing.assert_array_equal(
-            np.load(f"{order}.npy").view(np.float16), x.astype(np.float16)
-        )
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
         ["audit", "none.py:f"], ["record", "none.py:f"],
         ["diff", "none.json", "b.json"], ["compare", "none.py"],
-        ["compare", "mlp", "--data", "none.txt"], ["cast", "none.npy", "--to", "fp16"],
+        ["compare", "mlp", "--data", "none.txt"], ["cast", "none.safetensors", "--to", "fp16"],
     ],
 )  # fmt: skip
 @pytest.mark.thorough(keep=2)
@@ -228,15 +200,6 @@ except SystemExit as error:
     assert done.stdout.split() == ["2", "False"]
     assert done.stderr.startswith("scalewise: ")
     assert "none." in done.stderr
-
-
-@pytest.mark.parametrize("shape", ["(True,)", "(1.0,)", "(-1,)"])
-def test_shapes_in_npy_headers_are_natural_numbers(tmp_path, shape):
-    head = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}\n".encode()
-    content = b"\x93NUMPY\1\0" + len(head).to_bytes(2, "little") + head + bytes(4)
-    (tmp_path / "a.npy").write_bytes(content)
-    done = CliRunner().invoke(app, ["cast", str(tmp_path / "a.npy"), "--to", "fp16"])
-    assert (done.exit_code, type(done.exception)) == (2, SystemExit)
 
 
 def test_formats_and_optimizers_that_cannot_be_used(tmp_path, monkeypatch):

@@ -64,7 +64,7 @@ def special_files(folder):
 
 
 def test_only_regular_files_are_replaced(tmp_path):
-    np.save(tmp_path / "a.npy", np.ones(3, np.float32))
+    save_safetensors(tmp_path / "a.safetensors", {"x": np.ones((1, 32), np.float32)})
     paths = special_files(tmp_path)
     before = {path: os.lstat(path) for path in paths}
     for path in paths:
@@ -78,13 +78,11 @@ def test_only_regular_files_are_replaced(tmp_path):
             save_safetensors(path, {"x": np.ones(3)})
         with pytest.raises(TargetError, match="it is a "):
             check_source(path)
-        for command in (
-            ("cast", str(tmp_path / "a.npy"), "--to", "e5m2", "--out", str(path)),
-            ("cast", str(tmp_path / "a.npy"), "--to", "mxfp4", "--out", str(path)),
-        ):
+        if path.name != "folder":  # which a checkpoint may be
+            command = ("cast", str(tmp_path / "a.safetensors"), "--to", "mxfp4", "--out", str(path))
             done = CliRunner().invoke(app, command)
             assert done.exit_code == 2
-            assert done.stderr.startswith(f"scalewise: cannot write '{path}': it is a ")
+            assert done.stderr.startswith(f"scalewise: cannot write '{path}': it exists; ")
             assert done.stderr.count("\n") == 1
     after = {path: os.lstat(path) for path in paths}
     assert [(s.st_mode, s.st_ino) for s in before.values()] == [

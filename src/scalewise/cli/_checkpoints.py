@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from .._output import TargetError, check_source, replacing, writable
+from .._output import TargetError, check_source, writable
 from ._command import refusal, shown, unused
 from ._formats import show_numbers
 
@@ -199,17 +199,13 @@ def cast(
     json: bool = False,
     everything: bool = False,
     rounding: str = "nearest_even",
-    saturate: bool = False,
-    rule: str | None = None,
 ) -> None:
-    """Cast a checkpoint or an array to a format, and report the error.
+    """Cast a checkpoint to a format, tensor by tensor, and report the error.
 
-    A checkpoint is cast tensor by tensor to a layout; a run that was killed continues when it is
-    called again. A .npy file is cast to codes without scales; in a block format it becomes a
-    .safetensors file, which holds the scales.
+    A run that was killed continues when it is called again.
 
     Args:
-        data (PATH): A checkpoint (file or folder), or a .npy file of real numbers.
+        data (PATH): A checkpoint, a file or a folder.
         fmt (--to --format NAME): The format to cast to.
         out (PATH): A new file or folder. Default: the input's name and the format's.
         layout (NAME): The package's layout to write: compressed-tensors, modelopt, torchao,
@@ -226,27 +222,11 @@ def cast(
         unscaled: Take FP8 without scales as the numbers themselves.
         reports (--report FILE): A file to write the report to, .html or .json; may be given again.
         rounding (NAME): The rounding mode: nearest_even, toward_zero, to_odd, ...
-        saturate: Round a .npy file's overflow to the largest number.
-        rule (NAME): A published rule of saturation for a .npy file: onnx, onnx-19.
 
     Example:
         scalewise cast model --to nvfp4 --layout modelopt --out model-nvfp4
     """
-    if data.suffix == ".npy":
-        with refusal(ValueError):
-            check_source(data)
-            given = {
-                "layout": layout, "keep": keep, "tensors": tensors, "writer": writer,
-                "scales": scales != "amax", "strategy": strategy, "no_fuse": no_fuse,
-                "powers_of_two": powers_of_two, "requantise": requantise, "unscaled": unscaled,
-                "report": reports, "json": json, "all": everything,
-            }  # fmt: skip
-            unused(given, "checkpoints")
-        return _cast_array(data, fmt, out, rounding, saturate, rule)
     with refusal(ValueError):
-        if saturate or rule:
-            name = "--saturate" if saturate else "--rule"
-            raise ValueError(f"{name} is for .npy: with scales no number overflows")
         if not data.is_dir():
             check_source(data)
         check_reports(reports)
@@ -276,45 +256,3 @@ def _rule(text: str) -> tuple[str, str]:
     if not equals or not pattern:
         raise ValueError(f"--tensors {text!r}: expected PATTERN=FORMAT")
     return pattern, fmt
-
-
-def _cast_array(
-    data: Path, to: str, out: Path | None, rounding: Any, saturate: bool, rule: Any
-) -> None:
-    import numpy as np
-
-    from .._resolve import as_format
-    from ..formats import BlockFormat
-    from ..rounding import saturation
-    from ..scaled import quantize, save_safetensors
-    from ._npy import read, report, target_of
-
-    with refusal(ValueError):
-        fmt = as_format(to, "--to", blocks=True)
-        blocks = isinstance(fmt, BlockFormat)
-        target = target_of(data, out, f"{data.stem}.{fmt.name}" + (
-            ".safetensors" if blocks else ".npy"))  # fmt: skip
-        if out is not None and target.exists():
-            raise TargetError(f"cannot write {str(target)!r}: it exists; give another --out")
-        x = read(data)
-        if rounding == "stochastic":
-            raise ValueError("--rounding stochastic: expected a mode that needs no key")
-        if saturate and rule:
-            raise ValueError("--saturate and --rule are given; expected one of them")
-        if blocks:
-            if saturate or rule:
-                name = "--saturate" if saturate else "--rule"
-                raise ValueError(f"{name}: with scales no number overflows")
-            stored = quantize(x, fmt, rounding=rounding)
-            lost = report(x, np.asarray(stored.astype(np.float32)).astype(np.float64), np.inf)
-            save_safetensors(target, {"data": stored})
-            typer.echo(f"{data.name} -> {target.name}: {lost}")
-            return
-        mode = saturation(rule, fmt) if rule else saturate
-        codes = np.array(fmt.encode(x, rounding=rounding, saturate=mode), order="C")
-        typer.echo(f"{data.name} -> {target.name}: {report(x, fmt.decode(codes), float(fmt.max))}")
-        with replacing(target) as file:
-            np.lib.format.write_array_header_1_0(
-                file, np.lib.format.header_data_from_array_1_0(codes)
-            )
-            file.write(np.array(codes, order="C").tobytes())
