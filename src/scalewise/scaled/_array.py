@@ -99,7 +99,7 @@ class ScaledArray(StoredArray):
 
     def __post_init__(self):
         super().__post_init__()
-        dtype = getattr(self.data, "dtype", None)
+        dtype = getattr(self.data, "dtype", None) if hasattr(self.data, "shape") else None
         if dtype is None or not any(jnp.issubdtype(dtype, kind) for kind in REAL):
             raise TypeError(
                 f"ScaledArray: data is {shown(self.data)}; expected an array of real numbers, or "
