@@ -38,6 +38,7 @@ from ._narrow import store_array as store_array
 from ._operand_settings import Role as Role
 from ._operand_settings import operand_format as operand_format
 from ._operand_settings import shown as shown
+from ._operands import Operands as Operands
 from ._overrides import FormatOverrides as FormatOverrides
 from ._overrides import Place as Place
 from ._overrides import Places as Places
@@ -45,6 +46,7 @@ from ._overrides import Scope as Scope
 from ._overrides import scope_parts as scope_parts
 from ._predict import between_activations as between_activations
 from ._residuals import load as load
+from ._setup import Setup as Setup
 from ._value import Memo as Memo
 from ._value import ScaledValue as ScaledValue
 from ._value import materialize as materialize

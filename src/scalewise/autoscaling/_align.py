@@ -29,7 +29,8 @@ from ..scaled import (
     split_power,
     static_scale,
 )
-from ._families import INFINITE, RuleContext, propagated_power
+from ._families import INFINITE, propagated_power
+from ._pairs import PairInterpretation
 from ._predict import terms_of
 from ._recipe import Recipe, Results
 from ._rescale import is_rescale
@@ -496,7 +497,7 @@ def static_exponent(equation: Equation) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class ResultRounding(RuleContext):
+class ResultRounding(PairInterpretation):
     """An interpretation that rounds results once, and finds or propagates their scales.
 
     Attributes:

@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.typing import DTypeLike
 
 from .._jax import ShapedArray
 from .._types import PyTree
@@ -73,14 +72,13 @@ from ._align import (
     widest_dtype,
     with_factor,
 )
-from ._blocks import Factor as Operand
+from ._families import wide_flight
 from ._narrow import has_exponent, has_scale, is_stored, store_array
 from ._overrides import FormatOverrides
 from ._products import accumulated
 from ._rescale import is_rescale
 from ._rules import FALLBACK, RULES, Rule
 from ._value import (
-    Exponent,
     ScaledValue,
     largest_rounded,
     leading,
@@ -320,9 +318,9 @@ class EveryOp(ResultRounding):
             operands, common = aligned(whole, limit, masks=not adds)
             several = sum(map(has_found_exponent, wide)) > 1
             if several and equation.name in BOUNDS and not self.propagates:
-                (y,) = rule.rule(self, equation, operands)
+                (y,) = rule.rule(wide_flight, equation, operands)
                 operands, common = aligned(bounding(y, operands, wide), limit)
-        outs = rule.rule(self, equation, operands)
+        outs = self.by_rule(rule, wide_flight, self.multiply, equation, operands)
         family = Family.FALLBACK if any(stacked) else rule.family
 
         def result(y: ScaledValue, _: ShapedArray) -> ScaledValue:
@@ -339,7 +337,7 @@ class EveryOp(ResultRounding):
         ]
 
         def unrounded(y: jax.Array, aval: ShapedArray) -> EveryOpValue:
-            return EveryOpValue(y.astype(self.flight_dtype(aval)), 0, "forward", independent=True)
+            return EveryOpValue(y.astype(wide_flight(aval)), 0, "forward", independent=True)
 
         return map_floats(unrounded, rebind(equation, plain, dtype), equation.out_avals)
 
@@ -436,18 +434,12 @@ class EveryOp(ResultRounding):
         independent = is_independent(x)
         return dataclasses.replace(x.memo.changed[self.dtype], independent=independent)
 
-    def operands(
-        self, equation: Equation, values: Sequence[ScaledValue]
-    ) -> tuple[tuple[Operand, Operand], Exponent]:
-        """Returns a contraction's operands, which are narrow already, and the result's exponent."""
+    def multiply(self, equation: Equation, values: Sequence[ScaledValue]) -> ScaledValue:
+        """Returns a contraction of operands that are narrow already, accumulated as
+        ``recipe.results.arithmetic`` says."""
         a, b = values
         # without a static scale: the result's is found from the data
         exponent = SCALE_RULES["dot_general"].scale(EXPONENTS, a.exponent, b.exponent, 1)
-        return ((a.data, None), (b.data, None)), exponent
-
-    def product(
-        self, equation: Equation, operands: Sequence[Operand], dtype: DTypeLike
-    ) -> jax.Array:
-        """Computes a contraction that accumulates as ``recipe.results.arithmetic`` says."""
-        arrays = [x for x, _ in operands if isinstance(x, jax.Array)]
-        return accumulated(equation, arrays, dtype, self.fmt, self.results.arithmetic)
+        dtype, arithmetic = wide_flight(equation.out_avals[0]), self.results.arithmetic
+        data = accumulated(equation, [a.data, b.data], dtype, self.fmt, arithmetic)
+        return ScaledValue(data, exponent)
