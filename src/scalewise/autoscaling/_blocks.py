@@ -182,35 +182,44 @@ def _in_blocks(options: tuple, x: jax.Array, data: jax.Array | None = None) -> S
 
 
 def _from_copy(options: tuple, copy: ScaledArray, *_: jax.Array | None) -> jax.Array:
-    _, narrow, dtype, _ = options
+    fmt, narrow, dtype, _ = options
     data = copy.data
     data = data if isinstance(data, EncodedArray) else widened(data, jnp.float32)
     wide = dataclasses.replace(copy, data=data, value_dtype=None).value()
-    return wide.astype(narrow).astype(dtype)
+    return _through(wide, fmt, narrow).astype(dtype)
+
+
+def _through(x: jax.Array, fmt: BlockFormat | Format, narrow: np.dtype) -> jax.Array:
+    """Returns float32 numbers rounded to the dtype in flight, which holds those of a power of two.
+
+    Of two converts, to bfloat16 and back, XLA would leave out both.
+    """
+    if jnp.finfo(narrow).nmant >= 23 or (isinstance(fmt, BlockFormat) and fmt.scale == E8M0):
+        return x.astype(narrow)
+    return lax.reduce_precision(x, jnp.finfo(narrow).nexp, jnp.finfo(narrow).nmant).astype(narrow)
 
 
 def _from_source(
     options: tuple, copy: ScaledArray, source: jax.Array, key: jax.Array | None
 ) -> jax.Array:
     fmt, narrow, dtype, (_, scaling, axis, rounding, tile, kind) = options
-    wide = source.astype(jnp.float32)
     key = None if key is None else jax.random.wrap_key_data(key, impl=kind)
     nearest = rounding == "nearest_even" and key is None
     if nearest and tile is None and rounds_in_blocks(fmt, scaling):
         rows = _rows(source, axis, fmt.size)
         return outlined(_rounded, (fmt, dtype, scaling), rows).reshape(source.shape)
     if fmt.scale == E8M0 or not isinstance(scaling, Amax | None):
-        given = wide, None if key is None else jax.random.key_data(key)
+        given = source, None if key is None else jax.random.key_data(key)
         value = outlined(_decoded, (fmt, scaling, axis, rounding, tile, kind), *given)
-        return value.astype(narrow).astype(dtype)
-    largest, tainted = outlined(_largest, (fmt, scaling, axis, tile), wide)
+        return _through(value, fmt, narrow).astype(dtype)
+    largest, tainted = outlined(_largest, (fmt, scaling, axis, tile), source)
     whole = None
     if fmt.tensor_scale is not None:
         whole = outlined(_tensor_scale, (fmt, scaling), jnp.max(largest, initial=0))
     factor, scale = outlined(
         _factors, (fmt, scaling), largest.reshape(-1), tainted.reshape(-1), whole
     )
-    blocks = split_blocks(wide, fmt.size, axis)
+    blocks = split_blocks(source, fmt.size, axis)
     outer, inner = blocks.shape[: axis + 1], blocks.shape[axis + 2 :]
     shape = math.prod(outer), fmt.size, math.prod(inner)
     factor, scale = (f.reshape(shape[0], shape[2]) for f in (factor, scale))
@@ -220,7 +229,7 @@ def _from_source(
         bits = split_blocks(bits, fmt.size, axis).reshape(shape)
     value = outlined(_over_factors, (fmt, rounding), blocks.reshape(shape), factor, scale, bits)
     value = merge_blocks(value.reshape(blocks.shape), source.shape, axis)
-    return value.astype(narrow).astype(dtype)
+    return _through(value, fmt, narrow).astype(dtype)
 
 
 def _rows(x: jax.Array, axis: int, size: int) -> jax.Array:
@@ -250,7 +259,7 @@ def _decoded(options: tuple, x: jax.Array, data: jax.Array | None) -> jax.Array:
 def _largest(options: tuple, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns each block's largest magnitude, and whether one of its numbers isn't finite."""
     fmt, scaling, axis, tile = options
-    blocks = split_blocks(x, fmt.size, axis)
+    blocks = split_blocks(x.astype(jnp.float32), fmt.size, axis)
     if tile is not None:  # from here on an axis of the blocks
         tile = tile[0] + (tile[0] > axis), tile[1]
     measured, tainted = usable(blocks, fmt, scaling, axis + 1, tile)
@@ -283,7 +292,7 @@ def _over_factors(
     options: tuple, blocks: jax.Array, factor: jax.Array, scale: jax.Array, bits: jax.Array | None
 ) -> jax.Array:
     fmt, rounding = options
-    scaled = over_scales(blocks, factor, 1, rounding)
+    scaled = over_scales(blocks.astype(jnp.float32), factor, 1, rounding)
     rounded = round_to(scaled, fmt.element, rounding=rounding, saturate="finite", bits=bits)
     return rounded * jnp.expand_dims(scale, 1)
 
