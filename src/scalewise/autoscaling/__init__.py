@@ -24,6 +24,7 @@ __all__ = ["RULES", "Family", "WithHistory", "register"]
 # the classes of results and types, for annotations
 from ._explain import Explanation as Explanation
 from ._history import AmaxHistory as AmaxHistory
+from ._recipe import KeepLike as KeepLike
 from ._recipe import RecipeLike as RecipeLike
 
 _DOCUMENTED = dir()  # the reference has these names

@@ -1,4 +1,4 @@
-"""What the policies of one interpretation of stored values have in common."""
+"""A recipe, and the facts that policies of one interpretation of stored values share."""
 
 from __future__ import annotations
 
