@@ -316,8 +316,8 @@ def test_scalify_is_the_recipe(options, recipe):
 
     args = jnp.full((4, 4), 256.0), jnp.full((8, 4), 1e3)
     if recipe is None:
-        results = sw.Results("bf16", rescale="max")
-        recipe = sw.Recipe(results=results, keep={"tanh": "fp32"})
+        results = sw.Results(BF16, rescale="max")
+        recipe = sw.Recipe(results=results, keep=(("tanh", FP32),))
     found = jax.make_jaxpr(jax.grad(sw.scalify(loss, **options)))(*args)
     assert str(found) == str(jax.make_jaxpr(jax.grad(sw.autoscale(loss, recipe)))(*args))
     assert "f16" in str(found)

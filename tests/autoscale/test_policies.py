@@ -11,7 +11,8 @@ import pytest
 from tests.arrays import normal
 
 import scalewise as sw
-from scalewise.autoscaling import Boundaries, Operands, ScaledValue, load
+from scalewise.autoscaling import Boundaries, EveryOp, Operands, ScaledValue, load
+from scalewise.autoscaling._align import ResultRounding
 from scalewise.autoscaling._residuals import Residuals
 from scalewise.autoscaling._setup import Setup
 from scalewise.autoscaling._value import StoredValue
@@ -31,13 +32,14 @@ def test_operands_are_rounded_as_quantize_does(recipe):
     product = load(policy.multiply(equation(jnp.matmul, x, w), values)).value()
     stored = sw.quantize_params({"w": w}, own)["w"]
     setting = own.products.operand("forward", "activation")
+    assert setting is not None
     scaling = None if setting.scaling == sw.Amax() else setting.scaling
     axis = None if setting.per_tensor else 1
     rounded = sw.quantize(x, setting.format, scaling=scaling, axis=axis)
     wide = [np.asarray(a.value(), np.float64) for a in (rounded, stored)]
-    exact, size = wide[0] @ wide[1], np.abs(wide[0]) @ np.abs(wide[1])
+    exact, size = np.matmul(*wide), np.matmul(*map(np.abs, wide))
     assert (np.abs(product - exact) <= 64 * 2.0**-24 * size).all()
-    assert not np.allclose(product, np.float64(x) @ np.float64(w), rtol=1e-3)
+    assert not np.allclose(product, np.matmul(x, w), rtol=1e-3)
 
 
 def test_large_computed_values_wait_in_the_residuals_format():
@@ -55,7 +57,17 @@ def test_large_computed_values_wait_in_the_residuals_format():
         assert policy.stored(other, policy.format) is other
 
 
-def test_no_interpretation_has_more_than_three_levels():
-    levels = {cls: len([c for c in cls.__mro__ if issubclass(c, Interpretation)])
-              for cls in (Boundaries, *Boundaries.__subclasses__())}  # fmt: skip
-    assert levels == {Boundaries: 3}
+def test_interpretations_inherit_two_levels_at_most():
+    for cls in (Boundaries, EveryOp):
+        assert len([c for c in cls.__mro__ if issubclass(c, Interpretation)]) == 3
+        assert not cls.__subclasses__()
+    assert Interpretation not in Residuals.__mro__ + Operands.__mro__ + ResultRounding.__mro__
+
+
+def test_results_are_rounded_once_with_a_scale_of_their_own():
+    policy = ResultRounding(sw.recipes.fp16_every_op)
+    x = 1e9 * normal(0, (4, 8))
+    found = policy.rescaled(ScaledValue(jnp.asarray(x)))
+    assert found.data.dtype == jnp.float16
+    wide = dataclasses.replace(found, data=found.data.astype(jnp.float32))
+    np.testing.assert_allclose(wide.value(), x, rtol=2.0**-11)

@@ -30,7 +30,6 @@ from ..scaled import (
     static_scale,
 )
 from ._families import INFINITE, propagated_power
-from ._pairs import PairInterpretation
 from ._predict import terms_of
 from ._recipe import Recipe, Results
 from ._rescale import is_rescale
@@ -497,8 +496,8 @@ def static_exponent(equation: Equation) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class ResultRounding(PairInterpretation):
-    """An interpretation that rounds results once, and finds or propagates their scales.
+class ResultRounding:
+    """The policy for results: each is rounded once, and its scale found or propagated.
 
     Attributes:
         recipe: with ``results``.

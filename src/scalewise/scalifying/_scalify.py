@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from .._check import Pattern, Result, Words, as_decorator, checked
 from ..autoscaling import KeepLike, Recipe, Results, Storage, autoscale
@@ -65,5 +65,6 @@ def scalify(
         >>> float(loss(w.astype(jnp.float16), x.astype(jnp.float16)))
         inf
     """
-    results = Results(format, rescale, arithmetic)
-    return autoscale(f, Recipe(results=results, keep=keep, state=state))
+    given: Any = format, keep  # which both classes convert
+    results = Results(given[0], rescale, arithmetic)
+    return autoscale(f, Recipe(results=results, keep=given[1], state=state))
