@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "scalewise"
 PACKAGES = {  # and what each page says first
     "autoscaling": "Runs a function on scaled arrays in narrow formats, with a recipe.",
+    "scalifying": "Runs a function with narrow results, whose scales are propagated.",
     "auditing": "Finds the lines where a function loses accuracy, and tries fixes.",
     "planning": "Finds the formats of a program's products at a given cost.",
     "emulating": "Runs a function with each result rounded to a format.",

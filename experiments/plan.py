@@ -108,7 +108,7 @@ def space_of(
     activations: Sequence[str | None],
     objective: Literal["kl", "loss"] = "kl",
 ) -> Space:
-    program = trace(m.logits, Boundaries(WIDE), (m.params, *inputs), {}, name="plan")
+    program = trace(m.logits, Boundaries.of(WIDE), (m.params, *inputs), {}, name="plan")
     lists = Lists([Operand(x) for x in weights], [x and Operand(x) for x in activations], [None])
     return Space(program, Budget(bits=1e3), lists, objective, 0, "logits")
 

@@ -23,9 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import scalewise as sw
-from scalewise.autoscaling import WithHistory
-from scalewise.autoscaling._autoscale import interpretation
-from scalewise.autoscaling._boundaries import Boundaries
+from scalewise.autoscaling import Boundaries, FormatOverrides, Operands, Setup, WithHistory
 from scalewise.autoscaling._predict import role_of
 from scalewise.formats import BlockFormat
 from scalewise.interpret import RoundedOperand, transform
@@ -86,8 +84,8 @@ def _shares(sums: dict[str, float]) -> dict[str, float]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured(Boundaries):
-    """The interpretation of a recipe, which also adds each operand to a log."""
+class Measured(Operands):
+    """Operands as a recipe rounds them, each of which is also added to a log."""
 
     log: Log = dataclasses.field(default_factory=Log)
 
@@ -126,10 +124,9 @@ def gradients(
         return loss, found, {}
     if recipe.results:
         return (*jax.jit(scaled)(params, batch), {})
-    plain = interpretation(recipe)
-    fields = {f.name: getattr(plain, f.name) for f in dataclasses.fields(plain)}
-    measured = Measured(**fields)
-    loss, found = jax.jit(transform(loss_and_gradient, measured, name="measured"))(params, batch)
+    measured = Measured(Setup(recipe, overrides=FormatOverrides(recipe.keep)))
+    by = Boundaries(measured)
+    loss, found = jax.jit(transform(loss_and_gradient, by, name="measured"))(params, batch)
     jax.effects_barrier()
     return loss, found, measured.log.rows()
 

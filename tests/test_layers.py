@@ -23,6 +23,7 @@ PACKAGES = [  # bottom to top
     "emulating",
     "autocasting",
     "autoscaling",
+    "scalifying",
     "training",
     "auditing",
     "planning",

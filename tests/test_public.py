@@ -29,6 +29,7 @@ PACKAGES = {
     "autocast": "autocasting",
     "autoscale": "autoscaling",
     "emulate": "emulating",
+    "scalify": "scalifying",
 }
 
 

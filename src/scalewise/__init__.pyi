@@ -7,6 +7,7 @@ from . import devices as devices
 from . import formats as formats
 from . import ops as ops
 from . import scaled as scaled
+from . import scalifying as scalifying
 from . import testing as testing
 from . import training as training
 from .auditing import Finding as Finding
@@ -55,5 +56,6 @@ from .scaled import Unit as Unit
 from .scaled import dequantize as dequantize
 from .scaled import quantize as quantize
 from .scaled import rebalance as rebalance
+from .scalifying import scalify as scalify
 
 __version__: str

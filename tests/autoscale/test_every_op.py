@@ -300,3 +300,37 @@ def test_a_wide_operation_reads_values_that_depend_on_no_argument():
     recipe = dataclasses.replace(sw.recipes.fp16_every_op, keep={"dot_general": "fp32"})
     w = jnp.linspace(0.1, 0.9, 24).reshape(12, 2)
     assert jnp.allclose(sw.autoscale(f, recipe)(w), f(w), rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "recipe"),
+    [
+        ({}, "scalify"),
+        ({"rescale": "max"}, "fp16_every_op"),
+        ({"format": "bf16", "rescale": "max", "keep": {"tanh": "fp32"}}, None),
+    ],
+)
+def test_scalify_is_the_recipe(options, recipe):
+    def loss(w, x):
+        return jnp.mean(jnp.square(jnp.tanh(x @ w)))
+
+    args = jnp.full((4, 4), 256.0), jnp.full((8, 4), 1e3)
+    if recipe is None:
+        results = sw.Results(BF16, rescale="max")
+        recipe = sw.Recipe(results=results, keep=(("tanh", FP32),))
+    found = jax.make_jaxpr(jax.grad(sw.scalify(loss, **options)))(*args)
+    assert str(found) == str(jax.make_jaxpr(jax.grad(sw.autoscale(loss, recipe)))(*args))
+    assert "f16" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"format": "e4m3fn"}, "e4m3fn; expected 'fp16' or 'bf16'"),
+        ({"rescale": "always"}, "scalify: rescale is 'always'"),
+        ({"keep": {"head": "e4m3fn"}}, "keep names e4m3fn"),
+    ],
+)
+def test_scalify_refuses_what_it_cannot_do(bad, message):
+    with pytest.raises(ValueError, match=message):
+        sw.scalify(jnp.tanh, **bad)

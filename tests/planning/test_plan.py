@@ -87,7 +87,7 @@ def test_no_other_plan_of_the_budget_is_better(found):
 
 
 def space_of(given, *, weights=(None,), activations=(None,), objective="kl", f=logits):
-    program = trace(f, Boundaries(WIDE), given, {}, name="plan")
+    program = trace(f, Boundaries.of(WIDE), given, {}, name="plan")
     lists = Lists(*([x and Operand(x) for x in some] for some in (weights, activations, [None])))
     return Space(program, sw.Budget(bits=1e3), lists, objective, 0, "f")
 
@@ -110,7 +110,7 @@ def test_a_loop_is_one_site_with_all_its_weights():
         return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, w)[0]
 
     given = jnp.ones((5, 8, 8)), jnp.ones((2, 8))
-    program = trace(stacked, Boundaries(WIDE), given, {}, name="plan")
+    program = trace(stacked, Boundaries.of(WIDE), given, {}, name="plan")
     ((site,), _), _ = sites(program)
     assert site.elements == 5 * 64
     assert site.products[0].times == 5
@@ -123,7 +123,7 @@ def test_a_recurrent_weight_counts_once():
         return jax.lax.scan(lambda h, x: (jnp.tanh(h @ w + x), None), x[0], x)[0]
 
     program = trace(
-        recurrent, Boundaries(WIDE), (jnp.ones((8, 8)), jnp.ones((5, 2, 8))), {}, name=""
+        recurrent, Boundaries.of(WIDE), (jnp.ones((8, 8)), jnp.ones((5, 2, 8))), {}, name=""
     )
     ((site,), _), _ = sites(program)
     assert site.elements == 64
@@ -207,7 +207,7 @@ def test_the_mask_of_a_gradient_is_a_decision():
     def step(w, x):
         return jax.grad(lambda w: jnp.sum(jax.nn.relu(dense(w, x)) ** 2))(w)
 
-    program = trace(step, Boundaries(WIDE), (KERNEL, jnp.ones((2, 8))), {}, name="plan")
+    program = trace(step, Boundaries.of(WIDE), (KERNEL, jnp.ones((2, 8))), {}, name="plan")
     (found, _), _ = sites(program)
     assert any("(gt)" in where for site in found for where in site.discrete)
 
@@ -242,7 +242,7 @@ def test_seconds_are_bounded_by_bytes_or_by_operations():
     w = jnp.zeros((4096, 4096), jnp.bfloat16)
     for rows, expected in ((1, 4096 * 4096 * 4.5 / 8 / 3.35e12), (4096, 2 * 4096**3 / 989e12)):
         x = jnp.zeros((rows, 4096), jnp.bfloat16)
-        program = trace(product, Boundaries(WIDE), (w, x), {}, name="plan")
+        program = trace(product, Boundaries.of(WIDE), (w, x), {}, name="plan")
         ((site,), _), _ = sites(program)
         budget = sw.Budget(seconds=1.0, device="h100")
         got = budget.cost(site, {"weight": Operand("nvfp4")}, 1)

@@ -24,6 +24,7 @@ __all__ = ["RULES", "Family", "WithHistory", "register"]
 # the classes of results and types, for annotations
 from ._explain import Explanation as Explanation
 from ._history import AmaxHistory as AmaxHistory
+from ._recipe import KeepLike as KeepLike
 from ._recipe import RecipeLike as RecipeLike
 
 _DOCUMENTED = dir()  # the reference has these names
@@ -38,6 +39,7 @@ from ._narrow import store_array as store_array
 from ._operand_settings import Role as Role
 from ._operand_settings import operand_format as operand_format
 from ._operand_settings import shown as shown
+from ._operands import Operands as Operands
 from ._overrides import FormatOverrides as FormatOverrides
 from ._overrides import Place as Place
 from ._overrides import Places as Places
@@ -45,6 +47,7 @@ from ._overrides import Scope as Scope
 from ._overrides import scope_parts as scope_parts
 from ._predict import between_activations as between_activations
 from ._residuals import load as load
+from ._setup import Setup as Setup
 from ._value import Memo as Memo
 from ._value import ScaledValue as ScaledValue
 from ._value import materialize as materialize

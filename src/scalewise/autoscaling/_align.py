@@ -29,7 +29,7 @@ from ..scaled import (
     split_power,
     static_scale,
 )
-from ._families import INFINITE, RuleContext, propagated_power
+from ._families import INFINITE, propagated_power
 from ._predict import terms_of
 from ._recipe import Recipe, Results
 from ._rescale import is_rescale
@@ -496,8 +496,8 @@ def static_exponent(equation: Equation) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class ResultRounding(RuleContext):
-    """An interpretation that rounds results once, and finds or propagates their scales.
+class ResultRounding:
+    """The policy for results: each is rounded once, and its scale found or propagated.
 
     Attributes:
         recipe: with ``results``.

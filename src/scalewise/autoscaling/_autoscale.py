@@ -27,8 +27,10 @@ from ._delayed import WithHistory
 from ._every_op import EveryOp, Outputs
 from ._history import OperandAmaxes
 from ._narrow import has_exponent, is_stored
+from ._operands import Operands
 from ._overrides import FormatOverrides
 from ._recipe import Recipe, RecipeLike
+from ._setup import Setup
 from .recipes import fp16
 from .recipes import recipe as recipe_
 
@@ -291,6 +293,8 @@ def interpretation(
     key: jax.Array | None = None,
     outputs: Outputs = "arrays",
     amaxes: OperandAmaxes | None = None,
+    overrides: FormatOverrides | None = None,
+    record: Callable[..., None] | None = None,
 ) -> Boundaries | EveryOp:
     """Returns the interpretation that :func:`autoscale` applies to a function.
 
@@ -299,9 +303,12 @@ def interpretation(
         traced: whether an argument has an integer exponent of its own.
         key: for recipes that draw random numbers; None for the key of seed 0.
         amaxes: for delayed scaling: those of earlier steps, and a record of this one's.
+        overrides: of the recipe; None for new ones.
+        record: called with each decision on a format.
         outputs: with ``Recipe.results``: plain arrays, or ScaledArrays with scales or exponents.
     """
-    overrides = FormatOverrides(recipe.keep)
+    overrides = FormatOverrides(recipe.keep) if overrides is None else overrides
     if recipe.results is None:
-        return Boundaries(recipe, traced, overrides, key=key, amaxes=amaxes)
-    return EveryOp(recipe, outputs=outputs, overrides=overrides)
+        setup = Setup(recipe, traced, overrides, record)
+        return Boundaries(Operands(setup, key, amaxes))
+    return EveryOp(recipe, outputs=outputs, overrides=overrides, record=record)

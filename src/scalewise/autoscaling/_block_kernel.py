@@ -51,10 +51,9 @@ from ..scaled import (
     tensor_scale_of,
     usable,
 )
-from ._keys import hadamard_transform
+from ._keys import draws_by_index, hadamard_transform, random_bits
 
 TILE = 64  # rows and columns of an array that one program of the kernel rounds
-THREEFRY, ROTATIONS = "threefry2x32", ((13, 15, 26, 6), (17, 29, 16, 24))
 
 by_kernel_p = jex.Primitive("by_kernel")
 by_kernel_p.multiple_results = True
@@ -112,8 +111,7 @@ def kernel_for(
         return None
     nearest, both = rounding == "nearest_even" and kind is None, fmt != NVFP4 or tile is not None
     if fmt == NVFP4:
-        partitionable = jax.config.jax_threefry_partitionable  # pyright: ignore
-        fits = nearest or (rounding == "stochastic" and str(kind) == THREEFRY and partitionable)
+        fits = nearest or (rounding == "stochastic" and draws_by_index(kind))
         fits = fits and isinstance(scaling, Amax | None)
         fits = fits and (tile is None or ({axis, tile[0]} == last and tile[1] == fmt.size))
         fits = fits and (signs is None or signs.size in (4, 16, 64))
@@ -264,18 +262,6 @@ def _bits(key, columns: int, at: tuple, axis: int) -> jax.Array:
     )
     row, column = own
     return random_bits(key[0], key[1], (row * columns + column).astype(jnp.uint32))
-
-
-def random_bits(first: jax.Array, second: jax.Array, index: jax.Array) -> jax.Array:
-    """Returns what ``jax.random.bits`` has at flat indices of an array: Threefry-2x32."""
-    keys = first, second, first ^ second ^ np.uint32(0x1BD11BDA)
-    x, y = jnp.broadcast_to(first, index.shape), index + second
-    for i in range(5):
-        for r in ROTATIONS[i % 2]:
-            x = x + y
-            y = ((y << np.uint32(r)) | (y >> np.uint32(32 - r))) ^ x
-        x, y = x + keys[(i + 1) % 3], y + keys[(i + 2) % 3] + np.uint32(i + 1)
-    return x ^ y
 
 
 # -- without the kernel --------------------------------------------------------------------------

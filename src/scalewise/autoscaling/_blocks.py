@@ -18,17 +18,26 @@ from ..devices import Device
 from ..formats import BF16, E2M1FN, E8M0, BlockFormat, Format, RoundingMode
 from ..interpret import Equation, by_platform, outlined
 from ..primitives import params
-from ..rounding import EncodedArray, is_packed
+from ..rounding import EncodedArray, is_packed, round_to
 from ..rounding import widened as from_codes
 from ..scaled import (
+    Amax,
     ScaledArray,
     Scaling,
+    amax,
     is_known,
+    merge_blocks,
+    over_scales,
     quantize_measured,
     round_in_blocks,
     rounds_in_blocks,
+    scales_of,
+    split_blocks,
+    tensor_scale_of,
+    usable,
 )
 from ._block_kernel import BlockRounding, kernel_for, rounded_by_kernel
+from ._keys import draws_by_index, random_bits
 
 
 @jax.tree_util.register_dataclass
@@ -111,15 +120,13 @@ def in_blocks(
         routes = {"default": rounded_by_kernel, "whole_cpu": _unread}
         copy = by_platform(routes, options, result, given, data, signs)
         return Blocks(copy, fmt, x.dtype, x, data, options[:-1])
-    known = all(map(is_known, x.shape)) and x.size
+    known = all(map(is_known, x.shape)) and x.size and x.dtype.itemsize <= 4
     has_type = is_packed(element) or (element.dtype is not None and element.bits == 8)
-    plain = tile is None and rounding == "nearest_even" and key is None
-    own = plain and rounds_in_blocks(fmt, scaling) and _dtype(fmt, x.dtype) == jnp.bfloat16
-    if not (own and known and has_type):
+    if not (known and has_type and fmt.scale.dtype is not None):
         return Blocks(outlined(_in_blocks, options, x, data), fmt, x.dtype)
     routes = {"default": _in_blocks, "whole_cpu": _unread}
-    copy = by_platform(routes, options, _copy_type(x.shape, fmt, axis), x)
-    return Blocks(copy, fmt, x.dtype, x, None, options)
+    copy = by_platform(routes, options, _copy_type(x.shape, fmt, axis), x, data)
+    return Blocks(copy, fmt, x.dtype, x, data, options)
 
 
 def _dtype(fmt: BlockFormat | Format, dtype: DTypeLike) -> np.dtype:
@@ -175,30 +182,119 @@ def _in_blocks(options: tuple, x: jax.Array, data: jax.Array | None = None) -> S
 
 
 def _from_copy(options: tuple, copy: ScaledArray, *_: jax.Array | None) -> jax.Array:
-    _, narrow, dtype, _ = options
+    fmt, narrow, dtype, _ = options
     data = copy.data
     data = data if isinstance(data, EncodedArray) else widened(data, jnp.float32)
     wide = dataclasses.replace(copy, data=data, value_dtype=None).value()
-    return wide.astype(narrow).astype(dtype)
+    return _through(wide, fmt, narrow).astype(dtype)
+
+
+def _through(x: jax.Array, fmt: BlockFormat | Format, narrow: np.dtype) -> jax.Array:
+    """Returns float32 numbers rounded to the dtype in flight, which holds those of a power of two.
+
+    Of two converts, to bfloat16 and back, XLA would leave out both.
+    """
+    if jnp.finfo(narrow).nmant >= 23 or (isinstance(fmt, BlockFormat) and fmt.scale == E8M0):
+        return x.astype(narrow)
+    return lax.reduce_precision(x, jnp.finfo(narrow).nexp, jnp.finfo(narrow).nmant).astype(narrow)
 
 
 def _from_source(
     options: tuple, copy: ScaledArray, source: jax.Array, key: jax.Array | None
 ) -> jax.Array:
-    fmt, _, dtype, own = options
-    if key is not None or not rounds_in_blocks(fmt, own[1]):
-        return _from_copy(options, outlined(_in_blocks, own, source, key))
-    assert copy.block is not None
-    axis, size = copy.block[0] + copy.ndim, copy.block[1]
-    outer, length, inner = source.shape[:axis], source.shape[axis], source.shape[axis + 1 :]
+    fmt, narrow, dtype, (_, scaling, axis, rounding, tile, kind) = options
+    key = None if key is None else jax.random.wrap_key_data(key, impl=kind)
+    nearest = rounding == "nearest_even" and key is None
+    if nearest and tile is None and rounds_in_blocks(fmt, scaling):
+        rows = _rows(source, axis, fmt.size)
+        return outlined(_rounded, (fmt, dtype, scaling), rows).reshape(source.shape)
+    if fmt.scale == E8M0 or not isinstance(scaling, Amax | None):
+        given = source, None if key is None else jax.random.key_data(key)
+        value = outlined(_decoded, (fmt, scaling, axis, rounding, tile, kind), *given)
+        return _through(value, fmt, narrow).astype(dtype)
+    largest, tainted = outlined(_largest, (fmt, scaling, axis, tile), source)
+    whole = None
+    if fmt.tensor_scale is not None:
+        whole = outlined(_tensor_scale, (fmt, scaling), jnp.max(largest, initial=0))
+    factor, scale = outlined(
+        _factors, (fmt, scaling), largest.reshape(-1), tainted.reshape(-1), whole
+    )
+    blocks = split_blocks(source, fmt.size, axis)
+    outer, inner = blocks.shape[: axis + 1], blocks.shape[axis + 2 :]
+    shape = math.prod(outer), fmt.size, math.prod(inner)
+    factor, scale = (f.reshape(shape[0], shape[2]) for f in (factor, scale))
+    bits = None
+    if key is not None:
+        bits = outlined(_bits, (source.shape, kind), jax.random.key_data(key))
+        bits = split_blocks(bits, fmt.size, axis).reshape(shape)
+    value = outlined(_over_factors, (fmt, rounding), blocks.reshape(shape), factor, scale, bits)
+    value = merge_blocks(value.reshape(blocks.shape), source.shape, axis)
+    return _through(value, fmt, narrow).astype(dtype)
+
+
+def _rows(x: jax.Array, axis: int, size: int) -> jax.Array:
+    """Returns an array as three axes, the middle one of which is that of blocks."""
+    outer, length, inner = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
     count, length = (1, length) if length % size else (length // size, size)
-    rows = source.reshape(math.prod(outer) * count, length, math.prod(inner))
-    return outlined(_rounded, (fmt, dtype, own[1]), rows).reshape(source.shape)
+    return x.reshape(math.prod(outer) * count, length, math.prod(inner))
 
 
 def _rounded(options: tuple, x: jax.Array) -> jax.Array:
     fmt, dtype, scaling = options
     return round_in_blocks(x.astype(jnp.float32), fmt, scaling).astype(dtype)
+
+
+def _decoded(options: tuple, x: jax.Array, data: jax.Array | None) -> jax.Array:
+    fmt, scaling, axis, rounding, tile, kind = options
+    key = None if data is None else jax.random.wrap_key_data(data, impl=kind)
+    own = {"rounding": rounding, "tile": tile, "key": key}
+    return quantize_measured(x, x, fmt, scaling, axis, numbers=True, **own).value()
+
+
+# The steps of rounding to blocks whose scales aren't powers of two. Equal ones share a function,
+# for which a CPU's compiler takes a tenth of a second and more: the tensor's scale is the same for
+# arrays of all shapes, blocks' scales for equally many blocks.
+
+
+def _largest(options: tuple, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns each block's largest magnitude, and whether one of its numbers isn't finite."""
+    fmt, scaling, axis, tile = options
+    blocks = split_blocks(x.astype(jnp.float32), fmt.size, axis)
+    if tile is not None:  # from here on an axis of the blocks
+        tile = tile[0] + (tile[0] > axis), tile[1]
+    measured, tainted = usable(blocks, fmt, scaling, axis + 1, tile)
+    found = amax(measured, (axis + 1,), False)
+    return found, jnp.zeros(found.shape, bool) if tainted is None else tainted
+
+
+def _tensor_scale(options: tuple, largest: jax.Array) -> jax.Array:
+    return tensor_scale_of(largest, *options)
+
+
+def _factors(
+    options: tuple, largest: jax.Array, tainted: jax.Array, whole: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """Returns what blocks are divided by, and the scale that they are multiplied by."""
+    fmt, scaling = options
+    found = scales_of(largest[:, None], None, fmt, 1, scaling, whole=whole, encode=round_to)
+    return found[1], jnp.where(tainted, np.float32(np.nan), found[1])
+
+
+def _bits(options: tuple, data: jax.Array) -> jax.Array:
+    shape, kind = options
+    size = math.prod(shape)
+    if draws_by_index(kind) and size < 2**32:
+        return random_bits(data[0], data[1], lax.iota(jnp.uint32, size)).reshape(shape)
+    return jax.random.bits(jax.random.wrap_key_data(data, impl=kind), shape, jnp.uint32)
+
+
+def _over_factors(
+    options: tuple, blocks: jax.Array, factor: jax.Array, scale: jax.Array, bits: jax.Array | None
+) -> jax.Array:
+    fmt, rounding = options
+    scaled = over_scales(blocks.astype(jnp.float32), factor, 1, rounding)
+    rounded = round_to(scaled, fmt.element, rounding=rounding, saturate="finite", bits=bits)
+    return rounded * jnp.expand_dims(scale, 1)
 
 
 def widened(x: jax.Array, dtype: DTypeLike, shift: int = 0) -> jax.Array:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -22,24 +23,30 @@ from ..interpret import (
     Boundary,
     Equation,
     Readers,
+    RoundedOperand,
     State,
     Value,
     is_carry,
     is_float,
 )
 from ..primitives import Family, having, params
-from ..rounding import encode
-from ..scaled import EXPONENTS, Amax, ScaledArray, amax, at_least, combined
+from ..scaled import EXPONENTS, ScaledArray, amax, at_least, combined
 from ..scaled import RULES as SCALE_RULES
+from ._history import OperandAmaxes
 from ._layout import force_materialize
 from ._narrow import has_exponent, holds, is_stored, store_array, store_value
 from ._operand_settings import GRADIENT, Operand
-from ._operands import OperandRounding
+from ._operands import Operands
+from ._overrides import FormatOverrides
+from ._pairs import PairInterpretation
 from ._predict import of_argument, predict, role_of
 from ._products import DeferredProduct
 from ._quantized import QuantizedValue, assigned, moved, quantized_argument
-from ._residuals import is_statistic, lineage, load, load_product
-from ._rules import RULES
+from ._recipe import Recipe
+from ._residuals import Residuals, load, load_product
+from ._rules import MULTIPLIES, RULES
+from ._sending import Sending
+from ._setup import Setup
 from ._value import (
     Memo,
     ScaledValue,
@@ -59,14 +66,64 @@ OPAQUE = frozenset(name for name in KERNELS if not name.startswith("dot_product_
 MATERIALIZED_SIZE = 4096
 
 
+After: TypeAlias = Callable[[State, Equation, Sequence[Value], list[Value]], Applied]
+"""From a state, an equation, its operands and results: the next state and the results."""
+
+
 @dataclasses.dataclass(frozen=True)
-class Boundaries(OperandRounding):
-    """Rounds stored values as the recipe says; values in flight keep their flight dtype."""
+class Boundaries(PairInterpretation):
+    """Rounds stored values as the recipe says; values in flight keep their flight dtype.
+
+    Attributes:
+        operands: the policy for operands of contractions; it has those for residuals, and what all
+            have in common.
+        after: what is done after each equation; None for nothing.
+    """
+
+    operands: Operands
+    after: After | None = None
+
+    @classmethod
+    def of(cls, recipe: Recipe, **fields: Any) -> Boundaries:
+        """Returns the interpretation of a recipe, with fields of :class:`Setup`."""
+        return cls(Operands(Setup(recipe, **fields)))
+
+    @property
+    def setup(self) -> Setup:
+        return self.operands.setup
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.setup.recipe
+
+    @property
+    def traced(self) -> bool:
+        return self.setup.traced
+
+    @property
+    def overrides(self) -> FormatOverrides:  # pyright: ignore
+        return self.setup.overrides
+
+    @property
+    def residuals(self) -> Residuals:
+        return self.operands.residuals
+
+    @functools.cached_property
+    def sending(self) -> Sending:
+        return Sending(self.setup)
+
+    @property
+    def amaxes(self) -> OperandAmaxes | None:
+        """Those of delayed scaling; None for scales of other strategies."""
+        return self.operands.amaxes
+
+    def with_amaxes(self, amaxes: OperandAmaxes) -> Boundaries:
+        return dataclasses.replace(self, operands=dataclasses.replace(self.operands, amaxes=amaxes))
 
     # -- in and out ------------------------------------------------------------------------------
 
     def lift(self, x: Argument, aval: ShapedArray) -> ScaledValue | QuantizedValue:
-        dtype = self.flight_dtype(aval)
+        dtype = self.setup.flight(aval)
         if self.traced and has_exponent(x):
             return normalised(ScaledValue(x.data.astype(dtype), x.exponent))
         if (quantized := quantized_argument(x, dtype)) is not None:
@@ -75,7 +132,7 @@ class Boundaries(OperandRounding):
         return ScaledValue(plain, log2_std=of_argument(aval.shape))
 
     def constant(self, x: np.ndarray, aval: ShapedArray) -> ScaledValue:
-        dtype = self.flight_dtype(aval)
+        dtype = self.setup.flight(aval)
         data = jnp.asarray(np.asarray(x, dtype))
         return ScaledValue(data, constant_value=float(x) if x.size == 1 else None)
 
@@ -87,8 +144,10 @@ class Boundaries(OperandRounding):
             return value.argument
         value = load(value)
         storage = self.recipe.state_storage(path, value.data.size)
-        if self.record is not None:
-            self.record("output", path, value.shape, [storage.format if storage else aval.dtype])
+        if self.setup.record is not None:
+            self.setup.record(
+                "output", path, value.shape, [storage.format if storage else aval.dtype]
+            )
         if storage is not None:
             return store_array(materialize(value), storage, aval.dtype)
         if not isinstance(value.exponent, int) and value.exponent.ndim == 0:
@@ -107,12 +166,12 @@ class Boundaries(OperandRounding):
         waits = boundary == "stacked" and equation.direction == "forward" and aval.shape
         small = fmt and isinstance(value, ScaledValue) and holds(value.data.dtype, fmt)
         if waits and fmt and not small:
-            self._recorded(boundary, equation, value, fmt)
+            self.setup.recorded(boundary, equation, value, fmt)
             return value if isinstance(value, StoredValue) else store_value(value.marked(), fmt)
         value = load(value)
         carry = self.recipe.carry if boundary == "carry" and aval.shape else None
         if boundary in ("carry", "stacked"):
-            self._recorded(boundary, equation, value, carry)
+            self.setup.recorded(boundary, equation, value, carry)
         if carry is not None:
             value = store_value(value, carry).load()
         if not self.traced or boundary == "mapped":  # devices may have different exponents
@@ -170,7 +229,7 @@ class Boundaries(OperandRounding):
             setting = self._setting_of_weight(value, reader)
             if setting is not None and not setting.is_random and setting.hadamard < 2:
                 contracted = params.contracted_axes(reader)[position]
-                self._rounded(value, setting, contracted, "")
+                self.operands.rounded(value, setting, contracted, "")
         return value
 
     def _setting_of_weight(self, value: ScaledValue, reader: Equation) -> Operand | None:
@@ -205,7 +264,7 @@ class Boundaries(OperandRounding):
             return None
         purpose = equation.name, str(out), repr(sorted(equation.params.items()))
         if purpose not in x.memo.changed:
-            (made,) = self._computed(equation, [x])
+            (made,) = self.computed(equation, [x])
             assert isinstance(made, ScaledValue)
             if x.memo.extreme is not None and equation.name in PERMUTES:
                 extreme = x.memo.extreme.astype(made.data.dtype).reshape((1,) * made.data.ndim)
@@ -230,36 +289,32 @@ class Boundaries(OperandRounding):
     def inside(self, value: Value) -> Value:
         return value.inside() if isinstance(value, ScaledValue) else super().inside(value)
 
+    def rounded_operands(
+        self, equation: Equation, inputs: Sequence[Value]
+    ) -> Sequence[RoundedOperand]:
+        return self.operands.rounded_operands(equation, inputs)
+
+    def magnitudes(self, inputs: Sequence[Value]) -> jax.Array:
+        return self.operands.magnitudes(inputs)
+
     def residual(self, value: Value, aval: ShapedArray) -> ScaledValue | StoredValue:
         """Returns a value narrow, if the recipe says so, until the backward pass reads it."""
         value = load_product(value)
         if not isinstance(value, ScaledValue):
             return value
-        return self._stored(value.marked(), self.recipe.residuals)
-
-    # -- what `explain` is told ------------------------------------------------------------------
-
-    def _record_residual(self, equation: Equation, value: Value, fmt: Format | None) -> None:
-        if not isinstance(value, ScaledValue) or not value.is_computed:
-            return
-        source = value if value.lineage is None else value.lineage.source or value
-        narrow = [x for x in (value, source) if fmt in x.memo.stored]
-        stored = narrow[0] if narrow else source
-        if not stored.memo.explained:
-            stored.memo.explained = True
-            self._recorded("residual", equation, stored, fmt if narrow else None)
+        return self.residuals.stored(value.marked(), self.recipe.residuals)
 
     # -- equations -------------------------------------------------------------------------------
 
     def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         """Runs one equation; with delayed scaling the state is each operand's largest magnitude."""
-        if not state or RULES[equation.name].family is not Family.CONTRACTION:
-            return state, self._applied(equation, inputs)
-        assert self.amaxes is not None
-        newest: dict[str, jax.Array] = {}
-        amaxes = dataclasses.replace(self.amaxes, newest=newest)
-        outs = dataclasses.replace(self, amaxes=amaxes)._applied(equation, inputs)
-        return state | {i: jnp.maximum(state[i], amax) for i, amax in newest.items()}, outs
+        by, newest = self, dict[str, jax.Array]()
+        if self.amaxes is not None and state and equation.name in MULTIPLIES:
+            by = self.with_amaxes(dataclasses.replace(self.amaxes, newest=newest))
+        outs = by._applied(equation, inputs)
+        if newest:
+            state = state | {i: jnp.maximum(state[i], amax) for i, amax in newest.items()}
+        return (state, outs) if self.after is None else self.after(state, equation, inputs, outs)
 
     def _applied(self, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
         transposed = _transposed_product(equation, inputs)
@@ -270,9 +325,11 @@ class Boundaries(OperandRounding):
         for same in (moved, assigned, self._moved):
             if (found := same(equation, inputs)) is not None:
                 return [found]
-        return self._computed(equation, [load(x) for x in self.multiplied(equation, inputs)])
+        return self.computed(
+            equation, [load(x) for x in self.operands.multiplied(equation, inputs)]
+        )
 
-    def _computed(self, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+    def computed(self, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
         rule = RULES[equation.name]
         if equation.name in ("add", "add_any"):
             inputs = [_added(equation, i, x) for i, x in enumerate(inputs)]
@@ -281,14 +338,11 @@ class Boundaries(OperandRounding):
             Family.CONTRACTION,
             Family.KERNEL,  # which gets the numbers that the forward one has returned
         ):
-            fmt = self.overrides.find(equation, self.recipe.residuals)
-            fmt = fmt if isinstance(fmt, Format) else None
-            late = [self._for_backward(x, fmt) for x in inputs]
-            if self.record is not None:
-                for x in inputs:
-                    self._record_residual(equation, x, fmt)
-            inputs = late
-        outs = rule.rule(self, equation, inputs)
+            inputs = self.residuals.read_late(equation, inputs)
+        outs = self.sending.results(equation, inputs)
+        if outs is None:
+            flight, multiply = self.setup.flight, self.operands.multiply
+            outs = self.by_rule(rule, flight, multiply, equation, inputs)
         if not outs:  # a debugging callback
             return outs
         if equation.name == "add_any" and at_least(outs[0].data.size, MATERIALIZED_SIZE):
@@ -316,29 +370,8 @@ class Boundaries(OperandRounding):
             for y in outs
         ]
         if equation.direction == "forward" and not self.traced and isinstance(outs[0], ScaledValue):
-            kept = functools.partial(self._stays_wide, fmt=self.recipe.residuals)
-            small, keeps_norms = self.recipe.min_size, self.prefers_speed
-            how = lineage(equation, inputs, outs[0], small, kept, keeps_norms)
-            statistic = is_statistic(equation, inputs)
-            if how is not None or statistic:
-                outs[0] = dataclasses.replace(outs[0], lineage=how, is_statistic=statistic)
+            outs[0] = self.residuals.with_lineage(equation, inputs, outs[0])
         return outs
-
-    def to_send(
-        self, value: ScaledValue, axis_name: AxisName, equation: Equation
-    ) -> tuple[jax.Array, jax.Array] | None:
-        """Returns the narrow data that a collective sends, and all devices' scale, or None."""
-        fmt = self.overrides.find(equation, self.recipe.collective)
-        sent = fmt if isinstance(fmt, Format) and not holds(value.data.dtype, fmt) else None
-        self._recorded("collective", equation, value, sent)
-        if sent is None:
-            return None
-        x = value.data.astype(wide_dtype(value.data.dtype))
-        scale, _ = Amax().scale(x, sent, range(x.ndim))
-        scale = lax.pmax(scale, axis_name)
-        data = encode(x * (1 / scale), sent)
-        assert isinstance(data, jax.Array)
-        return data, scale
 
 
 def _added(equation: Equation, position: int, x: Value) -> Value:

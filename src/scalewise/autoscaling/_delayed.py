@@ -56,7 +56,7 @@ class WithHistory:
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         overrides = FormatOverrides(self.current.keep)
-        boundaries = Boundaries(self.current, overrides=overrides)
+        boundaries = Boundaries.of(self.current, overrides=overrides)
         outs = transform(self.f, boundaries, name=NAME)(*args, **kwargs)
         overrides.check(NAME)
         return outs
@@ -65,7 +65,7 @@ class WithHistory:
         """Returns the history after one step on these arguments; the step's outputs are dropped."""
         program, boundaries = self._program(self.f, args, kwargs, as_jit=True)
         operand_ids: dict[str, jax.Array] = {}
-        counting = dataclasses.replace(boundaries, amaxes=OperandAmaxes(newest=operand_ids))
+        counting = boundaries.with_amaxes(OperandAmaxes(newest=operand_ids))
         jax.eval_shape(lambda arrays: run(program, counting, (), arrays)[0], program.arrays)
         state = dict.fromkeys(operand_ids, jnp.float32(0))
         # under jit: outside of it, JAX can't place a loop's counter on a mesh with explicit axes
@@ -114,7 +114,7 @@ class WithHistory:
         program = dataclasses.replace(program, arrays=_undifferentiated(list(program.arrays)))
         earlier = dict(zip(history.operand_ids, jnp.max(history.amaxes, axis=1), strict=True))
         amaxes = OperandAmaxes(earlier)
-        here = dataclasses.replace(boundaries, amaxes=amaxes)
+        here = boundaries.with_amaxes(amaxes)
         state = dict.fromkeys(history.operand_ids, jnp.zeros((), jnp.float32))
         newest, values = run(program, here, state)
         boundaries.overrides.check(NAME)
@@ -129,7 +129,7 @@ class WithHistory:
 
     def _program(self, f: Callable, args, kwargs, as_jit: bool = False):
         overrides = FormatOverrides(self.recipe.keep)
-        boundaries = Boundaries(self.recipe, overrides=overrides, amaxes=OperandAmaxes())
+        boundaries = Boundaries.of(self.recipe, overrides=overrides).with_amaxes(OperandAmaxes())
         return trace(f, boundaries, args, kwargs, name=NAME, as_jit=as_jit), boundaries
 
 

@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.typing import DTypeLike
 
 from .._jax import ShapedArray
 from .._types import PyTree
+from ..formats import Format
 from ..interpret import (
     Applied,
     Argument,
@@ -73,14 +73,15 @@ from ._align import (
     widest_dtype,
     with_factor,
 )
-from ._blocks import Factor as Operand
+from ._families import wide_flight
 from ._narrow import has_exponent, has_scale, is_stored, store_array
 from ._overrides import FormatOverrides
+from ._pairs import PairInterpretation
 from ._products import accumulated
+from ._recipe import Recipe
 from ._rescale import is_rescale
 from ._rules import FALLBACK, RULES, Rule
 from ._value import (
-    Exponent,
     ScaledValue,
     largest_rounded,
     leading,
@@ -98,7 +99,7 @@ COLLECTIVES = having("collective")
 
 
 @dataclasses.dataclass(frozen=True)
-class EveryOp(ResultRounding):
+class EveryOp(PairInterpretation):
     """Rounds each result to ``recipe.results.format``; exponents are int32 numbers at run time.
 
     A value is ``data * 2**exponent`` with data float16 or bfloat16. Arithmetic on two elements is
@@ -122,6 +123,8 @@ class EveryOp(ResultRounding):
     ``residuals``.
 
     Attributes:
+        recipe: with ``results``.
+        keeps_float32: whether results stay unrounded, by the same rules.
         record: called with each result, by ``explain``.
         outputs: the form of float results.
         overrides: the recipe's ``keep``, and what of it has been met.
@@ -129,6 +132,8 @@ class EveryOp(ResultRounding):
 
     NARROW: ClassVar = names(lambda row: row.family is not Family.STRUCTURAL)
 
+    recipe: Recipe
+    keeps_float32: bool = False
     record: Callable[..., None] | None = None
     outputs: Outputs = "arrays"
     overrides: FormatOverrides = dataclasses.field(
@@ -136,9 +141,18 @@ class EveryOp(ResultRounding):
     )
 
     @functools.cached_property
+    def rounding(self) -> ResultRounding:
+        """The policy for results."""
+        return ResultRounding(self.recipe, self.keeps_float32)
+
+    @property
+    def fmt(self) -> Format:
+        return self.rounding.fmt
+
+    @functools.cached_property
     def unrounded(self) -> EveryOp:
         """The interpretation of equations that ``keep`` leaves in float32."""
-        results = dataclasses.replace(self.results, rescale="max", arithmetic="float32")
+        results = dataclasses.replace(self.rounding.results, rescale="max", arithmetic="float32")
         plain = dataclasses.replace(self.recipe, keep=(), results=results)
         return EveryOp(plain, keeps_float32=True, record=self.record)
 
@@ -158,20 +172,22 @@ class EveryOp(ResultRounding):
                 scaled, data=scaled.data * (mantissa / factor), factor=factor
             )
         if scaled is not None:
-            return self.lifted(scaled if self.propagates else folded(scaled))
+            return self.rounding.lifted(scaled if self.rounding.propagates else folded(scaled))
         plain = jnp.asarray(x.value() if is_stored(x) else x)
-        return self.lifted(ScaledValue(plain.astype(wide_dtype(plain.dtype))), has_scale=False)
+        return self.rounding.lifted(
+            ScaledValue(plain.astype(wide_dtype(plain.dtype))), has_scale=False
+        )
 
     def constant(self, x: np.ndarray, aval: ShapedArray) -> ScaledValue:
         if x.size != 1:
             by = self.unrounded if self.overrides.keep else self
-            return by.rounded(ScaledValue(jnp.asarray(x, jnp.float32)))
+            return by.rounding.rounded(ScaledValue(jnp.asarray(x, jnp.float32)))
         number, exact = float(x), self.keeps_float32 or bool(self.overrides.keep)
         if math.isfinite(number) and not exact:
             top = largest_rounded(self.fmt, wide_dtype(aval.dtype))
             number = max(-top, min(top, number))
         mantissa, exponent = math.frexp(number) if math.isfinite(number) else (number, 0)
-        dtype = jnp.float32 if exact else self.dtype
+        dtype = jnp.float32 if exact else self.rounding.dtype
         data = jnp.full(x.shape, np.float32(mantissa).astype(dtype))
         return EveryOpValue(data, exponent, constant_value=number)
 
@@ -191,7 +207,11 @@ class EveryOp(ResultRounding):
     def _scaled_output(self, value: Value, aval: ShapedArray) -> ScaledArray:
         value = widened(self.read(self.stack(value, aval)))
         value = folded(value) if self.outputs == "exponents" else value
-        value = self.clipped(value) if self.propagates else self.rescaled(value)
+        value = (
+            self.rounding.clipped(value)
+            if self.rounding.propagates
+            else self.rounding.rescaled(value)
+        )
         exponent = jnp.asarray(value.exponent, jnp.int32)
         if self.outputs == "exponents":
             return ScaledArray.from_exponent(value.data, exponent)
@@ -213,7 +233,7 @@ class EveryOp(ResultRounding):
     def _carried(self, x: ScaledValue) -> ScaledValue:
         """Returns a value of which only the shape is known, as another branch or turn may give."""
         exponent = jnp.asarray(x.exponent, jnp.int32)
-        if not self.propagates:
+        if not self.rounding.propagates:
             return ScaledValue(x.data, exponent, "forward")
         factor = jnp.broadcast_to(jnp.asarray(factor_of(x), jnp.float32), exponent.shape)
         return EveryOpValue(x.data, exponent, "forward", factor=factor)
@@ -222,10 +242,16 @@ class EveryOp(ResultRounding):
         self, predicate: jax.Array, on_true: ScaledValue, on_false: ScaledValue
     ) -> ScaledValue:
         cases: list[Value] = [folded(widened(self._own(x))) for x in (on_false, on_true)]
-        (b, a), exponent = aligned(cases if self.propagates else chosen(predicate, cases), TOP)
+        (b, a), exponent = aligned(
+            cases if self.rounding.propagates else chosen(predicate, cases), TOP
+        )
         assert exponent is not None
         found = ScaledValue(lax.select(predicate, a.data, b.data), exponent)
-        result = self.rounded(found) if self.propagates else self.rescaled(found)
+        result = (
+            self.rounding.rounded(found)
+            if self.rounding.propagates
+            else self.rounding.rescaled(found)
+        )
         return self._carried(result)
 
     def unstack(self, value: Value, aval: ShapedArray) -> ScaledValue:
@@ -239,13 +265,13 @@ class EveryOp(ResultRounding):
             return value
         exponent = jnp.max(value.exponent, initial=np.int32(ZERO_EXPONENT))
         factor = power_of_two(jnp.clip(value.exponent - exponent, -126, 0))
-        if not self.propagates:
+        if not self.rounding.propagates:
             data = value.data.astype(jnp.float32) * leading(factor, value.data)
-            return self.rescaled(ScaledValue(data, exponent))
+            return self.rounding.rescaled(ScaledValue(data, exponent))
         own = jnp.asarray(factor_of(value), jnp.float32)
         common = jnp.max(jnp.where(value.exponent == exponent, own, 0), initial=1)
         data = value.data.astype(jnp.float32) * leading(factor * own / common, value.data)
-        return self.rounded(EveryOpValue(data, exponent, factor=common))
+        return self.rounding.rounded(EveryOpValue(data, exponent, factor=common))
 
     # -- equations -------------------------------------------------------------------------------
 
@@ -255,7 +281,7 @@ class EveryOp(ResultRounding):
             plain = [folded(widened(x)) if isinstance(x, ScaledValue) else x for x in inputs]
             return self.unrounded.apply(state, equation, plain)
         if fmt != self.fmt:
-            results = dataclasses.replace(self.results, format=fmt)
+            results = dataclasses.replace(self.rounding.results, format=fmt)
             own = dataclasses.replace(self.recipe, keep=(), results=results)
             other = EveryOp(own, record=self.record)
             return other.apply(state, equation, [other._in_format(x) for x in inputs])
@@ -269,14 +295,14 @@ class EveryOp(ResultRounding):
             return
         contraction = RULES[equation.name].family is Family.CONTRACTION
         kind, count = ("contraction", 2) if contraction else ("result", 1)
-        narrow = y.data.dtype == self.dtype and not self.keeps_float32
+        narrow = y.data.dtype == self.rounding.dtype and not self.keeps_float32
         scale = (y.memo.measure or "propagated") if narrow else "none"
         self.record(kind, equation, y.shape, [y.data.dtype] * count, scale)
 
     def _applied(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         if not self.keeps_float32:
             self.overrides.warn(equation)
-        rule = propagating_rule(equation.name) if self.propagates else RULES[equation.name]
+        rule = propagating_rule(equation.name) if self.rounding.propagates else RULES[equation.name]
         floats = [x for x in inputs if isinstance(x, ScaledValue)]
         mixed = rule.family is Family.CONTRACTION and len(floats) < len(equation.in_avals[:2])
         if mixed or equation.name in COLLECTIVES:
@@ -309,25 +335,25 @@ class EveryOp(ResultRounding):
         if equation.name == "mul":
             operands = [finite_factor(x) for x in wide]
         factor = 1.0
-        if self.propagates:
+        if self.rounding.propagates:
             operands, factor = self._factored(equation, rule, operands)
-        if equation.name == "select_n" and not self.propagates:
+        if equation.name == "select_n" and not self.rounding.propagates:
             wide = [wide[0], *chosen(wide[0], wide[1:])]
         if rule.family in (Family.ALIGNED, Family.COMPARISON):
             adds = equation.name in ADDS
-            limit = constant_limit(self.results)
-            whole = operands if self.propagates else wide
+            limit = constant_limit(self.rounding.results)
+            whole = operands if self.rounding.propagates else wide
             operands, common = aligned(whole, limit, masks=not adds)
             several = sum(map(has_found_exponent, wide)) > 1
-            if several and equation.name in BOUNDS and not self.propagates:
-                (y,) = rule.rule(self, equation, operands)
+            if several and equation.name in BOUNDS and not self.rounding.propagates:
+                (y,) = rule.rule(wide_flight, equation, operands)
                 operands, common = aligned(bounding(y, operands, wide), limit)
-        outs = rule.rule(self, equation, operands)
+        outs = self.by_rule(rule, wide_flight, self.multiply, equation, operands)
         family = Family.FALLBACK if any(stacked) else rule.family
 
         def result(y: ScaledValue, _: ShapedArray) -> ScaledValue:
-            y = self.result(y, equation, family, common, wide)
-            return with_factor(y, factor) if self.propagates else y
+            y = self.rounding.result(y, equation, family, common, wide)
+            return with_factor(y, factor) if self.rounding.propagates else y
 
         return state, map_floats(result, outs, equation.out_avals)
 
@@ -339,7 +365,7 @@ class EveryOp(ResultRounding):
         ]
 
         def unrounded(y: jax.Array, aval: ShapedArray) -> EveryOpValue:
-            return EveryOpValue(y.astype(self.flight_dtype(aval)), 0, "forward", independent=True)
+            return EveryOpValue(y.astype(wide_flight(aval)), 0, "forward", independent=True)
 
         return map_floats(unrounded, rebind(equation, plain, dtype), equation.out_avals)
 
@@ -367,7 +393,7 @@ class EveryOp(ResultRounding):
             if own.shape != equation.out_avals[0].shape:
                 continue
             mantissa, moved = math.frexp(abs(c))
-            if mantissa != 0.5 and not self.propagates:  # an exponent doesn't hold it
+            if mantissa != 0.5 and not self.rounding.propagates:  # an exponent doesn't hold it
                 continue
             exponent = own.exponent + moved - 1
             if not isinstance(exponent, int):  # of zeros it stays below all others
@@ -405,14 +431,16 @@ class EveryOp(ResultRounding):
         return self._in_format(x) if self.overrides.keep else x
 
     def _in_format(self, x: Value) -> Value:
-        if not isinstance(x, ScaledValue) or x.data.dtype == self.dtype:
+        if not isinstance(x, ScaledValue) or x.data.dtype == self.rounding.dtype:
             return x
         if is_packed(x) or (x.constant_value is None and is_independent(x)):  # rounded where read
             return x
-        if self.dtype not in x.memo.changed:
+        if self.rounding.dtype not in x.memo.changed:
             known = x.constant_value is not None
-            x.memo.changed[self.dtype] = self.rounded(x) if known else self.lifted(widened(x))
-        return x.memo.changed[self.dtype]
+            x.memo.changed[self.rounding.dtype] = (
+                self.rounding.rounded(x) if known else self.rounding.lifted(widened(x))
+            )
+        return x.memo.changed[self.rounding.dtype]
 
     def read(self, x: ScaledValue, exact: bool = False, splits: bool = False) -> ScaledValue:
         """Returns a value rounded, as an equation that depends on float arguments reads it.
@@ -424,30 +452,24 @@ class EveryOp(ResultRounding):
         """
         if splits and is_packed(x):
             return x
-        if x.constant_value is not None or x.data.dtype == self.dtype or per_slice(x):
+        if x.constant_value is not None or x.data.dtype == self.rounding.dtype or per_slice(x):
             return x
         if self.keeps_float32 and not is_independent(x):
             return x
-        if exact and not self.propagates:
+        if exact and not self.rounding.propagates:
             data, found = scaled_down(x.data, "max", self.fmt)
             return ScaledValue(data, jnp.where(found == ZERO_EXPONENT, found, found + x.exponent))
-        if self.dtype not in x.memo.changed:
-            x.memo.changed[self.dtype] = self.lifted(x)
+        if self.rounding.dtype not in x.memo.changed:
+            x.memo.changed[self.rounding.dtype] = self.rounding.lifted(x)
         independent = is_independent(x)
-        return dataclasses.replace(x.memo.changed[self.dtype], independent=independent)
+        return dataclasses.replace(x.memo.changed[self.rounding.dtype], independent=independent)
 
-    def operands(
-        self, equation: Equation, values: Sequence[ScaledValue]
-    ) -> tuple[tuple[Operand, Operand], Exponent]:
-        """Returns a contraction's operands, which are narrow already, and the result's exponent."""
+    def multiply(self, equation: Equation, values: Sequence[ScaledValue]) -> ScaledValue:
+        """Returns a contraction of operands that are narrow already, accumulated as
+        ``recipe.results.arithmetic`` says."""
         a, b = values
         # without a static scale: the result's is found from the data
         exponent = SCALE_RULES["dot_general"].scale(EXPONENTS, a.exponent, b.exponent, 1)
-        return ((a.data, None), (b.data, None)), exponent
-
-    def product(
-        self, equation: Equation, operands: Sequence[Operand], dtype: DTypeLike
-    ) -> jax.Array:
-        """Computes a contraction that accumulates as ``recipe.results.arithmetic`` says."""
-        arrays = [x for x, _ in operands if isinstance(x, jax.Array)]
-        return accumulated(equation, arrays, dtype, self.fmt, self.results.arithmetic)
+        dtype, arithmetic = wide_flight(equation.out_avals[0]), self.rounding.results.arithmetic
+        data = accumulated(equation, [a.data, b.data], dtype, self.fmt, arithmetic)
+        return ScaledValue(data, exponent)

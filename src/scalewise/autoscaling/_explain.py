@@ -158,8 +158,9 @@ class _Recorder:
 
     def interpretation(self, *, traced: bool) -> Boundaries | EveryOp:
         amaxes = OperandAmaxes(newest={}) if self.recipe.is_delayed else None
-        chosen = interpretation(self.recipe, traced=traced, amaxes=amaxes)
-        return dataclasses.replace(chosen, record=self, overrides=self.overrides)
+        return interpretation(
+            self.recipe, traced=traced, amaxes=amaxes, overrides=self.overrides, record=self
+        )
 
     def __call__(
         self,

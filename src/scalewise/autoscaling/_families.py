@@ -8,25 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from .._jax import ShapedArray, type_like
-from .._types import AxisName, PyTree
-from ..devices import Device, MatrixUnits
+from .._jax import ShapedArray
 from ..formats import format as format_
 from ..interpret import (
-    COMPLEX,
-    CONTRACTIONS,
-    Applied,
-    Argument,
     Equation,
-    Interpretation,
-    State,
     Value,
     is_float,
     is_quantization,
@@ -43,15 +35,10 @@ from ..scaled import (
     ROOT,
     RULES,
     UNSCALED,
-    ScaledArray,
     ScaleRule,
     combined,
     is_known,
 )
-from ._blocks import Factor
-from ._narrow import SqrtStored, is_stored
-from ._overrides import FormatOverrides
-from ._quantized import is_quantized
 from ._value import (
     Exponent,
     ScaledValue,
@@ -65,85 +52,24 @@ from ._value import (
 INFINITE = 126  # log2 of the least constant that stands for an infinity
 
 
-class RuleContext(Interpretation):
-    """An interpretation on (data, scale) pairs, as the rules of primitives see it.
-
-    By default products are the platform's own, devices exchange plain numbers, and values in flight
-    are float32, or float64. Arguments may be stored arrays.
-    """
-
-    NARROW: ClassVar = CONTRACTIONS  # these round their operands, unless they are complex
-    overrides: FormatOverrides
-
-    @property
-    def device(self) -> Device | None:
-        """The device that products are compiled for; None for JAX's default."""
-        return None
-
-    @property
-    def units(self) -> MatrixUnits | None:
-        """The units whose arithmetic products have on every platform; None for the platform's."""
-        return None
-
-    def flight_dtype(self, aval: ShapedArray) -> DTypeLike:
-        """Returns the dtype in which a float of the program is computed."""
-        return wide_dtype(aval.dtype)
-
-    def operands(
-        self, equation: Equation, values: Sequence[ScaledValue]
-    ) -> tuple[tuple[Factor, Factor], Exponent]:
-        """Returns a contraction's operands, rounded, and the exponent of its result."""
-        raise NotImplementedError
-
-    def product(
-        self, equation: Equation, operands: Sequence[Factor], dtype: DTypeLike
-    ) -> jax.Array:
-        raise NotImplementedError
-
-    def to_send(
-        self, value: ScaledValue, axis_name: AxisName, equation: Equation
-    ) -> tuple[jax.Array, jax.Array] | None:
-        """Returns the narrow data that a collective sends, and their scale; None for wide data."""
-        return None
-
-    def opens(self, equation: Equation) -> bool:
-        return True
-
-    def unlifted(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
-        if equation.of_complex and equation.name in self.NARROW:
-            self.overrides.warn(equation, COMPLEX)
-        return super().unlifted(state, equation, inputs)
-
-    def is_argument(self, leaf: object) -> bool:
-        return is_stored(leaf)
-
-    def abstract(self, leaf: Argument) -> Argument:
-        if not is_stored(leaf):
-            return leaf
-        data = leaf.root.data if isinstance(leaf, SqrtStored) else leaf.data
-        # if no dtype is stated, results of a quantized array have that of the other operands
-        unstated = isinstance(leaf, ScaledArray) and leaf.value_dtype is None
-        weak = unstated and is_quantized(leaf)
-        return type_like(leaf.shape, leaf.dtype, data, weak=weak)
-
-    def tangent(self, argument: Argument, tangent: PyTree) -> jax.Array:
-        if not is_stored(argument):
-            return tangent
-        return jax.jvp(lambda a: a.value(), (argument,), (tangent,))[1]
+Flight: TypeAlias = Callable[[ShapedArray], DTypeLike]
+"""Returns the dtype in which a float of the program is computed."""
+Function = Callable[[Flight, Equation, Sequence[Value]], list[Value]]
 
 
-Function = Callable[[RuleContext, Equation, Sequence[Value]], list[Value]]
+def wide_flight(aval: ShapedArray) -> DTypeLike:
+    return wide_dtype(aval.dtype)
 
 
-def _bind(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+def _bind(flight: Flight, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
     own = [a for a in equation.in_avals + equation.out_avals if is_float(a)]
-    if all(by.flight_dtype(a) == a.dtype for a in own):
+    if all(flight(a) == a.dtype for a in own):
         wanted = zip(inputs, equation.in_avals, strict=True)
         return equation.bind(*[_as(x, a.dtype) for x, a in wanted])
     wide = any(a.dtype == jnp.float64 for a in own)
     dtype = jnp.float64 if wide else jnp.float32
     outs = rebind(equation, [_as(x, dtype) for x in inputs], dtype)
-    return map_floats(lambda y, a: _as(y, by.flight_dtype(a)), outs, equation.out_avals)
+    return map_floats(lambda y, a: _as(y, flight(a)), outs, equation.out_avals)
 
 
 def _as(x: jax.Array, dtype: DTypeLike) -> jax.Array:
@@ -167,9 +93,9 @@ def wrap(
     )
 
 
-def fallback(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+def fallback(flight: Flight, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
     plain = [materialize(x) if isinstance(x, ScaledValue) else x for x in inputs]
-    return wrap(equation, _bind(by, equation, plain))
+    return wrap(equation, _bind(flight, equation, plain))
 
 
 def by_scale(
@@ -186,17 +112,17 @@ def by_scale(
     constant.
     """
 
-    def apply(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+    def apply(flight: Flight, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
         floats = _floats(inputs)
         several = rule.reads != "aligned" and any(map(per_slice, floats))
         if rule.reads == "value" or several or (rule is KEPT and len(floats) != 1):
-            return fallback(by, equation, inputs)
+            return fallback(flight, equation, inputs)
         degree = static(equation)
         prepared = [prepare(x, degree) for x in floats]
         data, exponent = combined(rule, EXPONENTS, prepared, *degree)
         given = iter(data)
         plain = [next(given) if isinstance(x, ScaledValue) else x for x in inputs]
-        outs = _bind(by, equation, plain)
+        outs = _bind(flight, equation, plain)
         constant_value = floats[0].constant_value if moves else None
         return wrap(equation, outs, exponent, constant_value=constant_value)
 
@@ -209,10 +135,10 @@ aligned = by_scale(LARGER)
 invariant = by_scale(UNSCALED)
 
 
-def remainder(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+def remainder(flight: Flight, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
     """Computes a remainder; 0 for a divisor too small to be represented beside the dividend."""
     operands, exponent = combined(LARGER, EXPONENTS, inputs)
-    (out,) = _bind(by, equation, operands)
+    (out,) = _bind(flight, equation, operands)
     unseen = (operands[1] == 0) & (inputs[1].data != 0) & jnp.isfinite(operands[0])
     return wrap(equation, [jnp.where(unseen, jnp.zeros_like(out), out)], exponent)
 
@@ -258,17 +184,17 @@ def contractive(slope: float, bounded: bool = False) -> Function:
     is too small for the compute dtype. A bounded function is finite at an infinity.
     """
 
-    def rule(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+    def rule(flight: Flight, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
         (x,) = inputs
         exponent = x.exponent
         no_scale = isinstance(exponent, int) and exponent >= 0
         if no_scale or per_slice(x) or x.constant_value is not None:
-            return fallback(by, equation, inputs)
+            return fallback(flight, equation, inputs)
         kept = min(exponent, 0) if isinstance(exponent, int) else jnp.minimum(exponent, 0)
         if bounded and not isinstance(exponent, int):  # an infinity's value needs no scale
             kept = jnp.where(jnp.any(jnp.isinf(x.data)), 0, kept)
         number = materialize(x)
-        (y,) = _bind(by, equation, [number])
+        (y,) = _bind(flight, equation, [number])
         small = lax.abs(number) < number.dtype.type(2.0**-40)
         linear = shift(x.data * number.dtype.type(slope), exponent - kept)
         return wrap(equation, [jnp.where(small, linear, shift(y, -kept))], kept)
@@ -276,10 +202,10 @@ def contractive(slope: float, bounded: bool = False) -> Function:
     return rule
 
 
-def ordered(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+def ordered(flight: Flight, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
     if any(per_slice(x) for x in _floats(inputs)):
-        return fallback(by, equation, inputs)
-    outs = _bind(by, equation, [x.data if isinstance(x, ScaledValue) else x for x in inputs])
+        return fallback(flight, equation, inputs)
+    outs = _bind(flight, equation, [x.data if isinstance(x, ScaledValue) else x for x in inputs])
     exponents = [x.exponent if isinstance(x, ScaledValue) else 0 for x in inputs]
     exponents += [0] * (len(outs) - len(exponents))  # top_k also gives indices
     return [
@@ -288,31 +214,31 @@ def ordered(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> lis
     ]
 
 
-def product_of_all(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+def product_of_all(flight: Flight, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
     (x,) = inputs
     if not isinstance(x, ScaledValue) or per_slice(x) or not is_known(x.data.size):
-        return fallback(by, equation, inputs)
+        return fallback(flight, equation, inputs)
     x = normalised(x, 0)
     terms = x.data.size // max(1, math.prod(equation.out_avals[0].shape))
-    return wrap(equation, _bind(by, equation, [x.data]), x.exponent * terms)
+    return wrap(equation, _bind(flight, equation, [x.data]), x.exponent * terms)
 
 
-def select_n(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+def select_n(flight: Flight, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
     which, *cases = inputs
     if not _floats(cases):
         return equation.bind(*inputs)
     operands, exponent = combined(LARGER, EXPONENTS, cases)
-    dtype = by.flight_dtype(equation.out_avals[0])
+    dtype = flight(equation.out_avals[0])
     return wrap(equation, [lax.select_n(which, *[_as(x, dtype) for x in operands])], exponent)
 
 
-def convert(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+def convert(flight: Flight, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
     (x,), (aval,) = inputs, equation.out_avals
     if not isinstance(x, ScaledValue) or not is_float(aval):
-        return fallback(by, equation, inputs)
-    dtype = by.flight_dtype(aval)
+        return fallback(flight, equation, inputs)
+    dtype = flight(aval)
     if is_quantization(equation):  # the program's own
         return [ScaledValue(_as(round_to(materialize(x), format_(aval.dtype)), dtype))]
     if per_slice(x):
-        return fallback(by, equation, inputs)
+        return fallback(flight, equation, inputs)
     return [ScaledValue(_as(x.data, dtype), x.exponent, constant_value=x.constant_value)]

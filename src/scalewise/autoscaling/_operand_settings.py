@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Annotated, Literal, TypedDict
 
 from .._check import CONVERTED, Count, Natural, Words, checked
 from .._repr import changed_fields
 from .._resolve import as_format
+from ..devices import Device, units_for
 from ..formats import (
     BLOCK_FORMATS,
     CATALOGUE,
@@ -21,6 +23,7 @@ from ..formats import (
 )
 from ..scaled import Amax, Scaling
 
+Operands = Sequence[Format | BlockFormat | None]  # the formats of a product's two
 Role = Literal["activation", "weight", "gradient"]
 CURRENT = Amax()
 _NAMED = {*CATALOGUE.values(), *BLOCK_FORMATS.values()}
@@ -330,3 +333,23 @@ def _transform(operand: Operand | None) -> tuple[int, str]:
     if operand is None or operand.hadamard < 2:
         return 0, "fixed"
     return operand.hadamard, operand.signs
+
+
+def is_narrow_pair(formats: Operands) -> bool:
+    return all(isinstance(f, BlockFormat) or (f is not None and f.bits < 16) for f in formats)
+
+
+def require_native(pairs: Sequence[Operands], device: Device | None) -> None:
+    if device is None:
+        raise ValueError("Recipe.native_products needs to know the units: name a Recipe.device")
+    for pair in pairs:
+        a, b = pair
+        if is_narrow_pair(pair) and units_for(a, b, device) is None:  # pyright: ignore
+            raise ValueError(
+                f"Recipe.native_products: {shown_pair(pair)} isn't multiplied by the matrix units "
+                f"of {device.name}, which multiply {', '.join(device.pairs)}"
+            )
+
+
+def shown_pair(formats: Operands) -> str:
+    return " x ".join(sorted(f.name for f in formats if f is not None))

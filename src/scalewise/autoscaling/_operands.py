@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.typing import DTypeLike
 
 from .._types import PyTree
 from ..formats import BlockFormat, Format
@@ -35,25 +34,43 @@ from ._layout import loaded_after, narrow_copy, stored_copy
 from ._narrow import holds
 from ._operand_settings import GRADIENT, Operand, Role
 from ._predict import between_activations, is_reread, role_read_later, roles
-from ._products import multiply, plain
+from ._products import DeferredProduct, is_narrow, multiply, plain
 from ._quantized import QuantizedOperand, QuantizedValue, apart
 from ._residuals import Residuals, before_cast, load
-from ._rules import RULES, contraction, features, grouped, mixes_freely, with_integers
+from ._rules import MULTIPLIES, features, mixes_freely, with_integers
+from ._setup import Setup
 from ._units import reason_to_leave
 from ._value import Exponent, Memo, ScaledValue, StoredValue, leading, wide_dtype
 
 
 @dataclasses.dataclass(frozen=True)
-class OperandRounding(Residuals):
-    """An interpretation that rounds the operands of contractions once, as the recipe says.
+class Operands:
+    """The policy for operands of contractions: each is rounded once, as the recipe says.
 
     Attributes:
+        setup: with the recipe.
         key: of the program, for random roundings and signs; None for the key of seed 0.
         amaxes: of delayed scaling; None for scales of other strategies.
     """
 
+    setup: Setup
     key: jax.Array | None = None
     amaxes: OperandAmaxes | None = dataclasses.field(default=None, compare=False)
+
+    @functools.cached_property
+    def residuals(self) -> Residuals:
+        return Residuals(self.setup)
+
+    def multiply(
+        self, equation: Equation, values: Sequence[ScaledValue]
+    ) -> ScaledValue | DeferredProduct:
+        """Returns a contraction of two values, whose operands are rounded."""
+        dtype = self.setup.flight(equation.out_avals[0])
+        operands, exponent = self.operands(equation, values)
+        device, units = self.setup.device, self.setup.units
+        if equation.name == "dot_general" and any(map(is_narrow, operands)):
+            return DeferredProduct(equation, operands, dtype, exponent, device=device, units=units)
+        return ScaledValue(multiply(equation, operands, dtype, device, units).value(), exponent)
 
     def operands(
         self, equation: Equation, values: Sequence[ScaledValue]
@@ -61,10 +78,10 @@ class OperandRounding(Residuals):
         axes, wanted = params.contracted_axes(equation), self.settings(equation, values)
         settings, why = self.faster(equation, values, wanted, axes)
         known, given = _narrowed(values, settings), _narrowed(values, wanted)
-        self.missing_units.check(equation, [x and x.format for x in given], self.device)
-        if self.record is not None:
+        self.setup.missing_units.check(equation, [x and x.format for x in given], self.setup.device)
+        if self.setup.record is not None:
             formats = [v.data.dtype if x is None else x for v, x in zip(values, known, strict=True)]
-            self.record("contraction", equation, equation.out_avals[0].shape, formats, why)
+            self.setup.record("contraction", equation, equation.out_avals[0].shape, formats, why)
         exponent = values[0].exponent + values[1].exponent
         values, axes = self.transformed(equation, values, settings, axes)
         made: dict[int, Factor] = {}
@@ -83,8 +100,8 @@ class OperandRounding(Residuals):
         axes: params.AxisPair,
     ) -> tuple[list[Operand | None], str | None]:
         """Returns the settings, or None for both and why ``Recipe.narrow`` leaves them alone."""
-        device = self.device
-        if device is None or not self.prefers_speed or not any(settings):
+        device = self.setup.device
+        if device is None or not self.setup.prefers_speed or not any(settings):
             return settings, None
         narrow = _narrowed(values, settings)
         own = zip(values, settings, axes, strict=True)
@@ -93,30 +110,32 @@ class OperandRounding(Residuals):
         return ([None, None], why) if why else (settings, None)
 
     def multiplied(self, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-        if RULES[equation.name].rule not in (contraction, grouped):
+        if equation.name not in MULTIPLIES:
             return list(inputs)
-        kept = self.overrides.find(equation, self) is not self
+        kept = self.setup.overrides.find(equation, self) is not self
         return [x.as_operand() if isinstance(x, QuantizedValue) and not kept else x for x in inputs]
 
     def settings(self, equation: Equation, values: Sequence[ScaledValue]) -> list[Operand | None]:
         """Returns how to round a contraction's operands; None leaves the flight dtype."""
         attention = between_activations(equation, values)
-        few = bool(self.recipe.residuals) and not at_least(features(equation), self.recipe.features)
-        kept = self.overrides.products(equation) is not None
+        few = bool(self.setup.recipe.residuals) and not at_least(
+            features(equation), self.setup.recipe.features
+        )
+        kept = self.setup.overrides.products(equation) is not None
         chosen: list[Operand | None] = []
         for value, own in zip(values, self._own_settings(equation, values, attention), strict=True):
             fmt = None if own is None else own.format
             narrow = own is not None and own.format.element.bits <= 8
             if own is not None and not kept and (few or (attention and narrow)):
-                fmt = self.recipe.residuals
-            fmt = self.overrides.find(equation, fmt)
+                fmt = self.setup.recipe.residuals
+            fmt = self.setup.overrides.find(equation, fmt)
             held = isinstance(fmt, Format) and holds(value.data.dtype, fmt)
             if fmt is None or held or value.integers or isinstance(value, QuantizedOperand):
                 chosen.append(None)
             elif own is not None and fmt == own.format:
                 chosen.append(own)
             else:
-                chosen.append(self.recipe.setting(fmt))
+                chosen.append(self.setup.recipe.setting(fmt))
         both = len({x.hadamard if x else 0 for x in chosen}) == 1
         if not both or not mixes_freely(equation):
             chosen = [x and dataclasses.replace(x, hadamard=0) for x in chosen]
@@ -128,8 +147,8 @@ class OperandRounding(Residuals):
     def _own_settings(
         self, equation: Equation, values: Sequence[ScaledValue], attention: bool
     ) -> list[Operand | None]:
-        kept = self.overrides.products(equation)
-        products = kept or self.recipe.products
+        kept = self.setup.overrides.products(equation)
+        products = kept or self.setup.recipe.products
         if kept is None and products.short_form is not None:
             x, gradient = products.operand("forward", "weight"), products.operand(*GRADIENT)
             return [gradient if value.origin == "backward" else x for value in values]
@@ -185,7 +204,7 @@ class OperandRounding(Residuals):
         self, equation: Equation, values: Sequence[ScaledValue]
     ) -> Sequence[ScaledValue]:
         """The axes that the forward product has contracted are those that this one keeps."""
-        products = self.overrides.products(equation) or self.recipe.products
+        products = self.setup.overrides.products(equation) or self.setup.recipe.products
         carries = [v.origin == "backward" for v in values]
         if products.backward_from == "original" or sum(carries) != 1:
             return values
@@ -216,7 +235,7 @@ class OperandRounding(Residuals):
         signs: jax.Array | None = None,
     ) -> ScaledValue:
         if purpose not in value.memo.changed:
-            x = load(self._stored(value, self.recipe.residuals)) if reread else value
+            x = load(self.residuals.stored(value, self.setup.recipe.residuals)) if reread else value
             origin = "residual" if reread else x.origin
             memo = Memo(untransformed=None if signs is None else (x.data, signs))
             fields = {"lineage": None, "base": None, "memo": memo, "constant_value": None}
@@ -232,7 +251,7 @@ class OperandRounding(Residuals):
         if setting.hadamard > 1:
             data = hadamard_transform(x, axis, signs).astype(x.dtype)
             value = dataclasses.replace(value, data=data, memo=Memo())
-        copy = self._rounded(value, setting, contracted, "forward")
+        copy = self.rounded(value, setting, contracted, "forward")
         if not isinstance(copy, Blocks):
             copy = Blocks(copy, setting.format, x.dtype)
         data = copy.value(wide_dtype(x.dtype))
@@ -242,8 +261,10 @@ class OperandRounding(Residuals):
         return data.astype(x.dtype)
 
     def _is_recipes_own(self, equation: Equation, values: Sequence[ScaledValue]) -> bool:
-        few = bool(self.recipe.residuals) and not at_least(features(equation), self.recipe.features)
-        kept = self.overrides.find(equation, self) is not self
+        few = bool(self.setup.recipe.residuals) and not at_least(
+            features(equation), self.setup.recipe.features
+        )
+        kept = self.setup.overrides.find(equation, self) is not self
         return not few and not kept and not between_activations(equation, values)
 
     def _operand(
@@ -269,13 +290,13 @@ class OperandRounding(Residuals):
         reread = is_reread(value, equation)
         operand_id = f"{place_of(equation)}/{position}"
         if reread and not self._reuses_copy(value, setting):
-            stored = self._stored(value, self.recipe.residuals)
+            stored = self.residuals.stored(value, self.setup.recipe.residuals)
             if isinstance(stored, StoredValue):
                 scale = loaded_after(stored.scale, other)
                 stored = dataclasses.replace(stored, scale=scale)
             value = load(stored)
             reread = False
-        copy = self._rounded(value, setting, contracted, operand_id)
+        copy = self.rounded(value, setting, contracted, operand_id)
         if isinstance(copy, Blocks):
             return copy, None
         if not setting.per_tensor:
@@ -289,12 +310,7 @@ class OperandRounding(Residuals):
         data = stored_copy(data)
         return data, loaded_after(copy.scale, other) if reread else copy.scale
 
-    def product(
-        self, equation: Equation, operands: Sequence[Factor], dtype: DTypeLike
-    ) -> jax.Array:
-        return multiply(equation, operands, dtype, self.device, self.units).value()
-
-    def _rounded(
+    def rounded(
         self,
         value: ScaledValue,
         setting: Operand,
@@ -314,14 +330,14 @@ class OperandRounding(Residuals):
 
     def _purpose(self, setting: Operand, contracted: tuple[int, ...]) -> Hashable:
         # the copy of a short form is also the one that waits for the backward pass
-        if setting != self.recipe.setting(setting.format):
+        if setting != self.setup.recipe.setting(setting.format):
             return setting, contracted
         return setting.format if setting.per_tensor else (setting.format, contracted)
 
     def _reuses_copy(self, value: ScaledValue, setting: Operand) -> bool:
         if not setting.per_tensor or not setting.scaling.reuses_copy:
             return False
-        short = self.recipe.products.short_form is not None
+        short = self.setup.recipe.products.short_form is not None
         return short or self._purpose(setting, ()) in value.memo.copies
 
     def _copy(
@@ -336,7 +352,7 @@ class OperandRounding(Residuals):
         if isinstance(fmt, BlockFormat):
             axis = _block_axis(setting, contracted, x.ndim)
             tile = (kept[-1], setting.tile) if setting.tile > 1 and kept else None
-            known = self.device, wide, signs
+            known = self.setup.device, wide, signs
             return in_blocks(x, fmt, scaling.of_blocks(), axis, rounding, tile, key, *known)
         if setting.per == "channel":
             return quantize(x, fmt, scaling=scaling, axis=kept, rounding=rounding, key=key)
@@ -349,7 +365,7 @@ class OperandRounding(Residuals):
     ) -> ScaledArray:
         if self.amaxes is None:
             known = isinstance(scaling, Amax) or value.memo.extreme is None
-            measured = self._measured(value) if known else value.data
+            measured = self.residuals.measured(value) if known else value.data
             return narrow_copy(value.data, measured, fmt, scaling)
         largest = self._largest(value)
         self.amaxes.record(operand_id, largest)
@@ -359,7 +375,7 @@ class OperandRounding(Residuals):
     def rounded_operands(
         self, equation: Equation, inputs: Sequence[Value]
     ) -> Sequence[RoundedOperand]:
-        if RULES[equation.name].rule not in (contraction, grouped):
+        if equation.name not in MULTIPLIES:
             return ()
         multiplied = with_integers(equation, self.multiplied(equation, inputs[:2]))
         values: list[ScaledValue] = [load(x) for x in multiplied]
@@ -374,7 +390,7 @@ class OperandRounding(Residuals):
 
     def _largest(self, value: ScaledValue) -> jax.Array:
         if value.memo.largest is None:
-            measured = self._measured(value, arguments=False).astype(jnp.float32)
+            measured = self.residuals.measured(value, arguments=False).astype(jnp.float32)
             value.memo.largest = amax(measured, range(measured.ndim), False)
         return value.memo.largest
 

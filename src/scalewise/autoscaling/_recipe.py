@@ -23,10 +23,10 @@ from ._operand_settings import (
     ShortForm,
     operand_format,
     plain_operand,
+    require_native,
     shown,
 )
 from ._overrides import Kept, Scope
-from ._units import require_native
 
 KeptLike: TypeAlias = BlockFormatLike | Products | None  # what an argument ``keep`` may give
 KeepLike: TypeAlias = Annotated[

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 
 import jax
-import jax.numpy as jnp
-from jax.typing import DTypeLike
 
-from .._jax import ShapedArray
-from ..devices import Device, MatrixUnits, device_for
 from ..formats import Format
 from ..interpret import Equation, Value, is_quantization
 from ..primitives import having, params
 from ..scaled import at_least, is_known
-from ._families import RuleContext
 from ._layout import separate_copy
 from ._narrow import holds, store_value
-from ._overrides import FormatOverrides
 from ._products import DeferredProduct
 from ._quantized import QuantizedValue
-from ._recipe import Recipe
 from ._rules import RULES
-from ._units import MissingUnits
-from ._value import Copy, Lineage, Memo, ScaledValue, StoredValue, wide_dtype
+from ._setup import Setup
+from ._value import Copy, Lineage, Memo, ScaledValue, StoredValue
 
 RECOMPUTED, STABLE = having("recomputed"), having("stable")
 SAME_ORDER = having("same_order")
@@ -128,54 +122,57 @@ FOR_SCALE, FOR_BACKWARD = 0, 1  # the purposes of a separate copy
 
 
 @dataclasses.dataclass(frozen=True)
-class Residuals(RuleContext):
-    """An interpretation that decides in which form a value waits for the backward pass.
+class Residuals:
+    """The policy for values of the forward pass that the backward pass reads: in which form each
+    waits for it."""
 
-    Attributes:
-        recipe: the formats.
-        traced: an argument came with an integer exponent, so exponents are numbers at run time.
-        overrides: the recipe's ``keep``, and what of it has been met.
-        record: called with each decision on a format, by ``explain``; see ``_explain._Recorder``.
-        missing_units: what has been said of formats that the device's units don't multiply.
-    """
-
-    recipe: Recipe
-    traced: bool = False
-    overrides: FormatOverrides = dataclasses.field(default_factory=lambda: FormatOverrides(()))
-    record: Callable[..., None] | None = None
-    missing_units: MissingUnits = dataclasses.field(default_factory=MissingUnits)
+    setup: Setup
 
     @property
-    def device(self) -> Device | None:
-        return device_for(self.recipe.device)
-
-    @property
-    def units(self) -> MatrixUnits | None:
-        return self.recipe.emulate
-
-    @property
-    def prefers_speed(self) -> bool:
-        device = self.device
-        known = device is not None and device.platform != "cpu" and device.bandwidth > 0
-        return known and self.recipe.narrow == "faster"
-
-    def flight_dtype(self, aval: ShapedArray) -> DTypeLike:
-        kept = self.recipe.flight == "program" and not self.traced
-        return aval.dtype if kept and aval.dtype == jnp.bfloat16 else wide_dtype(aval.dtype)
-
-    def _recorded(self, kind: str, equation: Equation, value: Value, fmt: Format | None) -> None:
-        if self.record is not None and getattr(value, "constant_value", None) is None:
-            self.record(kind, equation, value.data.shape, [fmt or value.data.dtype])
+    def format(self) -> Format | None:
+        return self.setup.recipe.residuals
 
     def _is_small(self, value: ScaledValue) -> bool:
-        return value.is_statistic or not at_least(value.data.size, self.recipe.min_size)
+        return value.is_statistic or not at_least(value.data.size, self.setup.recipe.min_size)
 
-    def _stays_wide(self, value: ScaledValue, fmt: Format | None) -> bool:
+    def stays_wide(self, value: ScaledValue, fmt: Format | None) -> bool:
         if fmt is None or not value.is_computed:
             return True
         return self._is_small(value) or holds(value.data.dtype, fmt)
 
-    def _for_backward(self, value: Value, fmt: Format | None) -> Value:
+    def with_lineage(
+        self, equation: Equation, inputs: Sequence[Value], result: ScaledValue
+    ) -> ScaledValue:
+        """Returns a result of the forward pass that knows how it is computed again."""
+        recipe = self.setup.recipe
+        kept = functools.partial(self.stays_wide, fmt=recipe.residuals)
+        how = lineage(equation, inputs, result, recipe.min_size, kept, self.setup.prefers_speed)
+        statistic = is_statistic(equation, inputs)
+        if how is None and not statistic:
+            return result
+        return dataclasses.replace(result, lineage=how, is_statistic=statistic)
+
+    def read_late(self, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+        """Returns an equation's operands as the backward pass reads them."""
+        fmt = self.setup.overrides.find(equation, self.format)
+        fmt = fmt if isinstance(fmt, Format) else None
+        late = [self.for_backward(x, fmt) for x in inputs]
+        if self.setup.record is not None:
+            for x in inputs:
+                self._record(equation, x, fmt)
+        return late
+
+    def _record(self, equation: Equation, value: Value, fmt: Format | None) -> None:
+        if not isinstance(value, ScaledValue) or not value.is_computed:
+            return
+        source = value if value.lineage is None else value.lineage.source or value
+        narrow = [x for x in (value, source) if fmt in x.memo.stored]
+        stored = narrow[0] if narrow else source
+        if not stored.memo.explained:
+            stored.memo.explained = True
+            self.setup.recorded("residual", equation, stored, fmt if narrow else None)
+
+    def for_backward(self, value: Value, fmt: Format | None) -> Value:
         if not isinstance(value, ScaledValue) or not value.is_computed:
             return value
         how = value.lineage
@@ -185,16 +182,17 @@ class Residuals(RuleContext):
         # the compiler chooses: it has kernels for a softmax or a norm, and products store operands
         chosen = value.memo.unrounded or (how is not None and how.normalises)
         if chosen and (
-            self.prefers_speed or (self._stays_wide(value, fmt) and self._stays_wide(source, fmt))
+            self.setup.prefers_speed
+            or (self.stays_wide(value, fmt) and self.stays_wide(source, fmt))
         ):
             return value
-        if fmt in value.memo.copies and not self._stays_wide(value, fmt):
-            return load(self._stored(value, fmt))
+        if fmt in value.memo.copies and not self.stays_wide(value, fmt):
+            return load(self.stored(value, fmt))
         if fmt not in source.memo.again:
-            if self._stays_wide(source, fmt):
+            if self.stays_wide(source, fmt):
                 copy = self._separate_copy(source, FOR_BACKWARD)
             else:
-                copy = load(self._stored(source, fmt))
+                copy = load(self.stored(source, fmt))
             source.memo.again[fmt] = Copy(source, copy)
         return source.memo.again[fmt].value(value, self._apply_rule)
 
@@ -206,9 +204,9 @@ class Residuals(RuleContext):
         return dataclasses.replace(value, data=data, lineage=None, base=None, memo=Memo())
 
     def _apply_rule(self, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-        return RULES[equation.name].rule(self, equation, inputs)
+        return RULES[equation.name].rule(self.setup.flight, equation, inputs)
 
-    def _measured(self, value: ScaledValue, *, arguments: bool = True) -> jax.Array:
+    def measured(self, value: ScaledValue, *, arguments: bool = True) -> jax.Array:
         """Returns the value's numbers, to find a scale from: as a copy if that saves memory; or
         the largest alone, if it is known.
 
@@ -218,7 +216,7 @@ class Residuals(RuleContext):
         source = value if value.lineage is None else value.lineage.source
         if value.memo.extreme is not None:
             return value.memo.extreme
-        if source is None or not at_least(value.data.size, self.recipe.min_size):
+        if source is None or not at_least(value.data.size, self.setup.recipe.min_size):
             return value.data
         costly = value.lineage is not None and value.lineage.costly
         if not costly and not (arguments and source.origin == "stored"):
@@ -227,8 +225,8 @@ class Residuals(RuleContext):
             source.memo.measured = Copy(source, self._separate_copy(source, FOR_SCALE))
         return source.memo.measured.value(value, self._apply_rule).data
 
-    def _stored(self, value: ScaledValue, fmt: Format | None) -> ScaledValue | StoredValue:
-        return value if fmt is None or self._stays_wide(value, fmt) else store_value(value, fmt)
+    def stored(self, value: ScaledValue, fmt: Format | None) -> ScaledValue | StoredValue:
+        return value if fmt is None or self.stays_wide(value, fmt) else store_value(value, fmt)
 
 
 def load(x: Value) -> Value:

@@ -1,5 +1,5 @@
-"""The table of rules: what each primitive does to (data, exponent) pairs, and those of contractions
-and of collectives that send narrow data.
+"""The table of rules: what each primitive does to (data, exponent) pairs, and which contraction
+of floats an equation is.
 
 Where an operation of :mod:`scalewise.scaled` has the same rule, its scale is the same function.
 """
@@ -8,34 +8,76 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.typing import DTypeLike
 
 from .._check import checked
-from .._jax import gather_invariant, jex
+from .._jax import jex
 from ..interpret import Equation, Value
-from ..primitives import PRIMITIVES, Family, params
+from ..primitives import PRIMITIVES, Family, names, params
 from ..scaled import INVERSE_ROOT
 from . import _families as families
-from ._families import Function, RuleContext, fallback, homogeneous, structural, wrap
-from ._products import DeferredProduct, is_narrow
+from ._families import Function, fallback
 from ._value import ScaledValue, materialize, per_slice, wide_dtype
 
 
-def contraction(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-    dtype = by.flight_dtype(equation.out_avals[0])
+class Contraction(NamedTuple):
+    """A contraction of two values, ``finish`` of whose result is the equation's."""
+
+    equation: Equation
+    values: Sequence[ScaledValue]
+    finish: Callable[[Value], ScaledValue] | None = None
+
+
+def contraction_of(equation: Equation, inputs: Sequence[Value]) -> Contraction | None:
+    """Returns the contraction of floats that an equation is; None for one on plain numbers.
+
+    Operands of a ``scaled_dot`` in 8 bits keep their own scales; wider ones are those of a
+    ``dot_general``.
+    """
+    finish = None
+    match equation.name:
+        case "ragged_dot" | "ragged_dot_general":
+            a, b, *sizes = inputs
+            equation, inputs = equation.bind_last(*sizes), [a, b]
+        case "scaled_dot":
+            if all(a.dtype.itemsize == 1 for a in equation.in_avals[:2]):
+                return None
+            a, b, *scales = [materialize(x).astype(jnp.float32) for x in inputs]
+            pairs = zip((a, b), scales, strict=True)
+            inputs = [ScaledValue(x * _blockwise(scale, x.shape)) for x, scale in pairs]
+            changed = {"precision": None, "out_sharding": None, **equation.params}
+            equation = equation.with_primitive(lax.dot_general_p, changed).with_operands(0, 1)
+        case "symmetric_product":
+            equation, inputs, finish = _gram(equation, inputs)
     values = [_materialize_stack(x) for x in with_integers(equation, inputs)]
     if not all(isinstance(x, ScaledValue) for x in values):
-        return fallback(by, equation, inputs)
-    operands, exponent = by.operands(equation, values)
-    if equation.name == "dot_general" and any(map(is_narrow, operands)):
-        of = {"device": by.device, "units": by.units}
-        return [DeferredProduct(equation, operands, dtype, exponent, **of)]
-    return [ScaledValue(by.product(equation, operands, dtype), exponent)]
+        return None
+    return Contraction(equation, values, finish)
+
+
+def _gram(equation: Equation, inputs: Sequence[Value]) -> tuple[Equation, list[Value], Callable]:
+    """Returns A A^T of ``lax.linalg.symmetric_product``, alpha A A^T + beta C, and the rest."""
+    dtype = wide_dtype(equation.out_avals[0].dtype)
+    a, c = (dataclasses.replace(x, data=x.data.astype(dtype)) for x in inputs)
+    batch, last = tuple(range(len(a.shape) - 2)), (len(a.shape) - 1,)
+    changed = {
+        "dimension_numbers": ((last, last), (batch, batch)),
+        "precision": None,
+        "preferred_element_type": equation.out_avals[0].dtype,
+        "out_sharding": None,
+    }
+    square = equation.with_primitive(lax.dot_general_p, changed).with_operands(0, 0)
+    alpha, beta = params.symmetric_factors(equation)
+
+    def finish(product: Value) -> ScaledValue:
+        return ScaledValue(alpha * materialize(product.load()) + beta * materialize(c))
+
+    return square, [a, a], finish
 
 
 def with_integers(equation: Equation, inputs: Sequence[Value]) -> Sequence[Value]:
@@ -50,75 +92,6 @@ def with_integers(equation: Equation, inputs: Sequence[Value]) -> Sequence[Value
         return ScaledValue(jnp.asarray(x).astype(dtype), integers=True)
 
     return [as_float(x) if exact else x for x, exact in zip(inputs, real, strict=True)]
-
-
-def all_gather(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-    (x,) = inputs
-    sent = None
-    if isinstance(x, ScaledValue) and not per_slice(x):
-        sent = by.to_send(x, params.axis_name(equation), equation)
-    if sent is None:
-        return structural(by, equation, inputs)
-    data, scale = sent
-    (gathered,) = equation.bind(data)
-    return wrap(equation, [_loaded(gathered, scale, x.data.dtype)], x.exponent)
-
-
-def psum(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-    axes, groups = params.axis_name(equation), params.axis_groups(equation)
-    x = inputs[0]
-    plain = len(inputs) == 1 and isinstance(x, ScaledValue) and not per_slice(x) and groups is None
-    sent = by.to_send(x, axes, equation) if plain else None
-    if sent is None:
-        return homogeneous(by, equation, inputs)
-    data, scale = sent
-    parts = gather_invariant(data, axes).astype(scale.dtype)
-    return wrap(equation, [_loaded(jnp.sum(parts, 0), scale, x.data.dtype)], x.exponent)
-
-
-def _loaded(data: jax.Array, scale: jax.Array, dtype: DTypeLike) -> jax.Array:
-    return (data.astype(scale.dtype) * scale).astype(dtype)
-
-
-def grouped(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-    a, b, *sizes = inputs
-    return contraction(by, equation.bind_last(*sizes), [a, b])
-
-
-def scaled_product(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-    """Operands of 8 bits keep their own scales; wider ones are those of a ``dot_general``."""
-    if all(a.dtype.itemsize == 1 for a in equation.in_avals[:2]):
-        return fallback(by, equation, inputs)
-    a, b, *scales = [materialize(x).astype(jnp.float32) for x in inputs]
-    operands = [
-        ScaledValue(x * _blockwise(scale, x.shape)) for x, scale in zip((a, b), scales, strict=True)
-    ]
-    changed = {"precision": None, "out_sharding": None, **equation.params}
-    narrow = equation.with_primitive(lax.dot_general_p, changed).with_operands(0, 1)
-    return contraction(by, narrow, operands)
-
-
-def gram(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-    """Computes ``lax.linalg.symmetric_product``, alpha A A^T + beta C, A A^T as a contraction."""
-    dtype = wide_dtype(equation.out_avals[0].dtype)
-    a, c = (dataclasses.replace(x, data=x.data.astype(dtype)) for x in inputs)
-    batch, last = tuple(range(len(a.shape) - 2)), (len(a.shape) - 1,)
-    changed = {
-        "dimension_numbers": ((last, last), (batch, batch)),
-        "precision": None,
-        "preferred_element_type": equation.out_avals[0].dtype,
-        "out_sharding": None,
-    }
-    square = equation.with_primitive(lax.dot_general_p, changed).with_operands(0, 0)
-    (product,) = contraction(by, square, [a, a])
-    product = product.load() if isinstance(product, DeferredProduct) else product
-    alpha, beta = params.symmetric_factors(equation)
-    return wrap(equation, [alpha * materialize(product) + beta * materialize(c)])
-
-
-def sparse(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-    by.overrides.warn(equation, "has no rule: the operands of a sparse product stay in float32.")
-    return fallback(by, equation, inputs)
 
 
 def _blockwise(scale: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -169,16 +142,12 @@ FAMILIES: dict[Family, Function] = {
     Family.COMPARISON: families.aligned,
     Family.INVARIANT: families.invariant,
     Family.ORDERED: families.ordered,
-    Family.CONTRACTION: contraction,
-    Family.SPARSE: sparse,
+    Family.CONTRACTION: fallback,  # unless it is a contraction_of floats
+    Family.SPARSE: fallback,
 }
 # Rules of single primitives, which precede their family's.
 PARTICULAR: dict[str, Function] = {
     "convert_element_type": families.convert,
-    "all_gather": all_gather,
-    "all_gather_invariant": all_gather,
-    "psum": psum,
-    "psum_invariant": psum,
     "rem": families.remainder,
     "select_n": families.select_n,
     "mul": families.product("mul"),
@@ -194,10 +163,6 @@ PARTICULAR: dict[str, Function] = {
     "tanh": families.contractive(1.0, bounded=True),
     "atan": families.contractive(1.0, bounded=True),
     "erf": families.contractive(2 / math.sqrt(math.pi), bounded=True),
-    "ragged_dot": grouped,
-    "ragged_dot_general": grouped,
-    "scaled_dot": scaled_product,
-    "symmetric_product": gram,
 }
 
 
@@ -212,6 +177,12 @@ def _rules() -> RuleTable:
 
 
 RULES = _rules()
+MULTIPLIES = names(lambda row: row.family is Family.CONTRACTION)
+# and operations that contain a contraction
+CONTRACTS = MULTIPLIES | {
+    "scaled_dot",
+    "symmetric_product",
+}
 
 
 @checked

@@ -14,28 +14,11 @@ from ..formats import BlockFormat, Format
 from ..interpret import Equation
 from ..primitives import params
 from ..scaled import is_known
-from ._operand_settings import Operand
+from ._operand_settings import Operand, Operands, is_narrow_pair, shown_pair
 from ._quantized import QuantizedValue
 from ._value import ScaledValue
 
-Operands = Sequence[Format | BlockFormat | None]
 GROUPED = ("ragged_dot", "ragged_dot_general")
-
-
-def is_narrow_pair(formats: Operands) -> bool:
-    return all(isinstance(f, BlockFormat) or (f is not None and f.bits < 16) for f in formats)
-
-
-def require_native(pairs: Sequence[Operands], device: Device | None) -> None:
-    if device is None:
-        raise ValueError("Recipe.native_products needs to know the units: name a Recipe.device")
-    for pair in pairs:
-        a, b = pair
-        if is_narrow_pair(pair) and units_for(a, b, device) is None:  # pyright: ignore
-            raise ValueError(
-                f"Recipe.native_products: {_text(pair)} isn't multiplied by the matrix units of "
-                f"{device.name}, which multiply {', '.join(device.pairs)}"
-            )
 
 
 def units_of(
@@ -64,7 +47,7 @@ class MissingUnits:
         assert b is not None
         if units_of(equation, a, b, device) is not None:
             return
-        what = _text(formats)
+        what = shown_pair(formats)
         if equation.name != "dot_general":
             what = f"{what} in {equation.name}"
         if what not in self.pairs:
@@ -76,10 +59,6 @@ class MissingUnits:
                 UserWarning,
                 stacklevel=2,
             )
-
-
-def _text(formats: Operands) -> str:
-    return " x ".join(sorted(f.name for f in formats if f is not None))
 
 
 Narrow = Operand | QuantizedValue | None  # of an operand; None for one that stays in flight

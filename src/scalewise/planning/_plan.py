@@ -16,7 +16,16 @@ from .._resolve import as_format
 from .._types import PyTree
 from ..auditing import name_of as function_name
 from ..autocasting import Autocast, Policy, Rule
-from ..autoscaling import Boundaries, FormatOverrides, Operand, Products, Recipe, operand_format
+from ..autoscaling import (
+    Boundaries,
+    FormatOverrides,
+    Operand,
+    Operands,
+    Products,
+    Recipe,
+    Setup,
+    operand_format,
+)
 from ..formats import BF16, FP16, BlockFormatLike, FormatLike
 from ..interpret import (
     Applied,
@@ -101,7 +110,7 @@ def plan(
     lists = Lists(_operands(weights), others, _operands(gradients), [*own, None])
 
     def planned(*args: PyTree, **kwargs: PyTree) -> Plan:
-        program = trace(f, Boundaries(WIDE), args, kwargs, name="plan")
+        program = trace(f, Boundaries.of(WIDE), args, kwargs, name="plan")
         return solved(Space(program, limits, lists, objective, seed, function_name(f)))
 
     return planned
@@ -177,17 +186,19 @@ def _recipe(space: Space, choice: Sequence[int]) -> Recipe:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Counting(Boundaries):
-    """The program under a plan's recipe; the state has the numbers cut off and all, by site."""
+class _Counting(Operands):
+    """Adds up a plan's rounded operands; the state has the numbers cut off and all, by site."""
 
     index: Mapping[tuple[int, ...], int] = dataclasses.field(default_factory=dict)
 
-    def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
+    def after(
+        self, state: State, equation: Equation, inputs: Sequence[Value], outs: list[Value]
+    ) -> Applied:
         if equation.path in self.index:
             for x in self.rounded_operands(equation, inputs):
                 counts = jnp.stack([jnp.sum(x.saturated, dtype=jnp.float32), x.exact.size])
                 state = state.at[self.index[equation.path]].add(counts)
-        return state, self._applied(equation, inputs)
+        return state, outs
 
 
 def _confirmed(space: Space, recipe: Recipe, best: Tried) -> tuple[float, np.ndarray]:
@@ -197,7 +208,9 @@ def _confirmed(space: Space, recipe: Recipe, best: Tried) -> tuple[float, np.nda
     """
     if not recipe.keep:
         return best.measured, np.zeros(len(space.sites))
-    by = _Counting(recipe, overrides=FormatOverrides(recipe.keep), index=space.family.index)
+    setup = Setup(recipe, overrides=FormatOverrides(recipe.keep))
+    counting = _Counting(setup, index=space.family.index)
+    by = Boundaries(counting, counting.after)
     measured, state = _measured(space, by, jnp.zeros((len(space.sites), 2)))
     by.overrides.check("plan")
     cut, rounded = np.asarray(state, np.float64).T

@@ -12,11 +12,12 @@ from jax import lax
 
 from ..autoscaling import (
     Boundaries,
-    FormatOverrides,
     Memo,
     Operand,
+    Operands,
     Role,
     ScaledValue,
+    Setup,
     between_activations,
     load,
     materialize,
@@ -38,7 +39,7 @@ Index = Mapping[tuple[int, ...], int]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Perturbed(Boundaries):
+class _Perturbed(Operands):
     """Adds a share of each possible rounding's error to what is rounded; see :class:`Family`."""
 
     index: Index = dataclasses.field(default_factory=dict)
@@ -62,8 +63,9 @@ class _Perturbed(Boundaries):
             changed.append(value)
         return super().operands(equation, changed)
 
-    def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
-        state, outs = super().apply(state, equation, inputs)
+    def after(
+        self, state: State, equation: Equation, inputs: Sequence[Value], outs: list[Value]
+    ) -> Applied:
         settings = self.columns.get((self.results.get(equation.path, -1), "result"), {})
         return state, [self._result(load(y), settings) for y in outs] if settings else outs
 
@@ -116,10 +118,11 @@ class Family:
 
     def outputs(self, theta: jax.Array, arrays: Sequence[Argument]) -> list[jax.Array]:
         """Returns the outputs that are floats, for shares of each rounding's error."""
-        by = _Perturbed(
-            WIDE, overrides=FormatOverrides(()), index=self.index, results=self.results,
-            columns=self.columns, swapped=self.swapped, theta=theta,
+        operands = _Perturbed(
+            Setup(WIDE), index=self.index, results=self.results, columns=self.columns,
+            swapped=self.swapped, theta=theta,
         )  # fmt: skip
+        by = Boundaries(operands, operands.after)
         return float_results(self.program, by, run(self.program, by, (), arrays)[1])
 
     @property

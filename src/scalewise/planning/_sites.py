@@ -17,14 +17,15 @@ from .._jax import avals_of, jex
 from ..auditing import Origins, Walk, display_name
 from ..autoscaling import (
     Boundaries,
-    FormatOverrides,
     Operand,
+    Operands,
     Place,
     Places,
     Products,
     Recipe,
     Role,
     ScaledValue,
+    Setup,
     between_activations,
 )
 from ..emulating import is_exact
@@ -107,17 +108,12 @@ class _Found:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Discovery(Boundaries):
+class _Discovery(Operands):
     """Records the contractions that are met, the roles of their operands, and all that round."""
 
     found: dict[tuple[int, ...], _Found] = dataclasses.field(default_factory=dict)
     places: Places = dataclasses.field(default_factory=Places)
     rounding: dict[tuple[int, ...], Equation] = dataclasses.field(default_factory=dict)
-
-    def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
-        if any(map(is_float, equation.out_avals)) and not is_exact(equation):
-            self.rounding.setdefault(equation.path, equation)
-        return super().apply(state, equation, inputs)
 
     def operands(self, equation: Equation, values: Sequence[ScaledValue]):
         attention = between_activations(equation, values)
@@ -126,6 +122,13 @@ class _Discovery(Boundaries):
         self.found.setdefault(equation.path, _Found(equation, place, (first, second)))
         return super().operands(equation, values)
 
+    def after(
+        self, state: State, equation: Equation, inputs: Sequence[Value], outs: list[Value]
+    ) -> Applied:
+        if any(map(is_float, equation.out_avals)) and not is_exact(equation):
+            self.rounding.setdefault(equation.path, equation)
+        return state, outs
+
 
 Sites = tuple[list[Site], dict[tuple[int, ...], int]]
 
@@ -133,8 +136,9 @@ Sites = tuple[list[Site], dict[tuple[int, ...], int]]
 def sites(program: Program) -> tuple[Sites, Sites]:
     """Returns a program's sites of contractions and of results, both in its order, each with the
     site of each equation by its path."""
-    discovery = _Discovery(WIDE, overrides=FormatOverrides(()))
-    jax.eval_shape(lambda arrays: run(program, discovery, (), arrays)[1], list(program.arrays))
+    discovery = _Discovery(Setup(WIDE))
+    by = Boundaries(discovery, discovery.after)
+    jax.eval_shape(lambda arrays: run(program, by, (), arrays)[1], list(program.arrays))
     return _contractions(program, discovery), _results(discovery)
 
 

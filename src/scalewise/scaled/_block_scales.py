@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Annotated, Literal
 
@@ -163,6 +164,7 @@ class MsEden(_FractionalScales):
         fmt: BlockFormat,
         axis: int,
         key: jax.Array | None,
+        encode: Callable[..., jax.Array | EncodedArray] = encode,
     ) -> jax.Array | EncodedArray | ScaledArray:
         """Returns the blocks' scales times their corrections, rounded stochastically.
 
@@ -172,6 +174,7 @@ class MsEden(_FractionalScales):
             fmt: the block format.
             axis: of the numbers of a block in ``scaled``.
             key: a JAX random key.
+            encode: rounds and stores them.
         """
         if key is None:
             raise ValueError("MsEden rounds scales stochastically: expected key, a JAX random key")

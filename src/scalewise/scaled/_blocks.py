@@ -35,16 +35,19 @@ def quantize_blocks(
     scaling: Scaling | None,
     measured: jax.Array,
     tile: tuple[int, int] | None = None,
+    numbers: bool = False,
     **options: Unpack[CastOptions],
 ) -> ScaledArray:
     """Quantizes ``x``, float32 or float64, along an axis to a block format.
 
     Scales are computed from ``measured``: ``x``, or the same numbers computed separately.
     ``scaling`` is None for the format's own; ``tile`` is another axis, and how many of its
-    indices share a scale.
+    indices share a scale. With ``numbers``, data and scales are floats of x's dtype in place of
+    codes: the same numbers in a third of the operations.
     """
     if scaling is not None:
         scaling.check(fmt)
+    narrowed = round_to if numbers else encode
     blocks, measured = (split_blocks(z, fmt.size, axis) for z in (x, measured))
     whole = partial(merge_blocks, shape=x.shape, axis=axis)
     if tile is not None:  # from here on an axis of the blocks
@@ -52,8 +55,9 @@ def quantize_blocks(
     measured, tainted = usable(measured, fmt, scaling, axis + 1, tile)
 
     def stored(blocks: jax.Array, saturate: Saturation | None = None) -> jax.Array | EncodedArray:
-        if fmt.element.dtype is None or fmt.element.bits < 8:  # codes, packed along the last axis
-            return encode(whole(blocks), fmt.element, **options)
+        if numbers or fmt.element.dtype is None or fmt.element.bits < 8:
+            # codes of less than a byte are packed along the last axis
+            return narrowed(whole(blocks), fmt.element, **options)
         # in the blocks' shape, in which XLA on a GPU fuses all that leads here
         own = options if saturate is None else CastOptions({**options, "saturate": saturate})
         return whole(cast(blocks, fmt.element, **own))
@@ -73,10 +77,11 @@ def quantize_blocks(
         choose = None
         if isinstance(scaling, FourOverSix):
             choose = partial(_smaller_error, blocks, fmt.element, axis + 1, tile)
-        scale, factor = scales_of(finite, tainted, fmt, axis + 1, scaling, choose)
+        scale, factor = scales_of(finite, tainted, fmt, axis + 1, scaling, choose, encode=narrowed)
         scaled = over_scales(blocks, factor, axis + 1, options["rounding"])
         if isinstance(scaling, MsEden):
-            scale = scaling.corrected(scale, scaled, fmt, axis + 1, options["key"])
+            key = options["key"]
+            scale = scaling.corrected(scale, scaled, fmt, axis + 1, key, encode=narrowed)
             options["key"] = None
         data = stored(scaled)
     return ScaledArray(data, scale, (axis, fmt.size))

@@ -107,7 +107,7 @@ def quantize(
     dtype = np.dtype(x.dtype)
     if x.dtype not in (jnp.float32, jnp.float64):
         x = x.astype(jnp.float32)
-    found = _run(x, key, scaling, (fmt, axis, rounding, saturate, True, None))
+    found = _run(x, key, scaling, (fmt, axis, rounding, saturate, True, None, False))
     return dataclasses.replace(found, value_dtype=dtype)
 
 
@@ -121,16 +121,18 @@ def quantize_measured(
     rounding: RoundingMode = "nearest_even",
     tile: tuple[int, int] | None = None,
     key: jax.Array | None = None,
+    numbers: bool = False,
 ) -> ScaledArray:
     """:func:`quantize` with scales found from another array of the same numbers.
 
     ``measured`` is ``x``, computed apart from it: what a compiler need not store for both. ``axis``
     is the one along which blocks lie, None for an element format, which gets one scale. ``tile`` is
-    another axis, and how many of its indices share the scale of a block.
+    another axis, and how many of its indices share the scale of a block. With ``numbers``, data and
+    scales of blocks are floats in place of codes, for a program that decodes them at once.
     """
     dtype = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
     x, measured = x.astype(dtype), measured.astype(dtype)
-    return _run(x, key, scaling, (fmt, axis, rounding, None, False, tile), measured)
+    return _run(x, key, scaling, (fmt, axis, rounding, None, False, tile, numbers), measured)
 
 
 def _run(x, key, scaling: Scaling | None, options: tuple, measured=None) -> ScaledArray:
@@ -150,13 +152,13 @@ def _quantized(
     options: tuple,
     measured: jax.Array | None,
 ) -> ScaledArray:
-    fmt, axis, rounding, saturate, nan_scale, tile = options
+    fmt, axis, rounding, saturate, nan_scale, tile, numbers = options
     axes = _axes(x, axis, isinstance(fmt, BlockFormat))
     measured = x if measured is None else measured
     if isinstance(fmt, BlockFormat):
         saturate = "finite" if saturate is None else saturate
         settings = {"rounding": rounding, "saturate": saturate, "key": key}
-        return quantize_blocks(x, fmt, axes[0], scaling, measured, tile, **settings)
+        return quantize_blocks(x, fmt, axes[0], scaling, measured, tile, numbers, **settings)
     scaling = Amax() if scaling is None else scaling
     over = tuple(a for a in range(x.ndim) if a not in axes)
     scale, inverse = scaling.scale(measured, fmt, over, keepdims=axis is not None)
@@ -204,7 +206,7 @@ def _again(x: ScaledArray, fmt, scaling, axis, **options) -> ScaledArray:
         return dataclasses.replace(new, value_dtype=x.value_dtype)
     # an exponent can't be NaN: in a format without NaN, infinities saturate and NaN becomes zero
     nan_scale = x.exponent is None
-    settings = fmt, axis, options["rounding"], options["saturate"], nan_scale, None
+    settings = fmt, axis, options["rounding"], options["saturate"], nan_scale, None, False
     new = _run(data, options["key"], scaling, settings)
     assert isinstance(new.scale, jax.Array)
     if x.exponent is not None:

@@ -287,7 +287,7 @@ def run_both(
     lows, references = split(plan, inputs)
     if past is not None:
         assert isinstance(low, Boundaries)
-        low = dataclasses.replace(low, amaxes=OperandAmaxes(past=past))
+        low = low.with_amaxes(OperandAmaxes(past=past))
     low_outs = low.apply(fmt if from_table else (), equation, lows)[1]
     reference_outs = reference.apply((), equation, references)[1]
     uncounted = None

@@ -214,7 +214,7 @@ class OwnArithmetic:
             low = own
             if past:
                 assert isinstance(low, Boundaries)
-                low = dataclasses.replace(low, amaxes=OperandAmaxes(past=past[0]))
+                low = low.with_amaxes(OperandAmaxes(past=past[0]))
             if not equation.lifted:
                 return low.unlifted((), equation, values)[1], (), ()
             outs = low.apply((), equation, values)[1]

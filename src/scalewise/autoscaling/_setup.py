@@ -1,0 +1,62 @@
+"""A recipe, and the facts that policies of one interpretation of stored values share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from .._jax import ShapedArray
+from ..devices import Device, MatrixUnits, device_for
+from ..formats import Format
+from ..interpret import Equation, Value
+from ._overrides import FormatOverrides
+from ._recipe import Recipe
+from ._units import MissingUnits
+from ._value import wide_dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """A recipe, and what is known and recorded of the program that runs under it.
+
+    Attributes:
+        recipe: the formats.
+        traced: an argument came with an integer exponent, so exponents are numbers at run time.
+        overrides: the recipe's ``keep``, and what of it has been met.
+        record: called with each decision on a format, by ``explain``; see ``_explain._Recorder``.
+        missing_units: what has been said of formats that the device's units don't multiply.
+    """
+
+    recipe: Recipe
+    traced: bool = False
+    overrides: FormatOverrides = dataclasses.field(default_factory=lambda: FormatOverrides(()))
+    record: Callable[..., None] | None = None
+    missing_units: MissingUnits = dataclasses.field(default_factory=MissingUnits)
+
+    @property
+    def device(self) -> Device | None:
+        """The device that products are compiled for; None for JAX's default."""
+        return device_for(self.recipe.device)
+
+    @property
+    def units(self) -> MatrixUnits | None:
+        """The units whose arithmetic products have on every platform; None for the platform's."""
+        return self.recipe.emulate
+
+    @property
+    def prefers_speed(self) -> bool:
+        device = self.device
+        known = device is not None and device.platform != "cpu" and device.bandwidth > 0
+        return known and self.recipe.narrow == "faster"
+
+    def flight(self, aval: ShapedArray) -> DTypeLike:
+        """Returns the dtype in which a float of the program is computed."""
+        kept = self.recipe.flight == "program" and not self.traced
+        return aval.dtype if kept and aval.dtype == jnp.bfloat16 else wide_dtype(aval.dtype)
+
+    def recorded(self, kind: str, equation: Equation, value: Value, fmt: Format | None) -> None:
+        if self.record is not None and getattr(value, "constant_value", None) is None:
+            self.record(kind, equation, value.data.shape, [fmt or value.data.dtype])

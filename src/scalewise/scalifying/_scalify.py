@@ -1,0 +1,70 @@
+"""``scalify``: every result is narrow data with a scale of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from .._check import Pattern, Result, Words, as_decorator, checked
+from ..autoscaling import KeepLike, Recipe, Results, Storage, autoscale
+from ..formats import FP16, FormatLike
+
+Rescale = Literal["max", "l1", "l2", "least_squares", "never"]
+
+
+@as_decorator
+@checked
+def scalify(
+    f: Callable[..., Result],
+    format: FormatLike = FP16,
+    *,
+    rescale: Rescale | None = None,
+    arithmetic: Literal["float32", "narrow", "auto"] = "float32",
+    keep: KeepLike = (),
+    state: Annotated[
+        tuple[tuple[Pattern, Storage], ...],
+        Words("pairs of a regular expression and a Storage, state=(('mu', sw.Storage('e4m3fn')),)"),
+    ] = (),
+) -> Callable[..., Result]:
+    """Returns a function of the same signature whose every result is narrow data with a scale.
+
+    The arithmetic of a machine without float32 (Scalify, arXiv 2407.17353): an operation's result
+    is rounded once, and its scale follows from those of the operands by
+    :data:`scalewise.scaled.RULES`. Scales are found from the data where ``rescale`` says so, and
+    where a program marks a value by :func:`rescale` or :func:`rescale_gradient`.
+
+    Args:
+        f: any function of pytrees made of JAX primitives, as for :func:`autoscale`.
+        format: of all results, FP16 or BF16.
+        rescale: where else scales are found from the data. None: after contractions, sums, powers,
+            quotients and functions without a rule, in an optimizer, and where a propagated scale
+            could overflow the format. ``"max"``, ``"l1"``, ``"l2"`` and ``"least_squares"``: after
+            each operation that can change the magnitude, by that measure. ``"never"``: nowhere
+            else. :class:`Results` describes them.
+        arithmetic: the dtype in which contractions accumulate; ``"narrow"`` is the format's own,
+            ``"auto"`` chooses at run time.
+        keep: exceptions, ``{name: format}``, as in :class:`Recipe`, of FP16, BF16 or FP32.
+        state: the outputs that are returned stored, as in :class:`Recipe`.
+
+    Returns:
+        The transformed function. It composes with ``jit``, ``vmap`` and derivatives of every mode
+        and order. Float outputs have ``f``'s own dtypes, but any ScaledArray among the arguments
+        makes all of them ScaledArrays, unless ``state`` is given.
+
+    Raises:
+        TypeError: ``f`` isn't callable.
+        ValueError: another format.
+
+    Example:
+        >>> import jax.numpy as jnp, scalewise as sw
+        >>> def loss(w, x):
+        ...     return jnp.mean(jnp.square(x @ w))
+        >>> w, x = jnp.full((4, 4), 256.0), jnp.full((8, 4), 1e3)
+        >>> float(sw.scalify(loss)(w, x))
+        1048576000000.0
+        >>> float(loss(w.astype(jnp.float16), x.astype(jnp.float16)))
+        inf
+    """
+    given: Any = format, keep  # which both classes convert
+    results = Results(given[0], rescale, arithmetic)
+    return autoscale(f, Recipe(results=results, keep=given[1], state=state))
