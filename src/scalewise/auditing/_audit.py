@@ -63,13 +63,9 @@ from ._run._outcome import ExactSums, Outcome, OutputError, output_name
 from ._run._session import Session
 from ._run._specialize import history_of, nominal_format, of_recipe
 from ._run._statistics import BINS, LOWEST
-from ._search._findings import Finding
-from ._search._groups import groups
-from ._search._kinds import FINDING_KINDS
 from ._search._literals import Constants, constants_of
-from ._search._measure import near
-from ._search._search import find_fixes
-from ._search._trials import Search
+from ._search._lost_updates import search_lost_updates
+from ._search._search import Search, find_fixes
 from ._sheet._make import SheetSource, make_sheet
 from ._thresholds import FLOORS_FROM
 
@@ -281,8 +277,12 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         semantics += FIRST_STEP if session.steps == 1 else WITH_HISTORY
     if session.exact_sums is not None:
         semantics += ON_DEVICE
-    search = Search(session, fmt, constants, trials, saturate)
-    error_fixed = find_fixes(search, outcome)
+    source = sheet_source(f, session)
+    search = Search(session, source, fmt, constants, trials, saturate)
+    find_fixes(search, outcome)
+    if trials and kind.run is not None:
+        search_lost_updates(search)
+    error_fixed = search.outcome.error
     after, wide = search.outcome, session.lockstep.stays_wide
     narrow = [e for e in after.equations if not wide(after.recorded[e.index])]
     return Report(
@@ -290,7 +290,7 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         low=kind.name(session.low),
         reference=str(session.reference.dtype),
         semantics=semantics,
-        findings=tuple(sorted(search.found, key=_spoils_fewer)),
+        findings=tuple(search.found),
         unfixed=tuple(search.unfixed),
         literals=constants.changed,
         arguments=_arguments(session.program, fmt) if session.adjustable else (),
@@ -309,7 +309,7 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         environment=_environment(),
         scaled=kind.run in ("recipe", "every_op"),
         trials=trials - search.trials,
-        untried=_untried(search),
+        untried=int(search.trials <= 0 < trials and any(x.fails for x in search.now.stages)),
         latent=latent(narrow, fmt),
         lost_changes=tuple(search.lost_changes),
         wrong_changes=tuple(map(str, session.wrong_changes(outcome))),
@@ -321,7 +321,7 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         sums=session.sums,
         started_at_zero=tuple(_started_at_zero(session, outcome)),
         complex_dtype=wide_complex,
-        make_sheet=partial(make_sheet, sheet_source(f, session)),
+        make_sheet=partial(make_sheet, source),
         origin=search.origin,
     )
 
@@ -348,13 +348,6 @@ def _complex_dtypes(session: Session) -> tuple[str, str]:
     return str(next(iter(own), "")), str(next(wider, ""))
 
 
-def _spoils_fewer(what: Finding) -> int:
-    if not what.non_finite_before:
-        return 0
-    made = what.non_finite_before - what.non_finite_after
-    return -made if what.fix else -what.non_finite_before * FINDING_KINDS[what.kind].out_of_range
-
-
 def sheet_source(f: Callable[..., Any], session: Session) -> SheetSource:
     return SheetSource(
         function=name_of(f),
@@ -366,13 +359,6 @@ def sheet_source(f: Callable[..., Any], session: Session) -> SheetSource:
         floors=session.floors,
         least=session.started_at_zero,
     )
-
-
-def _untried(search: Search) -> int:
-    if search.trials > 0 or near(search.outcome.error, search.float32_error):
-        return 0
-    tried = {x.equations for x in (*search.found, *search.unfixed) if x.tried}
-    return sum(g.indices not in tried for g in groups(search.outcome.equations, search.fmt))
 
 
 def _arguments(program: Program, fmt: Format) -> tuple[str, ...]:
