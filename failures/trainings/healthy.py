@@ -95,10 +95,9 @@ def recurrent_step_with_adamw(params, state, batch):
         return cross_entropy(hidden @ params["head"], batch["labels"])
 
     for _ in range(2):
-        value, gradients = jax.value_and_grad(loss)(params)
-        updates, state = ADAMW.update(gradients, state, params)
+        updates, state = ADAMW.update(jax.grad(loss)(params), state, params)
         params = optax.apply_updates(params, updates)
-    return params, value
+    return params, loss(params)
 
 
 @clean("https://arxiv.org/abs/1710.03740", "fp16", lambda: (image_params(), pictures()))

@@ -185,7 +185,7 @@ def rotations_fixed(positions):
 
 def packed():
     """Documents that begin late in a long sequence."""
-    start = np.int32([[1001], [2003], [1507], [777]])
+    start = np.array([[1001], [2003], [1507], [777]], np.int32)
     positions = start + np.arange(12, dtype=np.int32)
     return at_rest(language_params()), text() | {"positions": positions}
 
