@@ -81,7 +81,7 @@ def too_long(*_: Any) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("set", choices=("corpus", "gallery"))
+    parser.add_argument("set", choices=("corpus", "gallery", "trainings"))
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("names", nargs="*")
     given = parser.parse_args()
