@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from typing import TYPE_CHECKING
 
 from .._run._equation_statistics import EquationStatistics
+from .._run._outcome import Outcome
 from .._thresholds import AMPLIFIED
 from ._findings import Finding, constant_finding, finding
-from ._groups import Group, is_out_of_range
+from ._groups import ACCUMULATES, Group, is_out_of_range
 from ._kinds import FINDING_KINDS, made_here
 from ._literals import Literal
 from ._trial import StageError, Suspect, Trial
@@ -22,6 +24,7 @@ KINDS = {
     "underflow": ("underflow",),
     "swamping": ("swamping",),
 }
+CARRIED_IN = 30  # errors of a result that are as many times its own are carried in
 LOCAL = ("accumulation", "saturation", "underflow", "swamping")  # of a rounding's own
 
 
@@ -40,14 +43,18 @@ def finding_of(search: Search, suspect: Suspect, trial: Trial, stage: StageError
     if not suspect.cause:
         return own
     own = dataclasses.replace(own, scope=worst.scope)
-    for name in KINDS.get(suspect.cause, ()):
-        if FINDING_KINDS[name].found(group, search.saturate, search.fmt):
-            return _of_kind(own, name, group, search)
-    if suspect.cause in KINDS:
-        return _of_kind(own, KINDS[suspect.cause][-1 if search.saturate else 0], group, search)
+    sums = worst.looped or worst.primitive in ACCUMULATES
+    if suspect.cause in KINDS and not (suspect.cause == "swamping" and not sums):
+        has = (x for x in KINDS[suspect.cause] if _has(search, x, group))
+        name = next(has, KINDS[suspect.cause][-1 if search.saturate else 0])
+        return _of_kind(own, name, group, search)
     if is_out_of_range(worst):
         return own
     return _carried(search, own, worst, group, suspect, trial, stage)
+
+
+def _has(search: Search, name: str, group: Group) -> bool:
+    return FINDING_KINDS[name].found(group, search.saturate, search.fmt)
 
 
 def _of_kind(own: Finding, name: str, group: Group, search: Search) -> Finding:
@@ -65,7 +72,7 @@ def literal_of(search: Search, suspect: Suspect) -> Literal | None:
 
 
 def _is_like(e: EquationStatistics, worst: EquationStatistics) -> bool:
-    names = ("file", "line", "primitive", "part", "quantizes")
+    names = ("file", "line", "operation", "part", "quantizes")
     return worst.file is not None and all(getattr(e, x) == getattr(worst, x) for x in names)
 
 
@@ -84,33 +91,52 @@ def _carried(
         numbers = [f"{x:g} becomes {y:g}" for x, y in rounded_constants(search, worst)]
         text = f"the format rounds its constants ({', '.join(numbers[:3])})" if numbers else made
         return dataclasses.replace(own, kind="precision", evidence=text)
-    after = [
-        e for e in trial.outcome.equations if worst.index in trial.outcome.causes.back((e.index,))
-    ]
+    for name in LOCAL if suspect.cause == "rounding" else ():
+        if _has(search, name, group):
+            return _of_kind(own, name, group, search)
+    after = _readers(trial.outcome, worst)
+    by = next(
+        (e for e in after if e["cancelled"] and e.inherited > CARRIED_IN * e.introduced), None
+    )
+    if by is not None and (by.file, by.line) == (worst.file, worst.line):
+        return _of_kind(own, "cancellation", Group((by,)), search)
+    kind, text = "precision", ""
     if suspect.cause == "decision":
-        turned = next((e for e in after if e["differ"]), None)
-        text = made
-        if turned is not None:
-            what = FINDING_KINDS["decision"].evidence(Group((turned,)), search.fmt)
-            text = f"{made}; at {turned.short} {what}" if turned is not worst else what
-        return dataclasses.replace(own, kind="decision", evidence=text)
+        turned, kind = next((e for e in after if e["differ"]), worst), "decision"
+        what = FINDING_KINDS[kind].evidence(Group((turned,)), search.fmt)
+        text = f"; at {turned.short} {what}" if turned is not worst else ""
     spoiled = next((e for e in after if is_out_of_range(e)), None)
     if stage.error.non_finite and spoiled is not None:
         other = finding(Group((spoiled,)), search.fmt, search.saturate)
-        text = f"{made}; from it {spoiled.primitive} at {spoiled.short}: {other.evidence}"
-        return dataclasses.replace(own, kind=other.kind, evidence=text)
-    for name in LOCAL:
-        if FINDING_KINDS[name].found(group, search.saturate, search.fmt):
-            return _of_kind(own, name, group, search)
+        kind = other.kind
+        text = f"; from it {spoiled.primitive} at {spoiled.short}: {other.evidence}"
+    factor = by.inherited / worst.introduced if by is not None and worst.introduced else 0.0
+    if by is not None and factor >= AMPLIFIED:
+        text = f", amplified {factor:.0f} times by {by.primitive} at {by.short}{text}"
+        return dataclasses.replace(own, kind="amplified", evidence=made + text)
+    if kind == "precision" and suspect.cause == "swamping":
+        return _of_kind(own, "swamping", group, search)
     factor = suspect.share * stage.error.relative / worst.introduced if worst.introduced else 0.0
-    by = max((e for e in after if e["cancelled"]), key=lambda e: e.inherited, default=None)
-    if by is not None and (by.file, by.line) == (worst.file, worst.line):
-        return _of_kind(own, "cancellation", Group((by,)), search)
-    if factor >= AMPLIFIED:
-        where = f" by {by.primitive} at {by.short}" if by is not None else ""
-        text = f"{made}, amplified {factor:.0f} times{where}"
-        return dataclasses.replace(own, kind="amplified", evidence=text)
-    return _of_kind(own, "precision", group, search)
+    if kind == "precision" and factor >= AMPLIFIED:
+        return dataclasses.replace(
+            own, kind="amplified", evidence=f"{made}, amplified {factor:.0f} times"
+        )
+    if kind == "precision":
+        return _of_kind(own, kind, group, search)
+    return dataclasses.replace(own, kind=kind, evidence=made + text)
+
+
+def _readers(outcome: Outcome, equation: EquationStatistics) -> list[EquationStatistics]:
+    """Returns an operation and what is computed of its results, in the order of the program."""
+    readers: dict[int, set[int]] = collections.defaultdict(set)
+    for i, operands in outcome.dataflow.flow.items():
+        for j in (j for operand in operands for j in operand):
+            readers[j].add(i)
+    found, pending = set(), {equation.index}
+    while pending:
+        found |= pending
+        pending = {i for j in pending for i in readers[j]} - found
+    return [e for e in outcome.equations if e.index in found]
 
 
 def rounded_constants(search: Search, equation: EquationStatistics) -> list[tuple[float, float]]:

@@ -212,7 +212,7 @@ def described(some: Equations, every: Equations) -> str:
     else:
         where = f"line{'s' * (len(places) > 1)} {joined(str(line) for _, line in places)}"
     if rest:
-        where = f"the {joined(dict.fromkeys(e.primitive for e in some))} at {where}"
+        where = f"the {joined(dict.fromkeys(e.operation or e.primitive for e in some))} at {where}"
     return joined([*calls, where])
 
 

@@ -277,7 +277,7 @@ def _options(search: Search, suspect: Suspect, what: Finding, run: str) -> Itera
     if not run:
         yield _wide(search, [(suspect, what)])
     elif literal is None:
-        yield from proposals(run, context)
+        yield from proposals(run, context) if context.group.equations else ()
     else:
         alike = [x for x in search.literals if x.number == literal.number]
         places = {(x.file, x.line) for x in alike}
@@ -360,24 +360,32 @@ def _widen(search: Search, stage: StageError) -> bool:
     fix helps as much are left out again.
     """
     trial, lines = search.now, list[tuple[Suspect, Finding]]()
+    best: tuple[list[tuple[Suspect, Finding]], Trial] | None = None
     while len(lines) < LINES:
         chosen = {e.index for x, _ in lines for e in x.equations}
-        fresh = [
+        fresh = (
             x for x in trial.suspects(stage.name)
             if not {e.index for e in x.equations} <= chosen and x.share > 0
-        ]  # fmt: skip
-        if not fresh:
-            return False
-        lines.append((fresh[0], finding_of(search, fresh[0], trial, stage)))
+        )  # fmt: skip
+        suspect = next(fresh, None)
+        if suspect is None:
+            break
+        lines = [*lines, (suspect, finding_of(search, suspect, trial, stage))]
         after = search.attempt(_wide(search, lines))
         if after is None:
-            return False
+            break
         trial = after
-        if _helps(trial.stage(stage.name), stage):
-            lines, trial = _fewer(search, stage, lines, trial)
-            _accept_lines(search, lines, trial)
-            return True
-    return False
+        before = stage if best is None else best[1].stage(stage.name)
+        if _helps(trial.stage(stage.name), before):
+            best = lines, trial
+        elif best is not None:
+            break
+        if best is not None and _is_enough(search, trial, stage.name):
+            break
+    if best is None:
+        return False
+    _accept_lines(search, *_fewer(search, stage, *best))
+    return True
 
 
 def _wide(search: Search, lines: Sequence[tuple[Suspect, Finding]]) -> Fix:

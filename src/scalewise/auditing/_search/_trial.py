@@ -208,8 +208,13 @@ def _suspect(
     cause = max(causes, key=lambda x: causes[x])
     first = max(some, key=lambda x: (x[1] == cause, x[2]))[0]
     kept = {part for part, own in parts.items() if own >= PART_OF_LINE * size}
-    own = (rows.get(e.path) for e, _, _ in some if _part(e) in kept)
-    wide = {x.index: x for x in own if x is not None}
+    own = [rows[e.path] for e, _, _ in some if _part(e) in kept and e.path in rows]
+    wide = {x.index: x for x in own}
+    if (
+        cause not in EVENTS
+    ):  # what isn't rounded any more may show what the line's next rounding does
+        lines = {(x.file, x.line, x.direction) for x in own if x.file}
+        wide |= {x.index: x for x in rows.values() if (x.file, x.line, x.direction) in lines}
     worst = rows.get(first.path)
     file, line, _ = first.source or (None, 0, "")
     ordered = tuple(wide[i] for i in sorted(wide))
