@@ -323,7 +323,7 @@ def context():
     literal = sw.literals(lambda x: x * 1e-8, "fp16")(jnp.ones(1))[0]
     return Context(
         group=Group((backward,)), kind=FINDING_KINDS["overflow"], fmt=FP16, now=None, low=None,
-        norms=[indices], equations=equations, gradients=[backward], final=True, literal=literal,
+        norms=[indices], equations=equations, gradients=[backward], literal=literal,
         causes=Causes({backward.index: [indices]}, equations), masks=[-65504.0],
         beyond=equations, rewrites=[Rewrite("another function", indices, backward.index)],
     )  # fmt: skip

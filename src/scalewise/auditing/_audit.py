@@ -107,10 +107,10 @@ def audit(
         batches: the second argument of ``f`` (the first after NNX objects) at each step, all of the
             same shapes: an iterable, or a function of the step's number. None: the one that it is
             called with, at every step.
-        dtypes: under ``"fp16"`` and ``"bf16"``, ``"as_written"`` to cast the arguments and honour
-            the program's own conversions, such as a norm that it computes in float32; ``"all"`` to
-            round each operation's result to the format. None for "as_written" if the program mixes
-            dtypes, so that the two differ.
+        dtypes: under a format, ``"as_written"`` for what the program computes in the format's
+            dtype: arguments are cast to it, and what the program or JAX itself computes in float32
+            (a conversion, a mean) stays there; ``"all"`` to round each operation's result to the
+            format. None for "as_written" if the function takes 16-bit arrays.
         device: under a recipe, the device whose matrix units add up the products, bit for bit, as
             for :func:`scalewise.autoscale`'s ``emulate``. Products that lose accuracy by these
             sums, and not by their operands, are findings of kind "accumulation".

@@ -30,8 +30,6 @@ AMPLIFIED = 8.0
 CARRIED = 3.0
 # The harm of an overflow or a NaN at the first equation.
 OUT_OF_RANGE = 1e6
-# The weight from which numbers overflow, or become NaN.
-EVENT = 1e5
 # Numbers are close to overflowing if they would with values as many times as large.
 LATENT = 4
 # An output of which a quarter changes with the arguments' last bits has no digit in the reference
@@ -42,8 +40,6 @@ NOISE = 0.25
 NOISE_OF_ONE = 0.1
 # Errors up to so many eps need no runs that tell whether an output's true value is 0.
 FLOORS_FROM = 8.0
-# A factor below two is no amplification: two errors of one size add up to it.
-AMPLIFIED_SHOWN = 2.0
 # An error of so small a share of half a unit in the last place isn't the rounding's.
 EXACT = 0.01
 
@@ -115,8 +111,6 @@ UPDATES_LOST = 0.5
 # Of an output of integers or predicates with fewer elements one that differs isn't a refusal: a
 # count may be one off.
 MANY_DECIDED = 10
-# Of many elements so few differ by chance: float32 for all operations may leave as many.
-FEW_DECIDED = 2
 # An error that changes the outputs by a tenth makes them wrong for any use. Formats of few bits
 # make as much in a few roundings, and a format of many bits promises more: about half of its digits
 # (1.6 makes that a tenth in BF16).

@@ -12,7 +12,7 @@ from .._thresholds import AMPLIFIED
 from ._findings import Finding, constant_finding, finding
 from ._groups import ACCUMULATES, Group, is_out_of_range
 from ._kinds import FINDING_KINDS, made_here
-from ._literals import Literal
+from ._literals import Literal, written
 from ._trial import StageError, Suspect, Trial
 
 if TYPE_CHECKING:
@@ -88,8 +88,9 @@ def _carried(
     """Returns the finding of an error that is made here and grows, or decides, elsewhere."""
     made = made_here(worst)
     if suspect.cause == "constant":
-        numbers = [f"{x:g} becomes {y:g}" for x, y in rounded_constants(search, worst)]
-        text = f"the format rounds its constants ({', '.join(numbers[:3])})" if numbers else made
+        numbers = [f"{written(x)} becomes {y:.6g}" for x, y in rounded_constants(search, worst)]
+        what = "constant" if len(numbers) == 1 else "constants"
+        text = f"the {what} {', '.join(numbers[:3])}" if numbers else made
         return dataclasses.replace(own, kind="precision", evidence=text)
     for name in LOCAL if suspect.cause == "rounding" else ():
         if _has(search, name, group):

@@ -11,21 +11,20 @@ import jax.numpy as jnp
 
 from ..._jax import ShapedArray
 from ...autocasting import Autocast
-from ...formats import BF16, E4M3, E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, FP16, Format
+from ...formats import Format
 from ...primitives import Family, names
-from ...rounding import FP64_PARAMS, format_params
-from .._run._equation_statistics import ADDITIONS, Equations, EquationStatistics
+from ...rounding import FP64_PARAMS
+from .._run._equation_statistics import Equations, EquationStatistics
 from .._run._loss_scale import LossScaled, autocast_of, best_power
 from .._run._specialize import nominal_format
 from .._thresholds import FEW_MASKS, SUBNORMAL
 from ._apply import FormatChoice
 from ._fixes import Context, Fix, both, described, register, widened
-from ._literals import written
+from ._literals import Literal, written
 from ._rewrites import Rewrite
 
 COMPARISONS = names(lambda row: row.family is Family.COMPARISON)
 PRODUCTS = ("reduce_prod", "cumprod")
-WIDER = {FP16: BF16, E4M3FN: E5M2, E4M3: E5M2, E4M3FNUZ: E5M2FNUZ}  # same width, more range
 
 
 # -- a constant that the format can't hold --------------------------------------------------------
@@ -35,16 +34,15 @@ WIDER = {FP16: BF16, E4M3FN: E5M2, E4M3: E5M2, E4M3FNUZ: E5M2FNUZ}  # same width
 def _constant(context: Context) -> Iterator[Fix]:
     literal, fmt = context.literal, context.fmt
     assert literal is not None
-    number, written = literal.number, literal.written
+    number = literal.number
     replace = partial(FormatChoice.with_constant, old=number)
     if literal.rounded == 0:
         new = math.copysign(float(fmt.smallest_normal), number)
         change = partial(replace, new=new)
-        yield Fix(f"{new:.3g} in place of {written}", change, replaces=(number, new))
+        yield Fix(f"{new:.3g} in place of {literal.written}", change, replaces=(number, new))
     elif abs(number) > float(fmt.max) and _may_be_smaller(context):
         yield from _smaller_masks(number, fmt)
-    change = partial(replace, new=number)
-    kept = Fix(f"{written} kept in {context.word}", change, replaces=(number, number))
+    kept = kept_in(context.word, literal)
     yield kept
     here = (literal.file, literal.line)
     line = [e for e in context.equations if literal.file and (e.file, e.line) == here]
@@ -59,6 +57,12 @@ def _constant(context: Context) -> Iterator[Fix]:
         function = like(line[0], context.equations, "file", "function")
         if len(function) > len(line):
             yield widened(context.word, f"all of {line[0].name}", function)
+
+
+def kept_in(word: str, literal: Literal) -> Fix:
+    number = literal.number
+    change = partial(FormatChoice.with_constant, old=number, new=number)
+    return Fix(f"{literal.written} kept in {word}", change, replaces=(number, number))
 
 
 def _may_be_smaller(context: Context) -> bool:
@@ -170,34 +174,11 @@ def _rewrite(context: Context) -> Iterator[Fix]:
             yield Fix(text if some is line else f"{text}, everywhere", change)
 
 
-def _accumulates(context: Context) -> bool:
-    """Returns True if the finding may be a running sum: in a loop, an addition to its own result of
-    the iteration before, or to what no known operation has computed."""
-    looped = [e.index for e in context.group.equations if e.looped and e.primitive in ADDITIONS]
-    operands = context.causes.operands if context.causes is not None else {}
-    unknown = any(not operand for i in looped for operand in operands.get(i, ()))
-    return unknown or _reads_itself(context, ADDITIONS)
-
-
 def _reads_itself(context: Context, primitives: Collection[str]) -> bool:
     """Returns True if an operation has its own result of the iteration before as an operand."""
     operands = context.causes.operands if context.causes is not None else {}
     looped = [e.index for e in context.group.equations if e.looped and e.primitive in primitives]
     return any(i in operand for i in looped for operand in operands.get(i, ()))
-
-
-def scale_power(equations: Equations, fmt: Format) -> int:
-    top = max((max(e["amax"], e["reference_max"]) for e in equations), default=0.0)
-    return math.floor(math.log2(float(fmt.max) / top)) - 1 if top > 0 else 0
-
-
-@register("wider_result", "last")
-def _wider_result(context: Context) -> Iterator[Fix]:
-    low, group = context.emulation, context.group
-    if context.kind.out_of_range and low.fmt in WIDER and not _accumulates(context):
-        other = format_params(WIDER[low.fmt], low.saturate)
-        change = partial(FormatChoice.with_format, indices=group.indices, params=other)
-        yield Fix(f"{WIDER[low.fmt].name} for this {group.first.primitive}", change)
 
 
 @register("beyond_range", "last")
@@ -226,25 +207,3 @@ def _float32_addition(context: Context) -> Iterator[Fix]:
 
 def like(here: EquationStatistics, equations: Equations, *names: str) -> list[EquationStatistics]:
     return [e for e in equations if all(getattr(e, n) == getattr(here, n) for n in names)]
-
-
-@register("scaled_result", "last")
-def _scaled_result(context: Context) -> Iterator[Fix]:
-    power = scale_power(context.group.equations, context.fmt)
-    if _accumulates(context):  # a scale only delays the overflow
-        return
-    limit = context.fmt.max_exponent - context.fmt.min_exponent  # larger ones leave no margin
-    located = context.group.first.file is not None
-    if context.kind.out_of_range and 0 < abs(power) <= limit and located:
-        change = partial(FormatChoice.scaled, indices=context.group.indices, power=power)
-        yield Fix(f"scale its result by 2^{power}", change)
-
-
-@register("wider_format", "last")
-def _wider_format(context: Context) -> Iterator[Fix]:
-    low = context.emulation
-    if context.kind.out_of_range and low.fmt in WIDER:
-        other = format_params(WIDER[low.fmt], low.saturate)
-        everywhere = [e.index for e in context.equations]
-        change = partial(FormatChoice.with_format, indices=everywhere, params=other)
-        yield Fix(f"{WIDER[low.fmt].name} throughout", change)

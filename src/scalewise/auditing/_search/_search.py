@@ -9,6 +9,7 @@ from typing import Any
 
 from ...formats import FP32, Format, Saturation
 from .._run._causes import Causes
+from .._run._equation_statistics import EquationStatistics
 from .._run._outcome import Outcome, OutputError
 from .._run._session import Session
 from .._run._specialize import Low, kind_of_run
@@ -18,7 +19,8 @@ from . import _fix_kinds, _recipe_fix_kinds  # noqa: F401  # they register fixes
 from ._apply import AuditedArithmetic, FormatChoice
 from ._evidence import finding_of, literal_of
 from ._findings import Finding, finding
-from ._fixes import Context, Fix, described, joined, proposals, widened
+from ._fix_kinds import kept_in
+from ._fixes import Context, Fix, both, described, joined, proposals, widened
 from ._groups import Group, groups
 from ._kinds import FINDING_KINDS
 from ._literals import Constants, Literal
@@ -362,10 +364,10 @@ def _widen(search: Search, stage: StageError) -> bool:
     trial, lines = search.now, list[tuple[Suspect, Finding]]()
     best: tuple[list[tuple[Suspect, Finding]], Trial] | None = None
     while len(lines) < LINES:
-        chosen = {e.index for x, _ in lines for e in x.equations}
+        chosen, kept = _parts(search, [x for x, _ in lines])
         fresh = (
-            x for x in trial.suspects(stage.name)
-            if not {e.index for e in x.equations} <= chosen and x.share > 0
+            x for x, own in ((x, _parts(search, [x])) for x in trial.suspects(stage.name))
+            if x.share > 0 and not (own[0].keys() <= chosen.keys() and own[1].keys() <= kept.keys())
         )  # fmt: skip
         suspect = next(fresh, None)
         if suspect is None:
@@ -388,12 +390,25 @@ def _widen(search: Search, stage: StageError) -> bool:
     return True
 
 
+def _parts(
+    search: Search, suspects: Iterable[Suspect]
+) -> tuple[dict[int, EquationStatistics], dict[float, Literal]]:
+    """Returns the operations to widen by index, and the constants to keep by number."""
+    suspects = list(suspects)
+    wide = {e.index: e for x in suspects for e in x.equations}
+    literals = [x for x in (literal_of(search, x) for x in suspects) if x is not None]
+    return wide, {x.number: x for x in literals}
+
+
 def _wide(search: Search, lines: Sequence[tuple[Suspect, Finding]]) -> Fix:
-    wide = {e.index: e for x, _ in lines for e in x.equations}
-    every = search.outcome.equations
+    wide, kept = _parts(search, [x for x, _ in lines])
     some = [wide[i] for i in sorted(wide)]
     limits = search.limits if any(x.cause == "constant" for x, _ in lines) else ()
-    return widened(search.word, described(some, every), some, limits=limits)
+    fixes = [kept_in(search.word, x) for x in kept.values()]
+    if some:
+        what = described(some, search.outcome.equations)
+        fixes.insert(0, widened(search.word, what, some, limits=limits))
+    return functools.reduce(both, fixes)
 
 
 def _fewer(

@@ -215,6 +215,11 @@ def _suspect(
     ):  # what isn't rounded any more may show what the line's next rounding does
         lines = {(x.file, x.line, x.direction) for x in own if x.file}
         wide |= {x.index: x for x in rows.values() if (x.file, x.line, x.direction) in lines}
+    calls: dict[str, set[Place]] = {}  # a user changes a library's call, not its lines
+    for x in wide.values():
+        calls.setdefault(x.caller, set()).add((x.file, x.line))
+    whole = {caller for caller, places in calls.items() if caller and len(places) > 1}
+    wide |= {x.index: x for x in rows.values() if x.caller in whole}
     worst = rows.get(first.path)
     file, line, _ = first.source or (None, 0, "")
     ordered = tuple(wide[i] for i in sorted(wide))
