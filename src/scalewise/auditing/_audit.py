@@ -140,7 +140,8 @@ def audit(
     wide_format = _reference_format(reference, low_run)
 
     def audited(*args: PyTree, **kwargs: PyTree) -> Report:
-        with jax.disable_jit(False), unchecked():  # it compiles and judges what it runs
+        quiet = np.errstate(all="ignore")  # 16 bits may not hold the program's numbers
+        with jax.disable_jit(False), unchecked(), quiet:  # it compiles and judges what it runs
             try:
                 if steps > 1:
                     return run(*with_state(f, args), kwargs)

@@ -111,6 +111,8 @@ UPDATES_LOST = 0.5
 # Of an output of integers or predicates with fewer elements one that differs isn't a refusal: a
 # count may be one off.
 MANY_DECIDED = 10
+# Of many elements so few differ by chance.
+FEW_DECIDED = 2
 # An error that changes the outputs by a tenth makes them wrong for any use. Formats of few bits
 # make as much in a few roundings, and a format of many bits promises more: about half of its digits
 # (1.6 makes that a tenth in BF16).

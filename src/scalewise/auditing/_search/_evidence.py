@@ -38,7 +38,8 @@ def finding_of(search: Search, suspect: Suspect, trial: Trial, stage: StageError
         return _elsewhere(suspect)
     worst = rows.get(worst.index, worst)
     alike = [e for e in rows.values() if _is_like(e, worst)]
-    group = Group(tuple(alike) or (worst,))
+    alike = alike or [worst]
+    group = Group(tuple(alike), max(map(trial.outcome.causes.amplification, alike)))
     own = finding(group, search.fmt, search.saturate)
     if not suspect.cause:
         return own
@@ -99,8 +100,6 @@ def _carried(
     by = next(
         (e for e in after if e["cancelled"] and e.inherited > CARRIED_IN * e.introduced), None
     )
-    if by is not None and (by.file, by.line) == (worst.file, worst.line):
-        return _of_kind(own, "cancellation", Group((by,)), search)
     kind, text = "precision", ""
     if suspect.cause == "decision":
         turned, kind = next((e for e in after if e["differ"]), worst), "decision"
@@ -111,6 +110,9 @@ def _carried(
         other = finding(Group((spoiled,)), search.fmt, search.saturate)
         kind = other.kind
         text = f"; from it {spoiled.primitive} at {spoiled.short}: {other.evidence}"
+    if by is not None and (by.file, by.line) == (worst.file, worst.line):
+        what = FINDING_KINDS["cancellation"].evidence(Group((by,)), search.fmt)
+        return dataclasses.replace(own, kind="cancellation", evidence=what + text)
     factor = by.inherited / worst.introduced if by is not None and worst.introduced else 0.0
     if by is not None and factor >= AMPLIFIED:
         text = f", amplified {factor:.0f} times by {by.primitive} at {by.short}{text}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from ...formats import FP32, Format, Saturation
 from .._run._causes import Causes
@@ -27,6 +27,8 @@ from ._literals import Constants, Literal
 from ._measure import better, fixed, key_of, near, same
 from ._rewrites import Rewrite, norms, rewrites
 from ._trial import Place, StageError, Suspect, Trial
+
+Line: TypeAlias = tuple[Suspect, Finding]  # what to widen, and what it does
 
 
 @dataclasses.dataclass
@@ -195,6 +197,9 @@ def find_fixes(search: Search, start: Outcome) -> OutputError:
         search.trials -= 1
     given_up: set[str] = set()
     _explain_all(search, given_up)
+    left = _failing(search, given_up)
+    if left is not None:  # no trial is
+        search.found += _unexplained(search, left, tried=False)
     if not search.now.fails:
         _explain_hidden(search)
     return search.outcome.error
@@ -204,14 +209,19 @@ def _explain_all(search: Search, given_up: set[str]) -> None:
     while search.trials > 0 and (stage := _failing(search, given_up)) is not None:
         if not _explain(search, stage):
             given_up.add(stage.name)
-            search.found += [
-                dataclasses.replace(
-                    x, tried=True, error_before=float(stage.error),
-                    non_finite_before=stage.error.non_finite, decided=stage.error.decided,
-                )
-                for x in _left(search, search.now, stage)
-                if not any(same(x, y) for y in search.found)
-            ]  # fmt: skip
+            search.found += _unexplained(search, stage, tried=True)
+
+
+def _unexplained(search: Search, stage: StageError, *, tried: bool) -> list[Finding]:
+    """Returns findings without a fix."""
+    new = (x for x in _left(search, search.now, stage) if not any(same(x, y) for y in search.found))
+    return [
+        dataclasses.replace(
+            x, tried=tried, error_before=float(stage.error),
+            non_finite_before=stage.error.non_finite, decided=stage.error.decided,
+        )
+        for x in new
+    ]  # fmt: skip
 
 
 def _explain_hidden(search: Search) -> None:
@@ -236,11 +246,13 @@ def _explain_hidden(search: Search) -> None:
 
 
 def _failing(search: Search, given_up: Iterable[str]) -> StageError | None:
-    """Returns the first part that is wrong, unless float32 for every operation leaves as much."""
+    """Returns the first part that is wrong: of the outputs as a whole or, where float32 for every
+    operation leaves as much, of those of which it doesn't."""
+    found: Iterable[StageError] = search.now.stages
     if search.float32 is not None and near(search.outcome.error, search.float32_error):
-        return None
-    failing = (x for x in search.now.stages if x.fails and x.name not in given_up)
-    return next(failing, None)
+        own, wide = (dict(x.outputs) for x in (search.outcome, search.float32.outcome))
+        found = [x for x in search.now.outputs if not near(own[x.name], wide[x.name])]
+    return next((x for x in found if x.fails and x.name not in given_up), None)
 
 
 def _left(search: Search, trial: Trial, stage: StageError | None = None) -> list[Finding]:
@@ -301,7 +313,7 @@ def _accept_first(
     helped: list[tuple[Fix, Trial]] = []
     for fix in options:
         trial = search.attempt(fix)
-        if trial is not None and helps(trial):
+        if trial is not None and helps(trial) and not (fix.undoes and search.found):
             helped.append((fix, trial))
             if _is_enough(search, trial, stage.name):
                 break
@@ -319,9 +331,9 @@ def _is_enough(search: Search, trial: Trial, name: str) -> bool:
 def _best(helped: Sequence[tuple[Fix, Trial]], name: str) -> tuple[Fix, Trial]:
     """Returns the smallest fix of those that leave the fewest parts wrong, with an error near the
     least; one that undoes a whole policy or recipe only without others."""
-    fewest = min(sum(x.fails for x in trial.stages) for _, trial in helped)
-    some = [(fix, trial) for fix, trial in helped if sum(x.fails for x in trial.stages) == fewest]
-    some = [x for x in some if not x[0].undoes] or some
+    some = [x for x in helped if not x[0].undoes] or list(helped)
+    fewest = min(sum(x.fails for x in trial.stages) for _, trial in some)
+    some = [(fix, trial) for fix, trial in some if sum(x.fails for x in trial.stages) == fewest]
     errors = [trial.stage(name).error for _, trial in some]
     least = min(errors)
     close = [
@@ -336,13 +348,15 @@ def _context(search: Search, suspect: Suspect, what: Finding) -> Context:
     own = {*what.equations} or {e.index for e in suspect.equations}
     group = Group(tuple(e for e in equations if e.index in own) or suspect.equations)
     kind, now, low = FINDING_KINDS[what.kind], search.current, session.low
-    context = Context(group, kind, search.fmt, now, low, equations, causes=search.causes)
+    gradients = [e for e in equations if e.index in session.loss_scaled]
+    context = Context(
+        group, kind, search.fmt, now, low, equations, gradients=gradients, causes=search.causes
+    )
     if not session.adjustable:
         return context
     replaced = dict(search.current.constants)
     return dataclasses.replace(
         context,
-        gradients=[e for e in equations if e.index in session.loss_scaled],
         norms=search.norms,
         rewrites=search.rewrites,
         masks=[x for x in search.constants.masks if x not in replaced],
@@ -361,8 +375,8 @@ def _widen(search: Search, stage: StageError) -> bool:
     Nothing is counted behind the first infinity: faults show one by one. Lines without which the
     fix helps as much are left out again.
     """
-    trial, lines = search.now, list[tuple[Suspect, Finding]]()
-    best: tuple[list[tuple[Suspect, Finding]], Trial] | None = None
+    trial, lines = search.now, list[Line]()
+    best: tuple[list[Line], Trial] | None = None
     while len(lines) < LINES:
         chosen, kept = _parts(search, [x for x, _ in lines])
         fresh = (
@@ -372,7 +386,7 @@ def _widen(search: Search, stage: StageError) -> bool:
         suspect = next(fresh, None)
         if suspect is None:
             break
-        lines = [*lines, (suspect, finding_of(search, suspect, trial, stage))]
+        lines = _with_line(lines, (suspect, finding_of(search, suspect, trial, stage)))
         after = search.attempt(_wide(search, lines))
         if after is None:
             break
@@ -390,30 +404,45 @@ def _widen(search: Search, stage: StageError) -> bool:
     return True
 
 
+def _with_line(lines: Sequence[Line], new: Line) -> list[Line]:
+    """Returns the lines and another one; of two faults on one line the first has the finding."""
+    for i, (suspect, what) in enumerate(lines):
+        if suspect.place == new[0].place:
+            wide = {e.index: e for e in (*suspect.equations, *new[0].equations)}
+            equations = tuple(wide[i] for i in sorted(wide))
+            both = dataclasses.replace(suspect, equations=equations)
+            return [*lines[:i], (both, what), *lines[i + 1 :]]
+    return [*lines, new]
+
+
 def _parts(
     search: Search, suspects: Iterable[Suspect]
 ) -> tuple[dict[int, EquationStatistics], dict[float, Literal]]:
     """Returns the operations to widen by index, and the constants to keep by number."""
     suspects = list(suspects)
     wide = {e.index: e for x in suspects for e in x.equations}
-    literals = [x for x in (literal_of(search, x) for x in suspects) if x is not None]
-    return wide, {x.number: x for x in literals}
+    own = {x.place for x in suspects if literal_of(search, x) is not None}
+    lines = own | {(e.file, e.line) for e in wide.values() if e.file}
+    kept = {x.number: x for x in search.literals if (x.file, x.line) in lines and not x.slight}
+    return wide, kept if search.session.adjustable else {}
 
 
-def _wide(search: Search, lines: Sequence[tuple[Suspect, Finding]]) -> Fix:
+def _wide(search: Search, lines: Sequence[Line]) -> Fix:
     wide, kept = _parts(search, [x for x, _ in lines])
     some = [wide[i] for i in sorted(wide)]
     limits = search.limits if any(x.cause == "constant" for x, _ in lines) else ()
-    fixes = [kept_in(search.word, x) for x in kept.values()]
-    if some:
-        what = described(some, search.outcome.equations)
-        fixes.insert(0, widened(search.word, what, some, limits=limits))
-    return functools.reduce(both, fixes)
+    if not some:
+        return functools.reduce(both, [kept_in(search.word, x) for x in kept.values()])
+    fix = widened(search.word, described(some, search.outcome.equations), some, limits=limits)
+    for literal in kept.values():  # a line in float32 has its constants in float32
+        whole = both(fix, kept_in(search.word, literal))
+        fix = dataclasses.replace(fix, change=whole.change)
+    return fix
 
 
 def _fewer(
-    search: Search, stage: StageError, lines: list[tuple[Suspect, Finding]], trial: Trial
-) -> tuple[list[tuple[Suspect, Finding]], Trial]:
+    search: Search, stage: StageError, lines: list[Line], trial: Trial
+) -> tuple[list[Line], Trial]:
     for line in lines[:-1] if len(lines) > 1 else []:
         rest = [x for x in lines if x is not line]
         after = search.attempt(_wide(search, rest))
@@ -425,7 +454,7 @@ def _fewer(
     return lines, trial
 
 
-def _accept_lines(search: Search, lines: Sequence[tuple[Suspect, Finding]], trial: Trial) -> None:
+def _accept_lines(search: Search, lines: Sequence[Line], trial: Trial) -> None:
     whole = _wide(search, lines)
     found = []
     for line in lines:

@@ -106,7 +106,7 @@ class Trial:
         if self.sheet is None:
             errors = [(OUTPUTS, self.outcome.error, limit_of(self.fmt))]
         else:
-            own = (x for x in self.sheet.stages if not x.is_change)
+            own = (x for x in self.sheet.stages if not x.is_change and not x.is_part)
             errors = [(x.name, _error_of(x), x.limit) for x in own]
         return [StageError(name, x, self._fails(name, x, limit)) for name, x, limit in errors]
 
@@ -129,8 +129,15 @@ class Trial:
     def fails(self) -> bool:
         return any(x.fails for x in self.stages)
 
+    @functools.cached_property
+    def outputs(self) -> list[StageError]:
+        """Each of several outputs by itself."""
+        own = self.sheet.stages if self.sheet is not None else ()
+        return [StageError(x.name, _error_of(x), x.fails) for x in own if x.is_part]
+
     def stage(self, name: str) -> StageError:
-        return next((x for x in self.stages if x.name == name), StageError(name, NONE, False))
+        every = [*self.stages, *self.outputs]
+        return next((x for x in every if x.name == name), StageError(name, NONE, False))
 
     @functools.cached_property
     def _balances(self) -> dict[str, Balance]:
@@ -140,7 +147,7 @@ class Trial:
         if self.sheet is None:
             return None
         if name not in self._balances:
-            stage = next(x for x in self.sheet.stages if x.name == name)
+            stage = next(x for x in self.sheet.stages if x.name == name and not x.is_change)
             self._balances[name] = self.sheet.balance(stage)
         return self._balances[name]
 

@@ -13,7 +13,7 @@ from ...formats import Format
 from ...interpret import Program, is_inexact
 from .._run._changes import carried
 from .._run._outcome import Floors
-from .._thresholds import CHANGE_LOST, MANY_DECIDED, limit_of, unusable
+from .._thresholds import CHANGE_LOST, FEW_DECIDED, MANY_DECIDED, limit_of, unusable
 from ._cells import Cell, Entry, Node, inner, is_key
 
 CHANGE_NOISE = 1e-12  # of an array: a change that is the reference run's rounding
@@ -31,6 +31,8 @@ class Stage:
         error: otherwise, the relative error; of decisions, the share of elements that differ.
         limit: the error from which it is wrong.
         seeds: the cells, each with its multiplier.
+        is_change: whether it is of a carried array's change.
+        is_part: whether it is of one of several outputs, which "outputs" has too.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Stage:
     limit: float
     seeds: Sequence[tuple[Cell, Any]]
     is_change: bool = False
+    is_part: bool = False
 
     @property
     def fails(self) -> bool:
@@ -85,6 +88,8 @@ def stages(
     outputs_first = not found or found[0].name != "loss and gradients"
     if floats:
         found.insert(0 if outputs_first else len(found), _stage("outputs", every, limit))
+    for name, own in zip(names, every, strict=True) if len(every) > 1 else ():
+        found.append(dataclasses.replace(_stage(name, [own], limit), is_part=True))
     decided = [
         _Decided(x.cell, ~np.broadcast_to(floors.undecided.get(path, False), np.shape(x.cell.low)))
         for x, path, a in zip(outputs, program.paths, program.out_avals, strict=True)
@@ -93,7 +98,9 @@ def stages(
     if floats:  # others may be one off
         decided = [x for x in decided if x.compared.size >= MANY_DECIDED]
     if decided:
-        found.append(_decisions(decided, unusable(fmt.precision) if floats else 0.0))
+        largest = max(int(x.compared.sum()) for x in decided)
+        few, limit = FEW_DECIDED / max(largest, 1), unusable(fmt.precision)
+        found.append(_decisions(decided, limit if floats or few >= limit else 1.01 * few))
     return found
 
 
@@ -101,7 +108,7 @@ def chosen(found: Sequence[Stage]) -> Stage | None:
     """Returns the stage that a balance sheet explains: the first one that fails, of failing changes
     the worst; the outputs if none does."""
     changes = [x for x in found if x.fails and x.is_change]
-    whole = [x for x in found if not x.is_change]
+    whole = [x for x in found if not x.is_change and not x.is_part]
     if whole and whole[0].fails:
         return whole[0]
     if changes:

@@ -93,9 +93,10 @@ def make_sheet(source: SheetSource) -> Sheet:
     made = run_sheet(source)
     stage = made.chosen
     found = None if stage is None else made.balance(stage)
-    fails = any(x.fails for x in made.stages if not x.is_change)
+    shown = [x for x in made.stages if not x.is_part]
+    fails = any(x.fails for x in shown if not x.is_change)
     return sheet_from(
-        source.function, source.arithmetic, made.stages, stage, found, made.forward.visits,
+        source.function, source.arithmetic, shown, stage, found, made.forward.visits,
         fails=fails,
     )  # fmt: skip
 
