@@ -46,7 +46,7 @@ def check_applied(report, f, *args, rel=1e-3):
     if max(x.order for x in report.findings) > 1:
         got = error(report.apply_fixes(f)(*args), want)
         assert got == pytest.approx(float(report.error_fixed), rel=rel, abs=1e-6)
-    return first.fix.kind.name
+    return first.fix.kind and first.fix.kind.name
 
 
 @pytest.mark.parametrize("size", [16.0, 1e-5])
@@ -148,7 +148,7 @@ def test_lines_of_a_library_are_fixed_as_the_call_and_fixes_within_others_as_one
         report = sw.audit(step, "fp16")((weights, optimizer.init(weights)), x)
     fixes = {str(finding.fix) for finding in report.findings}
     call = f"test_fixes.py:{step.__code__.co_firstlineno + 3}"
-    assert f"float32 for the call at {call}" in fixes
+    assert any(text.startswith(f"float32 for the call at {call}") for text in fixes)
     assert not any("_tree_math.py" in text for text in fixes)
     assert float(report.error_fixed) < 2.0**-11
 

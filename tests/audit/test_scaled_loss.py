@@ -124,6 +124,17 @@ def test_a_pair_of_fixes_that_help_only_together():
     assert report.error.non_finite == 16
     assert report.error_fixed.relative < 1e-3
     assert len({x.order for x in report.findings}) > 1
+
+
+def test_lines_that_only_help_together_have_one_change():
+    def f(x):
+        square = x * x
+        larger = square * 4
+        return jnp.sqrt(larger) * 1e-2
+
+    report = sw.audit(f, "fp16")(jnp.full(4, 300.0))
+    assert [x.line - f.__code__.co_firstlineno for x in report.findings] == [1, 2]
+    assert [x.order for x in report.findings] == [1, 1]
     page, console = html.unescape(report._repr_html_()), Console(file=io.StringIO(), width=1000)
     report.show(console=console)
     for text, link in (

@@ -64,8 +64,11 @@ def _of_kind(own: Finding, name: str, group: Group, search: Search) -> Finding:
 
 
 def literal_of(search: Search, suspect: Suspect) -> Literal | None:
-    """Returns the constant of a line that the format changes, if that is the cause."""
-    if not search.session.adjustable or suspect.cause != "constant":
+    """Returns the constant of a line that the format changes, if that is the cause: also where JAX
+    converts it to the format before it is used."""
+    converts = suspect.worst is not None and suspect.worst.primitive == "convert_element_type"
+    is_cause = suspect.cause == "constant" or (converts and suspect.cause in KINDS)
+    if not search.session.adjustable or not is_cause:
         return None
     kept = {old for old, _ in search.current.constants}
     here = (x for x in search.literals if (x.file, x.line) == suspect.place)

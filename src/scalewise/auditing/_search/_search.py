@@ -20,7 +20,7 @@ from ._apply import AuditedArithmetic, FormatChoice
 from ._evidence import finding_of, literal_of
 from ._findings import Finding, finding
 from ._fix_kinds import kept_in
-from ._fixes import Context, Fix, both, described, joined, proposals, widened
+from ._fixes import Context, Fix, both, described, joined, library_calls, proposals, widened
 from ._groups import Group, groups
 from ._kinds import FINDING_KINDS
 from ._literals import Constants, Literal
@@ -161,13 +161,17 @@ class Search:
         start = self.start() if session.adjustable else None
         return AuditedArithmetic(session.low, start, recorded)
 
-    def accept(self, fix: Fix, after: Trial | Outcome, findings: Sequence[Finding]) -> None:
+    def accept(
+        self, fix: Fix, after: Trial | Outcome, findings: Sequence[Finding], stage: str = ""
+    ) -> None:
         order = max((x.order for x in self.found), default=0) + 1
         before = self.outcome.error
         self.unfixed = [x for x in self.unfixed if not any(same(x, y) for y in findings)]
         if isinstance(after, Outcome):
             after = self.trial(fix.change(self.current), after)
         error = after.outcome.error
+        if (decided := self.now.stage(stage).error).decided:
+            before, error = decided, after.stage(stage).error
         self.found += [
             fixed(dataclasses.replace(x, fix=self.accepted(x.fix or fix)), order, before, error)
             for x in findings
@@ -318,7 +322,7 @@ def _accept_first(
             if _is_enough(search, trial, stage.name):
                 break
     if helped:
-        search.accept(*_best(helped, stage.name), [what])
+        search.accept(*_best(helped, stage.name), [what], stage.name)
     return bool(helped)
 
 
@@ -400,14 +404,14 @@ def _widen(search: Search, stage: StageError) -> bool:
             break
     if best is None:
         return False
-    _accept_lines(search, *_fewer(search, stage, *best))
+    _accept_lines(search, stage, *_fewer(search, stage, *best))
     return True
 
 
 def _with_line(lines: Sequence[Line], new: Line) -> list[Line]:
     """Returns the lines and another one; of two faults on one line the first has the finding."""
     for i, (suspect, what) in enumerate(lines):
-        if suspect.place == new[0].place:
+        if suspect.of_user == new[0].of_user:
             wide = {e.index: e for e in (*suspect.equations, *new[0].equations)}
             equations = tuple(wide[i] for i in sorted(wide))
             both = dataclasses.replace(suspect, equations=equations)
@@ -421,6 +425,8 @@ def _parts(
     """Returns the operations to widen by index, and the constants to keep by number."""
     suspects = list(suspects)
     wide = {e.index: e for x in suspects for e in x.equations}
+    for call in library_calls(list(wide.values()), search.outcome.equations).values():
+        wide |= {e.index: e for e in call}  # a user changes a call, not a library's lines
     own = {x.place for x in suspects if literal_of(search, x) is not None}
     lines = own | {(e.file, e.line) for e in wide.values() if e.file}
     kept = {x.number: x for x in search.literals if (x.file, x.line) in lines and not x.slight}
@@ -454,7 +460,7 @@ def _fewer(
     return lines, trial
 
 
-def _accept_lines(search: Search, lines: Sequence[Line], trial: Trial) -> None:
+def _accept_lines(search: Search, stage: StageError, lines: Sequence[Line], trial: Trial) -> None:
     whole = _wide(search, lines)
     found = []
     for line in lines:
@@ -463,4 +469,4 @@ def _accept_lines(search: Search, lines: Sequence[Line], trial: Trial) -> None:
         text = f"{own}, together with {joined(others)}" if others else str(whole)
         fix = dataclasses.replace(whole, text=text, size=own.size)
         found.append(dataclasses.replace(line[1], fix=fix))
-    search.accept(whole, trial, found)
+    search.accept(whole, trial, found, stage.name)

@@ -39,6 +39,7 @@ class Suspect:
         cause: what most of the share is made by, as of :class:`Share`; "" if that isn't known.
         share: of the error.
         place: the line where `worst` is written, or what reads the constant.
+        of_user: the user's line that calls it.
     """
 
     equations: tuple[EquationStatistics, ...]
@@ -46,6 +47,7 @@ class Suspect:
     cause: str
     share: float
     place: Place
+    of_user: Place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +161,7 @@ class Trial:
             rows = [(g.worst_equation(self.fmt), g.equations) for g in found]
             places = [(e.file, e.line) for e, _ in rows]
             return [
-                Suspect(tuple(own), e, "", 1.0, place)
+                Suspect(tuple(own), e, "", 1.0, place, place)
                 for (e, own), place in zip(rows, places, strict=True)
             ]
         return suspects_of(balance, self._rows)
@@ -183,7 +185,7 @@ NONE = OutputError(0, 0.0)
 
 
 def _error_of(stage: Stage) -> OutputError:
-    return OutputError(stage.non_finite, stage.error, decided=stage.name == "decisions")
+    return OutputError(stage.non_finite, float(stage.error), decided=stage.name == "decisions")
 
 
 def suspects_of(
@@ -222,15 +224,10 @@ def _suspect(
     ):  # what isn't rounded any more may show what the line's next rounding does
         lines = {(x.file, x.line, x.direction) for x in own if x.file}
         wide |= {x.index: x for x in rows.values() if (x.file, x.line, x.direction) in lines}
-    calls: dict[str, set[Place]] = {}  # a user changes a library's call, not its lines
-    for x in wide.values():
-        calls.setdefault(x.caller, set()).add((x.file, x.line))
-    whole = {caller for caller, places in calls.items() if caller and len(places) > 1}
-    wide |= {x.index: x for x in rows.values() if x.caller in whole}
     worst = rows.get(first.path)
     file, line, _ = first.source or (None, 0, "")
     ordered = tuple(wide[i] for i in sorted(wide))
-    return Suspect(ordered, worst, cause, share, (file, line))
+    return Suspect(ordered, worst, cause, share, (file, line), _place(first))
 
 
 def _part(equation: Equation) -> tuple:
