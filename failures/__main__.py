@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from .programs import PARTS, SETS, load
+from .programs import PARTS, SCORED, SETS, load
 from .runner import ASPECTS, TOOLS, of_part, record, run, tool_for, totals, truth_of, work
 
 
@@ -68,7 +68,7 @@ def score(given: argparse.Namespace) -> int:
             seconds -= time.monotonic() - start
             if programs:
                 print(f"{set}, {part}: {totals(part, found)} of {len(programs)}", flush=True)
-            if found and given.record and not (given.names and set == "corpus"):
+            if found and given.record and not (given.names and set in SCORED):
                 record(set, part, given.tool, found)
     return 0
 

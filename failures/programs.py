@@ -47,7 +47,9 @@ SETS = {  # modules with the programs of each set
               "torch.scored"),
     "steps": ("torch.steps",),
     "paddle": ("paddle",),
+    "trainings": ("trainings.transformers", "trainings.classifiers", "trainings.healthy"),
 }  # fmt: skip
+SCORED = {"corpus": 2, "trainings": 3}  # one program in so many is only scored, by a hash
 OPTIONAL = ("keras", "numpyro")  # without them their programs are left out
 
 Place = tuple[str, int]
@@ -122,7 +124,7 @@ class Program:
     @property
     def blind(self) -> bool:
         """Whether only totals are printed of it."""
-        return self.part == "scored" or (self.part == "clean" and self.set == "corpus")
+        return self.part == "scored" or (self.part == "clean" and self.set in SCORED)
 
     def lines(self) -> frozenset[Place]:
         """Returns file and number of the lines at fault.
@@ -204,40 +206,48 @@ def register(set: str, name: str, program: Program) -> Program:
     if name in _FOUND[set]:
         raise ValueError(f"two programs of {set} are named {name}")
     part = program.part if program.kinds else "clean"
-    if set == "corpus" and program.kinds:
-        part = half(name)
+    if set in SCORED and program.kinds:
+        part = drawn(name, SCORED[set])
     program = dataclasses.replace(program, name=name, set=set, part=part)
     _FOUND[set][name] = program
     return program
 
 
 def failing(
-    source: str, low: Any, kinds: str, *at: str, args: Callable, **fields: Any
+    source: str, low: Any, kinds: str, *at: str, args: Callable, set: str = "corpus", **fields: Any
 ) -> Callable[[Callable], Callable]:
-    """Returns a decorator that adds a failing program to the corpus."""
+    """Returns a decorator that adds a failing program to a set."""
 
     def add(call: Callable) -> Callable:
         inside = (call, *fields.pop("inside", ()))
         program = Program(call, args, low, tuple(kinds.split()), source, at, inside, **fields)
-        register("corpus", call.__name__, program)
+        register(set, call.__name__, program)
         return call
 
     return add
 
 
-def clean(source: str, low: Any, args: Callable, **options: Any) -> Callable[[Callable], Callable]:
-    """Returns a decorator that adds a healthy program to the corpus."""
+def clean(
+    source: str,
+    low: Any,
+    args: Callable,
+    set: str = "corpus",
+    native: bool = False,
+    **options: Any,
+) -> Callable[[Callable], Callable]:
+    """Returns a decorator that adds a healthy program to a set."""
 
     def add(call: Callable) -> Callable:
-        register("corpus", call.__name__, Program(call, args, low, source=source, options=options))
+        program = Program(call, args, low, source=source, native=native, options=options)
+        register(set, call.__name__, program)
         return call
 
     return add
 
 
-def half(name: str) -> str:
-    """Returns ``"seen"`` or ``"scored"``, by the parity of the SHA-256 of a program's name."""
-    return PARTS[hashlib.sha256(name.encode()).digest()[-1] % 2]
+def drawn(name: str, one_in: int) -> str:
+    """Returns ``"scored"`` for one name in so many, by its SHA-256, and else ``"seen"``."""
+    return PARTS[hashlib.sha256(name.encode()).digest()[-1] % one_in == 1]
 
 
 def load(set: str, modules: Sequence[str] = ()) -> dict[str, Program]:

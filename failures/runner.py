@@ -22,12 +22,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .programs import PARTS, Answer, Finding, Program, load, module_of
+from .programs import PARTS, SCORED, Answer, Finding, Program, load, module_of
 from .tools import TOOLS
 
 ROOT = Path(__file__).parents[1]
 ROWS = ROOT / "docs" / "scoreboard.jsonl"  # one line for a program and a tool
-TOTALS = ROOT / "docs" / "corpus.json"  # of the corpus, by tool
+TOTALS = ROOT / "docs" / "corpus.json"  # of the corpus, by tool; of other such sets beside it
 LIMIT = 120  # processor seconds that a tool may take for a program
 TOLERANCE = {"torch": 1.5}  # the error that fixes leave, as a multiple of what an expert's leave
 OTHERS = 3.0  # for other sets
@@ -278,15 +278,17 @@ def rows() -> dict[tuple[str, str, str], Row]:
 
 
 def record(set: str, part: str, tool: str, found: Mapping[str, Row]) -> None:
-    """Writes results, in place of earlier ones; of the corpus totals, with date and commit."""
-    if set == "corpus":
+    """Writes results, in place of earlier ones; totals, with date and commit, of sets in
+    ``SCORED``, whose names aren't printed."""
+    if set in SCORED:
+        file = TOTALS.with_stem(set)
         git = ["git", "rev-parse", "--short", "HEAD"]
         commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True).stdout.strip()
-        old = json.loads(TOTALS.read_text("utf-8")) if TOTALS.exists() else {}
+        old = json.loads(file.read_text("utf-8")) if file.exists() else {}
         stamp = {"date": datetime.date.today().isoformat(), "commit": commit}
         whole = totals(part, found) | stamp | {"of": len(of_part(set, part))}
         old.setdefault(tool, {})[part] = whole
-        TOTALS.write_text(json.dumps(old, indent=1) + "\n", "utf-8")
+        file.write_text(json.dumps(old, indent=1) + "\n", "utf-8")
         return
     if part == "scored":
         return

@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 
+from failures.low_precision import is_emulated
 from failures.programs import PARTS, Program
 from failures.runner import of_part
 from failures.truth import arguments
@@ -47,6 +48,8 @@ def sheet_of(call: Any, low: Any, args: Any, options: Mapping[str, Any]) -> tupl
 def row(program: Program) -> dict[str, Any]:
     """Returns the rank of the first marked line among the lines, and what the sums leave."""
     options = dict(program.options) | ({"device": program.device} if program.device else {})
+    if is_emulated(program):  # so the truth was measured
+        options.setdefault("dtypes", "all")
     sheet, seconds = sheet_of(program.call, program.low, arguments(program), options)
     places = [(str(Path(x.file).resolve()), x.line) for x in sheet.lines if x.file]
     marked = {(str(Path(file).resolve()), line) for file, line in program.lines()}
@@ -81,7 +84,7 @@ def too_long(*_: Any) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("set", choices=("corpus", "gallery"))
+    parser.add_argument("set", choices=("corpus", "gallery", "trainings"))
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("names", nargs="*")
     given = parser.parse_args()

@@ -1,4 +1,4 @@
-"""The corpus: its truths can be measured, its lines exist, and it is split as stated."""
+"""The corpus and the training steps: their truths can be measured, and the split is as stated."""
 
 import dataclasses
 import hashlib
@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 from failures import runner
-from failures.programs import SYNONYMS, WRITTEN, Answer, Finding, half, load
+from failures.programs import PARTS, SYNONYMS, WRITTEN, Answer, Finding, drawn, load
 from failures.truth import error, measure, problems
 
-CORPUS = load("corpus")
-ENTRIES = {name: x for name, x in CORPUS.items() if x.kinds}
-CLEAN = {name: x for name, x in CORPUS.items() if not x.kinds}
+PROGRAMS = load("corpus") | load("trainings")
+ENTRIES = {name: x for name, x in PROGRAMS.items() if x.kinds}
+CLEAN = {name: x for name, x in PROGRAMS.items() if not x.kinds}
 
 
 @pytest.fixture(autouse=True)
@@ -23,13 +23,28 @@ def as_users_write():
 
 
 def test_the_corpus_is_large_and_split_by_a_hash_of_the_name():
-    odd = {name for name in ENTRIES if hashlib.sha256(name.encode()).hexdigest()[-1] in "13579bdf"}
-    assert {name for name in ENTRIES if half(name) == "scored"} == odd
-    assert len(ENTRIES) >= 120
+    entries = {name for name, x in ENTRIES.items() if x.set == "corpus"}
+    odd = {name for name in entries if hashlib.sha256(name.encode()).hexdigest()[-1] in "13579bdf"}
+    assert {name for name in entries if drawn(name, 2) == "scored"} == odd
+    assert len(entries) >= 120
     assert len(odd) >= 60
     assert len(CLEAN) + 7 >= 40  # the programs of Keras and numpyro are left out without them
     parts = {part: {x.name for x in runner.of_part("corpus", part)} for part in ("seen", "scored")}
-    assert parts == {"seen": set(ENTRIES) - odd, "scored": odd}
+    assert parts == {"seen": entries - odd, "scored": odd}
+
+
+def test_a_third_of_the_training_steps_is_only_scored():
+    steps = load("trainings")
+    parts = {part: {x.name for x in runner.of_part("trainings", part)} for part in PARTS}
+    third = {
+        name
+        for name in parts["seen"] | parts["scored"]
+        if int(hashlib.sha256(name.encode()).hexdigest()[-2:], 16) % 3 == 1
+    }
+    assert parts["scored"] == third
+    assert set().union(*parts.values()) == set(steps)
+    assert all(steps[name].blind for name in third | parts["clean"])
+    assert not any(steps[name].blind for name in parts["seen"])
 
 
 # of authors and libraries, where the source has no thread, preprint or DOI

@@ -9,7 +9,7 @@ from typing import Any
 import scalewise as sw
 from scalewise.auditing._report._terminal import alone
 
-from ..low_precision import recipe
+from ..low_precision import is_emulated, recipe
 from ..programs import Answer, Finding, Place, Program, Widened
 
 FIELDS = ("kind", "line", "primitive", "direction", "evidence")
@@ -33,6 +33,8 @@ def scalewise(program: Program, args: Any) -> Answer:
 
 def audited(program: Program, args: Any) -> sw.Report:
     options = dict(program.options)
+    if is_emulated(program):  # so the truth was measured
+        options.setdefault("dtypes", "all")
     if program.reference != "float64":
         options["reference"] = program.reference
     if program.device is not None:

@@ -194,7 +194,6 @@ def test_an_error_that_reaches_the_outputs_through_a_decision_is_one():
     arrays = {k: jnp.asarray(draw(size=s) / s[0] ** 0.5, jnp.float32) for k, s in shapes.items()}
     worst = sw.audit(routed, "bf16")(**arrays).findings[0]
     assert (worst.kind, worst.primitive) == ("decision", "add")
-    assert "additions change nothing" in worst.evidence
     assert worst.evidence.count("indices differ") == 1
 
 

@@ -63,13 +63,9 @@ from ._run._outcome import ExactSums, Outcome, OutputError, output_name
 from ._run._session import Session
 from ._run._specialize import history_of, nominal_format, of_recipe
 from ._run._statistics import BINS, LOWEST
-from ._search._findings import Finding
-from ._search._groups import groups
-from ._search._kinds import FINDING_KINDS
 from ._search._literals import Constants, constants_of
-from ._search._measure import near
-from ._search._search import find_fixes
-from ._search._trials import Search
+from ._search._lost_updates import search_lost_updates
+from ._search._search import Search, find_fixes
 from ._sheet._make import SheetSource, make_sheet
 from ._thresholds import FLOORS_FROM
 
@@ -111,10 +107,10 @@ def audit(
         batches: the second argument of ``f`` (the first after NNX objects) at each step, all of the
             same shapes: an iterable, or a function of the step's number. None: the one that it is
             called with, at every step.
-        dtypes: under ``"fp16"`` and ``"bf16"``, ``"as_written"`` to cast the arguments and honour
-            the program's own conversions, such as a norm that it computes in float32; ``"all"`` to
-            round each operation's result to the format. None for "as_written" if the program mixes
-            dtypes, so that the two differ.
+        dtypes: under a format, ``"as_written"`` for what the program computes in the format's
+            dtype: arguments are cast to it, and what the program or JAX itself computes in float32
+            (a conversion, a mean) stays there; ``"all"`` to round each operation's result to the
+            format. None for "as_written" if the function takes 16-bit arrays.
         device: under a recipe, the device whose matrix units add up the products, bit for bit, as
             for :func:`scalewise.autoscale`'s ``emulate``. Products that lose accuracy by these
             sums, and not by their operands, are findings of kind "accumulation".
@@ -144,7 +140,8 @@ def audit(
     wide_format = _reference_format(reference, low_run)
 
     def audited(*args: PyTree, **kwargs: PyTree) -> Report:
-        with jax.disable_jit(False), unchecked():  # it compiles and judges what it runs
+        quiet = np.errstate(all="ignore")  # 16 bits may not hold the program's numbers
+        with jax.disable_jit(False), unchecked(), quiet:  # it compiles and judges what it runs
             try:
                 if steps > 1:
                     return run(*with_state(f, args), kwargs)
@@ -281,8 +278,12 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         semantics += FIRST_STEP if session.steps == 1 else WITH_HISTORY
     if session.exact_sums is not None:
         semantics += ON_DEVICE
-    search = Search(session, fmt, constants, trials, saturate)
-    error_fixed = find_fixes(search, outcome)
+    source = sheet_source(f, session)
+    search = Search(session, source, fmt, constants, trials, saturate)
+    find_fixes(search, outcome)
+    if trials and kind.run is not None:
+        search_lost_updates(search)
+    error_fixed = search.outcome.error
     after, wide = search.outcome, session.lockstep.stays_wide
     narrow = [e for e in after.equations if not wide(after.recorded[e.index])]
     return Report(
@@ -290,7 +291,7 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         low=kind.name(session.low),
         reference=str(session.reference.dtype),
         semantics=semantics,
-        findings=tuple(sorted(search.found, key=_spoils_fewer)),
+        findings=tuple(search.found),
         unfixed=tuple(search.unfixed),
         literals=constants.changed,
         arguments=_arguments(session.program, fmt) if session.adjustable else (),
@@ -309,7 +310,7 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         environment=_environment(),
         scaled=kind.run in ("recipe", "every_op"),
         trials=trials - search.trials,
-        untried=_untried(search),
+        untried=int(search.trials <= 0 < trials and any(x.fails for x in search.now.stages)),
         latent=latent(narrow, fmt),
         lost_changes=tuple(search.lost_changes),
         wrong_changes=tuple(map(str, session.wrong_changes(outcome))),
@@ -321,7 +322,7 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         sums=session.sums,
         started_at_zero=tuple(_started_at_zero(session, outcome)),
         complex_dtype=wide_complex,
-        make_sheet=partial(make_sheet, sheet_source(f, session)),
+        make_sheet=partial(make_sheet, source),
         origin=search.origin,
     )
 
@@ -348,13 +349,6 @@ def _complex_dtypes(session: Session) -> tuple[str, str]:
     return str(next(iter(own), "")), str(next(wider, ""))
 
 
-def _spoils_fewer(what: Finding) -> int:
-    if not what.non_finite_before:
-        return 0
-    made = what.non_finite_before - what.non_finite_after
-    return -made if what.fix else -what.non_finite_before * FINDING_KINDS[what.kind].out_of_range
-
-
 def sheet_source(f: Callable[..., Any], session: Session) -> SheetSource:
     return SheetSource(
         function=name_of(f),
@@ -366,13 +360,6 @@ def sheet_source(f: Callable[..., Any], session: Session) -> SheetSource:
         floors=session.floors,
         least=session.started_at_zero,
     )
-
-
-def _untried(search: Search) -> int:
-    if search.trials > 0 or near(search.outcome.error, search.float32_error):
-        return 0
-    tried = {x.equations for x in (*search.found, *search.unfixed) if x.tried}
-    return sum(g.indices not in tried for g in groups(search.outcome.equations, search.fmt))
 
 
 def _arguments(program: Program, fmt: Format) -> tuple[str, ...]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ..formats import Format
+
 # -- evidence ------------------------------------------------------------------------------------
 
 # Shares from which a finding is an underflow, or a swamping.
@@ -28,8 +30,6 @@ AMPLIFIED = 8.0
 CARRIED = 3.0
 # The harm of an overflow or a NaN at the first equation.
 OUT_OF_RANGE = 1e6
-# The weight from which numbers overflow, or become NaN.
-EVENT = 1e5
 # Numbers are close to overflowing if they would with values as many times as large.
 LATENT = 4
 # An output of which a quarter changes with the arguments' last bits has no digit in the reference
@@ -40,74 +40,40 @@ NOISE = 0.25
 NOISE_OF_ONE = 0.1
 # Errors up to so many eps need no runs that tell whether an output's true value is 0.
 FLOORS_FROM = 8.0
-# A factor below two is no amplification: two errors of one size add up to it.
-AMPLIFIED_SHOWN = 2.0
 # An error of so small a share of half a unit in the last place isn't the rounding's.
 EXACT = 0.01
 
-# -- errors with a fix and without ---------------------------------------------------------------
+# -- the search for fixes -------------------------------------------------------------------------
 
-# A fix must cut the error by at least 5 %.
-GAIN = 0.95
-# A fix that halves the error is accepted before wider ones are tried.
+# A part of a line (an operation of a library, a direction) is widened with it from this share.
+PART_OF_LINE = 0.05
+# A fix is accepted if it leaves at most half of the error.
 ENOUGH = 0.5
-# A fix that leaves a twentieth of the error is accepted before others are tried.
-MUCH = 0.05
-# Where all operations round, a fix of one is accepted if it leaves a fifth.
-CLEAR = 0.2
+# Lines that are widened together, before a fault is given up.
+LINES = 6
+# A fix that leaves so many roundings is accepted before others are tried.
+FEW_ROUNDINGS = 2.0
+# Smaller errors are looked at from so many roundings on, if most is made by numbers that leave the
+# range or change nothing.
+EVENTFUL, MOST_OF_ERROR = 4.0, 0.5
+# Lines whose cheaper fixes are tried, under a policy or a recipe.
+TRIED = 3
+# Findings that are listed for a fault without a fix, from this share of the error each.
+SHOWN, SHARE_SHOWN = 3, 0.1
 # Up to so many eps no fix may undo a whole policy or recipe.
 SLIGHT = 16.0
-# The root mean square error of one rounding, as a share of the format's eps: for numbers spread
-# evenly over a binade, errors evenly over half a unit in the last place.
-ROUNDING = 0.2
-# Up to so many eps an error is taken for that of many roundings, unless a fix is CLEAR.
-SMALL = 3.0
-# The errors of many operations add up to some roundings of the output. Below these multiples of one
-# an operation's own rounding isn't a finding: without others, and beside others.
-FEW_ROUNDINGS, MANY_ROUNDINGS = 2.0, 8.0
-# Of an error that many roundings may add up to, fewer additions that change nothing aren't a cause.
-MANY_SWAMPED = 0.5
-# Operations that a fix of a short program may widen, though they are most of it.
-FEW_OPERATIONS = 4
 # From this share of subnormal numbers on a loss scale is tried.
 SUBNORMAL = 0.01
 # A number above this multiple of the format's maximum isn't the sum of a few masks.
 FEW_MASKS = 8
 # Relative errors up to this are those of operations in float32.
 FLOAT32_ERROR = 2.0**-20
-
-# -- how much is tried and looked at -------------------------------------------------------------
-
-# Trials reserved for pairs, or a third of all if that is less.
-RESERVE = 6
-# Findings of which pairs are made: at most six pairs.
-FINDINGS = 4
-# Lines whose faults may show one by one.
-LINES = 8
-# Trials left for another format for the whole program, while lines are tried.
-WHOLE = 2
-# Lines of a fix that may each be at fault.
-FAULTS = 3
-# Trials that may be spent on narrowing each fix of a pair.
-NARROWER = 3
-# Trials that may be spent on finding the lines of a fix that matter.
-NARROWING = 8
-# Operations of a line of which it is tried whether a fix helps without them.
-NEEDED = 3
-# Runs that show which numbers are flushed once those before them are not.
-HIDDEN = 3
-# Fixes of a finding that may fail before the widest is tried.
-BEFORE_WIDEST = 2
-# Operations before a finding of which rewrites are tried.
-REWRITTEN_BEFORE = 3
-# Operations that a search goes back.
+# Operations that are followed between an error and what it spoils.
 DEPTH = 12
 # Operations between a constant that scales the state and the output that it makes.
 BACK = 3
 # Findings about lost changes: each takes up to four trials.
 MOST = 12
-# Findings up to which each is tried by itself, without a run that tells whether any is at fault.
-FEW_TOGETHER = 2
 # Runs with changed arguments: a single number may come out nearly the same by chance once.
 RUNS = 2
 
@@ -145,12 +111,16 @@ UPDATES_LOST = 0.5
 # Of an output of integers or predicates with fewer elements one that differs isn't a refusal: a
 # count may be one off.
 MANY_DECIDED = 10
-# Of many elements so few differ by chance: float32 for all operations may leave as many.
+# Of many elements so few differ by chance.
 FEW_DECIDED = 2
 # An error that changes the outputs by a tenth makes them wrong for any use. Formats of few bits
 # make as much in a few roundings, and a format of many bits promises more: about half of its digits
 # (1.6 makes that a tenth in BF16).
 UNUSABLE, ROUNDINGS, HALF_DIGITS = 0.1, 4.0, 1.6
+
+
+# Half units of a format from which outputs or gradients are wrong, so that a cause is looked for.
+HALF_UNITS = 10.0
 
 
 def unusable(precision: int) -> float:
@@ -170,3 +140,13 @@ def decides_otherwise(
     """
     share = unusable(precision)
     return any(n >= share * size and size >= least for _, n, size in decided)
+
+
+def limit_of(fmt: Format, *, scaled: bool = False) -> float:
+    """Returns the relative error from which outputs are wrong.
+
+    Ten half units of a format of many digits; of few, what makes outputs unusable or, with scaled
+    operands of products (``scaled``), whose errors average, two roundings.
+    """
+    most = max(UNUSABLE, 2 * 2.0**-fmt.precision) if scaled else unusable(fmt.precision)
+    return min(HALF_UNITS * float(fmt.eps) / 2, most)

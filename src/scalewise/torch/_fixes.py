@@ -48,9 +48,7 @@ SHOWN = 4  # lines of an edit that are printed
 class TorchEmulation(TableEmulation):
     """The audit's emulation of a torch model, for which only fixes that torch has are tried."""
 
-    unwanted_fixes: ClassVar[frozenset[str]] = frozenset(
-        ("norm", "rewrite", "scaled_result", "wider_result")
-    )
+    unwanted_fixes: ClassVar[frozenset[str]] = frozenset(("norm", "rewrite"))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from .._thresholds import AMPLIFIED, CARRIED, DEPTH
+from .._thresholds import CARRIED, DEPTH
 from ._equation_statistics import EquationStatistics, Operands
 
 
@@ -28,71 +28,12 @@ class Causes:
         carried = max((e.inherited for e in self.producers(equation.index)), default=0.0)
         return equation.inherited / carried if 0 < carried < math.inf else 0.0
 
-    def before(self, index: int) -> list[EquationStatistics]:
-        found: dict[int, EquationStatistics] = {}
-        level = [index]
-        for _ in range(DEPTH):
-            new = {e.index: e for i in level for e in self.producers(i) if e.index not in found}
-            found |= new
-            level = list(new)
-        return [e for e in found.values() if e.introduced and e.index != index]
-
     def back(self, indices: Iterable[int], depth: float = math.inf) -> set[int]:
         """Returns the equations that some results come from, ``depth`` operations back."""
         level, found = set(indices), set()
         while level and depth > 0:
             level = {e.index for i in level for e in self.producers(i)} - found
             found, depth = found | level, depth - 1
-        return found
-
-    def amplified(
-        self, indices: Iterable[int]
-    ) -> tuple[EquationStatistics, EquationStatistics] | None:
-        """Returns the equation whose error is amplified most, and the equation that amplifies it.
-
-        None if no equation makes ``AMPLIFIED`` times as much error of what its operands carry.
-        """
-        start = set(indices)
-        readers: dict[int, list[EquationStatistics]] = {}
-        for e in self.equations.values():
-            for before in self.producers(e.index):
-                readers.setdefault(before.index, []).append(e)
-        found: dict[int, tuple[EquationStatistics, EquationStatistics]] = {}
-        level = {i: self.equations[i] for i in start}  # by index: where its error comes from
-        for _ in range(DEPTH):
-            new: dict[int, EquationStatistics] = {}
-            for at, origin in level.items():
-                for by in readers.get(at, ()):
-                    worst = max(self.producers(by.index), key=_carried)
-                    if by.index not in found and worst.index == at:
-                        new[by.index] = self.equations[at] if at in start else origin
-                        found[by.index] = new[by.index], by
-            level = new
-        steep = [x for x in found.values() if self.amplification(x[1]) >= AMPLIFIED]
-        if not steep:
-            return None
-        made, by = max(steep, key=lambda x: self.amplification(x[1]))
-        for _ in range(DEPTH):  # to where most of it is made
-            before = self.producers(made.index)
-            worst = max(before, key=_carried, default=made)
-            if made.introduced * CARRIED >= made.inherited or not _carried(worst):
-                break
-            made = worst
-        return made, by
-
-    def path(self, index: int) -> list[EquationStatistics]:
-        """Each equation's error is compared with the reference run's; the last one of the path made
-        most of its own error."""
-        at, found, seen = self.equations.get(index), [], {index}
-        while at is not None and len(found) < DEPTH:
-            found.append(at)
-            if len(found) > 1 and at.inherited <= CARRIED * at.introduced:
-                break
-            before = [e for e in self.producers(at.index) if e.index not in seen]
-            at = max(before, key=_carried, default=None)
-            if at is None or not _carried(at):
-                break
-            seen.add(at.index)
         return found
 
     def flushed_before(self, index: int) -> EquationStatistics | None:
@@ -110,10 +51,3 @@ class Causes:
             seen |= before.keys()
             level = [e for i in before for e in self.producers(i)]
         return None
-
-
-def _carried(equation: EquationStatistics) -> float:
-    """Returns how much of a result is wrong; of a decision, the share that differs."""
-    if equation["decided"]:
-        return equation["differ"] / equation["decided"]
-    return equation.inherited

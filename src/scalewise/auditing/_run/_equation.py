@@ -41,7 +41,6 @@ from ._specialize import kind_of_run
 from ._statistics import ONE_BY_ONE, SAMPLE, is_tainted, sample_positions
 
 DROPS, ACCUMULATES = having("drops"), having("accumulates")
-IMPOSED = np.inf  # in place of a format's first number: the low run decides as the reference run
 SIGNS = {ADD: 1, SUB: -1}  # of the second operand, by an operation's code
 
 
@@ -322,9 +321,6 @@ def run_both(
     if past is not None and events is not None:
         assert isinstance(low, Boundaries)
         events = jnp.concatenate([events, low.magnitudes(lows).astype(events.dtype)])
-    if plan.decides:
-        imposed = op_params[0] == IMPOSED
-        low_outs = [jnp.where(imposed, s, y) if is_discrete(a) else y for y, s, a in both]
     outs = [
         Pair(laid_out(y, a), laid_out(s, a), tainted) if is_float(a)
         else Decision(y, s) if own else y

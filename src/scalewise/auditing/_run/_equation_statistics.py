@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..._jax import jex
+from ..._jax import entry, jex
 from ...interpret import Equation, is_float
 from ...primitives import Family, having, names
 from .._thresholds import ACCUMULATED, EPSILON
@@ -24,6 +24,7 @@ TOTALS = {  # of what it is a share
     "operands_saturated": "operands", "operands_flushed": "operands",
     "operands_latent": "operands",
 }  # fmt: skip
+CASTS = {"astype", "array", "asarray", "convert_element_type"}  # functions that users call
 ADDITIONS = having("adds") | having("accumulates")
 
 
@@ -34,6 +35,8 @@ class EquationStatistics:
     Attributes:
         index: its place among the equations, in the order in which they first ran.
         primitive, shape, dtype: of its first float result, or else of its first result.
+        operation: the primitive; of a conversion to fewer bits that JAX itself makes of a result in
+            float32, the primitive that computes the result.
         file, line, function: where the user wrote it; None, 0, "" where JAX doesn't know.
         caller: ``path:line`` of the user's own line that called the library's ``file``; "" if
             ``file`` is the user's.
@@ -69,6 +72,7 @@ class EquationStatistics:
     gradient: str = ""
     exact_sum: float = math.nan
     is_output: bool = True
+    operation: str = ""
 
     def __getitem__(self, name: str) -> float:
         return self.numbers[name]
@@ -185,9 +189,22 @@ def equation_statistics(
             row = dataclasses.replace(row, direction="forward")
         if row.adds_constant and any(i in x for x in dataflow.flow.get(i, ())):
             row = dataclasses.replace(row, adds_constant=False)  # to its own result: ``t = t + dt``
-        row = dataclasses.replace(row, gradient=gradient, exact_sum=sums_of, is_output=is_output)
+        row = dataclasses.replace(
+            row, gradient=gradient, exact_sum=sums_of, is_output=is_output,
+            operation=_operation(equations, i, dataflow.operands),
+        )  # fmt: skip
         found.append(row)
     return found
+
+
+def _operation(equations: Sequence[Equation], i: int, operands: Operands) -> str:
+    equation = equations[i]
+    if equation.name != "convert_element_type" or entry(equation.eqn) in CASTS:
+        return equation.name
+    (before,), (after,) = equation.in_avals, equation.out_avals
+    narrows = is_float(before) and is_float(after) and after.dtype.itemsize < before.dtype.itemsize
+    origins = [j for operand in operands.get(i, ()) for j in operand] if narrows else []
+    return equations[origins[0]].name if len(origins) == 1 else equation.name
 
 
 def _before_gradients(equations: Sequence[Equation], operands: Operands) -> set[int]:

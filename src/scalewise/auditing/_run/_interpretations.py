@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from ..._jax import ShapedArray, Tracer, entry, is_reference, jex
+from ..._jax import ShapedArray, Tracer, is_reference, jex
 from ..._types import PyTree
 from ...emulating import Emulation, added_in_order, in_arithmetic, is_exact, rounds_each
-from ...formats import BF16, FP16
+from ...formats import BF16, FP16, FP32
 from ...interpret import (
     Applied,
     Argument,
@@ -227,8 +227,8 @@ class Runs(NamedTuple):
 
 
 Dtypes: TypeAlias = Literal["as_written", "all"]
-NATIVE = {FP16: jnp.float16, BF16: jnp.bfloat16}  # formats in which programs can be written
-CASTS = {"astype", "array", "asarray", "convert_element_type"}
+# Formats in which programs can be written; of another one, arrays of 16 bits have it.
+NATIVE = {FP16: jnp.float16, BF16: jnp.bfloat16}
 
 
 def traced_as_written(
@@ -248,9 +248,13 @@ def traced_as_written(
     """
     if dtypes not in (None, "as_written", "all"):
         raise ValueError(f"audit: dtypes={dtypes!r}; expected 'as_written', 'all' or None")
-    native = NATIVE.get(low.fmt) if type(low) is TableEmulation else None
+    native = None
+    if type(low) is TableEmulation and low.fmt.precision < FP32.precision:
+        native = NATIVE.get(low.fmt, jnp.bfloat16)
     if native is None and dtypes == "as_written":
-        raise ValueError("audit: dtypes='as_written'; expected low to be 'fp16' or 'bf16' then")
+        raise ValueError(
+            "audit: dtypes='as_written'; expected low to be a format of fewer bits than float32"
+        )
     if native is None or dtypes == "all":
         return program, low
     assert isinstance(low, TableEmulation)
@@ -266,7 +270,7 @@ def traced_as_written(
         if dtypes is None:  # it runs in float32 alone
             return program, low
         raise
-    if dtypes is None and not any(map(_widens, all_equations(narrow.jaxpr))):
+    if dtypes is None and not any(map(_is_wide, all_equations(narrow.jaxpr))):
         return program, low
     return with_wide_constants(narrow, program), written
 
@@ -297,17 +301,7 @@ def _float_bits(atoms: Sequence[jex.Var | jex.Literal]) -> list[int]:
     return [bits_of(a.dtype) for a in avals if is_float(a)]
 
 
-def _widens(eqn: jex.JaxprEqn) -> bool:
-    """Returns whether the program itself asks for a wider dtype than that of the operands.
-
-    It does by a conversion, or by an operation with another dtype for its result. The promotion of
-    an operand to another one's dtype, and what JAX does within an operation, are no such request.
-    """
-    before, after = (_float_bits(some) for some in (eqn.invars, eqn.outvars))
-    if not before or max(before) > 16 or max(after, default=0) <= 16:
-        return False
-    if eqn.primitive.name == "convert_element_type":
-        return entry(eqn) in CASTS
-    if eqn.primitive.name in ("jit", "pjit"):  # of JAX's own: in the user's, each equation tells
-        return bool(called := entry(eqn)) and "." not in called
-    return True
+def _is_wide(eqn: jex.JaxprEqn) -> bool:
+    """Returns whether an equation computes in more than 16 bits, as the program asks for or JAX
+    itself does: in a mean, or of integers."""
+    return any(bits > 16 for bits in _float_bits(eqn.outvars))

@@ -21,12 +21,10 @@ from ...interpret import Applied, Argument, Equation, Interpretation, State, Val
 from ...rounding import (
     FP32_PARAMS,
     FP64_PARAMS,
-    SMALLEST_EXPONENT,
     format_params,
     is_wide,
     scale_params,
 )
-from .._run._equation import IMPOSED
 from .._run._interpretations import FP32_MAX, TableEmulation, restored
 from .._run._loss_scale import LossScaled
 from .._run._outcome import Outcome
@@ -60,17 +58,6 @@ class FormatChoice:
         formats = self.formats.copy()
         for index in indices:
             formats[index] = scale_params(formats[index], power)
-        return dataclasses.replace(self, formats=formats)
-
-    def without_underflow(self, indices: Sequence[int]) -> FormatChoice:
-        formats = self.formats.copy()
-        formats[list(indices), 1] = SMALLEST_EXPONENT
-        return dataclasses.replace(self, formats=formats)
-
-    def imposed(self, indices: Sequence[int]) -> FormatChoice:
-        """Returns the setting in which equations decide as they do in the reference run."""
-        formats = self.formats.copy()
-        formats[list(indices), 0] = IMPOSED
         return dataclasses.replace(self, formats=formats)
 
     def without_limits(self, limits: Sequence[float]) -> FormatChoice:

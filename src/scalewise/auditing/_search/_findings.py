@@ -116,7 +116,7 @@ def place_of(equation: EquationStatistics) -> dict[str, Any]:
         "line": equation.line,
         "function": equation.function,
         "source": source_line(equation.file, equation.line),
-        "primitive": equation.primitive,
+        "primitive": equation.operation or equation.primitive,
     }
 
 

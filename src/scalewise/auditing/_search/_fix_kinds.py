@@ -11,21 +11,20 @@ import jax.numpy as jnp
 
 from ..._jax import ShapedArray
 from ...autocasting import Autocast
-from ...formats import BF16, E4M3, E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, FP16, Format
+from ...formats import Format
 from ...primitives import Family, names
-from ...rounding import FP64_PARAMS, format_params
-from .._run._equation_statistics import ADDITIONS, Equations, EquationStatistics
+from ...rounding import FP64_PARAMS
+from .._run._equation_statistics import Equations, EquationStatistics
 from .._run._loss_scale import LossScaled, autocast_of, best_power
 from .._run._specialize import nominal_format
-from .._thresholds import FEW_MASKS, REWRITTEN_BEFORE, SUBNORMAL
+from .._thresholds import FEW_MASKS, SUBNORMAL
 from ._apply import FormatChoice
-from ._fixes import Context, Fix, both, described, register, widened, with_exact
-from ._literals import written
+from ._fixes import Context, Fix, both, described, register, widened
+from ._literals import Literal, written
 from ._rewrites import Rewrite
 
 COMPARISONS = names(lambda row: row.family is Family.COMPARISON)
 PRODUCTS = ("reduce_prod", "cumprod")
-WIDER = {FP16: BF16, E4M3FN: E5M2, E4M3: E5M2, E4M3FNUZ: E5M2FNUZ}  # same width, more range
 
 
 # -- a constant that the format can't hold --------------------------------------------------------
@@ -35,16 +34,15 @@ WIDER = {FP16: BF16, E4M3FN: E5M2, E4M3: E5M2, E4M3FNUZ: E5M2FNUZ}  # same width
 def _constant(context: Context) -> Iterator[Fix]:
     literal, fmt = context.literal, context.fmt
     assert literal is not None
-    number, written = literal.number, literal.written
+    number = literal.number
     replace = partial(FormatChoice.with_constant, old=number)
     if literal.rounded == 0:
         new = math.copysign(float(fmt.smallest_normal), number)
         change = partial(replace, new=new)
-        yield Fix(f"{new:.3g} in place of {written}", change, replaces=(number, new))
+        yield Fix(f"{new:.3g} in place of {literal.written}", change, replaces=(number, new))
     elif abs(number) > float(fmt.max) and _may_be_smaller(context):
         yield from _smaller_masks(number, fmt)
-    change = partial(replace, new=number)
-    kept = Fix(f"{written} kept in {context.word}", change, replaces=(number, number))
+    kept = kept_in(context.word, literal)
     yield kept
     here = (literal.file, literal.line)
     line = [e for e in context.equations if literal.file and (e.file, e.line) == here]
@@ -59,6 +57,12 @@ def _constant(context: Context) -> Iterator[Fix]:
         function = like(line[0], context.equations, "file", "function")
         if len(function) > len(line):
             yield widened(context.word, f"all of {line[0].name}", function)
+
+
+def kept_in(word: str, literal: Literal) -> Fix:
+    number = literal.number
+    change = partial(FormatChoice.with_constant, old=number, new=number)
+    return Fix(f"{literal.written} kept in {word}", change, replaces=(number, number))
 
 
 def _may_be_smaller(context: Context) -> bool:
@@ -92,7 +96,7 @@ def _masks(context: Context) -> Iterator[Fix]:
         yield from _smaller_masks(number, context.fmt)
 
 
-@register("loss_scale", "format", "policy", combined_first=True)
+@register("loss_scale", "format", "policy")
 def _loss_scale(context: Context) -> Iterator[Fix]:
     group, now = context.group, context.now
     needed = context.kind.out_of_range or group.share("subnormal") >= SUBNORMAL
@@ -151,43 +155,23 @@ def _logarithm(context: Context) -> Iterator[Fix]:
 @register("rewrite", "format")
 def _rewrite(context: Context) -> Iterator[Fix]:
     group = context.group
-    near = own = set(group.indices)
-    if context.causes is not None and _is_carried_in(context):
-        near = own | context.causes.back(own, REWRITTEN_BEFORE)
+    own = set(group.indices)
     equations = {e.index: e for e in context.equations}
     found: dict[str, list[Rewrite]] = {}
     for rewrite in context.rewrites:
         if rewrite.root in equations:
             found.setdefault(rewrite.text, []).append(rewrite)
-    for text, alike in found.items():
-        written = [x for x in alike if near & {*x.inner, x.root}]
+    for text, alike in sorted(found.items(), key=lambda x: -len(x[1][0].inner)):
+        written = [x for x in alike if own & {*x.inner, x.root}]
         places = {(equations[x.root].file, equations[x.root].line) for x in written}
         # an expression of a function that is called twice is one
         line = [x for x in alike if (equations[x.root].file, equations[x.root].line) in places]
         for some in (line, alike) if len(alike) > len(line) else (line,):
             if not written:
                 continue
-            inner, roots = {i for x in some for i in x.inner}, {x.root for x in some}
+            inner = {i for x in some for i in x.inner}
             change = partial(FormatChoice.with_format, indices=sorted(inner), params=FP64_PARAMS)
-            made = [equations[i] for i in roots if not own & (inner | roots)]
-            if group.is_singular(context.fmt):  # at a zero that a difference has left
-                made = [e for i, e in equations.items() if i in inner | roots and e["cancelled"]]
-            cause = max(made, key=lambda e: e.inherited, default=None)
-            yield Fix(text if some is line else f"{text}, everywhere", change, cause=cause)
-
-
-def _is_carried_in(context: Context) -> bool:
-    undefined = bool(context.group.equations) and context.group.is_undefined(context.fmt)
-    return context.kind.carried_in or (context.kind.out_of_range and undefined)
-
-
-def _accumulates(context: Context) -> bool:
-    """Returns True if the finding may be a running sum: in a loop, an addition to its own result of
-    the iteration before, or to what no known operation has computed."""
-    looped = [e.index for e in context.group.equations if e.looped and e.primitive in ADDITIONS]
-    operands = context.causes.operands if context.causes is not None else {}
-    unknown = any(not operand for i in looped for operand in operands.get(i, ()))
-    return unknown or _reads_itself(context, ADDITIONS)
+            yield Fix(text if some is line else f"{text}, everywhere", change)
 
 
 def _reads_itself(context: Context, primitives: Collection[str]) -> bool:
@@ -197,21 +181,7 @@ def _reads_itself(context: Context, primitives: Collection[str]) -> bool:
     return any(i in operand for i in looped for operand in operands.get(i, ()))
 
 
-def scale_power(equations: Equations, fmt: Format) -> int:
-    top = max((max(e["amax"], e["reference_max"]) for e in equations), default=0.0)
-    return math.floor(math.log2(float(fmt.max) / top)) - 1 if top > 0 else 0
-
-
-@register("wider_result", "format")
-def _wider_result(context: Context) -> Iterator[Fix]:
-    low, group = context.emulation, context.group
-    if context.kind.out_of_range and low.fmt in WIDER and not _accumulates(context):
-        other = format_params(WIDER[low.fmt], low.saturate)
-        change = partial(FormatChoice.with_format, indices=group.indices, params=other)
-        yield Fix(f"{WIDER[low.fmt].name} for this {group.first.primitive}", change)
-
-
-@register("beyond_range", "format")
+@register("beyond_range", "last")
 def _beyond_range(context: Context) -> Iterator[Fix]:
     """An overflow is carried on: by a residual connection, for example, to all layers behind it."""
     own, beyond = set(context.group.indices), context.beyond
@@ -221,60 +191,6 @@ def _beyond_range(context: Context) -> Iterator[Fix]:
         yield widened(context.word, text, beyond)
         if limits:  # a program that clamps to its dtype's maximum doesn't where it is float32
             yield widened(context.word, text, beyond, limits=limits)
-
-
-@register("upstream", "format")
-def _upstream(context: Context) -> Iterator[Fix]:
-    path = error_path(context)
-    if context.causes is None or not path:
-        return
-    cause = path[-1] if len(path) > 1 else None
-    if cause is not None:
-        alike = like(cause, context.equations, "file", "line", "primitive", "direction")
-        text = f"the {cause.primitive} at line {cause.line}"
-        yield widened(context.word, text, alike, cause=cause)
-    if len(path) > 2:
-        found = with_exact(path[1:], context.equations)
-        yield widened(context.word, described(found, context.equations), found, cause=cause)
-    before = context.causes.before(path[0].index)
-    if len(before) > 1:
-        found = with_exact([*before, path[0]], context.equations)
-        yield widened(context.word, described(found, context.equations), found, cause=cause)
-        there = {(e.file, e.line) for e in found}
-        whole = [e for e in context.equations if (e.file, e.line) in there]
-        if len(whole) > len(found):
-            yield widened(context.word, described(whole, whole), whole, cause=cause)
-
-
-def error_path(context: Context) -> list[EquationStatistics]:
-    group, causes = context.group, context.causes
-    if causes is None or not _is_carried_in(context):
-        return []
-    if context.kind.out_of_range and causes.flushed_before(group.worst_equation(context.fmt).index):
-        return []  # the event is there
-    worst = max(group.equations, key=lambda e: max(e.inherited, e.share("differ")))
-    return causes.path(worst.index)
-
-
-@register("float32", "format")
-def _float32(context: Context) -> Iterator[Fix]:
-    here, equations = context.group.first, context.equations
-    yielded: set[tuple[int, ...]] = set()
-    optimizer = here.direction == "optimizer"
-    own = f"cast to {here.dtype}" if here.quantizes else here.primitive
-    for what, found in (
-        (f"this {own}", list(context.group.equations)),
-        (f"line {here.line}", like(here, equations, "file", "line", "direction")),
-        (f"line {here.line}, both ways", like(here, equations, "file", "line")),
-        (f"all of {here.name}", like(here, equations, "file", "function")),
-        *_call(here, equations),
-        ("the optimizer", like(here, equations, "direction") if optimizer else []),
-    ):
-        indices = tuple(e.index for e in found)
-        located = here.file is not None or len(found) == len(context.group.equations)
-        if indices and indices not in yielded and (located or optimizer):
-            yielded.add(indices)
-            yield widened(context.word, what, found)
 
 
 @register("float32_addition", "lost_updates")
@@ -289,34 +205,5 @@ def _float32_addition(context: Context) -> Iterator[Fix]:
         yield widened(context.word, "the optimizer", like(here, context.equations, "direction"))
 
 
-def _call(
-    here: EquationStatistics, equations: Equations
-) -> list[tuple[str, list[EquationStatistics]]]:
-    own = like(here, equations, "caller") if here.caller else []
-    return [(described(own, equations), own)] if own else []
-
-
 def like(here: EquationStatistics, equations: Equations, *names: str) -> list[EquationStatistics]:
     return [e for e in equations if all(getattr(e, n) == getattr(here, n) for n in names)]
-
-
-@register("scaled_result", "format")
-def _scaled_result(context: Context) -> Iterator[Fix]:
-    power = scale_power(context.group.equations, context.fmt)
-    if _accumulates(context):  # a scale only delays the overflow
-        return
-    limit = context.fmt.max_exponent - context.fmt.min_exponent  # larger ones leave no margin
-    located = context.group.first.file is not None
-    if context.kind.out_of_range and 0 < abs(power) <= limit and located:
-        change = partial(FormatChoice.scaled, indices=context.group.indices, power=power)
-        yield Fix(f"scale its result by 2^{power}", change)
-
-
-@register("wider_format", "format")
-def _wider_format(context: Context) -> Iterator[Fix]:
-    low = context.emulation
-    if context.final and context.kind.out_of_range and low.fmt in WIDER:
-        other = format_params(WIDER[low.fmt], low.saturate)
-        everywhere = [e.index for e in context.equations]
-        change = partial(FormatChoice.with_format, indices=everywhere, params=other)
-        yield Fix(f"{WIDER[low.fmt].name} throughout", change)

@@ -23,10 +23,10 @@ class FixKind:
     """One kind of change that a search tries."""
 
     name: str
-    # "format", "policy", "recipe", "every_op", or "constant" for the constants of one format's run
+    # "policy", "recipe", "every_op"; in one format's run "constant", "format", "last" after wider
+    # lines, or "lost_updates"
     runs: tuple[str, ...]
     propose: Callable[[Context], Iterator[Fix]]  # yields a finding's, the smallest change first
-    combined_first: bool = False  # whether a pair takes it in preference to a finding's others
 
 
 FIXES: dict[str, FixKind] = {}  # by name, in the order in which a search tries them
@@ -45,7 +45,6 @@ class Fix:
         limits: literals of the program's own narrow dtype that become float32's.
         replaces: a constant and the number that takes its place, itself if it is kept in float32.
         undoes: whether nothing of a policy or recipe is left.
-        cause: where the error is made, if that isn't where the finding is.
         kind: its entry in ``FIXES``.
         origin: the arithmetic of the audit that tried it.
     """
@@ -59,7 +58,6 @@ class Fix:
     limits: tuple[float, ...] = dataclasses.field(default=(), repr=False)
     replaces: tuple[float, float] | None = dataclasses.field(default=None, repr=False)
     undoes: bool = dataclasses.field(default=False, repr=False)
-    cause: EquationStatistics | None = dataclasses.field(default=None, repr=False)
     kind: FixKind | None = dataclasses.field(default=None, repr=False)
     origin: AuditedArithmetic | None = dataclasses.field(default=None, repr=False)
 
@@ -117,11 +115,9 @@ class Context:
     masks: Sequence[float] = ()  # constants of which the format holds one, but not the sum of two
     beyond: Equations = ()  # whose results exceed the format's maximum in float32 arithmetic
     limits: Sequence[float] = ()  # see :class:`Lockstep`
-    final: bool = False  # whether smaller fixes and pairs were tried: the whole program may change
     literal: Literal | None = None  # the constant that the finding is about
     places: Collection[tuple[str | None, int]] = ()  # files and lines of constants of that value
     causes: Causes | None = None
-    slight: bool = False  # whether the error may be that of many roundings, none worse than others
 
     @property
     def word(self) -> str:
@@ -133,9 +129,9 @@ class Context:
         return self.low
 
 
-def register(name: str, *runs: str, combined_first: bool = False) -> Callable[[Any], Any]:
+def register(name: str, *runs: str) -> Callable[[Any], Any]:
     def add(propose: Callable[[Context], Iterator[Fix]]) -> Callable[[Context], Iterator[Fix]]:
-        FIXES[name] = FixKind(name, runs, propose, combined_first)
+        FIXES[name] = FixKind(name, runs, propose)
         return propose
 
     return add
@@ -153,7 +149,6 @@ def widened(
     what: str,
     equations: Equations,
     *,
-    cause: EquationStatistics | None = None,
     limits: Sequence[float] = (),
 ) -> Fix:
     indices, limits = tuple(e.index for e in equations), tuple(limits)
@@ -164,20 +159,13 @@ def widened(
     def change(now: FormatChoice) -> FormatChoice:
         return now.widened(indices).without_limits(limits)
 
-    return Fix(text, change, len(indices), indices=indices, limits=limits, cause=cause)
+    return Fix(text, change, len(indices), indices=indices, limits=limits)
 
 
 def both(a: Fix, b: Fix) -> Fix:
     known = a.indices and b.indices  # a constant's change is no operation's
     indices = tuple(dict.fromkeys((*a.indices, *b.indices))) if known else ()
     return Fix(f"{a}; {b}", lambda now: b.change(a.change(now)), indices=indices)
-
-
-def with_exact(some: Equations, every: Equations) -> list[EquationStatistics]:
-    """Returns operations, and those of their lines that made no error: whole lines are widened."""
-    there, chosen = {_place(e) for e in some}, {e.index for e in some}
-    rest = [e for e in every if _place(e) in there and e.index not in chosen]
-    return [*some, *(e for e in rest if not (e.introduced or e["overflowed"] or e["nan"]))]
 
 
 def _place(equation: EquationStatistics) -> tuple[str | None, int, str]:
@@ -224,7 +212,7 @@ def described(some: Equations, every: Equations) -> str:
     else:
         where = f"line{'s' * (len(places) > 1)} {joined(str(line) for _, line in places)}"
     if rest:
-        where = f"the {joined(dict.fromkeys(e.primitive for e in some))} at {where}"
+        where = f"the {joined(dict.fromkeys(e.operation or e.primitive for e in some))} at {where}"
     return joined([*calls, where])
 
 

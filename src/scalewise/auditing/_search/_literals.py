@@ -193,7 +193,8 @@ class _Constants(Interpretation):
         moves = equation.name in MOVES
         kept, own = None, {use for x in floats for use in x.fixed or ()}
         if (moves or equation.name == "convert_element_type") and len(numbers) == 1:
-            kept = numbers[0]
+            narrows = any(is_float(a) and self.is_low(a) for a in equation.out_avals)
+            kept = constants[0][0] if constants and narrows else numbers[0]
         else:
             if any(is_float(a) and self.is_low(a) for a in equation.out_avals):
                 numbers = [number for number, _ in constants]

@@ -14,8 +14,8 @@ from ._fixes import Context, Fix, proposals
 from ._groups import Group
 from ._kinds import FINDING_KINDS
 from ._literals import Literal
-from ._measure import key_of, lost_updates
-from ._trials import Search
+from ._measure import lost_updates
+from ._search import Search
 from ._updates import counters, decays, lost_contributions
 
 Measure = Callable[[Outcome], float]
@@ -135,11 +135,9 @@ def _fixed(search: Search, lost: _Lost) -> bool:
     kind = "constant" if lost.literal else "lost_updates"
     tried: list[tuple[Fix, Outcome, float]] = []
     for fix in proposals(kind, context):
-        setting = fix.change(search.current)
-        after = search.results.get(key_of(setting))
-        if after is None and search.trials <= 0:
+        if search.trials <= 0:
             break
-        after = after or search.run(setting)
+        after = search.run(fix.change(search.current))
         limit = NOT_WORSE * error.relative + float(search.fmt.eps)
         if after.error.non_finite <= error.non_finite and after.error.relative <= limit:
             tried.append((fix, after, lost.measure(after)))

@@ -9,7 +9,7 @@ from typing import Any
 from ...autoscaling import Boundaries
 from .._run._equation_statistics import Equations
 from .._run._outcome import OutputError
-from .._thresholds import ENOUGH, MUCH, SLIGHT
+from .._thresholds import ENOUGH, SLIGHT
 from ._apply import FormatChoice
 from ._findings import Finding
 
@@ -29,10 +29,6 @@ def same(a: Finding, b: Finding) -> bool:
     if a.equations or b.equations:
         return a.equations == b.equations
     return (a.file, a.line, a.evidence) == (b.file, b.line, b.evidence)
-
-
-def enough(after: OutputError, before: OutputError) -> bool:
-    return better(after, before, MUCH) and after.relative <= MUCH
 
 
 def key_of(setting: Any) -> Hashable:
@@ -75,11 +71,3 @@ def fixed(what: Finding, order: int, before: OutputError, after: OutputError) ->
         non_finite_before=before.non_finite,
         non_finite_after=after.non_finite,
     )
-
-
-def gain(what: Finding) -> tuple[int, float]:
-    """Returns how many numbers a fix made finite, and by how much it lowered the error."""
-    made_finite = what.non_finite_before - what.non_finite_after
-    if what.non_finite_before or not what.error_before:
-        return made_finite, 0.0
-    return made_finite, what.error_before - what.error_after

@@ -15,11 +15,11 @@ from ...devices import MatrixUnits
 from ...formats import BF16, E4M3FN, E5M2, E8M0, FP16, FP32, BlockFormat, Format
 from ...interpret import Interpretation
 from ...scaled import Amax, Mx
-from .._run._equation_statistics import Equations, EquationStatistics, is_ambiguous
+from .._run._equation_statistics import Equations, is_ambiguous
 from .._run._loss_scale import LossScaled, autocast_of
 from .._run._specialize import nominal_format, of_recipe
-from .._thresholds import AMPLIFIED, FLOAT32_ERROR
-from ._fix_kinds import error_path, like
+from .._thresholds import FLOAT32_ERROR
+from ._fix_kinds import like
 from ._fixes import Context, Fix, register
 
 OPERANDS = {E4M3FN: (E5M2, FP16), E5M2: (FP16,), FP16: (BF16,)}  # more range, or more bits
@@ -32,21 +32,9 @@ ACCUMULATORS = (
 EXACT_DEVICE = "b200"  # its FP8 units keep 25 fractional bits
 
 
-def _places(context: Context) -> list[tuple[EquationStatistics, EquationStatistics | None]]:
-    causes = error_path(context)[1:][-1:]
-    return [*((cause, cause) for cause in causes), (context.group.first, None)]
-
-
 def _undoes_everything(context: Context, affected: Equations) -> bool:
     rounded = {e.index for e in context.equations if e.introduced > FLOAT32_ERROR}
     return rounded <= {e.index for e in affected}
-
-
-def _is_worth_it(context: Context, undoes: bool) -> bool:
-    clear = (
-        context.kind.name in ("cancellation", "amplified") and context.group.factor >= 2 * AMPLIFIED
-    )
-    return not undoes or not context.slight or context.kind.out_of_range or clear
 
 
 # -- policies -------------------------------------------------------------------------------------
@@ -54,21 +42,17 @@ def _is_worth_it(context: Context, undoes: bool) -> bool:
 
 @register("rule", "policy")
 def _rule(context: Context) -> Iterator[Fix]:
-    for here, cause in _places(context):
-        bare = here.function.rpartition(".")[2]
-        function = here.function if is_ambiguous(bare) else bare or None
-        alike = like(here, context.equations, "primitive", "function")
-        text = f"Rule('full', primitive={here.primitive!r}, function={function!r})"
-        rules = [(text, Rule("full", primitive=here.primitive, function=function), alike)]
-        if function is not None:
-            rule = Rule("full", function=function)
-            alike = like(here, context.equations, "function")
-            rules.append((f"Rule('full', function={function!r})", rule, alike))
-        for size, (text, rule, affected) in enumerate(rules, 1):
-            undoes = _undoes_everything(context, affected)
-            if _is_worth_it(context, undoes):
-                change = partial(_with_rule, rule=rule)
-                yield Fix(text, change, size, cause=cause, undoes=undoes)
+    here = context.group.first
+    bare = here.function.rpartition(".")[2]
+    function = here.function if is_ambiguous(bare) else bare or None
+    names = [{"primitive": here.primitive, "function": function}]
+    names += [{"function": function}] if function is not None else []
+    for size, own in enumerate(names, 1):
+        alike = like(here, context.equations, *own)
+        text = ", ".join(f"{name}={value!r}" for name, value in own.items())
+        change = partial(_with_rule, rule=Rule("full", **own))
+        undoes = _undoes_everything(context, alike)
+        yield Fix(f"Rule('full', {text})", change, size, undoes=undoes)
 
 
 @register("compute", "policy")
@@ -101,12 +85,10 @@ def _matrix_units(context: Context) -> Iterator[Fix]:
             other = dataclasses.replace(units, **{name: value})
             own = f"emulate=MatrixUnits({units.device!r}, {name}={value!r})"
             yield _recipe(context, f"{text}, {own}", emulate=other)
-    for here, cause in _places(context):
-        kept = like(here, context.equations, "primitive")
-        change = partial(_with_exception, name=here.primitive, fmt=BF16)
-        yield Fix(
-            f"keep={{{here.primitive!r}: BF16}} in the recipe", change, len(kept), cause=cause
-        )
+    here = context.group.first
+    change = partial(_with_exception, name=here.primitive, fmt=BF16)
+    kept = like(here, context.equations, "primitive")
+    yield Fix(f"keep={{{here.primitive!r}: BF16}} in the recipe", change, len(kept))
     if units.device != EXACT_DEVICE:
         other = MatrixUnits(EXACT_DEVICE)
         own = f"emulate=MatrixUnits({EXACT_DEVICE!r})"
@@ -135,18 +117,16 @@ def _rounding_of_scales(context: Context) -> Iterator[Fix]:
 
 @register("keep", "recipe", "every_op")
 def _keep(context: Context) -> Iterator[Fix]:
-    for here, cause in _places(context):
-        parts = scope_parts(here.scope)
-        fixes = []
-        for name in dict.fromkeys((here.primitive, *parts[-1:], *parts[:1])):
-            kept = [e for e in context.equations if name in (e.primitive, *scope_parts(e.scope))]
-            undoes = _undoes_everything(context, kept)
-            if not _is_worth_it(context, undoes):
-                continue
-            change = partial(_with_exception, name=name)
-            text = f"keep={{{name!r}: FP32}} in the recipe"
-            fixes.append(Fix(text, change, len(kept), cause=cause, undoes=undoes))
-        yield from sorted(fixes, key=lambda fix: fix.size)
+    here, fixes = context.group.first, []
+    parts = scope_parts(here.scope)
+    for name in dict.fromkeys((here.primitive, *parts[-1:], *parts[:1])):
+        kept = [e for e in context.equations if name in (e.primitive, *scope_parts(e.scope))]
+        change = partial(_with_exception, name=name)
+        undoes = _undoes_everything(context, kept)
+        fixes.append(
+            Fix(f"keep={{{name!r}: FP32}} in the recipe", change, len(kept), undoes=undoes)
+        )
+    yield from sorted(fixes, key=lambda fix: fix.size)
 
 
 @register("operands", "recipe")
@@ -213,8 +193,7 @@ def _text(value: object) -> str:
 
 
 def _recipe(context: Context, text: str, **fields: Any) -> Fix:
-    cause = _places(context)[0][1]
-    return Fix(f"{text} in the recipe", partial(_with_fields, **fields), cause=cause)
+    return Fix(f"{text} in the recipe", partial(_with_fields, **fields))
 
 
 def _with_fields(low: Boundaries | EveryOp, **fields: Any) -> Interpretation:

@@ -103,9 +103,41 @@ class Rewrite:
 
 def rewrites(equations: Sequence[Equation], operands: Operands) -> list[Rewrite]:
     """Returns what may be written in other ways; of expressions within each other the largest."""
-    finder = _Finder(equations, operands)
+    finder = _Finder(equations, _without_conversions(equations, operands))
     found = [x for root in range(len(equations)) for x in finder.at(root)]
+    found = [dataclasses.replace(x, inner=_with_conversions(x, equations, operands)) for x in found]
     return [x for x in found if not any({*x.inner, x.root} <= {*y.inner} for y in found)]
+
+
+CONVERSION = "convert_element_type"  # JAX makes some around sums, which it computes in float32
+
+
+def _without_conversions(equations: Sequence[Equation], operands: Operands) -> Operands:
+    def before(i: int) -> int:
+        origins = [j for operand in operands.get(i, ()) for j in operand]
+        if equations[i].name != CONVERSION or len(origins) != 1:
+            return i
+        return before(origins[0])
+
+    return {
+        i: tuple(tuple(before(j) for j in operand) for operand in own)
+        for i, own in operands.items()
+    }
+
+
+def _with_conversions(
+    rewrite: Rewrite, equations: Sequence[Equation], operands: Operands
+) -> tuple[int, ...]:
+    """Returns the inner operations, and the conversions between them."""
+    inner = {*rewrite.inner}
+    for i in (*rewrite.inner, rewrite.root):
+        pending = [j for operand in operands.get(i, ()) for j in operand]
+        while pending:
+            j = pending.pop()
+            if equations[j].name == CONVERSION and j not in inner:
+                inner.add(j)
+                pending += [k for operand in operands.get(j, ()) for k in operand]
+    return tuple(sorted(inner))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,483 +1,472 @@
-"""The search for fixes that help: each is applied, the program run again, its error measured."""
+"""The search for fixes: the balance sheet says where an error is made, runs what helps."""
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-import itertools
-import math
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
 
-from .._run._compared import decides
+from ...formats import FP32, Format, Saturation
+from .._run._causes import Causes
+from .._run._equation_statistics import EquationStatistics
 from .._run._outcome import Outcome, OutputError
-from .._thresholds import (
-    ACCUMULATED,
-    BEFORE_WIDEST,
-    CLEAR,
-    ENOUGH,
-    EVENT,
-    EXACT,
-    FEW_OPERATIONS,
-    FEW_ROUNDINGS,
-    FEW_TOGETHER,
-    GAIN,
-    MANY_ROUNDINGS,
-    MANY_SWAMPED,
-    RESERVE,
-    unusable,
-)
+from .._run._session import Session
+from .._run._specialize import Low, kind_of_run
+from .._sheet._make import SheetSource
+from .._thresholds import ENOUGH, FEW_ROUNDINGS, LINES, SHARE_SHOWN, SHOWN, TRIED
 from . import _fix_kinds, _recipe_fix_kinds  # noqa: F401  # they register fixes, in this order
-from ._cause import (
-    amplified_after,
-    at_cause,
-    constant_is_harmless,
-    decided_after,
-    of_constants,
-    unless_refuted,
-)
-from ._findings import Finding, constant_finding
-from ._fixes import Context, Fix, described, proposals, widened
-from ._groups import Group
-from ._joint import faults, try_lines, try_pairs
+from ._apply import AuditedArithmetic, FormatChoice
+from ._evidence import finding_of, literal_of
+from ._findings import Finding, finding
+from ._fix_kinds import kept_in
+from ._fixes import Context, Fix, both, described, joined, library_calls, proposals, widened
+from ._groups import Group, groups
 from ._kinds import FINDING_KINDS
-from ._literals import Literal
-from ._lost_updates import search_lost_updates
-from ._measure import better, enough, fixed, gain, key_of, near, same
-from ._rewrites import norms
-from ._trials import Failed, Search
+from ._literals import Constants, Literal
+from ._measure import better, fixed, key_of, near, same
+from ._rewrites import Rewrite, norms, rewrites
+from ._trial import Place, StageError, Suspect, Trial
 
-UNTRIED_SHOWN = 12  # findings listed if no fix may be tried
-UNFIXED_SHOWN = 6  # findings listed if none of the fixes tried helped
+Line: TypeAlias = tuple[Suspect, Finding]  # what to widen, and what it does
+
+
+@dataclasses.dataclass
+class Search:
+    """The state of a search, which accepts fixes on top of each other.
+
+    Attributes:
+        source: for balance sheets; None if the program has none.
+        trials: how many runs are left.
+        found: findings with a fix that helped, in the order in which they were found; then, of
+            faults without one, those that were tried.
+        unfixed: other findings.
+    """
+
+    session: Session
+    source: SheetSource | None
+    fmt: Format
+    constants: Constants
+    trials: int
+    saturate: Saturation
+    found: list[Finding] = dataclasses.field(default_factory=list)
+    unfixed: list[Finding] = dataclasses.field(default_factory=list)
+    lost_changes: list[str] = dataclasses.field(default_factory=list)
+    now: Trial = dataclasses.field(init=False)  # the run with the fixes accepted so far
+    float32: Trial | None = None  # with float32 for every operation, under a format
+    tried: set[Hashable] = dataclasses.field(default_factory=set)
+
+    # -- runs --------------------------------------------------------------------------------------
+
+    def trial(self, setting: Any, outcome: Outcome | None = None) -> Trial:
+        found = Trial(self.session, self.source, self.fmt, setting)
+        if outcome is not None:
+            found.__dict__["outcome"] = outcome
+        return found
+
+    def attempt(self, fix: Fix) -> Trial | None:
+        """Returns the run with a fix more; None if it was tried, is impossible, or none is left."""
+        try:
+            setting = fix.change(self.current)
+        except ValueError:
+            return None
+        if self.trials <= 0 or key_of(setting) in self.tried:
+            return None
+        self.tried.add(key_of(setting))
+        self.trials -= 1
+        return self.trial(setting)
+
+    def run(self, setting: Any) -> Outcome:
+        self.trials -= 1
+        return self.trial(setting).outcome
+
+    def start(self) -> FormatChoice:
+        double = self.fmt.mantissa_bits >= FP32.mantissa_bits
+        return FormatChoice(self.session.formats(), double=double)
+
+    @property
+    def current(self) -> Any:
+        return self.now.setting
+
+    @property
+    def outcome(self) -> Outcome:
+        return self.now.outcome
+
+    # -- what is known of the program --------------------------------------------------------------
+
+    @property
+    def kind(self) -> Low:
+        """The kind of run that the setting makes: a fix may leave a recipe without formats for
+        results, for example."""
+        adjustable = self.session.adjustable
+        return self.session.kind if adjustable else kind_of_run(self.current)
+
+    @property
+    def word(self) -> str:
+        return self.current.word if isinstance(self.current, FormatChoice) else "float32"
+
+    @functools.cached_property
+    def rewrites(self) -> list[Rewrite]:
+        operands = self.session.dataflow.within_loops
+        return rewrites(self.session.lockstep.recorded, operands)
+
+    @functools.cached_property
+    def norms(self) -> Sequence[tuple[int, ...]]:
+        return norms(self.session.lockstep.recorded, self.session.dataflow.operands)
+
+    @property
+    def limits(self) -> list[float]:
+        return sorted(self.session.lockstep.limits)
+
+    @property
+    def causes(self) -> Causes:
+        return self.outcome.causes
+
+    @property
+    def float32_error(self) -> OutputError:
+        return OutputError(0, 0.0) if self.float32 is None else self.float32.outcome.error
+
+    @functools.cached_property
+    def beyond(self) -> list[int]:
+        """The operations whose results in float32 arithmetic exceed the format's maximum."""
+        if self.float32 is None:
+            return []
+        half = 2.0 ** (self.fmt.max_exponent - self.fmt.mantissa_bits - 1)
+        outcome, wide = self.float32.outcome, self.session.lockstep.stays_wide
+        return [
+            e.index for e in outcome.equations
+            if e["amax"] > float(self.fmt.max) + half and not wide(outcome.recorded[e.index])
+        ]  # fmt: skip
+
+    @property
+    def literals(self) -> Sequence[Literal]:
+        return self.constants.changed
+
+    def groups_in(self, outcome: Outcome) -> Sequence[Group]:
+        return groups(outcome.equations, self.fmt, outcome.causes)
+
+    def finding_of(self, group: Group) -> Finding:
+        return finding(group, self.fmt, self.saturate)
+
+    # -- fixes -------------------------------------------------------------------------------------
+
+    def accepted(self, fix: Fix) -> Fix:
+        return dataclasses.replace(fix, origin=self.origin)
+
+    @property
+    def origin(self) -> AuditedArithmetic:
+        session = self.session
+        recorded = {path: (i, session.lockstep.recorded[i].name)
+                    for path, i in session.lockstep.indices.items()}  # fmt: skip
+        start = self.start() if session.adjustable else None
+        return AuditedArithmetic(session.low, start, recorded)
+
+    def accept(
+        self, fix: Fix, after: Trial | Outcome, findings: Sequence[Finding], stage: str = ""
+    ) -> None:
+        order = max((x.order for x in self.found), default=0) + 1
+        before = self.outcome.error
+        self.unfixed = [x for x in self.unfixed if not any(same(x, y) for y in findings)]
+        if isinstance(after, Outcome):
+            after = self.trial(fix.change(self.current), after)
+        error = after.outcome.error
+        if (decided := self.now.stage(stage).error).decided:
+            before, error = decided, after.stage(stage).error
+        self.found += [
+            fixed(dataclasses.replace(x, fix=self.accepted(x.fix or fix)), order, before, error)
+            for x in findings
+        ]
+        self.now = after
 
 
 def find_fixes(search: Search, start: Outcome) -> OutputError:
-    """Searches until no fix helps or no trials are left; returns the error with all fixes."""
-    search.outcome, search.decisions = start, decides(search.session.program)
-    by_table, low = search.session.adjustable, search.session.low
-    search.current = search.start() if by_table else low
-    search.tried[key_of(search.current)] = start.error
-    if search.trials <= 0 or search.session.kind.run is None:
-        shown = search.groups_in(start)[:UNTRIED_SHOWN]
-        search.unfixed += [search.finding_of(g) for g in shown]
+    """Explains one failing part of the outputs after another, until none fails or no fix helps.
+
+    Returns:
+        The error with all fixes.
+    """
+    session, by_table = search.session, search.session.adjustable
+    search.now = search.trial(search.start() if by_table else session.low, start)
+    if not search.now.has_sheet:
+        search.source = search.now.source = None
+    search.tried.add(key_of(search.current))
+    if search.trials <= 0 or session.kind.run is None:
+        search.unfixed += _left(search, search.now)
         return start.error
     if by_table:
-        float32 = search.current.widened(range(len(search.current.formats)))
+        every = search.start().widened(range(len(search.start().formats)))
         for literal in search.literals:
-            float32 = float32.with_constant(literal.number, literal.number)
-        float32 = float32.without_limits(search.limits)
-        search.results[key_of(float32)] = outcome = search.run(float32)
-        search.float32, search.float32_error = outcome, outcome.error
-        search.beyond = _beyond(search, outcome)
-    _search_all(search)
-    while by_table and search.done and search.trials > 0 and search.leave_out():
-        _search_all(search)
-    search_lost_updates(search)
-    if search.trials > 0 and search.look_at_decisions():
-        _search_all(search)
-    first: dict[int, int] = {}
-    for x in search.found:
-        if _leaves_range(x):
-            first[x.order] = min(*x.equations, first.get(x.order, x.equations[0]))
-    search.found.sort(key=lambda x: _order(x, first), reverse=True)
-    if not search.done and not search.is_small:
-        _list_unfixed(search)
-    search.unfixed.sort(key=lambda x: not x.tried)
-    search.look_at_all()
+            every = every.with_constant(literal.number, literal.number)
+        search.float32 = search.trial(every.without_limits(search.limits))
+        search.trials -= 1
+    given_up: set[str] = set()
+    _explain_all(search, given_up)
+    left = _failing(search, given_up)
+    if left is not None:  # no trial is
+        search.found += _unexplained(search, left, tried=False)
+    if not search.now.fails:
+        _explain_hidden(search)
     return search.outcome.error
 
 
-def _search_all(search: Search) -> None:
-    search.reserve, search.final, paired = min(RESERVE, search.trials // 3), False, True
-    _search_findings(search)
-    while paired and search.trials > 0 and not search.done and not search.is_small:
-        paired = try_pairs(search) or try_lines(search)
-        search.reserve, search.final = 0, not paired
-        _search_findings(search)
+def _explain_all(search: Search, given_up: set[str]) -> None:
+    while search.trials > 0 and (stage := _failing(search, given_up)) is not None:
+        if not _explain(search, stage):
+            given_up.add(stage.name)
+            search.found += _unexplained(search, stage, tried=True)
 
 
-def _beyond(search: Search, wide: Outcome) -> set[int]:
-    half = 2.0 ** (search.fmt.max_exponent - search.fmt.mantissa_bits - 1)
-    stays_wide = search.session.lockstep.stays_wide
-    return {
-        e.index for e in wide.equations
-        if e["amax"] > float(search.fmt.max) + half and not stays_wide(wide.recorded[e.index])
-    }  # fmt: skip
-
-
-def _is_worth_trying(search: Search, group: Group, what: Finding) -> bool:
-    error = search.outcome.error
-    if what.kind == "accumulation" and search.session.exact_sums is not None:
-        least = max(ACCUMULATED * search.session.exact_sums.error, EXACT * search.rounding)
-        return float(error) > least
-    if search.is_small and search.session.kind.run != "format":
-        return group.weight(search.fmt) >= EVENT
-    if what.kind == "swamping" and search.is_small and group.swamped < MANY_SWAMPED:
-        return False
-    if FINDING_KINDS[what.kind].event or error.non_finite:
-        least = search.is_least(error) or search.is_harmless
-        return group.weight(search.fmt) >= EVENT or not least
-    few = MANY_ROUNDINGS if search.found else FEW_ROUNDINGS
-    return error.relative > few * search.rounding
-
-
-def _search_findings(search: Search) -> None:
-    """Tries fixes for constants, then for one finding after another, the heaviest first, until
-    the error is near that of float32; starts over after each fix that is accepted."""
-    _search_constants(search)
-    tried: set[tuple[int, ...]] = set()
-    failures: collections.Counter[str] = collections.Counter()  # so that directions alternate
-    ruled_out = _ruled_out(search)
-    while search.trials > search.reserve and not search.is_near(search.outcome.error):
-        found = search.groups_in(search.outcome)
-        fresh = [g for g in found if g.indices not in tried]
-        if not fresh:
-            break
-        group = min(fresh, key=lambda g: failures[g.first.direction])
-        what = search.finding_of(group)
-        tried.add(group.indices)
-        if not _is_worth_trying(search, group, what):
-            continue
-        failures[what.direction] += 1
-        changes = _fixes(search, group, what)
-        if group.indices in ruled_out:
-            changes = (fix for fix in changes if not fix.size)
-            what = dataclasses.replace(what, tried=True)
-        if _try_fixes(search, what, changes):
-            tried.clear()
-            ruled_out = _ruled_out(search)
-            failures.clear()
-            _search_constants(search)
-
-
-def _ruled_out(search: Search) -> set[tuple[int, ...]]:
-    """Returns the groups whose wider formats can't be at fault for an error that may be the sum of
-    many roundings: all of theirs together leave more of it than one of them would have to."""
-    if not search.is_small or not search.session.adjustable:
-        return set()
-    fresh = ((g, search.finding_of(g)) for g in search.groups_in(search.outcome))
-    pending = [[x for x in fresh if _is_worth_trying(search, *x)]]
-    equations, found = {e.index: e for e in search.outcome.equations}, set()
-    while pending:
-        some = pending.pop()
-        if len(some) <= FEW_TOGETHER or search.trials <= search.reserve:
-            continue
-        wide = {i for g, what in some for fix in _fixes(search, g, what) for i in fix.indices}
-        setting = search.untried(widened(search.word, "all", [equations[i] for i in sorted(wide)]))
-        if setting is None:
-            continue
-        outcome = search.results[key_of(setting)] = search.run(setting)
-        if search.better(outcome.error, search.outcome.error, CLEAR):
-            pending += [some[: len(some) // 2], some[len(some) // 2 :]]
-        else:
-            found |= {g.indices for g, _ in some}
-    return found
-
-
-def _search_constants(search: Search) -> None:
-    """Tries fixes for constants, and once more for those that have one: see
-    :func:`_reconsider_constants`."""
-    _new_constants(search)
-    _reconsider_constants(search)
-
-
-def _new_constants(search: Search) -> None:
-    done = {(x.file, x.line, x.evidence) for x in search.found}
-    for literal in search.literals if search.session.adjustable else ():
-        what = constant_finding(literal)
-        if literal.slight and not (search.final or _explains_error(search, literal)):
-            continue
-        if search.is_near(search.outcome.error):
-            return
-        if literal.masks and math.isinf(literal.rounded) and not search.outcome.error.non_finite:
-            continue  # a mask is meant to be
-        if literal.masks and _is_unread(search, literal):
-            continue
-        if literal in search.harmless and not search.final:
-            continue
-        if (what.file, what.line, what.evidence) not in done:
-            clear = ENOUGH if literal.slight else CLEAR  # its error is known not to be others'
-            _try_fixes(search, what, _constant_fixes(search, literal, what), clear, literal)
-
-
-def _constant_fixes(search: Search, literal: Literal, what: Finding) -> Iterator[Fix]:
-    alike = (x for x in search.literals if x.number == literal.number)
-    places = {(x.file, x.line) for x in alike}
-    context = _context(search, Group(()), what)
-    return proposals("constant", dataclasses.replace(context, literal=literal, places=places))
-
-
-def _reconsider_constants(search: Search) -> None:
-    """Computes in float32 what a replaced constant is part of, where that is much better: another
-    number in its place changes results that need the constant itself."""
-    for what in [x for x in search.found if x.fix and len({*(x.fix.replaces or ())}) == 2]:
-        shared = any(x.order == what.order for x in search.found if x is not what)
-        if shared or search.done or search.is_slight or search.trials <= 0:
-            continue
-        constants = [x for x in search.literals if same(constant_finding(x), what)]
-        wide = (fix for x in constants for fix in _in_float32(search, x, what))
-        any(_exchange(search, what, search.accepted(fix)) for fix in wide)
-
-
-def _in_float32(search: Search, constant: Literal, what: Finding) -> Iterator[Fix]:
-    """Yields a wider format for a constant's line, its function, and the library's call."""
-    yield from (fix for fix in _constant_fixes(search, constant, what) if fix.indices)
-    equations = search.outcome.equations
-    call = [e for e in equations if e.caller and e.caller in constant.callers]
-    if call:
-        yield widened(search.word, described(call, equations), call)
-
-
-def _exchange(search: Search, what: Finding, fix: Fix) -> bool:
-    """Replaces a finding's fix if that at least halves the error with all fixes; returns True if it
-    did."""
-    found = [dataclasses.replace(x, fix=fix) if x is what else x for x in search.found]
-    fixes = {x.order: x.fix for x in found if x.fix}
-    settings = [search.start()]
-    for order in sorted(fixes):
-        settings.append(fixes[order].change(settings[-1]))
-    if search.trials <= 0 or key_of(settings[-1]) in search.tried:
-        return False
-    after = search.run(settings[-1])
-    if not search.better(after.error, search.outcome.error, ENOUGH):
-        return False
-    errors = [search.tried.get(key_of(x)) or search.run(x).error for x in settings]
-    steps = dict(zip(sorted(fixes), itertools.pairwise(errors), strict=True))
-    search.found = [fixed(x, x.order, *steps[x.order]) if x.fix else x for x in found]
-    search.current, search.outcome = settings[-1], after
-    return True
-
-
-def _is_unread(search: Search, literal: Literal) -> bool:
-    """Returns True if no result has a constant that is an operand of max, clamp and so on."""
-    place = literal.file, literal.line, literal.primitive
-    here = [e for e in search.outcome.equations if (e.file, e.line, e.primitive) == place]
-    events = ("flushed", "overflowed", "nan")
-    return bool(here) and not any(e.introduced or any(e[x] for x in events) for e in here)
-
-
-def _explains_error(search: Search, literal: Literal) -> bool:
-    error = search.outcome.error
-    small = search.is_harmless or error.non_finite
-    return not small and error.relative <= 2 * literal.error
-
-
-def _fixes(search: Search, group: Group, what: Finding) -> Iterator[Fix]:
-    gradients = [e for e in search.outcome.equations if e.index in search.session.loss_scaled]
-    written = (
-        norms(search.session.lockstep.recorded, search.operands)
-        if search.session.adjustable
-        else ()
-    )
-    context = _context(search, group, what)
-    replaced = dict(search.current.constants) if search.session.adjustable else {}
-    masks = [number for number in search.constants.masks if number not in replaced]
-    context = dataclasses.replace(
-        context, gradients=gradients, norms=written, rewrites=search.rewrites, masks=masks,
-        beyond=[e for e in search.outcome.equations if e.index in search.beyond],
-        limits=search.limits,
-        slight=search.is_slight,
-    )  # fmt: skip
-    return proposals(search.kind.run or "", context)
-
-
-def _context(search: Search, group: Group, what: Finding) -> Context:
-    low, equations = search.session.low, search.outcome.equations
-    kind, causes, now = FINDING_KINDS[what.kind], search.causes, search.current
-    return Context(group, kind, search.fmt, now, low, equations, final=search.final, causes=causes)
-
-
-def _list_unfixed(search: Search) -> None:
-    left: list[Finding] = []
-    for group in search.groups_in(search.outcome)[:UNFIXED_SHOWN]:
-        what = search.finding_of(group)
-        if FINDING_KINDS[what.kind].event and (
-            not search.is_slight or group.weight(search.fmt) >= EVENT
-        ):
-            error = search.outcome.error
-            tried = any(x.equations == what.equations for x in search.unfixed)
-            what = dataclasses.replace(
-                what, error_before=float(error), non_finite_before=error.non_finite,
-                decided=error.decided, tried=tried,
-            )  # fmt: skip
-            left.append(what)
-            search.unfixed = [x for x in search.unfixed if x.equations != what.equations]
-    search.found += sorted(left, key=lambda x: not x.tried)
-
-
-def _trials(
-    search: Search, options: Sequence[Fix]
-) -> tuple[list[tuple[Fix, OutputError]], list[tuple[Fix, Outcome]]]:
-    """Returns the fixes that were tried with their errors, and the runs of those that helped.
-
-    They are tried in their order until one helps enough. If the first ones don't help, the one that
-    changes most is tried before the others: without its help, its parts don't help either.
-    """
-    before = search.outcome.error
-    tried: list[tuple[Fix, OutputError]] = []
-    helped: list[tuple[Fix, Outcome]] = []
-    pending, probe = list(options), None
-    before_widest = 0 if search.failed else BEFORE_WIDEST
-    while pending:
-        if len(tried) >= before_widest and not helped and probe is None:
-            probe = max(pending, key=lambda fix: fix.size)
-            if probe.size:
-                pending = [probe, *(fix for fix in pending if fix is not probe)]
-        fix = pending.pop(0)
-        setting = fix.change(search.current)
-        after = search.results.get(key_of(setting))
-        if after is None:
-            if search.trials <= 0 or key_of(setting) in search.tried:
-                continue
-            after = search.run(setting)
-        tried.append((fix, after.error))
-        helps = search.better(after.error, before, GAIN)
-        if helps:
-            helped.append((fix, after))
-        if fix is probe and not helps:  # what is part of it won't help either
-            pending = [x for x in pending if not x.size or not _is_part_of(x, fix)]
-        if helps and fix is not probe and _is_enough(search, helped, before):
-            break
-    return tried, helped
-
-
-def _try_fixes(
-    search: Search,
-    what: Finding,
-    changes: Iterator[Fix],
-    clear: float = CLEAR,
-    constant: Literal | None = None,
-) -> bool:
-    """Accepts the fix that helps most for its cost; returns False if none helps enough.
-
-    Of an error that many roundings may add up to it must leave at most the share ``clear``. With
-    ``constant``, what the format makes of it is the cause.
-    """
-    before, options = search.outcome.error, list(changes)
-    tried, helped = _trials(search, options)
-    what = dataclasses.replace(what, tried=what.tried or bool(tried))
-    last = search.final and not search.found
-    required = clear if search.is_small else GAIN if last else ENOUGH
-    sufficient = [x for x in helped if search.better(x[1].error, before, required)]
-    best = _best(search, sufficient or helped)
-    if best and not search.better(best[1].error, before, required):
-        # it helps a little: kept for the final pass, since a pair may do more
-        search.results[key_of(best[0].change(search.current))] = best[1]
-        best = None
-    if best:
-        best = search.fewer_lines(*best)
-        if _is_like_any_rounding(search, at_cause(search, what, best[0]), best[0]):
-            best = None
-        elif constant and constant_is_harmless(search, constant, *best):
-            search.results[key_of(best[0].change(search.current))] = best[1]
-            search.harmless.append(constant)
-            return False
-    if best is None:
-        if tried:
-            search.failed.append(Failed(what, tuple(options), tuple(tried), search.current, before))
-        if tried or not any(same(what, x) for x in search.unfixed):
-            search.unfixed = [x for x in search.unfixed if not same(what, x)] + [what]
-        return False
-    fix, after = best
-    what = unless_refuted(search, what, at_cause(search, what, fix), fix)
-    found = faults(search, what, fix) or [dataclasses.replace(what, fix=search.accepted(fix))]
-    if len(found) == 1:
-        (one,) = found
-        cause = of_constants(search, one, fix, after) or decided_after(search, one, fix, after)
-        cause = cause or amplified_after(search, one, fix)
-        found = [dataclasses.replace(cause, fix=found[0].fix)]
-    search.accept(fix, after, found)
-    return True
-
-
-def _is_enough(search: Search, helped: Sequence[tuple[Fix, Outcome]], before: OutputError) -> bool:
-    """A format with more range and fewer digits makes numbers finite too, but leaves an error of
-    more than a rounding. It is the last to be tried only if another fix leaves as much."""
-    *others, last = (after.error for _, after in helped)
-    if search.is_least(last):
-        return True
-    fix = helped[-1][0]
-    coarse = before.non_finite or (fix.kind is not None and fix.kind.name == "wider_result")
-    rounds = not coarse or last.relative <= FEW_ROUNDINGS * search.rounding
-    return enough(last, before) and (rounds or any(near(x, last) for x in others))
-
-
-def _is_like_any_rounding(search: Search, what: Finding, fix: Fix) -> bool:
-    """Returns True if the error is that of any program, and a fix says nothing about its cause.
-
-    That is any fix of an error within one rounding, one which rounds the outputs less, which
-    leaves nothing that rounds, or which, of errors that aren't amplified, needs those of several
-    lines or removes more than was made there: wider formats for enough operations remove any error.
-    """
-    if not fix.indices or not search.is_small or FINDING_KINDS[what.kind].event:
-        return False
-    slight = float(search.fmt.eps) * 2.0**-10
-    rounded = {e.index for e in search.outcome.equations if e.introduced > slight}
-    outputs = {e.index for e in search.outcome.equations if e.is_output}
-    made = [e.introduced for e in search.outcome.equations if e.index in fix.indices]
-    by_chance = max(made, default=0.0) < ENOUGH * search.outcome.error.relative
-    return (
-        search.is_harmless
-        or rounded <= {*fix.indices}
-        or not outputs.isdisjoint(fix.indices)
-        or (what.kind == "precision" and (by_chance or len(search.by_line(fix)) > 1))
-    )
-
-
-def _best(search: Search, helped: Sequence[tuple[Fix, Outcome]]) -> tuple[Fix, Outcome] | None:
-    """Returns the cheapest of the fixes that help almost as much as the best one; of those that
-    make numbers finite, all that leave an error of a rounding or less do.
-
-    One that leaves nothing of the format, policy or recipe is chosen only if no other makes the
-    outputs usable, and one that widens most operations if no other leaves an error that may be
-    the sum of many roundings.
-    """
-    if not helped:
-        return None
-    before = search.outcome.error
-    limit, every = unusable(search.fmt.precision), {e.index for e in search.outcome.equations}
-    parts = [
-        (fix, after)
-        for fix, after in helped
-        if not (fix.undoes or every <= {*fix.indices})
-        and search.better(after.error, before, ENOUGH)
-        if float(after.error) < limit
-    ]
-    helped = parts or helped
-    most = max(FEW_OPERATIONS, len(search.outcome.equations) / 2)
-    few = [x for x in helped if x[0].size <= most or len(search.by_line(x[0])) == 1]
-    few = [x for x in few if search.may_be_roundings(x[1].error)]
-    helped = few or helped
-    least = min(after.error for _, after in helped)
-    rounding = FEW_ROUNDINGS * search.rounding if search.outcome.error.non_finite else 0.0
-    close = [
-        (fix, after)
-        for fix, after in helped
-        if after.error.non_finite <= least.non_finite
-        and (
-            after.error.relative <= max(2 * least.relative, rounding)
-            or search.is_least(after.error)
+def _unexplained(search: Search, stage: StageError, *, tried: bool) -> list[Finding]:
+    """Returns findings without a fix."""
+    new = (x for x in _left(search, search.now, stage) if not any(same(x, y) for y in search.found))
+    return [
+        dataclasses.replace(
+            x, tried=tried, error_before=float(stage.error),
+            non_finite_before=stage.error.non_finite, decided=stage.error.decided,
         )
-    ]
+        for x in new
+    ]  # fmt: skip
+
+
+def _explain_hidden(search: Search) -> None:
+    """Looks at what is wrong by half, though the outputs hide it behind larger numbers."""
+    for stage in search.now.stages:
+        for suspect in search.now.hidden(stage.name):
+            place = suspect.place
+
+            def shows_it_no_more(
+                trial: Trial, stage: StageError = stage, place: Place = place
+            ) -> bool:
+                left = {x.place for x in trial.hidden(stage.name)}
+                return place not in left and trial.stage(stage.name).error <= stage.error
+
+            what = finding_of(search, suspect, search.now, stage)
+            text = f"{what.evidence}; larger numbers hide it in the outputs"
+            what = dataclasses.replace(what, evidence=text)
+            runs = ("format", "", "last") if search.session.adjustable else (search.kind.run or "",)
+            options = (fix for run in runs for fix in _options(search, suspect, what, run))
+            if not _accept_first(search, stage, what, options, shows_it_no_more):
+                search.found.append(dataclasses.replace(what, tried=True))
+
+
+def _failing(search: Search, given_up: Iterable[str]) -> StageError | None:
+    """Returns the first part that is wrong: of the outputs as a whole or, where float32 for every
+    operation leaves as much, of those of which it doesn't."""
+    found: Iterable[StageError] = search.now.stages
+    if search.float32 is not None and near(search.outcome.error, search.float32_error):
+        own, wide = (dict(x.outputs) for x in (search.outcome, search.float32.outcome))
+        found = [x for x in search.now.outputs if not near(own[x.name], wide[x.name])]
+    return next((x for x in found if x.fails and x.name not in given_up), None)
+
+
+def _left(search: Search, trial: Trial, stage: StageError | None = None) -> list[Finding]:
+    """Returns findings of the lines that make most of the error."""
+    failing = [stage] if stage else [x for x in trial.stages if x.fails][:1]
+    found = [x for own in failing for x in trial.suspects(own.name)]
+    shown = [x for x in found if x.share >= SHARE_SHOWN and (x.worst or x.cause == "constant")]
+    return [finding_of(search, x, trial, failing[0]) for x in shown[:SHOWN]]
+
+
+def _explain(search: Search, stage: StageError) -> bool:
+    """Accepts a fix of what makes most of an error; returns False if none helps."""
+    suspects = search.now.suspects(stage.name)
+    if not search.session.adjustable:
+        return any(_fix_line(search, stage, x, search.kind.run or "") for x in suspects[:TRIED])
+    lead = suspects[0] if suspects else None
+    return lead is not None and (
+        _fix_line(search, stage, lead, "format")
+        or _widen(search, stage)
+        or _fix_line(search, stage, lead, "last")
+    )
+
+
+def _fix_line(search: Search, stage: StageError, suspect: Suspect, run: str) -> bool:
+    what = finding_of(search, suspect, search.now, stage)
+
+    def helps(trial: Trial) -> bool:
+        return _helps(trial.stage(stage.name), stage)
+
+    return _accept_first(search, stage, what, _options(search, suspect, what, run), helps)
+
+
+def _options(search: Search, suspect: Suspect, what: Finding, run: str) -> Iterator[Fix]:
+    """Yields the fixes that a line has in one kind of run, the smallest first."""
+    context, literal = _context(search, suspect, what), literal_of(search, suspect)
+    if not run:
+        yield _wide(search, [(suspect, what)])
+    elif literal is None:
+        yield from proposals(run, context) if context.group.equations else ()
+    else:
+        alike = [x for x in search.literals if x.number == literal.number]
+        places = {(x.file, x.line) for x in alike}
+        found = [
+            fix for own in sorted(alike, key=lambda x: x is not literal)
+            for fix in proposals(
+                "constant", dataclasses.replace(context, literal=own, places=places)
+            )
+        ]  # fmt: skip
+        yield from sorted(found, key=lambda fix: fix.size)
+
+
+def _accept_first(
+    search: Search, stage: StageError, what: Finding, options: Iterable[Fix],
+    helps: Callable[[Trial], bool],
+) -> bool:  # fmt: skip
+    """Accepts the first fix after which nothing is wrong any more, or else the best of those that
+    help; returns False if none does."""
+    helped: list[tuple[Fix, Trial]] = []
+    for fix in options:
+        trial = search.attempt(fix)
+        if trial is not None and helps(trial) and not (fix.undoes and search.found):
+            helped.append((fix, trial))
+            if _is_enough(search, trial, stage.name):
+                break
+    if helped:
+        search.accept(*_best(helped, stage.name), [what], stage.name)
+    return bool(helped)
+
+
+def _is_enough(search: Search, trial: Trial, name: str) -> bool:
+    error = trial.stage(name).error
+    few = FEW_ROUNDINGS * 2.0**-search.fmt.precision
+    return not trial.fails and error.relative <= few
+
+
+def _best(helped: Sequence[tuple[Fix, Trial]], name: str) -> tuple[Fix, Trial]:
+    """Returns the smallest fix of those that leave the fewest parts wrong, with an error near the
+    least; one that undoes a whole policy or recipe only without others."""
+    some = [x for x in helped if not x[0].undoes] or list(helped)
+    fewest = min(sum(x.fails for x in trial.stages) for _, trial in some)
+    some = [(fix, trial) for fix, trial in some if sum(x.fails for x in trial.stages) == fewest]
+    errors = [trial.stage(name).error for _, trial in some]
+    least = min(errors)
+    close = [
+        x for x, error in zip(some, errors, strict=True)
+        if error.non_finite <= least.non_finite and error.relative <= 2 * least.relative
+    ]  # fmt: skip
     return min(close, key=lambda x: x[0].size)
 
 
-def _is_part_of(fix: Fix, other: Fix) -> bool:
-    return {*fix.indices} <= {*other.indices} and {*fix.limits} <= {*other.limits}
+def _context(search: Search, suspect: Suspect, what: Finding) -> Context:
+    equations, session = search.outcome.equations, search.session
+    own = {*what.equations} or {e.index for e in suspect.equations}
+    group = Group(tuple(e for e in equations if e.index in own) or suspect.equations)
+    kind, now, low = FINDING_KINDS[what.kind], search.current, session.low
+    gradients = [e for e in equations if e.index in session.loss_scaled]
+    context = Context(
+        group, kind, search.fmt, now, low, equations, gradients=gradients, causes=search.causes
+    )
+    if not session.adjustable:
+        return context
+    replaced = dict(search.current.constants)
+    return dataclasses.replace(
+        context,
+        norms=search.norms,
+        rewrites=search.rewrites,
+        masks=[x for x in search.constants.masks if x not in replaced],
+        beyond=[e for e in equations if e.index in set(search.beyond)],
+        limits=search.limits,
+    )
 
 
-def _order(what: Finding, first: Mapping[int, int]) -> tuple[int, bool, float, float]:
-    """Findings that one fix helps keep the order of the search; those whose own part doesn't help
-    alone follow, in the order of the program, and so do numbers that leave the range behind the
-    ``first`` ones of a fix that do."""
-    made_finite, removed = gain(what)
-    regains = what.kind == "swamping" and what.fix is not None and removed <= 0
-    alone = OutputError(what.non_finite_alone, what.error_alone)
-    helps = better(alone, OutputError(what.non_finite_before, what.error_before), GAIN)
-    place = min(what.equations, default=math.inf)
-    if _leaves_range(what) and place != first[what.order]:
-        helps = False
-    return made_finite, regains, removed, 0.0 if helps else -1.0 - place
+def _helps(after: StageError, before: StageError) -> bool:
+    return better(after.error, before.error, ENOUGH)
 
 
-def _leaves_range(what: Finding) -> bool:
-    return FINDING_KINDS[what.kind].severe and bool(what.equations)
+def _widen(search: Search, stage: StageError) -> bool:
+    """Widens the line with the largest share, then what this shows, until the error is small.
+
+    Nothing is counted behind the first infinity: faults show one by one. Lines without which the
+    fix helps as much are left out again.
+    """
+    trial, lines = search.now, list[Line]()
+    best: tuple[list[Line], Trial] | None = None
+    while len(lines) < LINES:
+        chosen, kept = _parts(search, [x for x, _ in lines])
+        fresh = (
+            x for x, own in ((x, _parts(search, [x])) for x in trial.suspects(stage.name))
+            if x.share > 0 and not (own[0].keys() <= chosen.keys() and own[1].keys() <= kept.keys())
+        )  # fmt: skip
+        suspect = next(fresh, None)
+        if suspect is None:
+            break
+        lines = _with_line(lines, (suspect, finding_of(search, suspect, trial, stage)))
+        after = search.attempt(_wide(search, lines))
+        if after is None:
+            break
+        trial = after
+        before = stage if best is None else best[1].stage(stage.name)
+        if _helps(trial.stage(stage.name), before):
+            best = lines, trial
+        elif best is not None:
+            break
+        if best is not None and _is_enough(search, trial, stage.name):
+            break
+    if best is None:
+        return False
+    _accept_lines(search, stage, *_fewer(search, stage, *best))
+    return True
+
+
+def _with_line(lines: Sequence[Line], new: Line) -> list[Line]:
+    """Returns the lines and another one; of two faults on one line the first has the finding."""
+    for i, (suspect, what) in enumerate(lines):
+        if suspect.of_user == new[0].of_user:
+            wide = {e.index: e for e in (*suspect.equations, *new[0].equations)}
+            equations = tuple(wide[i] for i in sorted(wide))
+            both = dataclasses.replace(suspect, equations=equations)
+            return [*lines[:i], (both, what), *lines[i + 1 :]]
+    return [*lines, new]
+
+
+def _parts(
+    search: Search, suspects: Iterable[Suspect]
+) -> tuple[dict[int, EquationStatistics], dict[float, Literal]]:
+    """Returns the operations to widen by index, and the constants to keep by number."""
+    suspects = list(suspects)
+    wide = {e.index: e for x in suspects for e in x.equations}
+    for call in library_calls(list(wide.values()), search.outcome.equations).values():
+        wide |= {e.index: e for e in call}  # a user changes a call, not a library's lines
+    own = {x.place for x in suspects if literal_of(search, x) is not None}
+    lines = own | {(e.file, e.line) for e in wide.values() if e.file}
+    kept = {x.number: x for x in search.literals if (x.file, x.line) in lines and not x.slight}
+    return wide, kept if search.session.adjustable else {}
+
+
+def _wide(search: Search, lines: Sequence[Line]) -> Fix:
+    wide, kept = _parts(search, [x for x, _ in lines])
+    some = [wide[i] for i in sorted(wide)]
+    limits = search.limits if any(x.cause == "constant" for x, _ in lines) else ()
+    if not some:
+        return functools.reduce(both, [kept_in(search.word, x) for x in kept.values()])
+    fix = widened(search.word, described(some, search.outcome.equations), some, limits=limits)
+    for literal in kept.values():  # a line in float32 has its constants in float32
+        whole = both(fix, kept_in(search.word, literal))
+        fix = dataclasses.replace(fix, change=whole.change)
+    return fix
+
+
+def _fewer(
+    search: Search, stage: StageError, lines: list[Line], trial: Trial
+) -> tuple[list[Line], Trial]:
+    for line in lines[:-1] if len(lines) > 1 else []:
+        rest = [x for x in lines if x is not line]
+        after = search.attempt(_wide(search, rest))
+        if after is None:
+            continue
+        error, whole = after.stage(stage.name).error, trial.stage(stage.name).error
+        if error.non_finite <= whole.non_finite and error.relative <= 2 * whole.relative:
+            lines, trial = rest, after
+    return lines, trial
+
+
+def _accept_lines(search: Search, stage: StageError, lines: Sequence[Line], trial: Trial) -> None:
+    whole = _wide(search, lines)
+    found = []
+    for line in lines:
+        own = _wide(search, [line])
+        others = [str(_wide(search, [x])) for x in lines if x is not line]
+        text = f"{own}, together with {joined(others)}" if others else str(whole)
+        fix = dataclasses.replace(whole, text=text, size=own.size)
+        found.append(dataclasses.replace(line[1], fix=fix))
+    search.accept(whole, trial, found, stage.name)

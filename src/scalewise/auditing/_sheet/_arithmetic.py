@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -18,7 +18,7 @@ from ...formats import FP32
 from ...interpret import Argument, Boundary, Equation, Interpretation, is_float, rebind
 from ...rounding import FP32_PARAMS, format_params, is_wide, is_wider, round_by
 from .._run._compiled import Compiled
-from .._run._interpretations import TableEmulation, computes_in_float32
+from .._run._interpretations import FP32_MAX, TableEmulation, computes_in_float32
 from .._run._lockstep import OPERANDS, Magnitudes
 from .._run._specialize import history_of, kind_of_run, nominal_format
 from ._cells import Cell, Leaf, Node, cell, is_key
@@ -61,12 +61,29 @@ class Run:
     rounded: Sequence[np.ndarray] = ()
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Choice:
+    """The formats and constants of a run with fixes.
+
+    Attributes:
+        formats: the parameters of each recorded equation's format, by index.
+        indices: the indices, by an equation's path.
+        constants: by a number of the program, the one that takes its place; itself if it isn't
+            rounded.
+    """
+
+    formats: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 0)))
+    indices: Mapping[tuple[int, ...], int] = dataclasses.field(default_factory=dict)
+    constants: Mapping[float, float] = dataclasses.field(default_factory=dict)
+
+
 @dataclasses.dataclass(eq=False)
 class FormatArithmetic:
     """Rounds results on the host, as :class:`TableEmulation` does in the audit's run."""
 
     low: TableEmulation
-    code: dict[tuple[int, ...], Callable[..., Any]] = dataclasses.field(default_factory=dict)
+    choice: Choice = dataclasses.field(default_factory=Choice)
+    code: dict[Hashable, Callable[..., Any]] = dataclasses.field(default_factory=dict)
     limits: bool = False  # whether the program has had a largest number of its own narrow dtype
     rounds_draws = True
 
@@ -78,13 +95,24 @@ class FormatArithmetic:
         wide = in_float64(x)
         return cell(nearest(wide, self.low.params_of(aval)), wide, top=self.top, leaf=leaf)
 
-    def constant(self, x: np.ndarray, aval: ShapedArray) -> Cell:
+    def constant(self, x: np.ndarray, aval: ShapedArray) -> tuple[Cell, bool]:
+        """Returns a constant, and whether an operation in float32 has the program's own number."""
         wide, own = self.low.in_float32(x), in_float64(x)
-        self.limits |= wide is not x
-        low = nearest(own, self.low.params_of(aval)) if self.low.is_low(aval) else own
-        return cell(low, in_float64(wide), top=self.top, leaf=CONSTANT)
+        number = float(x) if x.size == 1 else None
+        new = self.choice.constants.get(number) if number is not None else None
+        replaced = new is not None and new != number and abs(new) != FP32_MAX
+        if new is None:
+            self.limits |= wide is not x
+        else:
+            own = np.full(own.shape, new)
+        rounds = self.low.is_low(aval) and (new is None or replaced)
+        low = nearest(own, self.low.params_of(aval)) if rounds else own
+        return cell(low, in_float64(wide), top=self.top, leaf=CONSTANT), not replaced
 
     def params_of(self, equation: Equation) -> np.ndarray:
+        index = self.choice.indices.get(equation.path)
+        if index is not None and index < len(self.choice.formats):
+            return self.choice.formats[index]
         own = self.low.own_params(equation)
         return format_params(self.low.fmt, self.low.saturate) if own is None else own
 
@@ -118,7 +146,8 @@ class FormatArithmetic:
         if computes_in_float32(equation) and not is_wider(fmt):
             exact = self._in_float32(equation, lows)
         elif rounds_each(equation):
-            exact = [np.asarray(self._one_by_one(equation, fmt)([jnp.asarray(x) for x in lows]))]
+            arrays = [jnp.asarray(x) for x in lows]
+            exact = [np.asarray(self._one_by_one(equation)(arrays, jnp.asarray(fmt)))]
         pairs = zip(exact, equation.out_avals, strict=True)
         return [(nearest(y, fmt) if is_float(a) else y, None) for y, a in pairs]
 
@@ -128,14 +157,12 @@ class FormatArithmetic:
         outs = zip(rebind(equation, narrow, jnp.float32), equation.out_avals, strict=True)
         return [np.asarray(y, np.float64 if is_float(a) else None) for y, a in outs]
 
-    def _one_by_one(self, equation: Equation, fmt: np.ndarray) -> Callable[..., jax.Array]:
-        def run(inputs: Sequence[jax.Array]) -> jax.Array:
+    def _one_by_one(self, equation: Equation) -> Callable[..., jax.Array]:
+        def run(inputs: Sequence[jax.Array], fmt: jax.Array) -> jax.Array:
             def whole(some: Sequence[jax.Array]) -> Sequence[jax.Array]:
                 return rebind(equation, some, jnp.float64)
 
-            return added_in_order(equation, inputs, whole, lambda y: round_by(y, jnp.asarray(fmt)))[
-                0
-            ]
+            return added_in_order(equation, inputs, whole, lambda y: round_by(y, fmt))[0]
 
         return self.code.setdefault(equation.path, jax.jit(run))
 
@@ -194,8 +221,8 @@ class OwnArithmetic:
         wide = x.value() if self.low.is_argument(x) else x
         return self._cell(self.low.lift(x, aval), wide, aval, leaf)
 
-    def constant(self, x: np.ndarray, aval: ShapedArray) -> Cell:
-        return self._cell(self.low.constant(x, aval), in_float64(x), aval, CONSTANT)
+    def constant(self, x: np.ndarray, aval: ShapedArray) -> tuple[Cell, bool]:
+        return self._cell(self.low.constant(x, aval), in_float64(x), aval, CONSTANT), True
 
     def operands(self, equation: Equation, nodes: Sequence[Node]) -> list[Cell]:
         return [node.cell for node in nodes]
@@ -288,5 +315,9 @@ def _stacked(rows: Sequence[Any]) -> Any:
 Arithmetic: TypeAlias = FormatArithmetic | OwnArithmetic
 
 
-def arithmetic_of(low: Interpretation) -> Arithmetic:
-    return FormatArithmetic(low) if isinstance(low, TableEmulation) else OwnArithmetic(low)
+def arithmetic_of(
+    low: Interpretation, choice: Choice, code: dict[Hashable, Callable[..., Any]]
+) -> Arithmetic:
+    if isinstance(low, TableEmulation):
+        return FormatArithmetic(low, choice, code)
+    return OwnArithmetic(low, code)

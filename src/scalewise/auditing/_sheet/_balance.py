@@ -63,7 +63,7 @@ class Balance:
             by_equation[what] += share
         least = HIDDEN_SHARE * abs(self.total)
         wrong = (e for e, error in self.own.items() if error >= HIDDEN_ERROR)
-        return [e for e in wrong if by_equation[e] >= least]
+        return [e for e in wrong if abs(by_equation[e]) >= least]
 
 
 @dataclasses.dataclass(eq=False)

@@ -75,7 +75,8 @@ class Forward(Interpretation):
     def constant(self, x: np.ndarray, aval: ShapedArray) -> Node:
         if not is_float(aval):
             return self.unrounded(np.asarray(x))
-        return Node(self.arithmetic.constant(np.asarray(x), aval), constant=True, literal=True)
+        found, literal = self.arithmetic.constant(np.asarray(x), aval)
+        return Node(found, constant=True, literal=literal)
 
     def unlifted(self, state: State, equation: Equation, inputs: Sequence[Node]) -> Applied:
         return self.apply(state, equation, inputs)

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from ...formats import Format
 from ...interpret import Program, is_inexact
 from .._run._changes import carried
 from .._run._outcome import Floors
-from .._thresholds import CHANGE_LOST
+from .._thresholds import CHANGE_LOST, FEW_DECIDED, MANY_DECIDED, limit_of, unusable
 from ._cells import Cell, Entry, Node, inner, is_key
 
-HALF_UNITS = 10.0  # of a format: the error from which outputs or gradients are wrong
 CHANGE_NOISE = 1e-12  # of an array: a change that is the reference run's rounding
 NEGLIGIBLE = 1e-6  # an output that is this small beside the largest one is measured by that
 
@@ -31,6 +31,8 @@ class Stage:
         error: otherwise, the relative error; of decisions, the share of elements that differ.
         limit: the error from which it is wrong.
         seeds: the cells, each with its multiplier.
+        is_change: whether it is of a carried array's change.
+        is_part: whether it is of one of several outputs, which "outputs" has too.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Stage:
     limit: float
     seeds: Sequence[tuple[Cell, Any]]
     is_change: bool = False
+    is_part: bool = False
 
     @property
     def fails(self) -> bool:
@@ -51,7 +54,7 @@ class Stage:
 
 def stages(
     program: Program, arguments: Sequence[Node], outputs: Sequence[Node], tape: Iterable[Entry],
-    floors: Floors, least: Mapping[int, float], eps: float, *, trained: bool,
+    floors: Floors, least: Mapping[int, float], fmt: Format, *, trained: bool, scaled: bool,
 ) -> list[Stage]:  # fmt: skip
     """Returns the functionals, in the order in which a wrong one explains those behind it.
 
@@ -60,8 +63,10 @@ def stages(
 
     Args:
         least: by a float output's position, the least norm that its error is relative to.
-        eps: of the format.
+        fmt: the format.
+        scaled: whether operands of products alone have it, with scales.
     """
+    eps = float(fmt.eps)
     floats = [x.cell for x, a in zip(outputs, program.out_avals, strict=True) if is_inexact(a)]
     given = [x.cell for x, a in zip(arguments, program.in_avals, strict=True) if is_inexact(a)]
     names = [p for p, a in zip(program.paths, program.out_avals, strict=True) if is_inexact(a)]
@@ -70,7 +75,7 @@ def stages(
         _Part(x, _compared(floors, i, x), max(_floor(floors, i), least.get(i, 0.0)))
         for i, x in enumerate(floats)
     ]
-    limit, found = HALF_UNITS * eps / 2, []
+    limit, found = limit_of(fmt, scaled=scaled), []
     if trained and kept:
         replaced = {x.output for x in kept}
         first = [x for i, x in enumerate(every) if i not in replaced]
@@ -83,9 +88,19 @@ def stages(
     outputs_first = not found or found[0].name != "loss and gradients"
     if floats:
         found.insert(0 if outputs_first else len(found), _stage("outputs", every, limit))
-    else:
-        discrete = [x.cell for x, a in zip(outputs, program.out_avals, strict=True)]
-        found.append(_decisions([x for x in discrete if not is_key(x.low)]))
+    for name, own in zip(names, every, strict=True) if len(every) > 1 else ():
+        found.append(dataclasses.replace(_stage(name, [own], limit), is_part=True))
+    decided = [
+        _Decided(x.cell, ~np.broadcast_to(floors.undecided.get(path, False), np.shape(x.cell.low)))
+        for x, path, a in zip(outputs, program.paths, program.out_avals, strict=True)
+        if not is_inexact(a) and not is_key(x.cell.low)
+    ]
+    if floats:  # others may be one off
+        decided = [x for x in decided if x.compared.size >= MANY_DECIDED]
+    if decided:
+        largest = max(int(x.compared.sum()) for x in decided)
+        few, limit = FEW_DECIDED / max(largest, 1), unusable(fmt.precision)
+        found.append(_decisions(decided, limit if floats or few >= limit else 1.01 * few))
     return found
 
 
@@ -93,7 +108,7 @@ def chosen(found: Sequence[Stage]) -> Stage | None:
     """Returns the stage that a balance sheet explains: the first one that fails, of failing changes
     the worst; the outputs if none does."""
     changes = [x for x in found if x.fails and x.is_change]
-    whole = [x for x in found if not x.is_change]
+    whole = [x for x in found if not x.is_change and not x.is_part]
     if whole and whole[0].fails:
         return whole[0]
     if changes:
@@ -169,14 +184,23 @@ def _stage(name: str, parts: Sequence[_Part], limit: float) -> Stage:
     return Stage(name, 0, error, limit, seeds)
 
 
-def _decisions(cells: Sequence[Cell]) -> Stage:
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Decided:
+    cell: Cell
+    compared: np.ndarray
+
+
+def _decisions(parts: Sequence[_Decided], limit: float) -> Stage:
+    """Returns the share of elements that differ, over the outputs of integers and predicates."""
     seeds = []
-    for x in cells:
-        if x.differs:
-            d = x.end - x.start
-            seeds.append((x, np.where(d != 0, 1 / np.where(d != 0, d, 1), 0) / d.size / len(cells)))
-    found = Stage("decisions", 0, 0.0, 0.0, seeds)
-    return dataclasses.replace(found, error=found.total, limit=0.0 if seeds else math.inf)
+    for x in parts:
+        if x.cell.differs:
+            d = np.where(x.compared, x.cell.end - x.cell.start, 0)
+            each = np.where(d != 0, 1 / np.where(d != 0, d, 1), 0)
+            seeds.append((x.cell, each / max(int(x.compared.sum()), 1) / len(parts)))
+    found = Stage("decisions", 0, 0.0, limit, seeds)
+    error = found.total
+    return dataclasses.replace(found, error=error, limit=limit if error else math.inf)
 
 
 def _change(name: str, new: Cell, old: Cell, compared: np.ndarray, eps: float) -> Stage | None:

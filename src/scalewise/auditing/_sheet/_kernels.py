@@ -165,7 +165,10 @@ def computed(equation: Equation, inputs: Sequence[Any]) -> list[Any]:
 
 def through_jax(equation: Equation, inputs: Sequence[Any], *, own: bool = False) -> list[Any]:
     """Returns JAX's results; with ``own`` complex numbers keep the program's dtype."""
-    arrays = [jnp.asarray(x) if isinstance(x, np.ndarray | np.generic) else x for x in inputs]
+    arrays = [
+        x if is_key(x) else jnp.asarray(x, a.dtype if own and np.iscomplexobj(x) else None)
+        for x, a in zip(inputs, equation.in_avals, strict=True)
+    ]
     wide = jnp.complex128 if is_complex(equation) and not own else None
     if equation.lifted or wide is not None:
         outs = rebind(equation, arrays, jnp.float64, complex_dtype=wide)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,14 +12,15 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ..._jax import ShapedArray, unchecked
+from ...autoscaling import Boundaries
 from ...interpret import Argument, Interpretation, Program, is_float, run
 from .._run._outcome import Floors
 from .._run._specialize import nominal_format
-from ._arithmetic import arithmetic_of
-from ._balance import balance
+from ._arithmetic import Choice, arithmetic_of
+from ._balance import Balance, balance
 from ._cells import Cell, Leaf, Node, cell, is_key
 from ._forward import Forward
-from ._functional import chosen, stages
+from ._functional import Stage, chosen, stages
 from ._sheet import Sheet, sheet_from
 
 
@@ -31,6 +33,8 @@ class SheetSource:
         low: the interpretation of the low-precision run.
         steps, batches: as of :class:`Session`.
         floors, least: what the outputs' errors are relative to at least.
+        choice: of a run with fixes, see :class:`Choice`.
+        code: compiled code, which runs of one program share.
     """
 
     function: str
@@ -41,36 +45,76 @@ class SheetSource:
     batches: Sequence[Sequence[ArrayLike]] = ()
     floors: Floors = dataclasses.field(default_factory=Floors)
     least: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    choice: Choice = dataclasses.field(default_factory=Choice)
+    code: dict[Hashable, Callable[..., Any]] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SheetRun:
+    """Both runs of a program on one tape, and the functionals of its outputs."""
+
+    source: SheetSource
+    forward: Forward
+    stages: Sequence[Stage]
+
+    @property
+    def chosen(self) -> Stage | None:
+        return chosen(self.stages)
+
+    def balance(self, stage: Stage) -> Balance:
+        fmt, top = nominal_format(self.source.low), self.forward.arithmetic.top
+        with _host():
+            return balance(self.forward.tape, stage.seeds, float(fmt.smallest_normal), top)
+
+
+def run_sheet(source: SheetSource) -> SheetRun:
+    """Runs the program of an audit on the host, in low precision and in float64.
+
+    Raises:
+        ValueError: the program computes too many operations, or runs on several devices.
+    """
+    fmt = nominal_format(source.low)
+    with _host():
+        forward, arguments, outputs = run_both(source)
+        trained = "backward" in forward.directions
+        found = stages(
+            source.program, arguments, outputs, forward.tape, source.floors, source.least, fmt,
+            trained=trained, scaled=isinstance(source.low, Boundaries),
+        )  # fmt: skip
+    return SheetRun(source, forward, found)
 
 
 def make_sheet(source: SheetSource) -> Sheet:
     """Returns the balance sheet of the audit's low-precision run, against the program in float64.
 
     Raises:
-        ValueError: the program computes too many operations, or runs on several devices.
+        ValueError: see :func:`run_sheet`.
     """
-    fmt = nominal_format(source.low)
-    with jax.disable_jit(False), unchecked(), np.errstate(all="ignore"), jax.enable_x64(True):
-        forward, arguments, outputs = run_both(source)
-        trained = "backward" in forward.directions
-        found = stages(
-            source.program, arguments, outputs, forward.tape, source.floors, source.least,
-            float(fmt.eps), trained=trained,
-        )  # fmt: skip
-        stage, made = chosen(found), None
-        if stage is not None:
-            smallest, top = float(fmt.smallest_normal), forward.arithmetic.top
-            made = balance(forward.tape, stage.seeds, smallest, top)
-    fails = any(x.fails for x in found if not x.is_change)
+    made = run_sheet(source)
+    stage = made.chosen
+    found = None if stage is None else made.balance(stage)
+    shown = [x for x in made.stages if not x.is_part]
+    fails = any(x.fails for x in shown if not x.is_change)
     return sheet_from(
-        source.function, source.arithmetic, found, stage, made, forward.visits, fails=fails
-    )
+        source.function, source.arithmetic, shown, stage, found, made.forward.visits,
+        fails=fails,
+    )  # fmt: skip
+
+
+def _host() -> contextlib.ExitStack:
+    """Returns a context in which the host computes in float64, and NaN is a number like others."""
+    stack = contextlib.ExitStack()
+    for own in (
+        jax.disable_jit(False), unchecked(), np.errstate(all="ignore"), jax.enable_x64(True),
+    ):  # fmt: skip
+        stack.enter_context(own)
+    return stack
 
 
 def run_both(source: SheetSource) -> tuple[Forward, list[Node], list[Node]]:
     """Returns the recorded run, its arguments, and its outputs as the audit compares them."""
     program = source.program
-    forward = Forward(arithmetic_of(source.low))
+    forward = Forward(arithmetic_of(source.low, source.choice, source.code))
     arguments = [
         _argument(forward, x, a, path)
         for x, a, path in zip(program.arrays, program.in_avals, program.arguments, strict=True)
