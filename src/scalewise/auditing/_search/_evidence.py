@@ -66,13 +66,14 @@ def _of_kind(own: Finding, name: str, group: Group, search: Search) -> Finding:
 def literal_of(search: Search, suspect: Suspect) -> Literal | None:
     """Returns the constant of a line that the format changes, if that is the cause: also where JAX
     converts it to the format before it is used."""
-    converts = suspect.worst is not None and suspect.worst.primitive == "convert_element_type"
-    is_cause = suspect.cause == "constant" or (converts and suspect.cause in KINDS)
-    if not search.session.adjustable or not is_cause:
+    worst, cause = suspect.worst, suspect.cause
+    converts = worst is not None and worst.primitive == "convert_element_type" and cause in KINDS
+    if not search.session.adjustable or not (cause == "constant" or converts):
         return None
     kept = {old for old, _ in search.current.constants}
     here = (x for x in search.literals if (x.file, x.line) == suspect.place)
-    return next((x for x in here if x.number not in kept), None)
+    fits = (x for x in here if cause in ("constant", x.kind))
+    return next((x for x in fits if x.number not in kept), None)
 
 
 def _is_like(e: EquationStatistics, worst: EquationStatistics) -> bool:
