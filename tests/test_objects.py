@@ -20,7 +20,7 @@ from arrays import normal
 NAMES = re.findall(r" as (\w+)", Path(sw.__file__).with_suffix(".pyi").read_text())
 MODULES = [sw, *(m for m in (getattr(sw, n) for n in NAMES) if inspect.ismodule(m))]
 # their attributes are functions, which have no equality beyond identity
-OF_FUNCTIONS = {"Algebra", "RuleTable", "Method", "ScaleRule"}
+OF_FUNCTIONS = {"Algebra", "PrimitiveRule", "RuleTable", "Method", "ScaleRule"}
 # of classes whose arguments are all optional, but which need one of them
 ARGUMENTS = {"Budget": {"bits": 4.5}}
 

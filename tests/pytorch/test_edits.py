@@ -192,9 +192,9 @@ def test_two_fixes_that_help_only_together_are_edited_lines_of_a_trainable_modul
     report = st.audit(Markov(), (seen,), low="fp16", trials=20)
     worst = report.findings[0]
     assert worst.kind == "underflow"
-    assert ", together with float32 for line" in str(worst.fix)
+    assert ", together with float32 for" in str(worst.fix)
     assert "states.float() @ a.float() * b[:, s]" in str(worst.fix)
-    assert "return states.float() / states.float().sum()" in str(worst.fix)
+    assert re.search(r"return states(.float\(\))? / states.float\(\).sum\(\)", str(worst.fix))
     fixed = worst.fix.apply(Markov())
     fixed(seen)[0].backward()
     assert all(p.grad.isfinite().all() and p.grad.any() for p in fixed.parameters())

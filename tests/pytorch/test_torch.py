@@ -402,7 +402,7 @@ def test_an_added_constant_that_vanishes_is_named_and_replaced(subtracted):
     report = st.audit(Model(), (x,), low="fp16", trials=6)
     worst = report.findings[0]
     assert worst.kind == "underflow"
-    fixes = r"-?6.1e-05 in place of -?1e-08|float32 for line \d+"
+    fixes = r"-?6.1e-05 in place of -?1e-08|float32 for (the (add|sub) at )?line \d+"
     assert re.match(fixes, str(worst.fix)), str(worst.fix)
     assert worst.source.startswith("return x / (")
     assert worst.non_finite_before == 1
@@ -454,8 +454,7 @@ def test_the_reference_run_isnt_clamped_to_the_narrow_dtypes_maximum(less):
     worst = report.findings[0]
     assert (worst.kind, worst.source) == ("overflow", "y = x * x")
     # a line in float32 has float32's limit
-    lines = f"at lines {worst.line} and {worst.line + 3}: line {worst.line}: y = x.float() * x"
-    assert str(worst.fix).startswith(f"float32 for the mul and clamp {lines}")
+    assert f"line {worst.line}: y = x.float() * x; line {worst.line + 3}: " in str(worst.fix)
     assert worst.error_after < 1e-3 < 0.3 < worst.error_before
     applied = worst.fix.apply(Model())(x).float()
     after = float((applied - want).norm() / want.norm())

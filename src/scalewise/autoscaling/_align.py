@@ -33,7 +33,7 @@ from ._families import INFINITE, propagated_power
 from ._predict import terms_of
 from ._recipe import Recipe, Results
 from ._rescale import is_rescale
-from ._rules import FALLBACK, RULES, Rule
+from ._rules import FALLBACK, RULES, PrimitiveRule
 from ._value import Exponent, Memo, ScaledValue, largest_rounded, leading, wide_dtype
 
 MASK = 20  # log2 of the least constant that is taken for a mask, such as -1e9
@@ -477,9 +477,9 @@ FULL_RANGE = (Family.FALLBACK, Family.POWER, Family.ALIGNED)
 PACKED = having("packed")
 
 
-def propagating_rule(name: str) -> Rule:
+def propagating_rule(name: str) -> PrimitiveRule:
     if name == "integer_pow":
-        return Rule(Family.POWER, propagated_power)
+        return PrimitiveRule(Family.POWER, propagated_power)
     return FALLBACK if name == "reduce_prod" else RULES[name]  # which finds an exponent from data
 
 

@@ -80,7 +80,7 @@ from ._pairs import PairInterpretation
 from ._products import accumulated
 from ._recipe import Recipe
 from ._rescale import is_rescale
-from ._rules import FALLBACK, RULES, Rule
+from ._rules import FALLBACK, RULES, PrimitiveRule
 from ._value import (
     ScaledValue,
     largest_rounded,
@@ -406,7 +406,7 @@ class EveryOp(PairInterpretation):
         return None
 
     def _factored(
-        self, equation: Equation, rule: Rule, inputs: Sequence[Value]
+        self, equation: Equation, rule: PrimitiveRule, inputs: Sequence[Value]
     ) -> tuple[list[Value], Factor]:
         """Returns operands without factors, and that of the result."""
         floats = [x for x in inputs if isinstance(x, ScaledValue)]

@@ -25,7 +25,7 @@ from ._families import Flight
 from ._narrow import SqrtStored, is_stored
 from ._overrides import FormatOverrides
 from ._quantized import is_quantized
-from ._rules import CONTRACTS, Rule, contraction_of
+from ._rules import CONTRACTS, PrimitiveRule, contraction_of
 from ._value import ScaledValue
 
 SPARSE = names(lambda row: row.family is Family.SPARSE)
@@ -64,7 +64,7 @@ class PairInterpretation(Interpretation):
 
     def by_rule(
         self,
-        rule: Rule,
+        rule: PrimitiveRule,
         flight: Flight,
         multiply: Callable[[Equation, Sequence[ScaledValue]], Value],
         equation: Equation,

@@ -121,16 +121,16 @@ def _materialize_stack(x: Value) -> Value:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rule:
+class PrimitiveRule:
     family: Family
     rule: Function
 
 
-FALLBACK = Rule(Family.FALLBACK, fallback)
+FALLBACK = PrimitiveRule(Family.FALLBACK, fallback)
 
 
-class RuleTable(dict[str, Rule]):
-    def __missing__(self, name: str) -> Rule:
+class RuleTable(dict[str, PrimitiveRule]):
+    def __missing__(self, name: str) -> PrimitiveRule:
         return FALLBACK
 
 
@@ -172,7 +172,7 @@ def _rules() -> RuleTable:
         rule = PARTICULAR.get(name) or FAMILIES.get(row.family)
         if rule is not None:
             counts_as = Family.FALLBACK if row.family is Family.SPARSE else row.family
-            table[name] = Rule(counts_as, rule)
+            table[name] = PrimitiveRule(counts_as, rule)
     return table
 
 
@@ -210,4 +210,4 @@ def register(primitive: jex.Primitive, family: Family) -> None:
     if family not in allowed:
         names = ", ".join(f"Family.{f.name}" for f in allowed)
         raise ValueError(f"register: no rule serves all of Family.{family.name}; expected {names}")
-    RULES[primitive.name] = Rule(family, FAMILIES[family])
+    RULES[primitive.name] = PrimitiveRule(family, FAMILIES[family])

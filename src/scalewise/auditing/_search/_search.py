@@ -21,7 +21,7 @@ from ._evidence import finding_of, literal_of
 from ._findings import Finding, finding
 from ._fix_kinds import kept_in
 from ._fixes import Context, Fix, both, described, joined, library_calls, proposals, widened
-from ._groups import Group, groups
+from ._groups import Group, groups, is_out_of_range
 from ._kinds import FINDING_KINDS
 from ._literals import Constants, Literal
 from ._measure import better, fixed, key_of, near, same
@@ -74,7 +74,8 @@ class Search:
             return None
         self.tried.add(key_of(setting))
         self.trials -= 1
-        return self.trial(setting)
+        found = self.trial(setting)  # with another constant, a loop may be too long for a sheet
+        return found if self.source is None or found.has_sheet else None
 
     def run(self, setting: Any) -> Outcome:
         self.trials -= 1
@@ -147,6 +148,26 @@ class Search:
 
     def finding_of(self, group: Group) -> Finding:
         return finding(group, self.fmt, self.saturate)
+
+    def suspects(self, trial: Trial, name: str) -> list[Suspect]:
+        """Returns the lines that make the error of a stage, the largest share first. What a program
+        cuts off at its own dtype's largest number has left the range before."""
+        found = trial.suspects(name)
+        if not self.limits:
+            return found
+        outcome, rows = trial.outcome, []
+        for suspect in found:
+            worst = suspect.worst
+            before = outcome.causes.back((worst.index,)) if worst is not None else ()
+            beyond = [e for e in outcome.equations if e.index in before and is_out_of_range(e)]
+            if suspect.cause == "constant" and beyond:
+                e = beyond[0]
+                rows.append(
+                    Suspect((e,), e, "overflow", suspect.share, (e.file, e.line), (e.file, e.line))
+                )
+            else:
+                rows.append(suspect)
+        return rows
 
     # -- fixes -------------------------------------------------------------------------------------
 
@@ -262,14 +283,14 @@ def _failing(search: Search, given_up: Iterable[str]) -> StageError | None:
 def _left(search: Search, trial: Trial, stage: StageError | None = None) -> list[Finding]:
     """Returns findings of the lines that make most of the error."""
     failing = [stage] if stage else [x for x in trial.stages if x.fails][:1]
-    found = [x for own in failing for x in trial.suspects(own.name)]
+    found = [x for own in failing for x in search.suspects(trial, own.name)]
     shown = [x for x in found if x.share >= SHARE_SHOWN and (x.worst or x.cause == "constant")]
     return [finding_of(search, x, trial, failing[0]) for x in shown[:SHOWN]]
 
 
 def _explain(search: Search, stage: StageError) -> bool:
     """Accepts a fix of what makes most of an error; returns False if none helps."""
-    suspects = search.now.suspects(stage.name)
+    suspects = search.suspects(search.now, stage.name)
     if not search.session.adjustable:
         return any(_fix_line(search, stage, x, search.kind.run or "") for x in suspects[:TRIED])
     lead = suspects[0] if suspects else None
@@ -381,10 +402,10 @@ def _widen(search: Search, stage: StageError) -> bool:
     """
     trial, lines = search.now, list[Line]()
     best: tuple[list[Line], Trial] | None = None
-    while len(lines) < LINES:
+    for _ in range(LINES):
         chosen, kept = _parts(search, [x for x, _ in lines])
         fresh = (
-            x for x, own in ((x, _parts(search, [x])) for x in trial.suspects(stage.name))
+            x for x, own in ((x, _parts(search, [x])) for x in search.suspects(trial, stage.name))
             if x.share > 0 and not (own[0].keys() <= chosen.keys() and own[1].keys() <= kept.keys())
         )  # fmt: skip
         suspect = next(fresh, None)

@@ -94,9 +94,9 @@ class Trial:
 
     @property
     def has_sheet(self) -> bool:
-        """Whether the program has a balance sheet; of long loops that is known without one."""
-        visits = sum(e["visits"] for e in self.outcome.equations)
-        if visits > LONGEST:
+        """Whether the run has a balance sheet; of long loops the statistics tell, once known."""
+        known = self.outcome.equations if "outcome" in self.__dict__ else ()
+        if sum(e["visits"] for e in known) > LONGEST:
             return False
         try:
             return self.sheet is not None
@@ -191,10 +191,17 @@ def _error_of(stage: Stage) -> OutputError:
 def suspects_of(
     balance: Balance, rows: Mapping[tuple[int, ...], EquationStatistics]
 ) -> list[Suspect]:
+    """Returns the lines by their shares; by size, if much of the error isn't explained, so that
+    a share may have the wrong sign."""
     lines: dict[Place, list[tuple[Equation, str, float]]] = collections.defaultdict(list)
+    unexplained = 0.0
     for (what, cause), amount in balance.shares.items():
-        if not isinstance(what, Leaf):
+        if cause == "unexplained":
+            unexplained += abs(amount / balance.total)
+        elif not isinstance(what, Leaf):
             lines[_place(what)].append((what, cause, amount / balance.total))
+    if unexplained >= MOST_OF_ERROR:
+        lines = {at: [(e, cause, abs(x)) for e, cause, x in some] for at, some in lines.items()}
     found = [_suspect(some, rows) for some in lines.values()]
     return sorted(found, key=lambda x: -x.share)
 

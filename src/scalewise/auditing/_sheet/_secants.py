@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...interpret import Equation
+from ...interpret import Equation, all_equations, operation_body
 from ...primitives import Family, having, names, params
 from ._cells import Cell, Entry, Multipliers, inner, is_key
 from ._kernels import computed, pulled
@@ -23,6 +23,7 @@ PLAYERS = 5  # operands whose Shapley values are found; each doubles the evaluat
 POINTS = (1, 6)  # at which derivatives are taken between the runs, until their mean is a secant
 EXACT = 1e-9  # of what is carried: the rest at which a mean of derivatives is one
 RESCALED = 5.0  # the largest factor that makes up for the rest
+COMPOSED = {"broadcast_in_dim", "convert_element_type", "custom_jvp_call", "jit", "pjit"}
 MARK = 0.5  # tells positions from a number that a gather fills in
 
 ELEMENTWISE = having("elementwise") | {"name"}
@@ -42,11 +43,21 @@ ADDING = having("accumulates") | names(
 
 def rule_of(equation: Equation) -> Any:
     """Returns the rule for an equation, by what the table of primitives says of it."""
-    if equation.name in ELEMENTWISE:
+    if equation.name in ELEMENTWISE or _composes_elementwise(equation):
         return secants
     if equation.name in MOVING:
         return moved
     return extremes if equation.name in EXTREMES | INDICES else smooth
+
+
+def _composes_elementwise(equation: Equation) -> bool:
+    """Returns whether another library's operation computes each number from those at its place."""
+    body = operation_body(equation)
+    if body is None or len(equation.out_avals) != 1:
+        return False
+    shapes = {a.shape for a in equation.in_avals} <= {equation.out_avals[0].shape, ()}
+    inner = (e.primitive.name for e in all_equations(body))
+    return shapes and {*inner} <= ELEMENTWISE | COMPOSED
 
 
 def unbroadcast(x: np.ndarray, shape: Sequence[int]) -> np.ndarray:
