@@ -343,8 +343,18 @@ def _accept_first(
             if _is_enough(search, trial, stage.name):
                 break
     if helped:
-        search.accept(*_best(helped, stage.name), [what], stage.name)
+        fix, trial = _best(helped, stage.name)
+        search.accept(fix, trial, [what, *_others(search, stage, what, fix)], stage.name)
     return bool(helped)
+
+
+def _others(search: Search, stage: StageError, what: Finding, fix: Fix) -> Iterator[Finding]:
+    """Yields findings of other lines that make much of the error, and that a fix widens too."""
+    for suspect in search.suspects(search.now, stage.name) if fix.indices else ():
+        place, own = (what.file, what.line), {e.index for e in suspect.equations}
+        shared = own and own <= {*fix.indices} and suspect.share >= SHARE_SHOWN
+        if shared and suspect.place != place:
+            yield finding_of(search, suspect, search.now, stage)
 
 
 def _is_enough(search: Search, trial: Trial, name: str) -> bool:
@@ -411,7 +421,7 @@ def _widen(search: Search, stage: StageError) -> bool:
         suspect = next(fresh, None)
         if suspect is None:
             break
-        lines = _with_line(lines, (suspect, finding_of(search, suspect, trial, stage)))
+        lines = _with_line(search, lines, (suspect, finding_of(search, suspect, trial, stage)))
         after = search.attempt(_wide(search, lines))
         if after is None:
             break
@@ -429,12 +439,17 @@ def _widen(search: Search, stage: StageError) -> bool:
     return True
 
 
-def _with_line(lines: Sequence[Line], new: Line) -> list[Line]:
-    """Returns the lines and another one; of two faults on one line the first has the finding."""
+def _with_line(search: Search, lines: Sequence[Line], new: Line) -> list[Line]:
+    """Returns the lines and another one. Of two faults on one line the first has the finding, and
+    the whole line is widened."""
     for i, (suspect, what) in enumerate(lines):
         if suspect.of_user == new[0].of_user:
-            wide = {e.index: e for e in (*suspect.equations, *new[0].equations)}
-            equations = tuple(wide[i] for i in sorted(wide))
+            some = (*suspect.equations, *new[0].equations)
+            own, parts = {e.index for e in some}, {(e.file, e.line, e.direction) for e in some}
+            equations = tuple(
+                e for e in search.outcome.equations
+                if e.index in own or (e.file and (e.file, e.line, e.direction) in parts)
+            )  # fmt: skip
             both = dataclasses.replace(suspect, equations=equations)
             return [*lines[:i], (both, what), *lines[i + 1 :]]
     return [*lines, new]
