@@ -247,6 +247,10 @@ def smooth(entry: Entry, bars: Sequence[Any], top: float) -> Multipliers:
         guess = sum(inner(g, ins[i].end - ins[i].start) for i, g in mean.items())
         if abs(carried - guess) <= EXACT * abs(carried):
             break
+    if not np.isfinite(guess):  # no derivative exists there: of a matrix that isn't definite, say
+        _spread(multipliers, ins, floats, carried)
+        mean = {i: 0.0 if multipliers[i] is None else multipliers[i] for i in floats}
+        guess = carried
     factor = carried / guess if guess else 0.0
     factor = factor if 1 / RESCALED < factor < RESCALED else 1.0
     for i in floats:
