@@ -150,8 +150,8 @@ class Search:
         return finding(group, self.fmt, self.saturate)
 
     def suspects(self, trial: Trial, name: str) -> list[Suspect]:
-        """Returns the lines that make the error of a stage, the largest share first. What a program
-        cuts off at its own dtype's largest number has left the range before."""
+        """Returns the lines that make the error of a stage, the largest share first. Of a program
+        that cuts numbers off at its dtype's largest one, the operation that makes them is meant."""
         found = trial.suspects(name)
         if not self.limits:
             return found
