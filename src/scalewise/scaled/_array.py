@@ -542,9 +542,12 @@ def as_number(name: str, x: Any, dtype: DTypeLike) -> jax.Array:
             f"{name} is {x!r}, below the smallest normal {np.dtype(dtype).name}, and XLA takes it "
             "for 0; exponents have no bound: use ScaledArray.from_exponent"
         )
-    found = x if isinstance(x, jax.Array) else np.asarray(x)
     if isinstance(x, int | float) and not isinstance(x, bool):
         return jnp.asarray(x, dtype)
+    try:
+        found = x if isinstance(x, jax.Array) else np.asarray(x)
+    except ValueError:  # a list of several shapes
+        found = np.asarray(None)
     if jnp.issubdtype(found.dtype, jnp.floating):
         return jnp.asarray(x)
     if not jnp.issubdtype(found.dtype, jnp.integer):
