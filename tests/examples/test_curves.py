@@ -34,7 +34,7 @@ def test_narrow_weights_without_masters_stay_behind():
 
 def test_the_report_names_a_line_of_the_readme():
     shown = (DOCS / "readme" / "audit.svg").read_text().replace("&#160;", " ")
-    assert "overflow in reduce_sum at model.py:8" in shown
+    assert "overflow in integer_pow at model.py:8" in shown
     readme = (DOCS.parent / "README.md").read_text()
     program = readme.split("```python\n")[1].split("```")[0].splitlines()
     assert program[7].strip().startswith("h = h / jnp.sqrt")
