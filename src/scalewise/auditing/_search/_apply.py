@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -137,6 +138,11 @@ class FixedEmulation(EmulationWithDraws, TableEmulation):
                 for x in inputs
             ]
         return state, super().apply(jnp.asarray(params), equation, inputs)[1]
+
+    def lower(self, value: Value, aval: ShapedArray) -> jax.Array:
+        """A result that a fix computes in float32 may exceed the dtype that the program has."""
+        cast = self.cast_dtype is not None and aval.dtype == self.cast_dtype
+        return super().lower(value, aval.update(dtype=np.dtype(np.float32)) if cast else aval)
 
     def tangent(self, argument: Argument, tangent: PyTree) -> Any:
         raise ValueError(OTHER_PROGRAM)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -155,17 +156,22 @@ def widened(
     text = f"{word} for {what}"
     if limits:
         text += f", with {word}'s limit in place of {max(map(abs, limits)):g}"
-
-    def change(now: FormatChoice) -> FormatChoice:
-        return now.widened(indices).without_limits(limits)
-
+    change = partial(_in_float32, indices=indices, limits=limits)
     return Fix(text, change, len(indices), indices=indices, limits=limits)
+
+
+def _in_float32(now: FormatChoice, indices: Sequence[int], limits: Sequence[float]) -> FormatChoice:
+    return now.widened(indices).without_limits(limits)
 
 
 def both(a: Fix, b: Fix) -> Fix:
     known = a.indices and b.indices  # a constant's change is no operation's
     indices = tuple(dict.fromkeys((*a.indices, *b.indices))) if known else ()
-    return Fix(f"{a}; {b}", lambda now: b.change(a.change(now)), indices=indices)
+    return Fix(f"{a}; {b}", partial(_one_after_another, a.change, b.change), indices=indices)
+
+
+def _one_after_another(first: Callable, second: Callable, now: Any) -> Any:
+    return second(first(now))
 
 
 def _place(equation: EquationStatistics) -> tuple[str | None, int, str]:
