@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import scalewise as sw
-from scalewise.auditing._report._terminal import alone
 
 from ..low_precision import is_emulated, recipe
 from ..programs import Answer, Finding, Place, Program, Widened
@@ -67,5 +66,5 @@ def _recorded(finding: sw.Finding) -> dict[str, Any]:
     return {k: getattr(finding, k) for k in FIELDS} | {
         "fix": str(finding.fix) if finding.fix else None,
         "before": str(finding.outputs_error("before")),
-        "after": f"{finding.outputs_error('after')}{alone(finding)}",
+        "after": str(finding.outputs_error("after")),
     }

@@ -132,5 +132,5 @@ def test_a_flushed_constant_beside_a_larger_error_is_no_cause():
         return jnp.linalg.solve(squares + 1e-9 * jnp.eye(4), x.T @ y)
 
     (finding, *_) = sw.audit(ridge, "fp16")(1e-4 * normal(2, (20, 4)), normal(3, (20,))).findings
-    assert finding.kind in ("underflow", "decision", "amplified")
+    assert finding.kind == "decision"
     assert finding.source.startswith("squares =")

@@ -19,7 +19,7 @@ from .._search._groups import Group
 from .._search._kinds import FINDING_KINDS
 from ._edits import edits
 from ._summary import Summary
-from ._terminal import alone, errors, fixed_with, function, scales
+from ._terminal import errors, fixed_with, function, scales
 from ._trace import before_first_event, by_scope
 from ._verdict import cause, no_fix, tried, verdict
 
@@ -119,7 +119,6 @@ def page(report: Summary) -> str:
     environment.filters |= {
         "error": lambda f, which: f.outputs_error(which),
         "colour": _colour,
-        "alone": alone,
         "tried": tried,
         "function": lambda f: function(report, f),
         "fixed_with": lambda f: fixed_with(report, f),

@@ -25,8 +25,8 @@ SEMANTICS = (
     "by one; fusions and rewrites of a backend aren't modelled"
 )
 AS_WRITTEN = (
-    "; as written: arguments are cast to the format, and what the program itself computes in "
-    "float32 stays there (dtypes='all' rounds every result)"
+    "; as written: arguments are cast to the format, and what the program or JAX itself computes "
+    "in float32 stays there (dtypes='all' rounds every result)"
 )
 COMPLEX = "; complex numbers stay in the program's own dtype, which no narrow format has"
 FIRST_STEP = (

@@ -21,9 +21,8 @@ class Summary:
         function: its name.
         low, reference: the arithmetic of the low-precision run and of the reference run.
         semantics: what is modelled, in a sentence.
-        findings: first those with a fix that helped, the largest effect on the outputs first (each
-            fix was applied on top of others, see ``Finding.order``). Unfixed findings follow;
-            untried ones come last.
+        findings: in the order in which they were explained; those with a fix that helped, on top of
+            the fixes before (see ``Finding.order``), and those that no fix helped.
         unfixed: other findings with evidence: no fix helped, or none was tried.
         literals: constants that the format changes.
         arguments: which arguments have numbers that overflow or vanish in the format, a sentence

@@ -95,7 +95,7 @@ def _findings(report: Summary, console: Console) -> None:
         first = fixed_with(report, finding)
         line = f"the change for {first}" if first else str(finding.fix)
         style = "yellow" if finding.non_finite_after else "green"
-        line = f"     {line}: error {before} -> {after}{alone(finding)}"
+        line = f"     {line}: error {before} -> {after}"
         console.print(Text(line, style=style))
         if first:
             continue
@@ -174,10 +174,3 @@ def fixed_with(report: Summary, finding: Finding) -> int | None:
         return None
     first = next(i for i, x in enumerate(report.findings, 1) if x.order == finding.order)
     return None if report.findings[first - 1] is finding else first
-
-
-def alone(finding: Finding) -> str:
-    """Returns the error that one of two fixes left alone; "" for a single fix."""
-    if not finding.non_finite_alone and math.isnan(finding.error_alone):
-        return ""
-    return f" (without the other fix {finding.outputs_error('alone')})"

@@ -38,8 +38,6 @@ class Finding:
         error_before, error_after: the outputs' error (relative, root mean square over them;
             infinite if some are non-finite) without and with the fix, on top of earlier fixes.
         non_finite_before, non_finite_after: how many numbers of the outputs are non-finite.
-        error_alone, non_finite_alone: for one of two fixes that only help together, the same with
-            this fix alone; NaN and 0 otherwise.
         decided: whether these errors are of integers and predicates (see :class:`OutputError`).
         equations: the indices of its equations.
         tried: whether fixes were tried.
@@ -66,8 +64,6 @@ class Finding:
     error_after: float = math.nan
     non_finite_before: int = 0
     non_finite_after: int = 0
-    error_alone: float = math.nan
-    non_finite_alone: int = 0
     decided: bool = False
     equations: tuple[int, ...] = ()
     tried: bool = False
@@ -75,7 +71,7 @@ class Finding:
     callers: tuple[str, ...] = ()
     part: str = ""
 
-    def outputs_error(self, which: OneOf["before", "after", "alone"]) -> OutputError:
+    def outputs_error(self, which: OneOf["before", "after"]) -> OutputError:
         relative, non_finite = (getattr(self, f"{x}_{which}") for x in ("error", "non_finite"))
         return OutputError(non_finite, relative, decided=self.decided)
 

@@ -21,7 +21,7 @@ from .._sheet._functional import Stage
 from .._sheet._make import SheetRun, SheetSource, run_sheet
 from .._thresholds import ACCUMULATED, EVENTFUL, MOST_OF_ERROR, PART_OF_LINE, limit_of
 from ._apply import FormatChoice
-from ._groups import groups
+from ._groups import Group, groups
 
 OUTPUTS = "outputs"
 EVENTS = ("overflow", "underflow", "swamping")
@@ -38,7 +38,7 @@ class Suspect:
         worst: the operation that makes most; None of a line where nothing is rounded.
         cause: what most of the share is made by, as of :class:`Share`; "" if that isn't known.
         share: of the error.
-        place: the line where `worst` is written, or what reads the constant.
+        place: the line where `worst` is written, or where the constant is read.
         of_user: the user's line that calls it.
     """
 
@@ -52,7 +52,11 @@ class Suspect:
 
 @dataclasses.dataclass(frozen=True)
 class StageError:
-    """The error of one part of the outputs; see :class:`Stage`."""
+    """The error of one part of the outputs; see :class:`Stage`.
+
+    Attributes:
+        fails: whether a cause is looked for.
+    """
 
     name: str
     error: OutputError
@@ -106,24 +110,20 @@ class Trial:
     @functools.cached_property
     def stages(self) -> list[StageError]:
         if self.sheet is None:
-            errors = [(OUTPUTS, self.outcome.error, limit_of(self.fmt))]
-        else:
-            own = (x for x in self.sheet.stages if not x.is_change and not x.is_part)
-            errors = [(x.name, _error_of(x), x.limit) for x in own]
-        return [StageError(name, x, self._fails(name, x, limit)) for name, x, limit in errors]
+            error = self.outcome.error
+            fails = error.non_finite > 0 or error.relative >= limit_of(self.fmt)
+            return [StageError(OUTPUTS, error, fails)]
+        found = [x for x in self.sheet.stages if not x.is_change and not x.is_part]
+        return [StageError(x.name, _error_of(x), self._needs_a_cause(x)) for x in found]
 
-    def _fails(self, name: str, error: OutputError, limit: float) -> bool:
-        """Returns whether an error needs an explanation."""
-        sums = self.session.exact_sums
-        if sums is not None and error.relative > ACCUMULATED * sums.error:
-            return True
-        if error.non_finite or error.relative >= limit > 0 or error.decided:
-            return error.non_finite > 0 or 0 < error.relative >= limit
-        balance = None
-        if error.relative >= EVENTFUL * 2.0**-self.fmt.precision:
-            balance = self.balance(name)
-        if balance is None:
-            return False
+    def _needs_a_cause(self, stage: Stage) -> bool:
+        """Returns whether a stage is wrong, or most of a smaller error is made by a device's sums,
+        or by numbers that leave the range or change nothing."""
+        sums, error = self.session.exact_sums, stage.error
+        by_sums = sums is not None and error > ACCUMULATED * sums.error
+        if stage.fails or by_sums or error < EVENTFUL * 2.0**-self.fmt.precision:
+            return stage.fails or by_sums
+        balance = self.balance(stage.name)
         events = sum(x for (_, cause), x in balance.shares.items() if cause in EVENTS)
         return events >= MOST_OF_ERROR * balance.total
 
@@ -145,32 +145,33 @@ class Trial:
     def _balances(self) -> dict[str, Balance]:
         return {}
 
-    def balance(self, name: str) -> Balance | None:
-        if self.sheet is None:
-            return None
+    def balance(self, name: str) -> Balance:
+        assert self.sheet is not None
         if name not in self._balances:
             stage = next(x for x in self.sheet.stages if x.name == name and not x.is_change)
             self._balances[name] = self.sheet.balance(stage)
         return self._balances[name]
 
     def suspects(self, name: str) -> list[Suspect]:
-        """Returns the lines that make the error of a stage, the largest share first."""
-        balance = self.balance(name)
-        if balance is None:
-            found = groups(self.outcome.equations, self.fmt, self.outcome.causes)
-            rows = [(g.worst_equation(self.fmt), g.equations) for g in found]
-            places = [(e.file, e.line) for e, _ in rows]
-            return [
-                Suspect(tuple(own), e, "", 1.0, place, place)
-                for (e, own), place in zip(rows, places, strict=True)
-            ]
-        return suspects_of(balance, self._rows)
+        """Returns the lines that make the error of a stage, the largest share first; by their
+        statistics, if the balance sheet explains nothing of the error."""
+        found = [] if self.sheet is None else suspects_of(self.balance(name), self._rows)
+        return found or [self._by_statistics(g) for g in self._groups]
+
+    def _by_statistics(self, group: Group) -> Suspect:
+        worst = group.worst_equation(self.fmt)
+        place = worst.file, worst.line
+        return Suspect(group.equations, worst, "", 1.0, place, place)
+
+    @functools.cached_property
+    def _groups(self) -> Sequence[Group]:
+        return groups(self.outcome.equations, self.fmt, self.outcome.causes)
 
     def hidden(self, name: str) -> list[Suspect]:
         """Returns the operations that are wrong by half, though no output shows it."""
-        balance = self.balance(name)
-        if balance is None:
+        if self.sheet is None:
             return []
+        balance = self.balance(name)
         shares = [(what, cause, x / balance.total) for (what, cause), x in balance.shares.items()]
         own = [[x for x in shares if x[0] is e] for e in balance.hidden()]
         return [_suspect(x, self._rows) for x in own]
@@ -226,9 +227,8 @@ def _suspect(
     kept = {part for part, own in parts.items() if own >= PART_OF_LINE * size}
     own = [rows[e.path] for e, _, _ in some if _part(e) in kept and e.path in rows]
     wide = {x.index: x for x in own}
-    if (
-        cause not in EVENTS
-    ):  # what isn't rounded any more may show what the line's next rounding does
+    # one rounding less may show what the line's next rounding does
+    if cause not in EVENTS:
         lines = {(x.file, x.line, x.direction) for x in own if x.file}
         wide |= {x.index: x for x in rows.values() if (x.file, x.line, x.direction) in lines}
     worst = rows.get(first.path)
