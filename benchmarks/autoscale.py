@@ -134,8 +134,8 @@ def compiles(sizes: Sequence[int], rounds: int) -> None:
 
 
 def every_op(names: Sequence[str], rounds: int) -> None:
-    """Step times of ``Recipe.results``: with scales found after each operation, and without."""
-    propagated = sw.Recipe(results=sw.Results())
+    """Step times of ``scalify``: with scales found after each operation, and without."""
+    propagated = sw.Scalify()
     for name in names:
         program = models.model(name)
         recipes = {

@@ -140,7 +140,7 @@ SOURCES: dict[str, tuple[Item, ...]] = {
              "rescaling.md#the-scale-with-the-least-squared-error",
              "scaled/test_scaling.py::test_least_squares_is_as_good_as_a_scan_over_scales"),
         Item("the great decoupling: arithmetic chosen by the scale",
-             "Results(arithmetic=\"auto\")", "rescaling.md#the-great-decoupling",
+             "Scalify(arithmetic=\"auto\")", "rescaling.md#the-great-decoupling",
              "autoscale/test_every_op.py::test_arithmetic_is_chosen_at_run_time"),
         Item("the comparison of five kinds of scaling, with figures",
              "recipes.scalify", "scalify.md#five-kinds-of-scaling",

@@ -23,10 +23,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import scalewise as sw
-from scalewise.autoscaling import Boundaries, FormatOverrides, Operands, Setup, WithHistory
+from scalewise.autoscaling import Boundaries, Operands, Setup, WithHistory
 from scalewise.autoscaling._predict import role_of
 from scalewise.formats import BlockFormat
 from scalewise.interpret import RoundedOperand, transform
+from scalewise.scalifying import FormatOverrides
 
 from . import models, parity
 from .recipe_training import SETS, program
@@ -122,7 +123,7 @@ def gradients(
     if isinstance(scaled, WithHistory):
         (loss, found), _ = scaled.step(scaled.init(params, batch), params, batch)
         return loss, found, {}
-    if recipe.results:
+    if isinstance(recipe, sw.Scalify):
         return (*jax.jit(scaled)(params, batch), {})
     measured = Measured(Setup(recipe, overrides=FormatOverrides(recipe.keep)))
     by = Boundaries(measured)

@@ -141,7 +141,7 @@ WALKS = (
         "Add a rule for a primitive",
         {
             "src/scalewise/primitives/_table.py": [("", CBRT)],
-            "src/scalewise/autoscaling/_rules.py": [("", '    "cbrt": families.root(3),\n')],
+            "src/scalewise/scalifying/_rules.py": [("", '    "cbrt": root(3),\n')],
             "tests/primitives.py": [("", '"cbrt": (lax.cbrt, (X,)), ')],
         },
         (

@@ -177,7 +177,7 @@ def sensitivity(name, interpretation):
     distribution) say nothing of it: a sixteenth of them does, to first order.
     """
     kind, _, recipe = interpretation.partition("-")
-    every = kind != "autoscale" or RECIPES[recipe].results is not None
+    every = kind != "autoscale" or isinstance(RECIPES[recipe], sw.Scalify)
     size = tolerance(interpretation, contracts=True) / (8 if kind != "autoscale" else 6) / 0.45
 
     def errors(size, seed):

@@ -4,6 +4,7 @@ import ast
 import doctest
 import importlib
 import inspect
+import itertools
 import pydoc
 import re
 import subprocess
@@ -160,7 +161,8 @@ def test_a_transformation_is_a_decorator_too(transformation, options):
     *sw.recipes.CATALOGUE.values(),
 ], ids=str)  # fmt: skip
 def test_a_setting_is_shown_as_short_code_that_makes_it(value):
-    names = vars(sw.formats) | vars(sw.autocasting) | vars(sw.autoscaling) | vars(sw.scaled)
+    modules = sw.formats, sw.autocasting, sw.autoscaling, sw.scaled, sw.scalifying
+    names = dict(itertools.chain(*(vars(module).items() for module in modules)))
     assert eval(repr(value), names) == value
 
 

@@ -21,8 +21,6 @@ import jax
 import numpy as np
 
 from scalewise.autoscaling._predict import of_argument, predict
-from scalewise.autoscaling._rules import RULES
-from scalewise.autoscaling._value import ScaledValue
 from scalewise.formats import BlockFormat, Format
 from scalewise.interpret import (
     CONTRACTIONS,
@@ -34,6 +32,8 @@ from scalewise.interpret import (
     trace,
 )
 from scalewise.primitives import Family, params
+from scalewise.scalifying import ScaledValue
+from scalewise.scalifying._rules import RULES
 
 # Of float32 XLA's elementary functions are some ulps off, and sums are added in another order.
 FLOAT32 = 2.0**-20

@@ -20,16 +20,11 @@ from .autocasting import autocast as autocast
 from .autoscaling import Operand as Operand
 from .autoscaling import Products as Products
 from .autoscaling import Recipe as Recipe
-from .autoscaling import Results as Results
 from .autoscaling import Schedule as Schedule
-from .autoscaling import SqrtStored as SqrtStored
-from .autoscaling import Storage as Storage
 from .autoscaling import autoscale as autoscale
 from .autoscaling import explain as explain
 from .autoscaling import quantize_params as quantize_params
 from .autoscaling import recipes as recipes
-from .autoscaling import rescale as rescale
-from .autoscaling import rescale_gradient as rescale_gradient
 from .autoscaling import store as store
 from .emulating import emulate as emulate
 from .formats import Format as Format
@@ -52,10 +47,15 @@ from .scaled import Propagated as Propagated
 from .scaled import Quest as Quest
 from .scaled import Rms as Rms
 from .scaled import ScaledArray as ScaledArray
+from .scaled import SqrtStored as SqrtStored
+from .scaled import Storage as Storage
 from .scaled import Unit as Unit
 from .scaled import dequantize as dequantize
 from .scaled import quantize as quantize
 from .scaled import rebalance as rebalance
+from .scalifying import Scalify as Scalify
+from .scalifying import rescale as rescale
+from .scalifying import rescale_gradient as rescale_gradient
 from .scalifying import scalify as scalify
 
 __version__: str

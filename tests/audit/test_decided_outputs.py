@@ -162,7 +162,7 @@ def test_integers_that_no_float_decides():
 @pytest.mark.thorough
 def test_a_recipe_whose_results_a_fix_leaves_alone_is_searched_as_what_it_is_now():
     report = sw.audit(nearest, "fp16_every_op", trials=6)(POINTS, CENTRES)
-    assert "results=None in the recipe" in [str(x.fix) for x in report.findings]
+    assert "autoscale under 'fp16' in place of scalify" in [str(x.fix) for x in report.findings]
     assert report.error_fixed < report.error
 
 

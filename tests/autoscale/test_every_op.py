@@ -1,4 +1,4 @@
-"""``Recipe.results``: FP16 and BF16 at each step, and nothing lost to their range."""
+"""``scalify``: FP16 and BF16 at each step, and nothing lost to their range."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ from programs import DIFFERENTIABLE, PROGRAMS, scalar
 from scalewise.formats import BF16, FP32
 
 EACH = sw.recipes.fp16_every_op
-BRAIN = sw.Recipe(results=sw.Results(BF16, rescale="max"))
+BRAIN = sw.Scalify(BF16, rescale="max")
 
 
 def close(got, want, rtol):
@@ -187,7 +187,7 @@ def test_a_long_sum_and_a_wide_contraction():
 @pytest.mark.parametrize("rescale", ["max", "l1", "l2", "least_squares", None])
 @pytest.mark.thorough(keep=1)
 def test_each_measure(rescale):
-    recipe = sw.Recipe(results=sw.Results(rescale=rescale))
+    recipe = sw.Scalify(rescale=rescale)
     f = lambda x: jax.nn.softmax(jnp.tanh(x) @ x.T)  # noqa: E731
     x = normal(0, (8, 8))
     close(jax.jit(sw.autoscale(f, recipe))(x), f(x), 5e-3)
@@ -233,7 +233,7 @@ def test_rescaling_by_hand_forward_and_backward():
 )
 def test_arithmetic_of_contractions(arithmetic, beyond):
     """Data of unit size: sums of 64 fit in FP16 whatever the scales are, those of 131,072 don't."""
-    recipe = sw.Recipe(results=sw.Results(arithmetic=arithmetic))
+    recipe = sw.Scalify(arithmetic=arithmetic)
     dot = jax.jit(sw.autoscale(jnp.dot, recipe))
     for terms, want in ((64, 64.0), (131072, beyond)):
         for factor in (1.0, 2.0**30):
@@ -241,7 +241,7 @@ def test_arithmetic_of_contractions(arithmetic, beyond):
 
 
 def test_arithmetic_is_chosen_at_run_time():
-    recipe = sw.Recipe(results=sw.Results(arithmetic="auto"))
+    recipe = sw.Scalify(arithmetic="auto")
     f = sw.autoscale(jnp.dot, recipe)
     text = jax.jit(f).lower(jnp.ones(64), jnp.ones(64)).as_text()
     assert text.count("stablehlo.case") == 1
@@ -316,8 +316,7 @@ def test_scalify_is_the_recipe(options, recipe):
 
     args = jnp.full((4, 4), 256.0), jnp.full((8, 4), 1e3)
     if recipe is None:
-        results = sw.Results(BF16, rescale="max")
-        recipe = sw.Recipe(results=results, keep=(("tanh", FP32),))
+        recipe = sw.Scalify(BF16, rescale="max", keep=(("tanh", FP32),))
     found = jax.make_jaxpr(jax.grad(sw.scalify(loss, **options)))(*args)
     assert str(found) == str(jax.make_jaxpr(jax.grad(sw.autoscale(loss, recipe)))(*args))
     assert "f16" in str(found)

@@ -1,4 +1,4 @@
-"""``Recipe.results``: minima, maxima and bounds of numbers beside float32's largest."""
+"""``scalify``: minima, maxima and bounds of numbers beside float32's largest."""
 
 import jax
 import jax.numpy as jnp

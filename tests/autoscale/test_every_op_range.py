@@ -1,4 +1,4 @@
-"""``Recipe.results``: random draws, float64 programs, wide results and non-finite elements."""
+"""``scalify``: random draws, float64 programs, wide results and non-finite elements."""
 
 import jax
 import jax.numpy as jnp

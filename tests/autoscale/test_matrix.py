@@ -151,11 +151,11 @@ def bound(recipe):
     numbers that a scale makes subnormal. Where every operation rounds, there are up to nine times
     as many roundings.
     """
+    if isinstance(recipe, sw.Scalify):
+        return 1.6 * 3 * unit_error(recipe.format)
     formats = [recipe.products.formats()[0][0], recipe.products.formats()[1][0], recipe.residuals]
     worst = max(unit_error(fmt) for fmt in formats if fmt is not None)
-    random = recipe.products is not None and recipe.products.is_random
-    factor = 1.6 * (math.sqrt(2) if random else 1) * (3 if recipe.results else 1)
-    return factor * worst
+    return 1.6 * (math.sqrt(2) if recipe.is_random else 1) * worst
 
 
 def computed(structure, transformation, transform):

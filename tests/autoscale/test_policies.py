@@ -11,12 +11,12 @@ import pytest
 from tests.arrays import normal
 
 import scalewise as sw
-from scalewise.autoscaling import Boundaries, EveryOp, Operands, ScaledValue, load
-from scalewise.autoscaling._align import ResultRounding
+from scalewise.autoscaling import Boundaries, Operands, load
 from scalewise.autoscaling._residuals import Residuals
 from scalewise.autoscaling._setup import Setup
 from scalewise.autoscaling._value import StoredValue
 from scalewise.interpret import Interpretation, body_of
+from scalewise.scalifying import EveryOp, ResultRounding, ScaledValue
 
 
 def equation(f, *args):

@@ -13,7 +13,7 @@ from primitives import FLOATS, OTHERS
 from scalewise import scaled
 from scalewise.scaled import scaled_tree
 
-NEVER = sw.Recipe(results=sw.Results(rescale="never"))
+NEVER = sw.Scalify(rescale="never")
 ROWS = FLOATS | OTHERS
 # A loop's trips and a branch are chosen by data, and what they carry depends on the choice.
 CHOSEN_BY_DATA = {"while", "cond", "custom_linear_solve"}
@@ -156,4 +156,4 @@ def test_a_marked_place_is_rescaled():
     y = f(sw.ScaledArray(data(0) * 64, 1.0))
     assert float(y.scale) > 2.0**8
     with pytest.raises(ValueError, match=r"rescale is 'always'; expected one of .*'never'"):
-        sw.Results(rescale="always")
+        sw.Scalify(rescale="always")

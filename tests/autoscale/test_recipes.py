@@ -110,14 +110,6 @@ def test_a_kept_name_that_matches_nothing_is_refused():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"results": sw.Results(), "carry": FP16}, "Recipe.carry would be ignored"),
-        ({"results": sw.Results(), "residuals": "bf16"}, "Recipe.residuals would be ignored"),
-        ({"results": sw.Results(), "emulate": "h100"}, "Recipe.emulate would be ignored"),
-        (
-            {"results": sw.Results(), "products": sw.Products.short("e4m3fn")},
-            "Recipe.products would be ignored",
-        ),
-        ({"results": sw.Results(), "keep": {"head": E4M3FN}}, "keep names e4m3fn"),
         (
             {"keep": {"head": "mxfp8"}},
             "'mxfp8' is a recipe, not a format; .*mxfp8_e4m3",
@@ -140,7 +132,9 @@ def test_contradictory_recipes_are_refused(fields, message):
         ),
         (lambda: sw.Products.short("mxfp8_e4m3", scaling=sw.Delayed()), "Delayed"),
         (lambda: sw.Products.short("e8m0"), "e8m0 has no zero"),
-        (lambda: sw.Results("e4m3fn"), "Results.format is e4m3fn; expected 'fp16' or 'bf16'"),
+        (lambda: sw.Scalify("e4m3fn"), "Scalify.format is e4m3fn; expected 'fp16' or 'bf16'"),
+        (lambda: sw.Scalify(keep={"head": E4M3FN}), "keep names e4m3fn"),
+        (lambda: sw.quantize_params({"w": W}, "scalify"), "'scalify', which rounds every result"),
     ],
 )
 def test_contradictory_parts_of_recipes_are_refused(make, message):

@@ -115,7 +115,7 @@ def test_convolutions_are_added_by_units_too():
 
 @pytest.mark.parametrize(("units", "recipe", "message"), [
     ("v5e", "fp8", "nobody has published"), ("h10", "fp8", "did you mean 'h100'"),
-    ("h100", "fp16_every_op", "Recipe.emulate would be ignored"),
+    ("h100", "fp16_every_op", "emulate is for recipes of products"),
 ])  # fmt: skip
 def test_a_wrong_device_is_refused(units, recipe, message):
     with pytest.raises(ValueError, match=message):

@@ -180,7 +180,7 @@ def test_functions_with_a_first_argument_of_their_own(kind):
             return call
         recipe = sw.Schedule({0: "bf16", 1: "fp8"}) if kind == "schedule" else "fp8_stochastic"
         if kind == "keyed":
-            recipe = next(n for n, r in sw.recipes.CATALOGUE.items() if r.products.is_random)
+            recipe = next(n for n, r in sw.recipes.CATALOGUE.items() if r.is_random)
         scaled = nnx.jit(sw.autoscale(step, recipe, keyed=kind == "keyed"))
 
         def call(*args):

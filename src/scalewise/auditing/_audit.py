@@ -36,6 +36,7 @@ from ..interpret import (
     with_state,
 )
 from ..rounding import format_params, saturation
+from ..scalifying import Scalify
 from ._checks import (
     check_program,
     check_reference,
@@ -223,7 +224,7 @@ def low_interpretation(low: Any, saturate: Saturation = False) -> Interpretation
         low = resolve(low, "policy", "format", "recipe", where="audit")
     if isinstance(low, Policy):
         return Autocast(low)
-    if isinstance(low, Recipe):
+    if isinstance(low, Recipe | Scalify):
         return of_recipe(low)
     if isinstance(low, Emulation) and not isinstance(low, TableEmulation):
         low, saturate = low.fmt, low.saturate

@@ -22,6 +22,7 @@ from ..formats import BlockFormat, BlockFormatLike, Format, FormatLike
 from ..interpret import is_float
 from ..rounding import StoredArray, decode, round_to
 from ..scaled import Amax, Scaling, quantize
+from ..scalifying import Scalify
 
 Groups = Natural | Mapping[str, Pattern]
 MOMENTS = {  # fields of optax's states with an array for each parameter
@@ -119,24 +120,30 @@ class Candidate:
 def _candidate(spec: WhatIfLike, where: str) -> Candidate:
     """Returns the candidate of a format, a block format or a recipe, or of the name of one.
 
-    A recipe stands for the format and scaling of the activation in its forward product, or for the
-    format of its ``results``; a scale from the history of steps, or from other operands, counts as
+    A recipe stands for the format and scaling of the activation in its forward product, or of each
+    result; a scale from the history of steps, or from other operands, counts as
     current scaling.
     """
     if isinstance(spec, str):
         spec = resolve(spec, "format", "block format", "recipe", where=where)
+    if isinstance(spec, Scalify):
+        return Candidate(_recipe_name(spec), spec.format, Amax())
     if not isinstance(spec, Recipe):
         fmt = as_format(spec, where, blocks=True)
         return Candidate(fmt.name, fmt)
-    name = next((name for name, known in CATALOGUE.items() if known == spec), "recipe")
+    name = _recipe_name(spec)
     first = spec.products.operand("forward", "activation")
-    fmt = spec.results.format if spec.results else first.format if first else spec.residuals
+    fmt = first.format if first else spec.residuals
     if fmt is None:
         raise ValueError(f"{where}: {name} rounds nothing; expected a recipe with a narrow format")
     scaling = first.scaling if first else spec.products.scaling
     if isinstance(fmt, BlockFormat):
         return Candidate(name, fmt, scaling.of_blocks())
     return Candidate(name, fmt, scaling if scaling.source not in ("history", "operand") else Amax())
+
+
+def _recipe_name(spec: Recipe | Scalify) -> str:
+    return next((name for name, known in CATALOGUE.items() if known == spec), "recipe")
 
 
 def _lost(arrays: Sequence[jax.Array], tried: Candidate, amax: jax.Array) -> WhatIf:

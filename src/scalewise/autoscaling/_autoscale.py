@@ -21,14 +21,12 @@ from .._jax import Tracer
 from .._types import PyTree
 from ..devices import MatrixUnitsLike
 from ..interpret import pure_call, transform
-from ..scaled import ScaledArray
+from ..scaled import has_exponent, is_stored
+from ..scalifying import EveryOp, FormatOverrides, Scalify, scalified
 from ._boundaries import Boundaries
 from ._delayed import WithHistory
-from ._every_op import EveryOp, Outputs
 from ._history import OperandAmaxes
-from ._narrow import has_exponent, is_stored
 from ._operands import Operands
-from ._overrides import FormatOverrides
 from ._recipe import Recipe, RecipeLike
 from ._setup import Setup
 from .recipes import fp16
@@ -62,7 +60,7 @@ class Schedule:
         ((0, 100, 1800), True)
     """
 
-    phases: Annotated[tuple[tuple[int, Recipe], ...], Accepts(Phases)]
+    phases: Annotated[tuple[tuple[int, Recipe | Scalify], ...], Accepts(Phases)]
     steps: Count | None = None
 
     def __post_init__(self):
@@ -100,13 +98,13 @@ class Schedule:
         """The first step of each phase."""
         return tuple(start for start, _ in self.phases)
 
-    def recipe(self, step: int) -> Recipe:
+    def recipe(self, step: int) -> Recipe | Scalify:
         """Returns the recipe of a step."""
         if step < 0:
             raise ValueError(f"Schedule.recipe: step is {step}; expected 0, 1, ...")
         return next(recipe for start, recipe in reversed(self.phases) if start <= step)
 
-    def apply(self, transform: Callable[[Recipe], Callable]) -> Callable:
+    def apply(self, transform: Callable[[Recipe | Scalify], Callable]) -> Callable:
         """Returns a function ``(step, *args)`` that calls ``transform(recipe)`` of the step.
 
         A traced step compiles the programs of all phases; a Python integer only its own.
@@ -191,9 +189,8 @@ def autoscale(
         mode and order. Float outputs have ``f``'s own dtypes, with two exceptions.
         Outputs that ``recipe.state`` names are ScaledArrays (or SqrtStored). If an argument is a
         ScaledArray with one exponent, outputs are ScaledArrays whose exponents follow it, and whose
-        largest magnitudes of data are from 1 to 2. With ``Recipe.results`` (``"scalify"``) and
-        no ``state``, any ScaledArray among the arguments makes all outputs ScaledArrays: narrow
-        data near 1, and scales that were propagated or found.
+        largest magnitudes of data are from 1 to 2. Settings of
+        :func:`scalify` return what that function does.
         With delayed scaling (``recipes.fp8_delayed``) it is a :class:`WithHistory`, whose ``init``
         and ``step`` take the history as an argument.
 
@@ -224,10 +221,14 @@ def autoscale(
         scheduled = recipe.apply(functools.partial(_in_phase, f, keyed))
         return _behind(["step", "key"] if keyed else ["step"], f, functools.wraps(f)(scheduled))
     recipe = recipe_(recipe)
+    if keyed and not recipe.is_random:
+        raise ValueError("autoscale: keyed is True, but this recipe draws no random numbers")
+    if isinstance(recipe, Scalify):
+        if emulate is not None:
+            raise ValueError(f"autoscale: emulate is for recipes of products, not for {recipe}")
+        return scalified(f, recipe, "autoscale")
     if emulate is not None:
         recipe = dataclasses.replace(recipe, emulate=emulate)
-    if keyed and not recipe.products.is_random:
-        raise ValueError("autoscale: keyed is True, but this recipe draws no random numbers")
     if recipe.is_delayed:
         return WithHistory(f, recipe)
 
@@ -238,8 +239,7 @@ def autoscale(
             key, *args = _with_key(args)
         leaves = jax.tree.leaves((args, kwargs), is_leaf=is_stored)
         traced = any(has_exponent(x) for x in leaves)
-        outputs = _outputs(recipe, leaves, traced)
-        chosen = interpretation(recipe, traced=traced, key=key, outputs=outputs)
+        chosen = interpretation(recipe, traced=traced, key=key)
         outs = transform(f, chosen, name="autoscale")(*args, **kwargs)
         chosen.overrides.check("autoscale")
         return outs
@@ -262,15 +262,8 @@ def _behind(names: Sequence[str], f: Callable, scaled: Callable) -> Callable:
     return scaled
 
 
-def _outputs(recipe: Recipe, leaves: list[object], traced: bool) -> Outputs:
-    scaled = any(isinstance(x, ScaledArray) for x in leaves)
-    if recipe.results is None or recipe.state or not scaled:
-        return "arrays"
-    return "exponents" if traced else "scales"
-
-
-def _in_phase(f: Callable, keyed: bool, recipe: Recipe) -> Callable:
-    if not keyed or recipe.products.is_random:
+def _in_phase(f: Callable, keyed: bool, recipe: Recipe | Scalify) -> Callable:
+    if not keyed or recipe.is_random:
         return autoscale(f, recipe, keyed=keyed)
     plain = autoscale(f, recipe)
     return lambda *args, **kwargs: plain(*_with_key(args)[1:], **kwargs)
@@ -287,11 +280,10 @@ def _with_key(args: tuple) -> tuple:
 
 
 def interpretation(
-    recipe: Recipe,
+    recipe: Recipe | Scalify,
     *,
     traced: bool = False,
     key: jax.Array | None = None,
-    outputs: Outputs = "arrays",
     amaxes: OperandAmaxes | None = None,
     overrides: FormatOverrides | None = None,
     record: Callable[..., None] | None = None,
@@ -299,16 +291,14 @@ def interpretation(
     """Returns the interpretation that :func:`autoscale` applies to a function.
 
     Args:
-        recipe: with ``results`` or without.
+        recipe: of products, or the settings of ``scalify``, for which three arguments are nothing.
         traced: whether an argument has an integer exponent of its own.
         key: for recipes that draw random numbers; None for the key of seed 0.
         amaxes: for delayed scaling: those of earlier steps, and a record of this one's.
         overrides: of the recipe; None for new ones.
         record: called with each decision on a format.
-        outputs: with ``Recipe.results``: plain arrays, or ScaledArrays with scales or exponents.
     """
     overrides = FormatOverrides(recipe.keep) if overrides is None else overrides
-    if recipe.results is None:
-        setup = Setup(recipe, traced, overrides, record)
-        return Boundaries(Operands(setup, key, amaxes))
-    return EveryOp(recipe, outputs=outputs, overrides=overrides, record=record)
+    if isinstance(recipe, Scalify):
+        return EveryOp(recipe, overrides=overrides, record=record)
+    return Boundaries(Operands(Setup(recipe, traced, overrides, record), key, amaxes))

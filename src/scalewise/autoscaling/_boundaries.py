@@ -30,32 +30,42 @@ from ..interpret import (
     is_float,
 )
 from ..primitives import Family, having, params
-from ..scaled import EXPONENTS, ScaledArray, amax, at_least, combined
+from ..scaled import (
+    EXPONENTS,
+    ScaledArray,
+    amax,
+    at_least,
+    combined,
+    has_exponent,
+    is_stored,
+    store_array,
+)
 from ..scaled import RULES as SCALE_RULES
-from ._history import OperandAmaxes
-from ._layout import force_materialize
-from ._narrow import has_exponent, holds, is_stored, store_array, store_value
-from ._operand_settings import GRADIENT, Operand
-from ._operands import Operands
-from ._overrides import FormatOverrides
-from ._pairs import PairInterpretation
-from ._predict import of_argument, predict, role_of
-from ._products import DeferredProduct
-from ._quantized import QuantizedValue, assigned, moved, quantized_argument
-from ._recipe import Recipe
-from ._residuals import Residuals, load, load_product
-from ._rules import MULTIPLIES, RULES
-from ._sending import Sending
-from ._setup import Setup
-from ._value import (
+from ..scalifying import (
+    MULTIPLIES,
+    RULES,
+    FormatOverrides,
     Memo,
+    PairInterpretation,
     ScaledValue,
-    StoredValue,
     materialize,
     normalised,
     per_slice,
     wide_dtype,
 )
+from ._history import OperandAmaxes
+from ._layout import force_materialize
+from ._narrow import holds, store_value
+from ._operand_settings import GRADIENT, Operand
+from ._operands import Operands
+from ._predict import of_argument, predict, role_of
+from ._products import DeferredProduct
+from ._quantized import QuantizedValue, assigned, moved, quantized_argument
+from ._recipe import Recipe
+from ._residuals import Residuals, load, load_product
+from ._sending import Sending
+from ._setup import Setup
+from ._value import StoredValue
 
 # Families whose results may leave the range of their operands.
 MULTIPLY = (Family.PRODUCT, Family.POWER, Family.CONTRACTION)
@@ -359,7 +369,7 @@ class Boundaries(PairInterpretation):
                 y.memo.in_float32 = x.memo.in_float32
         fields: dict[str, object] = {"origin": origin}
         if rule.family is Family.STRUCTURAL and (
-            self.recipe.products.short_form is None or self.overrides.have_products
+            self.recipe.products.short_form is None or self.overrides.have_settings
         ):
             roles = {role_of(x) for x in inputs if isinstance(x, ScaledValue)}
             fields["role"] = roles.pop() if len(roles) == 1 else ""

@@ -17,11 +17,10 @@ import jax.numpy as jnp
 
 from .._types import PyTree
 from ..interpret import Program, is_float, pure_call, run, trace, transform
-from ..scaled import Amax, Delayed
+from ..scaled import Amax, Delayed, is_stored
+from ..scalifying import FormatOverrides
 from ._boundaries import Boundaries
 from ._history import AmaxHistory, OperandAmaxes, foreign_history
-from ._narrow import is_stored
-from ._overrides import FormatOverrides
 from ._recipe import Recipe
 
 NAME = "autoscale"

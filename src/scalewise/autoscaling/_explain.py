@@ -14,13 +14,12 @@ from .._types import PyTree
 from ..formats import BlockFormat, BlockFormatLike, Format
 from ..formats import format as format_
 from ..interpret import Argument, Equation, Value, is_array, transform
+from ..scaled import has_exponent, is_stored
+from ..scalifying import EveryOp, FormatOverrides, Scalify
 from ._autoscale import interpretation
 from ._boundaries import Boundaries
-from ._every_op import EveryOp
 from ._history import OperandAmaxes
-from ._narrow import has_exponent, is_stored
 from ._operand_settings import Operand
-from ._overrides import FormatOverrides
 from ._quantized import QuantizedValue
 from ._recipe import Recipe, RecipeLike
 from .recipes import fp16
@@ -37,7 +36,7 @@ class ExplanationRow:
     """The format and the scale of one contraction, or of one stored value.
 
     Attributes:
-        kind: ``"contraction"``; ``"result"`` of any other operation (``Recipe.results``);
+        kind: ``"contraction"``; ``"result"`` of any other operation (``scalify``);
             ``"residual"``, read by the backward pass; ``"carry"`` of a loop; ``"stacked"`` by a
             scan; ``"collective"``, sent between devices; ``"output"``.
         name: the primitive; of a residual, the one that reads it; of an output, its path.
@@ -72,7 +71,7 @@ class Explanation(Printed):
         rows: of the program; values of one loop or equation that agree in all else share a row.
     """
 
-    recipe: Recipe
+    recipe: Recipe | Scalify
     rows: tuple[ExplanationRow, ...]
 
     def show(self, console: Console | None = None) -> None:
@@ -152,7 +151,7 @@ def explain(f: Callable[..., Any], recipe: RecipeLike = fp16) -> Callable[..., E
 class _Recorder:
     """Collects rows, each once however often a loop's body is traced."""
 
-    def __init__(self, recipe: Recipe):
+    def __init__(self, recipe: Recipe | Scalify):
         self.recipe, self.overrides = recipe, FormatOverrides(recipe.keep)
         self.rows: dict[Hashable, ExplanationRow] = {}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +18,20 @@ from .._jax import Layout, Tracer
 from .._types import PyTree
 from ..formats import BlockFormat, Format
 from ..interpret import outlined
-from ..rounding import EncodedArray, StoredArray, encode
-from ..scaled import Amax, ScaledArray, quantize, quantize_measured
+from ..scaled import (
+    Amax,
+    ScaledArray,
+    is_stored,
+    quantize,
+    quantize_measured,
+    store_array,
+)
+from ..scalifying import ScaledValue
 from ._operand_settings import CURRENT, Operand
 from ._reads import parameter_uses
-from ._recipe import Recipe, RecipeLike, Storage
-from ._value import ScaledValue, StoredValue
+from ._recipe import Recipe, RecipeLike
+from ._value import StoredValue
+from .recipes import products_of
 from .recipes import recipe as recipe_
 
 
@@ -50,52 +57,6 @@ def _one_scale(fmt: Format, x: jax.Array) -> ScaledArray:
 def holds(dtype: DTypeLike, fmt: Format) -> bool:
     """Returns whether an array of ``dtype`` takes no more memory than one in ``fmt``."""
     return jnp.dtype(dtype).itemsize * 8 <= fmt.bits
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class SqrtStored(StoredArray):
-    """An array stored as its square root: ``value = root.value() ** 2``.
-
-    A second moment spans twice the exponents of the gradients that it is made of; its root spans
-    theirs. Non-negative arrays only.
-    """
-
-    root: ScaledArray
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.root.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.root.dtype
-
-    def value(self) -> jax.Array:
-        """Returns the plain array."""
-        return jnp.square(self.root.astype(self.root.wide_dtype)).astype(self.dtype)
-
-
-def store_array(
-    x: jax.Array, storage: Storage, dtype: DTypeLike | None = None
-) -> ScaledArray | SqrtStored:
-    """Returns ``x`` stored as ``storage`` says, in place of an array of a dtype, by default x's."""
-    dtype = np.dtype(x.dtype if dtype is None else dtype)
-    x = jnp.sqrt(x) if storage.root == 2 else x
-    fmt = storage.format
-    if isinstance(fmt, BlockFormat):
-        stored = quantize(x, fmt if x.ndim else fmt.element)
-    else:
-        stored = quantize(x, fmt, axis=storage.axis)
-    stored = dataclasses.replace(stored, value_dtype=dtype)
-    if storage.nonzero or storage.root == 2:
-        stored = dataclasses.replace(stored, data=_nonzero(stored.data, x, fmt.element))
-    return SqrtStored(stored) if storage.root == 2 else stored
-
-
-def _nonzero(data: jax.Array | EncodedArray, x: jax.Array, fmt: Format) -> jax.Array | EncodedArray:
-    wide = data.astype(jnp.float32)
-    tiny = jnp.copysign(jnp.asarray(float(fmt.smallest), jnp.float32), wide)
-    return encode(jnp.where((wide == 0) & (x != 0), tiny, wide), fmt)
 
 
 @checked
@@ -134,22 +95,6 @@ def store(tree: PyTree, recipe: RecipeLike) -> PyTree:
         return x if storage is None else store_array(jnp.asarray(x), storage)
 
     return jax.tree_util.tree_map_with_path(leaf, tree, is_leaf=is_stored)
-
-
-def is_stored(x: object) -> TypeGuard[ScaledArray | SqrtStored]:
-    """Returns whether a node of a pytree is one array, stored by :func:`store`."""
-    return isinstance(x, ScaledArray | SqrtStored)
-
-
-def has_exponent(x: object) -> bool:
-    """Returns True if an argument has one exponent, which then follows it to the outputs."""
-    return isinstance(x, ScaledArray) and x.exponent is not None and x.exponent.ndim == 0
-
-
-def has_scale(x: object) -> bool:
-    if not isinstance(x, ScaledArray) or isinstance(x.data, EncodedArray) or x.block is not None:
-        return False
-    return isinstance(x.scale, jax.Array) and x.scale.ndim == 0
 
 
 EMBEDDING = "(?i)emb|wte|wpe"
@@ -207,7 +152,7 @@ def quantize_params(
         >>> y.dtype.name, float(y[0, 0])
         ('bfloat16', 64.0)
     """
-    setting = weight_setting(recipe_(recipe))
+    setting = weight_setting(products_of(recipe, "quantize_params"))
     axes = {"": axis} if isinstance(axis, int) else axis
     if not any(is_stored(x) or is_array(x) for x in jax.tree.leaves(params, is_leaf=is_stored)):
         raise TypeError(f"quantize_params: params is {shown(params)}; expected a pytree of arrays")

@@ -12,8 +12,6 @@ from .._repr import changed_fields
 from .._resolve import as_format
 from ..devices import Device, units_for
 from ..formats import (
-    BLOCK_FORMATS,
-    CATALOGUE,
     E8M0,
     BlockFormat,
     BlockFormatLike,
@@ -21,12 +19,11 @@ from ..formats import (
     FormatLike,
     RoundingMode,
 )
-from ..scaled import Amax, Scaling
+from ..scaled import Amax, Scaling, shown
 
 Operands = Sequence[Format | BlockFormat | None]  # the formats of a product's two
 Role = Literal["activation", "weight", "gradient"]
 CURRENT = Amax()
-_NAMED = {*CATALOGUE.values(), *BLOCK_FORMATS.values()}
 
 
 @checked
@@ -286,20 +283,6 @@ ROLES: dict[str, tuple[Role, Role]] = {
 
 
 GRADIENT: tuple[str, Literal["gradient"]] = "input_gradient", "gradient"
-
-
-def shown(value: object) -> str:
-    """Returns the text of a field from which it can be made; a catalogue format is its name."""
-    if isinstance(value, tuple):
-        if len(value) == 2 and value[0] == value[1]:
-            return f"({shown(value[0])},) * 2"
-        inner = ", ".join(map(shown, value))
-        return f"({inner},)" if len(value) == 1 else f"({inner})"
-    if isinstance(value, Format | BlockFormat) and value in _NAMED:
-        return repr(value.name)
-    if isinstance(value, Scaling) and dataclasses.is_dataclass(value):
-        return f"{type(value).__name__}({', '.join(changed_fields(value, text=shown))})"
-    return repr(value)
 
 
 def operand_format(

@@ -27,6 +27,17 @@ from ..scaled import (
     power_of_two,
     quantize,
 )
+from ..scalifying import (
+    MULTIPLIES,
+    Exponent,
+    Memo,
+    ScaledValue,
+    features,
+    leading,
+    mixes_freely,
+    wide_dtype,
+    with_integers,
+)
 from ._blocks import Blocks, Factor, in_blocks
 from ._history import OperandAmaxes
 from ._keys import hadamard_signs, hadamard_transform, operand_key, place_of
@@ -37,10 +48,9 @@ from ._predict import between_activations, is_reread, role_read_later, roles
 from ._products import DeferredProduct, is_narrow, multiply, plain
 from ._quantized import QuantizedOperand, QuantizedValue, apart
 from ._residuals import Residuals, before_cast, load
-from ._rules import MULTIPLIES, features, mixes_freely, with_integers
 from ._setup import Setup
 from ._units import reason_to_leave
-from ._value import Exponent, Memo, ScaledValue, StoredValue, leading, wide_dtype
+from ._value import StoredValue
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +131,7 @@ class Operands:
         few = bool(self.setup.recipe.residuals) and not at_least(
             features(equation), self.setup.recipe.features
         )
-        kept = self.setup.overrides.products(equation) is not None
+        kept = self.setup.overrides.setting(equation) is not None
         chosen: list[Operand | None] = []
         for value, own in zip(values, self._own_settings(equation, values, attention), strict=True):
             fmt = None if own is None else own.format
@@ -147,7 +157,7 @@ class Operands:
     def _own_settings(
         self, equation: Equation, values: Sequence[ScaledValue], attention: bool
     ) -> list[Operand | None]:
-        kept = self.setup.overrides.products(equation)
+        kept = self.setup.overrides.setting(equation)
         products = kept or self.setup.recipe.products
         if kept is None and products.short_form is not None:
             x, gradient = products.operand("forward", "weight"), products.operand(*GRADIENT)
@@ -204,7 +214,7 @@ class Operands:
         self, equation: Equation, values: Sequence[ScaledValue]
     ) -> Sequence[ScaledValue]:
         """The axes that the forward product has contracted are those that this one keeps."""
-        products = self.setup.overrides.products(equation) or self.setup.recipe.products
+        products = self.setup.overrides.setting(equation) or self.setup.recipe.products
         carries = [v.origin == "backward" for v in values]
         if products.backward_from == "original" or sum(carries) != 1:
             return values

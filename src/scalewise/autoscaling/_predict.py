@@ -12,8 +12,8 @@ from typing import Literal
 from ..interpret import Equation, Value
 from ..primitives import Family, names, params
 from ..scaled import predicted_size
+from ..scalifying import ScaledValue, terms_of
 from ._operand_settings import Role
-from ._value import ScaledValue
 
 SUMS = names(lambda row: row.family is Family.HOMOGENEOUS and row.autocast == "sum")
 
@@ -45,26 +45,6 @@ def predict(equation: Equation, family: Family, inputs: Sequence[Value]) -> floa
         case Family.CONTRACTION:
             return sum(stds) + math.log2(max(1, terms_of(equation))) / 2
     return 0.0
-
-
-def terms_of(equation: Equation) -> int:
-    """Returns the number of products that a contraction adds up for each element."""
-    left, right = equation.in_avals[:2]
-    if equation.name != "conv_general_dilated":
-        terms = predicted_size(left.shape[a] for a in params.contracted_axes(equation)[0])
-        groups = predicted_size(equation.out_avals[0].shape[:1]) if _sums_groups(equation) else 1
-        return max(1, terms // groups)
-    out_features = params.conv_dimensions(equation).rhs_spec[0]
-    return predicted_size(n for axis, n in enumerate(right.shape) if axis != out_features)
-
-
-def _sums_groups(equation: Equation) -> bool:
-    numbers = params.ragged_dimensions(equation)
-    return (
-        numbers is not None
-        and not numbers.rhs_group_dimensions
-        and set(numbers.lhs_ragged_dimensions) <= set(params.contracted_axes(equation)[0])
-    )
 
 
 def _of(x: ScaledValue) -> float:

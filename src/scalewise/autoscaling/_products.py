@@ -20,27 +20,27 @@ from jax.typing import DTypeLike
 from .._jax import provenance_here, with_common_axes
 from .._types import PyTree
 from ..devices import DEVICES, Device, MatrixUnit, MatrixUnits, units_for
-from ..formats import BF16, E5M2, FP16, BlockFormat, Format
+from ..formats import BF16, E5M2, FP16, BlockFormat
 from ..formats import format as format_
-from ..interpret import Equation, bind, by_platform, rebind, unit_for, unit_result
+from ..interpret import Equation, by_platform, unit_for, unit_result
 from ..ops import matmul
 from ..primitives import params
-from ._blocks import (
-    Blocks,
-    Factor,
-    block_product,
-    on_device,
-    quantized,
-    takes_blocks,
-    widened,
+from ..scalifying import (
+    Exponent,
+    Origin,
+    ScaledValue,
+    bound,
+    leading,
+    precision_of,
+    sixteen_bits,
+    wide_dtype,
 )
+from ._blocks import Blocks, Factor, block_product, on_device, quantized, takes_blocks, widened
 from ._layout import stored_copy
-from ._predict import terms_of
 from ._units import units_of
-from ._value import Exponent, Origin, ScaledValue, UnscaledProduct, leading, wide_dtype
+from ._value import UnscaledProduct
 
 SIXTEEN = (FP16.dtype, BF16.dtype)
-ROUNDED_TO_BF16 = (lax.DotAlgorithmPreset.BF16_BF16_F32, lax.DotAlgorithmPreset.BF16_BF16_BF16)
 DEFAULT_DEVICE = DEVICES["h100"]  # if no other device is named or present
 
 
@@ -169,7 +169,7 @@ def multiply(
             for x, scale in plain(arrays, total)
             for wider in [lax.convert_element_type(x, total)]
         ]
-        out = _bound(equation, factors, total).astype(dtype)
+        out = bound(equation, factors, total).astype(dtype)
         given = _result_scales(equation, arrays)
         return out, tuple(map(jnp.ones_like, _tensor_scales(arrays) or given))
 
@@ -177,8 +177,9 @@ def multiply(
         assert unit_dtypes is not None
         arrays, ones = plain(arrays), tuple(map(jnp.ones_like, _tensor_scales(arrays)))
         factors = [_in_dtype(x, d, k) for (x, _), (d, k) in zip(arrays, unit_dtypes, strict=True)]
-        precise = equation.with_params(precision=_precision(equation, factors))
-        out = _bound(precise, factors, dtype)
+        exact = equation.direction == "backward" and all(x.dtype.itemsize == 1 for x in factors)
+        precise = equation.with_params(precision=precision_of(equation, exact))
+        out = bound(precise, factors, dtype)
         shifted = [
             (x, scale if scale is None or k == 0 else scale * np.asarray(2.0**k, scale.dtype))
             for (x, scale), (_, k) in zip(arrays, unit_dtypes, strict=True)
@@ -186,7 +187,7 @@ def multiply(
         return out, ones or _ordered(_result_scales(equation, shifted))
 
     if not by_blocks and not scales and all(d == dtype for d in dtypes):
-        return UnscaledProduct(_bound(equation, [x for x, _ in plain(operands)], dtype))
+        return UnscaledProduct(bound(equation, [x for x, _ in plain(operands)], dtype))
     if unit_dtypes is None:
         return UnscaledProduct(wide(operands)[0])
     by_units = functools.partial(_by_block_units, equation, dtype)
@@ -250,31 +251,6 @@ def _by_block_units(
     return block_product(params.dot_dimensions(equation), a.copy, b.copy, by_device)
 
 
-def accumulated(
-    equation: Equation,
-    operands: Sequence[jax.Array],
-    dtype: DTypeLike,
-    fmt: Format,
-    arithmetic: str,
-) -> jax.Array:
-    def wide(a: jax.Array, b: jax.Array) -> jax.Array:
-        return multiply(equation, ((a, None), (b, None)), dtype).value()
-
-    def narrow(a: jax.Array, b: jax.Array) -> jax.Array:
-        own = fmt.dtype
-        assert own is not None
-        return rebind(equation, [a.astype(own), b.astype(own)], own)[0].astype(dtype)
-
-    if arithmetic == "float32":
-        return wide(*operands)
-    if arithmetic == "narrow":
-        return narrow(*operands)
-    largest = [jnp.max(jnp.abs(x).astype(dtype), initial=0) for x in operands]
-    bound = np.float32(terms_of(equation)) * largest[0] * largest[1]
-    # half of the maximum, since rounding enlarges sums; a NaN selects the wide product
-    return lax.cond(bound <= np.float32(float(fmt.max) / 2), narrow, wide, *operands)
-
-
 def is_narrow(operand: Factor) -> bool:
     """Returns whether an operand has scales, so that its product shouldn't be transposed."""
     return operand[1] is not None or isinstance(operand[0], Blocks)
@@ -328,21 +304,6 @@ def _ordered(scales: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
     return tuple(lax.index_in_dim(pair, i, keepdims=False) for i in range(2))
 
 
-def _bound(equation: Equation, operands: Sequence[jax.Array], dtype: DTypeLike) -> jax.Array:
-    changed = params.replaced(equation, preferred_element_type=jnp.dtype(dtype))
-    return bind(equation.primitive, changed, equation.varied(operands))[0]
-
-
-def _precision(equation: Equation, factors: Sequence[jax.Array]) -> lax.PrecisionLike:
-    precision = params.precision(equation)
-    own = precision if isinstance(precision, tuple) else (precision,)
-    if precision is not None and all(isinstance(p, lax.Precision) for p in own):
-        return precision
-    # an algorithm (``lax.DotAlgorithm``) names the dtypes of wide operands
-    exact = equation.direction == "backward" and all(x.dtype.itemsize == 1 for x in factors)
-    return (lax.Precision.HIGHEST, lax.Precision.HIGHEST) if exact else None
-
-
 def _unit_dtypes(
     equation: Equation, dtypes: Sequence[np.dtype], dtype: DTypeLike, device: Device
 ) -> tuple[tuple[np.dtype, int], tuple[np.dtype, int]] | None:
@@ -355,14 +316,13 @@ def _unit_dtypes(
             (x, y), (j, k) = units.formats, units.shifts
             return (x.dtype, j), (y.dtype, k)  # pyright: ignore
     wider = {d for d in (a, b) if d.itemsize > 1}
-    if params.precision(equation) in ROUNDED_TO_BF16:  # XLA would round them for each product
-        wider = {jnp.dtype(BF16.dtype) if d == jnp.float32 else d for d in wider}
-    if not wider <= set(SIXTEEN) or len(wider) == 2:
+    common = sixteen_bits(equation, list(wider)) if wider else None
+    if wider and common is None:
         return None
     own = jnp.dtype(dtype if dtype in SIXTEEN else FP16.dtype)  # each holds every FP8 number
     if not device.rate(FP16, FP16):
         own = jnp.dtype(BF16.dtype)
-    common = next(iter(wider), own)
+    common = own if common is None else common
     return (common, 0), (common, 0)
 
 

@@ -22,8 +22,8 @@ from ..interpret import Argument, Equation, Value, is_float
 from ..primitives import params
 from ..rounding import EncodedArray, encode
 from ..scaled import ScaledArray, quotient
+from ..scalifying import ScaledValue, is_quantized, materialize
 from ._blocks import Blocks, Factor, in_four_bits
-from ._value import ScaledValue, materialize
 
 STATIC = {"static": True}
 
@@ -194,15 +194,6 @@ def quantized_argument(x: Argument, dtype: DTypeLike) -> QuantizedValue | None:
 
     stored = dataclasses.replace(x, scale=jax.tree.map(full, x.scale))
     return QuantizedValue(stored, dtype, tuple(s.shape for s in jax.tree.leaves(x.scale)))
-
-
-def is_quantized(x: object) -> bool:
-    """Returns whether a ScaledArray has axes, at most 8 bits, and scales that aren't exponents."""
-    if not isinstance(x, ScaledArray) or x.exponent is not None or not x.ndim:
-        return False
-    if isinstance(x.data, EncodedArray):
-        return x.data.format.bits <= 8
-    return jnp.issubdtype(x.data.dtype, jnp.floating) and np.dtype(x.data.dtype).itemsize == 1
 
 
 def apart(operands: tuple[Factor, Factor]) -> tuple[Factor, Factor]:

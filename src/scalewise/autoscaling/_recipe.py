@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias, Unpack
 
-from .._check import CONVERTED, Accepts, Natural, Pattern, Words, checked
+from .._check import CONVERTED, Accepts, Natural, Words, checked
 from .._repr import changed_fields
 from .._resolve import as_format
 from ..devices import MatrixUnits, device_for, matrix_units
 from ..devices import device as device_
-from ..formats import BF16, FP16, BlockFormat, BlockFormatLike, Format
-from ..scaled import at_least, storable
+from ..formats import FP16, BlockFormat, BlockFormatLike, Format
+from ..scaled import State, Storage, shown, storable, storage_of
+from ..scalifying import Scalify, Scope
 from ._operand_settings import (
     CURRENT,
     ROLES,
@@ -24,84 +24,15 @@ from ._operand_settings import (
     operand_format,
     plain_operand,
     require_native,
-    shown,
 )
-from ._overrides import Kept, Scope
 
+Kept: TypeAlias = Format | BlockFormat | Products | None
 KeptLike: TypeAlias = BlockFormatLike | Products | None  # what an argument ``keep`` may give
 KeepLike: TypeAlias = Annotated[
     Mapping[Scope, KeptLike] | tuple[tuple[Scope, KeptLike], ...],
     Words("a dict from names to formats, keep={'head': 'fp32'}"),
 ]
 HALF = Products.short(FP16, FP16)
-
-
-@checked
-@dataclasses.dataclass(frozen=True)
-class Storage:
-    """How one array of a training state is stored between two steps.
-
-    Attributes:
-        format: the narrow format of the data; or a block format of whole bytes (MXFP8), with a
-            scale for each block along the last axis. An array without axes has one scale.
-        root: 1 stores the array itself, 2 its square root, for non-negative arrays such as a second
-            moment, whose exponents span twice the gradient's.
-        axis: axes that keep a scale for each of their indices; None for one scale a tensor.
-        min_size: arrays with fewer elements (biases, a norm's gains) aren't stored, since each
-            stored array adds a few operations to trace, compile and run.
-        nonzero: True to round a nonzero number that would become zero to the format's smallest
-            number, for arrays that are divisors. Square roots are always stored so.
-    """
-
-    format: Annotated[Format | BlockFormat, CONVERTED]
-    root: Literal[1, 2] = 1
-    axis: int | tuple[int, ...] | None = None
-    min_size: Natural = 0
-    nonzero: bool = False
-
-    def __post_init__(self):
-        fmt = as_format(self.format, "Storage.format", blocks=True)
-        storable(fmt.element)
-        object.__setattr__(self, "format", fmt)
-
-
-@checked
-@dataclasses.dataclass(frozen=True)
-class Results:
-    """How each operation's result is rounded: the arithmetic of a machine without float32.
-
-    Attributes:
-        format: FP16 or BF16, with a scale for each result.
-        rescale: where scales are found from the data. ``"max"``, ``"l1"``, ``"l2"`` and
-            ``"least_squares"``: after each operation that can change the magnitude, by that
-            measure, except that a product with a constant keeps a scale that was found from its
-            operand. None: after contractions, sums, powers, quotients and functions without a rule,
-            in an optimizer, and where a propagated scale could overflow the format; elsewhere
-            scales are propagated, from scales that were found from the operands. In all of these
-            no two roundings in succession are at propagated scales, so that a chain or loop of
-            any length has the errors of its roundings alone. ``"never"``: all scales follow from
-            those of the arguments (which are found for plain arrays) and from shapes, as
-            :data:`scalewise.scaled.RULES` say, and data are never read to find one (but for
-            :func:`rescale`); a constant multiplies the scale; functions without a rule have results
-            of scale 1; data beyond the format's largest number saturate.
-        arithmetic: the dtype in which contractions accumulate: ``"float32"``, ``"narrow"`` (the
-            device's own product of that dtype, whose sums may overflow), or ``"auto"``, which
-            chooses at run time the narrow dtype if the operands' magnitudes let no sum overflow,
-            otherwise float32. That is for scales that leave data of unit size (propagated ones,
-            ``rescale="l2"``); with ``"max"`` FP16's sums would overflow.
-    """
-
-    format: Annotated[Format, CONVERTED] = FP16
-    rescale: Literal["max", "l1", "l2", "least_squares", "never"] | None = None
-    arithmetic: Literal["float32", "narrow", "auto"] = "float32"
-
-    def __post_init__(self):
-        object.__setattr__(self, "format", as_format(self.format, "Results.format"))
-        if self.format not in (FP16, BF16):
-            raise ValueError(f"Results.format is {self.format.name}; expected 'fp16' or 'bf16'")
-
-    def __repr__(self) -> str:
-        return f"Results({', '.join(changed_fields(self, text=shown))})"
 
 
 @checked
@@ -144,11 +75,7 @@ class Recipe:
             ``/``), or on a line (``"model.py:12"``; ``"block_0 model.py:12#2"`` for the second
             contraction of that line within a scope), have operands and residuals in that format;
             FP32 leaves them unrounded. :class:`Products` in place of a format say how operands are
-            rounded, also those between activations. The first match decides. With ``results`` they
-            are computed and kept in FP32, FP16 or BF16.
-        results: None rounds operands of products, residuals and stored outputs, and leaves values
-            in flight in the dtype that ``flight`` says. :class:`Results` round each operation's
-            result instead; ``products``, ``residuals`` and ``flight`` then say nothing.
+            rounded, also those between activations. The first match decides.
         device: a name of :data:`scalewise.devices.DEVICES`, for whose matrix units products are
             compiled unless the program is lowered for a CPU. None: the device of JAX's default
             backend, or an H100 if that isn't in the table. Name a device to compile ahead of time
@@ -180,15 +107,11 @@ class Recipe:
     residuals: Annotated[Format | None, CONVERTED] = FP16
     carry: Annotated[Format | None, CONVERTED] = None
     collective: Annotated[Format | None, CONVERTED] = None
-    state: Annotated[
-        tuple[tuple[Pattern, Storage], ...],
-        Words("pairs of a regular expression and a Storage, state=(('mu', sw.Storage('e4m3fn')),)"),
-    ] = ()
+    state: State = ()
     min_size: Natural = 8192
     features: Natural = 4
     flight: Literal["program", "float32"] = "program"
     keep: Annotated[tuple[tuple[Scope, Kept], ...], Accepts(KeepLike)] = ()
-    results: Results | None = None
     device: str | None = None
     narrow: Literal["faster", "always"] = "faster"
     emulate: Annotated[MatrixUnits | None, CONVERTED] = None
@@ -209,40 +132,27 @@ class Recipe:
                 own[field] = storable(as_format(fmt, f"Recipe.{field}"))
         for field, value in own.items():
             object.__setattr__(self, field, value)
-        self._check_combinations()
+        if self.native_products:
+            require_native(self.products.formats(), device_for(self.device))
 
     def __repr__(self) -> str:
-        changed = [f"{n}={shown(x)}" for n, x in vars(self).items() if x != vars(DEFAULT)[n]]
-        return f"Recipe({', '.join(changed)})"
+        return f"Recipe({', '.join(changed_fields(self, text=shown))})"
 
     @property
     def is_delayed(self) -> bool:
         """Whether scales come from the steps before, see :class:`WithHistory`."""
         return self.products.scaling.source == "history"
 
+    @property
+    def is_random(self) -> bool:
+        """Whether operands are rounded or transformed by random numbers."""
+        return self.products.is_random
+
     def setting(self, fmt: Format | BlockFormat) -> Operand:
         """Returns how operands are rounded to a format that ``products`` doesn't give them."""
         scaling = self.products.scaling
         current = scaling.for_blocks and isinstance(fmt, Format)
         return plain_operand(fmt, CURRENT if current else scaling, self.products.per)
-
-    def _check_combinations(self) -> None:
-        if self.native_products:
-            require_native(self.products.formats(), device_for(self.device))
-        if self.results is None:
-            return
-        for field in ("products", "residuals", "carry", "flight", "emulate"):
-            if getattr(self, field) != vars(DEFAULT)[field]:
-                raise ValueError(
-                    f"Recipe.results rounds every result: Recipe.{field} would be ignored; leave "
-                    "one of them out"
-                )
-        other = [f for _, f in self.keep if f not in (None, FP16, BF16)]
-        if other:
-            raise ValueError(
-                "Recipe.results computes in fp16, bf16 or, where keep says so, fp32; "
-                f"keep names {getattr(other[0], 'name', other[0])}"
-            )
 
     def with_operands(self, **changes: Unpack[ShortForm]) -> Recipe:
         """Returns the recipe with changed arguments of :meth:`Products.short`.
@@ -294,11 +204,9 @@ class Recipe:
         return self.with_products(**pairs)
 
     def state_storage(self, path: str, size: int) -> Storage | None:
-        """Returns the storage of the first pattern found in a path; None for a smaller array."""
-        found = next((s for pattern, s in self.state if re.search(pattern, path)), None)
-        return found if found is not None and at_least(size, found.min_size) else None
+        """Returns how an output is stored; None for a plain one."""
+        return storage_of(self.state, path, size)
 
 
-DEFAULT = Recipe()
-RecipeLike: TypeAlias = Recipe | str
-"""A recipe, or the name of one (``"fp8"``)."""
+RecipeLike: TypeAlias = Recipe | Scalify | str
+"""A recipe, the settings of ``scalify``, or the name of either (``"fp8"``, ``"scalify"``)."""

@@ -13,13 +13,13 @@ from ..formats import Format
 from ..interpret import Equation, Value, is_quantization
 from ..primitives import having, params
 from ..scaled import at_least, is_known
+from ..scalifying import RULES, Memo, ScaledValue
 from ._layout import separate_copy
 from ._narrow import holds, store_value
 from ._products import DeferredProduct
 from ._quantized import QuantizedValue
-from ._rules import RULES
 from ._setup import Setup
-from ._value import Copy, Lineage, Memo, ScaledValue, StoredValue
+from ._value import Copy, Lineage, StoredValue
 
 RECOMPUTED, STABLE = having("recomputed"), having("stable")
 SAME_ORDER = having("same_order")

@@ -17,9 +17,9 @@ from ..interpret import Equation, Value
 from ..primitives import params
 from ..rounding import encode
 from ..scaled import Amax
+from ..scalifying import ScaledValue, per_slice, wide_dtype
 from ._narrow import holds
 from ._setup import Setup
-from ._value import ScaledValue, per_slice, wide_dtype
 
 GATHERS = ("all_gather", "all_gather_invariant")
 SUMS = ("psum", "psum_invariant")

@@ -12,10 +12,9 @@ from .._jax import ShapedArray
 from ..devices import Device, MatrixUnits, device_for
 from ..formats import Format
 from ..interpret import Equation, Value
-from ._overrides import FormatOverrides
+from ..scalifying import FormatOverrides, wide_dtype
 from ._recipe import Recipe
 from ._units import MissingUnits
-from ._value import wide_dtype
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,9 +14,9 @@ from ..formats import BlockFormat, Format
 from ..interpret import Equation
 from ..primitives import params
 from ..scaled import is_known
+from ..scalifying import ScaledValue
 from ._operand_settings import Operand, Operands, is_narrow_pair, shown_pair
 from ._quantized import QuantizedValue
-from ._value import ScaledValue
 
 GROUPED = ("ragged_dot", "ragged_dot_general")
 

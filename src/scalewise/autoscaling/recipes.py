@@ -6,11 +6,12 @@ from typing import Literal
 
 from .._check import checked
 from .._resolve import unknown
-from ..formats import BF16, E4M3FN, E5M2, FP16, FP32, MXFP4, MXFP8_E4M3, MXFP8_E5M2, BlockFormat
+from ..formats import BF16, E4M3FN, E5M2, FP32, MXFP4, MXFP8_E4M3, MXFP8_E5M2, BlockFormat
 from ..formats import NVFP4 as NVFP4_BLOCKS
 from ..scaled import Amax, Delayed, Fixed, FourOverSix, MsEden, Mx, Quest, Unit
+from ..scalifying import Scalify
 from ._operand_settings import Operand, Products
-from ._recipe import Recipe, RecipeLike, Results
+from ._recipe import Recipe, RecipeLike
 
 
 def _two_ways(
@@ -108,23 +109,36 @@ unit_scaling = Recipe(Products.short(E4M3FN, E5M2, scaling=Unit()))
 mu_s = Recipe(Products.short(E4M3FN, E5M2, scaling=Fixed()))
 # Every result rounded to FP16 with a scale of its own: found from the data, or propagated
 # (Scalify, arXiv 2407.17353).
-fp16_every_op = Recipe(results=Results(FP16, rescale="max"))
-scalify = Recipe(results=Results(FP16))
+fp16_every_op = Scalify(rescale="max")
+scalify = Scalify()
 
 # each recipe above, by the name that it has there
-CATALOGUE: dict[str, Recipe] = {n: x for n, x in globals().items() if isinstance(x, Recipe)}
+CATALOGUE: dict[str, Recipe | Scalify] = {
+    n: x for n, x in globals().items() if isinstance(x, Recipe | Scalify)
+}
 
 
 @checked
-def recipe(name: RecipeLike) -> Recipe:
+def recipe(name: RecipeLike) -> Recipe | Scalify:
     """Returns a recipe by name, or the recipe itself.
 
     Raises:
         ValueError: no recipe has that name.
         TypeError: neither a name nor a recipe.
     """
-    if isinstance(name, Recipe):
+    if not isinstance(name, str):
         return name
     if found := CATALOGUE.get(name.replace("-", "_")):
         return found
     raise ValueError(unknown(name, "recipe", where="recipe"))
+
+
+def products_of(given: RecipeLike, where: str, what: str = "recipe") -> Recipe:
+    """Returns a recipe of products; raises ValueError for settings of ``scalify``."""
+    found = recipe(given)
+    if isinstance(found, Scalify):
+        raise ValueError(
+            f"{where}: {what} is {given!r}, which rounds "
+            "every result; expected a recipe of products, such as 'fp8'"
+        )
+    return found

@@ -13,8 +13,10 @@ import jax.numpy as jnp
 from .._check import near
 from .._types import PyTree
 from .._user_file import InputError
-from ..autoscaling import Recipe, Results, Storage, WithHistory, autoscale, recipes, store
+from ..autoscaling import Recipe, WithHistory, autoscale, recipes, store
 from ..formats import E4M3FN, FP16
+from ..scaled import Storage
+from ..scalifying import Scalify
 from ..training import NARROW_ADAM, STATES, DynamicLossScale, StaticLossScale, step
 from ._program import Step, TrainingProgram, params_of
 
@@ -25,7 +27,9 @@ class Method:
 
     name: str  # on the command line and in reports
     what: str = ""  # a short description
-    recipe: Recipe | None = None  # of `autoscale`, for the whole step and its stored state
+    recipe: Recipe | Scalify | None = (
+        None  # of `autoscale`, for the whole step and its stored state
+    )
     options: Mapping[str, Any] | None = None  # of `training.step`, of `loss_of` and `OPTIMIZER`
     dtype: Any = None  # of all floats
 
@@ -127,7 +131,7 @@ _ALL = (
     *(
         Method(
             f"scalify-{norm}", f"each result in FP16, scales found anew by {norm.upper()} norms",
-            recipe=Recipe(results=Results(rescale=norm)),
+            recipe=Scalify(rescale=norm),
         )
         for norm in ("l1", "l2")
     ),

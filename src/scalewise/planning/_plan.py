@@ -16,16 +16,7 @@ from .._resolve import as_format
 from .._types import PyTree
 from ..auditing import name_of as function_name
 from ..autocasting import Autocast, Policy, Rule
-from ..autoscaling import (
-    Boundaries,
-    FormatOverrides,
-    Operand,
-    Operands,
-    Products,
-    Recipe,
-    Setup,
-    operand_format,
-)
+from ..autoscaling import Boundaries, Operand, Operands, Products, Recipe, Setup, operand_format
 from ..formats import BF16, FP16, BlockFormatLike, FormatLike
 from ..interpret import (
     Applied,
@@ -38,6 +29,7 @@ from ..interpret import (
     run,
     trace,
 )  # fmt: skip
+from ..scalifying import FormatOverrides
 from ._budget import UNITS, Budget, ObjectiveName, bits_of
 from ._predict import Front
 from ._result import FrontPoint, Plan, PlanLine

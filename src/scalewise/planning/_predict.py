@@ -10,22 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..autoscaling import (
-    Boundaries,
-    Memo,
-    Operand,
-    Operands,
-    Role,
-    ScaledValue,
-    Setup,
-    between_activations,
-    load,
-    materialize,
-)
+from ..autoscaling import Boundaries, Operand, Operands, Role, Setup, between_activations, load
 from ..formats import Format
 from ..interpret import Applied, Argument, Equation, Program, State, Value, run
 from ..primitives import params
 from ..rounding import round_to
+from ..scalifying import Memo, ScaledValue, materialize
 from ._budget import WORST, Objective
 from ._sites import WIDE, Part, float_results
 

@@ -19,12 +19,9 @@ from ..autoscaling import (
     Boundaries,
     Operand,
     Operands,
-    Place,
-    Places,
     Products,
     Recipe,
     Role,
-    ScaledValue,
     Setup,
     between_activations,
 )
@@ -43,6 +40,7 @@ from ..interpret import (
     run,
 )
 from ..primitives import Family, having, names, params
+from ..scalifying import Place, Places, ScaledValue
 
 Part = Role | Literal["result"]  # what is rounded: an operand of a contraction, or any result
 # rounds nothing, on any device

@@ -48,6 +48,8 @@ from ._scaling import Propagated as Propagated
 from ._scaling import Rms as Rms
 from ._scaling import Unit as Unit
 from ._scaling import find_optimal_scaling as find_optimal_scaling
+from ._stored import SqrtStored as SqrtStored
+from ._stored import Storage as Storage
 from ._sums import conv as conv
 from ._sums import cumsum as cumsum
 from ._sums import dot_general as dot_general
@@ -160,3 +162,9 @@ from ._safetensors import join_parts as join_parts
 from ._safetensors import parts_of as parts_of
 from ._scaling import Axes as Axes
 from ._scaling import Scales as Scales
+from ._scaling import shown as shown
+from ._stored import State as State
+from ._stored import has_exponent as has_exponent
+from ._stored import is_stored as is_stored
+from ._stored import storage_of as storage_of
+from ._stored import store_array as store_array

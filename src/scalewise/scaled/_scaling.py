@@ -18,8 +18,9 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from .._check import Count, Positive, Range, checked, checked_axes
+from .._repr import changed_fields
 from .._resolve import as_format
-from ..formats import BlockFormat, Format, FormatLike
+from ..formats import BLOCK_FORMATS, CATALOGUE, BlockFormat, Format, FormatLike
 from ..rounding import float_array, round_to
 from ._amax import amax, to_top
 from ._least_squares import least_squares_scale
@@ -333,3 +334,20 @@ class Propagated(Scaling):
 
 def _kept(x: jax.Array, axes: Axes, keepdims: bool) -> jax.Array:
     return x if keepdims else jnp.squeeze(x, tuple(axes))
+
+
+_NAMED = {*CATALOGUE.values(), *BLOCK_FORMATS.values()}
+
+
+def shown(value: object) -> str:
+    """Returns the text of a field from which it can be made; a catalogue format is its name."""
+    if isinstance(value, tuple):
+        if len(value) == 2 and value[0] == value[1]:
+            return f"({shown(value[0])},) * 2"
+        inner = ", ".join(map(shown, value))
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    if isinstance(value, Format | BlockFormat) and value in _NAMED:
+        return repr(value.name)
+    if isinstance(value, Scaling) and dataclasses.is_dataclass(value):
+        return f"{type(value).__name__}({', '.join(changed_fields(value, text=shown))})"
+    return repr(value)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from .._check import Pattern, Result, Words, as_decorator, checked
-from ..autoscaling import KeepLike, Recipe, Results, Storage, autoscale
+import jax
+
+from .._check import Result, as_decorator, checked
 from ..formats import FP16, FormatLike
-
-Rescale = Literal["max", "l1", "l2", "least_squares", "never"]
+from ..interpret import transform
+from ..scaled import ScaledArray, State, has_exponent, is_stored
+from ._every_op import EveryOp, Outputs
+from ._settings import Accumulation, Rescale, ResultFormats, Scalify
 
 
 @as_decorator
@@ -19,12 +23,9 @@ def scalify(
     format: FormatLike = FP16,
     *,
     rescale: Rescale | None = None,
-    arithmetic: Literal["float32", "narrow", "auto"] = "float32",
-    keep: KeepLike = (),
-    state: Annotated[
-        tuple[tuple[Pattern, Storage], ...],
-        Words("pairs of a regular expression and a Storage, state=(('mu', sw.Storage('e4m3fn')),)"),
-    ] = (),
+    arithmetic: Accumulation = "float32",
+    keep: ResultFormats = (),
+    state: State = (),
 ) -> Callable[..., Result]:
     """Returns a function of the same signature whose every result is narrow data with a scale.
 
@@ -40,7 +41,7 @@ def scalify(
             quotients and functions without a rule, in an optimizer, and where a propagated scale
             could overflow the format. ``"max"``, ``"l1"``, ``"l2"`` and ``"least_squares"``: after
             each operation that can change the magnitude, by that measure. ``"never"``: nowhere
-            else. :class:`Results` describes them.
+            else. :class:`Scalify` describes them.
         arithmetic: the dtype in which contractions accumulate; ``"narrow"`` is the format's own,
             ``"auto"`` chooses at run time.
         keep: exceptions, ``{name: format}``, as in :class:`Recipe`, of FP16, BF16 or FP32.
@@ -65,6 +66,25 @@ def scalify(
         >>> float(loss(w.astype(jnp.float16), x.astype(jnp.float16)))
         inf
     """
-    given: Any = format, keep  # which both classes convert
-    results = Results(given[0], rescale, arithmetic)
-    return autoscale(f, Recipe(results=results, keep=given[1], state=state))
+    given: Any = format, keep  # which the class converts
+    return scalified(f, Scalify(given[0], rescale, arithmetic, given[1], state))
+
+
+def scalified(f: Callable[..., Result], settings: Scalify, name: str = "scalify") -> Callable:
+    """Returns ``f`` under settings; ``name`` is the function's in messages."""
+
+    @functools.wraps(f)
+    def scaled(*args, **kwargs):
+        leaves = jax.tree.leaves((args, kwargs), is_leaf=is_stored)
+        chosen = EveryOp.of(settings, outputs=_outputs(settings, leaves))
+        outs = transform(f, chosen, name=name)(*args, **kwargs)
+        chosen.overrides.check(name)
+        return outs
+
+    return scaled
+
+
+def _outputs(settings: Scalify, leaves: list[object]) -> Outputs:
+    if settings.state or not any(isinstance(x, ScaledArray) for x in leaves):
+        return "arrays"
+    return "exponents" if any(map(has_exponent, leaves)) else "scales"

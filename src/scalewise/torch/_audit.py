@@ -23,6 +23,7 @@ from ..formats import format as format_
 from ..interpret import Interpretation, trace
 from ..rounding import saturation
 from ..scaled import Unit
+from ..scalifying import Scalify
 from ._arguments import checked_model
 from ._convert import to_jax, torch_dtype
 from ._emulate import low_function
@@ -116,7 +117,7 @@ def audit(
         low = resolve(low, "policy", "format", "recipe", where="audit")
     if options.get("device") is not None:
         low = _recipe_for_device(low)
-    if isinstance(low, Policy | Recipe | Interpretation):
+    if isinstance(low, Policy | Recipe | Scalify | Interpretation):
         if autocast:
             raise ValueError("audit: autocast=True needs a format as low, such as 'fp16' or 'bf16'")
         f, params = function(model, args, kwargs, method=method, granularity=granularity)
@@ -146,7 +147,7 @@ def audit(
 
 def _recipe_for_device(low: Any) -> Any:
     """Returns the recipe that rounds the operands of products alone to a format of 16 bits."""
-    if isinstance(low, Policy | Recipe | Interpretation):
+    if isinstance(low, Policy | Recipe | Scalify | Interpretation):
         return low
     fmt = format_(low)
     found = {FP16: recipes.fp16, BF16: recipes.bf16}.get(fmt)

@@ -24,6 +24,7 @@ from ..autocasting import Policy, autocast
 from ..autocasting import policy as policy_
 from ..autoscaling import AmaxHistory, Recipe, Schedule, autoscale
 from ..interpret import has_objects
+from ..scalifying import Scalify
 from ._gradients import is_array, is_float_array
 
 Model: TypeAlias = Any
@@ -164,14 +165,14 @@ def loss_and_aux(out: PyTree, has_aux: bool) -> tuple[jax.Array, PyTree]:
 
 
 def loss_transform(
-    policy: Policy | Recipe | Schedule | DTypeLike | None,
+    policy: Policy | Recipe | Scalify | Schedule | DTypeLike | None,
 ) -> tuple[Callable[[Callable, ArrayLike], Callable], np.dtype | None, bool]:
     """Returns the transformation of the loss function, the parameters' dtype, and if it is float16.
 
     The transformation takes the step, too, by which a Schedule chooses.
     """
     recipe = policy.recipe(0) if isinstance(policy, Schedule) else policy
-    if isinstance(recipe, Recipe) and recipe.state:
+    if isinstance(recipe, Recipe | Scalify) and recipe.state:
         raise ValueError(
             f"step: the recipe's state says how parts of a training state are stored, first "
             f"{recipe.state[0][0]!r}; here moments={{...}} and the policy's p= do. Expected a "
@@ -182,7 +183,7 @@ def loss_transform(
         return lambda f, step: f, None, False
     if isinstance(policy, Schedule):
         return lambda f, step: functools.partial(autoscale(f, policy), step), None, False
-    if isinstance(policy, Recipe):
+    if isinstance(policy, Recipe | Scalify):
         return lambda f, step: autoscale(f, policy), None, False
     chosen = policy_(policy)
     narrow = jnp.float16 in (chosen.compute, chosen.params)

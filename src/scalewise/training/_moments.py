@@ -21,9 +21,10 @@ import optax
 from .._check import Count, Natural, checked
 from .._resolve import as_format
 from .._types import PyTree
-from ..autoscaling import Recipe, Storage, is_stored, store_array
+from ..autoscaling import Recipe
 from ..formats import E4M3FN, FP16, BlockFormatLike
 from ..rounding import StoredArray, decode, encode
+from ..scaled import Storage, is_stored, store_array
 
 
 @checked

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from ...autoscaling import scope_parts
 from ...formats import BF16, FP16, FP32, FP64, Format
+from ...scalifying import scope_parts
 from .._run._equation_statistics import Equations, EquationStatistics
 from .._search._literals import called_at
 from .._thresholds import LATENT

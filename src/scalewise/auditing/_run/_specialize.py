@@ -8,22 +8,13 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from ...autocasting import Autocast, Policy
-from ...autoscaling import (
-    RULES,
-    Boundaries,
-    EveryOp,
-    Family,
-    FormatOverrides,
-    OperandAmaxes,
-    Recipe,
-    Scope,
-    interpretation,
-)
+from ...autoscaling import RULES, Boundaries, Family, OperandAmaxes, Recipe, interpretation
 from ...autoscaling.recipes import CATALOGUE
 from ...formats import FP32, FP64, BlockFormat, Format
 from ...formats import format as format_
 from ...interpret import Equation, Interpretation
 from ...scaled import Delayed
+from ...scalifying import EveryOp, FormatOverrides, Scalify, Scope
 from ._interpretations import TableEmulation
 from ._loss_scale import LossScaled
 
@@ -49,25 +40,27 @@ def _exception(low: Boundaries | EveryOp, equation: Equation) -> Overrides:
     fmt = overrides.find(equation, keep)  # `keep` itself: no override applies
     if fmt is not keep and not isinstance(fmt, tuple):
         return ((equation.name, fmt),)
-    shared = isinstance(low, Boundaries) and not overrides.have_products
+    shared = isinstance(low, Boundaries) and not overrides.have_settings
     return () if shared else (("", FP32),)
 
 
 @functools.lru_cache(maxsize=1024)
-def _without_products(recipe: Recipe) -> Recipe:
+def _without_products(recipe: Recipe | Scalify) -> Recipe | Scalify:
     """Returns a recipe that rounds everything but operands of products in the same way."""
+    if isinstance(recipe, Scalify):
+        return recipe
     same = dataclasses.replace(recipe, emulate=None)
-    if recipe.results is not None or recipe.products.short_form is None:
+    if recipe.products.short_form is None:
         return same
     return same.with_operands(forward=None, backward=None)
 
 
 @functools.lru_cache(maxsize=1024)
-def _recipe(recipe: Recipe, keep: Overrides) -> Interpretation:
+def _recipe(recipe: Recipe | Scalify, keep: Overrides) -> Interpretation:
     return of_recipe(dataclasses.replace(recipe, keep=keep))
 
 
-def of_recipe(recipe: Recipe) -> Boundaries | EveryOp:
+def of_recipe(recipe: Recipe | Scalify) -> Boundaries | EveryOp:
     return interpretation(recipe, amaxes=OperandAmaxes() if recipe.is_delayed else None)
 
 
@@ -107,8 +100,9 @@ def _forward_element(low: Boundaries) -> Format:
 
 
 def _recipe_name(low: Boundaries | EveryOp) -> str:
-    units = low.recipe.emulate
-    own = dataclasses.replace(low.recipe, emulate=None) if units else low.recipe
+    own, units = low.recipe, None
+    if isinstance(own, Recipe):
+        own, units = dataclasses.replace(own, emulate=None), own.emulate
     names = [name for name, recipe in CATALOGUE.items() if recipe == own]
     device = f" on {units}" if units else ""
     return f"autoscale {names[0] if names else '(own recipe)'}{device}"

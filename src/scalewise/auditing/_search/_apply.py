@@ -15,7 +15,7 @@ import numpy as np
 from ..._jax import ShapedArray
 from ..._types import PyTree
 from ...autocasting import Autocast, converted, policy
-from ...autoscaling import Boundaries, EveryOp, interpretation
+from ...autoscaling import Boundaries, interpretation
 from ...autoscaling.recipes import recipe
 from ...emulating import Constant, EmulationWithDraws
 from ...interpret import Applied, Argument, Equation, Interpretation, State, Value, transform
@@ -26,6 +26,7 @@ from ...rounding import (
     is_wide,
     scale_params,
 )
+from ...scalifying import EveryOp
 from .._run._interpretations import FP32_MAX, TableEmulation, restored
 from .._run._loss_scale import LossScaled
 from .._run._outcome import Outcome

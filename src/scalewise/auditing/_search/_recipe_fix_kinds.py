@@ -10,11 +10,13 @@ from typing import Any
 import jax.numpy as jnp
 
 from ...autocasting import Autocast, Rule
-from ...autoscaling import Boundaries, EveryOp, scope_parts, shown
+from ...autoscaling import Boundaries, Recipe
+from ...autoscaling.recipes import recipe as named
 from ...devices import MatrixUnits
 from ...formats import BF16, E4M3FN, E5M2, E8M0, FP16, FP32, BlockFormat, Format
 from ...interpret import Interpretation
-from ...scaled import Amax, Mx
+from ...scaled import Amax, Mx, shown
+from ...scalifying import EveryOp, Scalify, scope_parts
 from .._run._equation_statistics import Equations, is_ambiguous
 from .._run._loss_scale import LossScaled, autocast_of
 from .._run._specialize import nominal_format, of_recipe
@@ -145,24 +147,25 @@ def _operands(context: Context) -> Iterator[Fix]:
 
 @register("arithmetic", "every_op")
 def _arithmetic(context: Context) -> Iterator[Fix]:
-    if context.now.recipe.results.arithmetic != "float32":
+    if context.now.recipe.arithmetic != "float32":
         yield _result(context, arithmetic="float32")
 
 
 @register("rescale", "every_op")
 def _rescale(context: Context) -> Iterator[Fix]:
     for measure in ("max", "l2"):
-        if context.now.recipe.results.rescale != measure:
+        if context.now.recipe.rescale != measure:
             yield _result(context, rescale=measure)
 
 
 @register("residuals", "recipe", "every_op")
 def _residuals(context: Context) -> Iterator[Fix]:
     recipe = context.now.recipe
-    other = OTHER.get(recipe.results.format if recipe.results else recipe.residuals)
+    every = isinstance(recipe, Scalify)
+    other = OTHER.get(recipe.format if every else recipe.residuals)
     if other is None:
         return
-    if recipe.results:
+    if every:
         yield _result(context, format=other)
     else:
         yield _recipe(context, f"residuals={other.name}", residuals=other)
@@ -172,8 +175,9 @@ def _residuals(context: Context) -> Iterator[Fix]:
 def _results(context: Context) -> Iterator[Fix]:
     recipe = context.now.recipe
     if not recipe.keep:  # an exception for results may not apply without them
-        plain = {"results": None, "residuals": recipe.results.format}
-        yield _recipe(context, "results=None", **plain)
+        name = recipe.format.name
+        plain = dataclasses.replace(named(name), state=recipe.state)
+        yield Fix(f"autoscale under {name!r} in place of scalify", partial(_of, recipe=plain))
 
 
 def _operand(context: Context, **changes: Any) -> Fix:
@@ -183,9 +187,8 @@ def _operand(context: Context, **changes: Any) -> Fix:
 
 
 def _result(context: Context, **changes: Any) -> Fix:
-    results = dataclasses.replace(context.now.recipe.results, **changes)
     ((name, value),) = changes.items()
-    return _recipe(context, f"{name}={_text(value)} of results", results=results)
+    return Fix(f"{name}={_text(value)} of scalify", partial(_with_fields, **changes))
 
 
 def _text(value: object) -> str:
@@ -194,6 +197,10 @@ def _text(value: object) -> str:
 
 def _recipe(context: Context, text: str, **fields: Any) -> Fix:
     return Fix(f"{text} in the recipe", partial(_with_fields, **fields))
+
+
+def _of(low: EveryOp, recipe: Recipe | Scalify) -> Interpretation:
+    return of_recipe(recipe)
 
 
 def _with_fields(low: Boundaries | EveryOp, **fields: Any) -> Interpretation:

@@ -1,8 +1,8 @@
-"""The interpretation of ``Recipe.results``: each result is narrow, with a scale of its own.
+"""The interpretation of ``scalify``: each result is narrow, with a scale of its own.
 
 It models a machine without float32: an operation's operands are FP16 or BF16 numbers, its result is
 rounded to that format once, and powers of two beside the data keep them in its range. The rules of
-each family propagate scales. A scale is found from the data where the recipe says so, or where a
+each family propagate scales. A scale is found from the data where the settings say so, or where a
 propagated scale could leave the format's range.
 """
 
@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
 from .._jax import ShapedArray
 from .._types import PyTree
@@ -33,6 +34,7 @@ from ..interpret import (
     rebind,
 )
 from ..primitives import Family, having, names
+from ..rounding import EncodedArray
 from ..scaled import (
     EXPONENTS,
     HIGHEST,
@@ -40,12 +42,19 @@ from ..scaled import (
     ZERO_EXPONENT,
     ScaledArray,
     exponent_of,
+    has_exponent,
+    is_stored,
     power_of_two,
     scaled_down,
     split_power,
+    store_array,
 )
 from ..scaled import RULES as SCALE_RULES
-from ._align import (
+from ._contract import contract
+from ._overrides import FormatOverrides
+from ._pairs import PairInterpretation
+from ._rescale import is_rescale
+from ._results import (
     ADDS,
     BOUNDS,
     EXACT,
@@ -73,14 +82,8 @@ from ._align import (
     widest_dtype,
     with_factor,
 )
-from ._families import wide_flight
-from ._narrow import has_exponent, has_scale, is_stored, store_array
-from ._overrides import FormatOverrides
-from ._pairs import PairInterpretation
-from ._products import accumulated
-from ._recipe import Recipe
-from ._rescale import is_rescale
-from ._rules import FALLBACK, RULES, PrimitiveRule
+from ._rules import FALLBACK, RULES, PrimitiveRule, terms_of, wide_flight
+from ._settings import Scalify
 from ._value import (
     ScaledValue,
     largest_rounded,
@@ -100,12 +103,12 @@ COLLECTIVES = having("collective")
 
 @dataclasses.dataclass(frozen=True)
 class EveryOp(PairInterpretation):
-    """Rounds each result to ``recipe.results.format``; exponents are int32 numbers at run time.
+    """Rounds each result to ``recipe.format``; exponents are int32 numbers at run time.
 
     A value is ``data * 2**exponent`` with data float16 or bfloat16. Arithmetic on two elements is
     rounded once, as that format's own would be (float32 holds every sum, product, quotient and root
     of its numbers to more than twice its precision, so that rounding a second time changes
-    nothing). Contractions and sums accumulate in float32, or as ``recipe.results.arithmetic`` says.
+    nothing). Contractions and sums accumulate in float32, or as ``recipe.arithmetic`` says.
 
     Values that depend on no float argument (a random draw from its bits on, an expression of
     constants, a step counter) are computed in float32, and rounded when an operation reads them
@@ -123,22 +126,27 @@ class EveryOp(PairInterpretation):
     ``residuals``.
 
     Attributes:
-        recipe: with ``results``.
+        recipe: the settings.
         keeps_float32: whether results stay unrounded, by the same rules.
         record: called with each result, by ``explain``.
         outputs: the form of float results.
-        overrides: the recipe's ``keep``, and what of it has been met.
+        overrides: the settings' ``keep``, and what of it has been met.
     """
 
     NARROW: ClassVar = names(lambda row: row.family is not Family.STRUCTURAL)
 
-    recipe: Recipe
+    recipe: Scalify
     keeps_float32: bool = False
     record: Callable[..., None] | None = None
     outputs: Outputs = "arrays"
     overrides: FormatOverrides = dataclasses.field(
         default_factory=lambda: FormatOverrides(()), compare=False
     )
+
+    @classmethod
+    def of(cls, settings: Scalify, **fields: Any) -> EveryOp:
+        """Returns the interpretation of settings, with what of their ``keep`` will be met."""
+        return cls(settings, **{"overrides": FormatOverrides(settings.keep), **fields})
 
     @functools.cached_property
     def rounding(self) -> ResultRounding:
@@ -152,8 +160,7 @@ class EveryOp(PairInterpretation):
     @functools.cached_property
     def unrounded(self) -> EveryOp:
         """The interpretation of equations that ``keep`` leaves in float32."""
-        results = dataclasses.replace(self.rounding.results, rescale="max", arithmetic="float32")
-        plain = dataclasses.replace(self.recipe, keep=(), results=results)
+        plain = dataclasses.replace(self.recipe, keep=(), rescale="max", arithmetic="float32")
         return EveryOp(plain, keeps_float32=True, record=self.record)
 
     # -- in and out ------------------------------------------------------------------------------
@@ -281,8 +288,7 @@ class EveryOp(PairInterpretation):
             plain = [folded(widened(x)) if isinstance(x, ScaledValue) else x for x in inputs]
             return self.unrounded.apply(state, equation, plain)
         if fmt != self.fmt:
-            results = dataclasses.replace(self.rounding.results, format=fmt)
-            own = dataclasses.replace(self.recipe, keep=(), results=results)
+            own = dataclasses.replace(self.recipe, keep=(), format=fmt)
             other = EveryOp(own, record=self.record)
             return other.apply(state, equation, [other._in_format(x) for x in inputs])
         state, outs = self._applied(state, equation, [self._own(x) for x in inputs])
@@ -341,7 +347,7 @@ class EveryOp(PairInterpretation):
             wide = [wide[0], *chosen(wide[0], wide[1:])]
         if rule.family in (Family.ALIGNED, Family.COMPARISON):
             adds = equation.name in ADDS
-            limit = constant_limit(self.rounding.results)
+            limit = constant_limit(self.recipe)
             whole = operands if self.rounding.propagates else wide
             operands, common = aligned(whole, limit, masks=not adds)
             several = sum(map(has_found_exponent, wide)) > 1
@@ -466,10 +472,41 @@ class EveryOp(PairInterpretation):
 
     def multiply(self, equation: Equation, values: Sequence[ScaledValue]) -> ScaledValue:
         """Returns a contraction of operands that are narrow already, accumulated as
-        ``recipe.results.arithmetic`` says."""
+        ``recipe.arithmetic`` says."""
         a, b = values
         # without a static scale: the result's is found from the data
         exponent = SCALE_RULES["dot_general"].scale(EXPONENTS, a.exponent, b.exponent, 1)
-        dtype, arithmetic = wide_flight(equation.out_avals[0]), self.rounding.results.arithmetic
+        dtype, arithmetic = wide_flight(equation.out_avals[0]), self.recipe.arithmetic
         data = accumulated(equation, [a.data, b.data], dtype, self.fmt, arithmetic)
         return ScaledValue(data, exponent)
+
+
+def has_scale(x: object) -> bool:
+    if not isinstance(x, ScaledArray) or isinstance(x.data, EncodedArray) or x.block is not None:
+        return False
+    return isinstance(x.scale, jax.Array) and x.scale.ndim == 0
+
+
+def accumulated(
+    equation: Equation,
+    operands: Sequence[jax.Array],
+    dtype: DTypeLike,
+    fmt: Format,
+    arithmetic: str,
+) -> jax.Array:
+    def wide(a: jax.Array, b: jax.Array) -> jax.Array:
+        return contract(equation, (a, b), dtype)
+
+    def narrow(a: jax.Array, b: jax.Array) -> jax.Array:
+        own = fmt.dtype
+        assert own is not None
+        return rebind(equation, [a.astype(own), b.astype(own)], own)[0].astype(dtype)
+
+    if arithmetic == "float32":
+        return wide(*operands)
+    if arithmetic == "narrow":
+        return narrow(*operands)
+    largest = [jnp.max(jnp.abs(x).astype(dtype), initial=0) for x in operands]
+    bound = np.float32(terms_of(equation)) * largest[0] * largest[1]
+    # half of the maximum, since rounding enlarges sums; a NaN selects the wide product
+    return lax.cond(bound <= np.float32(float(fmt.max) / 2), narrow, wide, *operands)

@@ -1,4 +1,4 @@
-"""The formats that a recipe's ``keep`` gives to primitives and scopes of their own."""
+"""The formats that ``keep`` gives to primitives and scopes of their own."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ import dataclasses
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from ..formats import BlockFormat, Format
 from ..interpret import CONTRACTIONS, Equation, warn_kernel
-from ._operand_settings import Products
 
 # The transformations that JAX writes into a name stack around the user's names.
 TRANSFORMS = re.compile(r"\b(?:transpose|jvp|vmap|jit|rematted_computation|checkpoint|remat)\b")
 
 Default = TypeVar("Default")
 Scope: TypeAlias = str | re.Pattern[str]  # what names equations in ``Recipe.keep``
-Kept: TypeAlias = Format | BlockFormat | Products | None  # what ``Recipe.keep`` gives them
+Kept: TypeAlias = object  # what ``keep`` gives them: a format, None for float32, or settings
 
 
 class FormatOverrides:
@@ -32,20 +31,21 @@ class FormatOverrides:
 
     def find(self, equation: Equation, default: Default) -> Format | BlockFormat | Default | None:
         """Returns the format that ``keep`` gives to an equation, or the default."""
-        found = self._first(equation, default)
-        return default if isinstance(found, Products) else found
+        found = self.first(equation, default)
+        return default if _is_setting(found) else found  # pyright: ignore[reportReturnType]
 
-    def products(self, equation: Equation) -> Products | None:
-        """Returns the products that ``keep`` gives to a contraction; None for none of its own."""
-        found = self._first(equation, None)
-        return found if isinstance(found, Products) else None
+    def setting(self, equation: Equation) -> Any:
+        """Returns what ``keep`` gives to an equation that is no format; None for nothing."""
+        found = self.first(equation, None)
+        return found if _is_setting(found) else None
 
     @property
-    def have_products(self) -> bool:
-        """Whether ``keep`` gives products to anything, so that roles of operands are told apart."""
-        return any(isinstance(kept, Products) for _, kept in self.keep)
+    def have_settings(self) -> bool:
+        """Whether ``keep`` gives anything but formats."""
+        return any(_is_setting(kept) for _, kept in self.keep)
 
-    def _first(self, equation: Equation, default: Default) -> Kept | Default:
+    def first(self, equation: Equation, default: Default) -> Kept | Default:
+        """Returns what the first name that matches an equation has, or the default."""
         if not self.keep:
             return default
         parts = scope_parts(equation.scope)
@@ -128,6 +128,10 @@ class Places:
 def scope_parts(scope: str) -> list[str]:
     """Returns the user's names in a name stack, outermost first, without JAX's transformations."""
     return [p for p in re.split(r"[/()]+", TRANSFORMS.sub("", scope)) if p]
+
+
+def _is_setting(kept: object) -> bool:
+    return kept is not None and not isinstance(kept, Format | BlockFormat)
 
 
 def _within(name: Scope, parts: list[str]) -> bool:

@@ -1,5 +1,4 @@
-"""Exponents of ``Recipe.results``: common ones of operands, those found from data or propagated,
-and how results are rounded."""
+"""Exponents of results and operands, found from data or propagated, and how results are rounded."""
 
 from __future__ import annotations
 
@@ -29,11 +28,9 @@ from ..scaled import (
     split_power,
     static_scale,
 )
-from ._families import INFINITE, propagated_power
-from ._predict import terms_of
-from ._recipe import Recipe, Results
 from ._rescale import is_rescale
-from ._rules import FALLBACK, RULES, PrimitiveRule
+from ._rules import FALLBACK, INFINITE, RULES, PrimitiveRule, propagated_power, terms_of
+from ._settings import Scalify
 from ._value import Exponent, Memo, ScaledValue, largest_rounded, leading, wide_dtype
 
 MASK = 20  # log2 of the least constant that is taken for a mask, such as -1e9
@@ -409,7 +406,7 @@ def widened(x: ScaledValue, dtype: DTypeLike = jnp.float32) -> ScaledValue:
 
 
 def propagated_bound(
-    results: Results,
+    settings: Scalify,
     equation: Equation,
     family: Family,
     floats: Sequence[ScaledValue],
@@ -428,7 +425,7 @@ def propagated_bound(
     """
     name = equation.name
     bounds = [
-        bound_aligned(results, x) if family is Family.ALIGNED else bound_of_data(x) for x in floats
+        bound_aligned(settings, x) if family is Family.ALIGNED else bound_of_data(x) for x in floats
     ]
     if any(map(is_packed, floats)):
         return None
@@ -450,7 +447,7 @@ def propagated_bound(
         return sum(bounds)
     if name == "div" and is_nonzero_constant(floats[1]) and equation.direction != "update":
         return bounds[0]
-    if results.rescale is not None:
+    if settings.rescale is not None:
         return None
     match name:
         case "mul":
@@ -462,14 +459,14 @@ def propagated_bound(
     return None
 
 
-def constant_limit(results: Results) -> int:
-    return 14 if results.rescale == "max" else 7
+def constant_limit(settings: Scalify) -> int:
+    return 14 if settings.rescale == "max" else 7
 
 
-def bound_aligned(results: Results, x: ScaledValue) -> int:
+def bound_aligned(settings: Scalify, x: ScaledValue) -> int:
     if not x.constant_value or not math.isfinite(x.constant_value):
         return bound_of_data(x) if x.constant_value is None else 0
-    return TOP if abs(x.constant_value) >= 2.0**MASK else constant_limit(results)
+    return TOP if abs(x.constant_value) >= 2.0**MASK else constant_limit(settings)
 
 
 # Families whose results need the format's whole range (of aligned operands, one may be a mask).
@@ -500,21 +497,16 @@ class ResultRounding:
     """The policy for results: each is rounded once, and its scale found or propagated.
 
     Attributes:
-        recipe: with ``results``.
+        settings: the format, and where scales are found.
         keeps_float32: whether results stay unrounded, by the same rules.
     """
 
-    recipe: Recipe
+    settings: Scalify
     keeps_float32: bool = False
 
     @property
-    def results(self) -> Results:
-        assert self.recipe.results is not None
-        return self.recipe.results
-
-    @property
     def fmt(self) -> Format:
-        return self.results.format
+        return self.settings.format
 
     @property
     def dtype(self) -> np.dtype:
@@ -524,7 +516,7 @@ class ResultRounding:
     @property
     def propagates(self) -> bool:
         """Whether scales follow from operands' scales and from shapes alone, never from data."""
-        return self.results.rescale == "never"
+        return self.settings.rescale == "never"
 
     def lifted(self, x: ScaledValue, *, has_scale: bool = True) -> ScaledValue:
         if isinstance(x.exponent, int) and x.exponent == 0 and not self.keeps_float32:
@@ -572,7 +564,7 @@ class ResultRounding:
         if equation.name == "div" and is_nonzero_constant(floats[1]) and not optimizer:
             half = y.data.dtype.type(0.5)  # the constant's data lie above 1/2
             y = ScaledValue(y.data * half, y.exponent + 1)
-        bound = propagated_bound(self.results, equation, family, floats, constant)
+        bound = propagated_bound(self.settings, equation, family, floats, constant)
         if bound is None or bound > TOP:
             return self.rescaled(y, full_range=optimizer or family in FULL_RANGE)
         if family is Family.POWER:
@@ -606,6 +598,6 @@ class ResultRounding:
 
     def _measure(self, full_range: bool) -> str:
         # propagated scales assume data of unit size
-        if self.results.rescale is None and full_range and self.results.arithmetic == "float32":
+        if self.settings.rescale is None and full_range and self.settings.arithmetic == "float32":
             return "max"
-        return "l2" if self.propagates else self.results.rescale or "l2"
+        return "l2" if self.propagates else self.settings.rescale or "l2"

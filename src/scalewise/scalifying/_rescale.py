@@ -1,4 +1,4 @@
-"""Marks where a recipe that propagates scales finds one from the data."""
+"""Marks where scales that are only propagated are found from the data."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ SCOPE = "scalewise.rescale"
 
 @jax.custom_jvp
 def rescale(x: jax.Array) -> jax.Array:
-    """Returns ``x``; under ``Recipe.results``, finds its scale from data in the forward pass.
+    """Returns ``x``; under :func:`scalify`, finds its scale from data in the forward pass.
 
-    For recipes that only propagate scales (``recipes.scalify``), where a program's numbers leave
-    unit size, for example after many products. The scale is found by the recipe's ``rescale``, or
-    by the root mean square. The gradient passes unchanged.
+    Where scales are only propagated and a program's numbers leave unit size, for example after many
+    products. The scale is found by the measure that ``rescale`` names, or by the root mean square.
+    The gradient passes unchanged.
 
     Args:
         x: an array of floats.
 
     Example:
         >>> import jax.numpy as jnp, scalewise as sw
-        >>> float(sw.autoscale(lambda x: rescale(x * x), "scalify")(jnp.float32(3)))
+        >>> float(sw.scalify(lambda x: rescale(x * x))(jnp.float32(3)))
         9.0
     """
     return _marked(x)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from .._jax import type_like
 from .._types import PyTree
@@ -20,12 +22,10 @@ from ..interpret import (
     Value,
 )
 from ..primitives import Family, names
-from ..scaled import ScaledArray
-from ._families import Flight
-from ._narrow import SqrtStored, is_stored
+from ..rounding import EncodedArray
+from ..scaled import ScaledArray, SqrtStored, is_stored
 from ._overrides import FormatOverrides
-from ._quantized import is_quantized
-from ._rules import CONTRACTS, PrimitiveRule, contraction_of
+from ._rules import CONTRACTS, Flight, PrimitiveRule, contraction_of
 from ._value import ScaledValue
 
 SPARSE = names(lambda row: row.family is Family.SPARSE)
@@ -79,3 +79,12 @@ class PairInterpretation(Interpretation):
             return rule.rule(flight, equation, inputs)
         product = multiply(found.equation, found.values)
         return [product if found.finish is None else found.finish(product)]
+
+
+def is_quantized(x: object) -> bool:
+    """Returns whether a ScaledArray has axes, at most 8 bits, and scales that aren't exponents."""
+    if not isinstance(x, ScaledArray) or x.exponent is not None or not x.ndim:
+        return False
+    if isinstance(x.data, EncodedArray):
+        return x.data.format.bits <= 8
+    return jnp.issubdtype(x.data.dtype, jnp.floating) and np.dtype(x.data.dtype).itemsize == 1
