@@ -82,6 +82,8 @@ def rounding_error(fmt):
 
 
 def formats_of(recipe):
+    if isinstance(recipe, sw.Scalify):
+        return [recipe.format]
     operands = [recipe.products.formats()[0][0], recipe.products.formats()[1][0], recipe.residuals]
     for pair in recipe.products.formats() if recipe.products else ():
         operands += pair
@@ -93,7 +95,8 @@ def tolerance(interpretation, contracts):
     if kind != "autoscale":
         return 8 * rounding_error(format_(name)) + 1e-6
     recipe = RECIPES[name]
-    formats = formats_of(recipe) if contracts else [recipe.residuals]
+    whole = contracts or isinstance(recipe, sw.Scalify)
+    formats = formats_of(recipe) if whole else [recipe.residuals]
     return 6 * max(map(rounding_error, formats))
 
 

@@ -339,7 +339,8 @@ def test_a_fix_can_be_applied(context, name, run):
                 fix.apply(target or "fp16")
         else:
             assert fix.apply(target) != target
-            assert type(fix.apply(target)) is type(target)
+            other = sw.Recipe if name == "results" else type(target)
+            assert type(fix.apply(target)) is other
 
 
 @pytest.mark.parametrize("kind", FINDING_KINDS.values(), ids=list(FINDING_KINDS))
