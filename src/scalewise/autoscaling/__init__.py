@@ -8,15 +8,15 @@ from ..scalifying import register as register
 from ..scalifying import rescale as rescale
 from ..scalifying import rescale_gradient as rescale_gradient
 from . import recipes as recipes
-from ._autoscale import Schedule as Schedule
+from ._autoscale import WithHistory as WithHistory
 from ._autoscale import autoscale as autoscale
-from ._delayed import WithHistory as WithHistory
 from ._explain import explain as explain
 from ._narrow import quantize_params as quantize_params
 from ._narrow import store as store
 from ._operand_settings import Operand as Operand
 from ._operand_settings import Products as Products
 from ._recipe import Recipe as Recipe
+from ._schedule import Schedule as Schedule
 
 __all__ = ["RULES", "Family", "WithHistory", "register"]
 
@@ -29,8 +29,8 @@ from ._recipe import RecipeLike as RecipeLike
 _DOCUMENTED = dir()  # the reference has these names
 
 # for other packages of scalewise, not for users
-from ._autoscale import interpretation as interpretation
 from ._boundaries import Boundaries as Boundaries
+from ._boundaries import interpretation as interpretation
 from ._history import OperandAmaxes as OperandAmaxes
 from ._operand_settings import Role as Role
 from ._operand_settings import operand_format as operand_format

@@ -1,155 +1,37 @@
-"""``autoscale``: runs any JAX function on (data, scale) pairs, as a recipe says, or a schedule."""
+"""``autoscale``: runs any JAX function on (data, scale) pairs, as a recipe says, or a schedule.
+
+Current scaling reads an operand twice, to find the scale and to round. Delayed scaling reads it
+once: a step rounds with the scale that it was given, and records the magnitudes for the next step
+in an :class:`AmaxHistory`, explicit state that goes into a step and comes out of it.
+"""
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import functools
 import inspect
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated, Any
+from types import MethodType
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from .._check import Accepts, Count, Result, Words, as_decorator, checked, is_array, shown
-from .._jax import Tracer
+from .._check import Result, as_decorator, checked
 from .._types import PyTree
 from ..devices import MatrixUnitsLike
-from ..interpret import pure_call, transform
-from ..scaled import has_exponent, is_stored
-from ..scalifying import EveryOp, FormatOverrides, Scalify, scalified
-from ._boundaries import Boundaries
-from ._delayed import WithHistory
-from ._history import OperandAmaxes
-from ._operands import Operands
+from ..interpret import Program, is_float, pure_call, run, trace, transform
+from ..scaled import Amax, Delayed, has_exponent, is_stored
+from ..scalifying import FormatOverrides, Scalify, scalified
+from ._boundaries import Boundaries, interpretation
+from ._history import AmaxHistory, OperandAmaxes, foreign_history
 from ._recipe import Recipe, RecipeLike
-from ._setup import Setup
+from ._schedule import Schedule
 from .recipes import fp16
 from .recipes import recipe as recipe_
 
-Phases = Annotated[
-    Mapping[int | float, RecipeLike] | tuple[tuple[int | float, RecipeLike], ...],
-    Words("a dict from first steps to recipes, {0: 'bf16', 1000: 'fp8'}"),
-]
-
-
-@checked
-@dataclasses.dataclass(frozen=True)
-class Schedule:
-    """Recipes that follow each other: a warm-up in a wider one, BF16 for the last 10 % of steps.
-
-    Attributes:
-        phases: ``{first step: recipe or name}``, or pairs; the first at step 0. A float is a
-            fraction of ``steps``, rounded up to a step. The last phase has no end.
-        steps: how many steps the run has; for fractions, and to check that every phase begins.
-
-    Raises:
-        TypeError, ValueError: no phases, no step 0, steps that don't increase, a fraction without
-            ``steps``, a phase that begins after the last step, a recipe with delayed scaling, or
-            recipes that store different parts of the state.
-
-    Example:
-        >>> import scalewise as sw
-        >>> schedule = sw.Schedule({0: "bf16", 100: "nvfp4", 0.9: "bf16"}, steps=2000)
-        >>> schedule.starts, schedule.recipe(1799) == sw.recipes.nvfp4
-        ((0, 100, 1800), True)
-    """
-
-    phases: Annotated[tuple[tuple[int, Recipe | Scalify], ...], Accepts(Phases)]
-    steps: Count | None = None
-
-    def __post_init__(self):
-        given: Any = self.phases
-        given = given.items() if isinstance(given, Mapping) else given
-        phases = tuple((self._step(start), recipe_(r)) for start, r in given)
-        object.__setattr__(self, "phases", phases)
-        if not phases or phases[0][0] != 0:
-            raise ValueError(f"Schedule.phases begin at {self.starts[:1]}; expected step 0")
-        for (start, _), (after, _) in itertools.pairwise(phases):
-            if after <= start:
-                raise ValueError(
-                    f"Schedule.phases begin at the steps {', '.join(map(str, self.starts))}; "
-                    "expected increasing ones"
-                )
-            if self.steps is not None and after >= self.steps:
-                raise ValueError(
-                    f"Schedule: the phase that begins at step {start} never ends: the next begins "
-                    f"at step {after}, and the run has {self.steps} steps"
-                )
-        for _, recipe in phases:
-            if recipe.is_delayed:
-                raise ValueError(
-                    "Schedule: delayed scaling needs the history of every step; use it without a "
-                    "schedule, or fp8_current here"
-                )
-            if recipe.state != phases[0][1].state:
-                raise ValueError(
-                    "Schedule: the recipes store different parts of the state, whose type would "
-                    "change within a run; give all of them the same Recipe.state"
-                )
-
-    @property
-    def starts(self) -> tuple[int, ...]:
-        """The first step of each phase."""
-        return tuple(start for start, _ in self.phases)
-
-    def recipe(self, step: int) -> Recipe | Scalify:
-        """Returns the recipe of a step."""
-        if step < 0:
-            raise ValueError(f"Schedule.recipe: step is {step}; expected 0, 1, ...")
-        return next(recipe for start, recipe in reversed(self.phases) if start <= step)
-
-    def apply(self, transform: Callable[[Recipe | Scalify], Callable]) -> Callable:
-        """Returns a function ``(step, *args)`` that calls ``transform(recipe)`` of the step.
-
-        A traced step compiles the programs of all phases; a Python integer only its own.
-        """
-        functions = [transform(recipe) for _, recipe in self.phases]
-
-        def scheduled(step: int | jax.Array, *args: PyTree, **kwargs: PyTree) -> PyTree:
-            number = is_array(step) and not np.ndim(step)
-            if not number or not jnp.issubdtype(jnp.result_type(step), jnp.integer):
-                raise TypeError(
-                    "autoscale: with a Schedule the first argument is the step, an integer, not "
-                    f"{shown(step)}"
-                )
-            if not isinstance(step, Tracer):
-                self.recipe(int(step))  # fails for a step before the first
-                return functions[bisect.bisect(self.starts, int(step)) - 1](*args, **kwargs)
-            starts = np.asarray(self.starts, np.int32)
-            phase = jnp.sum(step.astype(jnp.int32) >= starts, dtype=jnp.int32) - 1
-            now = functions[0]
-            with pure_call(lambda *args, **kwargs: now(*args, **kwargs), args, kwargs) as call:
-
-                def branch(f: Callable) -> PyTree:
-                    nonlocal now
-                    now = f
-                    return call.whole(call.f(*call.args, **call.kwargs))
-
-                branches = [functools.partial(branch, f) for f in functions]
-                return call.finish(lax.switch(phase, branches))
-
-        return scheduled
-
-    def _step(self, start: object) -> int:
-        if isinstance(start, int | np.integer) and not isinstance(start, bool):
-            return int(start)
-        if not isinstance(start, float) or not 0 <= start < 1:
-            raise ValueError(
-                f"Schedule: a phase begins at {start!r}; expected a step, or a fraction of the "
-                "steps from 0.0 to below 1.0"
-            )
-        if self.steps is None:
-            raise ValueError(
-                f"Schedule: a phase begins at the fraction {start}; expected steps, the number of "
-                "steps of the run"
-            )
-        return int(np.ceil(round(start * self.steps, 6)))
+NAME = "autoscale"
 
 
 @as_decorator
@@ -279,26 +161,127 @@ def _with_key(args: tuple) -> tuple:
     return args
 
 
-def interpretation(
-    recipe: Recipe | Scalify,
-    *,
-    traced: bool = False,
-    key: jax.Array | None = None,
-    amaxes: OperandAmaxes | None = None,
-    overrides: FormatOverrides | None = None,
-    record: Callable[..., None] | None = None,
-) -> Boundaries | EveryOp:
-    """Returns the interpretation that :func:`autoscale` applies to a function.
+# -- delayed scaling -------------------------------------------------------------------------------
 
-    Args:
-        recipe: of products, or the settings of ``scalify``, for which three arguments are nothing.
-        traced: whether an argument has an integer exponent of its own.
-        key: for recipes that draw random numbers; None for the key of seed 0.
-        amaxes: for delayed scaling: those of earlier steps, and a record of this one's.
-        overrides: of the recipe; None for new ones.
-        record: called with each decision on a format.
+
+class WithHistory:
+    """A function under a recipe with delayed scaling; the result of ``autoscale``.
+
+    Called like the function itself it uses no history: each array determines its own scale.
+    ``init`` and ``step`` use one, and are pure functions, to be jitted, saved and restored like any
+    others:
+
+        scaled = sw.autoscale(train_step, "fp8_delayed")
+        history = scaled.init(params, batch)
+        (params, loss), history = jax.jit(scaled.step)(history, params, batch)
+
+    A step can't be differentiated from outside: wrap the training step, gradient and all.
     """
-    overrides = FormatOverrides(recipe.keep) if overrides is None else overrides
-    if isinstance(recipe, Scalify):
-        return EveryOp(recipe, overrides=overrides, record=record)
-    return Boundaries(Operands(Setup(recipe, traced, overrides, record), key, amaxes))
+
+    def __init__(self, f: Callable, recipe: Recipe):
+        scaling = recipe.products.scaling
+        assert isinstance(scaling, Delayed)
+        self.recipe = recipe
+        self.steps = scaling.history
+        self.current = recipe.with_operands(scaling=Amax(scaling.power_of_two))
+        self.f = f
+        functools.update_wrapper(self, f, updated=())  # leaves a callable object's attributes alone
+
+    def __get__(self, instance: object, owner: type | None = None) -> WithHistory:
+        """Returns the method of an instance, for a function that is a class's attribute."""
+        return self if instance is None else WithHistory(MethodType(self.f, instance), self.recipe)
+
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        overrides = FormatOverrides(self.current.keep)
+        boundaries = Boundaries.of(self.current, overrides=overrides)
+        outs = transform(self.f, boundaries, name=NAME)(*args, **kwargs)
+        overrides.check(NAME)
+        return outs
+
+    def init(self, *args: PyTree, **kwargs: PyTree) -> AmaxHistory:
+        """Returns the history after one step on these arguments; the step's outputs are dropped."""
+        program, boundaries = self._program(self.f, args, kwargs, as_jit=True)
+        operand_ids: dict[str, jax.Array] = {}
+        counting = boundaries.with_amaxes(OperandAmaxes(newest=operand_ids))
+        jax.eval_shape(lambda arrays: run(program, counting, (), arrays)[0], program.arrays)
+        state = dict.fromkeys(operand_ids, jnp.float32(0))
+        # under jit: outside of it, JAX can't place a loop's counter on a mesh with explicit axes
+        newest = jax.jit(lambda arrays: run(program, boundaries, state, arrays)[0])(program.arrays)
+        empty = AmaxHistory(
+            jnp.zeros((len(operand_ids), self.steps), jnp.float32), tuple(sorted(operand_ids))
+        )
+        return empty.after(_column(empty.operand_ids, newest))
+
+    def step(
+        self, history: AmaxHistory, *args: PyTree, **kwargs: PyTree
+    ) -> tuple[PyTree, AmaxHistory]:
+        """Returns the function's outputs, and the history for the next call.
+
+        Raises:
+            TypeError, ValueError: as :meth:`observe`.
+        """
+        outs, newest = self.observe(history, *args, **kwargs)
+        return outs, history.after(newest)
+
+    def observe(
+        self, history: AmaxHistory, *args: PyTree, **kwargs: PyTree
+    ) -> tuple[PyTree, jax.Array]:
+        """Returns the function's outputs, and each operand's largest magnitude in this call.
+
+        For a step that consists of several calls, on microbatches or devices, which all round with
+        one history: pass the largest of their magnitudes to ``history.after``.
+
+        Raises:
+            TypeError: ``history`` isn't an :class:`AmaxHistory`, or the call is differentiated.
+            ValueError: the history was made for another program.
+        """
+        if not isinstance(history, AmaxHistory):
+            raise TypeError(
+                f"{NAME}: step(history, ...) takes the AmaxHistory that init made, "
+                f"not a {type(history).__name__}"
+            )
+        with pure_call(self.f, args, kwargs, is_stored) as call:
+            program, boundaries = self._program(call.f, call.args, call.kwargs)
+            outs, newest = self._observed(history, program, boundaries)
+            return call.finish(program.outputs(outs)), newest
+
+    def _observed(
+        self, history: AmaxHistory, program: Program, boundaries: Boundaries
+    ) -> tuple[list[PyTree], jax.Array]:
+        program = dataclasses.replace(program, arrays=_undifferentiated(list(program.arrays)))
+        earlier = dict(zip(history.operand_ids, jnp.max(history.amaxes, axis=1), strict=True))
+        amaxes = OperandAmaxes(earlier)
+        here = boundaries.with_amaxes(amaxes)
+        state = dict.fromkeys(history.operand_ids, jnp.zeros((), jnp.float32))
+        newest, values = run(program, here, state)
+        boundaries.overrides.check(NAME)
+        others = sorted(set(history.operand_ids) - amaxes.seen)
+        if others:
+            raise foreign_history(f"has an operand {others[0]}, which this program has not")
+        outs = [
+            here.emit(v, a, path) if is_float(a) else v
+            for v, a, path in zip(values, program.out_avals, program.paths, strict=True)
+        ]
+        return outs, _column(history.operand_ids, newest)
+
+    def _program(self, f: Callable, args, kwargs, as_jit: bool = False):
+        overrides = FormatOverrides(self.recipe.keep)
+        boundaries = Boundaries.of(self.recipe, overrides=overrides).with_amaxes(OperandAmaxes())
+        return trace(f, boundaries, args, kwargs, name=NAME, as_jit=as_jit), boundaries
+
+
+def _column(operand_ids: Sequence[str], newest: Mapping[str, jax.Array]) -> jax.Array:
+    return jnp.stack([newest[s] for s in operand_ids]) if operand_ids else jnp.zeros(0)
+
+
+@jax.custom_jvp
+def _undifferentiated(arrays: list[jax.Array]) -> list[jax.Array]:
+    return arrays
+
+
+@_undifferentiated.defjvp
+def _(primals, tangents):
+    raise TypeError(
+        f"{NAME}: step(history, ...) can't be differentiated from outside; wrap the training step, "
+        "gradient and all"
+    )

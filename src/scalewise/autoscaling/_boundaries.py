@@ -44,10 +44,12 @@ from ..scaled import RULES as SCALE_RULES
 from ..scalifying import (
     MULTIPLIES,
     RULES,
+    EveryOp,
     FormatOverrides,
     Memo,
     PairInterpretation,
     ScaledValue,
+    Scalify,
     materialize,
     normalised,
     per_slice,
@@ -55,7 +57,6 @@ from ..scalifying import (
 )
 from ._history import OperandAmaxes
 from ._layout import force_materialize
-from ._narrow import holds, store_value
 from ._operand_settings import GRADIENT, Operand
 from ._operands import Operands
 from ._predict import of_argument, predict, role_of
@@ -65,7 +66,7 @@ from ._recipe import Recipe
 from ._residuals import Residuals, load, load_product
 from ._sending import Sending
 from ._setup import Setup
-from ._value import StoredValue
+from ._value import StoredValue, holds, store_value
 
 # Families whose results may leave the range of their operands.
 MULTIPLY = (Family.PRODUCT, Family.POWER, Family.CONTRACTION)
@@ -409,3 +410,28 @@ def _origin(equation: Equation, inputs: Sequence[Value], family: Family):
         return "stored" if all(x.origin == "stored" for x in known) else "residual"
     # everything else in a backward pass is linear in a cotangent, the first of which is a constant
     return "backward" if equation.direction == "backward" else "forward"
+
+
+def interpretation(
+    recipe: Recipe | Scalify,
+    *,
+    traced: bool = False,
+    key: jax.Array | None = None,
+    amaxes: OperandAmaxes | None = None,
+    overrides: FormatOverrides | None = None,
+    record: Callable[..., None] | None = None,
+) -> Boundaries | EveryOp:
+    """Returns the interpretation that :func:`autoscale` applies to a function.
+
+    Args:
+        recipe: of products, or the settings of ``scalify``, for which three arguments are nothing.
+        traced: whether an argument has an integer exponent of its own.
+        key: for recipes that draw random numbers; None for the key of seed 0.
+        amaxes: for delayed scaling: those of earlier steps, and a record of this one's.
+        overrides: of the recipe; None for new ones.
+        record: called with each decision on a format.
+    """
+    overrides = FormatOverrides(recipe.keep) if overrides is None else overrides
+    if isinstance(recipe, Scalify):
+        return EveryOp(recipe, overrides=overrides, record=record)
+    return Boundaries(Operands(Setup(recipe, traced, overrides, record), key, amaxes))

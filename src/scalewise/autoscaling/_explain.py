@@ -16,8 +16,7 @@ from ..formats import format as format_
 from ..interpret import Argument, Equation, Value, is_array, transform
 from ..scaled import has_exponent, is_stored
 from ..scalifying import EveryOp, FormatOverrides, Scalify
-from ._autoscale import interpretation
-from ._boundaries import Boundaries
+from ._boundaries import Boundaries, interpretation
 from ._history import OperandAmaxes
 from ._operand_settings import Operand
 from ._quantized import QuantizedValue

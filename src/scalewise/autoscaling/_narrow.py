@@ -9,15 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jax.typing import DTypeLike
 
 from .._check import checked, is_array, shown
 from .._jax import Format as Placed
 from .._jax import Layout, Tracer
 from .._types import PyTree
-from ..formats import BlockFormat, Format
-from ..interpret import outlined
+from ..formats import BlockFormat
 from ..scaled import (
     Amax,
     ScaledArray,
@@ -26,37 +23,11 @@ from ..scaled import (
     quantize_measured,
     store_array,
 )
-from ..scalifying import ScaledValue
 from ._operand_settings import CURRENT, Operand
 from ._reads import parameter_uses
 from ._recipe import Recipe, RecipeLike
-from ._value import StoredValue
 from .recipes import products_of
 from .recipes import recipe as recipe_
-
-
-def store_value(value: ScaledValue, fmt: Format) -> StoredValue:
-    memo = value.memo
-    if fmt not in memo.stored:
-        if fmt not in memo.copies:
-            memo.copies[fmt] = outlined(_one_scale, fmt, value.data)
-        copy = memo.copies[fmt]
-        assert isinstance(copy, ScaledArray)
-        assert isinstance(copy.data, jax.Array)
-        assert isinstance(copy.scale, jax.Array)
-        data = lax.optimization_barrier(copy.data)
-        known = value.data.dtype, value.narrowed, value.role
-        memo.stored[fmt] = StoredValue(data, copy.scale, value.exponent, *known)
-    return memo.stored[fmt]
-
-
-def _one_scale(fmt: Format, x: jax.Array) -> ScaledArray:
-    return quantize(x, fmt)
-
-
-def holds(dtype: DTypeLike, fmt: Format) -> bool:
-    """Returns whether an array of ``dtype`` takes no more memory than one in ``fmt``."""
-    return jnp.dtype(dtype).itemsize * 8 <= fmt.bits
 
 
 @checked

@@ -42,7 +42,6 @@ from ._blocks import Blocks, Factor, in_blocks
 from ._history import OperandAmaxes
 from ._keys import hadamard_signs, hadamard_transform, operand_key, place_of
 from ._layout import loaded_after, narrow_copy, stored_copy
-from ._narrow import holds
 from ._operand_settings import GRADIENT, Operand, Role
 from ._predict import between_activations, is_reread, role_read_later, roles
 from ._products import DeferredProduct, is_narrow, multiply, plain
@@ -50,7 +49,7 @@ from ._quantized import QuantizedOperand, QuantizedValue, apart
 from ._residuals import Residuals, before_cast, load
 from ._setup import Setup
 from ._units import reason_to_leave
-from ._value import StoredValue
+from ._value import StoredValue, holds
 
 
 @dataclasses.dataclass(frozen=True)

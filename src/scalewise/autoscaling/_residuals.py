@@ -15,11 +15,10 @@ from ..primitives import having, params
 from ..scaled import at_least, is_known
 from ..scalifying import RULES, Memo, ScaledValue
 from ._layout import separate_copy
-from ._narrow import holds, store_value
 from ._products import DeferredProduct
 from ._quantized import QuantizedValue
 from ._setup import Setup
-from ._value import Copy, Lineage, StoredValue
+from ._value import Copy, Lineage, StoredValue, holds, store_value
 
 RECOMPUTED, STABLE = having("recomputed"), having("stable")
 SAME_ORDER = having("same_order")

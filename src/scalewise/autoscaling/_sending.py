@@ -18,8 +18,8 @@ from ..primitives import params
 from ..rounding import encode
 from ..scaled import Amax
 from ..scalifying import ScaledValue, per_slice, wide_dtype
-from ._narrow import holds
 from ._setup import Setup
+from ._value import holds
 
 GATHERS = ("all_gather", "all_gather_invariant")
 SUMS = ("psum", "psum_invariant")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +17,6 @@ from ..primitives import params
 from ..scaled import is_known
 from ..scalifying import ScaledValue
 from ._operand_settings import Operand, Operands, is_narrow_pair, shown_pair
-from ._quantized import QuantizedValue
 
 GROUPED = ("ragged_dot", "ragged_dot_general")
 
@@ -61,7 +61,7 @@ class MissingUnits:
             )
 
 
-Narrow = Operand | QuantizedValue | None  # of an operand; None for one that stays in flight
+Narrow = Any  # of an operand: its setting, a quantized argument; None for one that stays in flight
 
 NO_UNITS = "left alone: no units"
 TOO_SMALL = "left alone: converting costs more"
@@ -135,7 +135,7 @@ def _wide_rate(values: Sequence[ScaledValue], device: Device) -> float:
 
 
 def _conversion(value: ScaledValue, narrow: Narrow, device: Device) -> float:
-    if narrow is None or isinstance(narrow, QuantizedValue):
+    if not isinstance(narrow, Operand):
         return 0.0
     reads = 1 + (narrow.scaling.source not in ("history", "shapes"))
     bytes_ = reads * np.dtype(value.data.dtype).itemsize + narrow.format.bits_per_element / 8

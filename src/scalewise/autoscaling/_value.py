@@ -8,10 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from ..interpret import Equation, Value
+from ..formats import Format
+from ..interpret import Equation, Value, outlined
+from ..scaled import ScaledArray, quantize
 from ..scalifying import Exponent, ScaledValue, leading, wide_dtype
 from ._operand_settings import Role
 
@@ -53,6 +56,30 @@ class StoredValue:
         own, *rest = static
         data, scale, *traced = children
         return cls(data, scale, traced[0] if traced else own, *rest)
+
+
+def store_value(value: ScaledValue, fmt: Format) -> StoredValue:
+    memo = value.memo
+    if fmt not in memo.stored:
+        if fmt not in memo.copies:
+            memo.copies[fmt] = outlined(_one_scale, fmt, value.data)
+        copy = memo.copies[fmt]
+        assert isinstance(copy, ScaledArray)
+        assert isinstance(copy.data, jax.Array)
+        assert isinstance(copy.scale, jax.Array)
+        data = lax.optimization_barrier(copy.data)
+        known = value.data.dtype, value.narrowed, value.role
+        memo.stored[fmt] = StoredValue(data, copy.scale, value.exponent, *known)
+    return memo.stored[fmt]
+
+
+def _one_scale(fmt: Format, x: jax.Array) -> ScaledArray:
+    return quantize(x, fmt)
+
+
+def holds(dtype: DTypeLike, fmt: Format) -> bool:
+    """Returns whether an array of ``dtype`` takes no more memory than one in ``fmt``."""
+    return jnp.dtype(dtype).itemsize * 8 <= fmt.bits
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
