@@ -27,14 +27,15 @@ from ..scaled import (
     amax,
     is_known,
     merge_blocks,
+    nan_scales,
     over_scales,
+    over_tiles,
     quantize_measured,
     round_in_blocks,
     rounds_in_blocks,
     scales_of,
     split_blocks,
     tensor_scale_of,
-    usable,
 )
 from ._block_kernel import BlockRounding, kernel_for, rounded_by_kernel
 from ._keys import draws_by_index, random_bits
@@ -212,23 +213,30 @@ def _from_source(
         given = source, None if key is None else jax.random.key_data(key)
         value = outlined(_decoded, (fmt, scaling, axis, rounding, tile, kind), *given)
         return _through(value, fmt, narrow).astype(dtype)
-    largest, tainted = outlined(_largest, (fmt, scaling, axis, tile), source)
+    square, along = tile is not None and tile[1] == fmt.size, axis
+    if square and axis < tile[0]:
+        # a weight has the same finite numbers in both orientations, which XLA computes once
+        axis, tile = tile[0], (axis, fmt.size)
+    largest = outlined(_largest, (fmt, axis, tile), source)
+    tainted = None
+    if nan_scales(fmt, scaling) and not square:
+        tainted = outlined(_tainted, (fmt, axis), source).reshape(-1)
     whole = None
     if fmt.tensor_scale is not None:
         whole = outlined(_tensor_scale, (fmt, scaling), jnp.max(largest, initial=0))
-    factor, scale = outlined(
-        _factors, (fmt, scaling), largest.reshape(-1), tainted.reshape(-1), whole
-    )
+    factor = outlined(_factors, (fmt, scaling), largest.reshape(-1), tainted, whole)
     blocks = split_blocks(source, fmt.size, axis)
     outer, inner = blocks.shape[: axis + 1], blocks.shape[axis + 2 :]
     shape = math.prod(outer), fmt.size, math.prod(inner)
-    factor, scale = (f.reshape(shape[0], shape[2]) for f in (factor, scale))
+    factor = factor.reshape(shape[0], shape[2])
     bits = None
     if key is not None:
         bits = outlined(_bits, (source.shape, kind), jax.random.key_data(key))
         bits = split_blocks(bits, fmt.size, axis).reshape(shape)
-    value = outlined(_over_factors, (fmt, rounding), blocks.reshape(shape), factor, scale, bits)
+    value = outlined(_over_factors, (fmt, rounding), blocks.reshape(shape), factor, bits)
     value = merge_blocks(value.reshape(blocks.shape), source.shape, axis)
+    if nan_scales(fmt, scaling) and square:
+        value = outlined(_with_nan, (fmt, along), source, value)
     return _through(value, fmt, narrow).astype(dtype)
 
 
@@ -256,15 +264,24 @@ def _decoded(options: tuple, x: jax.Array, data: jax.Array | None) -> jax.Array:
 # arrays of all shapes, blocks' scales for equally many blocks.
 
 
-def _largest(options: tuple, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns each block's largest magnitude, and whether one of its numbers isn't finite."""
-    fmt, scaling, axis, tile = options
-    blocks = split_blocks(x.astype(jnp.float32), fmt.size, axis)
-    if tile is not None:  # from here on an axis of the blocks
-        tile = tile[0] + (tile[0] > axis), tile[1]
-    measured, tainted = usable(blocks, fmt, scaling, axis + 1, tile)
-    found = amax(measured, (axis + 1,), False)
-    return found, jnp.zeros(found.shape, bool) if tainted is None else tainted
+def _largest(options: tuple, x: jax.Array) -> jax.Array:
+    """Returns each block's largest magnitude."""
+    fmt, axis, tile = options
+    found = amax(split_blocks(x.astype(jnp.float32), fmt.size, axis), (axis + 1,), False)
+    return found if tile is None else over_tiles(jnp.max, found, tile)
+
+
+def _tainted(options: tuple, x: jax.Array) -> jax.Array:
+    """Returns whether one of a block's numbers isn't finite."""
+    fmt, axis = options
+    return jnp.any(~jnp.isfinite(split_blocks(x, fmt.size, axis)), axis + 1)
+
+
+def _with_nan(options: tuple, x: jax.Array, value: jax.Array) -> jax.Array:
+    fmt, axis = options
+    blocks = split_blocks(value, fmt.size, axis)
+    nan = jnp.where(jnp.expand_dims(_tainted(options, x), axis + 1), np.float32(np.nan), blocks)
+    return merge_blocks(nan, x.shape, axis)
 
 
 def _tensor_scale(options: tuple, largest: jax.Array) -> jax.Array:
@@ -272,12 +289,12 @@ def _tensor_scale(options: tuple, largest: jax.Array) -> jax.Array:
 
 
 def _factors(
-    options: tuple, largest: jax.Array, tainted: jax.Array, whole: jax.Array | None
-) -> tuple[jax.Array, jax.Array]:
-    """Returns what blocks are divided by, and the scale that they are multiplied by."""
+    options: tuple, largest: jax.Array, tainted: jax.Array | None, whole: jax.Array | None
+) -> jax.Array:
+    """Returns what blocks are divided by, and multiplied by afterwards; NaN for tainted ones."""
     fmt, scaling = options
     found = scales_of(largest[:, None], None, fmt, 1, scaling, whole=whole, encode=round_to)
-    return found[1], jnp.where(tainted, np.float32(np.nan), found[1])
+    return found[1] if tainted is None else jnp.where(tainted, np.float32(np.nan), found[1])
 
 
 def _bits(options: tuple, data: jax.Array) -> jax.Array:
@@ -289,12 +306,12 @@ def _bits(options: tuple, data: jax.Array) -> jax.Array:
 
 
 def _over_factors(
-    options: tuple, blocks: jax.Array, factor: jax.Array, scale: jax.Array, bits: jax.Array | None
+    options: tuple, blocks: jax.Array, factor: jax.Array, bits: jax.Array | None
 ) -> jax.Array:
     fmt, rounding = options
     scaled = over_scales(blocks.astype(jnp.float32), factor, 1, rounding)
     rounded = round_to(scaled, fmt.element, rounding=rounding, saturate="finite", bits=bits)
-    return rounded * jnp.expand_dims(scale, 1)
+    return rounded * jnp.expand_dims(factor, 1)
 
 
 def widened(x: jax.Array, dtype: DTypeLike, shift: int = 0) -> jax.Array:

@@ -126,7 +126,7 @@ def to_top(magnitude: jax.Array, fmt: Format, power_of_two: bool) -> tuple[jax.A
     dtype = magnitude.dtype
     signed, mantissa_bits, bias = layout(dtype)
     if not power_of_two:
-        largest = lax.full_like(magnitude, float(fmt.max))
+        largest = dtype.type(float(fmt.max))
         lowest = np.asarray(2.0 ** (2 - bias), dtype)
         usable = jnp.where(jnp.isfinite(magnitude), magnitude, largest)
         scale = jnp.maximum(quotient(usable, largest), lowest)

@@ -99,7 +99,7 @@ def nonzero(y: jax.Array, x: jax.Array, rounding: str) -> jax.Array:
     return jnp.where(gone, jnp.copysign(least, x), y)
 
 
-def quotient(x: jax.Array, divisor: jax.Array) -> jax.Array:
+def quotient(x: jax.Array, divisor: jax.Array | np.floating) -> jax.Array:
     """Returns ``x / divisor`` on the exact quotient's side of each number of few bits.
 
     Rounded to a format of at most 10 mantissa bits (24 from float64), in any mode, the result is
@@ -117,10 +117,17 @@ def quotient(x: jax.Array, divisor: jax.Array) -> jax.Array:
     integer, mantissa_bits, bias = layout(x.dtype)
     low = (mantissa_bits + 2) // 2  # bits of the lower half
     upper = integer(-(1 << low))
-    power = power_of_two(jnp.clip(-exponent_of(divisor), 1 - bias, bias - 1), x.dtype)
-    x, divisor = x * power, divisor * power  # from 1 to 4: no remainder underflows
-    inverse = 1 / divisor
-    first = _masked(divisor, integer(0), upper)
+    if isinstance(divisor, np.floating):  # known while tracing, and so is all that is made of it
+        power = x.dtype.type(2.0 ** max(1 - bias, min(1 - int(np.frexp(divisor)[1]), bias - 1)))
+        divisor = divisor * power
+        inverse = divisor.dtype.type(1) / divisor
+        first = (divisor.view(integer) & upper).view(divisor.dtype)
+    else:
+        power = power_of_two(jnp.clip(-exponent_of(divisor), 1 - bias, bias - 1), x.dtype)
+        divisor = divisor * power
+        inverse = 1 / divisor
+        first = _masked(divisor, integer(0), upper)
+    x = x * power  # from 1 to 4, as the divisor is: no remainder underflows
     near = x * inverse
     q = _masked(near, integer(1 << (low - 1)), upper)
     rest = (x - q * first) - q * (divisor - first)
