@@ -2,6 +2,7 @@
 
     python -m benchmarks.compile_time                     # a VAE under several recipes
     python -m benchmarks.compile_time --program gpt --recipes fp16 fp8
+    python -m benchmarks.compile_time --program mlp --recipes fp8 mxfp8 nvfp4
 
 Each round traces, lowers and compiles each step anew, in turn, with JAX's caches cleared. Times are
 CPU seconds of this process, all threads together, so that other work on the machine hardly counts;
@@ -79,7 +80,32 @@ def gpt() -> Any:
     return program.train_step, (program.init(0), next(iter(program.batches(file.read_bytes(), 0))))
 
 
-PROGRAMS: dict[str, Callable[[], Any]] = {"vae": vae, "gpt": gpt}
+def mlp(width: int = 256, classes: int = 10, layers: int = 5, batch: int = 64) -> Any:
+    """AdamW step of a classifier of five layers, and its arguments."""
+    optimizer, key = optax.adamw(1e-3), jax.random.key(0)
+    sizes = [width] * layers + [classes]
+
+    def loss(params: Tree, x: jax.Array, labels: jax.Array) -> jax.Array:
+        for layer in params[:-1]:
+            x = jax.nn.gelu(x @ layer["weight"] + layer["bias"])
+        logits = x @ params[-1]["weight"] + params[-1]["bias"]
+        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
+
+    def step(state: Tree, x: jax.Array, labels: jax.Array) -> tuple[Tree, jax.Array]:
+        params, moments = state
+        value, grads = jax.value_and_grad(loss)(params, x, labels)
+        updates, moments = optimizer.update(grads, moments, params)
+        return (optax.apply_updates(params, updates), moments), value
+
+    params = [
+        {"weight": jax.random.normal(k, (n, m)) * n**-0.5, "bias": jnp.zeros(m)}
+        for k, n, m in zip(jax.random.split(key, layers), sizes[:-1], sizes[1:], strict=True)
+    ]
+    x = jax.random.normal(key, (batch, width))
+    return step, ((params, optimizer.init(params)), x, jnp.zeros(batch, jnp.int32))
+
+
+PROGRAMS: dict[str, Callable[[], Any]] = {"vae": vae, "gpt": gpt, "mlp": mlp}
 
 
 # -- measurement ---------------------------------------------------------------------------------

@@ -146,3 +146,15 @@ def test_codes_of_blocks_are_the_nearest(name, rounding):
     if name == "fp8":  # DeepSeek-V3's scales: the largest magnitude over 448, rounded once
         largest = np.abs(x).reshape(10, 2, 128).max(-1)
         np.testing.assert_array_equal(a.scale, largest / np.float32(448))
+
+
+def test_a_divisor_that_is_known_gives_the_quotients_of_a_traced_one():
+    draws = np.random.default_rng(0)
+    x = np.ldexp(draws.standard_normal(4096), draws.integers(-100, 100, 4096)).astype(np.float32)
+    x[:4] = 0, -0.0, np.inf, np.nan
+    for divisor in np.float32([6, 448, 57344, 2.0**-3, *np.exp2(draws.uniform(-20, 20, 8))]):
+        known = np.asarray(jax.jit(lambda x, divisor=divisor: quotient(x, divisor))(x))
+        traced = np.asarray(jax.jit(quotient)(x, np.full_like(x, divisor)))
+        np.testing.assert_array_equal(np.isnan(known), np.isnan(traced))
+        promised = ~(np.abs(traced) < 2.0**-100)  # below, results are what a backend flushes
+        np.testing.assert_array_equal(known[promised], traced[promised])

@@ -213,10 +213,10 @@ def _from_source(
         given = source, None if key is None else jax.random.key_data(key)
         value = outlined(_decoded, (fmt, scaling, axis, rounding, tile, kind), *given)
         return _through(value, fmt, narrow).astype(dtype)
-    square, along = tile is not None and tile[1] == fmt.size, axis
-    if square and axis < tile[0]:
+    square, along = False, axis
+    if tile is not None and tile[1] == fmt.size:
         # a weight has the same finite numbers in both orientations, which XLA computes once
-        axis, tile = tile[0], (axis, fmt.size)
+        square, axis, tile = True, max(axis, tile[0]), (min(axis, tile[0]), fmt.size)
     largest = outlined(_largest, (fmt, axis, tile), source)
     tainted = None
     if nan_scales(fmt, scaling) and not square:

@@ -273,15 +273,17 @@ class Boundaries(PairInterpretation):
         out = equation.out_avals[0]
         if not is_float(out) or math.prod(out.shape) != x.data.size:
             return None
-        purpose = equation.name, str(out), repr(sorted(equation.params.items()))
-        if purpose not in x.memo.changed:
+
+        def moved() -> ScaledValue:
             (made,) = self.computed(equation, [x])
             assert isinstance(made, ScaledValue)
             if x.memo.extreme is not None and equation.name in PERMUTES:
                 extreme = x.memo.extreme.astype(made.data.dtype).reshape((1,) * made.data.ndim)
                 made.memo.extreme = extreme
-            x.memo.changed[purpose] = made
-        return x.memo.changed[purpose]
+            return made
+
+        options = equation.name, str(out), repr(sorted(equation.params.items()))
+        return x.memo.once(("changed", *options), moved)
 
     def behind(self, value: Value, barrier: Value) -> Value:
         """Keeps the narrow copies of arguments, which aren't made again.
@@ -290,7 +292,7 @@ class Boundaries(PairInterpretation):
         """
         if not isinstance(value, ScaledValue) or value.origin != "stored":
             return barrier
-        if not value.memo.copies and not value.memo.changed:
+        if not value.memo.made:
             return value
         return dataclasses.replace(barrier, memo=value.memo)
 

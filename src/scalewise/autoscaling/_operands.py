@@ -114,7 +114,7 @@ class Operands:
             return settings, None
         narrow = _narrowed(values, settings)
         own = zip(values, settings, axes, strict=True)
-        made = [s is not None and self._purpose(s, a) in v.memo.copies for v, s, a in own]
+        made = [s is not None and self._purpose(s, a) in v.memo.made for v, s, a in own]
         why = reason_to_leave(equation, values, narrow, made, device)
         return ([None, None], why) if why else (settings, None)
 
@@ -199,9 +199,9 @@ class Operands:
         done = []
         for value, own in zip(values, axes, strict=True):
             reread = is_reread(value, equation)
-            purpose = "hadamard", first.hadamard, own[-1], reread
+            purpose = "changed", "hadamard", first.hadamard, own[-1], reread
             if key is not None:
-                value.memo.changed.pop(purpose, None)
+                value.memo.made.pop(purpose, None)
 
             def transform(x: ScaledValue, axis: int = own[-1]) -> jax.Array:
                 return hadamard_transform(x.data, axis, signs).astype(x.data.dtype)
@@ -229,7 +229,7 @@ class Operands:
         contracted = tuple(a for a in range(value.data.ndim) if a not in used)
         if setting is None or not contracted or value.integers:
             return values
-        purpose = "forward", setting, contracted, reread
+        purpose = "changed", "forward", setting, contracted, reread
         numbers = functools.partial(self.numbers, setting=setting, contracted=contracted)
         made = self._changed(value, purpose, reread, numbers)
         made = dataclasses.replace(made, role=role)
@@ -243,14 +243,14 @@ class Operands:
         change: Callable[[ScaledValue], jax.Array],
         signs: jax.Array | None = None,
     ) -> ScaledValue:
-        if purpose not in value.memo.changed:
+        def changed() -> ScaledValue:
             x = load(self.residuals.stored(value, self.setup.recipe.residuals)) if reread else value
             origin = "residual" if reread else x.origin
             memo = Memo(untransformed=None if signs is None else (x.data, signs))
             fields = {"lineage": None, "base": None, "memo": memo, "constant_value": None}
-            made = dataclasses.replace(x, data=change(x), origin=origin, **fields)
-            value.memo.changed[purpose] = made
-        return value.memo.changed[purpose]
+            return dataclasses.replace(x, data=change(x), origin=origin, **fields)
+
+        return value.memo.once(purpose, changed)
 
     def numbers(
         self, value: ScaledValue, setting: Operand, contracted: tuple[int, ...]
@@ -330,24 +330,23 @@ class Operands:
         purpose = self._purpose(setting, contracted)
         if setting.rounding != "nearest_even" or setting.draws:
             purpose = purpose, operand_id
-        if purpose not in value.memo.copies:
-            value.memo.copies[purpose] = self._copy(value, setting, contracted, operand_id)
-        elif self.amaxes is not None:
+        if purpose in value.memo.made and self.amaxes is not None:
             # so that the ids don't depend on which operands are one array
             self.amaxes.record(operand_id, self._largest(value))
-        return value.memo.copies[purpose]
+        make = functools.partial(self._copy, value, setting, contracted, operand_id)
+        return value.memo.once(purpose, make)
 
     def _purpose(self, setting: Operand, contracted: tuple[int, ...]) -> Hashable:
         # the copy of a short form is also the one that waits for the backward pass
         if setting != self.setup.recipe.setting(setting.format):
-            return setting, contracted
-        return setting.format if setting.per_tensor else (setting.format, contracted)
+            return "copy", setting, contracted
+        return ("copy", setting.format, *(() if setting.per_tensor else (contracted,)))
 
     def _reuses_copy(self, value: ScaledValue, setting: Operand) -> bool:
         if not setting.per_tensor or not setting.scaling.reuses_copy:
             return False
         short = self.setup.recipe.products.short_form is not None
-        return short or self._purpose(setting, ()) in value.memo.copies
+        return short or self._purpose(setting, ()) in value.memo.made
 
     def _copy(
         self, value: ScaledValue, setting: Operand, contracted: tuple[int, ...], operand_id: str
@@ -398,10 +397,11 @@ class Operands:
         return [_rounded_operand(x, y, s, a) for x, y, s, a in rounded if s is not None]
 
     def _largest(self, value: ScaledValue) -> jax.Array:
-        if value.memo.largest is None:
+        def largest() -> jax.Array:
             measured = self.residuals.measured(value, arguments=False).astype(jnp.float32)
-            value.memo.largest = amax(measured, range(measured.ndim), False)
-        return value.memo.largest
+            return amax(measured, range(measured.ndim), False)
+
+        return value.memo.once("largest", largest)
 
     def magnitudes(self, inputs: Sequence[Value]) -> jax.Array:
         return jnp.stack([self._largest(load(x)) for x in inputs[:2]])

@@ -165,7 +165,7 @@ class Residuals:
         if not isinstance(value, ScaledValue) or not value.is_computed:
             return
         source = value if value.lineage is None else value.lineage.source or value
-        narrow = [x for x in (value, source) if fmt in x.memo.stored]
+        narrow = [x for x in (value, source) if ("stored", fmt) in x.memo.made]
         stored = narrow[0] if narrow else source
         if not stored.memo.explained:
             stored.memo.explained = True
@@ -185,15 +185,15 @@ class Residuals:
             or (self.stays_wide(value, fmt) and self.stays_wide(source, fmt))
         ):
             return value
-        if fmt in value.memo.copies and not self.stays_wide(value, fmt):
+        if ("copy", fmt) in value.memo.made and not self.stays_wide(value, fmt):
             return load(self.stored(value, fmt))
-        if fmt not in source.memo.again:
+
+        def copy() -> Copy:
             if self.stays_wide(source, fmt):
-                copy = self._separate_copy(source, FOR_BACKWARD)
-            else:
-                copy = load(self.stored(source, fmt))
-            source.memo.again[fmt] = Copy(source, copy)
-        return source.memo.again[fmt].value(value, self._apply_rule)
+                return Copy(source, self._separate_copy(source, FOR_BACKWARD))
+            return Copy(source, load(self.stored(source, fmt)))
+
+        return source.memo.once(("again", fmt), copy).value(value, self._apply_rule)
 
     def _separate_copy(self, value: ScaledValue, purpose: int) -> ScaledValue:
         if value.base is None:
@@ -220,9 +220,8 @@ class Residuals:
         costly = value.lineage is not None and value.lineage.costly
         if not costly and not (arguments and source.origin == "stored"):
             return value.data
-        if source.memo.measured is None:
-            source.memo.measured = Copy(source, self._separate_copy(source, FOR_SCALE))
-        return source.memo.measured.value(value, self._apply_rule).data
+        copy = lambda: Copy(source, self._separate_copy(source, FOR_SCALE))  # noqa: E731
+        return source.memo.once("measured", copy).value(value, self._apply_rule).data
 
     def stored(self, value: ScaledValue, fmt: Format | None) -> ScaledValue | StoredValue:
         return value if fmt is None or self.stays_wide(value, fmt) else store_value(value, fmt)

@@ -59,18 +59,15 @@ class StoredValue:
 
 
 def store_value(value: ScaledValue, fmt: Format) -> StoredValue:
-    memo = value.memo
-    if fmt not in memo.stored:
-        if fmt not in memo.copies:
-            memo.copies[fmt] = outlined(_one_scale, fmt, value.data)
-        copy = memo.copies[fmt]
-        assert isinstance(copy, ScaledArray)
+    def stored() -> StoredValue:
+        make = functools.partial(outlined, _one_scale, fmt, value.data)
+        copy: ScaledArray = value.memo.once(("copy", fmt), make)
         assert isinstance(copy.data, jax.Array)
         assert isinstance(copy.scale, jax.Array)
-        data = lax.optimization_barrier(copy.data)
-        known = value.data.dtype, value.narrowed, value.role
-        memo.stored[fmt] = StoredValue(data, copy.scale, value.exponent, *known)
-    return memo.stored[fmt]
+        data, dtype = lax.optimization_barrier(copy.data), value.data.dtype
+        return StoredValue(data, copy.scale, value.exponent, dtype, value.narrowed, value.role)
+
+    return value.memo.once(("stored", fmt), stored)
 
 
 def _one_scale(fmt: Format, x: jax.Array) -> ScaledArray:

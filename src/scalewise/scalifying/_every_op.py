@@ -441,12 +441,9 @@ class EveryOp(PairInterpretation):
             return x
         if is_packed(x) or (x.constant_value is None and is_independent(x)):  # rounded where read
             return x
-        if self.rounding.dtype not in x.memo.changed:
-            known = x.constant_value is not None
-            x.memo.changed[self.rounding.dtype] = (
-                self.rounding.rounded(x) if known else self.rounding.lifted(widened(x))
-            )
-        return x.memo.changed[self.rounding.dtype]
+        known, own = x.constant_value is not None, self.rounding
+        make = lambda: own.rounded(x) if known else own.lifted(widened(x))  # noqa: E731
+        return x.memo.once(("changed", own.dtype), make)
 
     def read(self, x: ScaledValue, exact: bool = False, splits: bool = False) -> ScaledValue:
         """Returns a value rounded, as an equation that depends on float arguments reads it.
@@ -465,10 +462,9 @@ class EveryOp(PairInterpretation):
         if exact and not self.rounding.propagates:
             data, found = scaled_down(x.data, "max", self.fmt)
             return ScaledValue(data, jnp.where(found == ZERO_EXPONENT, found, found + x.exponent))
-        if self.rounding.dtype not in x.memo.changed:
-            x.memo.changed[self.rounding.dtype] = self.rounding.lifted(x)
-        independent = is_independent(x)
-        return dataclasses.replace(x.memo.changed[self.rounding.dtype], independent=independent)
+        purpose = "changed", self.rounding.dtype
+        rounded = x.memo.once(purpose, functools.partial(self.rounding.lifted, x))
+        return dataclasses.replace(rounded, independent=is_independent(x))
 
     def multiply(self, equation: Equation, values: Sequence[ScaledValue]) -> ScaledValue:
         """Returns a contraction of operands that are narrow already, accumulated as

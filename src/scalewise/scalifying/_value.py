@@ -23,47 +23,44 @@ Origin = Literal["stored", "residual", "forward", "backward"]
 
 @dataclasses.dataclass(eq=False)
 class Memo:
-    """The copies that were made of a value so far, each once, and facts about its uses.
+    """A cache of the copies that were made of a value, each once, and facts about its uses.
 
     Attributes:
-        copies: narrow copies: by format, of one scale, which may also wait for the backward pass;
-            or by setting and axes.
-        stored: by format, the value as it waits for the backward pass.
-        again: by format, what the backward pass computes again from the value.
-        measured: what is computed again from the value to find scales.
+        made: by purpose: the word for what was done, and its options. Narrow copies (``"copy"``),
+            the value as it waits for the backward pass (``"stored"``), what that pass computes
+            again from it (``"again"``), or a scale is found from (``"measured"``), the largest
+            magnitude of delayed scaling (``"largest"``), and values that equations read in place of
+            this one (``"changed"``: cast, moved, transformed, as the forward product read it).
         extreme: one number of the array's largest magnitude, with as many axes: of an argument's
             slice, found before the loop.
-        changed: values that equations read in place of this one: after a transform, as the forward
-            product read it, or in a dtype (``Recipe.results``), by what was done.
         untransformed: the array that this value is a Hadamard transform of, and the signs.
         in_float32: computes a product in float32, whose 16-bit result was converted to it.
-        largest: the largest magnitude, of delayed scaling.
-        measure: by which the scale was found (``Recipe.results``); empty if it was propagated.
+        measure: by which the scale was found (``scalify``); empty if it was propagated.
         role: in the forward products that have read it.
         narrowed: whether a product of narrow operands has read it.
         unrounded: whether a product has read it unrounded, so that it is stored.
         explained: whether ``explain`` has a row for it.
     """
 
-    copies: dict[Hashable, Any] = dataclasses.field(default_factory=dict)
-    stored: dict[Format, Any] = dataclasses.field(default_factory=dict)
-    again: dict[Format | None, Any] = dataclasses.field(default_factory=dict)
-    measured: Any = None
+    made: dict[Hashable, Any] = dataclasses.field(default_factory=dict)
     extreme: jax.Array | None = None
-    changed: dict[Hashable, ScaledValue] = dataclasses.field(default_factory=dict)
     untransformed: tuple[jax.Array, jax.Array] | None = None
     in_float32: Callable[[], jax.Array] | None = None
-    largest: jax.Array | None = None
     measure: str = ""
     role: Any = ""
     narrowed: bool = False
     unrounded: bool = False
     explained: bool = False
 
+    def once(self, purpose: Hashable, make: Callable[[], Any]) -> Any:
+        """Returns what was made for a purpose; makes it if nothing was."""
+        if purpose not in self.made:
+            self.made[purpose] = make()
+        return self.made[purpose]
+
     def copy(self) -> Memo:
-        own = {name: dict(getattr(self, name)) for name in ("copies", "stored", "again")}
-        changed = {purpose: value.inside() for purpose, value in self.changed.items()}
-        return dataclasses.replace(self, **own, changed=changed, in_float32=None)
+        made = {p: x.inside() if isinstance(x, ScaledValue) else x for p, x in self.made.items()}
+        return dataclasses.replace(self, made=made, in_float32=None)
 
 
 @jax.tree_util.register_pytree_node_class
