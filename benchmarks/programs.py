@@ -53,6 +53,11 @@ class Program:
         """The loss among a step's outputs, which a history comes behind."""
         return float((outputs if self.batched == 1 else outputs[0])[1])
 
+    def after(self, outputs: Any, arguments: tuple[Tree, ...]) -> tuple[Tree, ...]:
+        """The next step's arguments: the state that a step returns, and the same batch."""
+        states = (outputs[0],) if self.batched == 1 else (outputs[1], outputs[0][0])
+        return *states, *arguments[self.batched :]
+
 
 def half(tree: Tree) -> Tree:
     return jax.tree.map(lambda a: a.astype(jnp.bfloat16), tree)
@@ -260,12 +265,16 @@ MIN_SHARDED = 1 << 16  # smaller arrays are kept whole on each device
 
 
 def compiled(
-    program: Program, devices: list[Any], platform: str, options: dict[str, Any] | None = None
+    program: Program,
+    devices: list[Any],
+    platform: str,
+    options: dict[str, Any] | None = None,
+    donate: bool = True,
 ) -> Any:
     """The step compiled for a device, or with its state and batch sharded over several.
 
     An array of state is split along its first axis that the number of devices divides, an array of
-    the batch along its leading axis. The state is donated, and keeps its sharding.
+    the batch along its leading axis. The state is donated (``donate``), and keeps its sharding.
     """
     mesh = Mesh(np.array(devices), ("fsdp",))
 
@@ -295,5 +304,6 @@ def compiled(
     states, batches = given[: program.batched], given[program.batched :]
     arguments = *placed(states, of_state), *placed(batches, of_batch)
     out = jax.tree.map(of_state, jax.eval_shape(program.step, *arguments))
-    step = jax.jit(program.step, donate_argnums=tuple(range(len(states))), out_shardings=out)
+    donated = tuple(range(len(states))) if donate else ()
+    step = jax.jit(program.step, donate_argnums=donated, out_shardings=out)
     return step.trace(*arguments).lower(lowering_platforms=(platform,)).compile(options)

@@ -36,6 +36,7 @@ from ..scaled import (
     scales_of,
     split_blocks,
     tensor_scale_of,
+    wide_value,
 )
 from ._block_kernel import BlockRounding, kernel_for, rounded_by_kernel
 from ._keys import draws_by_index, random_bits
@@ -186,7 +187,7 @@ def _from_copy(options: tuple, copy: ScaledArray, *_: jax.Array | None) -> jax.A
     fmt, narrow, dtype, _ = options
     data = copy.data
     data = data if isinstance(data, EncodedArray) else widened(data, jnp.float32)
-    wide = dataclasses.replace(copy, data=data, value_dtype=None).value()
+    wide = wide_value(dataclasses.replace(copy, data=data, value_dtype=None), flushes=True)
     return _through(wide, fmt, narrow).astype(dtype)
 
 
@@ -256,7 +257,8 @@ def _decoded(options: tuple, x: jax.Array, data: jax.Array | None) -> jax.Array:
     fmt, scaling, axis, rounding, tile, kind = options
     key = None if data is None else jax.random.wrap_key_data(data, impl=kind)
     own = {"rounding": rounding, "tile": tile, "key": key}
-    return quantize_measured(x, x, fmt, scaling, axis, numbers=True, **own).value()
+    copy = quantize_measured(x, x, fmt, scaling, axis, numbers=True, **own)
+    return wide_value(copy, flushes=True)
 
 
 # The steps of rounding to blocks whose scales aren't powers of two. Equal ones share a function,

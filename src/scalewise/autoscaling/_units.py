@@ -79,7 +79,8 @@ def reason_to_leave(
     A product takes the larger of the time for its operations, at the rate of the units, and the
     time for its bytes, at the memory's bandwidth. An operand that isn't narrow yet (``made``) is
     read once for each scale that has to be found and once more to be rounded, and written
-    narrow. Of a differentiated program every copy counts half, since two products read it.
+    narrow. Of a differentiated program every copy counts half, since two products read it; on a
+    CUDA device they read different orders of its axes, of which the second is transposed.
     """
     formats = [x and x.format for x in narrow]
     rate = _rate(equation, formats, device)
@@ -88,11 +89,12 @@ def reason_to_leave(
     shapes = [v.data.shape for v in values] + [equation.out_avals[0].shape]
     if not all(is_known(n) for shape in shapes for n in shape):
         return ""
+    shared = 1 if equation.direction == "update" else 2
+    transposed = shared == 2 and device.platform == "cuda"
     converted = [
-        0.0 if done else _conversion(v, x, device)
+        0.0 if done else _conversion(v, x, device, transposed)
         for v, x, done in zip(values, narrow, made, strict=True)
     ]
-    shared = 1 if equation.direction == "update" else 2
     sizes = [math.prod(shape) for shape in shapes]
     in_flight = [float(np.dtype(v.data.dtype).itemsize) for v in values]
     wide = _seconds(equation, sizes, in_flight, _wide_rate(values, device), device)
@@ -134,11 +136,13 @@ def _wide_rate(values: Sequence[ScaledValue], device: Device) -> float:
     return device.rate("tf32", "tf32") or device.rate("fp32", "fp32") or 0.5
 
 
-def _conversion(value: ScaledValue, narrow: Narrow, device: Device) -> float:
+def _conversion(value: ScaledValue, narrow: Narrow, device: Device, transposed: bool) -> float:
     if not isinstance(narrow, Operand):
         return 0.0
     reads = 1 + (narrow.scaling.source not in ("history", "shapes"))
-    bytes_ = reads * np.dtype(value.data.dtype).itemsize + narrow.format.bits_per_element / 8
+    passes = 3 if transposed and isinstance(narrow.format, Format) else 1
+    own = narrow.format.bits_per_element / 8
+    bytes_ = reads * np.dtype(value.data.dtype).itemsize + passes * own
     return value.data.size * bytes_ / device.bandwidth
 
 
@@ -150,5 +154,8 @@ def _seconds(
     device: Device,
 ) -> float:
     own = math.prod(equation.in_avals[1].shape[a] for a in params.contracted_axes(equation)[1])
+    grouped = params.ragged_dimensions(equation) if device.platform == "cuda" else None
+    for axis in grouped.rhs_group_dimensions if grouped else ():
+        own *= equation.in_avals[1].shape[axis]  # XLA multiplies all rows by each group's matrix
     moved = sum(n * b for n, b in zip(sizes, bytes_, strict=False)) + 2 * sizes[2]
     return max(2 * sizes[2] * own / (device.flops * rate), moved / device.bandwidth)

@@ -123,6 +123,7 @@ from ._amax import at_least as at_least
 from ._amax import is_known as is_known
 from ._amax import predicted_size as predicted_size
 from ._amax import to_top as to_top
+from ._array import wide_value as wide_value
 from ._blocks import in_range as in_range
 from ._blocks import merge_blocks as merge_blocks
 from ._blocks import nan_scales as nan_scales

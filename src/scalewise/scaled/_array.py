@@ -300,7 +300,7 @@ class ScaledArray(StoredArray):
     def astype(self, dtype: DTypeLike) -> jax.Array:
         """Returns the plain array in a dtype, rounded once."""
         self._check_shapes()
-        wide = _value(self)
+        wide = wide_value(self)
         if self.value_dtype == np.float16 == np.dtype(dtype):
             top = jnp.asarray(jnp.finfo(dtype).max, wide.dtype)
             wide = jnp.where(jnp.isfinite(wide), jnp.clip(wide, -top, top), wide)
@@ -591,8 +591,12 @@ def dequantize(a: ScaledArray) -> jax.Array:
     return a.value()
 
 
-@partial(jax.jit, inline=True)
-def _value(a: ScaledArray) -> jax.Array:
+@partial(jax.jit, inline=True, static_argnames="flushes")
+def wide_value(a: ScaledArray, flushes: bool = False) -> jax.Array:
+    """Returns the numbers in the wide dtype; ``flushes``: a product's, whose subnormals may be 0.
+
+    A device takes twice as long to compute subnormal results as to read the array.
+    """
     data, scale = a.data.astype(a.wide_dtype), a._factor
     if scale is None:
         return data
@@ -609,6 +613,7 @@ def _value(a: ScaledArray) -> jax.Array:
     if scale.dtype == jnp.float8_e8m0fnu:  # 2^-127 is a float32 subnormal, which XLA flushes
         code = jax.lax.bitcast_convert_type(scale, jnp.uint8)
         exponent = code.astype(jnp.int32) - 127
-        value = (ldexp if data.dtype == jnp.float64 else ldexp_subnormal)(data, exponent)
+        flushes |= data.dtype == jnp.float64
+        value = (ldexp if flushes else ldexp_subnormal)(data, exponent)
         return jnp.where(code == 255, jnp.asarray(jnp.nan, data.dtype), value)
     return data * scale.astype(data.dtype)
