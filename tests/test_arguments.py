@@ -51,6 +51,7 @@ OTHERS = {
     "Recording",
     "rescale",
     "rescale_gradient",
+    "wide_value",
     "Record",
     "Step",
     "loss_scale_of",
