@@ -84,7 +84,6 @@ axis_name: Callable[[Equation], AxisName] = _reader("axes", "axis_name")
 # the groups of devices that a collective runs within, None for all devices
 axis_groups: Callable[[Equation], Sequence[Sequence[int]] | None]
 axis_groups = _reader("axis_index_groups", default=None)
-gathered_axis = _reader("all_gather_dimension")
 is_tiled = _reader("tiled")
 # the number that a `gather` has for indices out of bounds; None for NaN
 fill_value = _reader("fill_value", default=None)
@@ -224,6 +223,13 @@ def scattered(equation: Equation) -> tuple[Any, bool, bool]:
     one outside of the operand, and whether it writes to each element at most once."""
     clips = read(equation, "mode").name == "CLIP"
     return read(equation, "dimension_numbers"), clips, read(equation, "unique_indices")
+
+
+def exchanged_axes(equation: Equation) -> tuple[int | None, int | None]:
+    """Returns the axis of which a collective sends each device a part, and the axis along which a
+    device joins the parts that it gets; None for an axis that there isn't."""
+    joined = read(equation, "all_gather_dimension", "concat_axis", default=None)
+    return read(equation, "split_axis", default=None), joined
 
 
 def permutation(equation: Equation) -> tuple[int, ...]:
