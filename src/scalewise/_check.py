@@ -346,11 +346,11 @@ def checked_axes(name: str, axis: Any, ndim: int) -> tuple[int, ...]:
 
 
 def is_array(value: Any) -> bool:
-    """Returns whether JAX makes an array of numbers of a value; lists of numbers count, too."""
+    """Returns whether JAX makes an array of a value: of lists of numbers, if of one shape, too."""
     if isinstance(value, bool | int | float | complex):
         return not isinstance(value, int) or -(2**63) <= value < 2**64
     if isinstance(value, list | tuple):
-        return all(map(is_array, value))
+        return all(map(is_array, value)) and len(set(map(np.shape, value))) < 2
     dtype = getattr(value, "dtype", None)
     if dtype is None:
         return hasattr(value, "__jax_array__")
