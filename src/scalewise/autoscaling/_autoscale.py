@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._check import Accepts, Count, Result, Words, as_decorator, checked, is_array, shown
+from .._check import Accepts, Count, Words, checked, is_array, shown
+from .._decorator import Result, as_decorator
 from .._jax import Tracer
 from .._types import PyTree
 from ..devices import MatrixUnitsLike

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._check import Result, as_decorator, checked
+from .._check import checked
+from .._decorator import Result, as_decorator
 from .._jax import ShapedArray
 from .._resolve import as_format
 from ..devices import MatrixUnits, MatrixUnitsLike, matrix_units

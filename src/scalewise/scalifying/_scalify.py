@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from .._check import Pattern, Result, Words, as_decorator, checked
+from .._check import Pattern, Words, checked
+from .._decorator import Result, as_decorator
 from ..autoscaling import KeepLike, Recipe, Results, Storage, autoscale
 from ..formats import FP16, FormatLike
 
