@@ -113,7 +113,7 @@ def _checked(function: Any, name: str, types: bool = True) -> Any:
         return {p.name: _evaluated(p.annotation, names) for p in named}
 
     @functools.cache
-    def rules() -> dict[str, Rule]:
+    def rules() -> dict[str, Check]:
         return {key: rule_of(hint) for key, hint in hints().items()} if types else {}
 
     def accepted(argument: str, value: Any) -> Any:
@@ -144,7 +144,7 @@ def _evaluated(annotation: Any, names: dict[str, Any]) -> Any:
         return None
 
 
-class Rule(NamedTuple):
+class Check(NamedTuple):
     """What is raised for a value, None for one that is right, and what is expected."""
 
     error: Callable[[Any], type[Exception] | None]
@@ -152,12 +152,12 @@ class Rule(NamedTuple):
     is_scalar: bool = False  # a Python number, which a scalar of NumPy becomes
 
 
-FREE = Rule(lambda x: None, ANYTHING)
+FREE = Check(lambda x: None, ANYTHING)
 
 
 def _rule(
     of_type: Callable[[Any], bool], words: str, is_scalar: bool = False, holds: Any = None
-) -> Rule:
+) -> Check:
     """Returns the rule of a type: a TypeError for others, a ValueError for what doesn't hold."""
 
     def error(x: Any) -> type[Exception] | None:
@@ -165,10 +165,10 @@ def _rule(
             return TypeError
         return None if holds is None or _is_traced(x) or holds(x) else ValueError
 
-    return Rule(error, words, is_scalar)
+    return Check(error, words, is_scalar)
 
 
-def rule_of(hint: Any) -> Rule:
+def rule_of(hint: Any) -> Check:
     """Returns the rule of an annotation."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
@@ -224,7 +224,7 @@ COLLECTIONS = {
 }  # fmt: skip
 
 
-def _union(args: tuple[Any, ...]) -> Rule:
+def _union(args: tuple[Any, ...]) -> Check:
     """Returns the rule of a union, in which the parts of ArrayLike and DTypeLike are one each."""
     rules, rest = [], list(args)
     if np.ndarray in args:
@@ -248,7 +248,7 @@ def _union(args: tuple[Any, ...]) -> Rule:
 
     words = dict.fromkeys(w for rule in rules for w in rule.words.split(" or "))
     is_scalar = any(rule.is_scalar for rule in rules) and np.ndarray not in args
-    return Rule(error, " or ".join(sorted(words, key="None".__eq__)), is_scalar)
+    return Check(error, " or ".join(sorted(words, key="None".__eq__)), is_scalar)
 
 
 def is_integer(value: Any) -> bool:
@@ -305,7 +305,7 @@ def _is_traced(value: Any) -> bool:
     return jax is not None and isinstance(value, jax.core.Tracer)
 
 
-PLAIN: dict[Any, Rule] = {
+PLAIN: dict[Any, Check] = {
     **dict.fromkeys((Any, object, inspect.Parameter.empty), FREE),
     int: _rule(is_integer, "an integer", True),
     float: _rule(_is_number, "a finite number", True, math.isfinite),
