@@ -145,7 +145,7 @@ def _evaluated(annotation: Any, names: dict[str, Any]) -> Any:
 
 
 class Check(NamedTuple):
-    """What is raised for a value, None for one that is right, and what is expected."""
+    """A function from a value to the error that it raises, if any, and the values expected."""
 
     error: Callable[[Any], type[Exception] | None]
     words: str
