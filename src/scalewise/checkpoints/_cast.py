@@ -21,7 +21,6 @@ from ..formats import format as format_
 from . import _lay as lay
 from ._encode import Choice, amax, encoded, quantised, shaped, writer_of
 from ._files import DTYPES, MARK, UnreadableError
-from ._find import Source, is_side, without_quantization
 from ._layouts import (
     FP8,
     Layout,
@@ -32,6 +31,8 @@ from ._layouts import (
     strategy_of,
     writable,
 )
+from ._match import is_side
+from ._open import Source, without_quantization
 from ._packed import Decoded, Packed, loss, values
 from ._weights import Weight
 from ._write import FileEntry, Job, Shard, entry_of

@@ -13,9 +13,11 @@ import numpy as np
 
 from .._output import Rows, counted
 from .._types import Json
+from ._detect import family_of
 from ._files import UnreadableError
-from ._find import family_of, find, intact, is_side, open_source, unscaled
 from ._layouts import METHODS
+from ._match import find, intact, is_side, unscaled
+from ._open import open_source
 from ._packed import Decoded, Loss, loss
 from ._report import CheckpointReport, _db, first_of
 from ._weights import Weight
