@@ -31,7 +31,7 @@ PACKAGES = [  # bottom to top
     "cli",
 ]
 SHARED = {
-    "__init__.py", "__main__.py", "_check.py", "_extras.py", "_jax.py", "_repr.py",
+    "__init__.py", "__main__.py", "_check.py", "_decorator.py", "_extras.py", "_jax.py", "_repr.py",
     "_resolve.py", "_types.py", "_user_file.py",
 }  # fmt: skip
 AUDIT = ["_run", "_sheet", "_search", "_report", "_record"]  # bottom to top as well

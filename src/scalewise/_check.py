@@ -10,6 +10,7 @@ a finite number.
 from __future__ import annotations
 
 import collections.abc
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -20,50 +21,25 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator
-from typing import (
-    Annotated,
-    Any,
-    Concatenate,
-    Literal,
-    NamedTuple,
-    ParamSpec,
-    Protocol,
-    TypeVar,
-    cast,
-    overload,
-)
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
 T = TypeVar("T", bound=Callable)
-Result = TypeVar("Result")
-"""What a function that is transformed returns."""
-P = ParamSpec("P")
 
 
-@dataclasses.dataclass(frozen=True)
-class Range:
+class Range(NamedTuple):
     """The values of a type that an argument may have, and a phrase that describes them."""
 
     holds: Callable[[Any], bool]
     words: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Words:
+class Words(NamedTuple):
     """A phrase that describes a type to users, in place of the one made from the annotation."""
 
     words: str
-
-
-Count = Annotated[int, Range(lambda n: 1 <= n < 2**31, "a positive integer")]
-Natural = Annotated[int, Range(lambda n: n >= 0, "an integer of at least 0")]
-Positive = Annotated[float, Range(lambda x: 0 < x < math.inf, "a positive finite number")]
-NonNegative = Annotated[float, Range(lambda x: 0 <= x < math.inf, "a finite number of at least 0")]
-Fraction = Annotated[float, Range(lambda x: 0 < x < 1, "a number between 0 and 1")]
-ANYTHING = "any value"
-CONVERTED = "__post_init__ converts the field, and checks it"  # Annotated[Format, CONVERTED]
 
 
 class Accepts(NamedTuple):
@@ -72,25 +48,21 @@ class Accepts(NamedTuple):
     hint: Any
 
 
-Pattern = Annotated[str, Range(lambda text: _is_pattern(text), "a regular expression")]
+def _is_pattern(text: str) -> bool:
+    with contextlib.suppress(re.error):
+        return re.compile(text) is not None
+    return False
+
+
+Count = Annotated[int, Range(lambda n: 1 <= n < 2**31, "a positive integer")]
+Natural = Annotated[int, Range(lambda n: n >= 0, "an integer of at least 0")]
+Positive = Annotated[float, Range(lambda x: 0 < x < math.inf, "a positive finite number")]
+NonNegative = Annotated[float, Range(lambda x: 0 <= x < math.inf, "a finite number of at least 0")]
+Fraction = Annotated[float, Range(lambda x: 0 < x < 1, "a number between 0 and 1")]
 AnyFloat = Annotated[float, Range(lambda x: True, "a number")]
-
-
-class Rule(NamedTuple):
-    """Whether a value is of a type, whether such a value is in range, and what is expected."""
-
-    of_type: Callable[[Any], bool]
-    words: str
-    in_range: Callable[[Any], bool] = lambda value: True
-    is_scalar: bool = False  # a Python number, which a scalar of NumPy becomes
-
-    def checked(self, where: str, argument: str, value: Any) -> Any:
-        """Returns the value of an argument of the function ``where``, or raises."""
-        if not (self.of_type(value) and self.in_range(value)):
-            kind = ValueError if self.of_type(value) else TypeError
-            raise kind(f"{where}: {argument} is {shown(value)}; expected {self.words}")
-        is_numpy = isinstance(value, np.generic | np.ndarray)
-        return value.item() if self.is_scalar and is_numpy else value
+Pattern = Annotated[str, Range(_is_pattern, "a regular expression")]
+ANYTHING = "any value"
+CONVERTED = "__post_init__ converts the field, and checks it"  # Annotated[Format, CONVERTED]
 
 
 def checked(entry: T) -> T:
@@ -120,59 +92,13 @@ def _instead(name: str, hints: dict[str, Any]) -> str:
     """Returns what to write instead of an unknown argument: the settings that have it, or names."""
     for parameter, hint in hints.items():
         for kind in (hint, *typing.get_args(hint)):
-            for maker in _constructors(kind):
+            if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+                continue
+            makers = [getattr(kind, k) for k, x in vars(kind).items() if type(x) is classmethod]
+            for maker in (*makers, kind):
                 if name in inspect.signature(maker).parameters:
                     return f"write {parameter}={maker.__qualname__}({name}=...)"
     return near(name, hints).rstrip() or f"expected one of {', '.join(hints)}"
-
-
-def _constructors(kind: Any) -> Iterator[Callable]:
-    """Yields the class methods that make settings of a class of ours, and the class itself."""
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        yield from (getattr(kind, k) for k, x in vars(kind).items() if isinstance(x, classmethod))
-        yield kind
-
-
-class Decorator(Protocol[P]):
-    """A transformation that takes the function now, or only its options and the function later."""
-
-    __name__: str
-
-    @overload
-    def __call__(
-        self, f: Callable[..., Result], *args: P.args, **kwargs: P.kwargs
-    ) -> Callable[..., Result]: ...
-
-    @overload
-    def __call__(
-        self, **options: Any
-    ) -> Callable[[Callable[..., Result]], Callable[..., Result]]: ...
-
-
-def as_decorator(transformation: Callable[Concatenate[Callable, P], Callable]) -> Decorator[P]:
-    """Lets a transformation be written above a function: ``@autoscale(recipe="fp8")``.
-
-    Args:
-        transformation: its first parameter is ``f``, the function. Called without ``f``, it returns
-            a function that takes ``f``.
-    """
-
-    @functools.wraps(transformation)
-    def call(*args: Any, **kwargs: Any) -> Callable:
-        if args and not callable(args[0]):
-            name, option = (
-                transformation.__name__,
-                [*inspect.signature(transformation).parameters][1],
-            )
-            raise TypeError(
-                f"{name}: f is {args[0]!r}; expected a function. A decorator takes options by "
-                f"name: @{name}({option}={args[0]!r})"
-            )
-        if args or "f" in kwargs:
-            return transformation(*args, **kwargs)
-        return functools.partial(call, **kwargs)
-
-    return cast(Any, call)
 
 
 def _checked(function: Any, name: str, types: bool = True) -> Any:
@@ -180,7 +106,6 @@ def _checked(function: Any, name: str, types: bool = True) -> Any:
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     positional = [p.name for p in named if p.kind is not p.KEYWORD_ONLY]
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-
     names = getattr(inspect.unwrap(function), "__globals__")  # noqa: B009
 
     @functools.cache
@@ -188,32 +113,27 @@ def _checked(function: Any, name: str, types: bool = True) -> Any:
         return {p.name: _evaluated(p.annotation, names) for p in named}
 
     @functools.cache
-    def rules() -> dict[str, Rule]:
-        return {key: rule_of(hint) for key, hint in hints().items() if _has_rule(hint)}
+    def rules() -> dict[str, Check]:
+        return {key: rule_of(hint) for key, hint in hints().items()} if types else {}
+
+    def accepted(argument: str, value: Any) -> Any:
+        rule = rules().get(argument, FREE)
+        if (kind := rule.error(value)) is not None:
+            raise kind(f"{name}: {argument} is {shown(value)}; expected {rule.words}")
+        is_numpy = isinstance(value, np.generic | np.ndarray)
+        return value.item() if rule.is_scalar and is_numpy else value
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        known = rules() if types else {}
         other = next((k for k in kwargs if k not in hints()), None)
         if other is not None and not takes_all:
             instead = _instead(other, {k: h for k, h in hints().items() if k != "self"})
             raise TypeError(f"{name}: unexpected keyword argument {other!r}; {instead}")
-
-        def accepted(argument: str, value: Any) -> Any:
-            return (
-                value if argument not in known else known[argument].checked(name, argument, value)
-            )
-
-        named = [accepted(p, x) for p, x in zip(positional, args, strict=False)]
+        given = map(accepted, positional, args)
         options = {p: accepted(p, x) for p, x in kwargs.items()}
-        return function(*named, *args[len(named) :], **options)
+        return function(*given, *args[len(positional) :], **options)
 
     return call
-
-
-def _has_rule(hint: Any) -> bool:
-    plain = hint in (None, Any, object, inspect.Parameter.empty)
-    return not plain and CONVERTED not in getattr(hint, "__metadata__", ())
 
 
 def _evaluated(annotation: Any, names: dict[str, Any]) -> Any:
@@ -224,109 +144,118 @@ def _evaluated(annotation: Any, names: dict[str, Any]) -> Any:
         return None
 
 
-def rule_of(hint: Any) -> Rule:
+class Check(NamedTuple):
+    """A function from a value to the error that it raises, if any, and the values expected."""
+
+    error: Callable[[Any], type[Exception] | None]
+    words: str
+    is_scalar: bool = False  # a Python number, which a scalar of NumPy becomes
+
+
+FREE = Check(lambda x: None, ANYTHING)
+
+
+def _rule(
+    of_type: Callable[[Any], bool], words: str, is_scalar: bool = False, holds: Any = None
+) -> Check:
+    """Returns the rule of a type: a TypeError for others, a ValueError for what doesn't hold."""
+
+    def error(x: Any) -> type[Exception] | None:
+        if not of_type(x):
+            return TypeError
+        return None if holds is None or _is_traced(x) or holds(x) else ValueError
+
+    return Check(error, words, is_scalar)
+
+
+def rule_of(hint: Any) -> Check:
     """Returns the rule of an annotation."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        if isinstance(args[1], Accepts):
-            return rule_of(args[1].hint)
-        allowed, base = args[1], rule_of(args[0])
-        if isinstance(allowed, Words):
-            return base._replace(words=allowed.words)
-        in_range = lambda x: _is_traced(x) or allowed.holds(x)  # noqa: E731
-        return Rule(base.of_type, allowed.words, in_range, base.is_scalar)
+        note = args[1]
+        base = rule_of(note.hint if isinstance(note, Accepts) else args[0])
+        if isinstance(note, Range):
+            of_type = lambda x: base.error(x) is not TypeError  # noqa: E731
+            return _rule(of_type, note.words, base.is_scalar, note.holds)
+        if note == CONVERTED:
+            return FREE
+        return base._replace(words=note.words) if isinstance(note, Words) else base
     if origin in (typing.Union, types.UnionType):
         return _union(args)
     if origin is Literal:
-        kinds, words = tuple({type(x) for x in args}), ", ".join(map(repr, args))
+        kinds, words = tuple(map(type, args)), ", ".join(map(repr, args))
         words = f"one of {words}" if len(args) > 1 else words
-        one_of = lambda x: any(type(x) is type(y) and x == y for y in args)  # noqa: E731
-        return Rule(lambda x: isinstance(x, kinds), words, one_of)
+        holds = lambda x: any(type(x) is type(y) and x == y for y in args)  # noqa: E731
+        return _rule(lambda x: isinstance(x, kinds), words, holds=holds)
     if origin is tuple and Ellipsis not in args:
         parts = [rule_of(x) for x in args]
+        fits = lambda x: isinstance(x, tuple) and len(x) == len(parts)  # noqa: E731
         words = f"a tuple of {', '.join(part.words for part in parts)}"
-        return Rule(
-            lambda x: isinstance(x, tuple) and len(x) == len(parts),
-            words,
-            lambda x: all(p.of_type(y) and p.in_range(y) for p, y in zip(parts, x, strict=True)),
+        return _rule(
+            fits, words, holds=lambda x: not any(p.error(y) for p, y in zip(parts, x, strict=True))
         )
     if origin in COLLECTIONS:
         item = rule_of(args[0])
-
-        def all_of(x: Any) -> bool:
-            items = x if isinstance(x, tuple | list | set | frozenset) else ()
-            return all(item.of_type(y) and item.in_range(y) for y in items)
-
         words = f"a {COLLECTIONS[origin]}"
         words += f" of items that are each {item.words}" if item.words != ANYTHING else ""
-        text = (str, bytes)
-        return Rule(lambda x: isinstance(x, origin) and not isinstance(x, text), words, all_of)
-    if origin in (dict, collections.abc.Mapping):
-        return _mapping(args)
-    return _plain(origin or hint)
+        of_type = lambda x: isinstance(x, origin) and not isinstance(x, str | bytes)  # noqa: E731
+        listed = tuple | list | set | frozenset  # an iterator is read once, by the function
+        holds = lambda x: not isinstance(x, listed) or not any(map(item.error, x))  # noqa: E731
+        return _rule(of_type, words, holds=holds)
+    if origin in (dict, Mapping):
+        key, value = map(rule_of, args)
+        words = f"a dict from {key.words} to {value.words}"
+        holds = lambda x: not any((*map(key.error, x), *map(value.error, x.values())))  # noqa: E731
+        return _rule(lambda x: isinstance(x, Mapping), words, holds=holds)
+    kind = origin or hint
+    if kind in PLAIN:
+        return PLAIN[kind]
+    if not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
+        return FREE
+    if kind.__name__.endswith("Array") and kind.__module__.startswith("jax"):
+        return _rule(lambda x: isinstance(x, kind | np.ndarray) and is_array(x), "an array")
+    name = f"{'an' if kind.__name__[0] in 'AEIO' else 'a'} {kind.__name__}"
+    return _rule(lambda x: isinstance(x, kind), name)
 
 
 COLLECTIONS = {
     tuple: "tuple", frozenset: "frozenset", collections.abc.Set: "set",
-    collections.abc.Sequence: "sequence", collections.abc.Iterable: "collection",
+    collections.abc.Sequence: "sequence", Iterable: "collection",
 }  # fmt: skip
 
 
-def _mapping(args: tuple[Any, ...]) -> Rule:
-    key, value = map(rule_of, args)
-
-    def entries(x: Any) -> bool:
-        pairs = [(key, k) for k in x] + [(value, v) for v in x.values()]
-        return all(rule.of_type(y) and rule.in_range(y) for rule, y in pairs)
-
-    words = f"a dict from {key.words} to {value.words}"
-    return Rule(lambda x: isinstance(x, collections.abc.Mapping), words, entries)
-
-
-def _union(args: tuple[Any, ...]) -> Rule:
+def _union(args: tuple[Any, ...]) -> Check:
     """Returns the rule of a union, in which the parts of ArrayLike and DTypeLike are one each."""
-    rules, rest = [], [x for x in args if x is not type(None)]
+    rules, rest = [], list(args)
     if np.ndarray in args:
-        rules.append(Rule(is_array, "an array of numbers"))
+        rules.append(_rule(is_array, "an array of numbers"))
         rest = [x for x in rest if not _is_part_of_array(x)]
     if np.dtype in args:
-        rules.append(Rule(_is_dtype, "a dtype"))
+        rules.append(_rule(_is_dtype, "a dtype"))
         rest = [x for x in rest if typing.get_origin(x) is not type and x is not np.dtype]
         rest = [x for x in rest if getattr(x, "__name__", "") != "SupportsDType"]
-        if rest == [str]:  # of a format, say, a string is a name, which its reader looks up
-            rest = []
-    rules += [rule_of(x) for x in rest]
-    if type(None) in args:
-        rules.append(Rule(lambda x: x is None, "None"))
-    words = " or ".join(dict.fromkeys(rule.words.removesuffix(" or None") for rule in rules))
-    if "None" not in words.split(" or ") and any(r.words.endswith(" or None") for r in rules):
-        words += " or None"
-    return Rule(
-        lambda x: any(r.of_type(x) for r in rules),
-        words,
-        lambda x: any(r.of_type(x) and r.in_range(x) for r in rules),
-        any(r.is_scalar for r in rules) and np.ndarray not in args,
-    )
+        if set(rest) <= {str, type(None)}:  # of a format a string is a name, which is looked up
+            rest = [x for x in rest if x is not str]
+    rules += map(rule_of, rest)
 
+    def error(x: Any) -> type[Exception] | None:
+        kinds = set()
+        for rule in rules:
+            if (kind := rule.error(x)) is None:
+                return None
+            kinds.add(kind)
+        return ValueError if ValueError in kinds else TypeError
 
-def _plain(kind: Any) -> Rule:
-    """Returns the rule of a class."""
-    if kind in PLAIN:
-        return PLAIN[kind]
-    if kind in (Any, object) or not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
-        return Rule(lambda x: True, ANYTHING)
-    if kind.__name__.endswith("Array") and kind.__module__.startswith("jax"):
-        return Rule(lambda x: isinstance(x, kind | np.ndarray) and is_array(x), "an array")
-    name = f"{'an' if kind.__name__[0] in 'AEIO' else 'a'} {kind.__name__}"
-    return Rule(lambda x: isinstance(x, kind), name)
+    words = dict.fromkeys(w for rule in rules for w in rule.words.split(" or "))
+    is_scalar = any(rule.is_scalar for rule in rules) and np.ndarray not in args
+    return Check(error, " or ".join(sorted(words, key="None".__eq__)), is_scalar)
 
 
 def is_integer(value: Any) -> bool:
     """Returns whether a value is an integer, and no bool."""
-    try:
+    with contextlib.suppress(TypeError):
         return not isinstance(value, bool) and isinstance(operator.index(value), int)
-    except TypeError:
-        return False
+    return False
 
 
 def _is_number(value: Any) -> bool:
@@ -346,23 +275,15 @@ def checked_axes(name: str, axis: Any, ndim: int) -> tuple[int, ...]:
 
 
 def is_array(value: Any) -> bool:
-    """Returns whether JAX makes an array of numbers of a value; lists of numbers count, too."""
+    """Returns whether JAX makes an array of a value: of lists of numbers, if of one shape, too."""
     if isinstance(value, bool | int | float | complex):
         return not isinstance(value, int) or -(2**63) <= value < 2**64
     if isinstance(value, list | tuple):
-        return all(map(is_array, value))
+        return all(map(is_array, value)) and len(set(map(np.shape, value))) < 2
     dtype = getattr(value, "dtype", None)
     if dtype is None:
         return hasattr(value, "__jax_array__")
     return hasattr(value, "shape") and getattr(dtype, "kind", "f") not in "OSUMm"  # keys have none
-
-
-def _is_pattern(text: str) -> bool:
-    try:
-        re.compile(text)
-    except re.error:
-        return False
-    return True
 
 
 def _is_part_of_array(hint: Any) -> bool:
@@ -374,10 +295,9 @@ def _is_part_of_array(hint: Any) -> bool:
 def _is_dtype(value: Any) -> bool:
     if value is None or isinstance(value, list | tuple | dict):  # np.dtype takes them all
         return False
-    try:
+    with contextlib.suppress(TypeError, ValueError):
         return np.dtype(value).kind not in "OSUMm"
-    except (TypeError, ValueError):
-        return False
+    return False
 
 
 def _is_traced(value: Any) -> bool:
@@ -385,15 +305,14 @@ def _is_traced(value: Any) -> bool:
     return jax is not None and isinstance(value, jax.core.Tracer)
 
 
-PLAIN: dict[Any, Rule] = {
-    int: Rule(is_integer, "an integer", is_scalar=True),
-    float: Rule(
-        _is_number, "a finite number", lambda x: _is_traced(x) or math.isfinite(x), is_scalar=True
-    ),
-    bool: Rule(lambda x: isinstance(x, bool | np.bool_), "True or False", is_scalar=True),
-    str: Rule(lambda x: isinstance(x, str), "a string"),
-    type(None): Rule(lambda x: x is None, "None"),
-    collections.abc.Callable: Rule(callable, "a function"),
+PLAIN: dict[Any, Check] = {
+    **dict.fromkeys((Any, object, inspect.Parameter.empty), FREE),
+    int: _rule(is_integer, "an integer", True),
+    float: _rule(_is_number, "a finite number", True, math.isfinite),
+    bool: _rule(lambda x: isinstance(x, bool | np.bool_), "True or False", True),
+    str: _rule(lambda x: isinstance(x, str), "a string"),
+    type(None): _rule(lambda x: x is None, "None"),
+    Callable: _rule(callable, "a function"),
 }
 
 

@@ -118,3 +118,83 @@ for name, array in stored.items():
         got = f(array, x)
         assert np.linalg.norm(got - want) < 0.02 * np.linalg.norm(want), (name, axis, tiled)
 """
+
+
+def test_collectives_that_only_move_numbers_send_them_as_they_are_stored():
+    run_on_devices(4, MOVED)
+
+
+MOVED = """
+import itertools
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import PartitionSpec as P
+import scalewise as sw
+
+# Each kind of scales with some of all axes, tiled or not; scales shared and of each device's own.
+mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+W = jax.random.normal(jax.random.key(0), (4, 128, 128))
+W = W * jnp.exp2(jnp.arange(128) % 32 - 16.0)[:, None]
+W = W * jnp.exp2(8 * jnp.arange(4.0))[:, None, None]
+SIZE = W.size // 8  # of the bytes of four-bit codes on one device
+kinds = {
+    "one": ("e4m3fn", None), "rows": ("e4m3fn", 1), "columns": ("e5m2", 2),
+    "blocks": ("mxfp8_e4m3", 1), "packed": ("nvfp4", 2), "six bits": ("mxfp6_e2m3", 2),
+}
+# the first device gets nothing; none is cut into blocks
+ppermute = {"ppermute": lambda w: jax.lax.ppermute(w, "d", [(i, i + 1) for i in range(3)])}
+others = {}
+for a, t in itertools.product(range(3), (True, False)):
+    others[f"gather {a} {t}"] = lambda w, a=a, t=t: jax.lax.all_gather(w, "d", axis=a, tiled=t)
+    for b in range(3):
+        if t or a == 0:
+            others[f"all_to_all {a} {b} {t}"] = (
+                lambda w, a=a, b=b, t=t: jax.lax.all_to_all(w, "d", a, b, tiled=t)
+            )
+
+
+def collectives(w):
+    return {name: move(w) for name, move in moves.items()}
+
+
+
+def sent(jaxpr):
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in ("ppermute", "all_gather", "all_to_all"):
+            yield eqn.invars[0].aval
+        for inner in jax.extend.core.jaxprs_in_params(eqn.params):
+            yield from sent(inner)
+
+
+rng = np.random.default_rng(0)
+for kind, (fmt, axis) in kinds.items():
+    chosen = rng.permutation([*others])[:5]
+    moves = ppermute | {name: others[name] for name in chosen}
+    out = {name: P("d") for name in moves}
+
+    def own(w):  # quantized by each device
+        return sw.autoscale(collectives, "bf16")(sw.quantize(w, fmt, axis=axis))
+
+    def expected(w):
+        return collectives(sw.quantize(w, fmt, axis=axis).value())
+
+    def mapped(f, spec, check=True):
+        return jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=out, check_vma=check)
+
+    spec = (P(), P(None, "d"), P(None, None, "d"))[rng.integers(3)]
+    array = sw.quantize(W, fmt, axis=axis)
+    given = jax.jit(sw.autoscale(mapped(collectives, spec), "bf16"))
+    inside = jax.jit(mapped(own, P(None, "d"), bool(rng.integers(2))))
+    pairs = [
+        (given, array, jax.jit(mapped(collectives, spec))(array.value())),
+        (inside, W, jax.jit(mapped(expected, P(None, "d")))(W)),
+    ]
+    for f, x, want in pairs:
+        got = f(x)
+        wrong = [name for name in want if not np.array_equal(got[name], want[name])]
+        assert not wrong, (kind, f is given, spec, wrong)
+        # numbers are sent in whole blocks and bytes of their own, all others decoded
+        numbers = [a for a in sent(jax.make_jaxpr(f)(x).jaxpr) if a.size >= SIZE]
+        wide = [a for a in numbers if a.dtype.itemsize > 1]
+        cut = kind in ("blocks", "packed", "six bits")
+        assert len(numbers) >= 5 and len(wide) <= 3 * cut, (kind, f is given, spec, wide)
+"""

@@ -115,6 +115,24 @@ def test_arrays_are_made_together_and_taken_apart_along_any_axis(batches, axis):
         np.testing.assert_allclose(got, np.moveaxis(want[kind], axis, 0), rtol=2e-6, err_msg=kind)
 
 
+@pytest.mark.parametrize("fmt", ["e2m1fn", "mxfp6_e2m3", "nvfp4"])
+def test_packed_codes_get_axes_in_front_of_them_or_refuse_to_be_read(fmt):
+    rng = np.random.default_rng(len(fmt))
+    quantize = jax.jit(lambda x: sw.quantize(x, fmt))
+    for shape in ((4,), (2, 8)):
+        # as many arrays as an axis or the bytes are long: an axis behind looks like one in front
+        count = max(2, int(rng.choice([*shape, shape[-1] * 3 // 4, shape[-1] // 2])))
+        x = rng.normal(size=(count, *shape)).astype(np.float32)
+        rows = [quantize(r).value() for r in x]
+        for axis in range(-len(shape) - 1, 0):
+            a = jax.jit(jax.vmap(quantize, out_axes=axis))(x)
+            if axis == -1:
+                with pytest.raises(ValueError, match="out_axes have to be in front"):
+                    a.value()
+            else:
+                np.testing.assert_array_equal(a.value(), np.stack(rows, axis))
+
+
 @pytest.mark.parametrize("axis", [0, -1])
 def test_shared_scales_are_given_to_each_index_of_an_axis(batches, axis):
     for kind, a in batches[0][0].items():

@@ -14,7 +14,8 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
-from .._check import Result, as_decorator, checked
+from .._check import checked
+from .._decorator import Result, as_decorator
 from .._jax import ShapedArray
 from .._types import PyTree
 from ..interpret import (

@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._check import Result, as_decorator, checked
+from .._check import checked
+from .._decorator import Result, as_decorator
 from .._types import PyTree
 from ..devices import MatrixUnitsLike
 from ..interpret import Program, is_float, pure_call, run, trace, transform

@@ -16,16 +16,19 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 from jax.typing import DTypeLike
 
+from .._jax import manual_now
 from ..formats import BLOCK_FORMATS, E4M3FN, NVFP4, BlockFormat, Format
 from ..formats import format as format_
 from ..interpret import Argument, Equation, Value, is_float
-from ..primitives import params
+from ..primitives import Family, names, params
 from ..rounding import EncodedArray, encode
 from ..scaled import ScaledArray, quotient
 from ..scalifying import ScaledValue, is_quantized, materialize
 from ._blocks import Blocks, Factor, in_four_bits
 
 STATIC = {"static": True}
+# which move numbers from device to device and leave them as they are
+COLLECTIVES = names(lambda row: row.family is Family.STRUCTURAL and "collective" in row.facts)
 
 
 @jax.tree_util.register_dataclass
@@ -42,14 +45,14 @@ class QuantizedValue:
         dtype: of the value in flight.
         given: the shapes of the argument's scales, if the value is an argument itself, or after
             assignments to parts of it; None for one that was moved.
-        varies: for each array of scales, the mesh axes over which devices have their own; ()
-            outside of a ``shard_map``.
+        shared: for each array of scales, the mesh axes over which all devices are known to have
+            the same one; () if none is known, as of arguments.
     """
 
     stored: ScaledArray
     dtype: DTypeLike = dataclasses.field(metadata=STATIC)
     given: tuple[tuple[int, ...], ...] | None = dataclasses.field(default=None, metadata=STATIC)
-    varies: tuple[frozenset[str], ...] = dataclasses.field(default=(), metadata=STATIC)
+    shared: tuple[frozenset[str], ...] = dataclasses.field(default=(), metadata=STATIC)
 
     @property
     def data(self) -> jax.Array | EncodedArray:
@@ -73,6 +76,12 @@ class QuantizedValue:
     @property
     def one_scale(self) -> bool:
         return self.scale is None or (isinstance(self.scale, jax.Array) and self.scale.size == 1)
+
+    @property
+    def shared_scales(self) -> Sequence[tuple[jax.Array, frozenset[str]]]:
+        """Each array of scales, with the mesh axes over which devices are known to share it."""
+        arrays = jax.tree.leaves(self.scale)
+        return [*zip(arrays, self.shared or [frozenset[str]()] * len(arrays), strict=True)]
 
     @property
     def argument(self) -> ScaledArray | None:
@@ -125,9 +134,9 @@ class QuantizedValue:
 
         None if numbers that share a scale of their own block would get to several devices.
         """
-        names = [() if n is None else (n,) if isinstance(n, str) else tuple(n) for n in spec]
-        names += [()] * (self.data.ndim - len(names))
-        counts = [math.prod(mesh.shape[n] for n in own) for own in names]
+        axes = [() if n is None else (n,) if isinstance(n, str) else tuple(n) for n in spec]
+        axes += [()] * (self.data.ndim - len(axes))
+        counts = [math.prod(mesh.shape[n] for n in own) for own in axes]
         parts = list(counts)  # what the length of each axis has to be a multiple of
         if self.blocked is not None and self.stored.block:
             parts[self.blocked] *= self.stored.block[1]
@@ -135,16 +144,17 @@ class QuantizedValue:
             return None
 
         def own(x: jax.Array) -> tuple[tuple[str, ...], ...]:
-            return tuple(n if k > 1 else () for n, k in zip(names, x.shape, strict=False))
+            return tuple(n if k > 1 else () for n, k in zip(axes, x.shape, strict=False))
 
-        data, scales = self.data, jax.tree.leaves(self.scale)
-        varies = tuple(frozenset(itertools.chain(*own(x))) for x in scales)
+        data, new = self.data, frozenset(mesh.axis_names) - manual_now()
+        shared = [(s | new) - {*itertools.chain(*own(x))} for x, s in self.shared_scales]
         if isinstance(data, EncodedArray) and data.length:
-            if data.codes.shape[-1] % counts[-1]:
+            length = data.length // counts[-1]
+            if counts[-1] > 1 and length * data.format.bits % 8:
                 return None
-            data = dataclasses.replace(data, length=data.length // counts[-1])
+            data = dataclasses.replace(data, length=length)
         stored = ScaledArray.tree_unflatten(self.stored.tree_flatten()[1], (data, self.scale, None))
-        here = dataclasses.replace(self, stored=stored, given=None, varies=varies)
+        here = dataclasses.replace(self, stored=stored, given=None, shared=tuple(shared))
         return here, jax.tree.map(lambda x: PartitionSpec(*own(x)), here)
 
     def as_operand(self) -> QuantizedOperand:
@@ -269,13 +279,22 @@ def _convert(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | No
 
 
 def _each(
-    x: QuantizedValue, f: Callable[[jax.Array], jax.Array], axis: int | None = None
+    x: QuantizedValue, f: Callable[[jax.Array], jax.Array], axis: int | None, last: bool
 ) -> QuantizedValue:
-    """Applies a function to numbers and scales; ``axis`` is where it leaves the blocks."""
-    data, block = f(_unpacked(x)), x.stored.block
-    block = None if block is None or axis is None else (axis - data.ndim, block[1])
-    scale = jax.tree.map(f, x.scale)
-    stored = dataclasses.replace(x.stored, data=data, scale=scale, block=block)
+    """Applies a function to numbers and scales.
+
+    Args:
+        x: the value.
+        f: the function.
+        axis: where it leaves the axis of the blocks; None without blocks.
+        last: whether it leaves the last axis as it is, so that packed codes stay packed.
+    """
+    if last and isinstance(x.data, EncodedArray):
+        data = dataclasses.replace(x.data, codes=f(x.data.codes))
+    else:
+        data = f(_unpacked(x))
+    block = None if x.stored.block is None else (cast(int, axis) - data.ndim, x.stored.block[1])
+    stored = dataclasses.replace(x.stored, data=data, scale=jax.tree.map(f, x.scale), block=block)
     return dataclasses.replace(x, stored=stored, given=None)
 
 
@@ -302,12 +321,14 @@ def _transpose(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | 
     (x,) = inputs
     order = params.permutation(equation)
     axis = None if x.blocked is None else list(order).index(x.blocked)
-    return _each(x, lambda a: lax.transpose(a, order), axis)
+    return _each(x, lambda a: lax.transpose(a, order), axis, order[-1] == len(order) - 1)
 
 
 def _reshape(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
     """Moves axes of length 1, or any axes of an array with one scale."""
     x, shape = inputs[0], equation.out_avals[0].shape
+    if math.prod(shape) != x.data.size:
+        return None
     if x.one_scale and not isinstance(x.data, EncodedArray):
         return _of_one_scale(x, lax.reshape(x.data, shape))
     if [n for n in shape if n != 1] != [n for n in x.shape if n != 1]:
@@ -322,7 +343,8 @@ def _reshape(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | No
     def f(a: jax.Array) -> jax.Array:
         return a.reshape([1 if i is None else a.shape[i] for i in origins])
 
-    return _each(x, f, None if blocked is None else origins.index(blocked))
+    axis = None if blocked is None else origins.index(blocked)
+    return _each(x, f, axis, origins[-1:] == [len(x.shape) - 1])
 
 
 def _slices(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
@@ -343,7 +365,7 @@ def _slices(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | Non
         bounds = [(0, n, 1) if w else (start, end, step) for start, end, step, n, w in own]
         return lax.slice(a, *zip(*bounds, strict=True))
 
-    return _each(x, cut, blocked)
+    return _each(x, cut, blocked, shape[-1] == x.shape[-1])
 
 
 def _take(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
@@ -355,55 +377,75 @@ def _take(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
     return _of_one_scale(x, equation.bind(x.data, *rest)[0])
 
 
-def _gathered(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
-    """Sends the stored numbers, and the scales where devices have scales of their own."""
-    (x,) = inputs
-    at, tiled = params.gathered_axis(equation), params.is_tiled(equation)
-    own = params.axis_name(equation)
-    if params.axis_groups(equation) is not None:
+def _sent(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
+    """Sends the stored numbers by a collective that only moves them, and scales that differ.
+
+    Where a device joins numbers that had one scale each, it repeats the scale for each of them.
+    Blocks and bytes stay whole.
+    """
+    (x,), (split, joined) = inputs, params.exchanged_axes(equation)
+    axes, groups = params.axis_name(equation), params.axis_groups(equation)
+    over = frozenset(map(str, axes if isinstance(axes, tuple) else (axes,)))
+    count = lax.axis_size(axes) if groups is None else len(groups[0])
+    gathers = split is None and joined is not None
+    new = joined if gathers and not params.is_tiled(equation) else None
+    data, block, after = x.data, x.stored.block, equation.out_avals[0].shape
+
+    lengths: dict[int, int] = {}  # along each axis that changes, of the numbers that stay together
+    if joined is not None and new is None:
+        lengths[joined] = x.shape[joined]
+    if split is not None:
+        lengths[split] = x.shape[split] // count
+    last, packed = data.ndim - 1, isinstance(data, EncodedArray) and data.length > 0
+    bits = lengths.get(last, 0) * data.format.bits if packed else 0
+    size = 1 if block is None else block[1]
+    if bits % 8 or (block and lengths.get(data.ndim + block[0], 0) % size):
         return None
-    names = frozenset(own if isinstance(own, tuple) else (own,))
-    size = x.stored.block[1] if x.blocked == at and x.stored.block else 1
+    if (packed and new == data.ndim) or data.dtype == jnp.float8_e8m0fnu:  # which has no zero
+        return None
 
-    def sent(a: jax.Array) -> jax.Array:
-        return equation.bind(a)[0]
+    def sent(
+        level: int, scale: jax.Array, shared: frozenset[str]
+    ) -> tuple[jax.Array, frozenset[str]]:
+        one = [i for i in lengths if scale.shape[i] == 1]
+        # of blocks only the lower level of scales has one for each
+        blocks = level == 0 and x.blocked in one
+        if over <= shared and len(one) == len(lengths) and not blocks:
+            return scale if new is None else lax.expand_dims(scale, (new,)), shared
+        if split is not None and split in one:
+            scale = jnp.repeat(scale, count, split)
+        # as bytes: a device that gets nothing gets zeros, and a zero in E8M0 is NaN
+        code = lax.bitcast_convert_type(scale, f"uint{8 * scale.dtype.itemsize}")
+        scale = lax.bitcast_convert_type(equation.bind(code)[0], scale.dtype)
+        if joined is not None and joined in one:  # of each device one scale
+            times = lengths[joined] // (size if joined == x.blocked else 1)
+            scale = jnp.repeat(scale, times, joined)
+        return scale, shared | over if gathers and groups is None else shared - over
 
-    scales: list[jax.Array] = []
-    arrays, tree = jax.tree.flatten(x.scale)
-    for a, varies in zip(arrays, x.varies or [frozenset()] * len(arrays), strict=True):
-        differ = not names.isdisjoint(varies)
-        if differ and tiled and a.shape[at] * size < x.shape[at]:
-            return None  # a scale for each device's part of the axis
-        if not a.ndim or (tiled and not differ and a.shape[at] == 1):
-            scales.append(a)
-        else:
-            scales.append(sent(a) if differ or tiled else lax.expand_dims(a, (at,)))
-    data: jax.Array | EncodedArray
-    if isinstance(x.data, EncodedArray):
-        last = at == x.data.ndim - 1
-        if last and not tiled:
-            return None
-        codes = sent(x.data.codes)
-        factor = codes.shape[-1] // x.data.codes.shape[-1]
-        data = dataclasses.replace(x.data, codes=codes, length=x.data.length * factor)
+    pairs = [sent(level, *each) for level, each in enumerate(x.shared_scales)]
+    scale = jax.tree.unflatten(jax.tree.structure(x.scale), [scale for scale, _ in pairs])
+    if isinstance(data, EncodedArray):
+        length = after[-1] if packed else 0
+        data = dataclasses.replace(data, codes=equation.bind(data.codes)[0], length=length)
     else:
-        data = sent(x.data)
-    block = x.stored.block
-    if block is not None and not tiled and at > x.data.ndim + block[0]:
-        block = (block[0] - 1, block[1])
-    scale = jax.tree.unflatten(tree, scales)
+        (data,) = equation.bind(data)
+    if block is not None and new is not None and new > x.data.ndim + block[0]:
+        block = (block[0] - 1, size)
     stored = dataclasses.replace(x.stored, data=data, scale=scale, block=block)
-    varies = tuple(own - names for own in x.varies)
-    return dataclasses.replace(x, stored=stored, given=None, varies=varies)
+    return dataclasses.replace(
+        x, stored=stored, given=None, shared=tuple(shared for _, shared in pairs)
+    )
 
 
 Move = Callable[[Equation, Sequence[Value]], QuantizedValue | None]
 MOVES: dict[str, Move] = {
     "convert_element_type": _convert,
     **dict.fromkeys(("copy", "copy_p"), lambda equation, inputs: inputs[0]),
+    **dict.fromkeys(("pcast", "pvary"), lambda equation, inputs: inputs[0]),
     "transpose": _transpose,
     **dict.fromkeys(("reshape", "squeeze"), _reshape),
+    **dict.fromkeys(("expand_dims", "broadcast_in_dim"), _reshape),
     **dict.fromkeys(("slice", "dynamic_slice"), _slices),
     **dict.fromkeys(("gather", "sharding_constraint"), _take),
-    **dict.fromkeys(("all_gather", "all_gather_invariant"), _gathered),
+    **dict.fromkeys(COLLECTIVES, _sent),
 }

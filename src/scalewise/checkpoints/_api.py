@@ -20,9 +20,11 @@ from ..formats import RoundingMode
 from ..rounding import EncodedArray
 from ..scaled import ScaledArray, join_parts, save_safetensors
 from ._cast import KEEP, CastJobs, Options, checked_options, shards_of, write_configs
+from ._detect import family_of
 from ._encode import Choice
 from ._files import OrbaxTensor, UnreadableError, save_orbax
-from ._find import Source, family_of, intact, refuse_undecodable, refuse_unscaled
+from ._match import intact, refuse_undecodable, refuse_unscaled
+from ._open import Source
 from ._report import CastReport
 from ._weights import Weight, original_dtype
 from ._write import Shard, digest, publish, staging, write_shards

@@ -21,7 +21,6 @@ from ..formats import format as format_
 from . import _lay as lay
 from ._encode import Choice, amax, encoded, quantised, shaped, writer_of
 from ._files import DTYPES, MARK, UnreadableError
-from ._find import Source, is_side, without_quantization
 from ._layouts import (
     FP8,
     Layout,
@@ -32,9 +31,11 @@ from ._layouts import (
     strategy_of,
     writable,
 )
+from ._match import is_side
+from ._open import Source, without_quantization
 from ._packed import Decoded, Packed, loss, values
 from ._weights import Weight
-from ._write import Entry, Job, Shard, entry_of
+from ._write import FileEntry, Job, Shard, entry_of
 
 PLAIN = ("F32", "F16", "BF16")
 EXACT = {"F32": ("F16", "BF16"), "F16": (), "BF16": ()}  # dtypes whose numbers it has
@@ -145,16 +146,18 @@ class CastJobs:
             if fmt is None or not self._castable(weight, fmt):
                 self._keep(weight)
                 self.copied.append(weight)
-                entry = Entry(x.name, x.dtype, x.shape)
+                entry = FileEntry(x.name, x.dtype, x.shape)
                 return Job((entry,), partial(_copied, weight))
         if fmt is None:
             fmt = options.to  # a pattern of names to keep doesn't protect what is narrow already
         if fmt in WIDE:
             self._keep(weight)
-            entry = Entry(weight.name, WIDE[fmt], weight.shape)
+            entry = FileEntry(weight.name, WIDE[fmt], weight.shape)
             return Job((entry,), partial(_decoded, weight, entry))
         if options.layout == "plain":
-            entry = Entry(weight.name, {"e4m3fn": "F8_E4M3", "e5m2": "F8_E5M2"}[fmt], weight.shape)
+            entry = FileEntry(
+                weight.name, {"e4m3fn": "F8_E4M3", "e5m2": "F8_E5M2"}[fmt], weight.shape
+            )
             return Job((entry,), partial(_cast_alone, weight, fmt))
         if options.layout == "scalewise":
             if quantised_already and not options.requantise:
@@ -315,7 +318,7 @@ def _copied(weight: Weight) -> tuple[Sequence[np.ndarray], Json]:
     return [x.bytes], weight.record_of("copied", x.dtype, size)
 
 
-def _decoded(weight: Weight, entry: Entry) -> tuple[Sequence[np.ndarray | Decoded], Json]:
+def _decoded(weight: Weight, entry: FileEntry) -> tuple[Sequence[np.ndarray | Decoded], Json]:
     dtype = DTYPES[entry.dtype]
     rows = weight.layout is not None and not weight.packed.transposed and weight.channels is None
     y = Decoded(weight.packed, dtype) if rows else weight.effective(dtype)

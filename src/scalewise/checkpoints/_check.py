@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from . import _repairs as repairs
+from ._detect import family_of
 from ._files import UnreadableError
-from ._find import family_of, find, open_source
 from ._layouts import fused_key
+from ._match import find
+from ._open import open_source
 from ._packed import E8M0, Packed
 from ._report import CheckReport, Fault, Finding, merged
 from ._single import of_codes, of_scales, structure

@@ -13,16 +13,18 @@ import numpy as np
 
 from .._output import Rows, counted
 from .._types import Json
+from ._detect import family_of
 from ._files import UnreadableError
-from ._find import family_of, find, intact, is_side, open_source, unscaled
 from ._layouts import METHODS
+from ._match import find, intact, is_side, unscaled
+from ._open import open_source
 from ._packed import Decoded, Loss, loss
 from ._report import CheckpointReport, _db, first_of
 from ._weights import Weight
 
 
 @dataclasses.dataclass
-class Group:
+class WeightGroup:
     """Tensors of one layout and format."""
 
     layout: str
@@ -47,7 +49,7 @@ class InspectReport(CheckpointReport):
     evidence: str
     files: int
     bytes: int
-    groups: list[Group]
+    groups: list[WeightGroup]
     side: list[str]  # scales of activations and KV caches
     wide: list[str]  # weights of two axes that are stored wide
     suspicious: list[str]
@@ -93,7 +95,7 @@ def inspect(
     source = open_source(path)
     family, evidence = family_of(source)
     weights = find(source)
-    groups: dict[tuple[str, str], Group] = {}
+    groups: dict[tuple[str, str], WeightGroup] = {}
     suspicious = [p.evidence for p in source.problems]
     side, wide, ranges = [], [], defaultdict(list)
     for weight in weights.values():
@@ -104,7 +106,7 @@ def inspect(
         except UnreadableError as error:
             suspicious.append(str(error))
             continue
-        group = groups.setdefault((kind, fmt), Group(kind, fmt))
+        group = groups.setdefault((kind, fmt), WeightGroup(kind, fmt))
         group.tensors, group.numbers = group.tensors + 1, group.numbers + size
         group.bytes += weight.nbytes
         group.names.append(weight.name)
@@ -124,7 +126,7 @@ def inspect(
                          suspicious)  # fmt: skip
 
 
-def _scales(weight: Weight, group: Group, suspicious: list[str], ranges: dict) -> None:
+def _scales(weight: Weight, group: WeightGroup, suspicious: list[str], ranges: dict) -> None:
     low, high = math.inf, 0.0
     for matrix in weight.packed.matrices():
         factors = matrix.factors()

@@ -30,7 +30,7 @@ from ._encode import Choice
 from ._layouts import Layout
 from ._packed import E8M0, WIDE, Packed, loss
 from ._weights import Weight
-from ._write import Entry, Job
+from ._write import FileEntry, Job
 
 SCALE_DTYPES = {"torchao": {E8M0: ml_dtypes.float8_e8m0fnu}}
 
@@ -163,7 +163,7 @@ def own_job(weight: Weight, fmt: str, rounding: Json, choice: Choice) -> tuple[J
     parts: Json
     example = dataclasses.replace(example, value_dtype=_stands_for(weight))
     parts, record = parts_of(weight.name, example)
-    entries = tuple(Entry(n, NAMES[np.dtype(x.dtype)], x.shape) for n, x in parts.items())
+    entries = tuple(FileEntry(n, NAMES[np.dtype(x.dtype)], x.shape) for n, x in parts.items())
     return Job(entries, partial(_make, weight, run, found)), record
 
 

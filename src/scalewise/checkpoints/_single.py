@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from ..formats import E2M1FN
-from ._find import Source, is_side
 from ._layouts import FP8, LAYOUTS
+from ._match import is_side
+from ._open import Source
 from ._packed import E8M0, WIDE, Packed, elements
 from ._repairs import is_bytes, is_uniform, negative_zeros, powers
 from ._report import Fault, Finding

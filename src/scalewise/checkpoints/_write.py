@@ -30,7 +30,7 @@ JOURNAL = "journal.jsonl"
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class FileEntry:
     """A tensor to write: its name, safetensors' name of its dtype, its shape."""
 
     name: str
@@ -46,7 +46,7 @@ class Entry:
 class Job:
     """Tensors that are made together, and the function that makes their bytes and a record."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[FileEntry, ...]
     make: Callable[[], tuple[Sequence[np.ndarray | Decoded], Json]]
 
 
@@ -205,7 +205,7 @@ def publish(folder: Path, target: Path, one: str | None) -> None:
     os.rename(folder, target)
 
 
-def entry_of(name: str, x: np.ndarray) -> Entry:
+def entry_of(name: str, x: np.ndarray) -> FileEntry:
     if x.dtype not in NAMES:
         raise UnreadableError(f"{name!r} is {x.dtype}; safetensors has {', '.join(DTYPES)}")
-    return Entry(name, NAMES[x.dtype], x.shape)
+    return FileEntry(name, NAMES[x.dtype], x.shape)

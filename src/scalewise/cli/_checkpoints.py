@@ -105,7 +105,10 @@ def diff(
         for path in (before, after):
             _there(path)
         if "recording" in {_kind(path) for path in (before, after)}:
-            return _diff_recordings(before, after, out, everything)
+            from scalewise.auditing import compare, writable  # JAX takes a second to import
+
+            paths = [writable(path) for path in out or ()]
+            return shown(compare(before, after), paths, everything=everything)
         check_reports(out)
         from .. import checkpoints
 
@@ -126,14 +129,6 @@ def _kind(path: Path) -> str:
     with path.open("rb") as file:
         length = min(int.from_bytes(file.read(8), "little"), 1 << 16)
         return "recording" if b'"recording"' in file.read(length) else "checkpoint"
-
-
-def _diff_recordings(before: Path, after: Path, out: list[Path] | None, everything: bool) -> None:
-    from scalewise.auditing import compare, writable  # JAX takes a second to import
-
-    paths = [writable(path) for path in out or ()]
-    comparison = compare(before, after)
-    shown(comparison, paths, everything=everything)
 
 
 def check(

@@ -39,7 +39,7 @@ from .._user_file import InputError, call_user
 from ..interpret import Applied, Equation, Interpretation, State, Value, is_float, transform
 from ..training import all_finite, loss_scale_of
 from ._methods import Method
-from ._program import Step, TrainingProgram, check_same_types, check_types
+from ._program import StepFunction, TrainingProgram, check_same_types, check_types
 
 WINDOW, SMOOTHING, EARLY = 50, 25, 20  # steps: of the final loss, of curves, of the first losses
 COLOURS = ("blue", "red", "green", "dark_orange", "magenta", "cyan")
@@ -51,7 +51,7 @@ HEADINGS = (  # the table fits into 80 columns
 finite_leaves = jax.jit(lambda tree: jnp.stack([all_finite(x) for x in jax.tree.leaves(tree)]))
 
 
-class Run:
+class MethodRun:
     """A method's compiled step, its state from one seed, and what was measured of it."""
 
     def __init__(self, method: Method, program: TrainingProgram, state: PyTree, batch: PyTree):
@@ -67,7 +67,7 @@ class Run:
         check_same_types(self.state, lowered.out_info[0], f"{method.name}: step")
         self.clear()
 
-    def restarted(self, state: PyTree, batch: PyTree) -> Run:
+    def restarted(self, state: PyTree, batch: PyTree) -> MethodRun:
         """Returns a run of the same compiled step from another seed's state and first batch."""
         other = copy.copy(self)
         other.state = self.prepare(state, batch)
@@ -110,7 +110,7 @@ class Run:
         scale = {"scale": self.scales[-1], "skipped_steps": self.skipped} if self.scales else {}
         return known(found | scale)
 
-    def figures(self, steps: int, parameters: int, seeds: Sequence[Run]) -> dict[str, Any]:
+    def figures(self, steps: int, parameters: int, seeds: Sequence[MethodRun]) -> dict[str, Any]:
         """Returns what ``summary.json`` has of the method; final losses are of all seeds."""
         finals = [last_mean(run.losses[:steps]) for run in seeds]
         size = sum(x.nbytes for x in jax.tree.leaves(self.state))
@@ -254,10 +254,10 @@ def compare(
         console.print(f"{program.name}: {size}, {steps} steps of each", highlight=False)
         # makes JAX load what it loads on its first trace, derivative and compilation
         jax.jit(jax.grad(lambda x: jnp.tanh(x @ x).mean()))(jnp.ones((8, 8)))
-        runs = list[list[Run]]()
+        runs = list[list[MethodRun]]()
         for each in methods:
             with console.status(f"compiling {each.name}"):
-                one = Run(each, program, states[0], batches[0])
+                one = MethodRun(each, program, states[0], batches[0])
                 others = zip(states[1:], batches[1:], strict=True)
                 runs.append([one, *(one.restarted(*other) for other in others)])
         if out is not None:
@@ -297,7 +297,7 @@ def compare(
     return found
 
 
-def compared(name: str, runs: list[list[Run]], parameters: int, steps: int) -> Comparison:
+def compared(name: str, runs: list[list[MethodRun]], parameters: int, steps: int) -> Comparison:
     losses = {row[0].method.name: row[0].losses[:steps] for row in runs}
     rows = {row[0].method.name: row[0].figures(steps, parameters, row) for row in runs}
     reference = "float32" if "float32" in rows else next(iter(rows))
@@ -311,7 +311,7 @@ def compared(name: str, runs: list[list[Run]], parameters: int, steps: int) -> C
     return Comparison(known(summary | {"methods": [*rows.values()]}), losses)
 
 
-class _Found(Exception):
+class _NonFinite(Exception):
     """Raised at the first equation that has finite inputs and a non-finite output."""
 
 
@@ -324,7 +324,7 @@ class _Watch(Interpretation):
             floats = [x for x, a in zip(inputs, equation.in_avals, strict=True) if is_float(a)]
             for out, aval in zip(outs, equation.out_avals, strict=True):
                 if is_float(aval) and not all_finite(out) and all(map(all_finite, floats)):
-                    raise _Found(_sentence(equation, floats, np.asarray(out)))
+                    raise _NonFinite(_sentence(equation, floats, np.asarray(out)))
         return state, outs
 
 
@@ -342,13 +342,13 @@ def _sentence(equation: Equation, inputs: Sequence[Value], out: np.ndarray) -> s
     return f"{where}, makes {kind} of the {out.dtype} number{'s' * (len(inputs) > 1)} {numbers}"
 
 
-def diagnosis(step: Step, before: PyTree, batch: PyTree, after: PyTree, loss: float) -> str:
+def diagnosis(step: StepFunction, before: PyTree, batch: PyTree, after: PyTree, loss: float) -> str:
     """Returns the first operation that makes a non-finite number, and what isn't finite after."""
     found = list[str]()
     try:
         with jax.disable_jit():
             transform(step, _Watch(), name="compare")(before, batch)
-    except _Found as event:
+    except _NonFinite as event:
         found.append(str(event))
     except Exception:  # the step only runs compiled: its state is described instead
         pass

@@ -18,7 +18,7 @@ from ..formats import E4M3FN, FP16
 from ..scaled import Storage
 from ..scalifying import Scalify
 from ..training import NARROW_ADAM, STATES, DynamicLossScale, StaticLossScale, step
-from ._program import Step, TrainingProgram, params_of
+from ._program import StepFunction, TrainingProgram, params_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,9 @@ class Method:
     options: Mapping[str, Any] | None = None  # of `training.step`, of `loss_of` and `OPTIMIZER`
     dtype: Any = None  # of all floats
 
-    def build(self, program: TrainingProgram) -> tuple[Callable[[PyTree, PyTree], PyTree], Step]:
+    def build(
+        self, program: TrainingProgram
+    ) -> tuple[Callable[[PyTree, PyTree], PyTree], StepFunction]:
         """Returns the function from a program's state and a batch to this method's; its step."""
         if self.options is not None:
             return self._stepped(program)
@@ -63,7 +65,7 @@ class Method:
 
         return jax.tree.map(leaf, jax.tree.map(jnp.asarray, tree))
 
-    def _stepped(self, program: TrainingProgram) -> tuple[Callable[..., PyTree], Step]:
+    def _stepped(self, program: TrainingProgram) -> tuple[Callable[..., PyTree], StepFunction]:
         if program.loss_of is None or program.optimizer is None:
             lacks = f"{program.name} defines no loss_of(params, batch) or no OPTIMIZER"
             raise InputError(f"{self.name} scales the loss, and {lacks}")

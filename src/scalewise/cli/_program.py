@@ -14,7 +14,7 @@ from .._check import near
 from .._types import PyTree
 from .._user_file import InputError, call_user, load_module
 
-Step = Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
+StepFunction = Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
 PROTOCOL = {
     "init": "init(seed) -> state",
     "train_step": "train_step(state, batch) -> (state, loss)",
@@ -31,7 +31,7 @@ class TrainingProgram:
 
     name: str  # in reports
     init: Callable[[int], PyTree]  # from a seed to the state, a pytree with ``params``
-    train_step: Step  # ``(state, batch)`` to ``(state, loss)``; pure, made of JAX operations
+    train_step: StepFunction  # ``(state, batch)`` to ``(state, loss)``; pure, of JAX operations
     batches: Callable[[bytes, int], Iterable[PyTree]]  # ``(bytes, seed)`` to NumPy pytrees
     loss_of: Callable[[PyTree, PyTree], PyTree] | None = None  # ``(params, batch)`` to the loss
     optimizer: Any = None  # of optax, that of ``train_step``

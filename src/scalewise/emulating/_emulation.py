@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._check import Result, as_decorator, checked
+from .._check import checked
+from .._decorator import Result, as_decorator
 from .._jax import ShapedArray
 from .._resolve import as_format
 from ..devices import MatrixUnits, MatrixUnitsLike, matrix_units
@@ -181,7 +182,7 @@ def _kept(equation: Equation, x: Value) -> Widened | None:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Draw:
+class WideDraw:
     """A value computed from random bits and constants alone, in float64 without rounding."""
 
     exact: jax.Array
@@ -238,12 +239,14 @@ class EmulationWithDraws(Emulation):
         constant = constant and all(isinstance(x, Constant) for x in floats)
         exact = []
         if drawn or constant:
-            wide = [x.exact if isinstance(x, Draw | Constant) else x for x in inputs]
+            wide = [x.exact if isinstance(x, WideDraw | Constant) else x for x in inputs]
             exact = rebind(equation, wide, jnp.float64)
         if drawn:
-            return state, map_floats(lambda x, _: Draw(x), exact, equation.out_avals)
+            return state, map_floats(lambda x, _: WideDraw(x), exact, equation.out_avals)
         compared = not any(map(is_float, equation.out_avals))
-        plain = [x.exact if compared and isinstance(x, Draw) else self._rounded(x) for x in inputs]
+        plain = [
+            x.exact if compared and isinstance(x, WideDraw) else self._rounded(x) for x in inputs
+        ]
         state, outs = super().apply(state, equation, plain)
         if constant:
             literal = is_exact(equation) and all(x.literal for x in floats)
@@ -256,14 +259,14 @@ class EmulationWithDraws(Emulation):
     def _rounded(self, x: Value) -> jax.Array:
         if isinstance(x, Constant):
             return x.rounded
-        return self._round(x.exact) if isinstance(x, Draw) else x
+        return self._round(x.exact) if isinstance(x, WideDraw) else x
 
 
 def _is_drawn(equation: Equation, floats: Sequence[Value]) -> bool:
     if not floats:
         return equation.name == "bitcast_convert_type" and is_float(equation.out_avals[0])
-    drawn = any(isinstance(x, Draw) for x in floats)
-    return drawn and all(isinstance(x, Draw | Constant) for x in floats)
+    drawn = any(isinstance(x, WideDraw) for x in floats)
+    return drawn and all(isinstance(x, WideDraw | Constant) for x in floats)
 
 
 @as_decorator

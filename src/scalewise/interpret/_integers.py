@@ -63,7 +63,7 @@ class Integers:
 
 def integers(jaxpr: Jaxpr) -> Integers:
     body, consts = _jax.open_jaxpr(jaxpr)
-    finder = _Finder()
+    finder = _IntegerFinder()
     captured = [i for i, v in enumerate(body.constvars) if _is_exact(v.aval)]
     reads = [i for i, v in enumerate(body.invars) if _is_exact(v.aval)]
 
@@ -107,7 +107,7 @@ class _Known:
     place: tuple[Path, int] | None = dataclasses.field(default=None, metadata={"static": True})
 
 
-class _Finder(Interpretation):
+class _IntegerFinder(Interpretation):
     """Computes what depends on no float; represents everything else by None.
 
     Attributes:

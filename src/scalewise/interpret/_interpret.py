@@ -236,7 +236,7 @@ Atom = jex.Var | Number
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Step:
+class BodyStep:
     """One equation of a body; no later one reads the variables ``last``, nor unread results."""
 
     equation: Equation
@@ -249,7 +249,7 @@ class Step:
 class Body:
     constants: Sequence[jex.Var]
     inputs: Sequence[jex.Var]
-    steps: Sequence[Step]
+    steps: Sequence[BodyStep]
     outputs: Sequence[Atom]
 
 
@@ -274,7 +274,7 @@ def body_of(
     scope, path = (within.scope, (*within.path, *part)) if within else ("", ())
     outputs = [_atom(x) for x in jaxpr.outvars]
     read = {x for x in outputs if isinstance(x, jex.Var)}
-    steps: list[Step] = []
+    steps: list[BodyStep] = []
     order = (*within.order, *part) if within else ()
     before = itertools.accumulate(map(contracts, jaxpr.eqns), initial=0)
     numbered = [(i, n, eqn) for i, (n, eqn) in enumerate(zip(before, jaxpr.eqns, strict=False))]
@@ -286,7 +286,7 @@ def body_of(
         used = dict.fromkeys(x for x in (*reads, *eqn.outvars) if isinstance(x, jex.Var))
         last = [x for x in used if x not in read]
         read.update(used)
-        steps.append(Step(equation, reads, eqn.outvars, last))
+        steps.append(BodyStep(equation, reads, eqn.outvars, last))
     body = Body(jaxpr.constvars, jaxpr.invars, steps[::-1], outputs)
     if kept is not None:
         kept[jaxpr, part] = body

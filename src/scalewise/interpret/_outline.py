@@ -21,7 +21,7 @@ outlined_p = jex.Primitive("outlined")
 outlined_p.multiple_results = True
 
 
-class Call(NamedTuple):
+class OutlinedCall(NamedTuple):
     function: Callable[..., PyTree]
     options: Hashable
     tree: TreeDef
@@ -54,7 +54,7 @@ def outlined(function: Callable[..., Result], options: Hashable, *operands: PyTr
     arrays, tree = jax.tree.flatten(jax.tree.map(jnp.asarray, operands))
     types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
     traced = _jitted(function).trace(options, *jax.tree.unflatten(tree, types))
-    call = Call(function, options, tree)
+    call = OutlinedCall(function, options, tree)
     outs = outlined_p.bind(*arrays, jaxpr=traced.jaxpr, call=call)
     return jax.tree.unflatten(jax.tree.structure(traced.out_info), outs)
 
@@ -81,7 +81,7 @@ def by_platform(
     known = all(isinstance(n, int) for x in (*arrays, *outs) for n in x.shape)
     if not known or not jax.sharding.get_abstract_mesh().empty:
         return _by_jax((tuple(routes.items()), options), *operands)
-    call = Call(_by_jax, (tuple(routes.items()), options), tree)
+    call = OutlinedCall(_by_jax, (tuple(routes.items()), options), tree)
     types = tuple(ShapedArray(x.shape, x.dtype) for x in arrays)
     results = tuple(ShapedArray(x.shape, x.dtype) for x in outs)
     body = _Untraced(call, types, results, _jax.line_here())
@@ -99,7 +99,7 @@ def _by_jax(options: tuple, *operands: PyTree) -> PyTree:
 
 @dataclasses.dataclass(frozen=True)
 class _Untraced:
-    call: Call
+    call: OutlinedCall
     in_avals: tuple[ShapedArray, ...]
     out_avals: tuple[ShapedArray, ...]
     line: Callable[[], AbstractContextManager[None]] = dataclasses.field(compare=False)
@@ -135,13 +135,16 @@ def _jitted(function: Callable[..., PyTree]) -> jax.stages.Wrapped:
     return jax.jit(function, static_argnums=0)
 
 
-def _called(*arrays: jax.Array, call: Call, **params: Parameter) -> list[jax.Array]:
+def _called(*arrays: jax.Array, call: OutlinedCall, **params: Parameter) -> list[jax.Array]:
     function, options, tree = call
     return jax.tree.leaves(_jitted(function)(options, *jax.tree.unflatten(tree, arrays)))
 
 
 def _lower_inline(
-    ctx: mlir.LoweringRuleContext, *arrays: mlir.ir.Value, jaxpr: Jaxpr | _Untraced, call: Call
+    ctx: mlir.LoweringRuleContext,
+    *arrays: mlir.ir.Value,
+    jaxpr: Jaxpr | _Untraced,
+    call: OutlinedCall,
 ) -> Sequence[mlir.ir.Value]:
     """Lowers what was traced: the types of a program in float64 outlive the switch for it."""
     if isinstance(jaxpr, _Untraced):
@@ -150,7 +153,10 @@ def _lower_inline(
 
 
 def _lower_for_cpu(
-    ctx: mlir.LoweringRuleContext, *arrays: mlir.ir.Value, jaxpr: Jaxpr | _Untraced, call: Call
+    ctx: mlir.LoweringRuleContext,
+    *arrays: mlir.ir.Value,
+    jaxpr: Jaxpr | _Untraced,
+    call: OutlinedCall,
 ) -> Sequence[mlir.ir.Value]:
     whole = not _jax.is_partitioned(ctx)
     if isinstance(jaxpr, _Untraced):
@@ -167,7 +173,7 @@ def _lower_for_cpu(
 def _lower_route(
     ctx: mlir.LoweringRuleContext,
     arrays: Sequence[mlir.ir.Value],
-    call: Call,
+    call: OutlinedCall,
     names: Sequence[str],
 ) -> Sequence[mlir.ir.Value]:
     """Lowers the last route named, or the default one, of which equal calls share a function; all
@@ -189,12 +195,12 @@ def _lower_route(
         return mlir.lower_fun(route)(ctx, *arrays)
 
 
-def _by_default(call: Call) -> bool:
+def _by_default(call: OutlinedCall) -> bool:
     return {name for name, _ in cast(tuple, call.options)[0]} <= {"default", "whole_cpu"}
 
 
 def _batched(
-    arrays: Sequence[jax.Array], dims: Sequence[int | None], *, jaxpr: object, call: Call
+    arrays: Sequence[jax.Array], dims: Sequence[int | None], *, jaxpr: object, call: OutlinedCall
 ) -> tuple[list[jax.Array], list[int]]:
     options = call, tuple(dims)
     inline = isinstance(jaxpr, _Untraced) and not _by_default(call)
@@ -202,7 +208,9 @@ def _batched(
     return outs, [0] * len(outs)
 
 
-def _over_axis(options: tuple[Call, tuple[int | None, ...]], *arrays: jax.Array) -> list[jax.Array]:
+def _over_axis(
+    options: tuple[OutlinedCall, tuple[int | None, ...]], *arrays: jax.Array
+) -> list[jax.Array]:
     call, dims = options
     return jax.vmap(partial(_called, call=call), in_axes=dims)(*arrays)
 

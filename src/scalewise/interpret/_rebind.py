@@ -66,7 +66,11 @@ def rebind(
     inputs = equation.varied(inputs)
     own = jnp.dtype(dtype)
     if equation.name in OWN_DTYPE and (complex_dtype is None or equation.name != "fft"):
-        return _in_own_dtype(equation, inputs, dtype)
+        own_inputs = map_floats(
+            lambda x, a: lax.convert_element_type(x, a.dtype), inputs, equation.in_avals
+        )
+        widened = lambda y, _: lax.convert_element_type(y, dtype)  # noqa: E731
+        return map_floats(widened, equation.bind(*own_inputs), equation.out_avals)
     solver = params.solver(equation)
     if solver is not None:
         jaxpr, consts, right = solver
@@ -136,14 +140,6 @@ def _converted(arrays: Sequence[Value], dtypes: Sequence[np.dtype]) -> list[Valu
         x if x.dtype == d else lax.convert_element_type(x, d)
         for x, d in zip(map(jnp.asarray, arrays), dtypes, strict=True)
     ]
-
-
-def _in_own_dtype(equation, inputs, dtype):
-    inputs = map_floats(
-        lambda x, a: lax.convert_element_type(x, a.dtype), inputs, equation.in_avals
-    )
-    outs = equation.bind(*inputs)
-    return map_floats(lambda y, _: lax.convert_element_type(y, dtype), outs, equation.out_avals)
 
 
 @dataclasses.dataclass(frozen=True)

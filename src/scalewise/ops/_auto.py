@@ -31,7 +31,7 @@ WIDEST = 62  # bits of a sum that an int64 carries beside its sign
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class SumPlan:
     """How many digits of squares are kept for a sum of the required accuracy.
 
     Attributes:
@@ -77,7 +77,7 @@ class Root:
             return round_bits(self.exact * power, fmt)
 
 
-def plan(arithmetic: Arithmetic, n: int, cancels: bool = False) -> Plan:
+def plan(arithmetic: Arithmetic, n: int, cancels: bool = False) -> SumPlan:
     """The fewest bits with which a sum of n squares errs by u/4 or less, and its root by u/8.
 
     If the sum may be cancelled by a negative epsilon: by u^2/4. With q the last digit's unit and B
@@ -98,9 +98,9 @@ def plan(arithmetic: Arithmetic, n: int, cancels: bool = False) -> Plan:
     every = _even(2 * math.ceil(math.log2(float(fmt.max / fmt.smallest)) + 1))
     if kept > room and every <= widest:  # digits that have exponents of their own
         kept = max(kept, every)
-        return Plan(kept, True, (levels - 1) * each * 2.0**-kept)
+        return SumPlan(kept, True, (levels - 1) * each * 2.0**-kept)
     kept = min(kept, room, widest)
-    return Plan(kept, False, levels * each * 2.0**-kept)
+    return SumPlan(kept, False, levels * each * 2.0**-kept)
 
 
 def _even(k: int) -> int:
@@ -139,14 +139,14 @@ def auto_norm(
     return root_of(arithmetic, total)
 
 
-def sum_of_squares(arithmetic: Arithmetic, a: jax.Array, p: Plan) -> Scaled:
+def sum_of_squares(arithmetic: Arithmetic, a: jax.Array, p: SumPlan) -> Scaled:
     with jax.enable_x64(True):
         blocks, largest = _blocks(arithmetic, a)
         units = _squares(arithmetic, blocks, largest[..., None, :], p)
         return _sum_of_sums(_sum(units, 2 * largest - p.kept, p), p)
 
 
-def sum_of(arithmetic: Arithmetic, a: jax.Array, p: Plan) -> Scaled:
+def sum_of(arithmetic: Arithmetic, a: jax.Array, p: SumPlan) -> Scaled:
     """The sum along the last axis, of any signs: the error is of the sum of magnitudes."""
     with jax.enable_x64(True):
         blocks, largest = _blocks(arithmetic, a)
@@ -162,7 +162,7 @@ def _blocks(arithmetic: Arithmetic, a: jax.Array) -> tuple[jax.Array, jax.Array]
     return a, arithmetic.exponent(jnp.max(jnp.abs(a), axis=-2)) + 1
 
 
-def _squares(arithmetic: Arithmetic, a: jax.Array, largest: jax.Array, p: Plan) -> jax.Array:
+def _squares(arithmetic: Arithmetic, a: jax.Array, largest: jax.Array, p: SumPlan) -> jax.Array:
     """The squares of numbers below 2^largest in units of the last digit, whole, as floats.
 
     The square and what its rounding has lost are cut into digits each for itself. They are formed
@@ -193,11 +193,11 @@ def _cut(arithmetic: Arithmetic, x: jax.Array) -> jax.Array:
     return lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN)
 
 
-def _sum(units: jax.Array, exponent: jax.Array, p: Plan) -> Scaled:
+def _sum(units: jax.Array, exponent: jax.Array, p: SumPlan) -> Scaled:
     return Scaled(jnp.sum(units.astype(p.integer), axis=-2, dtype=p.integer), exponent)
 
 
-def _sum_of_sums(s: Scaled, p: Plan) -> Scaled:
+def _sum_of_sums(s: Scaled, p: SumPlan) -> Scaled:
     while (m := s.total.shape[-1]) > 1:
         block = min(BLOCK, 1 << (m - 1).bit_length())
         fill = -m % block
@@ -209,7 +209,7 @@ def _sum_of_sums(s: Scaled, p: Plan) -> Scaled:
     return Scaled(s.total[..., 0], s.exponent[..., 0])
 
 
-def _aligned_sum(s: Scaled, p: Plan) -> Scaled:
+def _aligned_sum(s: Scaled, p: SumPlan) -> Scaled:
     """The sums over the last axis but one: all moved to the largest one's exponent, then added.
 
     Digits that fall off at the end are cut, not rounded: that takes no carry.
@@ -225,14 +225,14 @@ def _aligned_sum(s: Scaled, p: Plan) -> Scaled:
     return Scaled(total, top - p.kept)
 
 
-def add(a: Scaled, b: Scaled, p: Plan) -> Scaled:
+def add(a: Scaled, b: Scaled, p: SumPlan) -> Scaled:
     with jax.enable_x64(True):
         pair = jax.tree.map(lambda x, y: jnp.stack([x, y])[..., None], a, b)
         s = _aligned_sum(jax.tree.map(lambda x: jnp.moveaxis(x, 0, -2), pair), p)
         return Scaled(s.total[..., 0], s.exponent[..., 0])
 
 
-def scaled(arithmetic: Arithmetic, x: jax.Array, p: Plan) -> Scaled:
+def scaled(arithmetic: Arithmetic, x: jax.Array, p: SumPlan) -> Scaled:
     """A number of the format, of either sign."""
     with jax.enable_x64(True):
         size = arithmetic.exponent(x) + 1
@@ -240,7 +240,7 @@ def scaled(arithmetic: Arithmetic, x: jax.Array, p: Plan) -> Scaled:
         return Scaled(units.astype(p.integer), size - p.kept)
 
 
-def constant(x: float, exponent: jax.Array, p: Plan) -> Scaled:
+def constant(x: float, exponent: jax.Array, p: SumPlan) -> Scaled:
     """``x * 2^exponent`` for a positive constant x, cut to digits beforehand."""
     with jax.enable_x64(True):
         m, e = math.frexp(x)

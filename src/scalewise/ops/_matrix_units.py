@@ -58,12 +58,6 @@ def cut(x: jax.Array, fraction_bits: int, smallest: float = 2.0**-126) -> jax.Ar
     return jnp.where(jnp.abs(x) >= 2.0**128, jnp.copysign(np.float64(np.inf), x), y)
 
 
-def _finish(result: Format) -> Callable[[jax.Array], jax.Array]:
-    if result == FP16:
-        return lambda x: jnp.where(jnp.abs(x) <= 2.0**-25, 0.0, round_bits(x, FP16))
-    return partial(cut, fraction_bits=result.mantissa_bits)
-
-
 def _fused(unit: MatrixUnit, c: jax.Array, left: _Terms, right: _Terms) -> jax.Array:
     """Adds one step's products to the accumulator. ``left``: ``[terms, M, 1]``."""
     terms = range(0, left.values.shape[0], GROUP if unit.terms == 64 else 1)
@@ -79,7 +73,12 @@ def _fused(unit: MatrixUnit, c: jax.Array, left: _Terms, right: _Terms) -> jax.A
     for product in products:
         total = total + truncate(product * scale)
         plain = plain + product
-    return jnp.where(jnp.isfinite(plain), _finish(unit.result)(total / scale), plain)
+    total = total / scale
+    if unit.result == FP16:
+        total = jnp.where(jnp.abs(total) <= 2.0**-25, 0.0, round_bits(total, FP16))
+    else:
+        total = cut(total, unit.result.mantissa_bits)
+    return jnp.where(jnp.isfinite(plain), total, plain)
 
 
 def _two_stage(unit: MatrixUnit, c: jax.Array, left: _Terms, right: _Terms) -> jax.Array:

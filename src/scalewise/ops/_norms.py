@@ -128,7 +128,8 @@ def _l2(
 ) -> jax.Array:
     fmt = format_(x.dtype) if fmt is None else fmt
     if fmt == FP64:
-        return _exact_norm(x, eps)
+        _, root, size = _scaled_root(x, eps)
+        return root * size
     return _l2_in_format(_setting(fmt, **options), options["method"], nonnegative, x, eps)
 
 
@@ -208,11 +209,6 @@ def _scaled_root(x: jax.Array, eps: jax.Array | None) -> tuple[jax.Array, jax.Ar
     size = lax.stop_gradient(jnp.where((size > 0) & jnp.isfinite(size), size, jnp.ones_like(size)))
     x = x / size[..., None]
     return x, root_or_zero(jnp.sum(x * x, axis=-1) + e / size / size), size
-
-
-def _exact_norm(x: jax.Array, eps: jax.Array | None) -> jax.Array:
-    _, root, size = _scaled_root(x, eps)
-    return root * size
 
 
 def _exact_slopes(

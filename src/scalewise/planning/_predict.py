@@ -30,7 +30,7 @@ Index = Mapping[tuple[int, ...], int]
 
 @dataclasses.dataclass(frozen=True)
 class _Perturbed(Operands):
-    """Adds a share of each possible rounding's error to what is rounded; see :class:`Family`."""
+    """Adds a share of each possible rounding's error to what is rounded; see :class:`Plans`."""
 
     index: Index = dataclasses.field(default_factory=dict)
     results: Index = dataclasses.field(default_factory=dict)
@@ -90,7 +90,7 @@ class _Perturbed(Operands):
 
 
 @dataclasses.dataclass(frozen=True)
-class Family:
+class Plans:
     """A program under each possible plan, as one function of a vector, which JAX differentiates.
 
     An operand or a result ``x`` is replaced by ``x + sum(theta[c] * (rounded_c(x) - x))`` over its
@@ -144,7 +144,7 @@ class Sensitivity:
 
 
 def sensitivity(
-    family: Family, aim: Objective, arrays: Sequence[Argument], seed: int
+    family: Plans, aim: Objective, arrays: Sequence[Argument], seed: int
 ) -> Sensitivity:
     if aim.probe is None:
         bias, hessian = jax.jit(lambda a: _twice(family, aim, a))(list(arrays))
@@ -159,9 +159,7 @@ def sensitivity(
     return Sensitivity(bias.astype(np.float64), (hessian + hessian.T) / 2, noise)
 
 
-def _probed(
-    family: Family, aim: Objective, arrays: Sequence[Argument], key: jax.Array
-) -> jax.Array:
+def _probed(family: Plans, aim: Objective, arrays: Sequence[Argument], key: jax.Array) -> jax.Array:
     """Returns the adjoints of random directions of the outputs: a factor of the Hessian."""
     reference, pullback = jax.vjp(lambda t: family.outputs(t, arrays), family.zero)
     assert aim.probe is not None
@@ -174,7 +172,7 @@ def _probed(
 
 
 def _twice(
-    family: Family, aim: Objective, arrays: Sequence[Argument]
+    family: Plans, aim: Objective, arrays: Sequence[Argument]
 ) -> tuple[jax.Array, jax.Array]:
     reference = family.outputs(family.zero, arrays)
     at = lambda t: aim.measure(reference, family.outputs(t, arrays))  # noqa: E731

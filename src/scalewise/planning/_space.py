@@ -14,7 +14,7 @@ import numpy as np
 from ..autoscaling import Operand
 from ..interpret import Program
 from ._budget import WORST, Budget, ObjectiveName, Option, bits_of, objective
-from ._predict import Family, Prediction, Sensitivity, prediction, sensitivity
+from ._predict import Plans, Prediction, Sensitivity, prediction, sensitivity
 from ._sites import Part, Site, sites
 
 Choice = tuple[int, ...]  # by site, the index of its option
@@ -73,7 +73,7 @@ class Tried:
 class Space:
     """The plans of a program, each a choice of an option at each of its sites.
 
-    ``columns`` are each option's roundings' places in the vector that :class:`Family` takes.
+    ``columns`` are each option's roundings' places in the vector that :class:`Plans` takes.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Space:
         swapped = frozenset(path for site in self.sites for path in site.swapped)
         of_results = {path: i + len(products) for path, i in of_results.items()}
         count = sum(map(len, roundings.values()))
-        self.family = Family(program, index, of_results, roundings, swapped, count)
+        self.family = Plans(program, index, of_results, roundings, swapped, count)
         self.columns = [
             [[roundings[i, r][x] for r, x in o.items() if x is not None] for o in some]
             for i, some in enumerate(self.options)

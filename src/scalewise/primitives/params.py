@@ -37,7 +37,7 @@ class ParameterError(LookupError):
     """An equation doesn't have the parameter that scalewise reads."""
 
 
-class Equation(Protocol):
+class HasParams(Protocol):
     """A JAX equation, or :class:`scalewise.interpret.Equation`."""
 
     @property
@@ -47,7 +47,7 @@ class Equation(Protocol):
     def params(self) -> Mapping[str, Parameter]: ...
 
 
-def read(equation: Equation, *names: str, default: Parameter = _REQUIRED) -> Parameter:
+def read(equation: HasParams, *names: str, default: Parameter = _REQUIRED) -> Parameter:
     """Returns a parameter by its names in the supported releases of JAX, or the default."""
     for name in names:
         if name in equation.params:
@@ -61,7 +61,7 @@ def read(equation: Equation, *names: str, default: Parameter = _REQUIRED) -> Par
     )
 
 
-def replaced(equation: Equation, **changes: Parameter) -> dict[str, Parameter]:
+def replaced(equation: HasParams, **changes: Parameter) -> dict[str, Parameter]:
     for name in changes:
         read(equation, name)
     return {**equation.params, **changes}
@@ -70,51 +70,50 @@ def replaced(equation: Equation, **changes: Parameter) -> dict[str, Parameter]:
 # -- single parameters -------------------------------------------------------------------------
 
 
-def _reader(*names: str, default: Parameter = _REQUIRED) -> Callable[[Equation], Any]:
+def _reader(*names: str, default: Parameter = _REQUIRED) -> Callable[[HasParams], Any]:
     return lambda equation: read(equation, *names, default=default)
 
 
-body: Callable[[Equation], Jaxpr] = _reader("jaxpr")
-branches: Callable[[Equation], Sequence[Jaxpr]] = _reader("branches")
-update_function: Callable[[Equation], Jaxpr | None] = _reader("update_jaxpr")
-target_sharding: Callable[[Equation], jax.sharding.NamedSharding] = _reader("dst_sharding")
-out_sharding: Callable[[Equation], jax.sharding.NamedSharding | None]
+body: Callable[[HasParams], Jaxpr] = _reader("jaxpr")
+branches: Callable[[HasParams], Sequence[Jaxpr]] = _reader("branches")
+update_function: Callable[[HasParams], Jaxpr | None] = _reader("update_jaxpr")
+target_sharding: Callable[[HasParams], jax.sharding.NamedSharding] = _reader("dst_sharding")
+out_sharding: Callable[[HasParams], jax.sharding.NamedSharding | None]
 out_sharding = _reader("out_sharding", default=None)
-axis_name: Callable[[Equation], AxisName] = _reader("axes", "axis_name")
+axis_name: Callable[[HasParams], AxisName] = _reader("axes", "axis_name")
 # the groups of devices that a collective runs within, None for all devices
-axis_groups: Callable[[Equation], Sequence[Sequence[int]] | None]
+axis_groups: Callable[[HasParams], Sequence[Sequence[int]] | None]
 axis_groups = _reader("axis_index_groups", default=None)
-gathered_axis = _reader("all_gather_dimension")
 is_tiled = _reader("tiled")
 # the number that a `gather` has for indices out of bounds; None for NaN
 fill_value = _reader("fill_value", default=None)
-slice_sizes: Callable[[Equation], Sequence[int]] = _reader("slice_sizes")
-conv_dimensions: Callable[[Equation], jax.lax.ConvDimensionNumbers] = _reader("dimension_numbers")
-ragged_dimensions: Callable[[Equation], jax.lax.RaggedDotDimensionNumbers | None]
+slice_sizes: Callable[[HasParams], Sequence[int]] = _reader("slice_sizes")
+conv_dimensions: Callable[[HasParams], jax.lax.ConvDimensionNumbers] = _reader("dimension_numbers")
+ragged_dimensions: Callable[[HasParams], jax.lax.RaggedDotDimensionNumbers | None]
 ragged_dimensions = _reader("ragged_dot_dimension_numbers", default=None)
-precision: Callable[[Equation], jax.lax.PrecisionLike] = _reader("precision")
+precision: Callable[[HasParams], jax.lax.PrecisionLike] = _reader("precision")
 
 
 # -- calls and control flow --------------------------------------------------------------------
 
 
-def is_call(equation: Equation) -> bool:
+def is_call(equation: HasParams) -> bool:
     return "call_jaxpr" in equation.params
 
 
-def call_body(equation: Equation) -> Jaxpr:
+def call_body(equation: HasParams) -> Jaxpr:
     named = BODIES.get(equation.primitive.name)
     return read(equation, *[named] if named else [], "call_jaxpr")
 
 
-def called(equation: Equation) -> Jaxpr | None:
+def called(equation: HasParams) -> Jaxpr | None:
     """Returns the jaxpr of a call, a nested jit, a checkpoint or a ``shard_map``, or None."""
     if is_call(equation) or equation.primitive.name in BODIES:
         return call_body(equation)
     return read(equation, "jaxpr", default=None)
 
 
-def is_barrier(equation: Equation) -> bool:
+def is_barrier(equation: HasParams) -> bool:
     """Returns True if a ``jax.checkpoint``'s recomputation must not be merged with the original."""
     return read(equation, "differentiated") and read(equation, "prevent_cse")
 
@@ -127,7 +126,7 @@ class Jit(NamedTuple):
     out_shardings: Sequence[Parameter]
 
 
-def jit(equation: Equation) -> Jit:
+def jit(equation: HasParams) -> Jit:
     options = dict(read(equation, "compiler_options_kvs", default=()))
     shardings = (read(equation, x, default=()) for x in ("in_shardings", "out_shardings"))
     return Jit(body(equation), read(equation, "name"), options, *shardings)
@@ -140,7 +139,7 @@ class While(NamedTuple):
     body_consts: int
 
 
-def while_loop(equation: Equation) -> While:
+def while_loop(equation: HasParams) -> While:
     names = "cond_jaxpr", "cond_nconsts", "body_jaxpr", "body_nconsts"
     return While(*(read(equation, name) for name in names))
 
@@ -154,7 +153,7 @@ class Scan(NamedTuple):
     unroll: int | bool
 
 
-def scan(equation: Equation) -> Scan:
+def scan(equation: HasParams) -> Scan:
     trees = read(equation, "ft_in", default=None)  # JAX 0.12 groups the operands as trees
     if trees is None:
         consts, carries = read(equation, "num_consts"), read(equation, "num_carry")
@@ -174,13 +173,13 @@ class ShardMap(NamedTuple):
     axes: frozenset[str]
 
 
-def shard_map(equation: Equation) -> ShardMap:
+def shard_map(equation: HasParams) -> ShardMap:
     axes = frozenset(read(equation, "newly_manual_axes", "manual_axes"))
     in_specs, out_specs = read(equation, "in_specs"), read(equation, "out_specs")
     return ShardMap(body(equation), read(equation, "mesh"), in_specs, out_specs, axes)
 
 
-def solver(equation: Equation) -> tuple[Jaxpr, slice, slice] | None:
+def solver(equation: HasParams) -> tuple[Jaxpr, slice, slice] | None:
     """Returns what a ``custom_linear_solve`` solves by, and which operands it takes; else None."""
     jaxprs = read(equation, "jaxprs", default=None)
     if jaxprs is None:
@@ -191,7 +190,7 @@ def solver(equation: Equation) -> tuple[Jaxpr, slice, slice] | None:
     return jaxprs.solve, slice(start, start + counts.solve), slice(right, None)
 
 
-def scalar_functions(equation: Equation) -> dict[str, tuple[Jaxpr, Sequence[jax.Array], str]]:
+def scalar_functions(equation: HasParams) -> dict[str, tuple[Jaxpr, Sequence[jax.Array], str]]:
     """Returns by parameter the functions that an operation applies to scalars: the jaxpr, its
     constants, and the parameter that holds these; that is empty for a closed jaxpr, which holds
     its own.
@@ -208,7 +207,7 @@ def scalar_functions(equation: Equation) -> dict[str, tuple[Jaxpr, Sequence[jax.
 # -- operations --------------------------------------------------------------------------------
 
 
-def assigned_axes(equation: Equation, ndim: int) -> dict[int, int]:
+def assigned_axes(equation: HasParams, ndim: int) -> dict[int, int]:
     """Returns for each axis of an array to a part of which a ``dynamic_update_slice`` or a
     ``scatter`` assigns, the axis of what is assigned; without those that an index removes."""
     numbers = read(equation, "dimension_numbers", default=None)
@@ -219,32 +218,39 @@ def assigned_axes(equation: Equation, ndim: int) -> dict[int, int]:
     return dict(zip(kept, numbers.update_window_dims, strict=True))
 
 
-def scattered(equation: Equation) -> tuple[Any, bool, bool]:
+def scattered(equation: HasParams) -> tuple[Any, bool, bool]:
     """Returns a scatter's dimension numbers, whether it writes to the nearest element in place of
     one outside of the operand, and whether it writes to each element at most once."""
     clips = read(equation, "mode").name == "CLIP"
     return read(equation, "dimension_numbers"), clips, read(equation, "unique_indices")
 
 
-def permutation(equation: Equation) -> tuple[int, ...]:
+def exchanged_axes(equation: HasParams) -> tuple[int | None, int | None]:
+    """Returns the axis of which a collective sends each device a part, and the axis along which a
+    device joins the parts that it gets; None for an axis that there isn't."""
+    joined = read(equation, "all_gather_dimension", "concat_axis", default=None)
+    return read(equation, "split_axis", default=None), joined
+
+
+def permutation(equation: HasParams) -> tuple[int, ...]:
     return tuple(read(equation, "permutation"))
 
 
 def slice_bounds(
-    equation: Equation,
+    equation: HasParams,
 ) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
     start, limit = read(equation, "start_indices"), read(equation, "limit_indices")
     return start, limit, read(equation, "strides") or (1,) * len(start)
 
 
-def degree(equation: Equation) -> int | float:
+def degree(equation: HasParams) -> int | float:
     """Returns the exponent of a power, for example 0.5 of ``sqrt``; 1 for other primitives."""
     if equation.primitive.name == "integer_pow":
         return read(equation, "y")
     return DEGREES.get(equation.primitive.name, 1)
 
 
-def dot_dimensions(equation: Equation) -> tuple[AxisPair, AxisPair]:
+def dot_dimensions(equation: HasParams) -> tuple[AxisPair, AxisPair]:
     """Returns ``((contracted axes), (batch axes))`` of a product, also of a ragged one."""
     ragged = ragged_dimensions(equation)
     numbers = (
@@ -254,7 +260,7 @@ def dot_dimensions(equation: Equation) -> tuple[AxisPair, AxisPair]:
     return contracted, batch  # pyright: ignore[reportReturnType]
 
 
-def contracted_axes(equation: Equation) -> AxisPair:
+def contracted_axes(equation: HasParams) -> AxisPair:
     """Returns the axes of each operand that a contraction sums over; a convolution's features."""
     if equation.primitive.name != "conv_general_dilated":
         return dot_dimensions(equation)[0]
@@ -262,24 +268,24 @@ def contracted_axes(equation: Equation) -> AxisPair:
     return (numbers.lhs_spec[1],), (numbers.rhs_spec[1],)
 
 
-def reduced_axes(equation: Equation) -> tuple[int, ...]:
+def reduced_axes(equation: HasParams) -> tuple[int, ...]:
     return tuple(read(equation, "axes"))
 
 
-def cumulative(equation: Equation) -> tuple[int, bool]:
+def cumulative(equation: HasParams) -> tuple[int, bool]:
     """Returns the axis of a cumulative sum, and whether it begins at the end."""
     return read(equation, "axis"), read(equation, "reverse")
 
 
-def conv_groups(equation: Equation) -> tuple[int, int]:
+def conv_groups(equation: HasParams) -> tuple[int, int]:
     return read(equation, "feature_group_count"), read(equation, "batch_group_count")
 
 
-def conv_window(equation: Equation) -> dict[str, Parameter]:
+def conv_window(equation: HasParams) -> dict[str, Parameter]:
     """Returns how a convolution moves its kernel, as arguments of ``lax.conv_general_dilated``."""
     names = "window_strides", "padding", "lhs_dilation", "rhs_dilation"
     return {name: read(equation, name) for name in names}
 
 
-def symmetric_factors(equation: Equation) -> tuple[float, float]:
+def symmetric_factors(equation: HasParams) -> tuple[float, float]:
     return read(equation, "alpha"), read(equation, "beta")

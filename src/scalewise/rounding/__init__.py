@@ -36,6 +36,7 @@ from ._codes import nearest_codes as nearest_codes
 from ._codes import stored as stored
 from ._codes import to_float64 as to_float64
 from ._codes import widened as widened
+from ._encoded import PACKED_AXIS as PACKED_AXIS
 from ._encoded import StoredArray as StoredArray
 from ._encoded import exportable as exportable
 from ._encoded import is_packed as is_packed

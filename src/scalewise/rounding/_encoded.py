@@ -123,6 +123,7 @@ def _serializable() -> None:
         flax.register_serialization_state(KINDS.pop(), state, restored, override=True)
 
 
+PACKED_AXIS = "Packed codes stay the last axis: in_axes and out_axes have to be in front of it"
 WIDTHS = (3, 4, 6)  # a whole number of such codes fills 3 bytes or less
 
 
@@ -247,6 +248,9 @@ class EncodedArray(StoredArray):
     no dtype for DLFLOAT16, TF32 and users' formats. Codes of 3, 4 and 6 bits are packed along the
     last axis without gaps; others are stored in the narrowest unsigned integers that hold them.
 
+    ``vmap`` may add axes in front of packed codes alone. Behind them it is refused when the array
+    is read, unless the new axis is as long as they are, which nothing tells from one in front.
+
     Attributes:
         codes: the codes, packed or not, see above.
         format: the format of the codes.
@@ -292,6 +296,12 @@ class EncodedArray(StoredArray):
         """Returns the codes, one per array element."""
         if not is_packed(self.format):
             return self.codes
+        count = -(-self.length * self.format.bits // 8)
+        if self.codes.shape[-1:] != (count,):
+            raise ValueError(
+                f"EncodedArray: codes have the shape {self.codes.shape}; expected {count} bytes of "
+                f"{self.length} codes along the last axis. {PACKED_AXIS}"
+            )
         return unpack(self.codes, self.format, self.length)
 
     def astype(self, dtype: Any) -> jax.Array:

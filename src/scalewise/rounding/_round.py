@@ -102,9 +102,9 @@ def round_to(
     fmt = format_(fmt)
     with _all_bits_of(x):
         x = _float_of(x, "round_to", fmt)
-        saturate, mode = saturation(saturate, fmt), rounding_mode(rounding, fmt)
-        noise = _noise(x, mode, key, bits, _computed_in(x.dtype, fmt, saturate))
-        y = _rounded(x, noise, (fmt, saturate, mode.name, subnormals), gradient)
+        options, noise = _settings(x, fmt, saturate, rounding, key, bits, subnormals)
+        dtype = _rounded_dtype(x, options, "round_to")
+        y = x if dtype is None else _straight_round(x, noise, (*options, gradient, dtype))
     return _as_jax_has_it(y, fmt)
 
 
@@ -149,40 +149,50 @@ def cast(
     fmt = format_(fmt)
     with _all_bits_of(x):
         x = _float_of(x, "cast", fmt)
-        saturate, mode = saturation(saturate, fmt), rounding_mode(rounding, fmt)
-        options = (fmt, saturate, mode.name, subnormals)
-        noise = _noise(x, mode, key, bits, _computed_in(x.dtype, fmt, saturate))
-        coded = fmt.dtype is None or fmt.bits < 8
-        y = _codes_of(x, noise, options) if coded else _cast(x, noise, options)
+        options, noise = _settings(x, fmt, saturate, rounding, key, bits, subnormals)
+        y = (_codes if _is_coded(fmt) else _straight_cast)(x, noise, options)
     return _as_jax_has_it(y, fmt)
 
 
-def _rounded(x: jax.Array, noise: jax.Array | None, options: tuple, gradient: str) -> jax.Array:
-    """Returns numbers of the format in x's dtype, or a wider one that holds them."""
+# Both are: a carrier that holds all bits, rounded there, then stored in a dtype or as codes. A cast
+# with a shorter way from floats to what is stored takes that.
+
+
+def _is_coded(fmt: Format) -> bool:
+    return fmt.dtype is None or fmt.bits < 8
+
+
+def _rounded_dtype(x: jax.Array, options: tuple, name: str = "cast") -> np.dtype | None:
+    """Returns the float dtype of rounded numbers; None if all numbers of x's are some already."""
     fmt, saturate, *_ = options
     if not fits(fmt, carrier_of(x.dtype)) and contains(fmt, x.dtype, saturate):
-        return x  # all numbers of its dtype are numbers of the format
-    dtype = result_dtype(x.dtype, fmt, saturate, "round_to")
-    return _compiled(x, noise, (*options, gradient, dtype))
+        return None
+    return result_dtype(x.dtype, fmt, saturate, name)
+
+
+def _rounded(x: jax.Array, noise: jax.Array | None, options: tuple, dtype: Any) -> jax.Array:
+    fmt, saturate, rounding, subnormals = options
+    carried = widened(x)
+    if not fits(fmt, carrier_of(carried.dtype)):
+        carried = to_float64(carried)
+    return _exactly(round_bits(carried, fmt, saturate, rounding, noise, subnormals), dtype)
 
 
 def _stored(x: jax.Array, noise: jax.Array | None, options: tuple) -> jax.Array:
     fmt, saturate, rounding, subnormals = options
-    dtype = fmt.dtype
     x = widened(x)
     nearest = rounding == "nearest_even" and subnormals and x.dtype != jnp.float64
     if nearest and fmt.name in EXACT_CONVERTS:
-        return lax.convert_element_type(_clipped(x, fmt, saturate), np.dtype(dtype))
-    if nearest and is_plain(fmt) and (dtype is None or fmt.bits <= 8):
+        return lax.convert_element_type(_clipped(x, fmt, saturate), np.dtype(fmt.dtype))
+    if nearest and is_plain(fmt) and (fmt.dtype is None or fmt.bits <= 8):
         coded = partial(_nearest, fmt=fmt, saturate=saturate)
         if fmt.name not in CONVERTED:
             return coded(x)
         device = partial(converted, fmt=fmt, saturate=saturate)
         return lax.platform_dependent(x, cpu=coded, default=device)
-    rounded = _rounded(x, noise, options, "identity")
-    if dtype is not None and fmt.bits >= 8:
-        return _exactly(rounded, dtype)
-    return codes_of(rounded, fmt)
+    dtype = _rounded_dtype(x, options)
+    rounded = x if dtype is None else _rounded(x, noise, options, dtype)
+    return codes_of(rounded, fmt) if _is_coded(fmt) else _exactly(rounded, fmt.dtype)
 
 
 def _nearest(x: jax.Array, fmt: Format, saturate: bool | str) -> jax.Array:
@@ -200,25 +210,43 @@ def _exactly(x: jax.Array, dtype: Any) -> jax.Array:
     return (from_float64 if x.dtype == jnp.float64 else lax.convert_element_type)(x, dtype)
 
 
-# Compiled, since an eager call would take twenty passes over the data.
-_codes_of = partial(jax.jit, static_argnums=2, inline=True)(_stored)
+# The three are compiled, since an eager call would take twenty passes over the data.
+_codes = partial(jax.jit, static_argnums=2, inline=True)(_stored)
 
 
 @partial(jax.jit, static_argnums=2, inline=True)
-def _cast(x: jax.Array, noise: jax.Array | None, options: tuple) -> jax.Array:
+def _straight_cast(x: jax.Array, noise: jax.Array | None, options: tuple) -> jax.Array:
     if options[0].bits == 8 and x.dtype.itemsize > 1:
         return straight_through(_stored(lax.stop_gradient(x), noise, options), x)
-    return _straight_cast(x, noise, options)
+    return _cast(x, noise, options)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(2,))
-def _straight_cast(x: jax.Array, noise: jax.Array | None, options: tuple) -> jax.Array:
+def _cast(x: jax.Array, noise: jax.Array | None, options: tuple) -> jax.Array:
     return _stored(x, noise, options)
 
 
-@_straight_cast.defjvp
+@_cast.defjvp
 def _(options, primals, tangents):
-    return _straight_cast(*primals, options), tangents[0].astype(options[0].dtype)
+    return _cast(*primals, options), tangents[0].astype(options[0].dtype)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _round(x: jax.Array, noise: jax.Array | None, options: tuple) -> jax.Array:
+    return _rounded(x, noise, options[:4], options[-1])
+
+
+@_round.defjvp
+def _(options, primals, tangents):
+    fmt, *_, gradient, dtype = options
+    (x, _), (t, _) = primals, tangents
+    if gradient == "clipped":
+        wide = widened(x)
+        t = jnp.where(jnp.abs(wide) <= np.asarray(float(fmt.max), wide.dtype), t, 0 * t)
+    return _round(*primals, options), t.astype(dtype)
+
+
+_straight_round = partial(jax.jit, static_argnums=2, inline=True)(_round)
 
 
 def _clipped(x: jax.Array, fmt: Format, saturate: bool | str) -> jax.Array:
@@ -234,31 +262,15 @@ def _clipped(x: jax.Array, fmt: Format, saturate: bool | str) -> jax.Array:
     return lax.bitcast_convert_type(lax.select(over, lax.bitwise_or(sign, top), bits), x.dtype)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(2,))
-def _straight_through(x: jax.Array, noise: jax.Array | None, options: tuple) -> jax.Array:
-    fmt, saturate, rounding, subnormals, _, dtype = options
-    wide = widened(x)
-    if not fits(fmt, carrier_of(wide.dtype)):
-        wide = to_float64(wide)
-    return _exactly(round_bits(wide, fmt, saturate, rounding, noise, subnormals), dtype)
-
-
-@_straight_through.defjvp
-def _(options, primals, tangents):
-    (x, noise), (t, _) = primals, tangents
-    y = _straight_through(x, noise, options)
-    if options[-2] == "clipped":
-        wide = widened(x)
-        t = jnp.where(jnp.abs(wide) <= np.asarray(float(options[0].max), wide.dtype), t, 0 * t)
-    return y, t.astype(y.dtype)
-
-
-_compiled = partial(jax.jit, static_argnums=2, inline=True)(_straight_through)
-
-
-def _computed_in(dtype: Any, fmt: Format, saturate: Any) -> Carrier:
-    own = carrier_of(dtype)
-    return own if fits(fmt, own) or contains(fmt, dtype, saturate) else F64
+def _settings(
+    x: jax.Array, fmt: Format, saturate: Any, rounding: str, key: Any, bits: Any, subnormals: bool
+) -> tuple[tuple, jax.Array | None]:
+    """Returns what of the settings is static, and random bits for the rounding, if it takes any."""
+    saturate, mode = saturation(saturate, fmt), rounding_mode(rounding, fmt)
+    own = carrier_of(x.dtype)
+    carrier = own if fits(fmt, own) or contains(fmt, x.dtype, saturate) else F64
+    noise = _noise(x, mode, key, bits, carrier)
+    return (fmt, saturate, mode.name, subnormals), noise
 
 
 def _noise(x: jax.Array, mode: Rounding, key: Any, bits: Any, carrier: Carrier) -> Any:

@@ -23,7 +23,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from .._check import checked, checked_names, shown
 from .._jax import ShapedArray, Tracer
-from ..rounding import EncodedArray, StoredArray, is_packed
+from ..rounding import PACKED_AXIS, EncodedArray, StoredArray, is_packed
 from ._indexing import Index, indexed
 from ._power import exponent_of, ldexp, ldexp_subnormal, power_of_two
 
@@ -73,7 +73,7 @@ class ScaledArray(StoredArray):
     ``jax.tree.map`` of ``jnp.stack`` return ScaledArrays whose scales have the new axis, too. To
     take one apart along an axis whose indices share scales, call :meth:`with_scales_along` first.
     As a leaf, a scale has as many axes as the data. Codes packed into bytes stay the last axis:
-    ``in_axes`` and ``out_axes`` have to be in front of it.
+    ``in_axes`` and ``out_axes`` have to be in front of it, others are refused when it is read.
 
     Raises:
         TypeError: data that aren't an array of real numbers, a scale that isn't of real numbers, or
@@ -217,9 +217,11 @@ class ScaledArray(StoredArray):
                 )
             shape[self.block[0]] = -(-shape[self.block[0]] // self.block[1])
         assert factor is not None
+        packed = isinstance(self.data, EncodedArray) and is_packed(self.data.format)
         raise ValueError(
             f"ScaledArray: {name} of shape {np.shape(factor)} doesn't broadcast over {tuple(shape)}"
             + (f", the blocks of data of shape {self.shape}" if self.block else "")
+            + (f". {PACKED_AXIS}" if packed else "")
         )
 
     def _fits(self, block: tuple[int, int] | None) -> bool:

@@ -8,7 +8,8 @@ from typing import Any
 
 import jax
 
-from .._check import Result, as_decorator, checked
+from .._check import checked
+from .._decorator import Result, as_decorator
 from ..formats import FP16, FormatLike
 from ..interpret import transform
 from ..scaled import ScaledArray, State, has_exponent, is_stored

@@ -155,7 +155,8 @@ class Sides:
         other = self.matched.other.get(node)
         if other is None:
             return self.compute(node, read)
-        if not _equal_literals(node, other):
+        ours, theirs = _leaves(node), _leaves(other)
+        if len(ours) != len(theirs) or not all(map(_same, ours, theirs)):
             both = self.compute(node, read), self.compute(other, self.read_other)
             return at(node)(lambda: jax.tree.map(self.joined, *both))
         return self.compute(node, self._reader(node, other))
@@ -211,11 +212,6 @@ def _is_float(x: Any) -> bool:
 
 def _leaves(node: Node) -> list[Any]:
     return torch.utils._pytree.tree_leaves((node.args, dict(node.kwargs)))
-
-
-def _equal_literals(node: Node, other: Node) -> bool:
-    ours, theirs = _leaves(node), _leaves(other)
-    return len(ours) == len(theirs) and all(map(_same, ours, theirs))
 
 
 def _same(a: Any, b: Any) -> bool:
