@@ -2,7 +2,7 @@
 
 ``python docs/curves_page.py train`` (three minutes) writes ``docs/mixed_precision/curves.json``;
 ``python docs/curves_page.py`` draws the figures of the README and of ``docs/mixed_precision.md``
-from it, the audit's report in the README and its badges.
+from it, and the audit's report in the README.
 """
 
 from __future__ import annotations
@@ -157,20 +157,6 @@ def report() -> str:
     return console.export_svg(title='sw.audit(train_step, "fp16")', unique_id="audit")
 
 
-def badge(label: str, value: str) -> str:
-    """Returns a badge as SVG."""
-    left, right = 7 * len(label) + 12, 7 * len(value) + 12
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{left + right}" height="20" '
-        f'font-family="sans-serif" font-size="11" text-anchor="middle" fill="#fff">'
-        f"<title>{label}: {value}</title>"
-        f'<rect width="{left}" height="20" fill="#444"/>'
-        f'<rect x="{left}" width="{right}" height="20" fill="#0072b2"/>'
-        f'<text x="{left / 2}" y="14">{label}</text>'
-        f'<text x="{left + right / 2}" y="14">{value}</text></svg>\n'
-    )
-
-
 def figures(curves: dict[str, dict[str, Losses]]) -> dict[Path, str]:
     """Returns the figures that need no training, by file."""
     chosen = ("float32", "FP16, constant scale", "FP8, autoscale")
@@ -181,9 +167,6 @@ def figures(curves: dict[str, dict[str, Losses]]) -> dict[Path, str]:
         ),
         pages / "scales.svg": figure("training loss", curves["scales"]),
         pages / "masters.svg": figure("training loss", curves["masters"]),
-        README / "license.svg": badge("license", "Apache-2.0"),
-        README / "python.svg": badge("python", "3.11 to 3.13"),
-        README / "jax.svg": badge("JAX", "0.10.2 or newer"),
     }
 
 

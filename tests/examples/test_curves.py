@@ -25,6 +25,11 @@ def test_fp16_dies_and_fp8_lies_on_float32s_curve():
     assert sum(tail) / len(tail) < 0.03
 
 
+def test_a_curve_that_ends_in_nan_ends_with_a_cross():
+    for name, curves in (("readme/curves.svg", 1), ("mixed_precision/masters.svg", 0)):
+        assert (DOCS / name).read_text().count("l14 14m0-14l-14 14") == curves
+
+
 def test_narrow_weights_without_masters_stay_behind():
     best = last("masters", "float32")
     assert last("masters", "BF16 weights") > 1.15 * best

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 WIDTH, HEIGHT = 720, 300
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 34, 40
+LONG_NAME = 26  # letters of a name in the legend, of which three don't fit side by side
 COLOURS = 6  # Okabe and Ito's palette, which colour-blind readers can distinguish
 STYLE = """
 .chart { font: 13px system-ui, sans-serif }
@@ -27,7 +28,7 @@ Points = Sequence[tuple[float, float]]
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """Curves and rings over one pair of axes."""
+    """Curves and rings over one pair of axes; a curve that ends in NaN ends with a cross."""
 
     title: str
     unit: str  # below the horizontal axis
@@ -78,6 +79,23 @@ class Panel:
             pen = "L" if math.isfinite(y) else "M"
         return "".join(pieces)
 
+    @property
+    def longest_first(self) -> list[tuple[int, Points]]:
+        """The curves with their indices, so that one that ends early isn't hidden."""
+        return sorted(enumerate(self.curves), key=lambda x: -len(_finite(x[1])))
+
+    def cross(self, curve: Points) -> str:
+        """Returns SVG path data of a cross at the end of a curve that goes on without numbers."""
+        finite = _finite(curve)
+        if not finite or finite[-1] == curve[-1]:
+            return ""
+        x, y = self.at(*finite[-1])
+        return f"M{x - 7:.1f} {y - 7:.1f}l14 14m0-14l-14 14"
+
+
+def _finite(curve: Points) -> Points:
+    return [(x, y) for x, y in curve if math.isfinite(y)]
+
 
 def chart_svg(title: str, panels: Sequence[Panel], legend: Sequence[str] = ()) -> str:
     """Returns panels below each other, and below them the names of the curves."""
@@ -89,6 +107,7 @@ def chart_svg(title: str, panels: Sequence[Panel], legend: Sequence[str] = ()) -
         .render(
             title=title, panels=panels, legend=legend, style=STYLE, colours=COLOURS,
             width=WIDTH, height=HEIGHT, left=LEFT, right=RIGHT, bottom=BOTTOM,
+            columns=3 if max(map(len, legend), default=0) < LONG_NAME else 2,
         )
     )  # fmt: skip
 
