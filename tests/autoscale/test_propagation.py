@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import scalewise as sw
 from arrays import normal
@@ -149,6 +150,22 @@ def test_a_deep_network_has_the_scales_of_the_scaled_operations():
     np.testing.assert_allclose(got.value(), want.value(), rtol=2e-3, atol=2e-3)
     plain = sw.autoscale(deep, NEVER)(x, w)
     np.testing.assert_allclose(plain, deep(x, w), rtol=0, atol=2e-3 * jnp.max(jnp.abs(plain)))
+
+
+@pytest.mark.parametrize("exponent", [-60, -40, 0])
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: jnp.clip(x, -0.75, 0.75),
+        lambda x: lax.clamp(-0.75, x, 0.0),
+        lambda x: jnp.minimum(0.75, x),
+        lambda x: jnp.maximum(x, -1e30),
+        jax.nn.relu6,
+    ],
+)
+def test_a_bound_keeps_the_scale_of_what_it_bounds(f, exponent):
+    x = jnp.array([1.3, -0.7, 0.2, 0.0]) * 2.0**exponent
+    np.testing.assert_allclose(sw.autoscale(f, NEVER)(x), f(x), rtol=2.0**-10)
 
 
 def test_a_marked_place_is_rescaled():

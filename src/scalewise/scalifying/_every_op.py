@@ -76,6 +76,7 @@ from ._results import (
     is_measured,
     is_packed,
     keeps_all,
+    only_bounds,
     larger_factor,
     propagating_rule,
     widened,
@@ -349,7 +350,8 @@ class EveryOp(PairInterpretation):
             adds = equation.name in ADDS
             limit = constant_limit(self.recipe)
             whole = operands if self.rounding.propagates else wide
-            operands, common = aligned(whole, limit, masks=not adds)
+            bounds = only_bounds(equation, whole) if equation.name in BOUNDS else ()
+            operands, common = aligned(whole, limit, masks=not adds, bounds=bounds)
             several = sum(map(has_found_exponent, wide)) > 1
             if several and equation.name in BOUNDS and not self.rounding.propagates:
                 (y,) = rule.rule(wide_flight, equation, operands)

@@ -38,9 +38,11 @@ NEAR = 9  # log2 of how much larger than the others it may be without being take
 
 
 def aligned(
-    inputs: Sequence[Value], limit: int, *, masks: bool = True
+    inputs: Sequence[Value], limit: int, *, masks: bool = True, bounds: Sequence[bool] = ()
 ) -> tuple[list[Value], Exponent | None]:
     """Returns float operands with exponent 0, and what was taken off them; None without floats.
+
+    ``bounds`` says of which operands no element makes the result larger: they don't count.
 
     Constants count like any other operand, or their data, below ``2**limit``, would overflow. One
     that may stand for an infinity (a mask, or an array made of constants and integers alone) is
@@ -51,13 +53,26 @@ def aligned(
     floats = [x for x in inputs if isinstance(x, ScaledValue)]
     if not floats:
         return list(inputs), None
-    wanted = [(_wanted(x, limit), may_be_mask(x, constants=masks)) for x in floats]
+    counted = [x for i, x in enumerate(inputs) if not (bounds and bounds[i])]
+    counted = [x for x in counted if isinstance(x, ScaledValue)]
+    wanted = [(_wanted(x, limit), may_be_mask(x, constants=masks)) for x in counted]
     largest = _largest([e for e, mask in wanted if not mask])
     infinite = _largest([e for e, mask in wanted if mask])
     common: Exponent = 0 if largest is None else largest
     if infinite is not None:
         common = infinite if largest is None else _beside_mask(largest, infinite)
     return [_down_to(x, common) if isinstance(x, ScaledValue) else x for x in inputs], common
+
+
+def only_bounds(equation: Equation, inputs: Sequence[Value]) -> list[bool]:
+    """Returns which operands are constants that can't make the result larger than the others.
+
+    The smaller of a number and 1 is no larger than the number, whatever its exponent.
+    """
+    sign = {"min": (1, 1), "max": (-1, -1), "clamp": (-1, 0, 1)}[equation.name]
+    constants = (getattr(x, "constant_value", None) for x in inputs)
+    own = zip(constants, sign, strict=True)
+    return [s != 0 and c is not None and c * s >= 0 for c, s in own]
 
 
 def _largest(exponents: Sequence[Exponent | None]) -> Exponent | None:
