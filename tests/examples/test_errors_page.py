@@ -8,7 +8,7 @@ from pages import DOCS, page_script
 
 MODULE = page_script("errors_page")
 INTERNAL = {
-    "_Found",
+    "_NonFinite",
     "_NotKnownError",
     "_WithinVmap",
 }  # never leave the package
