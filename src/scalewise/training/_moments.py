@@ -237,10 +237,14 @@ def store_state(
                 f"store_state: {storages!r} is no optimizer state; expected {expected}"
             )
         storages = STATES[storages]
-    pairs = [
-        (p, s if isinstance(s, STORAGES) else Storage(as_format(s, "Storage.format", blocks=True)))
-        for p, s in storages.items()
-    ]
+
+    def storage(pattern: str, given: StateFormat) -> STORAGES:
+        if isinstance(given, STORAGES):
+            return given
+        where = f"store_state: storages[{pattern!r}]"
+        return Storage(as_format(given, where, blocks=True))
+
+    pairs = [(p, storage(p, s)) for p, s in storages.items()]
     Recipe(state=tuple((p, Storage(FP16)) for p, _ in pairs))  # checks the expressions
     inner = optax.with_extra_args_support(optimizer)
 
