@@ -183,18 +183,18 @@ CHECKS: dict[Run, Expected] = {
     Run("gpt", "fp16"): Expected(narrow=0, kernels=150, outside=1.0),
     Run("gpt", "fp8"): Expected(narrow=27, kernels=270, outside=1.27),
     Run("gpt", "fp8_delayed"): Expected(narrow=27, kernels=250, outside=1.22),
-    Run("llama", "fp8"): Expected(narrow=0, kernels=245, outside=1.05, speed=1.02),
+    Run("llama", "fp8"): Expected(narrow=0, kernels=245, outside=1.05, speed=1.01),
     Run("llama_cudnn", "fp8"): Expected(narrow=0, kernels=220, outside=1.14, speed=0.96),
     Run("llama_scan", "fp8"): Expected(narrow=0, kernels=340, outside=0.95, speed=1.07),
     Run("llama_scan_cudnn", "fp8"): Expected(narrow=0, kernels=295, outside=1.0, speed=1.03),
     Run("accumulation", "fp8"): Expected(narrow=20, kernels=1180, outside=0.94, speed=1.1),
-    Run("lora", "fp8"): Expected(narrow=15, kernels=515, outside=0.86, speed=1.13),
+    Run("lora", "fp8"): Expected(narrow=54, kernels=525, outside=0.86, speed=1.2),
     Run("moe_einsum", "fp8"): Expected(narrow=0, kernels=210, outside=1.01, speed=0.99),
     Run("moe_ragged", "fp8"): Expected(narrow=16, kernels=300, outside=0.91, speed=1.13),
     Run("vit", "fp8"): Expected(narrow=0, kernels=150, outside=0.85, speed=1.1),
     Run("resnet", "fp8"): Expected(narrow=0, kernels=160, outside=1.0, speed=1.0),
-    Run("prefill", "fp8"): Expected(narrow=5, kernels=105, outside=1.04, speed=1.1),
-    Run("prefill_cudnn", "fp8"): Expected(narrow=5, kernels=92, outside=1.08, speed=1.15),
+    Run("prefill", "fp8"): Expected(narrow=15, kernels=105, outside=1.04, speed=1.2),
+    Run("prefill_cudnn", "fp8"): Expected(narrow=15, kernels=92, outside=1.08, speed=1.3),
     Run("decode", "fp8"): Expected(narrow=15, kernels=112, outside=0.4, speed=2.2),
     Run("decode_fp8_cache", "fp8"): Expected(narrow=19, kernels=140, outside=0.3, speed=2.6),
     Run("mlp", "fp8", fsdp=8): Expected(8, kernels=70, outside=2.4, reductions=7, **NARROW_GATHERS),
@@ -326,10 +326,11 @@ def main() -> None:
             for run, expected in CHECKS.items()
             for fault in moved(str(run), by_run[run].summary, by_run[run.plain].summary, expected)
         ]
+        # a small program, of which few products are narrow, keeps some arrays in both formats
         faults += [
-            f"{run}: {r.temporary} temporary bytes, expected at most plain's {most}"
+            f"{run}: {r.temporary} temporary bytes, expected at most 1.15 of {most}"
             for run, r in by_run.items()
-            if run.program in MODELS and r.temporary > 1.01 * (most := by_run[run.plain].temporary)
+            if run.program in MODELS and r.temporary > 1.15 * (most := by_run[run.plain].temporary)
         ]
         sys.exit("\n".join(faults) or None)
 

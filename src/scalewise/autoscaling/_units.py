@@ -98,6 +98,7 @@ def reason_to_leave(
     sizes = [math.prod(shape) for shape in shapes]
     in_flight = [float(np.dtype(v.data.dtype).itemsize) for v in values]
     wide = _seconds(equation, sizes, in_flight, _wide_rate(values, device), device)
+    wide += sum(_widening(v, x, device) for v, x in zip(values, narrow, strict=True))
     bits = [f.bits_per_element if f else 8 * w for f, w in zip(formats, in_flight, strict=True)]
     fast = _seconds(equation, sizes, [b / 8 for b in bits], rate, device)
     if fast + sum(converted) / shared < wide:
@@ -143,6 +144,14 @@ def _conversion(value: ScaledValue, narrow: Narrow, device: Device, transposed: 
     passes = 3 if transposed and isinstance(narrow.format, Format) else 1
     own = narrow.format.bits_per_element / 8
     bytes_ = reads * np.dtype(value.data.dtype).itemsize + passes * own
+    return value.data.size * bytes_ / device.bandwidth
+
+
+def _widening(value: ScaledValue, narrow: Narrow, device: Device) -> float:
+    """Returns the time to decode a stored operand for a product in the dtype in flight."""
+    if narrow is None or isinstance(narrow, Operand):
+        return 0.0
+    bytes_ = narrow.format.bits_per_element / 8 + np.dtype(value.data.dtype).itemsize
     return value.data.size * bytes_ / device.bandwidth
 
 

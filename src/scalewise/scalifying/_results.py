@@ -69,7 +69,8 @@ def only_bounds(equation: Equation, inputs: Sequence[Value]) -> list[bool]:
 
     The smaller of a number and 1 is no larger than the number, whatever its exponent.
     """
-    sign = {"min": (1, 1), "max": (-1, -1), "clamp": (-1, 0, 1)}[equation.name]
+    side = 1 if equation.name == "min" else -1
+    sign = (-1, 0, 1) if equation.name == "clamp" else (side, side)
     constants = (getattr(x, "constant_value", None) for x in inputs)
     own = zip(constants, sign, strict=True)
     return [s != 0 and c is not None and c * s >= 0 for c, s in own]
