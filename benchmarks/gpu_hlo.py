@@ -7,8 +7,9 @@ wheels of JAX's CUDA plugin, and prints for each variant: matrix products by dty
 function, kernels, bytes that kernels outside of products move, a roofline bound, and temporary
 memory. ``--fsdp N`` shards weights and batch over N devices and prints the traffic of one of
 them. ``--triton`` compiles each variant with XLA's own products as well as with cuBLAS's and keeps
-the one with the smaller bound. ``--check`` compiles the small sizes, compares their figures with
-`CHECKS` and fails with a sentence for each one that moved. docs/gpu.md says what the figures mean.
+the one with the smaller bound. ``--check`` compares figures with `CHECKS`, of full sizes where a
+small program's products stay wide, and fails with a sentence for each one that moved. docs/gpu.md
+says what the figures mean.
 """
 
 from __future__ import annotations
@@ -183,11 +184,13 @@ CHECKS: dict[Run, Expected] = {
     Run("gpt", "fp16"): Expected(narrow=0, kernels=150, outside=1.0),
     Run("gpt", "fp8"): Expected(narrow=27, kernels=270, outside=1.27),
     Run("gpt", "fp8_delayed"): Expected(narrow=27, kernels=250, outside=1.22),
-    Run("llama", "fp8"): Expected(narrow=0, kernels=245, outside=1.05, speed=1.01),
-    Run("llama_cudnn", "fp8"): Expected(narrow=0, kernels=220, outside=1.14, speed=0.96),
-    Run("llama_scan", "fp8"): Expected(narrow=0, kernels=340, outside=0.95, speed=1.07),
-    Run("llama_scan_cudnn", "fp8"): Expected(narrow=0, kernels=295, outside=1.0, speed=1.03),
-    Run("accumulation", "fp8"): Expected(narrow=20, kernels=1180, outside=0.94, speed=1.1),
+    Run("llama", "fp8", "full"): Expected(narrow=37, kernels=390, outside=1.01, speed=1.32),
+    Run("llama_cudnn", "fp8", "full"): Expected(narrow=37, kernels=365, outside=1.31, speed=1.34),
+    Run("llama_scan", "fp8", "full"): Expected(narrow=45, kernels=535, outside=0.94, speed=1.34),
+    Run("llama_scan_cudnn", "fp8", "full"): Expected(
+        narrow=45, kernels=495, outside=1.19, speed=1.36
+    ),
+    Run("accumulation", "fp8", "full"): Expected(narrow=148, kernels=1380, outside=0.9, speed=1.33),
     Run("lora", "fp8"): Expected(narrow=54, kernels=525, outside=0.86, speed=1.2),
     Run("moe_einsum", "fp8"): Expected(narrow=0, kernels=210, outside=1.01, speed=0.99),
     Run("moe_ragged", "fp8"): Expected(narrow=16, kernels=300, outside=0.91, speed=1.13),
@@ -326,11 +329,10 @@ def main() -> None:
             for run, expected in CHECKS.items()
             for fault in moved(str(run), by_run[run].summary, by_run[run.plain].summary, expected)
         ]
-        # a small program, of which few products are narrow, keeps some arrays in both formats
         faults += [
-            f"{run}: {r.temporary} temporary bytes, expected at most 1.15 of {most}"
+            f"{run}: {r.temporary} temporary bytes, expected at most plain's {most}"
             for run, r in by_run.items()
-            if run.program in MODELS and r.temporary > 1.15 * (most := by_run[run.plain].temporary)
+            if run.program in MODELS and r.temporary > 1.01 * (most := by_run[run.plain].temporary)
         ]
         sys.exit("\n".join(faults) or None)
 

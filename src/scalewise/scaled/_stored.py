@@ -110,7 +110,7 @@ def _nonzero(data: jax.Array | EncodedArray, x: jax.Array, fmt: Format) -> jax.A
 
 
 def is_stored(x: object) -> TypeGuard[ScaledArray | SqrtStored]:
-    """Returns whether a node of a pytree is one array, stored by :func:`store`."""
+    """Returns whether a node of a pytree is one array that is stored narrow."""
     return isinstance(x, ScaledArray | SqrtStored)
 
 
