@@ -46,7 +46,7 @@ thorough: $(VENV)/.ready  ## of the other cases of the thorough tests a thirtiet
 test-all: test thorough   ## everything the gate asks
 
 # What stands on the interpreter, where releases of JAX differ; "make test-newest ARGS=tests" runs all.
-ON_THE_INTERPRETER = $(addprefix tests/,interpret audit/test_lockstep.py training/test_step.py \
+ON_THE_INTERPRETER = $(addprefix tests/,interpret audit/test_run.py training/test_step.py \
 	$(addprefix autoscale/test_,composition.py coverage.py products.py shard_map.py))
 
 test-newest:              ## tests on the newest Python and JAX at hand, if there is one

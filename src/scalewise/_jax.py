@@ -35,7 +35,7 @@ from jax.interpreters import ad as ad
 from jax.interpreters import batching as batching
 from jax.interpreters import mlir as mlir
 from jax.interpreters.partial_eval import JaxprTracer, dce_jaxpr
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import AbstractMesh
 from jax.typing import ArrayLike, DTypeLike
 
 from ._types import AxisName, PyTree
@@ -465,16 +465,6 @@ def in_mesh_of(avals: Iterable[object]) -> AbstractContextManager[object]:
         if own is not None and own.mesh != jax.sharding.get_abstract_mesh():
             return in_mesh(own.mesh)
     return nullcontext()
-
-
-def split_as(x: Tree, aval: ShapedArray | None) -> Tree:
-    """Returns a traced array split over an explicit mesh as ``aval`` is, or whole on each device;
-    others unchanged."""
-    if not isinstance(x, Tracer) or not has_explicit_mesh():
-        return x
-    spec = PartitionSpec() if aval is None or aval.sharding is None else aval.sharding.spec
-    same = jax.typeof(x).sharding.spec == spec
-    return x if same else cast(Tree, jax.sharding.reshard(x, spec))
 
 
 def process_allgather(x: ArrayLike, *, tiled: bool = False) -> np.ndarray:

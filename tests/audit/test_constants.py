@@ -7,7 +7,7 @@ import pytest
 
 import scalewise as sw
 from arrays import normal
-from scalewise.auditing._run._interpretations import Reference, TableEmulation
+from scalewise.auditing._run._interpretations import TableEmulation
 from scalewise.auditing._run._session import Session
 from scalewise.auditing._search._apply import AuditedArithmetic, FixedFunction, FormatChoice
 from scalewise.interpret import trace
@@ -84,15 +84,14 @@ def looped_without_a_dtype(x):  # of Python's numbers alone
 @pytest.mark.thorough(keep=2)
 def test_another_number_takes_a_constants_place_in_float32_too(f, times, number):
     low, x = TableEmulation(sw.format("fp16")), jnp.zeros(3)
-    session = Session(trace(f, low, (x,), {}, name="audit"), low, Reference(np.dtype(np.float32)))
+    session = Session(trace(f, low, (x,), {}, name="audit"), low)
     session.run()
     old = float(np.float32(1e-8))
     setting = FormatChoice(session.formats()).widened(range(session.program.equations))
     setting = setting.with_constant(old, old if number == 1e-8 else number)
     (got,) = setting.run(session).low
     np.testing.assert_allclose(got, np.full(3, number * times), rtol=1e-5)
-    recorded = session.lockstep.recorded
-    places = {path: (i, recorded[i].name) for path, i in session.lockstep.indices.items()}
+    places = {path: (i, session.recorded[i].name) for path, i in session.indices.items()}
     fixed = FixedFunction(f, AuditedArithmetic(low, setting, places), setting)
     np.testing.assert_allclose(fixed(x), got, rtol=1e-6)
 

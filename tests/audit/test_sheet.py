@@ -27,7 +27,8 @@ def session(f, *args, low="bf16", dtypes=None, steps=1):
 
 
 def source(f, *args, **options):
-    return _audit.sheet_source(f, session(f, *args, **options))
+    own = session(f, *args, **options)
+    return _audit.sheet_source(f, own, own.run())
 
 
 def sheet(f, *args, **options) -> Sheet:
@@ -218,7 +219,8 @@ def test_the_low_run_is_the_audits(name):
     f, low = RUNS[name]
     own = session(f, numbers(4, seed=1), low=low)
     outcome = own.run()
-    _, _, outputs = run_both(_audit.sheet_source(f, own))
+    made = run_both(own.program, own.low)
+    outputs = made.outputs
     floats = [x for x, a in zip(outputs, own.program.out_avals, strict=True) if is_inexact(a)]
     for mine, audits in zip(floats, outcome.low, strict=True):
         np.testing.assert_array_equal(in_parts(mine.cell.low), np.asarray(audits, np.float64))

@@ -57,11 +57,10 @@ from ._report._report import (
 from ._report._trace import latent
 from ._run._changes import carried
 from ._run._compared import float_arguments, incomparable, without_digits
-from ._run._evaluate import release
 from ._run._floors import with_floors
-from ._run._interpretations import Dtypes, Reference, TableEmulation, traced_as_written
+from ._run._interpretations import Dtypes, TableEmulation, traced_as_written
 from ._run._outcome import ExactSums, Outcome, OutputError, output_name
-from ._run._session import Session
+from ._run._session import Session, state_of
 from ._run._specialize import history_of, nominal_format, of_recipe
 from ._run._statistics import BINS, LOWEST
 from ._search._literals import Constants, constants_of
@@ -87,8 +86,8 @@ def audit(
     """Returns a function of ``f``'s arguments that returns a :class:`Report` of running ``f`` in
     low precision.
 
-    ``f`` is run twice in lockstep: in ``low``, with the bits that :func:`scalewise.emulate` gives,
-    and in a wide reference. Then fixes are tried where something went wrong: each is applied, the
+    ``f`` is run twice on the host: in ``low``, with the bits that :func:`scalewise.emulate` gives,
+    and in float64. Then fixes are tried where something went wrong: each is applied, the
     program run again, and the outputs' error measured.
 
     Args:
@@ -98,8 +97,9 @@ def audit(
             name of one (``"fp16"`` and ``"bf16"`` name the formats: pass ``recipes.fp16``); or an
             interpretation. Fixes are tried for all but the last. Under a format they need no
             compilation; an exception to a policy or recipe compiles what it changes.
-        reference: ``"float32"`` or ``"float64"``, wider than ``low``; None for float64 if ``f`` has
-            any or ``low`` is float32, else float32.
+        reference: ``"float32"`` or ``"float64"``, wider than ``low``: what has no digits in this
+            format either isn't counted as an error. None for float64 if ``f`` has any or ``low`` is
+            float32, else float32.
         saturate: as for :func:`scalewise.round_to`.
         trials: how many runs may be spent on fixes; 0 for none.
         steps: how often ``f`` is called, its first result as its next first argument (a training
@@ -125,7 +125,7 @@ def audit(
             tracer.
         ValueError: an unknown format or device; a device without a recipe; a reference that isn't
             wider than ``low``; negative ``trials``; no output that depends on floats; NaN in the
-            reference run's outputs.
+            reference run's outputs; more than 400,000 operations, loops unrolled.
 
     Example:
         >>> import jax.numpy as jnp, scalewise as sw
@@ -143,12 +143,9 @@ def audit(
     def audited(*args: PyTree, **kwargs: PyTree) -> Report:
         quiet = np.errstate(all="ignore")  # 16 bits may not hold the program's numbers
         with jax.disable_jit(False), unchecked(), quiet:  # it compiles and judges what it runs
-            try:
-                if steps > 1:
-                    return run(*with_state(f, args), kwargs)
-                return run(f, args, kwargs)
-            finally:
-                release()
+            if steps > 1:
+                return run(*with_state(f, args), kwargs)
+            return run(f, args, kwargs)
 
     def run(f: Callable, args: Sequence[PyTree], kwargs: dict[str, PyTree]) -> Report:
         per_step = _batches(batches, steps)
@@ -179,8 +176,7 @@ def traced(
     program = trace(f, low, args, kwargs, name="audit", as_jit=True)
     check_program(program, f)
     program, own = traced_as_written(f, low, args, kwargs, program, dtypes)
-    wide = Reference(_reference_dtype(reference, program))
-    session = Session(program, own, wide, steps, batches)
+    session = Session(program, own, reference or _widest(program), steps, batches)
     check_steps(session, f)
     return session
 
@@ -258,11 +254,9 @@ def _reference_format(reference: Any, low: Interpretation) -> Format | None:
     return fmt
 
 
-def _reference_dtype(fmt: Format | None, program: Program) -> np.dtype:
-    if fmt is None:
-        avals = [*program.in_avals, *program.out_avals]
-        fmt = FP64 if any(a.dtype in (jnp.float64, jnp.complex128) for a in avals) else FP32
-    return np.dtype(np.float64 if fmt == FP64 else np.float32)
+def _widest(program: Program) -> Format:
+    avals = [*program.in_avals, *program.out_avals]
+    return FP64 if any(a.dtype in (jnp.float64, jnp.complex128) for a in avals) else FP32
 
 
 def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) -> Report:
@@ -279,18 +273,17 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         semantics += FIRST_STEP if session.steps == 1 else WITH_HISTORY
     if session.exact_sums is not None:
         semantics += ON_DEVICE
-    source = sheet_source(f, session)
-    search = Search(session, source, fmt, constants, trials, saturate)
+    search = Search(session, fmt, constants, trials, saturate)
     find_fixes(search, outcome)
     if trials and kind.run is not None:
         search_lost_updates(search)
     error_fixed = search.outcome.error
-    after, wide = search.outcome, session.lockstep.stays_wide
+    after, wide = search.outcome, session.stays_wide
     narrow = [e for e in after.equations if not wide(after.recorded[e.index])]
     return Report(
         function=name_of(f),
         low=kind.name(session.low),
-        reference=str(session.reference.dtype),
+        reference=str(session.wide.dtype),
         semantics=semantics,
         findings=tuple(search.found),
         unfixed=tuple(search.unfixed),
@@ -323,7 +316,7 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         sums=session.sums,
         started_at_zero=tuple(_started_at_zero(session, outcome)),
         complex_dtype=wide_complex,
-        make_sheet=partial(make_sheet, source),
+        make_sheet=partial(make_sheet, sheet_source(f, session, outcome)),
         origin=search.origin,
     )
 
@@ -334,23 +327,22 @@ def _decision_outputs(outcome: Outcome) -> tuple[tuple[str, OutputError], ...]:
 
 
 def _started_at_zero(session: Session, outcome: Outcome) -> Iterator[str]:
-    arguments = session.state_arrays()[1] if session.trained else ()
-    for output, argument, _ in carried(session.program) if arguments else ():
+    _, arguments = state_of(session.program, outcome)
+    for output, argument, _ in carried(session.program) if session.trained else ():
         if not np.any(arguments[argument]):
             yield outcome.outputs[output][0]
 
 
 def _complex_dtypes(session: Session) -> tuple[str, str]:
-    """Returns a dtype of the program's complex numbers, and one for which the reference run has a
-    wider one; "" where there is none."""
+    """Returns a dtype of the program's complex numbers, and one that is narrower than the reference
+    run's complex128; "" where there is none."""
     results = (a for e in all_equations(session.program.jaxpr) for a in avals_of(e.outvars))
     arrays = (a for a in results if hasattr(a, "dtype"))
-    own = {a.dtype for a in arrays if is_inexact(a) and not is_float(a)}
-    wider = filter(session.reference.complex_dtype, own)
-    return str(next(iter(own), "")), str(next(wider, ""))
+    own = {str(a.dtype) for a in arrays if is_inexact(a) and not is_float(a)}
+    return next(iter(own), ""), next(iter(own - {"complex128"}), "")
 
 
-def sheet_source(f: Callable[..., Any], session: Session) -> SheetSource:
+def sheet_source(f: Callable[..., Any], session: Session, outcome: Outcome) -> SheetSource:
     return SheetSource(
         function=name_of(f),
         arithmetic=session.kind.name(session.low),
@@ -359,7 +351,7 @@ def sheet_source(f: Callable[..., Any], session: Session) -> SheetSource:
         steps=session.steps,
         batches=session.batches,
         floors=session.floors,
-        least=session.started_at_zero,
+        least=session.started_at_zero(outcome),
     )
 
 

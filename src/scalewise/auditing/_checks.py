@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
 from .._jax import Tracer, open_jaxpr
+from ..formats import FP32
 from ..interpret import Program, is_float, is_inexact
 from ..primitives import PRIMITIVES
 from ._file import name_of
 from ._run._compared import decides, float_arguments
-from ._run._equation import is_discrete
 from ._run._outcome import Outcome, output_name
 from ._run._session import Session
+from ._run._statistics import is_discrete
 
 # Primitives that give other numbers at each call, and what to do instead.
 UNREPEATABLE = {"rng_uniform": "draws other numbers at each call: use jax.random with a key"}
@@ -93,7 +93,7 @@ def check_reference(session: Session, outcome: Outcome, f: Callable) -> None:
         why = (row and row.nan) or "a number without a real result"
         where = f"the first comes from {first.primitive} at {first.file}:{first.line} ({why})"
         advice = "fix that first"
-        if session.reference.dtype == jnp.float32 and ("infinity" in why or "0 /" in why):
+        if session.wide == FP32 and ("infinity" in why or "0 /" in why):
             advice += ", or try reference='float64' if float32 overflows or underflows there"
     raise ValueError(
         f"audit: {name_of(f)} gives NaN in the reference run too "

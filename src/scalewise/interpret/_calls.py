@@ -92,7 +92,7 @@ def _mapped(interpretation, equation: Equation, state, inputs):
 
     def run(state, inputs):
         state, outs = interpret_jaxpr(interpretation, mapping.body, state, inputs, equation)
-        state = interpretation.merge(interpretation.at_boundary(state), tuple(mapping.axes))
+        state = interpretation.merge(state, tuple(mapping.axes))
         return state, canonical(interpretation, equation, outs, out_avals, "mapped")
 
     out_avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in body.outvars]

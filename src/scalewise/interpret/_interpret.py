@@ -63,13 +63,10 @@ class Interpretation:
 
     Attributes:
         inline: True to replace nested jits by their bodies, except those with compiler options.
-        decides: True if a predicate or index may be a value that stands for several (see
-            :meth:`decisions`).
         transposes: True if JAX can transpose what a linear program becomes.
     """
 
     inline: ClassVar[bool] = False
-    decides: ClassVar[bool] = False
     transposes: ClassVar[bool] = False
 
     def opens(self, equation: Equation) -> bool:
@@ -147,33 +144,6 @@ class Interpretation:
         concrete.
         """
         return 0
-
-    def decisions(self, chosen: Value) -> Sequence[jax.Array]:
-        """Returns the predicates, or indices of branches, that a value stands for.
-
-        If there are several, the loop or branch is run for each: :meth:`join` and :meth:`select`
-        put the results together, and only the first has an effect on the state.
-        """
-        return (chosen,)
-
-    def join(self, results: Sequence[Value]) -> Value:
-        """Returns one value from the results of several decisions, in their order."""
-        raise NotImplementedError
-
-    def unfinished(
-        self, equation: Equation, going: Sequence[jax.Array], value: Value, aval: ShapedArray
-    ) -> Value:
-        """Returns a carry at the end of a loop, which is stopped for decisions that are still true
-        if it has ended for another one long before."""
-        return value
-
-    def at_boundary(self, state: State) -> State:
-        """Returns a state in its fixed shape, at both ends of a loop's body or a branch."""
-        return state
-
-    def fork(self, state: State) -> State:
-        """Returns a state for equations whose effect on the state is to be dropped."""
-        return state
 
     def merge(self, state: State, axes: AxisName) -> State:
         """Returns one state for all devices along the mesh's ``axes``; by default the first's."""
@@ -379,6 +349,6 @@ def canonical(interpretation, equation, values, avals, boundary):
     return [_jax.vary(v, _jax.varying(a)) for v, a in zip(values, avals, strict=True)]
 
 
-def at_boundary(interpretation: Interpretation, state: State) -> State:
+def vary(state: State) -> State:
     """Casts a state to vary over all mesh axes: a loop's body or a branch may make it do so."""
-    return _jax.vary(interpretation.at_boundary(state), _jax.manual_now())
+    return _jax.vary(state, _jax.manual_now())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from functools import partial
 
@@ -16,12 +15,8 @@ from .._types import PyTree
 from ..primitives import params
 from ._calls import is_in_place
 from ._equation import Equation
-from ._interpret import CONTROL, Atom, at_boundary, body_of, canonical, interpret_jaxpr
+from ._interpret import CONTROL, Atom, body_of, canonical, interpret_jaxpr, vary
 from ._wide import map_in_meshes
-
-# A loop that has ended for one of several decisions, and has made this many more iterations for
-# another, and this many times as many, is taken not to end for that one.
-MIN_APART, TIMES_APART = 10_000, 10
 
 
 def _followed(interpretation, equation: Equation, jaxpr, consts, part=()):
@@ -82,28 +77,19 @@ def _cond(interpretation, equation: Equation, state, inputs):
             part = (number,)
             state, outs = interpret_jaxpr(interpretation, jaxpr, state, operands, equation, part)
             outs = canonical(interpretation, equation, outs, equation.out_avals, "branch")
-            return at_boundary(interpretation, state), outs
+            return vary(state), outs
 
         return run
 
     branches = [branch(i, jaxpr) for i, jaxpr in enumerate(params.branches(equation))]
 
-    def take(index, state, operands):
-        if interpretation.eager_iterations(state, equation):
-            return branches[min(max(int(index), 0), len(branches) - 1)](state, operands)
-        return lax.switch(index, branches, state, operands)
-
     def run(state, inputs):
         index, *operands = inputs
-        first, *others = interpretation.decisions(index)
-        kept, outs = take(first, state, operands)
-        if others:
-            more = [take(other, interpretation.fork(state), operands)[1] for other in others]
-            outs = [interpretation.join(some) for some in zip(outs, *more, strict=True)]
-        return kept, outs
+        return lax.switch(index, branches, state, operands)
 
     if interpretation.eager_iterations(state, equation):
-        return run(state, inputs)
+        index, *operands = inputs
+        return branches[min(max(int(index), 0), len(branches) - 1)](state, operands)
     return interpretation.control(equation, run)(state, inputs)
 
 
@@ -123,11 +109,9 @@ def _eager_while(interpretation, equation: Equation, state, inputs):
     for iteration in range(iterations):
         carry = carry if iteration else to_form(carry)
         state, going = again(state, carry)
-        ways = [jnp.any(way) for way in interpretation.decisions(going)]
-        if not any(ways):
+        if not jnp.any(going):
             return state, [*consts, *carry], True
-        after, carry = body(state if ways[0] else interpretation.fork(state), carry, going)
-        state = after if ways[0] else state
+        state, carry = body(state, carry, going)
     return state, [*consts, *carry], False
 
 
@@ -135,52 +119,26 @@ def _while_loop(interpretation, equation: Equation, state, inputs):
     consts = inputs[: len(inputs) - len(equation.out_avals)]
     again, body, to_form = _while_parts(interpretation, equation, consts)
     predicate = _jax.open_jaxpr(params.while_loop(equation).condition)[0].outvars[0].aval
-    needed = bool(predicate.shape) or interpretation.decides
 
-    def ways_of(state, carry):  # the condition's changes of the state are lost here
-        return interpretation.decisions(again(state, carry)[1])
-
-    def going_on(loop):
-        state, carry, *counts = loop
-        ways = ways_of(state, carry)
-        going = functools.reduce(jnp.logical_or, map(jnp.any, ways))
-        if not counts:
-            return going
-        together, apart = counts  # a loop that has ended for one decision, but not for another
-        return going & ~(apart > jnp.maximum(MIN_APART, TIMES_APART * together))
+    def going_on(loop):  # the condition's changes of the state are lost here
+        return jnp.any(again(*loop)[1])
 
     def iteration(loop):
-        state, carry, *counts = loop
-        if not needed:
+        state, carry = loop
+        if not predicate.shape:
             return body(state, carry, None)
-        before, going = again(state, carry)
-        after, new = body(before, carry, going)
-        first, *others = interpretation.decisions(going)
-        if others:  # of iterations after the first decision's loop, the condition alone counts
-            before = at_boundary(interpretation, before)
-            after = jax.tree.map(partial(jnp.where, jnp.any(first)), after, before)
-        if counts:
-            together = functools.reduce(jnp.logical_and, map(jnp.any, (first, *others)))
-            steps = zip(counts, (together, ~together), strict=True)
-            counts = [n + step.astype(n.dtype) for n, step in steps]
-        return after, new, *counts
+        state, going = again(state, carry)
+        return body(state, carry, going)
 
     carry = to_form(inputs[len(consts) :])
-    counts = (jnp.int32(0),) * 2 if interpretation.decides else ()
-    state, carry, *counts = lax.while_loop(
-        going_on, iteration, (at_boundary(interpretation, state), carry, *counts)
-    )
-    if counts:
-        unfinished = partial(interpretation.unfinished, equation, ways_of(state, carry))
-        carry = [unfinished(x, a) for x, a in zip(carry, equation.out_avals, strict=True)]
-    return state, carry
+    return lax.while_loop(going_on, iteration, (vary(state), carry))
 
 
 def _while_parts(interpretation, equation: Equation, consts):
     """Returns condition and body, functions of a state and a carry, and a carry's conversion.
 
-    The body also takes the condition's result. If that is an array, as in a vmapped loop, or stands
-    for several decisions, the loop runs until all are False; what has ended keeps its carry.
+    The body also takes the condition's result. If that is an array, as in a vmapped loop, the loop
+    runs until all are False; what has ended keeps its carry.
     """
     loop, avals = params.while_loop(equation), equation.out_avals
     m = loop.condition_consts
@@ -195,8 +153,7 @@ def _while_parts(interpretation, equation: Equation, consts):
         return state, outs[0]
 
     def chosen(going, new, old, aval):
-        widen = lambda p: lax.broadcast_in_dim(p, aval.shape, range(p.ndim))  # noqa: E731
-        going = jax.tree.map(widen, going)
+        going = lax.broadcast_in_dim(going, aval.shape, range(jnp.ndim(going)))
         choose = interpretation.select if interpretation.lifts(aval) else lax.select
         return choose(going, new, old)
 
@@ -204,10 +161,9 @@ def _while_parts(interpretation, equation: Equation, consts):
         operands = [*_inside(interpretation, body_consts), *carry]
         state, new = run(loop.body, state, operands, part=(1,))
         new = to_form(new)
-        ways = [] if going is None else interpretation.decisions(going)
-        if len(ways) > 1 or any(map(jnp.ndim, ways)):
+        if going is not None and jnp.ndim(going):
             new = [chosen(going, x, y, a) for x, y, a in zip(new, carry, avals, strict=True)]
-        return at_boundary(interpretation, state), new
+        return vary(state), new
 
     return again, body, to_form
 
@@ -233,11 +189,11 @@ def _scan_loop(interpretation, equation: Equation, state, inputs, scan: Callable
         operands = [*_inside(interpretation, consts), *carry, *xs]
         state, outs = interpret_jaxpr(interpretation, loop.body, state, operands, equation)
         carry = to_form(outs[:n], carry_avals, "carry")
-        return (at_boundary(interpretation, state), carry), to_form(outs[n:], body_avals, "stacked")
+        return (vary(state), carry), to_form(outs[n:], body_avals, "stacked")
 
     (state, carry), ys = scan(
         body,
-        (at_boundary(interpretation, state), to_form(carry, carry_avals, "carry")),
+        (vary(state), to_form(carry, carry_avals, "carry")),
         map_in_meshes(interpretation.unstack, xs, equation.in_avals[m + n :], interpretation.lifts),
         length=loop.length,
         reverse=loop.reverse,

@@ -16,7 +16,6 @@ from .. import _jax
 from .._jax import Jaxpr, ShapedArray, Tracer, jex
 from .._types import PyTree, TreeDef
 from ._equation import CALLBACKS, all_equations
-from ._integers import Integers, integers
 from ._interpret import Argument, Body, Interpretation, State, body_of, interpret_body
 from ._objects import Call, owner_of, pure_call, tracers_held
 from ._wide import Value, is_float, with_items
@@ -67,11 +66,6 @@ class Program:
     @property
     def out_avals(self) -> list[ShapedArray]:
         return _jax.avals_of(_jax.open_jaxpr(self.jaxpr)[0].outvars)
-
-    @cached_property
-    def integers(self) -> Integers:
-        """The values that depend on no float, as one function compiled for all runs."""
-        return integers(self.jaxpr)
 
     @cached_property
     def body(self) -> Body:

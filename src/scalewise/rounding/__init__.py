@@ -22,7 +22,6 @@ from ._by_params import SMALLEST_EXPONENT as SMALLEST_EXPONENT
 from ._by_params import format_params as format_params
 from ._by_params import is_wide as is_wide
 from ._by_params import is_wider as is_wider
-from ._by_params import narrowed as narrowed
 from ._by_params import power_of_two as power_of_two
 from ._by_params import round_by as round_by
 from ._by_params import scale_params as scale_params

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.typing import DTypeLike
 
 from ..formats import FP32, FP64, FormatLike, Saturation
 from ..formats import format as format_
@@ -103,25 +102,6 @@ def round_by(x: jax.Array, params: jax.Array) -> jax.Array:
     y = lax.bitcast_convert_type(lax.bitcast_convert_type(y, integer) | sign, x.dtype)
     y = jnp.where((params[7] == 0) & (x < 0), jnp.nan, y)
     return jnp.where(mantissa >= digits, x, y)
-
-
-def narrowed(x: jax.Array, params: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """Converts ``x`` to ``dtype`` such that rounding the result to the format rounds ``x`` once.
-
-    Float32 results are rounded to odd: the last bit records whether anything was cut off, which
-    decides later ties (Boldo and Melquiond, "When double rounding is odd", 2005). Numbers too large
-    or too small for float32 become its largest or smallest normal number, so that overflow and
-    underflow are left to the format. Where that is float32, ``x`` is rounded to nearest.
-    """
-    if dtype == jnp.float64:
-        return x
-    bits, limits = lax.bitcast_convert_type(x, jnp.int64), jnp.finfo(jnp.float32)
-    rest = bits & np.int64(2**29 - 1)
-    odd = lax.bitcast_convert_type((bits ^ rest) | jnp.where(rest != 0, 2**29, 0), jnp.float64)
-    size = jnp.clip(jnp.abs(odd), float(limits.tiny), float(limits.max))
-    unchanged = (odd == 0) | ~jnp.isfinite(odd)
-    odd = jnp.where(unchanged, odd, jnp.copysign(size, odd))
-    return jnp.where(params[0] > 21, x, odd).astype(jnp.float32)
 
 
 _INTEGERS = {"float32": np.int32, "float64": np.int64}

@@ -17,9 +17,9 @@ from ..._jax import ShapedArray, Tracer
 from ...emulating import is_exact
 from ...interpret import Applied, Argument, Boundary, Equation, Interpretation, Program, Value, run
 from ...primitives import having
-from .._run._lockstep import MAX_EAGER
-from .._run._pair import padded_size
 
+MAX_EAGER = 600  # results of a loop up to which its iterations run one by one, without compiling
+SMALL = (1024, 65536)
 SAMPLE = 32  # numbers of an array that are kept, of its first and of its last visit
 COUNTS = ("nan", "infinite", "zeros", "subnormal", "created")  # 64 bits, in two words each
 WORDS = ("visits", "first", "clock", "checksum")
@@ -50,6 +50,15 @@ class Measured(NamedTuple):
     numbers: jax.Array
     sample: jax.Array
     checksum: jax.Array
+
+
+def padded_size(size: int) -> int:
+    """At most a quarter is padding, except below 65,536 numbers, where two sizes serve all."""
+    for small in SMALL:
+        if size <= small:
+            return small
+    step = 1 << (size - 1).bit_length() - 3
+    return -(-size // step) * step
 
 
 def wide_dtype() -> Any:

@@ -19,7 +19,7 @@ from ...interpret import Program, is_inexact
 from .._thresholds import BACK, CHANGE_KEPT, CHANGE_LOST, CHANGE_WRONG, ROUNDED_AWAY
 from ._causes import Causes
 from ._equation_statistics import ADDITIONS, EquationStatistics
-from ._outcome import Floors, Outcome, output_name, pieces, squared_norm
+from ._outcome import Floors, Outcome, norm, output_name
 
 FIRST_KEY = re.compile(r"\[[^]]*\]|\.\w+")
 
@@ -196,12 +196,10 @@ def wide(x: ArrayLike) -> np.ndarray:
 def _sizes(*arrays: np.ndarray) -> list[float]:
     """Returns the norms of an array in the reference run, of its change there, of the error of its
     change in the low-precision run, and of that change."""
-    total = np.zeros(4)
+    new, old, after, before = (np.asarray(x, np.float64) for x in arrays)
     with np.errstate(all="ignore"):
-        for new, old, after, before in pieces(*arrays):
-            change, low = new - old, after - before
-            total += [squared_norm(x) for x in (new, change, change - low, low)]
-    return [math.sqrt(x) for x in total]
+        change, low = new - old, after - before
+        return [norm(x) for x in (new, change, change - low, low)]
 
 
 def rounds_of(origins: Sequence[int], causes: Causes) -> tuple[int, ...]:

@@ -17,7 +17,6 @@ from ...interpret import Equation, is_float
 from ...primitives import Family, having, names
 from .._thresholds import ACCUMULATED, EPSILON
 from ._dataflow import Dataflow
-from ._statistics import COUNTS, FIRST, MAXIMA, PEAKS, SUMS, Statistics
 
 TOTALS = {  # of what it is a share
     "swamped": "added", "cancelled": "added", "differ": "decided",
@@ -160,13 +159,10 @@ def _ratio(noise: float, signal: float) -> float:
 
 def equation_statistics(
     equations: Sequence[Equation],
-    statistics: Statistics,
+    statistics: Mapping[tuple[int, ...], tuple[dict[str, float], tuple[int, ...]]],
     dataflow: Dataflow,
     exact_sums: Mapping[int, float] = MappingProxyType({}),
 ) -> list[EquationStatistics]:
-    arrays = statistics.counts, statistics.sums, statistics.maxima
-    counts, sums, maxima = (np.asarray(x).tolist() for x in arrays)
-    histogram = np.asarray(statistics.histogram).astype(int).tolist()
     trained = any(e.direction == "backward" for e in equations)
     gradient_of = gradients(equations, dataflow.operands)
     prepared = _before_gradients(equations, dataflow.operands) if trained else set()
@@ -174,14 +170,9 @@ def equation_statistics(
     read = {i for own in dataflow.flow.values() for operand in own for i in operand}
     found = []
     for i, equation in enumerate(equations):
-        if not counts[i][0]:
+        if equation.path not in statistics:
             continue
-        numbers: dict[str, Any] = dict(zip(COUNTS, counts[i][:FIRST], strict=True))
-        numbers["first"] = counts[i][FIRST]
-        numbers |= zip(PEAKS, counts[i][FIRST + 1 :], strict=True)
-        numbers |= zip(SUMS, sums[i], strict=True)
-        numbers |= zip(MAXIMA, maxima[i], strict=True)
-        row = _of_equation(i, equation, trained, numbers, histogram[i])
+        row = _of_equation(i, equation, trained, *statistics[equation.path])
         is_output = i in produced or i not in read
         sums_of = exact_sums.get(i, math.nan)
         gradient = gradient_of.get(i, "")
@@ -222,7 +213,11 @@ def _before_gradients(equations: Sequence[Equation], operands: Operands) -> set[
 
 
 def _of_equation(
-    i: int, equation: Equation, trained: bool, numbers: dict, histogram: list[int]
+    i: int,
+    equation: Equation,
+    trained: bool,
+    numbers: dict[str, float],
+    histogram: tuple[int, ...],
 ) -> EquationStatistics:
     place = written_at(equation, trained)
     floats = [a for a in equation.out_avals if is_float(a)]
@@ -236,7 +231,7 @@ def _of_equation(
         **place,
         looped=numbers["visits"] > 1,
         numbers=numbers,
-        histogram=tuple(histogram),
+        histogram=histogram,
         call_site="{}:{}".format(*site) if site else "",
         adds_constant=equation.name in ADDITIONS and any(map(_is_small, equation.eqn.invars)),
     )

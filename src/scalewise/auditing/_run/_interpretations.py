@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from ..._jax import ShapedArray, Tracer, is_reference, jex
+from ..._jax import ShapedArray, is_reference, jex
 from ..._types import PyTree
 from ...emulating import Emulation, added_in_order, in_arithmetic, is_exact, rounds_each
 from ...formats import BF16, FP16, FP32
 from ...interpret import (
-    Applied,
     Argument,
     Equation,
-    HasDtype,
     Interpretation,
     Program,
-    State,
     Value,
     all_equations,
     is_float,
@@ -38,7 +34,6 @@ from ...rounding import (
     FP32_PARAMS,
     RANGE,
     format_params,
-    from_float64,
     is_wider,
     round_by,
     to_float64,
@@ -183,47 +178,6 @@ def _computed(equation: Equation, inputs: Sequence[Value], dtype: DTypeLike) -> 
 @jax.jit
 def _round(x: jax.Array, params: jax.Array) -> jax.Array:
     return round_by(to_float64(x), params)
-
-
-@dataclasses.dataclass(frozen=True)
-class Reference(Interpretation):
-    """The program with every float in ``dtype``; if that is its own dtype, the plain program."""
-
-    dtype: np.dtype
-
-    def complex_dtype(self, dtype: DTypeLike) -> DTypeLike | None:
-        """Returns the dtype of complex numbers if it isn't the program's own one, else None."""
-        own = jnp.issubdtype(dtype, jnp.complexfloating) and self.dtype == np.float64
-        return np.complex128 if own and dtype != np.complex128 else None
-
-    def context(self) -> contextlib.AbstractContextManager[object]:
-        return jax.enable_x64(True)
-
-    def lift(self, x: Argument, aval: HasDtype) -> jax.Array:
-        x = jnp.asarray(x)
-        if x.dtype == self.dtype:
-            return x
-        if not isinstance(x, Tracer) and len(x.devices()) == 1:  # JAX would compile nine programs
-            return jnp.asarray(np.asarray(x).astype(self.dtype))
-        return from_float64(to_float64(x), self.dtype)
-
-    def constant(self, x: np.ndarray, aval: ShapedArray) -> jax.Array:
-        return jnp.asarray(x, self.dtype)
-
-    def lower(self, value: jax.Array, aval: ShapedArray) -> jax.Array:
-        return from_float64(to_float64(value), aval.dtype)
-
-    def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
-        wider = (self.complex_dtype(a.dtype) for a in equation.in_avals + equation.out_avals)
-        complex_dtype = next(filter(None, wider), None)
-        return state, rebind(equation, inputs, self.dtype, complex_dtype=complex_dtype)
-
-
-class Runs(NamedTuple):
-    """The interpretations of the low-precision run and of the reference run."""
-
-    low: Any
-    reference: Reference
 
 
 Dtypes: TypeAlias = Literal["as_written", "all"]

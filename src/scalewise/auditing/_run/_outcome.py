@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
 
-import jax
 import numpy as np
 from jax.typing import ArrayLike
 
@@ -15,9 +15,11 @@ from ...interpret import Equation
 from ._causes import Causes
 from ._dataflow import Dataflow
 from ._equation_statistics import EquationStatistics, equation_statistics
-from ._statistics import Statistics
 
-Numbers = jax.Array | np.ndarray  # of floats
+if TYPE_CHECKING:
+    from .._sheet._make import Run
+
+Numbers = np.ndarray  # of floats
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -100,9 +102,8 @@ class Floors:
 class Outcome:
     """The result of one run."""
 
-    # recorded, statistics: the equations, and the statistics of each
-    recorded: tuple[Equation, ...]
-    statistics: Statistics
+    recorded: tuple[Equation, ...]  # the equations that round or decide
+    made: Run  # both runs on one tape
     dataflow: Dataflow  # the equations that operands and outputs come from
     origins: tuple[tuple[int, ...], ...]  # the equations that each float output comes from
     error: OutputError  # error, outputs: of all outputs, and of each by its path
@@ -126,7 +127,7 @@ class Outcome:
     def equations(self) -> list[EquationStatistics]:
         """The statistics by equation; computed on demand, since few trials need them."""
         made = self.exact_sums.made if self.exact_sums else {}
-        return equation_statistics(self.recorded, self.statistics, self.dataflow, made)
+        return equation_statistics(self.recorded, self.made.statistics, self.dataflow, made)
 
     @functools.cached_property
     def causes(self) -> Causes:
@@ -144,20 +145,11 @@ def output_name(path: str) -> str:
     return path if path.startswith("argument") else f"output{path}"
 
 
-PIECE = 1 << 14  # numbers of an array at a time, so that what is computed of them stays in cache
-
-
-def pieces(*arrays: ArrayLike) -> Iterator[list[np.ndarray]]:
-    """Yields arrays of one shape piece by piece, flat, in float64."""
-    flat = [np.asarray(x).reshape(-1) for x in arrays]
-    for start in range(0, flat[0].size, PIECE):
-        yield [x[start : start + PIECE].astype(np.float64, copy=False) for x in flat]
-
-
-def squared_norm(x: ArrayLike) -> float:
-    """Returns the sum of squares of an array, or of a piece of one, in float64.
-
-    It isn't computed by BLAS, whose threads wait for each other.
-    """
-    with np.errstate(all="ignore"):
-        return float(sum(np.add.reduce(np.square(y)) for (y,) in pieces(x)))
+def norm(x: ArrayLike) -> float:
+    """Returns the Euclidean norm in float64, also of numbers whose squares are out of range."""
+    flat = np.abs(np.asarray(x)).ravel().astype(np.float64)
+    largest = float(np.max(flat, initial=0.0))
+    if not 0 < largest < math.inf:
+        return largest
+    scale = 2.0 ** math.frexp(largest)[1]
+    return scale * math.sqrt(float(np.sum(np.square(flat / scale))))

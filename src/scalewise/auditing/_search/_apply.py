@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..._jax import ShapedArray
+from ..._jax import ShapedArray, is_tracing
 from ..._types import PyTree
 from ...autocasting import Autocast, converted, policy
 from ...autoscaling import Boundaries, interpretation
@@ -27,6 +27,7 @@ from ...rounding import (
     scale_params,
 )
 from ...scalifying import EveryOp
+from .._run._compiled import compiled
 from .._run._interpretations import FP32_MAX, TableEmulation, restored
 from .._run._loss_scale import LossScaled
 from .._run._outcome import Outcome
@@ -99,7 +100,7 @@ class FixedEmulation(EmulationWithDraws, TableEmulation):
     setting: FormatChoice | None = None
     indices: Indices = dataclasses.field(default_factory=dict)
     seen: set[tuple[int, ...]] = dataclasses.field(default_factory=set)  # paths interpreted so far
-    limits: set[float] = dataclasses.field(default_factory=set)  # as in the lockstep
+    limits: set[float] = dataclasses.field(default_factory=set)  # as in the audit
 
     def constant(self, x: np.ndarray, aval: ShapedArray) -> Any:
         assert self.setting is not None
@@ -158,6 +159,16 @@ class FixedFunction:
         functools.update_wrapper(self, f, updated=())
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
+        arrays = jax.Array | np.ndarray | np.generic
+        if not is_tracing() and all(isinstance(x, arrays) for x in jax.tree.leaves((args, kwargs))):
+            return self._compiled(*args, **kwargs)  # operation by operation takes ten times as long
+        return self._run(*args, **kwargs)
+
+    @functools.cached_property
+    def _compiled(self) -> Callable[..., Any]:
+        return compiled(self._run, 0)
+
+    def _run(self, *args: PyTree, **kwargs: PyTree) -> Any:
         f, low = self.f, self.now
         if isinstance(low, FormatChoice):
             emulated = self.origin.low

@@ -149,7 +149,7 @@ def _readers(outcome: Outcome, equation: EquationStatistics) -> list[EquationSta
 def rounded_constants(search: Search, equation: EquationStatistics) -> list[tuple[float, float]]:
     """Returns the numbers of the program that an operation reads and the format rounds, and what it
     makes of them."""
-    path = search.session.lockstep.recorded[equation.index].path
+    path = search.session.recorded[equation.index].path
     numbers = search.constants.read.get(path, ())
     pairs = ((x, float(search.fmt.decode(search.fmt.encode(x)))) for x in numbers)
     return [(x, y) for x, y in pairs if x != y]

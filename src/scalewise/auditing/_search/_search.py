@@ -13,7 +13,6 @@ from .._run._equation_statistics import EquationStatistics
 from .._run._outcome import Outcome, OutputError
 from .._run._session import Session
 from .._run._specialize import Low, kind_of_run
-from .._sheet._make import SheetSource
 from .._thresholds import ENOUGH, FEW_ROUNDINGS, LINES, SHARE_SHOWN, SHOWN, TRIED
 from . import _fix_kinds, _recipe_fix_kinds  # noqa: F401  # they register fixes, in this order
 from ._apply import AuditedArithmetic, FormatChoice
@@ -36,7 +35,6 @@ class Search:
     """The state of a search, which accepts fixes on top of each other.
 
     Attributes:
-        source: for balance sheets; None if the program has none.
         trials: how many runs are left.
         found: findings with a fix that helped, in the order in which they were found; then, of
             faults without one, those that were tried.
@@ -44,7 +42,6 @@ class Search:
     """
 
     session: Session
-    source: SheetSource | None
     fmt: Format
     constants: Constants
     trials: int
@@ -59,7 +56,7 @@ class Search:
     # -- runs --------------------------------------------------------------------------------------
 
     def trial(self, setting: Any, outcome: Outcome | None = None) -> Trial:
-        found = Trial(self.session, self.source, self.fmt, setting)
+        found = Trial(self.session, self.fmt, setting)
         if outcome is not None:
             found.__dict__["outcome"] = outcome
         return found
@@ -74,8 +71,11 @@ class Search:
             return None
         self.tried.add(key_of(setting))
         self.trials -= 1
-        found = self.trial(setting)  # with another constant, a loop may be too long for a sheet
-        return found if self.source is None or found.has_sheet else None
+        found = self.trial(setting)
+        try:
+            return found if found.stages else None
+        except ValueError:  # with another constant, a loop may be too long
+            return None
 
     def run(self, setting: Any) -> Outcome:
         self.trials -= 1
@@ -109,15 +109,15 @@ class Search:
     @functools.cached_property
     def rewrites(self) -> list[Rewrite]:
         operands = self.session.dataflow.within_loops
-        return rewrites(self.session.lockstep.recorded, operands)
+        return rewrites(self.session.recorded, operands)
 
     @functools.cached_property
     def norms(self) -> Sequence[tuple[int, ...]]:
-        return norms(self.session.lockstep.recorded, self.session.dataflow.operands)
+        return norms(self.session.recorded, self.session.dataflow.operands)
 
     @property
     def limits(self) -> list[float]:
-        return sorted(self.session.lockstep.limits)
+        return sorted(self.session.limits)
 
     @property
     def causes(self) -> Causes:
@@ -133,7 +133,7 @@ class Search:
         if self.float32 is None:
             return []
         half = 2.0 ** (self.fmt.max_exponent - self.fmt.mantissa_bits - 1)
-        outcome, wide = self.float32.outcome, self.session.lockstep.stays_wide
+        outcome, wide = self.float32.outcome, self.session.stays_wide
         return [
             e.index for e in outcome.equations
             if e["amax"] > float(self.fmt.max) + half and not wide(outcome.recorded[e.index])
@@ -177,8 +177,7 @@ class Search:
     @property
     def origin(self) -> AuditedArithmetic:
         session = self.session
-        recorded = {path: (i, session.lockstep.recorded[i].name)
-                    for path, i in session.lockstep.indices.items()}  # fmt: skip
+        recorded = {path: (i, session.recorded[i].name) for path, i in session.indices.items()}
         start = self.start() if session.adjustable else None
         return AuditedArithmetic(session.low, start, recorded)
 
@@ -208,8 +207,6 @@ def find_fixes(search: Search, start: Outcome) -> OutputError:
     """
     session, by_table = search.session, search.session.adjustable
     search.now = search.trial(search.start() if by_table else session.low, start)
-    if not search.now.has_sheet:
-        search.source = search.now.source = None
     search.tried.add(key_of(search.current))
     if search.trials <= 0 or session.kind.run is None:
         search.unfixed += _left(search, search.now)

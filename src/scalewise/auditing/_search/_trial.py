@@ -13,17 +13,12 @@ from ...interpret import Equation
 from .._run._equation_statistics import EquationStatistics
 from .._run._outcome import Outcome, OutputError
 from .._run._session import Session
-from .._sheet._arithmetic import Choice
 from .._sheet._balance import Balance
 from .._sheet._cells import Leaf
-from .._sheet._forward import LONGEST
 from .._sheet._functional import Stage
-from .._sheet._make import SheetRun, SheetSource, run_sheet
-from .._thresholds import ACCUMULATED, EVENTFUL, MOST_OF_ERROR, PART_OF_LINE, limit_of
+from .._thresholds import ACCUMULATED, EVENTFUL, MOST_OF_ERROR, PART_OF_LINE
 from ._apply import FormatChoice
-from ._groups import Group, groups
 
-OUTPUTS = "outputs"
 EVENTS = ("overflow", "underflow", "swamping")
 Place = tuple[str | None, int]  # file and line
 
@@ -65,15 +60,9 @@ class StageError:
 
 @dataclasses.dataclass(eq=False)
 class Trial:
-    """A run with a setting; what is needed of it is computed once.
-
-    Errors and shares are the balance sheet's. A program that it doesn't take (loops of very many
-    iterations, several devices) has the errors of its outputs, and is searched by the operations'
-    statistics.
-    """
+    """A run with a setting; what is needed of it is computed once."""
 
     session: Session
-    source: SheetSource | None  # None if the program has no balance sheet
     fmt: Format
     setting: Any
 
@@ -84,36 +73,13 @@ class Trial:
         return self.session.with_low(self.setting).run()
 
     @functools.cached_property
-    def sheet(self) -> SheetRun | None:
-        if self.source is None:
-            return None
-        setting, source = self.setting, self.source
-        if isinstance(setting, FormatChoice):
-            indices = self.session.lockstep.indices
-            choice = Choice(setting.formats, indices, dict(setting.constants))
-            source = dataclasses.replace(source, choice=choice)
-        else:
-            source = dataclasses.replace(source, low=setting)
-        return run_sheet(source)
-
-    @property
-    def has_sheet(self) -> bool:
-        """Whether the run has a balance sheet; of long loops the statistics tell, once known."""
-        known = self.outcome.equations if "outcome" in self.__dict__ else ()
-        if sum(e["visits"] for e in known) > LONGEST:
-            return False
-        try:
-            return self.sheet is not None
-        except ValueError:
-            return False
+    def _stages(self) -> list[Stage]:
+        outcome = self.outcome
+        return outcome.made.stages(self.session.floors, self.session.started_at_zero(outcome))
 
     @functools.cached_property
     def stages(self) -> list[StageError]:
-        if self.sheet is None:
-            error = self.outcome.error
-            fails = error.non_finite > 0 or error.relative >= limit_of(self.fmt)
-            return [StageError(OUTPUTS, error, fails)]
-        found = [x for x in self.sheet.stages if not x.is_change and not x.is_part]
+        found = [x for x in self._stages if not x.is_change and not x.is_part]
         return [StageError(x.name, _error_of(x), self._needs_a_cause(x)) for x in found]
 
     def _needs_a_cause(self, stage: Stage) -> bool:
@@ -134,8 +100,8 @@ class Trial:
     @functools.cached_property
     def outputs(self) -> list[StageError]:
         """Each of several outputs by itself."""
-        own = self.sheet.stages if self.sheet is not None else ()
-        return [StageError(x.name, _error_of(x), x.fails) for x in own if x.is_part]
+        own = (x for x in self._stages if x.is_part)
+        return [StageError(x.name, _error_of(x), x.fails) for x in own]
 
     def stage(self, name: str) -> StageError:
         every = [*self.stages, *self.outputs]
@@ -146,31 +112,17 @@ class Trial:
         return {}
 
     def balance(self, name: str) -> Balance:
-        assert self.sheet is not None
         if name not in self._balances:
-            stage = next(x for x in self.sheet.stages if x.name == name and not x.is_change)
-            self._balances[name] = self.sheet.balance(stage)
+            stage = next(x for x in self._stages if x.name == name and not x.is_change)
+            self._balances[name] = self.outcome.made.balance(stage)
         return self._balances[name]
 
     def suspects(self, name: str) -> list[Suspect]:
-        """Returns the lines that make the error of a stage, the largest share first; by their
-        statistics, if the balance sheet explains nothing of the error."""
-        found = [] if self.sheet is None else suspects_of(self.balance(name), self._rows)
-        return found or [self._by_statistics(g) for g in self._groups]
-
-    def _by_statistics(self, group: Group) -> Suspect:
-        worst = group.worst_equation(self.fmt)
-        place = worst.file, worst.line
-        return Suspect(group.equations, worst, "", 1.0, place, place)
-
-    @functools.cached_property
-    def _groups(self) -> Sequence[Group]:
-        return groups(self.outcome.equations, self.fmt, self.outcome.causes)
+        """Returns the lines that make the error of a stage, the largest share first."""
+        return suspects_of(self.balance(name), self._rows)
 
     def hidden(self, name: str) -> list[Suspect]:
         """Returns the operations that are wrong by half, though no output shows it."""
-        if self.sheet is None:
-            return []
         balance = self.balance(name)
         shares = [(what, cause, x / balance.total) for (what, cause), x in balance.shares.items()]
         own = [[x for x in shares if x[0] is e] for e in balance.hidden()]
@@ -178,8 +130,8 @@ class Trial:
 
     @functools.cached_property
     def _rows(self) -> dict[tuple[int, ...], EquationStatistics]:
-        recorded = self.session.lockstep.recorded
-        return {recorded[e.index].path: e for e in self.outcome.equations}
+        outcome = self.outcome
+        return {outcome.recorded[e.index].path: e for e in outcome.equations}
 
 
 NONE = OutputError(0, 0.0)

@@ -12,7 +12,7 @@ from ...formats import Format
 from ...interpret import Equation
 from .._run._changes import carried, rounds_of, scales_argument, wide
 from .._run._outcome import Outcome
-from .._run._session import Session
+from .._run._session import Session, state_of
 from .._thresholds import BACK, CONTRIBUTION_LOST, NEAR_ITS_END, SMALL_FACTOR
 from ._literals import Literal
 
@@ -53,7 +53,7 @@ def lost_contributions(session: Session, outcome: Outcome) -> list[int]:
 
 
 def counters(session: Session, outcome: Outcome, fmt: Format) -> list[tuple[int, str]]:
-    causes, arguments = outcome.causes, session.state_arrays()[1]
+    causes, arguments = outcome.causes, state_of(session.program, outcome)[1]
     found = []
     for output, argument, _ in carried(session.program):
         old, new = wide(arguments[argument]), wide(outcome.reference[output])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,17 +15,27 @@ import numpy as np
 
 from ..._jax import ShapedArray
 from ...autoscaling import RULES, Boundaries, Family, OperandAmaxes
-from ...emulating import added_in_order, is_exact, rounds_each
+from ...emulating import added_in_order, in_arithmetic, is_exact, rounds_each
 from ...formats import FP32
-from ...interpret import Argument, Boundary, Equation, Interpretation, is_float, rebind
-from ...rounding import FP32_PARAMS, format_params, is_wide, is_wider, round_by
-from .._run._compiled import Compiled
+from ...interpret import (
+    Argument,
+    Boundary,
+    Equation,
+    Interpretation,
+    RoundedOperand,
+    Value,
+    is_float,
+    rebind,
+)
+from ...rounding import FP32_PARAMS, FP64_PARAMS, RANGE, format_params, is_wide, is_wider, round_by
+from .._run._compiled import compiled
 from .._run._interpretations import FP32_MAX, TableEmulation, computes_in_float32
-from .._run._lockstep import OPERANDS, Magnitudes
 from .._run._specialize import history_of, kind_of_run, nominal_format
+from .._thresholds import LATENT
 from ._cells import Cell, Leaf, Node, cell, is_key
-from ._kernels import is_complex, through_jax
+from ._kernels import computed, is_complex, through_jax
 
+OPERANDS = 2  # of a contraction
 CONSTANT = Leaf("constant")
 
 
@@ -33,13 +45,18 @@ def nearest(x: Any, fmt: np.ndarray) -> np.ndarray:
     mantissa, lowest, largest, beyond, infinite, smallest, signed_zero, signed = fmt.tolist()
     if mantissa >= 52:
         return x
-    size = np.abs(x)
-    exponents = np.frexp(size)[1] - 1
-    unit = np.ldexp(1.0, np.maximum(exponents, int(lowest)) - int(mantissa))
-    y = np.where(np.isfinite(size), np.rint(size / unit) * unit, size)
-    y = np.where(size < smallest, np.where(size > smallest / 2, smallest, 0.0), y)
-    y = np.where(y > largest, np.where(size == np.inf, infinite, beyond), y)
-    y = np.where((y != 0) | bool(signed_zero), np.copysign(y, x), y)
+    exponents = np.maximum(np.frexp(x)[1] - 1, int(lowest)) - int(mantissa)
+    y = np.ldexp(np.rint(np.ldexp(x, -exponents)), exponents)
+    size = np.abs(y)
+    if not (size <= largest).all():  # beyond the range, or NaN
+        far = np.where(np.abs(x) == np.inf, infinite, beyond)
+        y = np.where(np.isnan(x), x, np.where(size > largest, np.copysign(far, x), y))
+    if smallest > 2.0 ** (lowest - mantissa):  # without subnormal numbers
+        own = np.abs(x)
+        low = np.where(own > smallest / 2, smallest, 0.0)
+        y = np.where(own < smallest, np.copysign(low, x), y)
+    if not signed_zero:
+        y = np.where(y == 0, 0.0, y)
     return y if signed else np.where(x < 0, np.nan, y)
 
 
@@ -55,10 +72,44 @@ class Run:
         outs: its values of the results.
         rounded: the operands of a product as a recipe rounds them, if it rounds each in the form
             that the program has it in.
+        events: of the operands that a recipe rounds, how many numbers they have, how many saturate,
+            are flushed, and are close to saturating; () without any.
     """
 
     outs: Sequence[Any] = ()
     rounded: Sequence[np.ndarray] = ()
+    events: Sequence[float] = ()
+
+
+@dataclasses.dataclass(eq=False)
+class Magnitudes:
+    """The largest magnitudes of contractions' operands in the steps of one run.
+
+    As :class:`scalewise.autoscaling.AmaxHistory` keeps them, whose ``init`` records the first step
+    once more.
+    """
+
+    length: int
+    # by an equation's path, for each step float64[2], the newest first
+    past: dict[tuple[int, ...], collections.deque[np.ndarray]] = dataclasses.field(
+        default_factory=dict
+    )
+    # the same of this step, over all visits of the equation
+    newest: dict[tuple[int, ...], np.ndarray] = dataclasses.field(default_factory=dict)
+
+    def of(self, path: tuple[int, ...]) -> np.ndarray:
+        return np.max(self.past[path], axis=0) if path in self.past else np.zeros(OPERANDS)
+
+    def add(self, path: tuple[int, ...], found: Iterable[float]) -> None:
+        sizes = np.nan_to_num(np.asarray(found, np.float64), nan=0.0, posinf=0.0)
+        self.newest[path] = np.maximum(self.newest.get(path, 0.0), sizes)
+
+    def next_step(self) -> None:
+        for path, found in self.newest.items():
+            if path not in self.past:
+                self.past[path] = collections.deque([found], maxlen=self.length)
+            self.past[path].appendleft(found)
+        self.newest = {}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -66,7 +117,8 @@ class Choice:
     """The formats and constants of a run with fixes.
 
     Attributes:
-        formats: the parameters of each recorded equation's format, by index.
+        formats: the parameters of each recorded equation's format, by index; NaN of one that had
+            not run when they were chosen.
         indices: the indices, by an equation's path.
         constants: by a number of the program, the one that takes its place; itself if it isn't
             rounded.
@@ -77,6 +129,20 @@ class Choice:
     constants: Mapping[float, float] = dataclasses.field(default_factory=dict)
 
 
+class _Plan(NamedTuple):
+    """How an equation is computed in a format."""
+
+    params: np.ndarray  # of the format
+    floats: Sequence[bool]  # for each result
+    rounds: bool
+    wide: bool  # whether it rounds to float32 or wider
+    keeps_limits: bool  # whether the program has it in float32
+    in_float32: bool
+    own: Equation | None  # the equation in the format's own arithmetic
+    each: bool  # whether it adds numbers to one element and rounds each sum
+    complex: bool
+
+
 @dataclasses.dataclass(eq=False)
 class FormatArithmetic:
     """Rounds results on the host, as :class:`TableEmulation` does in the audit's run."""
@@ -84,10 +150,13 @@ class FormatArithmetic:
     low: TableEmulation
     choice: Choice = dataclasses.field(default_factory=Choice)
     code: dict[Hashable, Callable[..., Any]] = dataclasses.field(default_factory=dict)
-    limits: bool = False  # whether the program has had a largest number of its own narrow dtype
+    # literals that are the largest number of the program's own narrow dtype, or 1000 less (to which
+    # transformers clamps), or the negative of one; in the reference run they are float32's
+    limits: set[float] = dataclasses.field(default_factory=set)
+    plans: dict[tuple[int, ...], _Plan] = dataclasses.field(default_factory=dict)
     rounds_draws = True
 
-    @property
+    @functools.cached_property
     def top(self) -> float:
         return min(float(self.low.fmt.max), 1e290)
 
@@ -102,28 +171,45 @@ class FormatArithmetic:
         new = self.choice.constants.get(number) if number is not None else None
         replaced = new is not None and new != number and abs(new) != FP32_MAX
         if new is None:
-            self.limits |= wide is not x
+            self.limits |= {number} if number is not None and wide is not x else set()
         else:
             own = np.full(own.shape, new)
         rounds = self.low.is_low(aval) and (new is None or replaced)
         low = nearest(own, self.low.params_of(aval)) if rounds else own
         return cell(low, in_float64(wide), top=self.top, leaf=CONSTANT), not replaced
 
-    def params_of(self, equation: Equation) -> np.ndarray:
-        index = self.choice.indices.get(equation.path)
-        if index is not None and index < len(self.choice.formats):
-            return self.choice.formats[index]
-        own = self.low.own_params(equation)
-        return format_params(self.low.fmt, self.low.saturate) if own is None else own
+    @functools.cached_property
+    def _params(self) -> np.ndarray:
+        return format_params(self.low.fmt, self.low.saturate)
+
+    def params_of(self, equation: Equation, value: Value = None) -> np.ndarray:
+        return self._plan(equation).params
+
+    def _plan(self, equation: Equation) -> _Plan:
+        if equation.path not in self.plans:
+            index, params = self.choice.indices.get(equation.path), self.low.own_params(equation)
+            keeps_limits = params is FP32_PARAMS
+            params = self._params if params is None else params
+            if index is not None and not np.isnan(self.choice.formats[index][0]):
+                params = self.choice.formats[index]
+            floats = tuple(map(is_float, equation.out_avals))
+            rounds = any(floats) and not is_exact(equation)
+            own = in_arithmetic(equation, self.low.fmt)
+            if not np.array_equal(params[:RANGE], self._params[:RANGE]):
+                own = None
+            self.plans[equation.path] = _Plan(
+                params, floats, rounds, rounds and is_wide(params), keeps_limits,
+                computes_in_float32(equation) and not is_wider(params), own,
+                rounds_each(equation), is_complex(equation),
+            )  # fmt: skip
+        return self.plans[equation.path]
 
     def operands(self, equation: Equation, nodes: Sequence[Node]) -> list[Cell]:
-        """Returns cells in which literals aren't rounded, if the operation is in float32 (see
-        :meth:`Lockstep.literals_of`)."""
-        cells = [node.cell for node in nodes]
-        rounds = any(map(is_float, equation.out_avals)) and not is_exact(equation)
-        if not rounds or not is_wide(self.params_of(equation)):
-            return cells
-        if self.limits and self.low.own_params(equation) is FP32_PARAMS:
+        """Returns cells in which literals aren't rounded, if the operation is in float32: what a
+        user gets who computes the line in float32. One that the program has in float32 keeps the
+        program's own limits."""
+        cells, plan = [node.cell for node in nodes], self._plan(equation)
+        if not plan.wide or (self.limits and plan.keeps_limits):
             return cells
         return [
             cell(c.reference, c.reference) if node.literal and c.is_float else c
@@ -137,19 +223,20 @@ class FormatArithmetic:
         self, equation: Equation, cells: Sequence[Cell], exact: Sequence[Any], run: Run
     ) -> list[tuple[Any, Any]]:
         """Returns each result of the low-precision run, and the interpretation's value or None."""
-        lows = [c.low for c in cells]
-        if is_complex(equation):
-            exact = through_jax(equation, lows, own=True)
-        if is_exact(equation) or not any(map(is_float, equation.out_avals)):
+        plan = self._plan(equation)
+        if plan.complex:
+            exact = through_jax(equation, [c.low for c in cells], own=True)
+        if not plan.rounds:
             return [(y, None) for y in exact]
-        fmt = self.params_of(equation)
-        if computes_in_float32(equation) and not is_wider(fmt):
-            exact = self._in_float32(equation, lows)
-        elif rounds_each(equation):
-            arrays = [jnp.asarray(x) for x in lows]
-            exact = [np.asarray(self._one_by_one(equation)(arrays, jnp.asarray(fmt)))]
-        pairs = zip(exact, equation.out_avals, strict=True)
-        return [(nearest(y, fmt) if is_float(a) else y, None) for y, a in pairs]
+        if plan.in_float32:
+            exact = self._in_float32(equation, [c.low for c in cells])
+        elif plan.own is not None:
+            exact = computed(plan.own, [c.low for c in cells])
+        elif plan.each:
+            arrays = [jnp.asarray(c.low) for c in cells]
+            exact = [np.asarray(self._one_by_one(equation)(arrays, jnp.asarray(plan.params)))]
+        pairs = zip(exact, plan.floats, strict=True)
+        return [(nearest(y, plan.params) if rounds else y, None) for y, rounds in pairs]
 
     def _in_float32(self, equation: Equation, lows: Sequence[Any]) -> list[np.ndarray]:
         pairs = zip(lows, equation.in_avals, strict=True)
@@ -164,10 +251,10 @@ class FormatArithmetic:
 
             return added_in_order(equation, inputs, whole, lambda y: round_by(y, fmt))[0]
 
-        return self.code.setdefault(equation.path, jax.jit(run))
+        return self.code.setdefault(equation, jax.jit(run))
 
     def drawn(self, x: Any) -> np.ndarray:
-        return nearest(x, format_params(self.low.fmt, self.low.saturate))
+        return nearest(x, self._params)
 
     def canonical(
         self, x: Cell, aval: ShapedArray, boundary: Boundary, equation: Equation
@@ -202,7 +289,7 @@ class OwnArithmetic:
     def __post_init__(self) -> None:
         self.magnitudes = Magnitudes(history_of(self.low))
 
-    @property
+    @functools.cached_property
     def top(self) -> float:
         return min(float(nominal_format(self.low).max), float(FP32.max))
 
@@ -237,18 +324,18 @@ class OwnArithmetic:
 
         own, place = kind_of_run(self.low).specialize(self.low, equation)
 
-        def call(values: Sequence[Any], *past: Any) -> tuple[Any, Any, Any]:
+        def call(values: Sequence[Any], *past: Any) -> tuple[Any, Any, Any, Any]:
             low = own
             if past:
                 assert isinstance(low, Boundaries)
                 low = low.with_amaxes(OperandAmaxes(past=past[0]))
             if not equation.lifted:
-                return low.unlifted((), equation, values)[1], (), ()
+                return low.unlifted((), equation, values)[1], (), (), ()
             outs = low.apply((), equation, values)[1]
-            rounded = low.rounded_operands(equation, values) if contracts else ()
+            rounded = low.rounded_operands(equation, values)
             pairs = [(x.exact, x.rounded) for x in rounded]
             sizes = low.magnitudes(values) if past and isinstance(low, Boundaries) else ()
-            return outs, pairs, sizes
+            return outs, pairs, _events(rounded), sizes
 
         avals = equation.in_avals + equation.out_avals
         types = tuple((a.shape, a.dtype) for a in avals)
@@ -256,11 +343,11 @@ class OwnArithmetic:
         try:
             hash(key)
         except TypeError:
-            key = equation.path
+            key = equation
         if key not in self.code:
             largest = max(math.prod(a.shape) for a in avals)
-            self.code[key] = call if equation.eqn.effects else Compiled(call, largest)
-        outs, pairs, sizes = self.code[key](self._values(cells), *past)
+            self.code[key] = call if equation.eqn.effects else compiled(call, largest)
+        outs, pairs, events, sizes = self.code[key](self._values(cells), *past)
         if past:
             self.magnitudes.add(equation.path, np.asarray(sizes)[-OPERANDS:].tolist())
         found = [tuple(map(np.asarray, pair)) for pair in pairs]
@@ -269,7 +356,10 @@ class OwnArithmetic:
             for (own, _), c in zip(found, cells, strict=True)
         )
         rounded = [np.asarray(x, np.float64) for _, x in found] if as_it_is else ()
-        return Run(outs, rounded)
+        return Run(outs, rounded, [float(x) for x in events])
+
+    def params_of(self, equation: Equation, value: Value) -> np.ndarray:
+        return FP64_PARAMS if value is None else format_params(kind_of_run(self.low).result(value))
 
     def results(
         self, equation: Equation, cells: Sequence[Cell], exact: Sequence[Any], run: Run
@@ -306,6 +396,17 @@ class OwnArithmetic:
 
     def next_step(self) -> None:
         self.magnitudes.next_step()
+
+
+def _events(operands: Sequence[RoundedOperand]) -> list[Any]:
+    """Returns what ``Run.events`` has."""
+    if not operands:
+        return []
+    sizes = jnp.asarray(float(sum(x.exact.size for x in operands)))
+    saturated = sum(jnp.sum(x.saturated) for x in operands)
+    flushed = sum(jnp.sum((x.rounded == 0) & (x.exact != 0)) for x in operands)
+    latent = sum(jnp.sum(jnp.abs(x.exact) * LATENT > x.limit) for x in operands)
+    return [sizes, saturated, flushed, latent]
 
 
 def _stacked(rows: Sequence[Any]) -> Any:

@@ -72,18 +72,23 @@ def cell(
     if is_key(low):
         return Cell(low, low, reference, None, None, None, value, leaf)
     inexact = np.asarray(low).dtype.kind in "fc"
-    if low is not reference and np.array_equal(low, reference, equal_nan=inexact):
-        if exact is low or np.array_equal(low, exact, equal_nan=inexact):
+    if low is not reference and _equal(low, reference, inexact):
+        if exact is low or _equal(low, exact, inexact):
             low = exact = reference
-    elif exact is not low and np.array_equal(low, exact, equal_nan=inexact):
+    elif exact is not low and _equal(low, exact, inexact):
         exact = low
     if low is reference and exact is low:
         return Cell(low, low, low, low, low, low, value, leaf)
     to = np.complex128 if np.iscomplexobj(low) else np.float64
     end, middle, start = (np.asarray(x, to) for x in (low, exact, reference))
-    if inexact and not all(np.isfinite(x).all() for x in (end, middle, start)):
+    if inexact and not np.isfinite(end + middle + start).all():
         end, middle, start = _finite([end, middle, start], top)
     return Cell(low, exact, reference, end, end if exact is low else middle, start, value, leaf)
+
+
+def _equal(x: Any, y: Any, inexact: bool) -> bool:
+    same = x == y
+    return bool(np.all(same | ((x != x) & (y != y)) if inexact and not np.all(same) else same))
 
 
 def _finite(arrays: Sequence[np.ndarray], top: float) -> list[np.ndarray]:
@@ -139,13 +144,19 @@ class Operation:
         equation: the program's, whose line is charged.
         compute: returns the exact results, in float64.
         pull: returns the operands' multipliers from those of the results.
+        floats: for each result whether it is of floats.
+        rounds: whether float results are rounded.
         rounds_each: whether it adds numbers to one element and rounds each sum.
+        counts: whether it rounds or decides, so that an audit has statistics of it.
     """
 
     equation: Equation
     compute: Callable[[Sequence[Any]], Sequence[Any]]
     pull: Callable[[Entry, Sequence[Any], float], Multipliers]
+    floats: Sequence[bool] = ()
+    rounds: bool = False
     rounds_each: bool = False
+    counts: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -159,7 +170,7 @@ class Entry:
 
 
 def inner(bar: Any, difference: Any) -> float:
-    return float(np.sum(np.real(bar * difference)))
+    return float((bar * difference).sum().real)
 
 
 def size(x: Any) -> float:

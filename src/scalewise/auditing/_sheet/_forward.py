@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
@@ -12,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..._jax import ShapedArray
-from ...emulating import is_exact, rounds_each
+from ..._jax import Jaxpr, ShapedArray
+from ...emulating import rounds_each
 from ...interpret import (
     CALLBACKS,
     Applied,
@@ -25,12 +24,18 @@ from ...interpret import (
     is_float,
 )
 from ...primitives import params
+from .._run._statistics import Visit, decides, records
 from ._arithmetic import Arithmetic
 from ._cells import At, Cell, Entry, Leaf, Node, Operation, cell, is_key
-from ._kernels import computed
+from ._kernels import kernel_of
+from ._meshes import on_one_device
 from ._secants import copied, rule_of, secants
 
-LONGEST = 20_000  # visits of equations, whose results all stay in memory
+LONGEST = 400_000  # visits of equations, whose results all stay in memory
+# A loop that has ended for one run, and has made this many more iterations for the other, and this
+# many times as many, is taken not to end there.
+MIN_APART, TIMES_APART = 2_000, 10
+ON_ONE_DEVICE = -1  # of paths, in place of the body of a ``shard_map``
 
 
 @dataclasses.dataclass(eq=False)
@@ -44,6 +49,14 @@ class Forward(Interpretation):
     arithmetic: Arithmetic
     tape: list[Entry] = dataclasses.field(default_factory=list)
     operations: dict[tuple[int, ...], Operation] = dataclasses.field(default_factory=dict)
+    # by path, each visit of the equations that round or decide, without those of the reference run
+    # alone
+    visited: dict[tuple[int, ...], tuple[Equation, list[Visit]]] = dataclasses.field(
+        default_factory=dict
+    )
+    # whether the low-precision run has ended the loop, or takes another branch
+    alone: bool = False
+    mapped: dict[tuple[int, ...], Jaxpr] = dataclasses.field(default_factory=dict)
     visits: int = 0
     iteration: tuple[str, int] | None = None
     directions: set[str] = dataclasses.field(default_factory=set)
@@ -91,23 +104,22 @@ class Forward(Interpretation):
         if not equation.out_avals:
             return state, []
         self.directions.add(equation.direction)
-        floats = [x for x, a in zip(inputs, equation.in_avals, strict=True) if is_float(a)]
-        if self._draws(equation, floats):
+        if self._draws(equation, inputs):
             return state, self._drawn(equation, inputs)
-        compares = not any(map(is_float, equation.out_avals))
-        if not compares:
+        operation = self._operation(equation)
+        if any(operation.floats):  # others compare
             inputs = [self.rounded(x, equation) for x in inputs]
-        return state, self._evaluated(equation, inputs)
+        return state, self._evaluated(operation, inputs)
 
-    def _draws(self, equation: Equation, floats: Sequence[Node]) -> bool:
-        """Returns whether floats are made of random bits and constants alone, which aren't rounded
-        (see :meth:`Lockstep.draws`)."""
+    def _draws(self, equation: Equation, inputs: Sequence[Node]) -> bool:
+        """Returns whether floats are made of random bits and constants alone, which aren't
+        rounded."""
         if not self.arithmetic.rounds_draws or equation.name in CALLBACKS:
             return False
-        if not any(x.draw for x in floats):
+        if not any(x.draw for x in inputs):
             bits = equation.name == "bitcast_convert_type" and is_float(equation.out_avals[0])
-            return bits and not floats
-        return all(x.draw or x.constant for x in floats)
+            return bits and not any(map(is_float, equation.in_avals))
+        return all(x.draw or x.constant or not x.cell.is_float for x in inputs)
 
     def _drawn(self, equation: Equation, inputs: Sequence[Node]) -> list[Node]:
         """Bits that the runs differ in are no draw of either: they stay on the tape."""
@@ -118,48 +130,55 @@ class Forward(Interpretation):
             return own if exact else cell(own.reference, own.reference)
 
         cells = [unrounded(x) for x in inputs]
-        refs = computed(equation, [x.reference for x in cells])
-        lows = refs if not _differ(cells) else computed(equation, [x.low for x in cells])
+        operation = self._operation(equation)
+        refs = operation.compute([x.reference for x in cells])
+        lows = refs if not _differ(cells) else operation.compute([x.low for x in cells])
         outs = [cell(y, r, top=self.arithmetic.top) for y, r in zip(lows, refs, strict=True)]
-        self.record(self._operation(equation), cells, outs)
+        self.record(operation, cells, outs)
         return [Node(y, draw=is_float(a)) for y, a in zip(outs, equation.out_avals, strict=True)]
 
     def _operation(self, equation: Equation) -> Operation:
         if equation.path not in self.operations:
-            compute, each = functools.partial(computed, equation), rounds_each(equation)
-            own = Operation(equation, compute, rule_of(equation), each)
-            self.operations[equation.path] = own
+            floats, rounds = tuple(map(is_float, equation.out_avals)), records(equation)
+            self.operations[equation.path] = Operation(
+                equation, kernel_of(equation), rule_of(equation), floats, rounds,
+                rounds_each(equation), rounds or decides(equation),
+            )  # fmt: skip
         return self.operations[equation.path]
 
-    def _evaluated(self, equation: Equation, inputs: Sequence[Node]) -> list[Node]:
-        cells = self.arithmetic.operands(equation, inputs)
+    def _evaluated(self, operation: Operation, inputs: Sequence[Node]) -> list[Node]:
+        equation = operation.equation
+        cells = given = self.arithmetic.operands(equation, inputs)
         run = self.arithmetic.run(equation, cells)
-        cells = [
-            self.changed(x, (y, x.value), equation)
-            for x, y in zip(cells, run.rounded or [x.low for x in cells], strict=True)
-        ]
-        refs = computed(equation, [x.reference for x in cells])
-        exact = computed(equation, [x.low for x in cells]) if _differ(cells) else refs
+        if run.rounded:
+            pairs = zip(cells, run.rounded, strict=True)
+            cells = [self.changed(x, (y, x.value), equation) for x, y in pairs]
+        refs = operation.compute([x.reference for x in cells])
+        exact = operation.compute([x.low for x in cells]) if _differ(cells) else refs
         results = self.arithmetic.results(equation, cells, exact, run)
         outs = [
             cell(y, r, e, top=self.arithmetic.top, value=value)
             for (y, value), r, e in zip(results, refs, exact, strict=True)
         ]
-        self.record(self._operation(equation), cells, outs)
-        return self._with_flags(equation, inputs, outs)
+        self.record(operation, cells, outs)
+        if operation.counts and not self.alone:
+            value = next((y.value for y in outs if y.is_float), None)
+            fmt = self.arithmetic.params_of(equation, value)
+            visit = Visit(given, outs, fmt, given is not cells, run.events)
+            self.visited.setdefault(equation.path, (equation, []))[1].append(visit)
+        return self._with_flags(operation, inputs, outs)
 
     def _with_flags(
-        self, equation: Equation, inputs: Sequence[Node], outs: Sequence[Cell]
+        self, operation: Operation, inputs: Sequence[Node], outs: Sequence[Cell]
     ) -> list[Node]:
-        """As :meth:`Lockstep.with_constancy`; of integers ``constant`` means that no float is
-        behind them."""
+        """Returns results with what is known of them: of integers ``constant`` means that no float
+        is behind them."""
         constant = all(x.constant for x in inputs)
-        rounds = any(map(is_float, equation.out_avals)) and not is_exact(equation)
-        literal = constant and not rounds and all(x.literal for x in inputs)
-        own = constant and not any(map(is_float, equation.in_avals))
+        literal = constant and not operation.rounds and all(x.literal for x in inputs)
+        own = constant and not any(x.cell.is_float for x in inputs)
         return [
-            Node(y, constant, literal) if is_float(a) else Node(y, own, own)
-            for y, a in zip(outs, equation.out_avals, strict=True)
+            Node(y, constant, literal) if is_float else Node(y, own, own)
+            for y, is_float in zip(outs, operation.floats, strict=True)
         ]
 
     def record(self, operation: Operation, ins: Sequence[Cell], outs: Sequence[Cell]) -> None:
@@ -248,12 +267,9 @@ class Forward(Interpretation):
     # -- control flow ------------------------------------------------------------------------------
 
     def control(self, equation: Equation, run: Callable) -> Callable:
-        known = {"scan": self._scan, "while": self._while, "cond": self._cond}
-        if equation.name not in known:
-            raise ValueError(
-                f"sheet: {equation.where()}: the balance sheet has no rule for {equation.name}, "
-                "which runs on several devices; audit the function of one device"
-            )
+        known = {
+            "scan": self._scan, "while": self._while, "cond": self._cond, "shard_map": self._mapped
+        }  # fmt: skip
         return lambda state, inputs: (state, known[equation.name](equation, list(inputs)))
 
     def _body(
@@ -305,19 +321,37 @@ class Forward(Interpretation):
             pairs = zip(nodes, avals, strict=True)
             return [self.settled(x, a, "carry", equation) for x, a in pairs]
 
-        carry, i = settled(inputs[first:]), 0
+        carry, i, together, alone = settled(inputs[first:]), 0, 0, self.alone
         while True:
             self._within(equation, i, outer)
+            self.alone = alone
             (going,) = self._body(equation, loop.condition, [*before, *carry], (0,))
-            if not (np.any(going.cell.low) or np.any(going.cell.reference)):
+            own, other = np.any(going.cell.low), np.any(going.cell.reference)
+            if not (own or other):
+                break
+            together += bool(own and other)
+            self.alone = alone or not own
+            if i - together > max(MIN_APART, TIMES_APART * together):
+                carry = [
+                    self._select(going.cell, x, self._nan(a), equation) if is_float(a) else x
+                    for x, a in zip(carry, avals, strict=True)
+                ]
                 break
             new = settled(self._body(equation, loop.body, [*inside, *carry], (1,)))
             if going.cell.differs or np.ndim(going.cell.low):
                 pairs = zip(carry, new, strict=True)
                 new = [self._select(going.cell, x, y, equation) for x, y in pairs]
             carry, i = new, i + 1
-        self.iteration = outer
+        self.iteration, self.alone = outer, alone
         return carry
+
+    def _mapped(self, equation: Equation, inputs: list[Node]) -> list[Node]:
+        if equation.path not in self.mapped:
+            self.mapped[equation.path] = on_one_device(equation)
+        return self._body(equation, self.mapped[equation.path], inputs, (ON_ONE_DEVICE,))
+
+    def _nan(self, aval: ShapedArray) -> Node:
+        return self.lift(jnp.full(aval.shape, jnp.nan, aval.dtype), aval)
 
     def _cond(self, equation: Equation, inputs: list[Node]) -> list[Node]:
         index, *operands = inputs
@@ -340,7 +374,9 @@ class Forward(Interpretation):
 
         new = np.asarray(True), None
         which = self._step(equation, [index.cell], new, elsewhere, secants)
+        before, self.alone = self.alone, True
         others = taken(reference)
+        self.alone = before
         return [self._select(which, x, y, equation) for x, y in zip(others, outs, strict=True)]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from ...formats import Format
 from ...interpret import Program, is_inexact
 from .._run._changes import carried
-from .._run._outcome import Floors
+from .._run._outcome import Floors, norm
 from .._thresholds import CHANGE_LOST, FEW_DECIDED, MANY_DECIDED, limit_of, unusable
 from ._cells import Cell, Entry, Node, inner, is_key
 
@@ -145,10 +145,6 @@ class _Part:
         return np.isfinite(self.cell.low) & np.isfinite(self.cell.reference) & self.compared
 
 
-def _norm(x: Any) -> float:
-    return float(np.sqrt(np.sum(np.square(np.abs(x)))))
-
-
 def _lost(name: str, parts: Sequence[_Part]) -> Stage | None:
     """Returns the stage of the numbers that aren't finite, each with the same weight."""
     count = sum(int(np.sum(x.lost)) for x in parts)
@@ -168,14 +164,14 @@ def _stage(name: str, parts: Sequence[_Part], limit: float) -> Stage:
     if lost is not None:
         return lost
     differences = [np.where(x.finite, x.cell.end - x.cell.start, 0.0) for x in parts]
-    norms = [_norm(np.where(x.finite, x.cell.start, 0.0)) for x in parts]
+    norms = [norm(np.where(x.finite, x.cell.start, 0.0)) for x in parts]
     sizes = [n / math.sqrt(max(d.size, 1)) for n, d in zip(norms, differences, strict=True)]
     largest = max(sizes, default=0.0) or 1.0
     scales = [
         max(x.floor, n if s > NEGLIGIBLE * largest else largest * math.sqrt(max(d.size, 1)))
         for x, n, s, d in zip(parts, norms, sizes, differences, strict=True)
     ]
-    relative = [_norm(d) / scale for d, scale in zip(differences, scales, strict=True)]
+    relative = [norm(d) / scale for d, scale in zip(differences, scales, strict=True)]
     error = math.sqrt(sum(x * x for x in relative) / max(len(parts), 1))
     seeds = [
         (x.cell, np.conj(d) / (scale * scale * len(parts) * error))
@@ -209,11 +205,11 @@ def _change(name: str, new: Cell, old: Cell, compared: np.ndarray, eps: float) -
         return dataclasses.replace(lost, is_change=True)
     change = np.where(compared, new.start - old.start, 0.0)
     difference = np.where(compared, (new.end - old.end) - (new.start - old.start), 0.0)
-    norm, error = _norm(change), _norm(difference)
-    if norm <= CHANGE_NOISE * _norm(old.start) or not error:
+    size, error = norm(change), norm(difference)
+    if size <= CHANGE_NOISE * norm(old.start) or not error:
         return None
-    bar = np.conj(difference) / (error * norm)
-    return Stage(name, 0, error / norm, CHANGE_LOST, [(new, bar), (old, -bar)], True)
+    bar = np.conj(difference) / (error * size)
+    return Stage(name, 0, error / size, CHANGE_LOST, [(new, bar), (old, -bar)], True)
 
 
 def _gradients(tape: Iterable[Entry]) -> Iterator[Cell]:

@@ -26,7 +26,6 @@ from ...interpret import (
     rebind,
 )
 from ...primitives import having, params
-from .._run import _movement
 from ._cells import is_key
 
 SAME_ORDER = having("same_order")
@@ -60,9 +59,29 @@ EXPRESSIONS: Mapping[str, Callable[..., Any]] = {
     "sin": np.sin, "sinh": np.sinh, "sqrt": np.sqrt,
     "square": np.square, "sub": np.subtract, "tan": np.tan, "tanh": np.tanh, "xor": np.bitwise_xor,
 }  # fmt: skip
+
+
+def _broadcast(x: np.ndarray, shape: Sequence[int], broadcast_dimensions: Sequence[int], **_: Any):
+    spread = [1] * len(shape)
+    for axis, size in zip(broadcast_dimensions, x.shape, strict=True):
+        spread[axis] = size
+    return np.broadcast_to(x.reshape(spread), shape)
+
+
+def _slice(
+    x: np.ndarray, start_indices: Sequence[int], limit_indices: Sequence[int],
+    strides: Sequence[int] | None,
+):  # fmt: skip
+    steps = strides or (1,) * x.ndim
+    return x[tuple(map(slice, start_indices, limit_indices, steps))]
+
+
 MOVES: Mapping[str, Callable[..., Any]] = {
-    **_movement.MOVES,
+    "broadcast_in_dim": _broadcast,
     "concatenate": lambda *arrays, dimension: np.concatenate(arrays, dimension),
+    "rev": lambda x, dimensions: np.flip(x, dimensions),
+    "slice": _slice,
+    "transpose": lambda x, permutation: np.transpose(x, permutation),
 }
 
 
@@ -145,22 +164,31 @@ def is_complex(equation: Equation) -> bool:
     return any(is_inexact(a) and not is_float(a) for a in avals)
 
 
-def computed(equation: Equation, inputs: Sequence[Any]) -> list[Any]:
-    """Returns the exact results of an equation: floats in float64, integers as they are."""
+def kernel_of(equation: Equation) -> Callable[[Sequence[Any]], list[Any]]:
+    """Returns a function that computes the exact results of an equation: floats in float64,
+    integers as they are."""
     name = equation.name
-    if is_complex(equation) or any(map(is_key, inputs)):
-        return through_jax(equation, inputs)
-    if name in SAME_ORDER:
-        return [np.reshape(inputs[0], equation.out_avals[0].shape)]
-    if name in EXPRESSIONS:
-        return [EXPRESSIONS[name](*inputs)]
-    if name in MOVES:
-        return [MOVES[name](*inputs, **equation.params)]
-    if name == "convert_element_type":
-        return [_converted(equation, inputs[0])]
-    if name in REDUCTIONS and all(np.asarray(x).dtype == np.float64 for x in inputs):
-        return [REDUCTIONS[name](equation, *inputs)]
-    return through_jax(equation, inputs)
+    keys = any(jnp.issubdtype(a.dtype, jax.dtypes.extended) for a in equation.in_avals)
+    if not (is_complex(equation) or keys):
+        if name in SAME_ORDER:
+            shape = equation.out_avals[0].shape
+            return lambda inputs: [np.reshape(inputs[0], shape)]
+        if name in EXPRESSIONS:
+            expression = EXPRESSIONS[name]
+            return lambda inputs: [expression(*inputs)]
+        if name in MOVES:
+            move, how = MOVES[name], equation.params
+            return lambda inputs: [move(*inputs, **how)]
+        if name == "convert_element_type":
+            return lambda inputs: [_converted(equation, inputs[0])]
+        if name in REDUCTIONS and all(map(is_float, equation.in_avals)):
+            reduce = REDUCTIONS[name]
+            return lambda inputs: [reduce(equation, *inputs)]
+    return functools.partial(through_jax, equation)
+
+
+def computed(equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    return kernel_of(equation)(inputs)
 
 
 def through_jax(equation: Equation, inputs: Sequence[Any], *, own: bool = False) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -13,15 +14,104 @@ from jax.typing import ArrayLike
 
 from ..._jax import ShapedArray, unchecked
 from ...autoscaling import Boundaries
-from ...interpret import Argument, Interpretation, Program, is_float, run
+from ...interpret import Argument, Equation, Interpretation, Program, is_float, run
 from .._run._outcome import Floors
 from .._run._specialize import nominal_format
+from .._run._statistics import Visit, statistics
 from ._arithmetic import Choice, arithmetic_of
 from ._balance import Balance, balance
 from ._cells import Cell, Leaf, Node, cell, is_key
 from ._forward import Forward
 from ._functional import Stage, chosen, stages
 from ._sheet import Sheet, sheet_from
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Run:
+    """Both runs of a program on one tape.
+
+    Attributes:
+        program, low: what was run, by which interpretation.
+        arguments, outputs: the outputs as the audit compares them.
+    """
+
+    program: Program
+    low: Interpretation
+    forward: Forward
+    arguments: Sequence[Node]
+    outputs: Sequence[Node]
+
+    @property
+    def visited(self) -> Mapping[tuple[int, ...], tuple[Equation, Sequence[Visit]]]:
+        return self.forward.visited
+
+    @property
+    def limits(self) -> set[float]:
+        return getattr(self.forward.arithmetic, "limits", set())
+
+    @functools.cached_property
+    def statistics(self) -> dict[tuple[int, ...], tuple[dict[str, float], tuple[int, ...]]]:
+        """The statistics of each equation that rounds or decides, by its path."""
+        with _host():
+            return {path: statistics(*own) for path, own in self.visited.items()}
+
+    def stages(self, floors: Floors, least: Mapping[int, float]) -> list[Stage]:
+        """Returns the functionals of the outputs; see :func:`stages` for what is passed."""
+        forward = self.forward
+        with _host():
+            return stages(
+                self.program, self.arguments, self.outputs, forward.tape, floors, least,
+                nominal_format(self.low), trained="backward" in forward.directions,
+                scaled=isinstance(self.low, Boundaries),
+            )  # fmt: skip
+
+    def balance(self, stage: Stage) -> Balance:
+        smallest, top = nominal_format(self.low).smallest_normal, self.forward.arithmetic.top
+        with _host():
+            return balance(self.forward.tape, stage.seeds, float(smallest), top)
+
+
+def run_both(
+    program: Program,
+    low: Interpretation,
+    steps: int = 1,
+    batches: Sequence[Sequence[ArrayLike]] = (),
+    choice: Choice | None = None,
+    code: dict[Hashable, Callable[..., Any]] | None = None,
+    arrays: Sequence[Argument] | None = None,
+) -> Run:
+    """Runs a program on the host, in low precision and in float64.
+
+    Args:
+        steps, batches: as of :class:`Session`.
+        choice: of a run with fixes, see :class:`Choice`.
+        code: compiled code, which runs of one program share.
+        arrays: in place of the program's arguments.
+
+    Raises:
+        ValueError: the program computes too many operations.
+    """
+    arithmetic = arithmetic_of(low, choice or Choice(), {} if code is None else code)
+    with _host():
+        forward = Forward(arithmetic)
+        given = zip(arrays or program.arrays, program.in_avals, program.arguments, strict=True)
+        arguments = [_argument(forward, x, a, path) for x, a, path in given]
+        state_size = sum(path.startswith("[0]") for path in program.arguments)
+        values: list[Node] = []
+        for step in range(steps):
+            inputs = arguments
+            if step:
+                batch = batches[step] if batches else ()
+                avals = program.in_avals[state_size:]
+                pairs = zip(batch, avals, strict=False)
+                new = [_argument(forward, x, a, "batch") for x, a in pairs]
+                inputs = [*values[:state_size], *new, *arguments[state_size + len(new) :]]
+            forward.iteration = ("step", step) if steps > 1 else None
+            values = run(program, forward, (), values=inputs)[1]
+            arithmetic.next_step()
+        pairs = zip(values, program.out_avals, strict=True)
+        outputs = [_output(forward, x, a) for x, a in pairs]
+    return Run(program, low, forward, arguments, outputs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +123,6 @@ class SheetSource:
         low: the interpretation of the low-precision run.
         steps, batches: as of :class:`Session`.
         floors, least: what the outputs' errors are relative to at least.
-        choice: of a run with fixes, see :class:`Choice`.
-        code: compiled code, which runs of one program share.
     """
 
     function: str
@@ -45,60 +133,23 @@ class SheetSource:
     batches: Sequence[Sequence[ArrayLike]] = ()
     floors: Floors = dataclasses.field(default_factory=Floors)
     least: Mapping[int, float] = dataclasses.field(default_factory=dict)
-    choice: Choice = dataclasses.field(default_factory=Choice)
-    code: dict[Hashable, Callable[..., Any]] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class SheetRun:
-    """Both runs of a program on one tape, and the functionals of its outputs."""
-
-    source: SheetSource
-    forward: Forward
-    stages: Sequence[Stage]
-
-    @property
-    def chosen(self) -> Stage | None:
-        return chosen(self.stages)
-
-    def balance(self, stage: Stage) -> Balance:
-        fmt, top = nominal_format(self.source.low), self.forward.arithmetic.top
-        with _host():
-            return balance(self.forward.tape, stage.seeds, float(fmt.smallest_normal), top)
-
-
-def run_sheet(source: SheetSource) -> SheetRun:
-    """Runs the program of an audit on the host, in low precision and in float64.
-
-    Raises:
-        ValueError: the program computes too many operations, or runs on several devices.
-    """
-    fmt = nominal_format(source.low)
-    with _host():
-        forward, arguments, outputs = run_both(source)
-        trained = "backward" in forward.directions
-        found = stages(
-            source.program, arguments, outputs, forward.tape, source.floors, source.least, fmt,
-            trained=trained, scaled=isinstance(source.low, Boundaries),
-        )  # fmt: skip
-    return SheetRun(source, forward, found)
 
 
 def make_sheet(source: SheetSource) -> Sheet:
     """Returns the balance sheet of the audit's low-precision run, against the program in float64.
 
     Raises:
-        ValueError: see :func:`run_sheet`.
+        ValueError: see :func:`run_both`.
     """
-    made = run_sheet(source)
-    stage = made.chosen
+    made = run_both(source.program, source.low, source.steps, source.batches)
+    every = made.stages(source.floors, source.least)
+    stage = chosen(every)
     found = None if stage is None else made.balance(stage)
-    shown = [x for x in made.stages if not x.is_part]
+    shown = [x for x in every if not x.is_part]
     fails = any(x.fails for x in shown if not x.is_change)
     return sheet_from(
-        source.function, source.arithmetic, shown, stage, found, made.forward.visits,
-        fails=fails,
-    )  # fmt: skip
+        source.function, source.arithmetic, shown, stage, found, made.forward.visits, fails=fails
+    )
 
 
 def _host() -> contextlib.ExitStack:
@@ -109,30 +160,6 @@ def _host() -> contextlib.ExitStack:
     ):  # fmt: skip
         stack.enter_context(own)
     return stack
-
-
-def run_both(source: SheetSource) -> tuple[Forward, list[Node], list[Node]]:
-    """Returns the recorded run, its arguments, and its outputs as the audit compares them."""
-    program = source.program
-    forward = Forward(arithmetic_of(source.low, source.choice, source.code))
-    arguments = [
-        _argument(forward, x, a, path)
-        for x, a, path in zip(program.arrays, program.in_avals, program.arguments, strict=True)
-    ]
-    state_size = sum(path.startswith("[0]") for path in program.arguments)
-    values: list[Node] = []
-    for step in range(source.steps):
-        inputs = arguments
-        if step:
-            batch = source.batches[step] if source.batches else ()
-            avals = program.in_avals[state_size:]
-            new = [_argument(forward, x, a, "batch") for x, a in zip(batch, avals, strict=False)]
-            inputs = [*values[:state_size], *new, *arguments[state_size + len(new) :]]
-        forward.iteration = ("step", step) if source.steps > 1 else None
-        values = run(program, forward, (), values=inputs)[1]
-        forward.arithmetic.next_step()
-    pairs = zip(values, program.out_avals, strict=True)
-    return forward, arguments, [_output(forward, x, a) for x, a in pairs]
 
 
 def _argument(forward: Forward, x: Argument, aval: ShapedArray, path: str) -> Node:

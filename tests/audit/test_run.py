@@ -10,33 +10,35 @@ import scalewise as sw
 from arrays import normal
 from devices import run_on_devices
 from programs import scalar
-from scalewise.auditing._run._accumulator import Accumulator
-from scalewise.auditing._run._elementary import ADD, DIV, MUL, SQRT, SUB, product, quotient
-from scalewise.auditing._run._interpretations import Reference, TableEmulation
-from scalewise.auditing._run._pair import Pair, flat, uncommitted
-from scalewise.auditing._run._session import Session, compile_ahead
+from scalewise.auditing._run._interpretations import TableEmulation
+from scalewise.auditing._run._session import Session
 from scalewise.auditing._run._statistics import BINS, LOWEST
 from scalewise.autocasting import Autocast, Policy
 from scalewise.formats import CATALOGUE, E4M3FN, FP16, Format
 from scalewise.interpret import trace
-from scalewise.rounding import format_params, narrowed, round_by, scale_params
+from scalewise.rounding import format_params, round_by, scale_params
 
 MINE = Format("e6m9", exponent_bits=6, mantissa_bits=9)
 FORMATS = [f for f in [*CATALOGUE.values(), MINE] if f.mantissa_bits and f.bits < 33]
 
 
-def session_of(low, f, *args, dtype=np.float32):
-    return Session(trace(f, low, args, {}, name="audit"), low, Reference(np.dtype(dtype)))
+def session_of(low, f, *args):
+    return Session(trace(f, low, args, {}, name="audit"), low)
 
 
-def session(f, *args, low="fp16", dtype=np.float32):
-    return session_of(TableEmulation(sw.format(low)), f, *args, dtype=dtype)
+def session(f, *args, low="fp16"):
+    return session_of(TableEmulation(sw.format(low)), f, *args)
 
 
 def outputs(s):
     """The float outputs of both runs as NumPy arrays."""
     outcome = s.run()
     return [np.asarray(x) for x in outcome.low], [np.asarray(x) for x in outcome.reference]
+
+
+def exact(f, x):
+    with jax.enable_x64(True):
+        return floats(f(jnp.asarray(x, jnp.float64)))
 
 
 def floats(tree):
@@ -98,36 +100,13 @@ def test_rounding_from_float32_equals_rounding_from_float64(fmt):
     """Figueroa, "When is double rounding innocuous?", SIGNUM 1995: twice the digits and two."""
     with jax.enable_x64(True):
         a, b = (jnp.asarray(x) for x in operands(fmt))
-        for combine, codes in ((product, (ADD, SUB, MUL)), (quotient, (DIV, SQRT))):
-            for code in codes:
-                exact = np.asarray(jax.jit(combine)(code, a, b))
-                single = [x.astype(jnp.float32) for x in (a, b)]
-                params = format_params(fmt)
-                got = jax.jit(lambda *x, f=combine, params=params: round_by(f(*x), params))(
-                    code, *single
-                )
-                want = np.asarray(sw.round_to(jnp.asarray(exact), fmt))
-                np.testing.assert_array_equal(np.asarray(got), want.astype(np.float32))
-                zeros = want == 0
-                np.testing.assert_array_equal(np.signbit(got)[zeros], np.signbit(want)[zeros])
-
-
-@pytest.mark.parametrize("fmt", ["fp16", "e5m2"])
-def test_a_float64_result_narrowed_is_rounded_once(fmt):
-    fmt, rng = sw.format(fmt), np.random.default_rng(0)
-    numbers = fmt.decode(np.arange(1 << fmt.bits, dtype=np.uint32))
-    numbers = np.sort(numbers[np.isfinite(numbers)])
-    ties = (numbers[1:] + numbers[:-1]) / 2
-    wild = rng.standard_normal(5000) * 2.0 ** rng.integers(-300, 300, 5000)
-    with jax.enable_x64(True):
-        x = jnp.asarray(np.concatenate([ties, ties * (1 + 2.0**-52), ties * (1 - 2.0**-53), wild]))
-        narrow = jax.jit(narrowed, static_argnums=2)(x, format_params(fmt), jnp.float32)
-        got, want = (jax.jit(round_by)(y, format_params(fmt)) for y in (narrow, x))
-        np.testing.assert_array_equal(np.asarray(got), np.asarray(want).astype(np.float32))
-        np.testing.assert_array_equal(np.asarray(narrow == 0), np.asarray(x == 0))
-        assert np.isfinite(narrow).all()
-        single = jax.jit(narrowed, static_argnums=2)(x, format_params("fp32"), jnp.float32)
-        np.testing.assert_array_equal(np.asarray(single), np.asarray(x.astype(jnp.float32)))
+        for combine in (jnp.add, jnp.subtract, jnp.multiply, jnp.divide, lambda a, b: jnp.sqrt(a)):
+            exact = np.asarray(combine(a, b))
+            got = round_by(combine(*[x.astype(jnp.float32) for x in (a, b)]), format_params(fmt))
+            want = np.asarray(sw.round_to(jnp.asarray(exact), fmt))
+            np.testing.assert_array_equal(np.asarray(got), want.astype(np.float32))
+            zeros = want == 0
+            np.testing.assert_array_equal(np.signbit(got)[zeros], np.signbit(want)[zeros])
 
 
 @pytest.mark.parametrize("name", ["elementwise", "branches", "remat", "while_loop", "indexing"])
@@ -138,9 +117,8 @@ def test_runs_equal_emulation_and_the_plain_program(name):
     low, reference = outputs(session(f, x))
     for got, want in zip(low, floats(jax.jit(sw.emulate(f, "fp16"))(x)), strict=True):
         np.testing.assert_array_equal(got, want.astype(np.float64))
-    for got, want in zip(reference, floats(f(x)), strict=True):
-        # one program or two: XLA may contract a product and a sum in one and not in the other
-        np.testing.assert_allclose(got, want, rtol=1e-6, atol=0)
+    for got, want in zip(reference, exact(f, x), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-7, atol=0)
 
 
 def test_runs_of_a_gradient_through_a_loop_in_e5m2():
@@ -149,8 +127,8 @@ def test_runs_of_a_gradient_through_a_loop_in_e5m2():
     low, reference = outputs(session(g, x, low="e5m2"))
     for got, want in zip(low, floats(jax.jit(sw.emulate(g, "e5m2"))(x)), strict=True):
         np.testing.assert_array_equal(got, want.astype(np.float64))
-    for got, want in zip(reference, floats(g(x)), strict=True):  # XLA fuses loops in its own ways
-        np.testing.assert_allclose(got, want, rtol=1e-6)
+    for got, want in zip(reference, exact(g, x), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-7)
 
 
 @pytest.mark.parametrize("top", [10, 4])  # with and without overflow: counted in two ways
@@ -180,8 +158,8 @@ def test_histogram_of_the_reference_runs_exponents():
     np.testing.assert_array_equal(stats.histogram, np.bincount(exponents, minlength=BINS))
 
 
-@pytest.mark.parametrize(("fmt", "carrier"), [("fp16", np.float32), ("bf16", np.float64)])
-def test_subnormals_are_kept_in_either_carrier(fmt, carrier):
+@pytest.mark.parametrize("fmt", ["fp16", "bf16"])
+def test_subnormals_are_kept(fmt):
     def f(x):
         return jnp.where(x * 0.5 > 0, x * 0.5, 1.0) + 0.0
 
@@ -189,48 +167,18 @@ def test_subnormals_are_kept_in_either_carrier(fmt, carrier):
     (low,), _ = outputs(session(f, jnp.asarray(x), low=fmt))
     with jax.enable_x64(True):
         want = np.asarray(jax.jit(sw.emulate(f, fmt))(jnp.asarray(x, jnp.float64)))
-    assert low.dtype == carrier
     assert 0 < low[2] == x[1]
     np.testing.assert_array_equal(low, want)
 
 
-@pytest.mark.parametrize(
-    "low", [TableEmulation(FP16), Autocast(Policy(compute="float16"))], ids=["format", "policy"]
-)
-def test_a_run_compiles_nothing_after_compile_ahead(low):
-    compiled = []
-
-    def listen(event, _, **details):
-        if event.endswith("backend_compile_duration"):
-            compiled.append(str(details.get("fun_name")).removeprefix("jit(").removesuffix(")"))
-
-    def f(x, n):
-        mask = jnp.arange(7)[None] < (n + jnp.arange(7))[:, None]
-        return jnp.where(mask, jnp.cosh(x @ x.T) - x[:, :1], jnp.full((7, 7), -9.0)) ** 2.5
-
-    session_of(low, jnp.sin, jnp.ones(3)).run()  # compiles what every program needs
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    s = session_of(low, f, jnp.ones((7, 7)), jnp.int32(1))
-    with jax.enable_x64(True):
-        compile_ahead(s.program, s.lockstep, Accumulator(s.formats()))
-        assert len(compiled) > 3
-        assert compiled.count("without_floats") == 1  # comparisons and sums of integers
-        assert not {"lt", "add", "iota"} & set(compiled)
-        compiled.clear()
-        s.lockstep.plans.clear()
-        s.run()
-    jax.monitoring.unregister_event_duration_listener(listen)
-    assert compiled == []
-
-
-def test_precomputed_integers_follow_each_steps_batch():
+def test_each_step_has_its_batch():
     def step(x, n):
         return jnp.where(jnp.arange(4) % 3 == n * 2, x * 0.5, x)
 
     low, x = TableEmulation(FP16), jnp.ones(4)
     program = trace(step, low, (x, jnp.int32(0)), {}, name="audit")
     batches = [[jnp.int32(n)] for n in (0, 1, 0)]
-    (got,), _ = outputs(Session(program, low, Reference(np.dtype(np.float32)), 3, batches))
+    (got,), _ = outputs(Session(program, low, steps=3, batches=batches))
     np.testing.assert_array_equal(got, [0.25, 1, 0.5, 0.25])
 
 
@@ -241,6 +189,7 @@ def test_error_measures_equal_their_definitions():
         equations = session(lambda x: x + 0.0, x, low="fp32").run().equations
         assert equations[0].introduced == 0
         s = session(lambda x: x * 1.0, x, low="fp32")
+        s.run()
         (stats,) = s.run(np.tile(format_params(fmt), (1, 1))).equations
         assert abs(stats.sqnr - decibels) < 1
         assert stats.introduced == pytest.approx(stats.inherited)
@@ -318,15 +267,11 @@ def test_first_iteration_of_an_overflow_in_a_branch():
 def test_a_format_in_the_table_changes_only_its_equation():
     x = jnp.linspace(1, 2, 64)
     s = session(lambda x: (x * 1.001) * 1.001, x)
+    s.run()
     table = s.formats()
     table[0] = format_params("fp32")
     first, second = s.run(table).equations
     assert first.introduced < 1e-7 < second.introduced
-
-
-def test_a_pair_is_a_pytree():
-    pair = Pair(jnp.ones(2), jnp.zeros(2), jnp.asarray(False))
-    assert len(jax.tree.leaves(pair)) == 3
 
 
 @pytest.mark.thorough
@@ -354,8 +299,6 @@ def test_low_may_be_a_policy_or_a_recipe():
 )
 @pytest.mark.thorough
 def test_a_policys_run_equals_autocast_to_the_bit(wrap):
-    """Its arrays are flat and padded with zeros, which must not affect any result."""
-
     def f(w, x):
         def body(c, row):
             return c * 0.9 + row, jnp.exp(-c)
@@ -381,14 +324,14 @@ def test_a_recipe_with_exponents_at_run_time():
     assert 0 < error < 1e-3
 
 
-def test_float64_reference_and_the_directions_of_a_training_step():
+def test_the_directions_of_a_training_step():
     def loss(w, x):
         return jnp.mean(jnp.square(x @ w - 1.0))
 
     def step(w, x):
         return w - 0.1 * jax.grad(loss)(w, x)
 
-    equations = session(step, jnp.ones(4), jnp.ones((8, 4)), dtype=np.float64).run().equations
+    equations = session(step, jnp.ones(4), jnp.ones((8, 4))).run().equations
     assert {r.direction for r in equations} == {"forward", "backward", "optimizer"}
     assert FP16.precision == 11
 
@@ -409,8 +352,8 @@ MESH = """
     want = f(w, x)
     error = abs(sw.emulate(f, "bf16")(w, x) - want) / want
     np.testing.assert_allclose(report.error.relative, error, rtol=1e-3)
-    dot, total = report.equations
-    assert dot["elements"] == 2 * 4 and dot["visits"] == total["visits"] == 1  # of one device
+    dot = next(e for e in report.equations if e.primitive == "dot_general")
+    assert dot["elements"] == 4 * 4 and dot["visits"] == 1
     assert dot.introduced > 0 and report.outputs[0][1] == report.error
 """
 
@@ -458,18 +401,10 @@ COLLECTIVES = """
     )
     report = sw.audit(lambda x: large(x) / 8, "fp16")(jnp.full(8, 3e4))
     worst = report.findings[0]
-    assert worst.kind == "overflow" and worst.primitive.startswith("psum")
+    assert worst.kind == "overflow" and worst.primitive == "reduce_sum"
 """
 
 
 @pytest.mark.thorough
 def test_collectives_over_a_mesh_have_their_true_error():
     run_on_devices(4, COLLECTIVES)
-
-
-def test_arrays_that_are_bound_to_a_device_share_the_code_of_others():
-    bound = jax.device_put(jnp.arange(1024), jax.devices()[0])
-    assert bound.committed
-    for free in (uncommitted(bound), flat(bound, 1024)):
-        assert not free.committed
-        np.testing.assert_array_equal(free, bound)
