@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from examples import gpt
-from scalewise.auditing._run._interpretations import Reference, TableEmulation
+from scalewise.auditing._run._interpretations import TableEmulation
 from scalewise.auditing._run._session import Session
 from scalewise.formats import FP16
 from scalewise.interpret import trace
@@ -82,7 +82,7 @@ def audited_step() -> Callable[[], Any]:
         if not sessions:
             low = TableEmulation(FP16)
             program = trace(gpt.train_step, low, (state, batch), {}, name="audit")
-            sessions.append(Session(program, low, Reference(np.dtype(np.float32))))
+            sessions.append(Session(program, low))
         return sessions[0].run().low
 
     return run

@@ -42,7 +42,7 @@ def sheet_of(call: Any, low: Any, args: Any, options: Mapping[str, Any]) -> tupl
     start = time.process_time()
     with unchecked():
         session = traced(call, args, {}, low_run, None, steps, per_step, options.get("dtypes"))
-        return make_sheet(sheet_source(call, session)), time.process_time() - start
+        return make_sheet(sheet_source(call, session, session.run())), time.process_time() - start
 
 
 def row(program: Program) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from ...interpret import (
     Equation,
@@ -125,10 +126,23 @@ def _contracted(left: str, a: np.ndarray, right: str, b: np.ndarray, out: str) -
         sizes = iter(x.shape)
         return x.reshape([math.prod(next(sizes) for _ in group) for group in groups])
 
-    product = matrices(left, a, batch, free[0], summed) @ matrices(right, b, batch, summed, free[1])
+    rows, columns = (
+        matrices(left, a, batch, free[0], summed),
+        matrices(right, b, batch, summed, free[1]),
+    )
+    if len(rows) > 1:
+        with _blas().limit(limits=1):  # for small products its threads wait for each other
+            product = rows @ columns
+    else:
+        product = rows @ columns
     order = "".join([*batch, *free[0], *free[1]])
     known = dict(zip(left + right, np.shape(a) + np.shape(b), strict=True))
     return np.transpose(product.reshape([known[c] for c in order]), [order.index(c) for c in out])
+
+
+@functools.cache
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController()
 
 
 def _letters(equation: Equation, *ndims: int) -> tuple[str, str, str]:
