@@ -240,7 +240,7 @@ def test_another_cast_starts_anew(model, tmp_path):
     assert checkpoints.check(tmp_path / "out", model)
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_a_killed_cast_is_resumed_to_equal_bytes(tmp_path):
     source = tmp_path / "source.safetensors"
     wide = weights()["lm_head.weight"].repeat(64, 0)
