@@ -7,6 +7,7 @@ import pytest
 
 import scalewise as sw
 from arrays import normal
+from cases import nightly
 
 RECIPES = ["scalify", "fp16_every_op"]
 
@@ -59,9 +60,11 @@ def wide(x):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "x64"), [("scalify", False), ("scalify", True), ("fp16_every_op", True)]
+    ("recipe", "x64"),
+    nightly(
+        [("scalify", False), ("scalify", True), ("fp16_every_op", True)], but=[("scalify", True)]
+    ),
 )
-@pytest.mark.thorough(keep=1)
 def test_programs_of_either_width(recipe, x64):
     with jax.enable_x64(x64):
         x = jnp.arange(1.0, 5.0)
@@ -136,10 +139,7 @@ def several(x, w):
     return h - h.mean(-1, keepdims=True)
 
 
-@pytest.mark.thorough(gate=1)
-@pytest.mark.parametrize(
-    "recipe", ["scalify", pytest.param("fp16_every_op", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("recipe", ["scalify", *nightly(["fp16_every_op"])])
 def test_a_non_finite_element_leaves_the_others_as_they_are(recipe):
     """Forward and backward: the rows without it are those of float32."""
 
@@ -181,8 +181,7 @@ FACTORED = {
 }
 
 
-@pytest.mark.parametrize("name", FACTORED)
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("name", nightly(FACTORED, but=["lu"]))
 def test_factors_of_matrices_of_any_magnitude(name):
     """L's elements are at most 1 beside U's of the matrix's own magnitude, in one array."""
     a = normal(0, (8, 8)) / 8 + 3 * jnp.eye(8)

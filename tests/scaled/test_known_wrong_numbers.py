@@ -7,13 +7,13 @@ import pytest
 
 import scalewise as sw
 from arrays import normal
+from cases import nightly
 from scalewise.formats import E2M1FN, E4M3FN, BlockFormat
 
 KEY = jax.random.key(0)
 
 
 @pytest.mark.parametrize("sign", [-1, 1])
-@pytest.mark.thorough(keep=1)
 def test_float64_is_rounded_once_to_e4m3(sign):
     """ml_dtypes #401: through float32, 431.99999999999994 becomes the tie 432, and that 448."""
     x = np.float64(sign * 431.99999999999994)
@@ -38,8 +38,10 @@ def test_blocks_of_small_numbers_are_not_divided_by_zero(tensor_scale):
     np.testing.assert_array_equal(sw.quantize(x * 0, fmt).value(), 0)
 
 
-@pytest.mark.parametrize("fmt", ["nvfp4", "fp16", "bf16", "e4m3fn", "e5m2", "e2m1fn", "mxfp4"])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize(
+    "fmt",
+    ["nvfp4", "e5m2", *nightly(["fp16", "bf16", "e4m3fn", "e2m1fn", "mxfp4"])],
+)
 def test_stochastic_rounding_is_not_accepted_and_ignored(fmt):
     """A quarter of the way between two numbers is rounded up by a quarter of the draws."""
     element = sw.format("e2m1fn" if fmt in ("nvfp4", "mxfp4") else fmt)
@@ -60,8 +62,7 @@ def test_stochastic_rounding_is_not_accepted_and_ignored(fmt):
     assert np.mean(drawn > low) == pytest.approx(0.25, abs=4 * (0.25 * 0.75 / drawn.size) ** 0.5)
 
 
-@pytest.mark.parametrize("scaling", [None, sw.FourOverSix()], ids=repr)
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("scaling", [None, *nightly([sw.FourOverSix()])], ids=repr)
 def test_stochastic_nvfp4_is_not_all_zeros(scaling):
     """TransformerEngine #3281: gradients of zeros on GPUs without an instruction for it."""
     x = np.asarray(normal(3, (4, 128)))
@@ -75,8 +76,7 @@ def test_stochastic_nvfp4_is_not_all_zeros(scaling):
     assert np.linalg.norm(drawn.mean(0) - x) < 0.05 * np.linalg.norm(x)
 
 
-@pytest.mark.parametrize("name", ["nvfp4", "fp4_all_the_way", "quartet2", "tetrajet2"])
-@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["nvfp4", *nightly(["fp4_all_the_way", "quartet2", "tetrajet2"])])
 def test_stochastic_gradients_are_not_all_zeros(name):
     x, w = normal(0, (64, 32)), normal(1, (32, 48)) / 6
     f = lambda w: jnp.sum(jnp.tanh(x @ w) ** 2)  # noqa: E731
