@@ -16,6 +16,7 @@ from flax.training.train_state import TrainState
 
 import scalewise as sw
 from arrays import normal
+from cases import nightly
 from scalewise.autoscaling import AmaxHistory
 
 X = normal(0, (8, 16))
@@ -70,7 +71,6 @@ def test_static_and_keyword_arguments_and_donation():
     assert (np.sign(initial()[0]["w"] - params["w"]) == np.sign(gradient["w"])).mean() > 0.99
 
 
-@pytest.mark.thorough
 def test_a_scaled_state_goes_through_orbax_and_back_bit_for_bit(tmp_path):
     scaled = sw.autoscale(step, NARROW)
     state = sw.store(initial(), NARROW)
@@ -104,7 +104,6 @@ def test_a_flax_module():
     assert jax.tree.structure(gradient) == jax.tree.structure(plain)
 
 
-@pytest.mark.thorough
 def test_an_equinox_module():
     model = eqx.nn.MLP(16, 4, 32, 1, key=jax.random.key(0))
 
@@ -148,7 +147,6 @@ def test_an_equinox_step_that_returns_its_model():
     assert distance < 0.1 * jnp.linalg.norm(moved)
 
 
-@pytest.mark.thorough
 def test_a_flax_state_whose_step_is_a_python_number():
     """``TrainState.create`` sets step=0, which ``jax.jit`` traces: 1 / step is an infinity."""
     schedule = lambda step: 1e-2 * jnp.minimum(1.0, 1 / step)  # noqa: E731
@@ -169,8 +167,7 @@ def test_a_flax_state_whose_step_is_a_python_number():
     assert report.error.relative < 1e-2
 
 
-@pytest.mark.parametrize("recipe", ["fp8", "mxfp8", "unit_scaling", "scalify"])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("recipe", ["fp8", *nightly(["mxfp8", "unit_scaling", "scalify"])])
 def test_an_export_whose_batch_is_symbolic(recipe):
     (batch,) = jax.export.symbolic_shape("batch")
     params = initial()[0]

@@ -105,7 +105,7 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("recipe", ["fp16_every_op", "scalify"])
+@pytest.mark.parametrize("recipe", ["fp16_every_op", *nightly(["scalify"])])
 def test_a_large_constant_that_is_no_mask_keeps_its_value(recipe):
     x = normal(0, (16, 16))
     programs = [(f"{name} {c}", functools.partial(f, c=c))
