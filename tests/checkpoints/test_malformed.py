@@ -89,7 +89,6 @@ def test_an_index_that_leaves_its_folder_is_refused(shard, tmp_path):
         checkpoints.load(folder)
 
 
-@pytest.mark.thorough
 def test_a_hundred_thousand_tensors_are_read(tmp_path):
     header = {f"t{i}": entry(i, i + 1) for i in range(100_000)}
     (tmp_path / "x.safetensors").write_bytes(file_of(header, b"1" * 100_000))

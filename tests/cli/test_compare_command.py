@@ -45,7 +45,6 @@ def folder(tmp_path):
     return tmp_path
 
 
-@pytest.mark.thorough
 def test_a_piped_comparison_prints_table_curves_and_where_its_files_are(folder):
     options = ("--data", "text", "--steps", 3, "--method", "float32", "--method", "fp16")
     done = scalewise("compare", "line.py", *options, cwd=folder)
@@ -91,7 +90,7 @@ def test_the_process_ends_with_exit_code_2(folder):
     assert done.stderr.startswith("scalewise: no program 'nothing.py'")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_control_c_keeps_a_readable_run(folder):
     # a shell's background job ignores SIGINT, and so would all that it starts: a gate, say
     listening = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
