@@ -44,13 +44,14 @@ CLASSES = ("autoscale-fp8", "autoscale-scalify", "emulate-bf16", "autocast-bfloa
 TEN = (
     "scan_of_remat_of_cond", "custom_vjp_with_static_and_integer_arguments",
     "quantization_with_a_straight_through_gradient", "shard_map", "attention", "recurrent_network",
-    "gradient_of_a_convolution", "gradients_of_indexing", "ragged_products", "gradients_of_examples",
+    "gradient_of_a_convolution", "gradients_of_indexing", "ragged_products",
+    "gradients_of_examples",
 )  # fmt: skip
 MATRIX = dict.fromkeys([*itertools.product(FEATURES, CLASSES),
                         *itertools.product(TEN, INTERPRETATIONS)])  # fmt: skip
 FEW = [
     ("scan_of_remat_of_cond", "autoscale-fp8"), ("equinox_modules", "autoscale-fp8"),
-    ("exported", "autoscale-fp8"), ("attention", "autoscale-nvfp4"),
+    ("exported_with_symbolic_shapes", "autoscale-fp8"), ("attention", "autoscale-nvfp4"),
     ("within_a_loop", "autoscale-scalify"), ("sorting", "autoscale-scalify"),
     ("random_draws", "emulate-bf16"), ("decompositions", "emulate-bf16"),
     ("gradient_of_a_mapped_gradient", "autocast-bfloat16"), ("weak_types", "autocast-bfloat16"),

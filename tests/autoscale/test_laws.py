@@ -6,6 +6,7 @@ from fractions import Fraction
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 
 import scalewise as sw
@@ -147,3 +148,16 @@ def test_elementwise_rules_give_float64s_numbers():
             np.testing.assert_array_equal(np.isnan(got), np.isnan(want), err_msg=name)
             error = np.abs(got[finite] - want[finite])
             assert (error <= 2.0**-20 * np.abs(want[finite]) + floor).all(), (name, exponents)
+
+
+@pytest.mark.parametrize("recipe", ["fp16", "scalify"])
+def test_largest_elements_are_found_among_slices_with_exponents_of_their_own(recipe):
+    def grown(x):
+        ys = lax.scan(lambda c, _: (c * 2.0**20, c * 2.0**20), x, None, length=3)[1]
+        return jnp.argmax(ys, 0), jnp.argmin(ys, 0), jnp.sign(ys)
+
+    x = jnp.array([1.0, -1.5])
+    got = sw.autoscale(grown, recipe)(sw.ScaledArray.from_exponent(x, -5))
+    for y, want in zip(got, grown(x), strict=True):
+        y = y.value() if isinstance(y, sw.ScaledArray) else y
+        np.testing.assert_array_equal(y, want)

@@ -10,7 +10,6 @@ from jax import lax
 
 import scalewise as sw
 from arrays import normal
-from cases import nightly
 from scalewise.autoscaling import Boundaries, Operand
 from scalewise.interpret import trace
 from scalewise.planning._budget import WORST, kl
@@ -170,6 +169,7 @@ def test_weights_that_a_function_closes_over_are_planned():
     assert [line.elements for line in found.lines] == [1024, 1024, 1024, 1536]
 
 
+@pytest.mark.slow
 def test_backward_products_get_the_formats_of_gradients():
     def step(params, x):
         return jax.grad(lambda p: jnp.sum(logits(p, x) ** 2))(params)
@@ -210,7 +210,8 @@ def test_the_mask_of_a_gradient_is_a_decision():
     assert any("(gt)" in where for site in found for where in site.discrete)
 
 
-@pytest.mark.parametrize("objective", ["kl", *nightly(["error"])])
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["kl", "error"])
 def test_products_that_vmap_cannot_batch_are_planned(objective):
     def experts(params, x):
         sizes = jnp.array([5, 11])
@@ -393,6 +394,7 @@ def test_results_of_a_loop_without_an_adjoint_are_planned():
     assert formats_of_results(found)["div"] is not None
 
 
+@pytest.mark.slow
 def test_results_and_weights_are_planned_together():
     found = sw.plan(logits, 15.0, formats=["nvfp4", "bf16"], results=["bf16"], objective="kl")(
         *arguments()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import scalewise as sw
+from arrays import normal
 from cases import nightly
 from scalewise import formats
 from scalewise.formats import BLOCK_FORMATS, MXFP4, MXFP8_E4M3, MXFP8_E5M2, BlockFormat
@@ -218,6 +219,19 @@ def test_nvfp4_of_what_isnt_finite_and_of_zeros():
     np.testing.assert_array_equal(sw.quantize(jnp.zeros(20), "nvfp4").value(), np.zeros(20))
 
 
+@pytest.mark.parametrize("tensor_scale", [None, sw.format("fp32")], ids=["without", "with"])
+def test_blocks_of_small_numbers_are_not_divided_by_zero(tensor_scale):
+    """E4M3's smallest number is 2^-9: without a tensor scale 6 x 2^-10 = 0.0059 has the scale 0."""
+    e2m1, e4m3 = sw.format("e2m1fn"), sw.format("e4m3fn")
+    fmt = BlockFormat("own", e2m1, scale=e4m3, size=16, tensor_scale=tensor_scale)
+    x = np.asarray(normal(0, (4, 64))) * np.float32(1e-3)
+    rounded = np.asarray(jax.jit(lambda x: sw.quantize(x, fmt).value())(x))
+    assert np.all(np.isfinite(rounded))
+    error = np.linalg.norm(rounded - x) / np.linalg.norm(x)
+    assert error < 0.15 if tensor_scale else error < 0.5
+    np.testing.assert_array_equal(sw.quantize(x * 0, fmt).value(), 0)
+
+
 def test_blocks_of_float64_are_rounded_once():
     with jax.enable_x64(True):
         x = jnp.array([1.0625 + 2.0**-40, 448.0, 1e300])
@@ -296,6 +310,7 @@ def test_empty_and_scale_at_the_lowest():
             ValueError,
             "size is 0; expected a positive",
         ),
+        (lambda: BlockFormat("b", MXFP4.element, scale=None), TypeError, "scale is None; expected"),
     ],
 )
 def test_invalid_arguments_are_rejected(call, error, message):
