@@ -35,6 +35,13 @@ def processor() -> str:
 COMPILED = ROOT / ".compiled" / f"jax-{jax.__version__}-{processor()}"
 
 
+with contextlib.suppress(ImportError):  # torch's tests need no hypothesis
+    from hypothesis import settings
+
+    settings.register_profile("fixed", derandomize=True, database=None, deadline=None)
+    settings.load_profile("fixed")
+
+
 @pytest.fixture(autouse=True)
 def strict_promotion():
     with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
