@@ -50,11 +50,10 @@ TEN = (
 MATRIX = dict.fromkeys([*itertools.product(FEATURES, CLASSES),
                         *itertools.product(TEN, INTERPRETATIONS)])  # fmt: skip
 FEW = [
-    ("scan_of_remat_of_cond", "autoscale-fp8"), ("equinox_modules", "autoscale-fp8"),
-    ("exported_with_symbolic_shapes", "autoscale-fp8"), ("attention", "autoscale-nvfp4"),
-    ("within_a_loop", "autoscale-scalify"), ("sorting", "autoscale-scalify"),
-    ("random_draws", "emulate-bf16"), ("decompositions", "emulate-bf16"),
-    ("gradient_of_a_mapped_gradient", "autocast-bfloat16"), ("weak_types", "autocast-bfloat16"),
+    ("scan_of_remat_of_cond", "autoscale-fp8"), ("attention", "autoscale-nvfp4"),
+    ("exported_with_symbolic_shapes", "autoscale-fp8"), ("within_a_loop", "autoscale-scalify"),
+    ("random_draws", "emulate-bf16"), ("gradient_of_a_mapped_gradient", "autocast-bfloat16"),
+    ("weak_types", "autocast-bfloat16"),
 ]  # fmt: skip
 # the interpretation whose roundings an audit's are
 LIKE = {"bfloat16": "emulate-bf16", "fp8": "autoscale-fp8", "policy": "autocast-bfloat16"}

@@ -181,7 +181,7 @@ FACTORED = {
 }
 
 
-@pytest.mark.parametrize("name", nightly(FACTORED, but=["lu"]))
+@pytest.mark.parametrize("name", nightly(FACTORED))
 def test_factors_of_matrices_of_any_magnitude(name):
     """L's elements are at most 1 beside U's of the matrix's own magnitude, in one array."""
     a = normal(0, (8, 8)) / 8 + 3 * jnp.eye(8)

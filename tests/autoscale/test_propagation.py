@@ -10,6 +10,7 @@ from jax import lax
 
 import scalewise as sw
 from arrays import normal
+from cases import nightly
 from primitives import FLOATS, OTHERS, together
 from scalewise import scaled
 from scalewise.scaled import scaled_tree
@@ -97,7 +98,7 @@ def test_the_scales_are_those_of_the_scaled_operations():
         np.testing.assert_allclose(got.data, want.data, rtol=0, atol=2.0**-24, err_msg=name)
 
 
-@pytest.mark.parametrize("number", [1.0, 3.0, -0.7, 1e10])
+@pytest.mark.parametrize("number", [-0.7, *nightly([1.0, 3.0, 1e10])])
 def test_a_constant_goes_into_the_scale(number):
     """As in ``scaled.mul``: the data keep their bits in a chain, a loop and its gradient."""
 
@@ -122,6 +123,7 @@ def test_a_constant_goes_into_the_scale(number):
         np.testing.assert_allclose(got.scale, want.scale, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_deep_network_has_the_scales_of_the_scaled_operations():
     def layer(x, w):
         return x + 0.5 * jax.nn.relu(x @ w) * 1.0

@@ -8,6 +8,7 @@ from proofs.fuzz import chains, programs
 from cases import nightly
 
 
+@pytest.mark.slow
 def test_a_random_program():
     assert programs.check(0, 2) == []
 

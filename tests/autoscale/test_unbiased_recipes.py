@@ -145,6 +145,7 @@ def test_headroom_changes_what_is_drawn_alone():
     assert sw.recipes.fp8.with_headroom() == sw.recipes.fp8  # nothing is drawn
 
 
+@pytest.mark.slow
 def test_quest_keeps_blocks_whose_mean_exceeds_their_deviation():
     """The transform of a row that is zero but for its first element has equal numbers."""
     offsets = np.float32([[0], [1], [3], [-100], [1e-30]])

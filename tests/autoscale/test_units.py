@@ -97,6 +97,7 @@ def test_steps_run_forward_backward_in_loops_jitted_and_mapped():
     assert np.isfinite(mapped[1]).all()
 
 
+@pytest.mark.slow
 def test_convolutions_are_added_by_units_too():
     x, w = X.reshape(3, 8, 8, 8), jax.random.uniform(jax.random.key(2), (3, 3, 8, 4))
 

@@ -17,7 +17,7 @@ ELSEWHERE = {  # pages whose code other tests run
     "docs/torch.md": "pytorch/test_docs.py",
     "docs/tutorials/pytorch.md": "pytorch/test_docs.py",
 }
-QUICK = ("README.md", "docs/casts.md")  # what `make test` runs, each in a few seconds
+QUICK = ("README.md",)
 
 
 def pages() -> list[str]:

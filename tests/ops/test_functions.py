@@ -80,7 +80,7 @@ def test_computed_in_float32_the_published_errors_are_those_of_normal_inputs(nam
     assert wide.correctly_rounded > 0.9995
 
 
-@pytest.mark.parametrize("name", ["round", *nightly(["floor", "ceil", "relu", "abs", "negative"])])
+@pytest.mark.parametrize("name", nightly(["round", "floor", "ceil", "relu", "abs", "negative"]))
 def test_what_only_moves_is_exact(name):
     for row in function_table("fp16", [name]):
         assert row.max_absolute == 0

@@ -226,6 +226,7 @@ def test_emulate_computes_the_products_of_a_program_by_the_devices_units():
         assert error < 0.03 * jnp.linalg.norm(exact[name])
 
 
+@pytest.mark.slow
 def test_emulate_with_a_format_and_a_device():
     a, b = (jnp.asarray(RNG.random(s), jnp.float32) for s in ((4, 4096), (4096, 4)))
     on_device = sw.emulate(jnp.matmul, "e4m3fn", device="h100", saturate=True)

@@ -313,6 +313,7 @@ def test_a_kernel_of_a_line_is_found_by_keep_in_autoscale():
         sw.autoscale(logits, sw.Recipe(keep={"test_plan.py:1": "e4m3fn"}))(params, x)
 
 
+@pytest.mark.slow
 def test_the_weight_is_the_first_argument_on_either_side_of_a_product():
     def left(w, x):
         return jnp.tanh(w @ x).T
@@ -405,6 +406,7 @@ def test_results_and_weights_are_planned_together():
     assert found.policy is None
 
 
+@pytest.mark.slow
 def test_a_training_step_with_large_gradients_is_planned():
     """Gradients of 4,096 numbers that are added up are materialized, which has no derivative."""
 

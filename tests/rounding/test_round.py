@@ -210,7 +210,7 @@ INTEGERS = [np.int8, np.uint8, np.int16, np.int32, np.uint32, np.int64, np.uint6
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
-@pytest.mark.parametrize("rounding", ["nearest_even", "toward_zero"])
+@pytest.mark.parametrize("rounding", ["nearest_even", *nightly(["toward_zero"])])
 def test_integers_are_rounded_once_from_all_their_bits(dtype, rounding):
     limits, rng = np.iinfo(dtype), np.random.default_rng(0)
     x = rng.integers(limits.min, limits.max, 500, dtype=dtype, endpoint=True)

@@ -119,7 +119,7 @@ def test_scales_that_leave_float32s_range_move_to_the_data():
         sw.ScaledArray(jnp.ones(2), 1e-40)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", nightly(range(6), but=[0, 1]))
 def test_a_chain_of_products_loses_what_its_roundings_lose(seed):
     """1,000 numbers and arrays of unit size: 30 numbers of 3.0 were infinite."""
     rng = np.random.default_rng(seed)

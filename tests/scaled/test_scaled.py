@@ -337,7 +337,7 @@ def test_used_like_an_array(fmt, axis):
         hash(a)
 
 
-@pytest.mark.parametrize("storage", [TableStorage(), ExpandedStorage()])
+@pytest.mark.parametrize("storage", [TableStorage(), *nightly([ExpandedStorage()])])
 def test_numpy_and_jax_take_every_stored_array(storage):
     x = normal(0, (5000,))
     for stored in (storage.store(x), sw.SqrtStored(sw.quantize(jnp.abs(x), "fp16"))):

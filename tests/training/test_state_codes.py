@@ -146,7 +146,7 @@ def test_bad_input_is_refused(build, message):
         build()
 
 
-@pytest.mark.parametrize("storage", [TableStorage(4, block=128), ExpandedStorage()])
+@pytest.mark.parametrize("storage", [TableStorage(4, block=128), *nightly([ExpandedStorage()])])
 def test_states_of_several_models_are_those_of_each(storage):
     several = jnp.stack([FIRST, 8 * FIRST[::-1]])
     want = jnp.stack([storage.store(x).value() for x in several])
