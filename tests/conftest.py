@@ -104,11 +104,3 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if any(map(item.path.is_relative_to, LONG_EXAMPLES)):
             item.add_marker("slow")
-    # of tests/audit and tests/pytorch, until their marks are written as cases
-    seen = {}
-    for item in items:
-        if mark := item.get_closest_marker("thorough"):
-            name = item.nodeid.partition("[")[0]
-            seen[name] = seen.get(name, 0) + 1
-            if seen[name] > mark.kwargs.get("keep", 0):
-                item.add_marker("slow")

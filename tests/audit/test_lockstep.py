@@ -8,6 +8,7 @@ import pytest
 import programs
 import scalewise as sw
 from arrays import normal
+from cases import nightly
 from devices import run_on_devices
 from programs import scalar
 from scalewise.auditing._run._accumulator import Accumulator
@@ -44,9 +45,8 @@ def floats(tree):
     return [x for x in leaves if np.issubdtype(x.dtype, np.floating)]
 
 
-@pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
-@pytest.mark.parametrize("saturate", [False, True, "finite"])
-@pytest.mark.thorough(keep=20)
+@pytest.mark.parametrize("fmt", nightly(FORMATS, but=[*FORMATS][:20]))
+@pytest.mark.parametrize("saturate", [False, *nightly([True, "finite"])])
 def test_round_by_equals_round_to(fmt, saturate):
     rng = np.random.default_rng(0)
     codes = rng.integers(0, 1 << 64, 4000, dtype=np.uint64)
@@ -92,8 +92,7 @@ def operands(fmt):
     return tuple(np.concatenate(x) for x in zip(*pairs, close, strict=True))
 
 
-@pytest.mark.parametrize("fmt", NARROW, ids=lambda f: f.name)
-@pytest.mark.thorough(keep=4)
+@pytest.mark.parametrize("fmt", nightly(NARROW, but=[*NARROW][:4]))
 def test_rounding_from_float32_equals_rounding_from_float64(fmt):
     """Figueroa, "When is double rounding innocuous?", SIGNUM 1995: twice the digits and two."""
     with jax.enable_x64(True):
@@ -130,8 +129,9 @@ def test_a_float64_result_narrowed_is_rounded_once(fmt):
         np.testing.assert_array_equal(np.asarray(single), np.asarray(x.astype(jnp.float32)))
 
 
-@pytest.mark.parametrize("name", ["elementwise", "branches", "remat", "while_loop", "indexing"])
-@pytest.mark.thorough(keep=2, gate=2)
+@pytest.mark.parametrize(
+    "name", ["elementwise", "branches", *nightly(["remat", "while_loop", "indexing"])]
+)
 def test_runs_equal_emulation_and_the_plain_program(name):
     f = getattr(programs, name)
     x = normal(0, (4, 4))
@@ -329,7 +329,7 @@ def test_a_pair_is_a_pytree():
     assert len(jax.tree.leaves(pair)) == 3
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_low_may_be_a_policy_or_a_recipe():
     def f(x, w):
         return jnp.max(x @ w)
@@ -352,7 +352,7 @@ def test_low_may_be_a_policy_or_a_recipe():
         pytest.param(jax.grad, id="backward", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_policys_run_equals_autocast_to_the_bit(wrap):
     """Its arrays are flat and padded with zeros, which must not affect any result."""
 
@@ -462,7 +462,7 @@ COLLECTIVES = """
 """
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_collectives_over_a_mesh_have_their_true_error():
     run_on_devices(4, COLLECTIVES)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import scalewise as sw
+from cases import nightly
 from scalewise.auditing._run import _lockstep
 from scalewise.auditing._run._interpretations import Reference, TableEmulation
 from scalewise.auditing._run._session import Session
@@ -56,8 +57,7 @@ def test_the_origin_of_a_carry_is_its_value_of_the_iteration_before():
     assert [{name[j] for j in x} for x in outcome.dataflow.outputs] == [{"add"}, {"dot_general"}]
 
 
-@pytest.mark.thorough(keep=1)
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", nightly(PROGRAMS, but=[*PROGRAMS][:1]))
 def test_compiled_and_eager_loops_agree(name, monkeypatch):
     runs = []
     for eager in (100_000, 0):
@@ -134,7 +134,7 @@ def compiled_loops(audited):
 
 
 @pytest.mark.usefixtures("small_is_large")
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_large_loops_are_compiled_once_and_only_after_some_runs():
     audited = session(two_loops(4))
     first = last = audited.run()
@@ -149,14 +149,14 @@ def test_large_loops_are_compiled_once_and_only_after_some_runs():
 
 
 @pytest.mark.usefixtures("small_is_large")
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_large_loop_of_many_iterations_is_compiled_in_the_first_run():
     audited = session(two_loops(_lockstep.MAX_VISIT + 1))
     audited.run()
     assert compiled_loops(audited) == [1, 1]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_compiled_loop_takes_the_values_of_a_policy():
     """Their low-precision arrays are pytrees."""
     report = sw.audit(two_loops(_lockstep.MAX_EAGER), "p=f32,c=f16,o=f32", trials=0)(X)
