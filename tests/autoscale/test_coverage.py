@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import scalewise as sw
-from cases import nightly
 from pages import DOCS, page_script
 from primitives import ELSEWHERE, FLOATS, OTHERS, arguments, together
 
@@ -62,9 +61,8 @@ def test_each_row_runs_as_it_does_without():
 
 
 @pytest.mark.filterwarnings("ignore:.*(can.t be transformed|complex numbers)")
-@pytest.mark.parametrize(
-    "recipe", [sw.recipes.fp16_every_op, *nightly([sw.Scalify(rescale="never")])]
-)
+@pytest.mark.parametrize("recipe", [sw.recipes.fp16_every_op, sw.Scalify(rescale="never")])
+@pytest.mark.slow
 def test_each_row_runs_where_every_result_is_narrow(recipe):
     # bits, neighbours, and the order of pivots and roots depend on the last bit
     fragile = ("bitcast_convert_type", "nextafter", "eig", "lu")
