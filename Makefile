@@ -12,7 +12,7 @@ PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile -
 NEWEST      = $(shell .ci/newest-python)
 NEWEST_VENV = .venv-newest
 
-.PHONY: demo test test-all test-newest test-torch test-torch-gate test-torch-sample check unit thorough format prove corpus experiments fuzz nightly references bench scoreboard docs screenshots gpu-hlo tpu-hlo clean
+.PHONY: demo test test-newest test-torch test-torch-gate test-torch-sample check unit format prove corpus experiments fuzz nightly references bench scoreboard docs screenshots gpu-hlo tpu-hlo clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -29,7 +29,7 @@ $(VENV)/.installed: pyproject.toml
 demo: $(VENV)/.installed  ## train the example by five methods, side by side
 	$(BIN)/scalewise compare examples/gpt.py --steps 100 $(ARGS)
 
-test: check unit          ## lint, types, and the tests that a change needs most
+test: check unit          ## lint, types, and what protects a user from a change
 
 check: $(VENV)/.ready     ## lint, format, spelling, types
 	$(BIN)/ruff check .
@@ -37,13 +37,8 @@ check: $(VENV)/.ready     ## lint, format, spelling, types
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-unit: $(VENV)/.ready      ## the tests, of the thorough ones a sample
-	$(PYTEST) -m "not slow and not gate" $(ARGS)
-
-thorough: $(VENV)/.ready  ## of the other cases of the thorough tests a thirtieth
-	$(PYTEST) -m "gate and not slow" $(ARGS)
-
-test-all: test thorough   ## everything the gate asks
+unit: $(VENV)/.ready      ## the tests; "make nightly" runs those marked slow as well
+	$(PYTEST) -m "not slow" $(ARGS)
 
 # What stands on the interpreter, where releases of JAX differ; "make test-newest ARGS=tests" runs all.
 ON_THE_INTERPRETER = $(addprefix tests/,interpret audit/test_run.py training/test_step.py \
@@ -60,9 +55,9 @@ test-newest:              ## tests on the newest Python and JAX at hand, if ther
 test-torch: .venv-torch/.ready  ## tests of scalewise.torch, which need torch and transformers
 	PYTHONDONTWRITEBYTECODE= .venv-torch/bin/python -m pytest tests/pytorch $(ARGS)
 
-test-torch-sample: .venv-torch/.ready  ## of the thorough tests of scalewise.torch a sample: two minutes
+test-torch-sample: .venv-torch/.ready  ## those that are not marked slow: two minutes
 	PYTHONDONTWRITEBYTECODE= .venv-torch/bin/python -m pytest -n 2 --dist worksteal \
-		-m "not slow and not gate" $(or $(ARGS),tests/pytorch)
+		-m "not slow" $(or $(ARGS),tests/pytorch)
 
 # What the gate runs of the sample: errors beside torch's, derivatives, control flow, fixes, recipes.
 test-torch-gate:
@@ -91,7 +86,7 @@ prove: $(VENV)/.ready    ## every cast on all 2^32 inputs, going on where it sto
 	$(BIN)/python -m proofs.matrix_units
 	$(BIN)/python -m proofs.walks
 	$(PYTEST) -m slow
-	OPTIMIZED=1 $(PYTEST) -m "not slow and not gate" $(addprefix tests/,autocast autoscale cli planning training test_*.py)
+	OPTIMIZED=1 $(PYTEST) -m "not slow" $(addprefix tests/,autocast autoscale cli planning training test_*.py)
 
 corpus: $(VENV)/.ready   ## the audit's totals on other people's failures: docs/corpus.json
 	$(BIN)/python -m pip install --quiet --group corpus

@@ -239,3 +239,13 @@ ELSEWHERE = {
     "rng_uniform": "not reproducible; made by no public function",
     "select_and_scatter": "made by no public function with a derivative",
 }  # fmt: skip
+
+
+def arguments(rows: dict) -> dict:
+    """Returns the arguments of each row as arrays of JAX."""
+    return {name: [jnp.asarray(a) for a in given] for name, (_, given) in rows.items()}
+
+
+def together(rows: dict, t=lambda f: f):
+    """Returns one program of all rows, each behind ``t``: they are compiled at once."""
+    return lambda given: {name: t(f)(*given[name]) for name, (f, _) in rows.items()}

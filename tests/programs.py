@@ -112,6 +112,11 @@ DIFFERENTIABLE = [
 PROGRAMS = [*DIFFERENTIABLE, while_loop, fori_loop]
 
 
+def together(programs, of=lambda f: f):
+    """Returns one program that runs several, each behind ``of``: they are compiled at once."""
+    return lambda x: {f.__name__: of(f)(x) for f in programs}
+
+
 def scalar(f):
     """The sum of all float outputs of ``f``: something to differentiate."""
 

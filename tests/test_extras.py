@@ -23,7 +23,6 @@ def ran(code, *blocked):
     return subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
 
 
-@pytest.mark.thorough
 def test_arrays_and_transformations_need_jax_alone():
     code = """
 import jax.numpy as jnp, scalewise as sw
@@ -38,7 +37,7 @@ print(sw.autocast(f, "bf16")(x).dtype, sw.formats.E4M3FN.max)
     assert done.stdout.startswith("448.0 ")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_audit_needs_no_optax():
     code = """
 import jax.numpy as jnp, scalewise as sw

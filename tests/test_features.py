@@ -10,6 +10,7 @@ contractions is as exact as its residuals.
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 import scalewise as sw
+from cases import nightly
 from devices import run_on_devices
 from features import FEATURES, OUTSIDE
 from scalewise.formats import BlockFormat, Format
@@ -36,6 +38,23 @@ OTHERS = {
 }
 INTERPRETATIONS = {f"autoscale-{name}": functools.partial(sw.autoscale, recipe=x)
                    for name, x in RECIPES.items()} | OTHERS  # fmt: skip
+INSIDE = [name for name in FEATURES if name not in OUTSIDE]
+# One of each class runs every feature. A recipe is data: ten features run under all of them.
+CLASSES = ("autoscale-fp8", "autoscale-scalify", "emulate-bf16", "autocast-bfloat16")
+TEN = (
+    "scan_of_remat_of_cond", "custom_vjp_with_static_and_integer_arguments",
+    "quantization_with_a_straight_through_gradient", "shard_map", "attention", "recurrent_network",
+    "gradient_of_a_convolution", "gradients_of_indexing", "ragged_products",
+    "gradients_of_examples",
+)  # fmt: skip
+MATRIX = dict.fromkeys([*itertools.product(FEATURES, CLASSES),
+                        *itertools.product(TEN, INTERPRETATIONS)])  # fmt: skip
+FEW = [
+    ("scan_of_remat_of_cond", "autoscale-fp8"), ("attention", "autoscale-nvfp4"),
+    ("exported_with_symbolic_shapes", "autoscale-fp8"), ("within_a_loop", "autoscale-scalify"),
+    ("random_draws", "emulate-bf16"), ("gradient_of_a_mapped_gradient", "autocast-bfloat16"),
+    ("weak_types", "autocast-bfloat16"),
+]  # fmt: skip
 # the interpretation whose roundings an audit's are
 LIKE = {"bfloat16": "emulate-bf16", "fp8": "autoscale-fp8", "policy": "autocast-bfloat16"}
 AUDITS = {"bfloat16": "bfloat16", "fp8": RECIPES["fp8"], "policy": "p=f32,c=bf16,o=f32"}
@@ -132,9 +151,7 @@ def skip_unavailable(name, interpretation):
 
 
 @pytest.mark.filterwarnings(UNROUNDED)
-@pytest.mark.parametrize("interpretation", INTERPRETATIONS)
-@pytest.mark.parametrize("name", FEATURES)
-@pytest.mark.thorough(keep=12, gate=8)
+@pytest.mark.parametrize(("name", "interpretation"), nightly(MATRIX, but=FEW))
 def test_a_feature_under_an_interpretation(name, interpretation):
     skip_unavailable(name, interpretation)
     want, contracts, own = expected(name)
@@ -149,9 +166,8 @@ def test_a_feature_under_an_interpretation(name, interpretation):
 
 
 @pytest.mark.filterwarnings(UNROUNDED)
-@pytest.mark.parametrize("interpretation", ["autoscale-fp8", "autoscale-nvfp4", "autocast-float16"])
-@pytest.mark.parametrize("name", [n for n in FEATURES if n not in OUTSIDE])
-@pytest.mark.thorough(keep=10, gate=2)
+@pytest.mark.parametrize("interpretation", ["autoscale-fp8", *nightly(["autocast-float16"])])
+@pytest.mark.parametrize("name", nightly(INSIDE, but=["attention", "scan_of_layers", "sorting"]))
 def test_a_feature_is_compiled_for_all_platforms(name, interpretation):
     """Its arguments are tracers then. What JAX itself can't compile for a platform is no fault."""
 
@@ -222,7 +238,7 @@ class Disturbed(Interpretation):
         return x * (1 + self.size * jax.random.uniform(key, x.shape, x.dtype, -1, 1))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_meshes_of_four_devices():
     run_on_devices(4, ON_A_MESH)
 
@@ -262,9 +278,8 @@ for f in lambda w, x: jnp.tanh(x @ w), loop:
 
 
 @pytest.mark.filterwarnings(UNROUNDED)
-@pytest.mark.parametrize("low", AUDITS)
-@pytest.mark.parametrize("name", [n for n in FEATURES if n not in OUTSIDE])
-@pytest.mark.thorough(keep=2, gate=2)
+@pytest.mark.parametrize("low", ["bfloat16", *nightly(["fp8", "policy"])])
+@pytest.mark.parametrize("name", nightly(INSIDE, but=["cond_differentiated"]))
 def test_a_feature_is_audited(name, low):
     if name == "optimizer_step" and low == "bfloat16":
         pytest.skip("Adam's 1 - 0.999 is 0 in BF16")

@@ -120,7 +120,6 @@ def test_stored_arrays_are_copied_and_serialised(name):
             assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
-@pytest.mark.thorough
 def test_four_threads_compute_as_one():
     def f(w, x):
         return jnp.mean(jnp.square(jnp.tanh(x @ w)))

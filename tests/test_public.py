@@ -19,6 +19,7 @@ import optax
 import pytest
 
 import scalewise as sw
+from cases import nightly
 from scalewise import cli
 from scalewise._resolve import KINDS, resolve
 from scalewise.formats import BLOCK_FORMATS, CATALOGUE, SATURATE, RoundingMode, Saturation
@@ -191,8 +192,7 @@ MAIN = [sw.autoscale, sw.audit, sw.autocast, sw.emulate, sw.cast, sw.round_to, s
         sw.Format, sw.Budget, sw.Monitor, sw.training.step]  # fmt: skip
 
 
-@pytest.mark.parametrize("x", MAIN, ids=lambda x: x.__name__)
-@pytest.mark.thorough(keep=6)
+@pytest.mark.parametrize("x", nightly(MAIN, but=["autoscale", "cast", "Recipe", "Format"]))
 def test_examples_of_the_main_names_run_as_they_are_copied(x):
     (example,) = doctest.DocTestFinder(recurse=False).find(x, x.__name__, globs={})
     assert example.examples

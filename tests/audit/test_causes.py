@@ -13,6 +13,7 @@ import pytest
 from jax import lax
 
 import scalewise as sw
+from cases import nightly
 from scalewise.auditing._run._statistics import SAMPLE, sample_positions
 
 
@@ -264,19 +265,9 @@ FOUND = {  # function, arguments, format; the kinds and the fix's first words th
         "Rule('full', primitive='dot_general'",
     ),
 }  # fmt: skip
-QUICK = (
-    "normalized",
-    "log_of_a_difference",
-    "rising",
-    "secant",
-    "probability",
-    "average_beside_an_overflow",
-)
-SLOW = [pytest.param(name, marks=pytest.mark.thorough) for name in FOUND if name not in QUICK]
 
 
-@pytest.mark.parametrize("name", [*QUICK, *SLOW])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("name", nightly(FOUND, but=["normalized"]))
 def test_the_line_at_fault_comes_first(name):
     f, arguments, low, kinds, fix = FOUND[name]
     report = sw.audit(f, low)(*arguments)
@@ -289,7 +280,7 @@ def test_the_line_at_fault_comes_first(name):
     assert better or first.error_after < 0.5 * first.error_before
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_weights_that_stay_what_they_are():
     """The outputs hardly show it: the finding is the addition, and its fix makes updates count."""
     opt = optax.sgd(1e-4)
@@ -311,7 +302,7 @@ def test_weights_that_stay_what_they_are():
     )
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_two_faults_of_which_one_hides_the_other():
     """Divided by infinity, the scores are equal, so that no probability is 0."""
     f, arguments, *_ = FOUND["hidden_epsilon"]
@@ -323,7 +314,7 @@ def test_two_faults_of_which_one_hides_the_other():
     assert "more fix" not in report.verdict  # one fix helps both
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_decays_beside_gradients_are_not_updates():
     """AdamW's decay of 1e-4 w changes few gradients in BF16; the weights change."""
     opt = optax.adamw(0.1, b2=0.95)
@@ -384,8 +375,7 @@ CLEAN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CLEAN)
-@pytest.mark.thorough(keep=2)
+@pytest.mark.parametrize("name", nightly(CLEAN, but=[*CLEAN][:2]))
 def test_roundings_of_a_program_that_works_are_no_finding(name):
     f, arguments, low = CLEAN[name]
     report = sw.audit(f, low)(*arguments)
@@ -467,7 +457,7 @@ def test_an_overflow_behind_another_is_named_rather_than_a_rounding():
     assert {(f.kind, f.primitive) for f in found if f.fix} == {("overflow", "reduce_sum")}
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_flushed_numbers_that_cost_nothing_are_not_the_cause():
     def contrastive(z):
         z = z / jnp.linalg.norm(z, axis=-1, keepdims=True)

@@ -222,7 +222,7 @@ def likelihood(x):
     return jnp.where(jnp.isfinite(value), value, -jnp.inf)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_matrix_that_rounding_makes_indefinite():
     """Computing the decomposition in float32 doesn't help: the matrix has to be."""
     report = sw.audit(likelihood, "bf16")(POINTS)
@@ -246,7 +246,7 @@ def test_a_zero_divided_by_a_difference_of_nearly_equal_numbers():
     assert "E[x^2]" in str(found.fix)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_counter_that_stops_beside_the_sum_that_reads_it():
     """Neither line's own fix is enough, so that the whole function's is chosen."""
 
@@ -330,7 +330,7 @@ def test_a_cast_of_the_program_that_overflows_under_a_policy():
     assert not report.error_fixed.non_finite
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_constant_beside_an_error_of_arguments_is_not_blamed():
     """With float32 for the line it makes no difference, whatever the arguments leave."""
 

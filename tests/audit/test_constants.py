@@ -7,6 +7,7 @@ import pytest
 
 import scalewise as sw
 from arrays import normal
+from cases import nightly
 from scalewise.auditing._run._interpretations import TableEmulation
 from scalewise.auditing._run._session import Session
 from scalewise.auditing._search._apply import AuditedArithmetic, FixedFunction, FormatChoice
@@ -35,7 +36,7 @@ def test_a_lost_constant_that_is_needed_is_at_fault():
     assert finding.evidence == "the constant 1e-08 flushed to zero"
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_number_that_changes_results_does_not_take_a_constants_place():
     """Some norms lie between the constant and the format's smallest normal number."""
     report = sw.audit(unit, "fp16")((normal(0, (64, 16)) * 2e-5).at[0].set(0.0))
@@ -79,9 +80,10 @@ def looped_without_a_dtype(x):  # of Python's numbers alone
     return x + jax.lax.fori_loop(0, 700, lambda i, total: total + 1e-8, 0.0)
 
 
-@pytest.mark.parametrize(("f", "times"), [(once, 2), (looped, 700), (looped_without_a_dtype, 700)])
-@pytest.mark.parametrize("number", [0.0, 0.5, 1e-8])
-@pytest.mark.thorough(keep=2)
+@pytest.mark.parametrize(
+    ("f", "times"), [(once, 2), (looped, 700), *nightly([(looped_without_a_dtype, 700)])]
+)
+@pytest.mark.parametrize("number", [0.0, *nightly([0.5, 1e-8])])
 def test_another_number_takes_a_constants_place_in_float32_too(f, times, number):
     low, x = TableEmulation(sw.format("fp16")), jnp.zeros(3)
     session = Session(trace(f, low, (x,), {}, name="audit"), low)
@@ -108,15 +110,18 @@ def resonator(x):
     ("f", "x", "evidence"),
     [
         (resonator, normal(1, (400,)), "the constant 1.98 becomes 1.97656"),
-        (lambda t: (t - 273.15) ** 2, jnp.linspace(250, 350, 41), "273.15 becomes 274"),
-        (
-            lambda a: jnp.mod(a, 2 * jnp.pi),
-            jnp.arange(512.0, 1024.0, 8),
-            "6.2831855 becomes 6.28125",
+        *nightly(
+            [
+                (lambda t: (t - 273.15) ** 2, jnp.linspace(250, 350, 41), "273.15 becomes 274"),
+                (
+                    lambda a: jnp.mod(a, 2 * jnp.pi),
+                    jnp.arange(512.0, 1024.0, 8),
+                    "6.2831855 becomes 6.28125",
+                ),
+            ]
         ),
     ],
 )
-@pytest.mark.thorough(keep=1)
 def test_a_constant_whose_rounding_makes_the_error_is_its_cause(f, x, evidence):
     """Of numbers that round like any other: not flushed, subnormal or 1."""
     finding = sw.audit(f, "bf16")(x).findings[0]

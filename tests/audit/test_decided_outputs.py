@@ -8,6 +8,7 @@ from jax import lax
 
 import scalewise as sw
 from arrays import normal
+from cases import nightly
 
 KEYS = jax.random.split(jax.random.key(0), 8)
 POINTS, CENTRES = 20 + normal(KEYS[0], (64, 16)), 20 + normal(KEYS[1], (32, 16))
@@ -68,8 +69,7 @@ def share(f, low, arguments):
     return np.sqrt(np.mean(np.square(shares)))
 
 
-@pytest.mark.parametrize("name", FAULTS)
-@pytest.mark.thorough(keep=1, gate=1)
+@pytest.mark.parametrize("name", nightly(FAULTS, but=[*FAULTS][:1]))
 def test_the_cause_of_other_decisions_is_found(name):
     f, low, arguments = FAULTS[name]
     report = sw.audit(f, low)(*arguments)
@@ -83,8 +83,7 @@ def test_the_cause_of_other_decisions_is_found(name):
     )
 
 
-@pytest.mark.parametrize("low", ["fp16", "p=f32,c=bf16,o=f32", "fp8"])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("low", ["fp16", *nightly(["p=f32,c=bf16,o=f32", "fp8"])])
 def test_decisions_beside_floats_that_are_as_they_should_be(low):
     report = sw.audit(mean_and_nearest, low)(POINTS, CENTRES)
     (before,), after = report.decided, report.decided_fixed
@@ -143,8 +142,7 @@ def test_decisions_of_rounding_errors_are_not_compared():
     assert any("64 of 64 numbers are rounding errors" in line for line in beside.benign)
 
 
-@pytest.mark.parametrize("x", [3.0, 2.9])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("x", [3.0, *nightly([2.9])])
 def test_a_count_that_differs_is_no_refusal(x):
     d = jnp.asarray(np.random.default_rng(1).uniform(1e-4, 2e-4, 2000), jnp.float32)
     report = sw.audit(steps_to, "fp16")(jnp.float32(x), d)
@@ -159,14 +157,14 @@ def test_integers_that_no_float_decides():
         sw.audit(lambda i: i + 1, "fp16")(jnp.arange(3))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_recipe_whose_results_a_fix_leaves_alone_is_searched_as_what_it_is_now():
     report = sw.audit(nearest, "fp16_every_op", trials=6)(POINTS, CENTRES)
     assert "autoscale under 'fp16' in place of scalify" in [str(x.fix) for x in report.findings]
     assert report.error_fixed < report.error
 
 
-@pytest.mark.thorough(gate=1)
+@pytest.mark.slow
 def test_counts_differ_by_what_they_count():
     def histogram(x):
         return jnp.zeros(64, int).at[jnp.searchsorted(jnp.linspace(-3, 3, 63), x)].add(1)

@@ -9,6 +9,7 @@ from jax import lax
 
 import scalewise as sw
 from arrays import normal
+from cases import nightly
 
 KEY = jax.random.key(0)
 TABLE = normal(KEY, (1024, 8))
@@ -128,8 +129,7 @@ def error(f, low, arguments):
 
 
 @pytest.mark.filterwarnings("ignore:.*complex numbers")
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.thorough(keep=1, gate=1)
+@pytest.mark.parametrize("name", nightly(CASES, but=[*CASES][:1]))
 def test_the_error_is_that_of_emulation_against_the_plain_program(name):
     f, low, arguments, primitive = CASES[name]
     report = sw.audit(f, low, trials=0)(*arguments)
@@ -138,7 +138,7 @@ def test_the_error_is_that_of_emulation_against_the_plain_program(name):
     assert primitive in differ if primitive else not differ
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_loop_that_ends_first_in_the_low_run_differs_at_its_condition():
     def iterations(dtype):
         x, total, count = np.float32(0.00311).astype(dtype), np.zeros((), dtype), 0
@@ -173,7 +173,7 @@ def to_one(x):  # stalls in a narrow format: 0.984375 + 0.001 is 0.984375 in BF1
 
 
 @pytest.mark.parametrize("low", ["bf16", "fp16_every_op"])
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_loop_that_ends_in_the_reference_run_alone_is_stopped(low):
     x = jnp.float32(1e-3 if low == "bf16" else 1e-4)
     report = sw.audit(to_one, low, trials=4)(x)
@@ -208,8 +208,9 @@ def test_a_decision_that_no_output_depends_on_is_no_cause():
     assert all(f.kind != "decision" for f in report.findings)
 
 
-@pytest.mark.parametrize(("classes", "answer"), [(4000, "No: predict makes"), (4, "Yes: predict")])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize(
+    ("classes", "answer"), [(4000, "No: predict makes"), *nightly([(4, "Yes: predict")])]
+)
 def test_integers_and_predicates_that_are_outputs_are_compared(classes, answer):
     """No error of a float tells of them."""
 

@@ -8,6 +8,7 @@ from jax import lax
 
 import scalewise as sw
 from arrays import normal
+from cases import nightly
 
 W = 0.3 * normal(0, (16, 8))
 BATCHES = [normal(seed, (32, 16)) for seed in range(1, 5)]
@@ -35,8 +36,7 @@ def trained(f, recipe=None):
     return np.asarray(w, np.float64)
 
 
-@pytest.mark.parametrize("f", [step, deep])
-@pytest.mark.thorough(keep=1, gate=1)
+@pytest.mark.parametrize("f", [step, *nightly([deep])])
 def test_each_step_rounds_with_the_scales_of_autoscale(f):
     report = sw.audit(f, "fp8_delayed", steps=4, batches=BATCHES, trials=0)(W)
     low, want = trained(f, "fp8_delayed"), trained(f)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import scalewise as sw
+from cases import nightly
 from scalewise import Report
 
 
@@ -104,8 +105,7 @@ CONSTANTS = {
 
 
 @pytest.mark.parametrize("narrow", [False, True], ids=["float32", "16 bits"])
-@pytest.mark.parametrize("name", CONSTANTS)
-@pytest.mark.thorough(keep=2)
+@pytest.mark.parametrize("name", nightly(CONSTANTS, but=[*CONSTANTS][:1]))
 def test_the_reference_has_constants_as_they_are_written(name, narrow):
     """The error is that of the program in 16 bits, whose trace has rounded constants."""
     f, low, arguments = CONSTANTS[name]
@@ -134,7 +134,7 @@ def without_fixes(report: Report) -> Report:
     return dataclasses.replace(report, findings=(), unfixed=())
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_without_fixes_a_function_runs_in_the_audited_arithmetic():
     for f, fmt in [(plain_norm, "fp16"), (norm, "fp16"), (plain_norm, "fp8")]:
         arguments = LARGE, WEIGHTS

@@ -12,6 +12,7 @@ import optax
 import pytest
 
 import scalewise as sw
+from cases import nightly
 from scalewise.auditing._report._conversions import converted, operands
 from scalewise.auditing._report._edits import _imports, _replaced, edits
 from scalewise.auditing._report._patterns import (
@@ -136,8 +137,7 @@ def loaded(path):
     return module
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.thorough(keep=2)
+@pytest.mark.parametrize("name", nightly(CASES, but=[*CASES][:2]))
 def test_an_edit_makes_the_fix(name, tmp_path):
     """The edited program has at most twice the error that the fix was measured with."""
     with jax.numpy_dtype_promotion("standard"):  # as in a user's program
@@ -284,7 +284,6 @@ def test_modules_that_edited_lines_need_are_imported(tmp_path):
         ("tree", "bf16", (1000, 4), ""),  # which part is an array isn't known
     ],
 )
-@pytest.mark.thorough(keep=1)
 def test_loops_that_carry_several_arrays(name, low, size, text, tmp_path):
     """What the loop begins with is converted where the edited lines make it float32, and only
     there: JAX wants the type of each carry kept."""
@@ -338,8 +337,7 @@ EXPRESSIONS = {
 }
 
 
-@pytest.mark.parametrize("expression", EXPRESSIONS)
-@pytest.mark.thorough(keep=2)
+@pytest.mark.parametrize("expression", nightly(EXPRESSIONS, but=[*EXPRESSIONS][:2]))
 def test_another_way_to_write_an_expression_has_its_value(expression):
     tree, x = ast.parse(expression, mode="eval").body, np.linspace(0.5, 2, 4, dtype=np.float32)
     names = {"jax": jax, "jnp": jnp, "scalewise": sw, "x": x}

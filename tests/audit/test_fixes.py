@@ -71,7 +71,7 @@ def test_a_norm_over_several_arrays_with_an_epsilon():
     assert report.findings[0].error_after < 1e-3
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_root_of_a_plain_sum_is_no_norm():
     def f(x):
         return jnp.sqrt(jnp.sum(x))
@@ -81,7 +81,7 @@ def test_a_root_of_a_plain_sum_is_no_norm():
     check_applied(report, f, jnp.full(64, 6e4))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_masks_whose_sum_overflows_become_smaller():
     lowest = float(jnp.finfo(jnp.float16).min)  # FP16 holds it, and not twice
 
@@ -183,7 +183,7 @@ def test_the_operations_of_a_fix_are_named_if_their_lines_have_others():
     assert described(few, report.equations) == f"the mul and sub at lines {line + 1} and {line + 2}"
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_findings_are_sorted_by_the_effect_of_their_fix():
     def f(x):
         small = (x + 1024.0) - 1024.0  # loses a little
@@ -242,7 +242,7 @@ def any_error(monkeypatch):
     monkeypatch.setattr(_search.Search, "rounding", 0.0)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_an_exception_to_a_recipe(any_error):
     recipe = sw.Recipe(sw.Products.short(E4M3FN, E4M3FN))
 
@@ -400,7 +400,7 @@ def exponential(x):
     return jnp.log(y)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_three_faults_that_hide_each_other():
     def model(x):
         x = jnp.sin(x) + x

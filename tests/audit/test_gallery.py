@@ -11,6 +11,8 @@ from failures.runner import ASPECTS, judged
 from failures.tools.audit import audited, scalewise
 from failures.truth import error, measure, right
 
+from cases import nightly
+
 GALLERY = load("gallery")
 FEW = (
     "Sum of squares in a norm",
@@ -30,15 +32,14 @@ def test_each_failure_has_a_marked_line():
 
 
 @pytest.mark.parametrize("name", [*FEW, *MODELS])
-@pytest.mark.thorough(gate=2)
+@pytest.mark.slow
 def test_line_kind_and_fix(name):
     program = GALLERY[name]
     found = judged(program, scalewise(program, program.args()))
     assert all(found[x] for x in ASPECTS), found
 
 
-@pytest.mark.parametrize("name", FEW)
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("name", nightly(FEW, but=[*FEW][:1]))
 def test_a_fix_has_the_error_that_the_audit_measured(name):
     program = GALLERY[name]
     args = program.args()
@@ -57,7 +58,6 @@ def test_an_expert_reduces_a_real_error(name):
     assert found.failed[0] > 0 or found.expert[1] < 0.5 * found.failed[1]
 
 
-@pytest.mark.parametrize("name", HEALTHY)
-@pytest.mark.thorough(keep=1, gate=3)
+@pytest.mark.parametrize("name", nightly(HEALTHY, but=[*HEALTHY][:1]))
 def test_nothing_is_found_in_clean_programs(name):
     assert not audited(GALLERY[name], GALLERY[name].args()).findings

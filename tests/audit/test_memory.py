@@ -38,7 +38,7 @@ def audited(count, *lows):
 
 
 @pytest.mark.parametrize(("low", "audits"), [("fp16", 5), ("fp8", 5)])
-@pytest.mark.thorough(gate=1)
+@pytest.mark.slow
 def test_mappings_stay_within_three_for_each_audit(low, audits):
     states = audited(audits, low)
     assert states[-1][0] - states[0][0] <= 3 * audits

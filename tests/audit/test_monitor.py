@@ -77,7 +77,7 @@ def test_moments_are_kept_apart():
     assert list(readings(tree, groups={"all": "."})) == ["all"]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_what_other_formats_and_recipes_would_do():
     weights = jnp.linspace(0.9, 0.99, 64)
     tree = {"weights": weights, "gradients": weights * 1e-7}

@@ -10,6 +10,7 @@ import pytest
 
 import scalewise as sw
 from arrays import normal
+from cases import nightly
 from scalewise import training
 from scalewise.auditing import Monitor, exponents, readings
 
@@ -25,8 +26,7 @@ def users_promotion():
         yield
 
 
-@pytest.mark.parametrize("name", STORED)
-@pytest.mark.thorough(keep=3)
+@pytest.mark.parametrize("name", nightly(STORED, but=[*STORED][:3]))
 def test_a_stored_state_is_read_by_its_values(name, users_promotion):
     optimizer = training.store_state(optax.adam(1e-3), STORED[name])
     _, state = optimizer.update(GRADIENTS, optimizer.init(PARAMS), PARAMS)

@@ -51,14 +51,14 @@ def test_scales_that_are_rounded_up_saturate_nothing():
     assert operands(product, "fp8", DECAYS, INPUTS)["operands_saturated"] == 0
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_in_a_compiled_loop_every_iteration_counts():
     once, often = (operands(f, "mxfp8_floor", DECAYS, INPUTS) for f in (product, repeated))
     for name in ("operands", "operands_saturated", "operands_flushed"):
         assert often[name] == 3000 * once[name]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_convolution():
     x, w = INPUTS.reshape(1, 8, 8, 16), jnp.ones((3, 3, 16, 4))
 
@@ -96,7 +96,7 @@ def loss(params, x):
     return jnp.sum(scores**2)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_gradients_of_weights_and_of_inputs_are_told_apart():
     params = {"in": jnp.ones((4, 6)) / 8, "layers": [jnp.eye(6) / 2, jnp.eye(6) / 3]}
     report = sw.audit(jax.grad(loss), "bf16", trials=0)(params, jnp.ones((3, 4)))

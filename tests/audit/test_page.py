@@ -196,7 +196,7 @@ PROBE = """async () => {
 }"""
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @needs_a_browser
 def test_layout_sorting_and_links_in_a_browser(tmp_path):
     def f(x):

@@ -13,6 +13,7 @@ from experiments import models
 from rich.console import Console
 
 import scalewise as sw
+from cases import nightly
 from scalewise.auditing import ArrayDifference, compare, load_recording, record
 from scalewise.auditing._record._compare import matched
 from scalewise.auditing._record._recorder import positions
@@ -79,11 +80,8 @@ def test_numbers_are_those_of_numpy():
     assert recording.first_non_finite is given
 
 
-@pytest.mark.thorough(keep=1)
-@pytest.mark.parametrize(
-    ("dtype", "tiny"),
-    [("float16", 6e-8), ("bfloat16", 1e-40), ("float8_e5m2", 2.0**-16), ("float8_e4m3fn", 2.0**-9)],
-)  # fmt: skip
+@pytest.mark.parametrize(("dtype", "tiny"), [("float16", 6e-8), *nightly([
+    ("bfloat16", 1e-40), ("float8_e5m2", 2.0**-16), ("float8_e4m3fn", 2.0**-9)])])  # fmt: skip
 def test_subnormal_numbers_of_narrow_dtypes(dtype, tiny):
     x = jnp.asarray(np.array([tiny, -tiny, 0, 1], np.float32).astype(dtype))
     (given, *_) = record(lambda x: -x)(x).arrays
@@ -91,7 +89,7 @@ def test_subnormal_numbers_of_narrow_dtypes(dtype, tiny):
     assert given.dtype == dtype
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_loops_branches_and_complex_numbers(recordings):
     wide, _ = recordings
     (product,) = by_name(wide, "dot_general")
@@ -108,7 +106,7 @@ def test_loops_branches_and_complex_numbers(recordings):
     assert wide.jit_difference < 1e-5
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_first_infinity_is_where_it_is_made(recordings):
     wide, narrow = recordings
     assert wide.first_non_finite is None
@@ -121,7 +119,7 @@ def test_the_first_infinity_is_where_it_is_made(recordings):
     assert "the first number" in str(narrow).lower()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_time_orders_what_loops_repeat():
     def growing(x):
         def body(i, c):
@@ -137,7 +135,7 @@ def test_time_orders_what_loops_repeat():
     assert b.first < a.first
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_one_compiled_program_records_the_same_places():
     def small(x):
         return jax.lax.fori_loop(0, 3, lambda _, c: jnp.sin(c), x).sum()
@@ -152,7 +150,7 @@ def test_one_compiled_program_records_the_same_places():
     assert compare(apart, fused).output_difference < 1e-6
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_gradients_maps_and_custom_derivatives():
     @jax.custom_vjp
     def own(x):
@@ -169,7 +167,7 @@ def test_gradients_maps_and_custom_derivatives():
     assert (cosine.direction, cosine.shape) == ("backward", (4,))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_long_loop_is_compiled_and_keeps_no_arrays():
     def long(x):
         return jax.lax.fori_loop(0, 5000, lambda _, c: c * 1.001, x)
@@ -255,7 +253,7 @@ def test_another_version_of_a_program_is_aligned():
     assert largest(found).difference > 1e-3
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_discrete_values_and_visits():
     def steps(x):
         n = jax.lax.while_loop(lambda c: c[0] < 1, lambda c: (c[0] + x, c[1] + 1), (0.0 * x, 0))[1]
@@ -341,7 +339,7 @@ def two_devices():
     ]
 
 
-@pytest.mark.thorough(gate=1)
+@pytest.mark.slow
 def test_two_devices_are_compared(two_devices):
     """A product of a matrix unit is one result, not the thousands of steps that compute it."""
     a, b = two_devices
@@ -358,7 +356,7 @@ def test_two_devices_are_compared(two_devices):
     assert compare(a, a).pairs[0].bits == 0
 
 
-@pytest.mark.thorough(gate=1)
+@pytest.mark.slow
 def test_recorded_results_have_the_lines_of_the_program(two_devices):
     """Also those that a recipe computes later, and those of functions that JAX has jitted."""
     arrays = [x for x in two_devices[0].arrays if x.file]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import scalewise as sw
+from cases import nightly
 from scalewise.auditing._run._interpretations import TableEmulation
 from scalewise.auditing._run._outcome import Outcome
 from scalewise.auditing._run._session import Session
@@ -33,8 +34,7 @@ def outcome(f, x: np.ndarray) -> Outcome:
     return Session(trace(f, low, (jnp.asarray(x),), {}, name="audit"), low).run()
 
 
-@pytest.mark.parametrize("name", LINEAR_ALGEBRA)
-@pytest.mark.thorough(keep=2)
+@pytest.mark.parametrize("name", nightly(LINEAR_ALGEBRA, but=[*LINEAR_ALGEBRA][:2]))
 def test_linear_algebra_of_the_reference_run_is_float64(name):
     f = LINEAR_ALGEBRA[name]
     with jax.enable_x64(True):
@@ -67,8 +67,7 @@ ILL_CONDITIONED = {
 }
 
 
-@pytest.mark.parametrize("name", ILL_CONDITIONED)
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("name", nightly(ILL_CONDITIONED, but=[*ILL_CONDITIONED][:1]))
 def test_a_decomposition_in_float32_has_the_errors_of_its_kernel(name):
     f, a = ILL_CONDITIONED[name]
     report = sw.audit(f, "float32")(a)
@@ -100,8 +99,7 @@ COMPLEX = {
 }
 
 
-@pytest.mark.parametrize("name", COMPLEX)
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("name", nightly(COMPLEX, but=[*COMPLEX][:1]))
 def test_complex_numbers_stay_as_they_are_and_are_wide_in_the_reference_run(name):
     f, draw = COMPLEX[name], np.random.default_rng(0).normal
     z = (draw(size=16) + 1j * draw(size=16)).astype(np.complex64)

@@ -8,6 +8,7 @@ import pytest
 import programs
 import scalewise as sw
 from arrays import normal
+from cases import nightly
 from devices import run_on_devices
 from programs import scalar
 from scalewise.auditing._run._interpretations import TableEmulation
@@ -46,9 +47,8 @@ def floats(tree):
     return [x for x in leaves if np.issubdtype(x.dtype, np.floating)]
 
 
-@pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
-@pytest.mark.parametrize("saturate", [False, True, "finite"])
-@pytest.mark.thorough(keep=20)
+@pytest.mark.parametrize("fmt", nightly(FORMATS, but=[*FORMATS][:20]))
+@pytest.mark.parametrize("saturate", [False, *nightly([True, "finite"])])
 def test_round_by_equals_round_to(fmt, saturate):
     rng = np.random.default_rng(0)
     codes = rng.integers(0, 1 << 64, 4000, dtype=np.uint64)
@@ -94,8 +94,7 @@ def operands(fmt):
     return tuple(np.concatenate(x) for x in zip(*pairs, close, strict=True))
 
 
-@pytest.mark.parametrize("fmt", NARROW, ids=lambda f: f.name)
-@pytest.mark.thorough(keep=4)
+@pytest.mark.parametrize("fmt", nightly(NARROW, but=[*NARROW][:4]))
 def test_rounding_from_float32_equals_rounding_from_float64(fmt):
     """Figueroa, "When is double rounding innocuous?", SIGNUM 1995: twice the digits and two."""
     with jax.enable_x64(True):
@@ -109,8 +108,9 @@ def test_rounding_from_float32_equals_rounding_from_float64(fmt):
             np.testing.assert_array_equal(np.signbit(got)[zeros], np.signbit(want)[zeros])
 
 
-@pytest.mark.parametrize("name", ["elementwise", "branches", "remat", "while_loop", "indexing"])
-@pytest.mark.thorough(keep=2, gate=2)
+@pytest.mark.parametrize(
+    "name", ["elementwise", "branches", *nightly(["remat", "while_loop", "indexing"])]
+)
 def test_runs_equal_emulation_and_the_plain_program(name):
     f = getattr(programs, name)
     x = normal(0, (4, 4))
@@ -274,7 +274,6 @@ def test_a_format_in_the_table_changes_only_its_equation():
     assert first.introduced < 1e-7 < second.introduced
 
 
-@pytest.mark.thorough
 def test_low_may_be_a_policy_or_a_recipe():
     def f(x, w):
         return jnp.max(x @ w)
@@ -297,7 +296,7 @@ def test_low_may_be_a_policy_or_a_recipe():
         pytest.param(jax.grad, id="backward", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_policys_run_equals_autocast_to_the_bit(wrap):
     def f(w, x):
         def body(c, row):
@@ -405,6 +404,6 @@ COLLECTIVES = """
 """
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_collectives_over_a_mesh_have_their_true_error():
     run_on_devices(4, COLLECTIVES)

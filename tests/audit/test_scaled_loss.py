@@ -51,7 +51,7 @@ def pooled(w, x):
 
 
 @pytest.mark.parametrize("loss", [layers, branches, pooled])
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_equals_a_loss_scale_by_hand_to_the_bit(loss):
     """Under 2^-24 half of a gradient is lost in FP16; through loops, branches and custom rules."""
     factor, power = jnp.float32(1e-7), 20

@@ -112,7 +112,7 @@ def test_operations_within_a_factor_of_4_of_overflowing():
     assert inverse(jnp.array([3.0, 20.0])).latent == ()  # exp(400) is infinite in float32 too
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_latent_operations_of_policies_and_recipes():
     def product(x):
         return (x @ x.T) * 1e4

@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 import scalewise as sw
+from cases import nightly
 from scalewise.auditing._run._changes import carried
 from scalewise.emulating import Emulation
 from scalewise.formats import BF16
@@ -27,8 +28,9 @@ def average(decay):
 STATE = {"n": jnp.float32(3), "mean": W + 3}
 
 
-@pytest.mark.parametrize(("decay", "lost"), [(0.9999, True), (0.999, True), (0.5, False)])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize(
+    ("decay", "lost"), [(0.9999, True), *nightly([(0.999, True), (0.5, False)])]
+)
 def test_an_average_that_forgets_nothing(decay, lost):
     """In BF16 a decay of 0.9999 is 1: after 200 steps the average is still what it was."""
     report = sw.audit(average(decay), "bf16")(STATE, W)
@@ -131,7 +133,7 @@ def attention(p, x):
     return jnp.sum((jax.nn.softmax(q @ k.T / 4.0) @ v) ** 2)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_gradient_of_0_is_compared_at_the_size_of_what_it_is_made_of():
     """Softmax doesn't change if each row of its argument does, so that a key's bias has none."""
     keys = jax.random.split(jax.random.key(3), 4)
@@ -150,7 +152,7 @@ def test_a_gradient_of_0_is_compared_at_the_size_of_what_it_is_made_of():
     assert not report.verdict.startswith("No")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_gradient_of_0_beside_ones_that_are_not_finite():
     keys = jax.random.split(jax.random.key(3), 2)
     p = {n: jax.random.normal(keys[0], (16, 16)) / 4 for n in "qkv"}
@@ -177,8 +179,7 @@ def bias_of_experts(bias, load):
     return bias + 1e-3 * jnp.sign(0.5 - load)
 
 
-@pytest.mark.parametrize("size", [1.5, 0.01])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("size", [1.5, *nightly([0.01])])
 def test_an_argument_that_is_one_array_is_state_if_something_is_added_to_it(size):
     report = sw.audit(bias_of_experts, "bf16")(jnp.full(8, size), X[0, :8])
     assert [x.kind for x in report.findings] == ["swamping"] * (size > 1)
@@ -202,8 +203,7 @@ def places(report, name):
     return [x for x in report.findings if x.kind == "swamping" and name in (x.file or "")]
 
 
-@pytest.mark.parametrize("low", ["bf16", "fp16"])
-@pytest.mark.thorough(keep=1, gate=1)
+@pytest.mark.parametrize("low", ["bf16", *nightly(["fp16"])])
 def test_a_weight_decay_of_a_millionth_that_adds_nothing(low):
     with jax.numpy_dtype_promotion("standard"):  # optax raises a float to an integer
         report = sw.audit(decayed, low)((W, optimizer.init(W)), X)
@@ -258,8 +258,7 @@ def flushed(w, x, scale=1e-6):
     return w - 0.05 / scale * gradient
 
 
-@pytest.mark.parametrize("low", ["fp16", "p=f32,c=f16,o=f32"])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("low", ["fp16", *nightly(["p=f32,c=f16,o=f32"])])
 def test_a_step_that_changes_nothing_is_no_training(low):
     """The weights are within a rounding or few; only their change shows that nothing is trained."""
     report = sw.audit(flushed, low)(W, X)
@@ -274,7 +273,7 @@ def test_a_step_that_changes_nothing_is_no_training(low):
     assert not sw.audit(flushed, low)(W, X, 1.0).wrong_changes
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_changes_that_are_roundings_are_not_judged():
     """The gradient of a key's bias is 0, and Adam moves it by noise as far as other weights."""
     x, y = X[:8], W[:8, :1] * jnp.ones((1, 16))
@@ -294,7 +293,7 @@ def test_changes_that_are_roundings_are_not_judged():
     assert not report.wrong_changes
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_layer_that_is_not_changed_at_all():
     """Its gradients are flushed to zero, those of the layer behind it aren't."""
 
@@ -310,7 +309,7 @@ def test_a_layer_that_is_not_changed_at_all():
     assert str(report.findings[0].fix).startswith("loss scale 2^")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_bias_of_queries_and_keys_that_starts_at_zero():
     """Adam moves keys' part of it by noise; of the others it makes the signs of their gradients."""
     x, y = X[:8], W[:8, :1] * jnp.ones((1, 16))

@@ -122,7 +122,7 @@ def test_nothing_went_wrong_or_nothing_was_tried(overflow):
     assert "cause: the arguments, which stay in fp16 (float32 for every operation" in same.verdict
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_an_average_that_starts_at_zero_may_be_off_by_the_signs_of_small_gradients():
     """It is the step itself then, whose errors the weights bear too."""
 
@@ -150,7 +150,7 @@ def test_an_error_that_comes_in_with_the_arguments():
     assert "No fix was tried, since the error comes in with the arguments." in shown(report)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_step_that_loses_its_updates():
     def step(w, x):
         return w - 1e-4 * jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w)

@@ -10,7 +10,7 @@ from jax import lax
 
 from arrays import normal
 from primitives import FLOATS
-from programs import DIFFERENTIABLE, PROGRAMS, scalar
+from programs import PROGRAMS, contractions, custom_derivatives, nested, scalar, together
 from scalewise.autocasting import FULL, LOW, Policy, Rule, autocast, placements, policy
 
 F16, BF16, F32 = jnp.float16, jnp.bfloat16, jnp.float32
@@ -34,15 +34,13 @@ def dtypes(f, chosen, *args):
     return {k: v.pop() if len(v) == 1 else v for k, v in found.items()}
 
 
-@pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
-@pytest.mark.thorough(keep=2)
-def test_computing_in_float32_is_the_program_itself(f):
+def test_computing_in_float32_is_the_program_itself():
+    f = together(PROGRAMS)
     same(jax.jit(autocast(f, "f32"))(example()), jax.jit(f)(example()))
 
 
-@pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
-@pytest.mark.thorough(keep=4)
-def test_every_control_flow_stays_near_float32(f):
+def test_every_control_flow_stays_near_float32():
+    f = together(PROGRAMS)
     got, want = jax.jit(autocast(f, "f16"))(example()), jax.jit(f)(example())
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert a.dtype == b.dtype
@@ -50,12 +48,11 @@ def test_every_control_flow_stays_near_float32(f):
         np.testing.assert_allclose(np.asarray(a, np.float64), b, atol=2.0**-8 * scale)
 
 
-@pytest.mark.parametrize("f", DIFFERENTIABLE, ids=lambda f: f.__name__)
-@pytest.mark.thorough(keep=3)
-def test_a_gradient_from_outside_is_the_gradient_inside(f):
-    outside = jax.grad(autocast(scalar(f), "f16"))(example())
-    inside = autocast(jax.grad(scalar(f)), "f16")(example())
-    same(outside, inside)
+def test_gradients_from_outside_are_the_gradients_inside():
+    programs = contractions, custom_derivatives, nested
+    outside = together(programs, lambda f: jax.grad(autocast(scalar(f), "f16")))
+    inside = autocast(together(programs, lambda f: jax.grad(scalar(f))), "f16")
+    same(outside(example()), inside(example()))
 
 
 @pytest.mark.filterwarnings("ignore:.*(can.t be transformed|no units|has no rule|complex numbers)")

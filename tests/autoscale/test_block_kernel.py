@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cases import nightly
 from scalewise import autoscale, recipes
 from scalewise.autoscaling import _block_kernel as kernel
 from scalewise.autoscaling._block_kernel import BlockRounding
@@ -43,8 +44,7 @@ def matrix(binades: int) -> jax.Array:
     return jnp.asarray(x, jnp.float32 if binades else jnp.bfloat16).astype(jnp.float32)
 
 
-@pytest.mark.parametrize("name", RULES)
-@pytest.mark.thorough(keep=2)
+@pytest.mark.parametrize("name", nightly(RULES, but=["mxfp8", "both"]))
 def test_the_kernel_gives_the_bits_of_the_operations_that_it_replaces(name):
     rule = RULES[name]
     # the sums of a transform are exact in any order if the numbers have few binades
@@ -70,8 +70,7 @@ def test_the_kernel_gives_the_bits_of_the_operations_that_it_replaces(name):
         np.testing.assert_array_equal(*(np.where(nan, 0, c) for c in codes))
 
 
-@pytest.mark.parametrize("name", ["mxfp8", "nvfp4"])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("name", ["mxfp8", *nightly(["nvfp4"])])
 def test_a_cpu_rounds_as_if_no_device_with_the_kernel_were_named(name):
     def loss(w, x):
         return jnp.sum(jnp.tanh(x @ w) ** 2)

@@ -29,7 +29,6 @@ def product(w, x):
     return x @ w
 
 
-@pytest.mark.thorough
 def test_a_history_of_the_same_arrays_is_current_scaling():
     delayed = sw.autoscale(step, "fp8_delayed")
     history = delayed.init(W, X)

@@ -7,8 +7,9 @@ import pytest
 
 import scalewise as sw
 from arrays import normal
+from cases import nightly
 
-RECIPES = ["scalify", "fp16_every_op"]
+RECIPES = ["scalify", *nightly(["fp16_every_op"])]
 BIG = float(jnp.finfo(jnp.float32).max)
 
 
@@ -123,8 +124,7 @@ def test_the_gradient_of_a_minimum(recipe):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("x64", [False, True])
-@pytest.mark.thorough(keep=2)
+@pytest.mark.parametrize("x64", [False, *nightly([True])])
 def test_the_largest_number_stays_finite(recipe, x64):
     """Rounded to the nearest number of FP16's precision it would be infinite."""
 

@@ -7,8 +7,9 @@ import pytest
 
 import scalewise as sw
 from arrays import normal
+from cases import nightly
 
-RECIPES = ["scalify", "fp16_every_op"]
+RECIPES = ["scalify", *nightly(["fp16_every_op"])]
 
 
 def draws(key):
@@ -26,7 +27,7 @@ def draws(key):
     }
 
 
-@pytest.mark.parametrize("recipe", [*RECIPES, "fp16", "fp8"])
+@pytest.mark.parametrize("recipe", [*RECIPES, "fp8"])
 def test_random_draws_are_computed_in_float32(recipe):
     key = jax.random.key(1)
     want, got = jax.jit(draws)(key), jax.jit(sw.autoscale(draws, recipe))(key)
@@ -59,9 +60,11 @@ def wide(x):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "x64"), [("scalify", False), ("scalify", True), ("fp16_every_op", True)]
+    ("recipe", "x64"),
+    nightly(
+        [("scalify", False), ("scalify", True), ("fp16_every_op", True)], but=[("scalify", True)]
+    ),
 )
-@pytest.mark.thorough(keep=1)
 def test_programs_of_either_width(recipe, x64):
     with jax.enable_x64(x64):
         x = jnp.arange(1.0, 5.0)
@@ -136,10 +139,7 @@ def several(x, w):
     return h - h.mean(-1, keepdims=True)
 
 
-@pytest.mark.thorough(gate=1)
-@pytest.mark.parametrize(
-    "recipe", ["scalify", pytest.param("fp16_every_op", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("recipe", ["scalify", *nightly(["fp16_every_op"])])
 def test_a_non_finite_element_leaves_the_others_as_they_are(recipe):
     """Forward and backward: the rows without it are those of float32."""
 
@@ -181,8 +181,7 @@ FACTORED = {
 }
 
 
-@pytest.mark.parametrize("name", FACTORED)
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("name", nightly(FACTORED))
 def test_factors_of_matrices_of_any_magnitude(name):
     """L's elements are at most 1 beside U's of the matrix's own magnitude, in one array."""
     a = normal(0, (8, 8)) / 8 + 3 * jnp.eye(8)

@@ -12,6 +12,7 @@ from jax import export, lax
 
 import scalewise as sw
 from arrays import normal
+from cases import nightly
 
 CACHE = normal(0, (2, 16, 4, 8)) * jnp.array([1.0, 4.0, 0.5, 30.0])[:, None]
 NEW = normal(1, (2, 1, 4, 8))
@@ -84,8 +85,7 @@ def step(w, x):
     return jax.tree.map(lambda a, g: a - 0.1 * g, w, gradients), value
 
 
-@pytest.mark.parametrize("recipe", ["fp8", "mxfp8", "fp8_delayed"])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("recipe", ["fp8_delayed", *nightly(["fp8", "mxfp8"])])
 def test_an_exported_step_runs_in_another_process(recipe, tmp_path):
     w = {"up": normal(0, (16, 32)) / 4, "down": normal(1, (32, 16)) / 6}
     arguments = w, normal(2, (8, 16))
@@ -95,7 +95,7 @@ def test_an_exported_step_runs_in_another_process(recipe, tmp_path):
     check_elsewhere(jax.jit(f), arguments, tmp_path)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_exported_inference_takes_stored_weights_in_another_process(tmp_path):
     w = {"up": normal(0, (64, 32)) / 4, "down": normal(1, (32, 64)) / 6}
     f = jax.jit(sw.autoscale(lambda w, x: jax.nn.gelu(x @ w["up"]) @ w["down"], "fp8"))

@@ -10,6 +10,7 @@ from jax import lax
 
 import scalewise as sw
 from arrays import normal
+from cases import nightly
 from scalewise._jax import open_jaxpr
 from scalewise.interpret._equation import nested_jaxprs
 
@@ -64,7 +65,6 @@ def accumulated(loss):
 @pytest.mark.parametrize(
     "wrap", [lambda f: f, jax.checkpoint, jax.jit], ids=["plain", "checkpoint", "jit"]
 )
-@pytest.mark.thorough(keep=4)
 def test_weights_of_microbatches_are_rounded_once(recipe, wrap):
     step = accumulated(wrap(loss))
     counted = roundings(jax.make_jaxpr(sw.autoscale(step, recipe))(WEIGHTS, BATCHES))
@@ -83,8 +83,7 @@ def test_weights_of_inner_loops_are_rounded_before_the_outer_one():
     assert {loops for (shape, loops), n in counted.items() if shape == (64, 64)} == {0}
 
 
-@pytest.mark.parametrize("recipe", ["fp8", "fp8_rowwise", "nvfp4"])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("recipe", ["fp8", *nightly(["fp8_rowwise", "nvfp4"])])
 def test_rounding_before_the_loop_changes_no_number(recipe):
     recipe = sw.recipes.recipe(recipe)
     gradients = jax.jit(sw.autoscale(jax.grad(jax.checkpoint(loss)), recipe))

@@ -7,6 +7,7 @@ import pytest
 
 import scalewise as sw
 from arrays import normal
+from cases import nightly
 
 W = normal(0, (32, 32)) / 6
 X = normal(1, (6, 32))
@@ -28,8 +29,7 @@ def step(x, w):
     return *outs, gradient
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.thorough(keep=3)
+@pytest.mark.parametrize("recipe", nightly(RECIPES, but=["mxfp8"]))
 def test_a_row_that_is_not_finite_leaves_the_others_as_they_are(recipe):
     run = jax.jit(sw.autoscale(step, recipe))
     for number in (np.nan, np.inf, -np.inf):
@@ -43,8 +43,7 @@ def test_a_row_that_is_not_finite_leaves_the_others_as_they_are(recipe):
     assert np.isfinite(np.asarray(run(X, W)[1])).all()
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.thorough(keep=3)
+@pytest.mark.parametrize("recipe", nightly(RECIPES, but=["mxfp8"]))
 def test_a_weight_that_is_not_finite_is_seen_in_the_loss(recipe):
     run = jax.jit(sw.autoscale(step, recipe))
     for number in (np.nan, np.inf):

@@ -12,6 +12,7 @@ import pytest
 
 import scalewise as sw
 from arrays import normal
+from cases import nightly
 from scalewise._jax import compiles_gpu_kernels
 from scalewise.autoscaling._blocks import block_product, on_device
 from scalewise.devices import DEVICES
@@ -75,13 +76,10 @@ NVFP4 = sw.Recipe(sw.Products.short("nvfp4", "nvfp4"))
     ("recipe", "device"),
     [
         ("fp8", "h100"),
-        ("fp8", "v5e"),
-        ("mxfp8", "h100"),
         ("mxfp8", "b200"),
-        pytest.param(NVFP4, "b200", marks=pytest.mark.slow),
+        *nightly([("fp8", "v5e"), ("mxfp8", "h100"), (NVFP4, "b200")]),
     ],
 )
-@pytest.mark.thorough(keep=2)
 def test_both_routes_multiply_the_same_numbers(recipe, device, monkeypatch):
     """The route of a device, run on this one, which computes it by other loops."""
     recipe = replace(sw.recipes.recipe(recipe), device=device)
@@ -320,8 +318,7 @@ def routed(w, x, sizes, grouped):
 
 
 @pytest.mark.filterwarnings("ignore:autoscale")
-@pytest.mark.parametrize("grouped", [False, True])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("grouped", [True, *nightly([False])])
 def test_experts_run_under_every_recipe(grouped):
     w, x, sizes = normal(1, (2, 16, 16)) / 4, normal(0, (16, 16)), jnp.array([8, 8])
 

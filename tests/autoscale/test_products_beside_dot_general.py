@@ -12,13 +12,13 @@ from jax.experimental import pallas, sparse
 
 import scalewise as sw
 from arrays import normal
+from cases import nightly
 
 A, B = (normal(k, (12, 12)) for k in jax.random.split(jax.random.key(0)))
 ONE, THREE = jnp.array([12], jnp.int32), jnp.array([4, 3, 5], jnp.int32)
 
 
-@pytest.mark.parametrize("recipe", ["fp8", "mxfp4_forward", "fp16_every_op"])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("recipe", ["fp8", *nightly(["mxfp4_forward", "fp16_every_op"])])
 def test_a_ragged_product_of_one_group_is_the_product_bit_for_bit(recipe):
     """Forward and both gradients, whose ragged axes are rows, features and again rows."""
 

@@ -11,6 +11,7 @@ from jax import lax
 
 import scalewise as sw
 from arrays import normal
+from cases import nightly
 from scalewise.autoscaling._keys import hadamard_signs, hadamard_transform
 from scalewise.formats import MXFP4, NVFP4
 from transcribed import (
@@ -99,8 +100,7 @@ def compare(got, want, ties=False):
         np.testing.assert_allclose(got, want, rtol=2e-6, atol=2e-6 * np.abs(got).max())
 
 
-@pytest.mark.parametrize("name", REFERENCES)
-@pytest.mark.thorough(keep=1, gate=5)
+@pytest.mark.parametrize("name", nightly(REFERENCES, but=["fp8_blockwise", "nvfp4"]))
 def test_each_product_has_the_operands_of_the_paper(name):
     recipe = RECIPES.CATALOGUE[name.split()[0]]
     recipe = nearest(recipe) if recipe.products.short_form is None else recipe
@@ -161,8 +161,7 @@ def test_four_over_six_has_at_most_the_error_of_six():
     assert np.mean((tiny / 1e-36 - x) ** 2) < 0.95 * np.mean((six - x) ** 2)
 
 
-@pytest.mark.parametrize(("size", "length"), [(16, 48), (16, 37), (4, 3), (64, 64)])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize(("size", "length"), [(16, 37), *nightly([(16, 48), (4, 3), (64, 64)])])
 def test_a_hadamard_transform_of_both_operands_leaves_their_product(size, length):
     rng = np.random.default_rng(size)
     a, b = (rng.integers(-8, 9, (5, length)).astype(np.float32) for _ in range(2))
@@ -182,8 +181,7 @@ def only(operand):
     return sw.Recipe(products, residuals=None)
 
 
-@pytest.mark.parametrize("fmt", ["e4m3fn", "bf16", MXFP4, NVFP4, "channel"])
-@pytest.mark.thorough(keep=2)
+@pytest.mark.parametrize("fmt", [NVFP4, "channel", *nightly(["e4m3fn", "bf16", MXFP4])])
 def test_stochastic_rounding_is_unbiased_over_10000_keys(fmt):
     operand = sw.Operand(fmt, rounding="stochastic") if fmt != "channel" else sw.Operand(
         "e5m2", per="channel", rounding="stochastic"
@@ -286,7 +284,6 @@ def test_devices_that_multiply_all_products_are_accepted():
     assert recipe.products == RECIPES.nvfp4.products
 
 
-@pytest.mark.thorough
 def test_grouped_convolutions_are_not_transformed():
     x, kernel = normal(0, (8, 6, 8)), normal(1, (3, 4, 16))
 

@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 
 import scalewise as sw
+from cases import nightly
 
 W = jax.random.normal(jax.random.key(0), (64, 96)) * 0.1
 W16 = W.astype(jnp.bfloat16)
@@ -35,7 +36,6 @@ def largest_by_primitive(f, *args):
     return {e.primitive.name: e.outvars[0].aval.shape for e in found}
 
 
-@pytest.mark.thorough
 def test_leaves_of_a_model_that_are_no_arrays_stay():
     model = eqx.nn.MLP(64, 4, 32, 2, jnp.tanh, key=jax.random.key(0))
     stored = sw.quantize_params(model, "fp8", axis=-1)
@@ -48,8 +48,7 @@ def test_leaves_of_a_model_that_are_no_arrays_stay():
         sw.quantize_params(lambda x: x, "fp8")
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("recipe", nightly(RECIPES, but=["fp8", "nvfp4"]))
 def test_stored_weights_give_the_result_of_weights_that_are_rounded_in_the_call(recipe):
     f = sw.autoscale(lambda p, x: jax.nn.gelu(x @ p["w"]) @ p["u"], recipe)
     params = {"w": W.astype(jnp.bfloat16), "u": W.T.astype(jnp.bfloat16)}
@@ -93,7 +92,6 @@ def test_a_weight_is_neither_measured_nor_rounded_nor_written():
     assert "-> tensor<64x96xf" not in text.replace("-> tensor<64x96xf8", "")
 
 
-@pytest.mark.thorough
 def test_stacked_weights_keep_their_numbers_in_a_scan():
     stack = jnp.stack([W16[:, :64], -W16[:, :64]])
 
@@ -111,7 +109,6 @@ def test_stacked_weights_keep_their_numbers_in_a_scan():
         assert got.dtype == jnp.bfloat16
 
 
-@pytest.mark.thorough
 def test_gradients_reach_adapters_through_a_frozen_quantized_base():
     base = sw.quantize_params({"w": W}, "fp8")
     a, b = jnp.ones((64, 4)) * 0.01, jnp.ones((4, 96)) * 0.01
@@ -138,7 +135,7 @@ def test_an_argument_that_is_returned_stays_quantized():
     assert y.shape == (32, 96)
 
 
-@pytest.mark.parametrize("recipe", ["fp8", "mxfp8", "nvfp4"])
+@pytest.mark.parametrize("recipe", ["mxfp8", *nightly(["fp8", "nvfp4"])])
 def test_weights_that_were_made_together_are_those_of_each(recipe):
     """Of experts, as many as each has inputs, so that no axis is told by its length."""
     experts = jax.random.normal(jax.random.key(3), (32, 32, 48))
@@ -219,7 +216,7 @@ def test_what_reads_an_array_says_whether_it_is_an_embedding():
         kept(program="fp8")
 
 
-@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, *nightly([jnp.float16, jnp.float32])])
 def test_types_in_a_program_dont_change_when_its_weights_are_quantized(dtype):
     params, tokens = tokens_params(dtype), jnp.zeros((2, 8), jnp.int32)
 

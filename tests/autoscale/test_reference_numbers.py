@@ -53,7 +53,6 @@ def test_powers_of_two_give_the_same_numbers(name, theirs):
 
 
 @pytest.mark.parametrize("name", ["nvfp4", "four_over_six", "te_1d", "te_2d", "te_four_over_six"])
-@pytest.mark.thorough(keep=1)
 def test_nvfp4_gives_the_same_numbers_but_for_the_scales_last_bit(name, theirs):
     np.testing.assert_allclose(ours(name), theirs[name], rtol=1e-6)
 

@@ -31,7 +31,6 @@ def near(got, want):
     assert np.linalg.norm(got - want) < 0.02 * np.linalg.norm(want)
 
 
-@pytest.mark.thorough
 def test_each_step_has_the_recipe_of_its_phase():
     assert WARM.starts == (0, 2, 18)
     bf16, mxfp4 = gradients("bf16"), gradients("mxfp4_forward")
@@ -43,7 +42,7 @@ def test_each_step_has_the_recipe_of_its_phase():
     np.testing.assert_array_equal(step(2, W, X), mxfp4)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_schedule_inside_a_loop_over_the_steps():
     step = sw.autoscale(jax.grad(loss), WARM)
     out = jax.lax.scan(lambda c, i: (c, step(i, W, X)), 0, jnp.arange(20))[1]
@@ -52,7 +51,6 @@ def test_a_schedule_inside_a_loop_over_the_steps():
         near(got, narrow if 2 <= i < 18 else wide)
 
 
-@pytest.mark.thorough
 def test_a_key_comes_behind_the_step():
     schedule = sw.Schedule({0: "bf16", 2: "nvfp4"})
     step = jax.jit(sw.autoscale(jax.grad(loss), schedule, keyed=True))
@@ -61,7 +59,7 @@ def test_a_key_comes_behind_the_step():
     assert np.any(step(2, key, W, X) != step(2, other, W, X))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_training_step_follows_its_states_step():
     def model(params, x):
         return jnp.mean(jnp.square(jnp.tanh(x @ params["w"])))

@@ -2,10 +2,11 @@
 
 import pytest
 
+from cases import nightly
 from devices import run_on_devices
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_transforms_inside_a_checking_shard_map():
     run_on_devices(4, PROGRAM)
 
@@ -79,8 +80,9 @@ np.testing.assert_allclose(there.amaxes, history.amaxes, rtol=1e-5)
 """
 
 
-def test_gathered_weights_are_sent_as_they_are_stored():
-    run_on_devices(4, GATHERED)
+@pytest.mark.parametrize("kinds", ["one blocks", *nightly(["one rows blocks packed"])])
+def test_gathered_weights_are_sent_as_they_are_stored(kinds):
+    run_on_devices(4, GATHERED.replace("KINDS", repr(kinds)))
 
 
 GATHERED = """
@@ -107,7 +109,8 @@ def gathered(axis, tiled):
     return jax.shard_map(body, mesh=mesh, in_specs=(spec, P()), out_specs=P())
 
 
-for name, array in stored.items():
+for name in KINDS.split():
+    array = stored[name]
     for axis, tiled in ((0, True), (1, True), (0, False)):
         f = sw.autoscale(gathered(axis, tiled), "bf16")
         code = jax.jit(f).lower(array, x).as_text()
@@ -120,6 +123,7 @@ for name, array in stored.items():
 """
 
 
+@pytest.mark.slow
 def test_collectives_that_only_move_numbers_send_them_as_they_are_stored():
     run_on_devices(4, MOVED)
 

@@ -11,6 +11,7 @@ import pytest
 
 import scalewise as sw
 from arrays import normal
+from cases import nightly
 from devices import run_on_devices
 from scalewise.autoscaling._keys import hadamard_signs, hadamard_transform
 from scalewise.formats import NVFP4
@@ -47,13 +48,13 @@ def ms_eden():
     return x, *draws(x, sw.MsEden())
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_ms_eden_is_unbiased_over_10000_draws(ms_eden):
     x, mean, error, _ = ms_eden
     assert np.all(np.abs(mean - x) <= 4 * error)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_ms_eden_has_less_than_half_the_squared_error_of_stochastic_rounding(ms_eden):
     x, *_, squared = ms_eden
     mean, error, stochastic = draws(x, ROOMY, "stochastic")
@@ -61,7 +62,7 @@ def test_ms_eden_has_less_than_half_the_squared_error_of_stochastic_rounding(ms_
     assert squared < 0.5 * stochastic
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_mean_of_ms_eden_is_within_2_percent_of_an_outlier():
     x = normal(2, (1, 128)).at[:, 5].mul(100)
     mean, *_ = draws(x, sw.MsEden())
@@ -105,7 +106,7 @@ def test_quests_error_of_normal_numbers(exponent, error):
     assert np.mean(ratios) == pytest.approx(error, rel=0.03)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_headroom_removes_the_bias_of_stochastic_rounding():
     """A block scale that is rounded down saturates its block's largest numbers in each draw."""
 
@@ -144,6 +145,7 @@ def test_headroom_changes_what_is_drawn_alone():
     assert sw.recipes.fp8.with_headroom() == sw.recipes.fp8  # nothing is drawn
 
 
+@pytest.mark.slow
 def test_quest_keeps_blocks_whose_mean_exceeds_their_deviation():
     """The transform of a row that is zero but for its first element has equal numbers."""
     offsets = np.float32([[0], [1], [3], [-100], [1e-30]])
@@ -161,14 +163,11 @@ def test_quest_keeps_blocks_whose_mean_exceeds_their_deviation():
 @pytest.mark.parametrize(
     ("fmt", "scaling"),
     [
-        ("nvfp4", sw.MsEden()),
-        ("nvfp4", sw.FourOverSix()),
         ("mxfp4", sw.Quest()),
-        ("nvfp4", ROOMY),
+        *nightly([("nvfp4", sw.MsEden()), ("nvfp4", sw.FourOverSix()), ("nvfp4", ROOMY)]),
     ],
     ids=repr,
 )
-@pytest.mark.thorough(keep=1)
 def test_float64_is_rounded_to_the_same_blocks(fmt, scaling):
     x = np.asarray(normal(4, (4, 64)))
     key = jax.random.key(2) if scaling.draws else None
@@ -188,8 +187,7 @@ X, W, G = (np.asarray(normal(i, s)) for i, s in enumerate([(64, 128), (128, 64),
 UNBIASED = {"tetrajet2": True, "quartet2": True, "nvfp4": False, "mxfp4_forward": False}
 
 
-@pytest.mark.parametrize("name", UNBIASED)
-@pytest.mark.thorough(gate=1)
+@pytest.mark.parametrize("name", nightly(UNBIASED))
 def test_the_error_of_averaged_gradients_falls_for_unbiased_recipes_alone(name):
     recipe = dataclasses.replace(sw.recipes.recipe(name), residuals=None)
     rounded = (X, W)
@@ -224,7 +222,6 @@ def test_programs_in_float64_and_bfloat16(name):
                 assert np.linalg.norm(got - exact) < 0.4 * np.linalg.norm(exact)
 
 
-@pytest.mark.thorough
 def test_a_stored_activation_is_loaded_after_scales_of_two_levels():
     """Of ``min_size`` elements the activation waits in FP16 for the weight's gradient."""
     w, x = normal(0, (128, 128)) / 11, normal(1, (128, 128))
@@ -246,9 +243,8 @@ def override(recipe, how):
     )
 
 
-@pytest.mark.parametrize("how", ["high_precision", "dequantized"])
-@pytest.mark.parametrize("name", ["nvfp4", "quartet"])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("how", ["dequantized", *nightly(["high_precision"])])
+@pytest.mark.parametrize("name", ["nvfp4", *nightly(["quartet"])])
 def test_backward_products_in_high_precision(name, how):
     recipe = sw.recipes.recipe(name)
     recipe = dataclasses.replace(override(recipe, how), residuals=None)
@@ -261,7 +257,7 @@ def test_backward_products_in_high_precision(name, how):
     np.testing.assert_allclose(dw, x.T @ G, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_loops_round_from_the_forward_products_numbers_too():
     """Stacked layers in a scan have the gradients of the same layers written out."""
     recipe, wide = (override(sw.recipes.nvfp4, h) for h in ("dequantized", "high_precision"))
@@ -293,9 +289,9 @@ WITH_PRODUCTS = [
 
 @pytest.mark.filterwarnings("ignore:autoscale.*no matrix units")
 @pytest.mark.parametrize(
-    ("name", "device"), [(n, d) for n in WITH_PRODUCTS for d in ("b200", "v6e")]
+    ("name", "device"),
+    nightly([(n, d) for n in WITH_PRODUCTS for d in ("b200", "v6e")], but=[("nvfp4", "b200")]),
 )
-@pytest.mark.thorough(keep=1, gate=2)
 def test_recipes_of_products_lower_for_gpus_and_tpus(name, device):
     recipe = dataclasses.replace(sw.recipes.recipe(name), device=device, narrow="always")
     platform = sw.devices.DEVICES[device].platform

@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 
 import scalewise as sw
+from cases import nightly
 from scalewise.devices import MatrixUnits, matrix_unit
 
 K = 512
@@ -28,8 +29,7 @@ def rounded(x, fmt):
 PROMOTED = MatrixUnits("h100", promote=128)
 
 
-@pytest.mark.parametrize("units", ["h100", PROMOTED, "b200", "cdna3"], ids=str)
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("units", [PROMOTED, *nightly(["h100", "b200", "cdna3"])], ids=str)
 def test_products_of_fp8_are_added_as_the_device_adds_them(units):
     found = sw.autoscale(product, "fp8", emulate=units)(X, W)
     device = units if isinstance(units, MatrixUnits) else MatrixUnits(units)
@@ -49,8 +49,7 @@ def test_hoppers_fp8_units_lose_digits_that_promotion_keeps():
     assert fast > 5 * promoted > 50 * newer
 
 
-@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("recipe", ["nvfp4", *nightly(["mxfp8"])])
 def test_blocks_with_scales_go_to_units_for_them(recipe):
     found = sw.autoscale(product, recipe, emulate="b200")(X, W)
     operand = sw.recipes.CATALOGUE[recipe].products
@@ -59,8 +58,7 @@ def test_blocks_with_scales_go_to_units_for_them(recipe):
     assert operand is None or not np.array_equal(found, plain)
 
 
-@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("recipe", ["mxfp8", *nightly(["nvfp4"])])
 def test_gradients_of_blocks_have_their_own_shapes(recipe):
     """JAX exchanges the operands of a weight's gradient, whose sides differ here."""
     x = jnp.tile(X, (16, 1))
@@ -89,7 +87,7 @@ def loss(w, x):
     return jnp.mean(lax.scan(layer, x, None, length=2)[0] ** 2)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_steps_run_forward_backward_in_loops_jitted_and_mapped():
     step = sw.autoscale(jax.value_and_grad(loss), "fp8", emulate="h100")
     eager, jitted = step(W, X), jax.jit(step)(W, X)
@@ -99,6 +97,7 @@ def test_steps_run_forward_backward_in_loops_jitted_and_mapped():
     assert np.isfinite(mapped[1]).all()
 
 
+@pytest.mark.slow
 def test_convolutions_are_added_by_units_too():
     x, w = X.reshape(3, 8, 8, 8), jax.random.uniform(jax.random.key(2), (3, 3, 8, 4))
 

@@ -10,6 +10,7 @@ from flax import nnx
 
 import scalewise as sw
 from arrays import normal
+from cases import nightly
 
 W, X = normal(0, (8, 8)), normal(1, (4, 8))
 KEY = jax.random.key(0)
@@ -32,7 +33,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", nightly(KINDS, but=["both"]))
 def test_static_arguments_count_from_the_first_one(name):
     transform, first, signature = KINDS[name]
     f = transform(power)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from cases import nightly
 from scalewise import checkpoints
 from scalewise.checkpoints import _write
 from scalewise.checkpoints._files import open_file
@@ -62,7 +63,6 @@ def contents(folder):
         ("nvfp4", None, 0.12), ("e4m3fn", "plain", 0.06),
     ],
 )  # fmt: skip
-@pytest.mark.thorough(keep=4)
 def test_a_cast_is_read_again_and_kept_tensors_have_their_bytes(model, tmp_path, to, layout, error):
     out = tmp_path / "out"
     report = checkpoints.cast(model, to, out=out, layout=layout)
@@ -240,7 +240,7 @@ def test_another_cast_starts_anew(model, tmp_path):
     assert checkpoints.check(tmp_path / "out", model)
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_a_killed_cast_is_resumed_to_equal_bytes(tmp_path):
     source = tmp_path / "source.safetensors"
     wide = weights()["lm_head.weight"].repeat(64, 0)
@@ -340,8 +340,7 @@ except OSError as error:
 """
 
 
-@pytest.mark.parametrize("layout", ["scalewise", "orbax"])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("layout", ["scalewise", *nightly(["orbax"])])
 def test_a_tree_that_the_disk_does_not_take_leaves_nothing(disk, layout):
     (disk / "mine").write_text("mine")
     out = disk / ("x" if layout == "orbax" else "x.safetensors")

@@ -9,7 +9,6 @@ SEEDS = range(18)  # one of each fault
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.thorough(keep=2)
 def test_a_fault_is_found_and_named_beside_the_original(seed, tmp_path):
     _, fault, names, original = mutants.mutant(seed, tmp_path / "mutant")
     mutants.write_file(tmp_path / "original.safetensors", original, {})
@@ -18,7 +17,6 @@ def test_a_fault_is_found_and_named_beside_the_original(seed, tmp_path):
 
 
 @pytest.mark.parametrize("seed", [2, 3, 4, 9, 92, 112, 129, 130])
-@pytest.mark.thorough(keep=3)
 def test_scales_and_codes_of_other_blocks_are_found_without_the_original(seed, tmp_path):
     _, fault, names, _ = mutants.mutant(seed, tmp_path / "mutant")
     report = checkpoints.check(tmp_path / "mutant")
@@ -34,6 +32,5 @@ def test_a_bias_that_is_not_found_alone_gives_a_clean_file_of_other_weights(tmp_
 
 
 @pytest.mark.parametrize("name", mutants.LAYOUTS)
-@pytest.mark.thorough(keep=3)
 def test_a_clean_file_has_no_findings(name, tmp_path):
     assert mutants.clean(7, name, tmp_path) == [0, 0]

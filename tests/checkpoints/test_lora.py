@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import scalewise as sw
+from cases import nightly
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def lora(monkeypatch):
 @pytest.mark.parametrize(
     ("to", "layout"), [("nvfp4", "compressed-tensors"), ("e4m3fn", "deepseek")]
 )
-@pytest.mark.thorough(keep=1)
+@pytest.mark.slow
 def test_adapters_learn_on_a_quantised_base(lora, to, layout, tmp_path):
     found = lora.run(to, layout, tmp_path, steps=150)
     before = found[f"{to} base, turned digits"]
@@ -35,9 +36,9 @@ def test_adapters_learn_on_a_quantised_base(lora, to, layout, tmp_path):
 
 @pytest.mark.parametrize(
     ("to", "layout"),
-    [("nvfp4", "modelopt"), ("mxfp8_e4m3", "torchao"), ("e4m3fn", "compressed-tensors")],
-)
-@pytest.mark.thorough(keep=1)
+    [("nvfp4", "modelopt"),
+     *nightly([("mxfp8_e4m3", "torchao"), ("e4m3fn", "compressed-tensors")])],
+)  # fmt: skip
 def test_gradients_through_stored_weights_are_those_of_their_values(lora, to, layout, tmp_path):
     wide = lora.init(0)
     sw.scaled.save_safetensors(tmp_path / "wide.safetensors", wide)

@@ -25,34 +25,19 @@ def file_of(header, data=b"", length=None):
 
 
 HUGE = 1 << 60
-MALFORMED = {
+MALFORMED = {  # safetensors checks headers: some of each kind, and what it leaves to us
     "empty": b"",
-    "seven bytes": b"1234567",
     "a header longer than the file": file_of({}, length=1000),
     "a header of 2^60 bytes": file_of({}, length=HUGE),
     "no JSON": file_of(b"{nonsense"),
-    "no UTF-8": file_of(b'{"\xff": 1}'),
-    "a list": file_of([]),
     "deep JSON": file_of(b'{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}"),
     "a key twice": file_of(b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},'
                            b'"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'),
     "no offsets": file_of({"a": {"dtype": "U8", "shape": [1]}}, b"1"),
-    "three offsets": file_of({"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1, 2]}}, b"1"),
     "a foreign dtype": file_of({"a": entry(0, 1, "Q9")}, b"1"),
-    "a dtype that is a number": file_of({"a": entry(0, 1, 3)}, b"1"),
-    "a negative size": file_of({"a": entry(0, 1, shape=[-1])}, b"1"),
-    "a size that is true": file_of({"a": entry(0, 1, shape=[True])}, b"1"),
-    "a size that is a float": file_of({"a": entry(0, 1, shape=[1.0])}, b"1"),
     "sizes whose product overflows": file_of({"a": entry(0, 1, shape=[HUGE, HUGE])}, b"1"),
-    "too many axes": file_of({"a": entry(0, 1, shape=[1] * 1000)}, b"1"),
-    "a wrong length": file_of({"a": entry(0, 2, shape=[1])}, b"12"),
-    "overlapping tensors": file_of({"a": entry(0, 2), "b": entry(1, 3)}, b"123"),
     "a gap": file_of({"a": entry(0, 1), "b": entry(2, 3)}, b"123"),
-    "a tensor that ends before it starts": file_of({"a": entry(1, 0, shape=[0])}, b"1"),
-    "a tensor beyond the end": file_of({"a": entry(0, 9)}, b"1"),
-    "bytes that belong to none": file_of({"a": entry(0, 1)}, b"123"),
     "metadata that are numbers": file_of({"__metadata__": {"a": 1}}),
-    "metadata that are a list": file_of({"__metadata__": []}),
     "torchao's names without records": file_of({"__metadata__": {"tensor_names": '["a"]'}}),
     "torchao's names that are no JSON": file_of({"__metadata__": {"tensor_names": "{"}}),
     "scales that aren't there": file_of({"__metadata__": {"scalewise": '{"a": {"block": null}}'}}),
@@ -89,7 +74,6 @@ def test_an_index_that_leaves_its_folder_is_refused(shard, tmp_path):
         checkpoints.load(folder)
 
 
-@pytest.mark.thorough
 def test_a_hundred_thousand_tensors_are_read(tmp_path):
     header = {f"t{i}": entry(i, i + 1) for i in range(100_000)}
     (tmp_path / "x.safetensors").write_bytes(file_of(header, b"1" * 100_000))

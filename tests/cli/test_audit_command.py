@@ -96,7 +96,6 @@ def test_a_users_function_is_audited_and_the_report_written(folder):
     assert "No: parts loses accuracy" in wrong.output
 
 
-@pytest.mark.thorough
 def test_what_a_device_computes_is_recorded_and_compared(folder):
     done = run("record", "net.py:norm", "--args", "half", "--out", "a.safetensors")
     assert done.exit_code == 1  # not finite
@@ -114,7 +113,6 @@ def one_line(done):
     return " ".join(done.output.split())
 
 
-@pytest.mark.thorough
 def test_arguments_from_annotations_or_by_name(folder):
     assert run("audit", "net.py:typed", "--trials", "0").exit_code == 0
     assert run("audit", "net.py:norm", "--args", "named", "--trials", "0").exit_code == 0

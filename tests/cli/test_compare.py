@@ -74,7 +74,6 @@ def rows(tmp_path):
     return [json.loads(line) for line in text.splitlines()]
 
 
-@pytest.mark.thorough
 def test_float32_row_is_the_plain_program(tmp_path):
     result, _ = run(tmp_path)
     state, step, losses = init(0), jax.jit(train_step), []
@@ -152,7 +151,7 @@ def test_a_program_without_a_loss_cannot_scale_it(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_several_seeds_give_a_mean_and_a_spread(tmp_path):
     result, text = run(tmp_path, ("float32", "fp16"), seeds=2, steps=4)
     singles = [run(tmp_path / str(s), ("float32",), seed=s, steps=4)[0] for s in (0, 1)]

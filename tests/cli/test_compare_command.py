@@ -1,4 +1,4 @@
-"""`scalewise compare` as a user types it, in a process of its own."""
+"""`scalewise compare` as a user types it."""
 
 import os
 import signal
@@ -31,13 +31,6 @@ def batches(data, seed):
 """
 
 
-def scalewise(*arguments, cwd, **options):
-    command = [str(Path(sys.executable).with_name("scalewise")), *map(str, arguments)]
-    return subprocess.run(
-        command, cwd=cwd, capture_output=True, text=True, check=False, timeout=300, **options
-    )
-
-
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "line.py").write_text(PROGRAM)
@@ -45,11 +38,11 @@ def folder(tmp_path):
     return tmp_path
 
 
-@pytest.mark.thorough
-def test_a_piped_comparison_prints_table_curves_and_where_its_files_are(folder):
-    options = ("--data", "text", "--steps", 3, "--method", "float32", "--method", "fp16")
-    done = scalewise("compare", "line.py", *options, cwd=folder)
-    assert done.returncode == 0, done.stderr
+def test_a_piped_comparison_prints_table_curves_and_where_its_files_are(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    options = ("--data", "text", "--steps", "3", "--method", "float32", "--method", "fp16")
+    done = CliRunner().invoke(app, ["compare", "line.py", *options])
+    assert done.exit_code == 0, done.stderr
     assert "ratios to float32" in done.stdout
     assert "\x1b" not in done.stdout
     (run,) = (folder / "runs").iterdir()
@@ -86,12 +79,13 @@ def test_bad_input_is_one_sentence_and_exit_code_2(folder, monkeypatch, argument
 
 
 def test_the_process_ends_with_exit_code_2(folder):
-    done = scalewise("compare", "nothing.py", cwd=folder)
+    command = [str(Path(sys.executable).with_name("scalewise")), "compare", "nothing.py"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("scalewise: no program 'nothing.py'")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_control_c_keeps_a_readable_run(folder):
     # a shell's background job ignores SIGINT, and so would all that it starts: a gate, say
     listening = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "

@@ -70,7 +70,6 @@ def test_a_mistyped_recipe_gets_recipes_as_suggestions(arguments, tmp_path, monk
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.thorough
 def test_plan_prints_writes_and_exports_what_it_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text(

@@ -74,7 +74,6 @@ def test_the_picture_is_wellformed_and_has_a_gap_where_the_loss_is_nan():
 
 
 @pytest.mark.parametrize("losses", [[math.nan] * 3, [2.0, 2.0, 2.0], [1.0]])
-@pytest.mark.thorough(keep=1)
 def test_odd_curves_are_drawn(losses):
     ET.fromstring(comparison(Measured("x", losses)).curves_svg())
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import scalewise as sw
+from cases import nightly
 
 KEY = jax.random.key(0)
 SAMPLERS = ("normal", "uniform", "gumbel", "exponential", "logistic", "laplace")
 
 
-@pytest.mark.parametrize("fmt", ["fp16", "e4m3fn"])
-@pytest.mark.thorough
+@pytest.mark.parametrize("fmt", ["fp16", *nightly(["e4m3fn"])])
 def test_a_draw_is_float32s_rounded_once(fmt):
     def draws(key):
         return [getattr(jax.random, name)(key, (1 << 14,)) for name in SAMPLERS]
@@ -25,7 +25,6 @@ def test_a_draw_is_float32s_rounded_once(fmt):
         assert np.mean(np.asarray(got) != np.asarray(want)) < 2e-3, name
 
 
-@pytest.mark.thorough
 def test_a_draw_is_rounded_where_it_meets_an_argument():
     def noisy(x):
         return x + 0.125 * jax.random.normal(KEY, x.shape)
@@ -37,7 +36,6 @@ def test_a_draw_is_rounded_where_it_meets_an_argument():
     np.testing.assert_array_equal(got, sw.round_to(got, "fp16"))
 
 
-@pytest.mark.thorough
 def test_in_loops_branches_and_gradients():
     def chain(x):
         def body(carry, key):

@@ -1,5 +1,6 @@
 """Emulation against native arithmetic, ml_dtypes and exact rational arithmetic."""
 
+import operator
 from fractions import Fraction
 
 import jax
@@ -9,7 +10,8 @@ import pytest
 
 import scalewise as sw
 from arrays import normal
-from programs import DIFFERENTIABLE, PROGRAMS, scalar
+from cases import nightly
+from programs import DIFFERENTIABLE, PROGRAMS, scalar, together
 from scalewise.formats import CATALOGUE, Format
 
 MINE = Format("e6m9", exponent_bits=6, mantissa_bits=9)
@@ -42,26 +44,21 @@ def exactly(fmt: Format, x: Fraction) -> float:
     return sign * float(rounded)
 
 
-@pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
-@pytest.mark.parametrize("operation", ["add", "sub", "mul", "div"])
-@pytest.mark.thorough(keep=8, gate=5)
-def test_arithmetic_is_correctly_rounded(fmt, operation):
+OPERATIONS = (operator.add, operator.sub, operator.mul, operator.truediv)
+
+
+@pytest.mark.parametrize(
+    "fmt", nightly(FORMATS, but=["fp16", "bf16", "e4m3fn", "e2m1fn", "dlfloat16", "e6m9"])
+)
+def test_arithmetic_is_correctly_rounded(fmt):
     a, b = numbers(fmt, 300, 1), numbers(fmt, 300, 2)
     b[b == 0] = 1
-    f = {"add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply, "div": jnp.divide}[operation]
-    exact = {
-        "add": lambda x, y: x + y,
-        "sub": lambda x, y: x - y,
-        "mul": lambda x, y: x * y,
-        "div": lambda x, y: x / y,
-    }[operation]
-    want = [
-        exactly(fmt, exact(Fraction(float(x)), Fraction(float(y))))
-        for x, y in zip(a, b, strict=True)
-    ]
-    got = jax.jit(sw.emulate(f, fmt))(a, b)
-    with np.errstate(over="ignore"):
-        np.testing.assert_array_equal(np.asarray(got), np.asarray(want, np.float32))
+    pairs = [(Fraction(float(x)), Fraction(float(y))) for x, y in zip(a, b, strict=True)]
+    results = jax.jit(sw.emulate(lambda a, b: [f(a, b) for f in OPERATIONS], fmt))(a, b)
+    for f, got in zip(OPERATIONS, results, strict=True):
+        with np.errstate(over="ignore"):
+            want = np.asarray([exactly(fmt, f(x, y)) for x, y in pairs], np.float32)
+        np.testing.assert_array_equal(got, want, str(f))
 
 
 def test_subnormals_survive():
@@ -88,7 +85,7 @@ def test_published_failures():
     assert float(jax.jit(f)(jnp.float32(1))) == 1
 
 
-@pytest.mark.parametrize("part", [jnp.abs, jnp.real, jnp.imag])
+@pytest.mark.parametrize("part", [jnp.abs, *nightly([jnp.real, jnp.imag])])
 def test_parts_of_complex_numbers_are_rounded(part):
     def f(x):
         return part(jnp.fft.rfft(x))
@@ -113,28 +110,28 @@ def test_a_scan_swamps_as_published():
     assert float(sw.emulate(total, "bf16")(jnp.ones(1000))) == 256
 
 
-@pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("fmt", ["fp16", MINE], ids=["fp16", "e6m9"])
-@pytest.mark.thorough(keep=1, gate=2)
-def test_every_output_is_a_number_of_the_format_under_jit_and_eagerly(f, fmt):
-    x = normal(0, (4, 4))
-    eager, jitted = sw.emulate(f, fmt)(x), jax.jit(sw.emulate(f, fmt))(x)
-    for a, b in zip(jax.tree.leaves(eager), jax.tree.leaves(jitted), strict=True):
+FEW = [p for p in PROGRAMS if p.__name__ in ("calls", "custom_derivatives", "while_loop")]
+
+
+@pytest.mark.parametrize(
+    ("fmt", "programs"), [("fp16", FEW), *nightly([("fp16", PROGRAMS), (MINE, PROGRAMS)])]
+)
+def test_every_output_is_a_number_of_the_format_under_jit_and_eagerly(fmt, programs):
+    f, x = sw.emulate(together(programs), fmt), normal(0, (4, 4))
+    for a, b in zip(jax.tree.leaves(f(x)), jax.tree.leaves(jax.jit(f)(x)), strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
         if jnp.issubdtype(a.dtype, jnp.floating):
             np.testing.assert_array_equal(np.asarray(sw.round_to(a, fmt)), np.asarray(a))
 
 
-@pytest.mark.parametrize("f", DIFFERENTIABLE, ids=lambda f: f.__name__)
-@pytest.mark.thorough(keep=2, gate=2)
-def test_a_gradient_from_outside_is_the_gradient_inside(f):
+@pytest.mark.parametrize("programs", [FEW[:2], *nightly([(DIFFERENTIABLE,)])])
+def test_gradients_from_outside_are_the_gradients_inside(programs):
     x = normal(0, (4, 4))
-    outside = jax.jit(jax.grad(sw.emulate(scalar(f), "fp16")))(x)
-    inside = jax.jit(sw.emulate(jax.grad(scalar(f)), "fp16"))(x)
-    np.testing.assert_array_equal(np.asarray(outside), np.asarray(inside))
+    outside = together(programs, lambda f: jax.grad(sw.emulate(scalar(f), "fp16")))
+    inside = sw.emulate(together(programs, lambda f: jax.grad(scalar(f))), "fp16")
+    jax.tree.map(np.testing.assert_array_equal, jax.jit(outside)(x), jax.jit(inside)(x))
 
 
-@pytest.mark.thorough
 def test_emulating_float32_in_float32_arithmetic_changes_nothing():
     x = numbers(sw.formats.FP16, 256, 0).reshape(16, 16)
     f = lambda x: (x * 3 + 1) / (x * x + 2) - jnp.sqrt(jnp.abs(x))  # noqa: E731

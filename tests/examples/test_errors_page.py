@@ -14,7 +14,6 @@ INTERNAL = {
 }  # never leave the package
 
 
-@pytest.mark.thorough
 def test_the_page_is_up_to_date():
     page = (DOCS / "reference" / "errors.md").read_text()
     assert page == MODULE.page(), "run `PYTHONPATH=src python docs/errors_page.py`"

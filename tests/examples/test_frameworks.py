@@ -23,7 +23,7 @@ def side(diff: str, sign: str) -> str:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:haiku")
-@pytest.mark.thorough(gate=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DIFFS)
 def test_both_sides_of_the_diff_train_alike(name, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "examples"))

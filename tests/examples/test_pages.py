@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from cases import nightly
 from pages import DOCS, page_script
 
 ROOT = DOCS.parent
@@ -16,22 +17,7 @@ ELSEWHERE = {  # pages whose code other tests run
     "docs/torch.md": "pytorch/test_docs.py",
     "docs/tutorials/pytorch.md": "pytorch/test_docs.py",
 }
-QUICK = ("README.md", "docs/casts.md")
-LONG = (  # make prove runs them: each takes more than five seconds of one core
-    "docs/guides/audit.md",
-    "docs/guides/checkpoints.md",
-    "docs/guides/every-operation.md",
-    "docs/guides/operands.md",
-    "docs/guides/recipes.md",
-    "docs/guides/plan.md",
-    "docs/guides/recordings.md",
-    "docs/tutorials/custom-format.md",
-    "docs/tutorials/equinox.md",
-    "docs/tutorials/haiku.md",
-    "docs/tutorials/linen.md",
-    "docs/tutorials/nnx.md",
-    "docs/tutorials/optax.md",
-)
+QUICK = ("README.md",)
 
 
 def pages() -> list[str]:
@@ -41,15 +27,8 @@ def pages() -> list[str]:
     return [p for p in with_code if p not in ELSEWHERE]
 
 
-def marked(page: str):
-    if page in QUICK:
-        return page
-    mark = pytest.mark.slow if page in LONG else pytest.mark.thorough
-    return pytest.param(page, marks=mark)
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:haiku")
-@pytest.mark.parametrize("page", list(map(marked, pages())))
+@pytest.mark.parametrize("page", nightly(pages(), but=QUICK))
 def test_its_python_runs_and_prints_what_it_says(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # for the files that it writes
     linecache.checkcache()
@@ -59,8 +38,7 @@ def test_its_python_runs_and_prints_what_it_says(page, tmp_path, monkeypatch):
             assert ran.expected is None or OUTPUTS.agrees(ran.expected, ran.printed), again
 
 
-def test_the_pages_that_the_marks_name_exist():
-    assert set(QUICK) | set(LONG) <= set(pages())
+def test_the_tests_of_other_pages_exist():
     tests = Path(__file__).parents[1]
     assert all((ROOT / p).is_file() and (tests / t).is_file() for p, t in ELSEWHERE.items())
 

@@ -36,7 +36,7 @@ def test_every_recorded_run_is_finite_and_within_one_percent_or_twice_chance():
         assert abs(row["loss"] - base) <= max(0.01 * base, 2 * abs(chance - base))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_run_is_recorded_and_reproducible():
     row = parity.train(models.model("wave"), "fp16", 3)
     again = parity.train(models.model("wave"), "float32", 3)

@@ -15,6 +15,7 @@ import pytest
 from examples.train import train
 from proofs.resume import prove
 
+from cases import nightly
 from scalewise import training
 
 ROOT = Path(__file__).parents[2]
@@ -57,9 +58,9 @@ def is_key(x):
 
 @pytest.mark.parametrize(
     ("policy", "options"),
-    [("p=f16,c=f16", {"weights": "stochastic"}), ("fp8_delayed", {"moments": "coat"})],
-)
-@pytest.mark.thorough(keep=1)
+    [("fp8_delayed", {"moments": "coat"}),
+     *nightly([("p=f16,c=f16", {"weights": "stochastic"})])],
+)  # fmt: skip
 def test_a_resumed_run_equals_an_undisturbed_one(tmp_path, policy, options):
     step = training.step(loss_of, optax.adamw(1e-2), policy, **options)
     whole = run(step, tmp_path / "whole", 10)

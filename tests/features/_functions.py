@@ -68,19 +68,6 @@ def gradient_of_a_fourier_transform(t):
 
 
 @feature
-def convolutions(t):
-    def f(k, x):
-        plain = lax.conv_general_dilated(x, k, (1, 1), "SAME", dimension_numbers=LAYOUT)
-        grouped = lax.conv_general_dilated(
-            x, k[:, :, :1], (2, 2), "VALID", rhs_dilation=(2, 2), dimension_numbers=LAYOUT,
-            feature_group_count=4,
-        )  # fmt: skip
-        return plain, grouped, lax.conv_transpose(x, k, (2, 2), "SAME")
-
-    return t(f)(KERNEL, IMAGES)
-
-
-@feature
 def gradient_of_a_convolution(t):
     def f(k, x):
         y = lax.conv_general_dilated(x, k, (2, 2), "SAME", dimension_numbers=LAYOUT)
@@ -118,16 +105,6 @@ def signals(t):
 
 
 @feature
-def cumulative(t):
-    def f(w, x):
-        y = x @ w
-        logs = lax.cumlogsumexp(x, 0)
-        return jnp.cumsum(y, 0), jnp.cumprod(1 + y[:, :2] / 8, 0), lax.cummax(y, 1), logs
-
-    return t(f)(W, X)
-
-
-@feature
 def reductions(t):
     def f(w, x):
         y = x @ w
@@ -136,52 +113,6 @@ def reductions(t):
         return product, by_hand, jnp.std(y), jnp.linalg.norm(y), special.logsumexp(y, 1)
 
     return t(f)(W, X)
-
-
-@feature
-def reductions_of_pairs(t):
-    def f(x, rows):
-        def pick(a, b):
-            first = a[0] > b[0]
-            return jnp.where(first, a[0], b[0]), jnp.where(first, a[1], b[1])
-
-        index = jnp.broadcast_to(rows[:, None], x.shape)
-        return lax.reduce((x, index), (-jnp.float32(jnp.inf), jnp.int32(-1)), pick, (0,))
-
-    return t(f)(X, ROWS)
-
-
-@feature
-def windows_by_hand(t):
-    def f(x):
-        return lax.reduce_window(x, np.float32(1), lambda a, b: a * b, (2, 2), (1, 1), "VALID")
-
-    return t(f)(X)
-
-
-@feature
-def special_functions(t):
-    def f(x):
-        p = jnp.abs(x) + 0.5
-        u = jnp.tanh(x) / 2
-        return (
-            special.erf(x), special.gammaln(p), special.digamma(p), special.i0e(x),
-            special.gammainc(p, p + 1), special.betainc(p, p, u + 0.5), special.ndtri(u + 0.5),
-        )  # fmt: skip
-
-    return t(f)(X)
-
-
-@feature
-def elementary_functions(t):
-    def f(x):
-        p = jnp.abs(x) + 0.5
-        return (
-            jnp.exp(x), jnp.log1p(p), jnp.power(p, 1.5), jnp.arctan2(x, p), jnp.cbrt(x),
-            jnp.sinc(x), jnp.hypot(x, p), jnp.logaddexp(x, p), jnp.rint(8 * x), jnp.sqrt(p),
-        )  # fmt: skip
-
-    return t(f)(X)
 
 
 @feature

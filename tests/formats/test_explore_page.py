@@ -70,7 +70,7 @@ def file_of(array):
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @needs_a_browser
 def test_its_casts_and_files_in_a_browser():
     values = np.unique(np.concatenate([asked_numbers(f) for f in FORMATS if f.bits <= 8]))

@@ -35,7 +35,6 @@ def as_stored(fmt: Format) -> np.ndarray:
 
 
 @pytest.mark.parametrize("fmt", STORED, ids=lambda f: f.name)
-@pytest.mark.thorough
 def test_decode_matches_ml_dtypes_for_every_code(fmt):
     got, want = fmt.values(), as_stored(fmt)
     np.testing.assert_array_equal(got, want)
@@ -97,9 +96,8 @@ def test_published_constants():
 
 @pytest.mark.parametrize("rounding", DETERMINISTIC)
 @pytest.mark.parametrize("name", ["fp16", "e4m3fnuz", "e5m2", "e8m0", "e2m1fn", "dlfloat16"])
-@pytest.mark.thorough(keep=4)
 def test_encode_matches_thresholds_in_every_rounding(name, rounding):
-    """Compares with the oracle of ``make prove`` on both sides of each threshold."""
+    """Compares with the oracle of ``proofs.casts`` on both sides of each threshold."""
     fmt = formats.format(name)
     for saturate in SATURATE:
         for bits, want in edges(fmt, rounding, saturate):

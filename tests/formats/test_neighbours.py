@@ -12,7 +12,6 @@ SMALL = [f for f in CATALOGUE.values() if f.bits <= 8]
 
 
 @pytest.mark.parametrize("fmt", SMALL, ids=lambda f: f.name)
-@pytest.mark.thorough(keep=3)
 def test_neighbours_match_the_sorted_list_of_numbers(fmt):
     values = fmt.values()
     numbers = np.unique(values[np.isfinite(values)])  # -0 equals 0

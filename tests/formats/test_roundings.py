@@ -27,7 +27,6 @@ def test_addend_rounds_up_where_goes_up_is_true(mode):
 
 
 @pytest.mark.parametrize("mode", ROUNDINGS.values(), ids=lambda mode: mode.name)
-@pytest.mark.thorough(keep=4)
 def test_other_fields_agree_with_the_predicate(mode):
     tiny = Rest(*(np.array([v]) for v in (True, False, False, True)))
     even, signs = np.array([False]), (np.array([False]), np.array([True]))

@@ -9,6 +9,7 @@ from jax.experimental import jet
 
 import scalewise as sw
 from arrays import normal
+from cases import nightly
 from scalewise.interpret import Interpretation, transform
 
 W, X = normal(0, (4, 4)), normal(1, (3, 4))
@@ -46,8 +47,7 @@ MODES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.thorough(keep=2)
+@pytest.mark.parametrize("mode", nightly(MODES, but=["linearize", "reverse_over_forward"]))
 def test_a_derivative_is_the_programs_own(mode):
     of = MODES[mode]
     got, want = (jax.jit(lambda f=f: of(f))() for f in (identity(looped), looped))
@@ -98,7 +98,6 @@ OUTER = {
 
 
 @pytest.mark.parametrize("outer", OUTER)
-@pytest.mark.thorough(keep=1)
 def test_a_derivative_within_another_transformation_is_interpreted(outer):
     def f(w, x):
         return jnp.mean(jnp.tanh(x @ w) ** 2)

@@ -10,7 +10,7 @@ import pytest
 
 import scalewise as sw
 from arrays import normal
-from programs import DIFFERENTIABLE, PROGRAMS, scalar
+from programs import DIFFERENTIABLE, PROGRAMS, scalar, together
 from scalewise.interpret import Equation, Interpretation, transform
 
 
@@ -30,51 +30,44 @@ def assert_same_bits(got, want):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
-@pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
-class TestProgram:
-    @pytest.mark.thorough(keep=4)
-    def test_eagerly(self, f):
-        assert_same_bits(identity(f)(example()), f(example()))
-
-    @pytest.mark.thorough(keep=6)
-    def test_under_jit(self, f):
-        assert_same_bits(jax.jit(identity(f))(example()), jax.jit(f)(example()))
-
-    @pytest.mark.thorough(keep=4)
-    def test_vmap_outside(self, f):
-        xs = jnp.stack([example(1), example(2)])
-        assert_same_bits(jax.jit(jax.vmap(identity(f)))(xs), jax.jit(jax.vmap(f))(xs))
-
-    @pytest.mark.thorough(keep=4)
-    def test_vmap_inside(self, f):
-        xs = jnp.stack([example(1), example(2)])
-        assert_same_bits(jax.jit(identity(jax.vmap(f)))(xs), jax.jit(jax.vmap(f))(xs))
+EXAMPLES = jnp.stack([example(1), example(2)])
+PARTS = together(PROGRAMS)
 
 
-@pytest.mark.parametrize("f", DIFFERENTIABLE, ids=lambda f: f.__name__)
-class TestGradient:
-    @pytest.mark.thorough(keep=5)
-    def test_inside(self, f):
-        g = jax.grad(scalar(f))
-        assert_same_bits(jax.jit(identity(g))(example()), jax.jit(g)(example()))
+def gradients(t=lambda f: f):
+    """The gradients of transformed programs."""
+    return together(DIFFERENTIABLE, lambda f: jax.grad(t(scalar(f))))
 
-    @pytest.mark.thorough(keep=5)
-    def test_outside(self, f):
-        g, h = jax.grad(identity(scalar(f))), jax.grad(scalar(f))
-        got, want = jax.jit(g)(example()), jax.jit(h)(example())
-        # the same equations, but in two programs joined by residuals: XLA may fuse them otherwise
-        np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-5)
 
-    @pytest.mark.thorough(keep=2)
-    def test_outside_eagerly(self, f):
-        assert_same_bits(jax.grad(identity(scalar(f)))(example()), jax.grad(scalar(f))(example()))
+def of_maps(t):
+    def of(f):
+        return jax.grad(lambda xs: jnp.sum(jax.vmap(t(scalar(f)))(xs)))
 
-    @pytest.mark.thorough(keep=2)
-    def test_outside_of_vmap(self, f):
-        xs = jnp.stack([example(1), example(2)])
-        got = jax.grad(lambda xs: jnp.sum(jax.vmap(identity(scalar(f)))(xs)))(xs)
-        want = jax.grad(lambda xs: jnp.sum(jax.vmap(scalar(f))(xs)))(xs)
-        np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-5)
+    return together(DIFFERENTIABLE, of)
+
+
+EXACT = {
+    "eagerly": lambda t: t(PARTS)(example()),
+    "jit": lambda t: jax.jit(t(PARTS))(example()),
+    "vmap outside": lambda t: jax.jit(jax.vmap(t(PARTS)))(EXAMPLES),
+    "vmap inside": lambda t: jax.jit(t(jax.vmap(PARTS)))(EXAMPLES),
+    "gradient inside": lambda t: jax.jit(t(gradients()))(example()),
+    "gradient outside, eagerly": lambda t: gradients(t)(example()),
+}
+
+
+@pytest.mark.parametrize(
+    "way", [*list(EXACT)[:-1], pytest.param("gradient outside, eagerly", marks=pytest.mark.slow)]
+)
+def test_bits_are_the_programs_own(way):
+    assert_same_bits(EXACT[way](identity), EXACT[way](lambda f: f))
+
+
+@pytest.mark.parametrize(("of", "x"), [(gradients, example()), (of_maps, EXAMPLES)])
+def test_gradients_from_outside_under_jit(of, x):
+    """The same equations, but in two programs joined by residuals: XLA may fuse them otherwise."""
+    got, want = jax.jit(of(identity))(x), jax.jit(of(lambda f: f))(x)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-5), got, want)
 
 
 def test_a_closed_over_parameter_is_differentiated():
@@ -85,16 +78,6 @@ def test_a_closed_over_parameter_is_differentiated():
 
     want = jax.grad(lambda w: jnp.sum(jnp.sin(x @ w) * w))(x)
     assert_same_bits(jax.grad(loss)(x), want)
-
-
-@pytest.mark.thorough
-def test_hessian_by_reverse_over_reverse():
-    def f(x):
-        return jnp.sum(jnp.sin(x) ** 3)
-
-    x = example()[0]
-    got = jax.jacrev(jax.jacrev(identity(f)))(x)
-    np.testing.assert_allclose(got, jax.jacrev(jax.jacrev(f))(x), rtol=1e-5, atol=1e-6)
 
 
 def test_pytrees_keywords_flags_and_integers():
@@ -240,7 +223,6 @@ def test_rejects_non_callables():
 
 
 @pytest.mark.parametrize("t", [identity, lambda f: sw.autoscale(f, "fp16_every_op")])
-@pytest.mark.thorough(keep=1)
 def test_results_are_arrays_as_weakly_typed_as_the_programs_own(t):
     def f(a, x):
         looped = jax.lax.scan(lambda c, _: (c, c), a, None, 2)
@@ -265,7 +247,6 @@ def test_results_are_arrays_as_weakly_typed_as_the_programs_own(t):
         lambda f: lambda a, x: jax.linear_transpose(lambda b: f(2.0, b), x)(f(a, x)),
     ],
 )
-@pytest.mark.thorough(keep=2)
 def test_derivatives_are_as_weakly_typed_as_those_of_the_program(t, derivative):
     def f(a, x):
         return jnp.sum(a * a * x)

@@ -70,7 +70,6 @@ TRANSFORMED = {
 
 
 @pytest.mark.parametrize("name", TRANSFORMED)
-@pytest.mark.thorough(keep=3)
 def test_outlined_functions_return_what_the_function_returns(name):
     with jax.enable_x64(name == "x64"):
         got, want = (TRANSFORMED[name](f) for f in (thrice, thrice_inline))
@@ -109,7 +108,6 @@ def test_operations_lowered_for_a_platform_have_the_line_that_asked_for_them():
 
 @pytest.mark.parametrize("f", [by_parts, by_three])
 @pytest.mark.parametrize("name", ["eager", "jit", "vmap", "grad", "scan", "emulate"])
-@pytest.mark.thorough(keep=4)
 def test_functions_by_platform_return_the_same_under_transformations(name, f):
     got, want = (TRANSFORMED[name](f) for f in (f, partial(cubed, 3)))
     unit = 2.0**-7 if name == "emulate" else 1e-6  # the routes round in other places

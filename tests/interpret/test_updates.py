@@ -14,6 +14,7 @@ from flax import nnx
 
 import scalewise as sw
 from arrays import normal
+from cases import nightly
 from scalewise import training
 from scalewise.interpret import Interpretation, transform
 
@@ -154,15 +155,14 @@ def assert_trains_like_float32(got, tolerance):
     )
 
 
-@pytest.mark.thorough(keep=1, gate=5)
-@pytest.mark.parametrize("nesting", NESTINGS, ids=lambda n: n.__name__)
-@pytest.mark.parametrize("name", TRANSFORMATIONS)
+@pytest.mark.parametrize("nesting", nightly(NESTINGS, but=["whole"]))
+@pytest.mark.parametrize("name", nightly(TRANSFORMATIONS, but=["fp8"]))
 def test_a_step_that_updates_objects_in_place(name, nesting):
     t, tolerance = TRANSFORMATIONS[name]
     assert_trains_like_float32(run(lambda: nesting(t)), tolerance)
 
 
-@pytest.mark.thorough(gate=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["schedule", "history", "keyed"])
 def test_functions_with_a_first_argument_of_their_own(kind):
     calls = []
@@ -198,9 +198,12 @@ def test_functions_with_a_first_argument_of_their_own(kind):
 
 @pytest.mark.filterwarnings("ignore:scatter inputs have incompatible types")
 @pytest.mark.parametrize(
-    "t", [lambda f: sw.emulate(f, "e4m3fn"), lambda f: sw.autocast(f, "p=bf16,c=bf16,o=f32")]
+    "t",
+    [
+        lambda f: sw.autocast(f, "p=bf16,c=bf16,o=f32"),
+        *nightly([lambda f: sw.emulate(f, "e4m3fn")]),
+    ],
 )
-@pytest.mark.thorough(keep=1)
 def test_what_a_function_leaves_alone_keeps_its_bits(t):
     model = Model(nnx.Rngs(0))
     before = {
@@ -213,7 +216,6 @@ def test_what_a_function_leaves_alone_keeps_its_bits(t):
     assert int(model.calls[...]) == 3
 
 
-@pytest.mark.thorough
 def test_an_audit_leaves_the_callers_objects_alone():
     model = Model(nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
@@ -297,10 +299,9 @@ def of_reading(x, ref):
 REFERENCES = (of_argument, of_closure, of_own, of_gradient, of_branch, of_reading)
 
 
-@pytest.mark.thorough(keep=1, gate=2)
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("jit", [True, *nightly([False])])
 @pytest.mark.parametrize("f", REFERENCES, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("name", TRANSFORMATIONS)
+@pytest.mark.parametrize("name", nightly(TRANSFORMATIONS, but=["fp8"]))
 def test_mutable_arrays(name, f, jit):
     def after(f):
         ref = jax.new_ref(jnp.full((16, 16), 0.3))
@@ -326,7 +327,6 @@ def test_a_mutable_array_passed_twice_or_returned_is_refused():
 
 
 @pytest.mark.parametrize("policy", [None, "fp8", "c=bf16"])
-@pytest.mark.thorough(keep=1)
 def test_a_training_step_updates_mutable_arrays(policy):
     seen = jax.new_ref(jnp.zeros(()))
 
@@ -415,7 +415,7 @@ def test_an_object_that_is_read_is_passed_on(name):
     assert o.kept == 3
 
 
-@pytest.mark.parametrize("name", TRANSFORMATIONS)
+@pytest.mark.parametrize("name", nightly(TRANSFORMATIONS, but=["autocast"]))
 def test_einsum_takes_parameters(name):
     make, error = TRANSFORMATIONS[name]
     layer = nnx.Linear(8, 4, rngs=nnx.Rngs(0))

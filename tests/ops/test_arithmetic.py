@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from proofs.arithmetic import IN_FLOAT64, TestFloat, expected
 
+from cases import nightly
 from scalewise.formats import Format
 from scalewise.formats import format as format_
 from scalewise.ops import Arithmetic, accumulate
@@ -46,8 +47,7 @@ def on(arithmetic, f, *operands):
         )
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.thorough(keep=2)
+@pytest.mark.parametrize("name", nightly(FORMATS, but=["fp16", "bf16"]))
 def test_operations_are_the_exact_results_rounded_once(name):
     fmt = format_(name)
     arithmetic = Arithmetic(fmt)
@@ -67,9 +67,8 @@ def test_operations_are_the_exact_results_rounded_once(name):
         np.testing.assert_array_equal(on(arithmetic, ours, a, b), want, str(ours))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", nightly(FORMATS, but=["e4m3", "fp16"]))
 @pytest.mark.parametrize("rounding", ["nearest_even", "toward_zero"])
-@pytest.mark.thorough(keep=4)
 def test_the_root_is_the_exact_one_rounded(name, rounding):
     """The result and its neighbours, squared exactly, stand on the right sides of the operand."""
     fmt = format_(name)
@@ -86,13 +85,8 @@ def test_the_root_is_the_exact_one_rounded(name, rounding):
 
 @pytest.mark.parametrize(
     ("name", "operation"),
-    [
-        *(("fp16", f) for f in IN_FLOAT64),
-        pytest.param("bf16", "add", marks=pytest.mark.slow),
-        ("e4m3fn", "div"),
-    ],
+    nightly([*(("fp16", f) for f in IN_FLOAT64), ("bf16", "add"), ("e4m3fn", "div")]),
 )
-@pytest.mark.thorough
 def test_every_rounding_of_testfloats_operands(name, operation):
     """A sample of ``python -m proofs.arithmetic``, eagerly."""
     fmt = format_(name)
@@ -137,8 +131,7 @@ def test_a_constant_divisor():
         np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("rounding", ["nearest_even", "toward_zero", "toward_positive"])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("rounding", ["toward_positive", *nightly(["nearest_even", "toward_zero"])])
 def test_shifts_beyond_the_carrier(rounding):
     """Neither a zero nor an infinity that is not the rounding's own."""
     fmt = format_("e5m2")
@@ -181,8 +174,7 @@ def blocked(terms):
 
 
 @pytest.mark.parametrize("reference", [sequential, blocked, pairwise, compensated])
-@pytest.mark.parametrize("n", [5, 130])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("n", [5, *nightly([130])])
 def test_orders_of_summation_bit_for_bit_as_numpys_halves(reference, n):
     terms = np.random.default_rng(n).random(n).astype(np.float16)
     arithmetic = Arithmetic(format_("fp16"))

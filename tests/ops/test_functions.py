@@ -10,6 +10,7 @@ import pytest
 from proofs.function_errors import EXACT, function_table, reference
 from proofs.function_tables import cast_table, function_ranges
 
+from cases import nightly
 from scalewise.formats import format as format_
 from scalewise.ops import functions, isinf_sign
 from scalewise.ops.functions import FUNCTIONS
@@ -79,8 +80,7 @@ def test_computed_in_float32_the_published_errors_are_those_of_normal_inputs(nam
     assert wide.correctly_rounded > 0.9995
 
 
-@pytest.mark.thorough(keep=1, gate=1)
-@pytest.mark.parametrize("name", ["floor", "ceil", "round", "relu", "abs", "negative"])
+@pytest.mark.parametrize("name", nightly(["round", "floor", "ceil", "relu", "abs", "negative"]))
 def test_what_only_moves_is_exact(name):
     for row in function_table("fp16", [name]):
         assert row.max_absolute == 0
@@ -172,8 +172,7 @@ def test_a_function_is_an_attribute_and_listed():
     assert {"exp", "gelu_tanh", "COMPUTE"} <= set(dir(functions))
 
 
-@pytest.mark.parametrize("name", ["e2m1fn", "e4m3fn", "e5m2"])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("name", ["e2m1fn", *nightly(["e4m3fn", "e5m2"])])
 def test_the_table_of_casts_counts_every_number(name):
     """The table repeats a binade's errors; here each binade is computed."""
     fmt = format_(name)

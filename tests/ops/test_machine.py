@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cases import nightly
 from scalewise.formats import Format
 from scalewise.formats import format as format_
 from scalewise.ops import Arithmetic
@@ -95,8 +96,7 @@ def vectors(fmt, count):
     return np.concatenate([any_size, near, np.sort(any_size[:2], axis=1)])
 
 
-@pytest.mark.parametrize("name", ["fp16", "bf16", "e5m2", "e4m3", "dlfloat16", "ue5m11"])
-@pytest.mark.thorough
+@pytest.mark.parametrize("name", nightly(["fp16", "bf16", "e5m2", "e4m3", "dlfloat16", "ue5m11"]))
 def test_a_blocks_sum_is_what_the_machine_adds_up(name):
     fmt = UNSIGNED if name == "ue5m11" else format_(name)
     arithmetic = Arithmetic(fmt, "nearest_even" if fmt.signed else "toward_zero")

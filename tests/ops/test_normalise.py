@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from proofs.normalise import BOUND, torture
 
+from cases import nightly
 from pages import DOCS
 from scalewise.formats import format as format_
 from scalewise.ops import layer_norm, rms_norm
@@ -21,9 +22,8 @@ def oracle(x, eps, centred):
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
 
 
-@pytest.mark.parametrize(("name", "n"), [("fp16", 100), ("e4m3", 20)])
-@pytest.mark.parametrize("f", [rms_norm, layer_norm])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize(("name", "n"), [("fp16", 100), *nightly([("e4m3", 20)])])
+@pytest.mark.parametrize("f", [layer_norm, *nightly([rms_norm])])
 def test_within_ulps_of_the_exact_quotient(name, n, f):
     fmt = format_(name)
     x = fmt.decode(fmt.encode(RNG.standard_normal((20, n)) * 3))
@@ -37,7 +37,6 @@ def test_within_ulps_of_the_exact_quotient(name, n, f):
     assert (np.abs(got - want) <= 4 * ulp + slack).all()
 
 
-@pytest.mark.thorough
 def test_where_the_square_is_beyond_the_format():
     x = jnp.asarray([[60000.0, -60000.0, 30000.0, 100.0], [2.0**-24, 2.0**-23, 0, 0]], jnp.float16)
     for f in (rms_norm, layer_norm):
@@ -46,7 +45,7 @@ def test_where_the_square_is_beyond_the_format():
         np.testing.assert_allclose(got, want, rtol=2.0**-8, atol=2.0**-10)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_mean_far_beyond_the_deviation():
     """One pass has a variance of 0 here."""
     x = (RNG.standard_normal((4, 256)) + 100).astype(np.float16)
@@ -72,8 +71,7 @@ def test_zeros_nans_and_nothing():
     assert got.tolist() == [[0, 1, 2, 3]] * 2
 
 
-@pytest.mark.parametrize("f", [rms_norm, layer_norm])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("f", [layer_norm, *nightly([rms_norm])])
 def test_gradients_are_the_plain_ones(f):
     x = jnp.asarray(RNG.standard_normal((3, 8)), jnp.float32)
     w, t = (jnp.asarray(RNG.standard_normal(s), jnp.float32) for s in (8, (3, 8)))
@@ -92,7 +90,7 @@ def test_gradients_are_the_plain_ones(f):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_another_axis_and_vmap():
     x = jnp.asarray(RNG.standard_normal((6, 4)), jnp.float16)
     along = rms_norm(x, axis=0)
@@ -115,8 +113,7 @@ def test_invalid_arguments_are_rejected(arguments, message):
         layer_norm(jnp.arange(3))
 
 
-@pytest.mark.parametrize(("name", "n"), [("fp16", 3), ("e4m3", 256), ("bf16", 16)])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize(("name", "n"), nightly([("fp16", 3), ("e4m3", 256), ("bf16", 16)]))
 def test_values_and_gradients_are_within_the_bound_on_the_torture_set(name, n):
     with (DOCS / "normalise.csv").open(newline="") as file:
         written = list(csv.DictReader(file))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from proofs.norms import prove, torture
 
+from cases import nightly
 from scalewise.formats import CATALOGUE, Format
 from scalewise.formats import format as format_
 from scalewise.ops import NORM_METHODS, ORDERS, beta_high, beta_low, l2_norm, ulp_bound
@@ -16,9 +17,9 @@ NAMES = ["fp16", "bf16", "e5m2", "e4m3", "dlfloat16"]
 
 
 @pytest.mark.parametrize(
-    ("name", "n"), [*((f, 300) for f in NAMES), ("fp16", 2), ("e4m3", 3), ("fp16", 65536)]
+    ("name", "n"),
+    nightly([*((f, 300) for f in NAMES), ("fp16", 2), ("e4m3", 3), ("fp16", 65536)], [("e4m3", 3)]),
 )
-@pytest.mark.thorough(keep=2)
 def test_auto_keeps_its_bound_whatever_the_vector(name, n):
     fmt = format_(name)
     for record in torture(fmt, n, ("auto",)):
@@ -29,8 +30,7 @@ def test_auto_keeps_its_bound_whatever_the_vector(name, n):
         assert float(record["worst"]) <= bound, record
 
 
-@pytest.mark.parametrize("name", ["fp32", "e3m4", "e2m3fn", "e2m1fn"])
-@pytest.mark.thorough(keep=2)
+@pytest.mark.parametrize("name", ["e3m4", *nightly(["fp32", "e2m3fn", "e2m1fn"])])
 def test_auto_keeps_its_bound_in_other_formats(name):
     fmt = format_(name)
     rng = np.random.default_rng(0)
@@ -52,7 +52,7 @@ def test_the_bound_is_near_half_an_ulp_in_every_format():
 
 
 @pytest.mark.parametrize("name", ["fp16"])
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_no_method_of_ours_fails_where_epsilon_dominates(name):
     compared, wrong = prove(format_(name), (3,))
     assert compared > 4000
@@ -60,9 +60,8 @@ def test_no_method_of_ours_fails_where_epsilon_dominates(name):
 
 
 @pytest.mark.parametrize(
-    "method", ["auto", "power_of_two", "blue", "two_segment_overflow_corrected"]
+    "method", ["auto", *nightly(["power_of_two", "blue", "two_segment_overflow_corrected"])]
 )
-@pytest.mark.thorough(keep=2)
 def test_an_epsilon_beyond_the_scale_of_the_vector(method):
     x = half([[2e-4, 0, 0], [2, 200, 3], [2, 6, 3], [2.0**-8, 2.0**-9, 0]])
     eps = np.array([1e-4, 60000, 65504, -(2.0**-17)])  # the last cancels most of small squares
@@ -134,8 +133,7 @@ def test_direct_is_numpys_halves_bit_for_bit(eps):
     assert got.tolist() == [float(numpy_direct(row, eps)) for row in x]
 
 
-@pytest.mark.parametrize("method", NORM_METHODS)
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("method", nightly(NORM_METHODS, but=["auto"]))
 def test_every_method_on_an_easy_vector_under_jit_vmap_and_eagerly(method):
     x = jnp.asarray(np.random.default_rng(1).uniform(0.5, 1, (3, 40)), jnp.float16)
     norm = lambda v: l2_norm(v, 0.25, axis=-1, method=method)  # noqa: E731
@@ -148,8 +146,7 @@ def test_every_method_on_an_easy_vector_under_jit_vmap_and_eagerly(method):
         np.testing.assert_array_equal(jax.vmap(norm)(x), eager)
 
 
-@pytest.mark.parametrize("method", NORM_METHODS)
-@pytest.mark.thorough(keep=3)
+@pytest.mark.parametrize("method", nightly(NORM_METHODS, but=["auto", "direct"]))
 def test_what_is_defined_of_the_undefined(method):
     nan, inf = math.nan, math.inf
     rows = [
@@ -168,8 +165,7 @@ def test_what_is_defined_of_the_undefined(method):
     np.testing.assert_array_equal(np.asarray(got, np.float64), want)
 
 
-@pytest.mark.parametrize("method", ["auto", "direct", "blue"])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("method", ["auto", *nightly(["direct", "blue"])])
 def test_of_nothing_and_without_infinity(method):
     assert float(l2_norm(half([]), method=method)) == 0
     assert float(l2_norm(half([]), 4.0, method=method)) == 2
@@ -187,7 +183,7 @@ def test_the_norm_overflows_only_if_it_must():
     assert float(l2_norm(half([2.0**-24, 0]))) == 2.0**-24
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_an_unsigned_format_has_one_bit_more():
     wide = Format("ue5m11", 5, 11, signed=False)
     x = np.random.default_rng(0).standard_normal((50, 100)).astype(np.float16)
@@ -204,7 +200,7 @@ def test_an_unsigned_format_has_one_bit_more():
     assert jnp.isnan(l2_norm(jnp.ones(3), -1.0, arithmetic=wide))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", nightly(NAMES, but=["fp16"]))
 def test_narrow_squares_need_no_wide_vector(name):
     """Each square is rounded to the format, and only the sum to float32; the norm may be any."""
     fmt = format_(name)
@@ -228,8 +224,7 @@ def test_narrow_squares_need_no_wide_vector(name):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("method", [m for m in NORM_METHODS if m != "auto"])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("method", nightly([m for m in NORM_METHODS if m != "auto"]))
 def test_an_unsigned_format_is_enough_for_every_method_and_order(method, order):
     x = np.full(4, 63.984375)
     got = l2_norm(jnp.asarray(x, jnp.float32), method=method, arithmetic="ue5m11", order=order)
@@ -247,7 +242,6 @@ def test_axes():
     np.testing.assert_allclose(l2_norm(x, axis=(), arithmetic="fp32"), np.abs(x))
 
 
-@pytest.mark.thorough
 def test_gradients():
     x = jnp.asarray([3.0, -4.0, 12.0])
     value, (g, e) = jax.value_and_grad(lambda v, e: l2_norm(v, e, arithmetic="fp32"), (0, 1))(
@@ -302,8 +296,7 @@ def test_invalid_arguments_are_rejected(arguments, message):
 
 
 @pytest.mark.parametrize("order", ["sequential", "blocked", "pairwise", "compensated"])
-@pytest.mark.parametrize("n", [1, 2, 100, 3000])
-@pytest.mark.thorough(keep=2)
+@pytest.mark.parametrize("n", [2, *nightly([1, 100, 3000])])
 def test_below_beta_high_no_sum_of_squares_overflows(order, n):
     fmt = format_("fp16")
     beta = beta_high(fmt, n, order=order)
@@ -333,7 +326,7 @@ def test_the_published_overflow_method_halves_by_a_shift():
     assert abs(float(l2_norm(x, method="two_segment_overflow_corrected")) - 60008) <= 32
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_another_threshold():
     x = half([200, 200])
     assert jnp.isinf(l2_norm(x, method="two_segment_overflow"))

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cases import nightly
 from scalewise import ops
 from scalewise.formats import format as format_
 
@@ -42,8 +43,7 @@ ORACLES = {
 }
 
 
-@pytest.mark.parametrize("name", ["fp16", "bf16", "e4m3"])
-@pytest.mark.thorough
+@pytest.mark.parametrize("name", nightly(["fp16", "bf16", "e4m3"]))
 def test_each_is_float64s_to_its_few_roundings_and_a_number_of_the_format(name):
     fmt = format_(name)
     x = fmt.decode(fmt.encode(X))
@@ -60,7 +60,7 @@ def test_each_is_float64s_to_its_few_roundings_and_a_number_of_the_format(name):
         assert (np.abs(got - want) <= ulps * ulp).all(), which
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_nothing_overflows_or_is_swamped_on_the_way():
     fp16 = partial(jnp.full, dtype=jnp.float16)
     assert float(ops.mean(fp16(1000, 65504), arithmetic="fp16")) == 65504

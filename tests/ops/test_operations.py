@@ -13,6 +13,7 @@ import pytest
 from flax import nnx
 
 import scalewise as sw
+from cases import nightly
 from scalewise import ops
 from scalewise.layers import equinox, linen
 from scalewise.layers import nnx as ours_nnx
@@ -186,14 +187,12 @@ def exactly():
         return jax.jit(both(of_all(1)))(arguments_in(jnp.float64))
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.thorough(keep=0, gate=1)
+@pytest.mark.parametrize("fmt", nightly(FORMATS))
 def test_emulated_in_a_format_each_is_one_operation(fmt, exactly):
     check(ours(sw.emulate, fmt), exactly, float(sw.format(fmt).eps), 4)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.thorough(keep=0, gate=1)
+@pytest.mark.parametrize("dtype", nightly(["float16", "bfloat16"]))
 def test_autocast_runs_each_in_a_dtype(dtype, exactly):
     check(ours(sw.autocast, dtype), exactly, float(jnp.finfo(dtype).eps), 4)
 
@@ -207,7 +206,7 @@ def test_a_norm_on_an_fp16_machine_is_in_its_arithmetic():
     np.testing.assert_allclose(jax.hessian(ops.l2_norm)(x / 100), want, rtol=1e-5)
 
 
-@pytest.mark.thorough(gate=1)
+@pytest.mark.slow
 def test_an_audit_has_the_numbers_of_emulate_and_names_the_users_lines():
     chosen = ("l2_norm", "of_linen.LayerNorm")
     f, given = gradients(of_all(0, chosen)), arguments_in(jnp.float32, chosen)
@@ -223,8 +222,7 @@ def test_an_audit_has_the_numbers_of_emulate_and_names_the_users_lines():
     assert [error.relative for _, error in report.outputs] == pytest.approx(errors, rel=1e-3)
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.thorough(keep=0, gate=1)
+@pytest.mark.parametrize("fmt", nightly(FORMATS))
 def test_every_elementary_function_is_one_operation(fmt):
     of = functions.FUNCTIONS
 
@@ -244,8 +242,7 @@ def test_every_elementary_function_is_one_operation(fmt):
     check(got, want, float(sw.format(fmt).eps), 1)
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.thorough(keep=1, gate=4)
+@pytest.mark.parametrize("name", nightly(CASES, but=["softmax in fp32"]))
 def test_second_derivatives_are_those_of_the_formula(name):
     """A Hessian's product with a vector, in forward mode over reverse mode, and twice reverse."""
     f, formula, given = CASES[name]

@@ -29,7 +29,7 @@ def test_the_torture_set_measures_the_same_again():
         assert {key: str(value) for key, value in record.items()} in rows
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_table_of_functions_measures_the_same_again():
     with (DOCS / "functions.csv").open(newline="") as file:
         rows = {

@@ -31,21 +31,17 @@ ORACLES = {
 }
 
 
-@pytest.mark.parametrize("name", ORACLES)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.thorough(keep=7, gate=2)
-def test_each_is_float64s_rounded_once_or_its_neighbour(name, dtype):
-    ours, oracle = ORACLES[name]
+def test_each_is_float64s_rounded_once_or_its_neighbour(dtype):
     fmt = format_(dtype)
     x = fmt.decode(fmt.encode(X))
-    got = jax.jit(ours)(jnp.asarray(x.astype(dtype)))
-    assert got.dtype == dtype
-    want = oracle(x)
-    got = np.asarray(got).astype(np.float64)
-    ulp = np.exp2(np.maximum(np.floor(np.log2(np.abs(want) + 1e-300)), fmt.min_exponent)) * float(
-        fmt.eps
-    )
-    assert (np.abs(got - want) <= 0.502 * ulp + 1e-6).all()
+    every = jax.jit(lambda x: {name: ours(x) for name, (ours, _) in ORACLES.items()})
+    for name, got in every(jnp.asarray(x.astype(dtype))).items():
+        assert got.dtype == dtype
+        want, got = ORACLES[name][1](x), np.asarray(got).astype(np.float64)
+        binade = np.floor(np.log2(np.abs(want) + 1e-300))
+        ulp = np.exp2(np.maximum(binade, fmt.min_exponent)) * float(fmt.eps)
+        assert (np.abs(got - want) <= 0.502 * ulp + 1e-6).all(), name
 
 
 def test_the_classic_failures():
@@ -60,7 +56,6 @@ def test_the_classic_failures():
     assert float(ops.var(jnp.asarray(x))) == pytest.approx(x.astype(np.float64).var(), rel=1e-3)
 
 
-@pytest.mark.thorough
 def test_masks():
     low = jnp.finfo(jnp.float16).min
     row = jnp.asarray([1.0, 1.0, low, -jnp.inf], jnp.float16)
@@ -81,7 +76,6 @@ def test_of_nothing():
     assert ops.matmul(empty, empty.T, accumulator="fp16").tolist() == [[0, 0]] * 2
 
 
-@pytest.mark.thorough
 def test_cross_entropy_keeps_the_computing_type():
     logits, labels = jnp.asarray(X, jnp.bfloat16), jnp.asarray([0, 5, 32, 7, 33])
     got = ops.cross_entropy(logits, labels)
@@ -117,7 +111,7 @@ def test_fp16_accumulation_is_numpys_halves():
     np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_shapes_are_matmuls_and_gradients_the_exact_ones():
     shapes = [
         ((3,), (3,)),

@@ -55,7 +55,7 @@ def policy(w, x):
     return jnp.tanh(x @ w) @ w.T
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_equal_formats_are_on_policy_and_narrower_rollouts_are_farther():
     w, x = normal(0, (32, 48)) / 2, normal(1, (64, 32))
     plan = sw.plan(policy, 8.25, objective="kl")(w, x)
@@ -93,6 +93,7 @@ def test_what_returns_no_logits_is_refused():
         sw.rollouts(policy, [])
 
 
+@pytest.mark.slow
 def test_two_plans_of_one_name_are_refused():
     w, x = normal(0, (32, 48)) / 2, normal(1, (64, 32))
     plan = sw.plan(policy, 8.25, objective="kl")(w, x)

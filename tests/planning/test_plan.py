@@ -92,7 +92,6 @@ def space_of(given, *, weights=(None,), activations=(None,), objective="kl", f=l
     return Space(program, sw.Budget(bits=1e3), lists, objective, 0, "f")
 
 
-@pytest.mark.thorough
 def test_the_adjoint_pass_has_the_exact_first_order_of_a_loss():
     """Against the gradient by hand, times the error that ``quantize`` makes."""
     params, x = arguments(1)
@@ -129,7 +128,6 @@ def test_a_recurrent_weight_counts_once():
     assert site.elements == 64
 
 
-@pytest.mark.thorough
 def test_a_shared_weight_has_one_format_and_is_stored_once():
     def tied(params, x):
         for _ in range(3):
@@ -149,7 +147,7 @@ def test_a_shared_weight_has_one_format_and_is_stored_once():
     assert namespace["recipe"] == found.recipe
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_parts_of_a_stacked_weight_have_formats_of_their_own():
     def stacked(params, x):
         for i in range(3):
@@ -164,14 +162,14 @@ def test_parts_of_a_stacked_weight_have_formats_of_their_own():
         found.modelopt()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_weights_that_a_function_closes_over_are_planned():
     params, x = arguments()
     found = sw.plan(lambda x: logits(params, x), 8.0, objective="kl")(x)
     assert [line.elements for line in found.lines] == [1024, 1024, 1024, 1536]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_backward_products_get_the_formats_of_gradients():
     def step(params, x):
         return jax.grad(lambda p: jnp.sum(logits(p, x) ** 2))(params)
@@ -186,7 +184,7 @@ def test_backward_products_get_the_formats_of_gradients():
     assert products.input_gradient == (Operand("bf16"), Operand("bf16"))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_discrete_decisions_are_reported():
     def routed(params, x):
         scores = x @ params["router"]
@@ -212,8 +210,8 @@ def test_the_mask_of_a_gradient_is_a_decision():
     assert any("(gt)" in where for site in found for where in site.discrete)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["kl", "error"])
-@pytest.mark.thorough(keep=1)
 def test_products_that_vmap_cannot_batch_are_planned(objective):
     def experts(params, x):
         sizes = jnp.array([5, 11])
@@ -265,7 +263,7 @@ def test_the_result_is_printed_saved_and_written_as_python(found, tmp_path):
     assert costs == sorted(costs)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_lines_that_stay_unrounded_are_in_the_python():
     found = sw.plan(logits, 20.0, objective="kl", formats=["nvfp4", None])(*arguments())
     assert None in dict(found.recipe.keep).values()
@@ -315,6 +313,7 @@ def test_a_kernel_of_a_line_is_found_by_keep_in_autoscale():
         sw.autoscale(logits, sw.Recipe(keep={"test_plan.py:1": "e4m3fn"}))(params, x)
 
 
+@pytest.mark.slow
 def test_the_weight_is_the_first_argument_on_either_side_of_a_product():
     def left(w, x):
         return jnp.tanh(w @ x).T
@@ -396,6 +395,7 @@ def test_results_of_a_loop_without_an_adjoint_are_planned():
     assert formats_of_results(found)["div"] is not None
 
 
+@pytest.mark.slow
 def test_results_and_weights_are_planned_together():
     found = sw.plan(logits, 15.0, formats=["nvfp4", "bf16"], results=["bf16"], objective="kl")(
         *arguments()
@@ -406,6 +406,7 @@ def test_results_and_weights_are_planned_together():
     assert found.policy is None
 
 
+@pytest.mark.slow
 def test_a_training_step_with_large_gradients_is_planned():
     """Gradients of 4,096 numbers that are added up are materialized, which has no derivative."""
 

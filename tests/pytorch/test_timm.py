@@ -15,7 +15,7 @@ if importlib.util.find_spec("timm") is None:
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TIMM)
 def test_outputs_gradients_and_an_audit(name):
     model, (x,), _ = of_timm(name)

@@ -38,7 +38,6 @@ CASES = [
 
 
 @pytest.mark.parametrize(("fmt", "rounding"), CASES, ids=lambda v: getattr(v, "name", v))
-@pytest.mark.thorough(keep=6)
 def test_round_to_on_both_sides_of_every_threshold(fmt, rounding):
     for saturate in SATURATE if rounding == "nearest_even" else (False,):
         both = oracle.edges(fmt, rounding, saturate)
@@ -56,7 +55,6 @@ def test_round_to_on_both_sides_of_every_threshold(fmt, rounding):
 
 
 @pytest.mark.parametrize("fmt", [*FORMATS, TF32], ids=lambda f: f.name)
-@pytest.mark.thorough(keep=3)
 def test_cast_returns_the_codes_of_the_formats_numbers(fmt):
     codes = np.arange(2**fmt.bits, dtype=np.uint32)
     numbers = fmt.decode(codes)

@@ -23,7 +23,6 @@ def numbers(fmt):
 
 @pytest.mark.parametrize("saturate", SATURATE)
 @pytest.mark.parametrize("name", sorted(CONVERTED))
-@pytest.mark.thorough(keep=4)
 def test_converted_matches_nearest_codes(name, saturate):
     fmt = sw.format(name)
     x = jnp.asarray(numbers(fmt))

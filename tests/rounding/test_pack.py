@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import scalewise as sw
+from cases import nightly
 from scalewise.formats import E2M1FN, E2M3FN, E3M2FN, p3109
 from scalewise.rounding import cast, pack, unpack
 
@@ -18,9 +19,8 @@ def by_bits(codes, width):
     return np.packbits(bits.ravel(), bitorder="little")
 
 
-@pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
-@pytest.mark.parametrize("length", [0, 1, 3, 4, 5, 33])
-@pytest.mark.thorough(keep=3)
+@pytest.mark.parametrize("fmt", nightly(FORMATS, but=["e2m1fn", "e2m3fn"]))
+@pytest.mark.parametrize("length", [5, *nightly([0, 1, 3, 4, 33])])
 def test_pack_matches_packbits_and_unpack_inverts_it(fmt, length):
     codes = np.random.default_rng(length).integers(0, 2**fmt.bits, (3, length), np.uint8)
     got = pack(codes, fmt)
@@ -31,8 +31,7 @@ def test_pack_matches_packbits_and_unpack_inverts_it(fmt, length):
     np.testing.assert_array_equal(jax.jit(lambda c: pack(c, fmt))(codes), want)
 
 
-@pytest.mark.parametrize("shape", [(0, 7), (3, 0), (2, 0, 5)])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("shape", [(3, 0), *nightly([((0, 7),), ((2, 0, 5),)])])
 def test_empty_arrays_keep_their_shapes(shape):
     codes = np.zeros(shape, np.uint8)
     packed = pack(codes, "e2m1fn")

@@ -26,7 +26,6 @@ WIDE = Format("wide", 11, 4)  # beyond float32
     ],
     ids=lambda value: getattr(value, "name", None),
 )
-@pytest.mark.thorough(keep=4)
 def test_every_half_precision_value_rounds_as_in_encode(fmt, rounding, saturate, dtype):
     """Checks a sample of the formats, roundings and saturations that `make prove` compares."""
     compared, wrong = check(fmt, rounding, saturate, dtype)

@@ -9,6 +9,7 @@ import pytest
 from proofs.probabilities import FORMATS, check, inputs, threshold
 
 from arrays import normal
+from cases import nightly
 from scalewise import quantize, round_to
 from scalewise.formats import CATALOGUE, DLFLOAT16, E4M3FN, FP16, Format
 
@@ -53,8 +54,7 @@ def test_mean_below_half_the_smallest_subnormal_is_unbiased(name, part):
     assert abs(error) <= 5 * np.sqrt(part * (1 - part) / n)
 
 
-@pytest.mark.parametrize("name", ["mxfp4", "nvfp4"])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("name", ["nvfp4", *nightly(["mxfp4"])])
 def test_block_formats_keep_the_mean(name):
     x = normal(1, (64, 64)) * 0.07
     got = quantize(x, name, rounding="stochastic", key=jax.random.key(2)).value()

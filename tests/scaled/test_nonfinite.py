@@ -7,6 +7,7 @@ import pytest
 
 import scalewise as sw
 from arrays import normal
+from cases import nightly
 from scalewise.scaled import amax
 from scalewise.scaled._amax import LARGE, SMALL
 
@@ -30,11 +31,10 @@ def expected(x, fmt):
 @pytest.mark.parametrize(
     ("scaling", "fmt", "axis"),
     [
-        *((s, "fp16", None) for s in SCALINGS),
         (sw.Amax(), "e4m3fn", None), (sw.Amax(), "fp16", 0), (sw.LeastSquares(), "fp16", 0),
+        *nightly((s, "fp16", None) for s in SCALINGS),
     ],
 )  # fmt: skip
-@pytest.mark.thorough(keep=4)
 def test_scales_come_from_the_finite_elements(scaling, fmt, axis):
     x = MIXED.copy()
     x[-1] = np.nan  # a channel without a finite element
@@ -53,8 +53,7 @@ def test_the_root_mean_square_is_that_of_the_finite_elements():
     np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["mxfp8_e5m2", "mxfp8_e4m3", "mxfp4", "nvfp4"])
-@pytest.mark.thorough(keep=2)
+@pytest.mark.parametrize("name", ["mxfp8_e5m2", "nvfp4", *nightly(["mxfp8_e4m3", "mxfp4"])])
 def test_blocks(name):
     fmt = sw.formats.block_format(name)
     clean = np.array(normal(0, (3, 64))) * np.float32(1e-3)
@@ -100,7 +99,6 @@ def test_directed_roundings():
     ("rows", "axes"),
     [(2, (1,)), (SMALL // 64, (0, 1)), *((LARGE // 64 + 5, a) for a in ((0, 1), (1,), (0,)))],
 )
-@pytest.mark.thorough(keep=3)
 def test_the_largest_finite_magnitude(rows, axes):
     x = np.asarray(normal(0, (rows, 64)))
     largest = jax.jit(lambda x: amax(x, axes, True))

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 
 import scalewise as sw
 from arrays import normal
+from cases import nightly
 from scalewise.rounding import EncodedArray, encode
 
 # as many arrays as rows: a scale that is aligned with the wrong axis broadcasts
@@ -59,12 +60,11 @@ def every_kind(x):
 
 @pytest.fixture(scope="module")
 def batches():
-    """Returns each kind for each of the four arrays, by a loop, and together in four ways."""
+    """Returns each kind for each of the four arrays, by a loop, and together in three ways."""
     one = jax.jit(every_kind)
     loop = [one(x) for x in X]
     return loop, {
         "vmap": jax.jit(jax.vmap(every_kind))(X),
-        "map": jax.jit(lambda x: lax.map(every_kind, x))(X),
         "scan": jax.jit(lambda x: lax.scan(lambda c, r: (c, every_kind(r)), 0, x)[1])(X),
         "stack": jax.tree.map(lambda *xs: jnp.stack(xs), *loop),
     }
@@ -75,33 +75,40 @@ def check(got, want):
     np.testing.assert_allclose(got.value(), want, rtol=2e-6)
 
 
-@pytest.mark.parametrize("way", ["vmap", "map", "scan", "stack"])
+@jax.jit
+def values(tree):
+    return {kind: a.value() for kind, a in tree.items()}
+
+
+@pytest.mark.parametrize("way", ["vmap", "scan", "stack"])
 def test_arrays_made_together_are_those_that_a_loop_makes(batches, way):
     loop, together = batches[0], batches[1][way]
-    for kind, a in together.items():
-        want = jnp.stack([one[kind].value() for one in loop])
-        check(a, want)
+    rows = list(map(values, loop))
+    for kind, got in values(together).items():
+        a, want = together[kind], np.stack([row[kind] for row in rows])
+        assert (a.shape, a.dtype) == (got.shape, got.dtype) == (want.shape, want.dtype)
+        np.testing.assert_allclose(got, want, rtol=2e-6, err_msg=kind)
         factor = a.scale if a.exponent is None else a.exponent
         assert factor is None or factor.ndim in (0, a.ndim), kind
         again = jax.tree.map(lambda x: x, a)
         assert jax.tree.structure(again) == jax.tree.structure(loop[0][kind]) or kind == "none"
-        check(dataclasses.replace(a, data=a.data), want)
-        # and taken apart again
-        parts = [jax.tree.map(lambda x, i=i: x[i], a) for i in range(4)]
-        for part, one in zip(parts, loop, strict=True):
-            check(part, one[kind].value())
+    same = {kind: dataclasses.replace(a, data=a.data) for kind, a in together.items()}
+    jax.tree.map(np.testing.assert_array_equal, values(same), values(together))
+    for i, row in enumerate(rows):  # and taken apart again
+        part = jax.tree.map(lambda x, i=i: np.asarray(x)[i], together)
+        for kind, got in values(part).items():
+            np.testing.assert_allclose(got, row[kind], rtol=2e-6, err_msg=kind)
 
 
 def test_a_loop_over_arrays_made_together_gets_each_of_them(batches):
     loop, together = batches[0], batches[1]["vmap"]
     want = {k: jnp.stack([one[k].value() for one in loop]) for k in together}
-    values = lambda tree: {k: a.value() for k, a in tree.items()}  # noqa: E731
     for run in (jax.vmap(values), lambda t: lax.map(values, t)):
         for kind, got in jax.jit(run)(together).items():
             np.testing.assert_allclose(got, want[kind], rtol=2e-6)
 
 
-@pytest.mark.parametrize("axis", [1, -1])
+@pytest.mark.parametrize("axis", [1, *nightly([-1])])
 def test_arrays_are_made_together_and_taken_apart_along_any_axis(batches, axis):
     with_axes = lambda x: {k: a for k, a in every_kind(x).items() if a.ndim}  # noqa: E731
     made = jax.jit(jax.vmap(with_axes, out_axes=axis))(X)
@@ -115,7 +122,7 @@ def test_arrays_are_made_together_and_taken_apart_along_any_axis(batches, axis):
         np.testing.assert_allclose(got, np.moveaxis(want[kind], axis, 0), rtol=2e-6, err_msg=kind)
 
 
-@pytest.mark.parametrize("fmt", ["e2m1fn", "mxfp6_e2m3", "nvfp4"])
+@pytest.mark.parametrize("fmt", ["nvfp4", *nightly(["e2m1fn", "mxfp6_e2m3"])])
 def test_packed_codes_get_axes_in_front_of_them_or_refuse_to_be_read(fmt):
     rng = np.random.default_rng(len(fmt))
     quantize = jax.jit(lambda x: sw.quantize(x, fmt))
@@ -133,7 +140,7 @@ def test_packed_codes_get_axes_in_front_of_them_or_refuse_to_be_read(fmt):
                 np.testing.assert_array_equal(a.value(), np.stack(rows, axis))
 
 
-@pytest.mark.parametrize("axis", [0, -1])
+@pytest.mark.parametrize("axis", [0, *nightly([-1])])
 def test_shared_scales_are_given_to_each_index_of_an_axis(batches, axis):
     for kind, a in batches[0][0].items():
         packed = isinstance(a.data, EncodedArray) and a.data.format.bits < 8
@@ -190,7 +197,7 @@ def random_index(random, shape):
     return tuple(entries)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", nightly(range(4), but=[1]))
 def test_an_indexed_array_has_the_indexed_value(batches, seed):
     random = np.random.default_rng(seed)
     kinds = batches[1]["stack"] if seed % 2 else batches[0][0]

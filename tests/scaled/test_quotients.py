@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import scalewise as sw
+from cases import nightly
 from scalewise.formats import BlockFormat
 from scalewise.scaled._power import quotient
 
@@ -59,8 +60,7 @@ def quotients_near_boundaries(fmt, count, seed):
     return x, divisors
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.thorough(keep=3)
+@pytest.mark.parametrize("name", nightly(FORMATS, but=["e4m3fn", "e2m1fn"]))
 def test_quotients_are_rounded_once(name):
     fmt = sw.format(name)
     x, divisors = quotients_near_boundaries(fmt, 2000, 0)
@@ -127,9 +127,8 @@ BLOCKS = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(BLOCKS))
-@pytest.mark.parametrize("rounding", ["nearest_even", "toward_positive"])
-@pytest.mark.thorough(keep=4)
+@pytest.mark.parametrize("name", nightly(sorted(BLOCKS), but=["fp8", "nvfp4"]))
+@pytest.mark.parametrize("rounding", ["nearest_even", *nightly(["toward_positive"])])
 def test_codes_of_blocks_are_the_nearest(name, rounding):
     fmt = BLOCKS[name]
     x = np.random.default_rng(0).standard_normal((256, 256)).astype(np.float16).astype(np.float32)

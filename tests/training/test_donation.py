@@ -1,5 +1,7 @@
 """The first state can be donated to the step: no two of its arrays share a buffer."""
 
+import itertools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,7 @@ import pytest
 from flax import nnx
 
 from arrays import normal
+from cases import nightly
 from scalewise import training
 
 pytestmark = pytest.mark.usefixtures("users_promotion")
@@ -63,14 +66,20 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.thorough(keep=5)
-def test_the_first_state_of_a_step_can_be_donated(model, options):
+@pytest.mark.parametrize(
+    ("model", "options"),
+    nightly(
+        itertools.product(MODELS, OPTIONS),
+        but=[("plain", "delayed"), ("plain", "master"), ("nnx", "scaled"), ("equinox", "moments")],
+    ),
+)
+def test_the_first_state_of_a_step_can_be_donated(model, options, request):
+    if options == "moments":  # as tests/training/test_step.py has it
+        request.applymarker(pytest.mark.xfail(strict=True, raises=TypeError))
     make, loss = MODELS[model]
     given = make()
     before = copies(given)
-    train = training.step(loss, optax.adam(1e-2), **options)
+    train = training.step(loss, optax.adam(1e-2), **OPTIONS[options])
     x = normal(3, (2, 4))
     state = train.init(given, x)
     donating = jax.jit(train, donate_argnums=0)

@@ -50,7 +50,6 @@ def trained(one, steps=STEPS):
     return state, metrics
 
 
-@pytest.mark.thorough
 def test_it_equals_autoscale_of_the_gradient():
     def by_hand(p, b):
         return jax.value_and_grad(loss)(p, b)

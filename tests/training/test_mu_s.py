@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import scalewise as sw
+from cases import nightly
 from scalewise.training import mu_s
 
 pytestmark = pytest.mark.usefixtures("users_promotion")
@@ -38,14 +39,13 @@ def model(width, depth=4):
     return {"blocks": blocks, "head": mu_s.init(keys[-1], (width, 8))}
 
 
-@pytest.mark.parametrize("width", [64, 512])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("width", [64, *nightly([512])])
 def test_activations_keep_unit_variance_at_every_width(width):
     x = stream(model(width), jax.random.normal(jax.random.key(1), (64, width)))
     assert float(jnp.std(x)) == pytest.approx(1, abs=0.1)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_fp8_without_scales_is_close_to_float32():
     params, x = model(256), jax.random.normal(jax.random.key(1), (64, 256))
     recipe = dataclasses.replace(sw.recipes.mu_s, keep={"head": "bf16"})

@@ -8,6 +8,7 @@ import optax
 import pytest
 
 from arrays import normal
+from cases import nightly
 from scalewise import Storage, quantize
 from scalewise.formats import E4M3FN, FP32, BlockFormat
 from scalewise.training import STATES, ExpandedStorage, TableStorage, store_state, widen
@@ -48,7 +49,6 @@ def test_expanded_blocks_are_coats(x):
     np.testing.assert_allclose(got, want, rtol=0.15)
 
 
-@pytest.mark.thorough
 def test_expansion_lowers_the_error_of_second_moments():
     x = np.asarray(normal(3, (64, 128))) ** 2 + np.float32(0.05)
     group = BlockFormat("group", E4M3FN, scale=FP32, size=128)
@@ -66,8 +66,7 @@ STORAGES = [
 
 
 @pytest.mark.parametrize("storage", STORAGES, ids=repr)
-@pytest.mark.parametrize("shape", [(3, 37), (300,), ()])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.parametrize("shape", [(3, 37), *nightly([((300,),), ((),)])])
 def test_arrays_of_any_shape_come_back(storage, shape):
     x = np.abs(np.asarray(normal(1, shape))) + np.float32(0.1)
     stored = jax.jit(storage.store)(x)
@@ -85,8 +84,7 @@ def nbytes(tree):
 BYTES = {"narrow_adam": 3, "fp8_lm": 3, "coat": 2.19, "adam8bit": 2.04, "adam4bit": 1.07}
 
 
-@pytest.mark.parametrize("name", STATES)
-@pytest.mark.thorough
+@pytest.mark.parametrize("name", nightly(STATES, but=["adam8bit"]))
 def test_adam_trains_with_each_state(name):
     x, w = normal(0, (128, 64)), normal(1, (64, 64)) / 8
 
@@ -148,7 +146,7 @@ def test_bad_input_is_refused(build, message):
         build()
 
 
-@pytest.mark.parametrize("storage", [TableStorage(4, block=128), ExpandedStorage()])
+@pytest.mark.parametrize("storage", [TableStorage(4, block=128), *nightly([ExpandedStorage()])])
 def test_states_of_several_models_are_those_of_each(storage):
     several = jnp.stack([FIRST, 8 * FIRST[::-1]])
     want = jnp.stack([storage.store(x).value() for x in several])

@@ -13,6 +13,7 @@ from flax import nnx
 
 import scalewise as sw
 from arrays import normal
+from cases import nightly
 from scalewise.training import (
     DynamicLossScale,
     StaticLossScale,
@@ -93,9 +94,8 @@ def test_accumulation_equals_the_whole_batch():
     close(a[1].loss, b[1].loss, rtol=1e-5)
 
 
-@pytest.mark.parametrize("policy", [None, "fp8", "c=bf16"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.thorough(keep=2)
+@pytest.mark.parametrize("policy", ["fp8", *nightly([None, "c=bf16"])])
+@pytest.mark.parametrize("dtype", ["float64", *nightly(["float32"])])
 def test_accumulation_in_a_float64_program(policy, dtype):
     """Weights or batch alone may be float64, and so may the loss."""
     with jax.enable_x64(True):
@@ -142,9 +142,8 @@ def test_a_non_finite_loss_keeps_the_scale():
     assert float(loss_scale_of(after.optimizer).scale) == 2.0**29
 
 
-@pytest.mark.parametrize("weights", [None, "stochastic", "compensated", "plain"])
-@pytest.mark.parametrize("dtype", ["f16", "bf16"])
-@pytest.mark.thorough(keep=2)
+@pytest.mark.parametrize("weights", [None, "stochastic", *nightly(["compensated", "plain"])])
+@pytest.mark.parametrize("dtype", ["bf16", *nightly(["f16"])])
 def test_narrow_weights(weights, dtype):
     train = step(loss, optax.adamw(1e-2), f"p={dtype},c={dtype},o=f32", weights=weights)
     state, metrics = run(train, params(), 30)
@@ -169,7 +168,11 @@ def test_a_loss_of_narrow_weights_is_scaled_in_float32():
     assert bool(metrics.finite)
 
 
-@pytest.mark.thorough
+@pytest.mark.xfail(
+    strict=True,
+    raises=TypeError,
+    reason="a traced ScaledArray has a new scale each time it is read",
+)
 def test_narrow_moments_and_five_bytes_per_parameter():
     from scalewise.training import NARROW_ADAM
 
@@ -224,9 +227,8 @@ def of_model(model, b):
     return jnp.mean(jnp.square(model(b["x"]) - b["y"]))
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("policy", [None, "c=f16"])
-@pytest.mark.thorough
+@pytest.mark.parametrize("accumulate", [2, *nightly([1])])
+@pytest.mark.parametrize("policy", ["c=f16", *nightly([None])])
 def test_flax_nnx(policy, accumulate):
     """Weights learn, statistics and dropout's counter move; a bad step moves none of them."""
     train = step(of_model, optax.adam(3e-2), policy, accumulate=accumulate)
@@ -253,8 +255,7 @@ class Dense(eqx.Module):
     name: str = "dense"
 
 
-@pytest.mark.parametrize("policy", [None, "p=bf16,c=bf16"])
-@pytest.mark.thorough
+@pytest.mark.parametrize("policy", ["p=bf16,c=bf16", *nightly([None])])
 def test_equinox(policy):
     """Functions, names and integer arrays in the module stay what they are."""
     model = Dense(eqx.nn.MLP(6, 2, 16, 1, key=jax.random.key(0)), jnp.int32(3))
