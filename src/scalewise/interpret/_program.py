@@ -282,9 +282,12 @@ def check_updates(arguments: PyTree, known: Sequence[object], f: Callable, name:
     leaves of the copies before the call, and of the function's result, are ``known``.
     """
     ids = set(map(id, known))
-    for path, leaf in jax.tree_util.tree_leaves_with_path(arguments):
+    leaves, again = jax.tree_util.tree_leaves_with_path(arguments), jax.tree.leaves(arguments)
+    for (path, leaf), same in zip(leaves, again, strict=True):
         own = all(isinstance(key, PLAIN_KEYS) for key in path)
-        if own or not isinstance(leaf, Tracer) or id(leaf) in ids:
+        # another one each time is made by the node's flattening: a ScaledArray's scale, with axes
+        made = leaf is not same
+        if own or made or not isinstance(leaf, Tracer) or id(leaf) in ids:
             continue
         raise _lost_update(f, name, f"argument {_argument(path)}")
 
