@@ -11,7 +11,13 @@ import numpy as np
 
 from .._types import PyTree
 from ..auditing import name_of
-from ._export import ExportError, first_line, use_as_forward, without_validation
+from ._export import (
+    ExportError,
+    first_line,
+    register_dataclasses,
+    use_as_forward,
+    without_validation,
+)
 from ._place import line_of_error
 from ._torch import Module, torch
 
@@ -50,11 +56,17 @@ def checked_model(model: Any, args: Sequence[PyTree], kwargs: Any, method: str =
     return model
 
 
+_WRAPPERS = torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel
+
+
 def check_inputs(args: Sequence[PyTree], kwargs: Any) -> list[Any]:
     """Returns the leaves of a model's arguments; refuses NumPy arrays and caches of keys and
     values."""
+    register_dataclasses((args, kwargs))
     leaves = torch.utils._pytree.tree_leaves((tuple(args), dict(kwargs or {})))
     for i, x in enumerate(leaves):
+        if isinstance(x, torch.Tensor) and x.is_nested:
+            raise TypeError(f"input {i} is a nested tensor; pass it padded: x.to_padded_tensor(0)")
         if isinstance(x, np.ndarray):
             raise TypeError(f"input {i} is a NumPy array; pass torch.from_numpy(x)")
         if type(x).__name__.endswith("Cache"):
@@ -65,6 +77,8 @@ def check_inputs(args: Sequence[PyTree], kwargs: Any) -> list[Any]:
 
 
 def as_module(function: Module | Callable[..., Any]) -> Module:
+    if isinstance(function, _WRAPPERS):
+        return as_module(function.module)
     if isinstance(function, torch.nn.Module):
         return function
 
@@ -89,6 +103,7 @@ def check_runs(model: Module, args: Any, kwargs: Any, method: str, dtype: Any) -
     differ: exporting doesn't look at the dtypes of all operands."""
     use_as_forward(model, method)
     buffers = {name: x.detach().clone() for name, x in model.named_buffers()}
+    args, kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]), without_validation():
             torch.func.functional_call(model, buffers, tuple(args), dict(kwargs))

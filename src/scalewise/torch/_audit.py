@@ -30,6 +30,7 @@ from ._emulate import low_function
 from ._export import Granularity
 from ._fixes import AuditedModel, TorchEmulation, in_torch
 from ._function import function, tensors_of
+from ._place import is_in_torch
 from ._torch import GradScaler, Module, torch
 
 
@@ -161,7 +162,15 @@ def _target(
 ) -> Callable[..., PyTree]:
     def audited(params: PyTree, *tensors: ArrayLike) -> PyTree:
         outs = f(params, *tensors)
-        return outs if loss is None else loss(outs)
+        try:
+            return outs if loss is None else loss(outs)
+        except Exception as error:
+            if isinstance(loss, torch.nn.Module) or is_in_torch(error):
+                raise TypeError(
+                    "audit: loss is a JAX function of the model's results; for a loss of torch "
+                    "audit a module whose forward returns it"
+                ) from error
+            raise
 
     def scalar(params: PyTree, *tensors: ArrayLike) -> PyTree:
         outs = audited(params, *tensors)

@@ -17,6 +17,7 @@ from .._types import PyTree
 from ..devices import MatrixUnitsLike, matrix_units
 from ..emulating import Emulation, EmulationWithDraws, OnDevice, is_exact
 from ..formats import FP16, Format, FormatLike, Saturation
+from ..formats import format as format_
 from ..interpret import (
     Applied,
     Argument,
@@ -28,7 +29,7 @@ from ..interpret import (
     rebind,
     transform,
 )
-from ..rounding import saturation, to_float64
+from ..rounding import round_to, saturation, to_float64
 from ._arguments import as_module, check_runs
 from ._convert import jax_dtype, to_jax, to_torch
 from ._export import Exported, Granularity, held
@@ -152,10 +153,10 @@ def low_function(
     under ``autocast``. With ``reference`` an audit's reference run computes the float32 model."""
     given, dtype, wide = (tuple(args), dict(kwargs or {})), None, None
     options = {"method": method, "granularity": granularity, "as_given": reference}
-    narrow = torch.float16, torch.bfloat16
+    narrow = (torch.bfloat16, torch.float16)[:: -1 if fmt == FP16 else 1]
     dtypes = {p.dtype for p in model.parameters()} if not autocast else ()
     found = next((d for d in narrow if d in dtypes), None)
-    low = found or narrow[fmt != FP16]
+    low = found or narrow[0]
     if autocast:
         _check_autocast(fmt, granularity)
         options["low"] = jax_dtype(low)
@@ -226,8 +227,9 @@ class _OwnDtypes(Emulation):
         if any(a.dtype == self.low_dtype for a in equation.out_avals) or is_exact(equation):
             return super().apply(state, equation, inputs)
         outs = rebind(equation, inputs, jnp.float64)
+        # in the format of its own dtype: also a 16-bit one that the program names
         return state, [
-            y.astype(jnp.float32).astype(jnp.float64) if is_float(a) else y
+            round_to(y, format_(a.dtype)) if is_float(a) else y
             for y, a in zip(outs, equation.out_avals, strict=True)
         ]
 

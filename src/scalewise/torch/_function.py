@@ -54,7 +54,7 @@ def function(
         ``f`` and ``params``. ``f(params, *tensors)`` takes the tensors among ``args`` and
         ``kwargs``, in that order, as arrays of the same dtypes. It returns the model's results: an
         array, a tuple, or a dict (for a mapping or a dataclass, such as those of transformers,
-        without its Nones).
+        without its Nones and texts; a number is an array).
         ``params`` has each parameter by its first name; tied parameters are there once. They share
         the model's memory (see :func:`to_jax`). Buffers are constants of ``f``, unless ``params``
         has one by its name.
@@ -177,7 +177,9 @@ def _plain(tree: PyTree) -> PyTree:
     if dataclasses.is_dataclass(tree) and not isinstance(tree, Mapping):
         tree = {f.name: getattr(tree, f.name) for f in dataclasses.fields(tree)}
     if isinstance(tree, Mapping):
-        return {name: _plain(x) for name, x in tree.items() if x is not None}
+        plain = {name: _plain(x) for name, x in tree.items()}
+        return {name: x for name, x in plain.items() if x is not None}
     if isinstance(tree, tuple | list):
         return tuple(map(_plain, tree))
-    return tree
+    is_array = isinstance(tree, jax.Array | np.ndarray | bool | int | float)
+    return jnp.asarray(tree) if is_array else None

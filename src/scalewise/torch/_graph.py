@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._autocast import autocast, refusal
-from ._convert import is_limit, jax_dtype, torch_dtype
+from ._convert import is_limit, is_narrow, jax_dtype, torch_dtype
 from ._derivatives import (
     GRADIENT,
     backward_passes,
@@ -223,8 +223,8 @@ def apply(
     assert function is not None, target
     if target in NARROWED:
         own = next(x.dtype for x in args if isinstance(x, jax.Array | np.ndarray))
-        args = [_narrowed(x, own) for x in args] if _is_narrow(own) else args
-    if dtypes and _is_narrow(dtypes[0]):
+        args = [_narrowed(x, own) for x in args] if is_narrow(own) else args
+    if dtypes and is_narrow(dtypes[0]):
         args = _with_float_numbers(target, args, dtypes[0])
     leaves, tree = jax.tree.flatten(hashable((args, kwargs)), is_leaf=_is_none)
     is_array = [isinstance(x, jax.Array | np.ndarray) for x in leaves]
@@ -234,7 +234,7 @@ def apply(
     call = Call(function, tree, static, at)
     if not dtypes:
         return call(*arrays)
-    if not arrays and len(dtypes) == 1 and _is_narrow(dtypes[0]) and target not in DRAWS:
+    if not arrays and len(dtypes) == 1 and is_narrow(dtypes[0]) and target not in DRAWS:
         args, kwargs = _widened((args, kwargs))
         made = jnp.asarray(function(*args, **kwargs))
         return rounded_in_program(made.astype(jnp.float32), dtypes[0])
@@ -277,10 +277,6 @@ def _narrowed(x: Any, dtype: np.dtype) -> Any:
     if type(x) not in (int, float) or float(np.asarray(x).astype(dtype)) == x:
         return x
     return rounded_in_program(np.float32(x), dtype)
-
-
-def _is_narrow(dtype: np.dtype) -> bool:
-    return jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize <= 2
 
 
 def _is_none(x: Any) -> bool:
