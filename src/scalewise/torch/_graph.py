@@ -31,6 +31,7 @@ from ._operation import (
     operation,
     rounded_in_program,
     rounds_several_times,
+    with_derivatives,
 )
 from ._place import at, line_of, mark, scope_of
 from ._reference import Matched, Sides
@@ -38,6 +39,7 @@ from ._registry import (
     DRAWS,
     IN_STEPS,
     RULES,
+    SAVED,
     STAGED,
     STATIC_SHAPES,
     WITH_GRAPHS,
@@ -140,7 +142,10 @@ class Graph:
         if node.target in DRAWS and DRAWS[node.target](*args, **kwargs):
             own = self.matched.own.get(node, node) if self.matched is not None else node
             kwargs = {**kwargs, "position": self._positions.get(own, -1)}
-        outs = apply(node.target, args, kwargs, dtypes, self.granularity)
+        target, ways = node.target, SAVED.get(node.target, ())
+        compute = functools.partial(_computed, target, dtypes, self.granularity)
+        ways = ways(*args, **kwargs) if callable(ways) else ways
+        outs = with_derivatives(compute, ways, args, kwargs)
         return jax.lax.stop_gradient(outs) if is_marked(node, "no_grad") else outs
 
     @staticmethod
@@ -186,6 +191,12 @@ def run(
     outs = list(graph(*[known[name] for name in names if name in known]))
     updates = dict(zip(exported.updated, outs, strict=False))
     return outs[len(exported.updated) :], {name: y for name, y in updates.items() if name}
+
+
+def _computed(
+    target: Any, dtypes: Sequence[np.dtype], granularity: Granularity, *args: Any, **kwargs: Any
+) -> Any:
+    return apply(target, args, kwargs, dtypes, granularity)
 
 
 def to_dtype(x: Any, dtype: np.dtype) -> Any:
