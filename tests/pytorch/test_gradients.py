@@ -217,7 +217,7 @@ def test_results_of_nan_and_zero_are_torchs():
 
 
 WIDE = 3 * normal(16, 32)
-POSITIVE, SMALL = WIDE.abs() + 0.5, WIDE / 12
+POSITIVE, SMALL = WIDE.abs() + 0.5, (WIDE / 12).clamp(-0.8, 0.8)
 SAVED = {
     "sigmoid": (lambda x: torch.sigmoid(x + 4), WIDE),
     "tanh": (torch.tanh, WIDE), "rsqrt": (torch.rsqrt, POSITIVE), "sqrt": (torch.sqrt, POSITIVE),
@@ -254,5 +254,5 @@ def test_a_derivative_in_16_bits_is_of_what_torch_saves(name):
     narrow(weights.bfloat16()).backward()
     want = relative(narrow.x.grad, model.x.grad)
     report = st.audit(Model(), (weights,), low="bf16", grad=True, trials=0)
-    got = max(e.relative for e in report.outputs if "x" in e.name)
+    got = dict(report.outputs)["[1]['x']"].relative
     assert got == pytest.approx(want, rel=0.25)

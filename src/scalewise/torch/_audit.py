@@ -26,7 +26,7 @@ from ..scaled import Unit
 from ..scalifying import Scalify
 from ._arguments import checked_model
 from ._convert import to_jax, torch_dtype
-from ._emulate import low_function
+from ._emulate import NO_SEED, low_function
 from ._export import Granularity
 from ._fixes import AuditedModel, TorchEmulation, in_torch
 from ._function import function, tensors_of
@@ -161,7 +161,7 @@ def _target(
     f: Callable[..., PyTree], loss: Callable | None, scale: LossScale | None, grad: bool
 ) -> Callable[..., PyTree]:
     def audited(params: PyTree, *tensors: ArrayLike) -> PyTree:
-        outs = f(params, *tensors)
+        outs = f(params, *tensors, key=NO_SEED)
         try:
             return outs if loss is None else loss(outs)
         except Exception as error:

@@ -30,11 +30,11 @@ from ..interpret import (
     transform,
 )
 from ..rounding import round_to, saturation, to_float64
-from ._arguments import as_module, check_runs
+from ._arguments import as_module, check_inputs, check_runs
 from ._convert import jax_dtype, to_jax, to_torch
 from ._export import Exported, Granularity, held
-from ._function import function, tensors_of, traced, with_dtypes
-from ._graph import converted
+from ._function import tensors_of, traced, with_dtypes
+from ._graph import converted, draws, torchs_seed
 from ._place import at_class, mark
 from ._torch import Module, torch
 
@@ -100,7 +100,7 @@ class _Emulated(torch.nn.Module):
         super().__init__()
         self._of = [model]  # in a list, so that it isn't a submodule
         self._how, self._options = how, options
-        self._compiled: dict[Hashable, tuple[Callable[..., PyTree], dict[str, jax.Array]]] = {}
+        self._compiled: dict[Hashable, tuple[Callable[..., PyTree], Any, bool]] = {}
 
     def forward(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         tensors = tensors_of(args, kwargs)
@@ -110,19 +110,26 @@ class _Emulated(torch.nn.Module):
             tuple((tuple(x.shape), x.dtype) if isinstance(x, torch.Tensor) else x for x in leaves),
         )
         if key not in self._compiled:
-            f, params, emulation = self._exported(args, kwargs)
-            self._compiled[key] = jax.jit(transform(f, emulation, name="emulate")), params
-        f, params = self._compiled[key]
-        return to_torch(f(params, *map(to_jax, tensors)))
+            f, params, exported, emulation = self._exported(args, kwargs)
+            compiled = jax.jit(transform(f, emulation, name="emulate"))
+            self._compiled[key] = compiled, params, draws(exported)
+        f, params, drawn = self._compiled[key]
+        seed = torchs_seed() if drawn else NO_SEED
+        return to_torch(f(params, *map(to_jax, tensors), key=seed))
 
     def _exported(
         self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]
-    ) -> tuple[Callable[..., PyTree], dict[str, jax.Array], Interpretation]:
+    ) -> tuple[Callable[..., PyTree], Any, Exported, Interpretation]:
         if isinstance(self._how, OnDevice):
-            return *function(self._of[0], args, kwargs, **self._options), self._how
+            check_inputs(args, kwargs)
+            f, exported, _ = traced(self._of[0], (args, kwargs), **self._options)
+            return f, exported.params, exported, self._how
         fmt, saturate = self._how
         low = low_function(self._of[0], args, kwargs, fmt, **self._options)
-        return low.f, low.params, LowEmulation(fmt, saturate, low.dtype)
+        return low.f, low.params, low.exported, LowEmulation(fmt, saturate, low.dtype)
+
+
+NO_SEED = np.zeros(2, np.uint32)  # of an audit, all of whose runs draw the same numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,9 +197,10 @@ def low_function(
     def widened(y: jax.Array) -> jax.Array:
         return y.astype(jnp.float32) if y.dtype == dtype else y
 
-    def in_low(params: dict[str, jax.Array], *tensors: jax.Array) -> Any:
+    def in_low(params: dict[str, jax.Array], *tensors: jax.Array, key: Any = NO_SEED) -> Any:
         params = {name: lowered(name, x) for name, x in params.items()}
-        outs = f(params, *[lowered(f"input {i}", x) for i, x in enumerate(tensors)])
+        arrays = [lowered(f"input {i}", x) for i, x in enumerate(tensors)]
+        outs = f(params, *arrays, key=key)
         return place(lambda: jax.tree.map(widened, outs))
 
     in_low.__name__ = in_low.__qualname__ = f.__name__

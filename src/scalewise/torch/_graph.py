@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._autocast import autocast, refusal
+from ._autocast import autocast, listed, refusal
 from ._convert import is_limit, is_narrow, jax_dtype, torch_dtype
 from ._derivatives import (
     GRADIENT,
@@ -71,6 +71,7 @@ class Graph:
     granularity: Granularity  # see :func:`function`
     low: np.dtype | None = None  # the narrow dtype of ``torch.autocast``; None without it
     matched: Matched | None = None  # the model in float32 beside this one, for the reference run
+    seed: jax.Array | np.ndarray | None = None  # uint32[2], of what it draws
 
     def __call__(self, *inputs: Any) -> Any:
         if self.matched is None:
@@ -140,8 +141,14 @@ class Graph:
         if low is not None:
             args, kwargs = autocast(node.target, args, kwargs, low, converted)
         if node.target in DRAWS and DRAWS[node.target](*args, **kwargs):
+            if self.seed is None:
+                raise ValueError(
+                    f"{line_of(node)}: {listed(node.target)} draws random numbers: pass "
+                    "key=jax.random.key(0), another one in each call, or call model.eval()"
+                )
             own = self.matched.own.get(node, node) if self.matched is not None else node
-            kwargs = {**kwargs, "position": self._positions.get(own, -1)}
+            place = np.array([0, self._positions.get(own, 2**32 - 1)], np.uint32)
+            kwargs = {**kwargs, "seed": self.seed ^ place}
         target, ways = node.target, SAVED.get(node.target, ())
         compute = functools.partial(_computed, target, dtypes, self.granularity)
         ways = ways(*args, **kwargs) if callable(ways) else ways
@@ -179,6 +186,7 @@ def run(
     tensors: Sequence[Any],
     low: np.dtype | None = None,
     matched: Matched | None = None,
+    seed: jax.Array | np.ndarray | None = None,
 ) -> tuple[list[Any], dict[str, Any]]:
     """Returns the results in torch's order, and the updated buffers by name. ``params`` may have
     buffers, too, in place of the model's own."""
@@ -187,7 +195,7 @@ def run(
     known |= {name: params[b] for name, b in exported.buffers.items() if b in params}
     known |= dict(zip(exported.inputs, tensors, strict=True))
     names = [n.name for n in exported.graph_module.graph.nodes if n.op == "placeholder"]
-    graph = Graph(exported.graph_module, exported.granularity, low, matched)
+    graph = Graph(exported.graph_module, exported.granularity, low, matched, seed)
     outs = list(graph(*[known[name] for name in names if name in known]))
     updates = dict(zip(exported.updated, outs, strict=False))
     return outs[len(exported.updated) :], {name: y for name, y in updates.items() if name}
@@ -197,6 +205,24 @@ def _computed(
     target: Any, dtypes: Sequence[np.dtype], granularity: Granularity, *args: Any, **kwargs: Any
 ) -> Any:
     return apply(target, args, kwargs, dtypes, granularity)
+
+
+def draws(exported: Exported) -> bool:
+    """Returns whether a model draws random numbers, as in training mode with dropout."""
+    graphs = (m.graph for m in exported.graph_module.modules() if hasattr(m, "graph"))
+    nodes = (n for graph in graphs for n in graph.nodes if n.target in DRAWS)
+    return any(DRAWS[n.target](*n.args, **n.kwargs) for n in nodes)
+
+
+def seed_of(key: Any) -> jax.Array:
+    """Returns the seed of a JAX random key; a seed as it is."""
+    is_key = jnp.issubdtype(jnp.asarray(key).dtype, jax.dtypes.prng_key)
+    return jax.random.bits(key, (2,), np.uint32) if is_key else key
+
+
+def torchs_seed() -> np.ndarray:
+    """Returns a seed from torch's generator, as ``torch.manual_seed`` determines it."""
+    return torch.randint(2**32, (2,)).numpy().astype(np.uint32)
 
 
 def to_dtype(x: Any, dtype: np.dtype) -> Any:

@@ -17,7 +17,7 @@ RULES: dict[Overload, Callable[..., PyTree]] = {}
 """By overload (``torch.ops.aten.exp.default``): a function of JAX arrays and Python values."""
 
 # By overload whose rule may draw random numbers: of its arguments, whether it does. The rule then
-# takes ``position``, a number that differs between the operations of a program.
+# takes ``seed``, uint32[2], which differs between the operations of a program.
 DRAWS: dict[Any, Callable[..., PyTree]] = {}
 # operations whose arguments are graphs; their rules get what computes one first
 WITH_GRAPHS: set[Any] = set()
