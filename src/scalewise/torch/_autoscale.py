@@ -57,8 +57,8 @@ def autoscale(model: Module, recipe: RecipeLike = "fp16") -> Any:
     if not isinstance(recipe, Recipe):
         raise TypeError(f"autoscale: expected a recipe, not {type(recipe).__name__}")
     if recipe.is_delayed:
-        raise ValueError("autoscale: a recipe with delayed scaling has a state, which a module "
-                         "doesn't keep: choose one whose scales are those of each step")  # fmt: skip
+        raise ValueError("autoscale: a module keeps no history of amaxes: choose a recipe whose "
+                         "scales are those of each step")  # fmt: skip
     model = as_module(model)
     scaled = copy.copy(model)  # shares the dicts of parameters, buffers and submodules
     kind = type(model)

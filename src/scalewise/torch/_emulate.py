@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
@@ -30,12 +31,13 @@ from ..interpret import (
     transform,
 )
 from ..rounding import round_to, saturation, to_float64
-from ._arguments import as_module, check_inputs, check_runs
+from ._arguments import as_module, check_inputs
 from ._convert import jax_dtype, to_jax, to_torch
 from ._export import Exported, Granularity, held
 from ._function import tensors_of, traced, with_dtypes
 from ._graph import converted, draws, torchs_seed
 from ._place import at_class, mark
+from ._ran import Ran, ran
 from ._torch import Module, torch
 
 
@@ -141,6 +143,7 @@ class LowFunction:
     dtype: np.dtype  # float16, bfloat16, or float32 if the format has more than 16 bits
     exported: Exported  # the model in that dtype; in its own dtypes under ``autocast``
     constants: Mapping[str, Any]  # by placeholder, its value in the float32 model
+    runs: tuple[Ran | None, Ran | None]  # torch's own in the dtype and in float32; None without
 
 
 def low_function(
@@ -160,6 +163,7 @@ def low_function(
     under ``autocast``. With ``reference`` an audit's reference run computes the float32 model."""
     given, dtype, wide = (tuple(args), dict(kwargs or {})), None, None
     options = {"method": method, "granularity": granularity, "as_given": reference}
+    low_run = None
     narrow = (torch.bfloat16, torch.float16)[:: -1 if fmt == FP16 else 1]
     dtypes = {p.dtype for p in model.parameters()} if not autocast else ()
     found = next((d for d in narrow if d in dtypes), None)
@@ -180,8 +184,13 @@ def low_function(
         dtype, given = low, with_dtypes(given, {torch.float32: low})
     if not autocast:
         with held(model, dtype):
-            check_runs(model, *given, method, low)
+            low_run = ran(model, *given, method, low)
     wide = wide if reference else None
+    wide_run = None
+    if reference and wide is not None and low_run is not None and low_run.results:
+        own, kind, _ = wide
+        with held(model, kind), contextlib.suppress(Exception):  # exporting tells what is wrong
+            wide_run = ran(model, *own, method, torch.float32)
     f, exported, beside = traced(model, given, dtype=dtype, reference=wide, **options)
     params, is_converted = exported.params, dtype is not None
     if is_converted:
@@ -205,7 +214,8 @@ def low_function(
 
     in_low.__name__ = in_low.__qualname__ = f.__name__
     constants = beside.constants if beside is not None else {}
-    return LowFunction(in_low, params, dtype, exported, constants)
+    runs = low_run, None if draws(exported) else wide_run
+    return LowFunction(in_low, params, dtype, exported, constants, runs)
 
 
 def _check_autocast(fmt: Format, granularity: str) -> None:
