@@ -67,8 +67,15 @@ def trained(model, batch, steps):
     return losses
 
 
-@pytest.mark.parametrize("recipe", ["fp16", "fp8", "mxfp8"])
-@pytest.mark.parametrize("name", MODELS)
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [("block", "fp8"), pytest.param("block", "fp16", marks=SLOW),
+     pytest.param("block", "mxfp8", marks=SLOW), ("convolutions", "fp16"),
+     pytest.param("convolutions", "fp8", marks=SLOW)],
+)  # fmt: skip
 def test_the_users_loop_trains_under_a_recipe(name, recipe):
     model, batch = made(*MODELS[name])
     plain = trained(copy.deepcopy(model), batch, 20)
@@ -87,18 +94,20 @@ def test_the_users_loop_trains_under_a_recipe(name, recipe):
     assert twice[0] == pytest.approx(twice[1], rel=0.02)
 
 
-def test_gradients_are_those_of_the_recipe():
+@pytest.mark.parametrize(
+    ("recipe", "allowed"), [pytest.param("fp16", 2e-3, marks=SLOW), ("fp8", 0.15)]
+)
+def test_gradients_are_those_of_the_recipe(recipe, allowed):
     """Beside the gradients of the plain model: fp8 rounds operands to 3 to 4 bits, nothing else."""
     model, batch = made(*MODELS["block"])
     x = batch[0].requires_grad_()
     wants = torch.autograd.grad(model(*batch)["loss"], [x, *model.parameters()])
-    for recipe, allowed in (("fp16", 2e-3), ("fp8", 0.15)):
-        out = st.autoscale(model, recipe)(*batch)
-        assert out["largest"].dtype == torch.int64
-        gots = torch.autograd.grad(out["loss"], [x, *model.parameters()])
-        squares = [((g - w).norm() ** 2, w.norm() ** 2) for g, w in zip(gots, wants, strict=True)]
-        error = float((sum(a for a, _ in squares) / sum(b for _, b in squares)).sqrt())
-        assert 1e-5 < error < allowed
+    out = st.autoscale(model, recipe)(*batch)
+    assert out["largest"].dtype == torch.int64
+    gots = torch.autograd.grad(out["loss"], [x, *model.parameters()])
+    squares = [((g - w).norm() ** 2, w.norm() ** 2) for g, w in zip(gots, wants, strict=True)]
+    error = float((sum(a for a, _ in squares) / sum(b for _, b in squares)).sqrt())
+    assert 1e-5 < error < allowed
 
 
 def test_a_loss_outside_frozen_parameters_and_other_arguments():
@@ -118,7 +127,7 @@ def test_a_loss_outside_frozen_parameters_and_other_arguments():
         assert copied(*batch)["loss"].item() != pytest.approx(once.item(), rel=1e-3)
 
 
-@pytest.mark.parametrize("recipe", ["fp16", "nvfp4"])
+@pytest.mark.parametrize("recipe", ["fp16", pytest.param("nvfp4", marks=SLOW)])
 def test_dropout_and_stochastic_roundings_follow_torchs_seed(recipe):
     model = st.autoscale(nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5)).train(), recipe)
     x = normal(4, 64)
