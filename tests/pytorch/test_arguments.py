@@ -1,4 +1,4 @@
-"""What a model is audited with and returns, and that it is as it was afterwards."""
+"""Arguments and results of audited models, which stay as they were."""
 
 import copy
 import dataclasses

@@ -1,4 +1,4 @@
-"""What torch itself computes in a narrow dtype, on a CPU, beside what the audit predicts."""
+"""Runs a model in a narrow dtype by torch on a CPU, and compares it with the prediction."""
 
 from __future__ import annotations
 
