@@ -107,3 +107,15 @@ def test_a_float32_model_that_cannot_be_exported_is_told():
 
     with pytest.warns(UserWarning, match="compares with the 16-bit model computed in float32"):
         st.audit(Narrow(), (normal(3),), low="fp16", trials=0)
+
+
+@pytest.mark.parametrize("f", [loop, lambda x: scan(add, torch.zeros(4, dtype=x.dtype), x)[1]])
+def test_loops_are_audited(f):
+    x = normal(3, 4)
+    want, got = f(x).double(), f(x.bfloat16()).double()
+    error = st.audit(f, (x,), low="bf16", trials=0).error
+    assert error.relative == pytest.approx(float((got - want).norm() / want.norm()), rel=0.3)
+
+
+def add(carried, row):
+    return carried + row, carried * row

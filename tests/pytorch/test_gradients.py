@@ -214,3 +214,45 @@ def test_results_of_nan_and_zero_are_torchs():
     x = torch.tensor([3.0, 0, -0.0, -2.5, float("nan"), 1])
     g, params = st.function(f, (x,))
     np.testing.assert_allclose(g(params, st.to_jax(x)), f(x), rtol=1e-5)
+
+
+WIDE = 3 * normal(16, 32)
+POSITIVE, SMALL = WIDE.abs() + 0.5, (WIDE / 12).clamp(-0.8, 0.8)
+SAVED = {
+    "sigmoid": (lambda x: torch.sigmoid(x + 4), WIDE),
+    "tanh": (torch.tanh, WIDE), "rsqrt": (torch.rsqrt, POSITIVE), "sqrt": (torch.sqrt, POSITIVE),
+    "exp2": (torch.exp2, WIDE), "log2": (torch.log2, POSITIVE), "log10": (torch.log10, POSITIVE),
+    "reciprocal": (torch.reciprocal, POSITIVE), "atanh": (torch.atanh, SMALL),
+    "erf": (torch.erf, SMALL), "erfc": (torch.erfc, SMALL), "erfinv": (torch.erfinv, SMALL),
+    "pow": (lambda x: x**1.5, POSITIVE), "root": (lambda x: x**0.5, POSITIVE),
+    "pow of a number": (lambda x: 2**x, WIDE), "softmax": (lambda x: x.softmax(-1), WIDE),
+    "logsumexp": (lambda x: x.logsumexp(-1), WIDE), "var": (lambda x: x.var(-1), WIDE),
+    "std": (lambda x: x.std(-1), WIDE), "norm": (lambda x: x.norm(dim=-1), WIDE),
+    "norm of order 3": (lambda x: x.norm(p=3, dim=-1), WIDE),
+    "cross entropy": (lambda x: F.cross_entropy(x, torch.arange(16)), WIDE),
+}  # fmt: skip
+
+
+def relative(got, want):
+    return float((got.double() - want.double()).norm() / want.double().norm())
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_a_derivative_in_16_bits_is_of_what_torch_saves(name):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.x = nn.Parameter(SAVED[name][1].bfloat16().float())
+
+        def forward(self, weights):
+            return (SAVED[name][0](self.x) * weights).sum()
+
+    shape = SAVED[name][0](SAVED[name][1]).shape
+    model, weights = Model(), normal(*shape, seed=1).bfloat16().float()
+    model(weights).backward()
+    narrow = Model().bfloat16()
+    narrow(weights.bfloat16()).backward()
+    want = relative(narrow.x.grad, model.x.grad)
+    report = st.audit(Model(), (weights,), low="bf16", grad=True, trials=0)
+    got = dict(report.outputs)["[1]['x']"].relative
+    assert got == pytest.approx(want, rel=0.25)

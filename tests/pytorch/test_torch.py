@@ -216,7 +216,13 @@ def test_dropout_keeps_its_share():
 
     x = torch.ones(100, 100)
     f, params = st.function(Model(), (x,))
-    first, second, uniform, normal = f(params, st.to_jax(x))
+    with pytest.raises(
+        ValueError, match=r"test_torch.py:\d+: dropout draws random numbers: pass key"
+    ):
+        f(params, st.to_jax(x))
+    first, second, uniform, normal = f(params, st.to_jax(x), key=jax.random.key(0))
+    again, *_ = jax.jit(f)(params, st.to_jax(x), key=jax.random.key(1))
+    assert 0.3 < float(jnp.mean((first == 0) != (again == 0))) < 0.45  # 2 * 0.25 * 0.75
     assert set(np.unique(first)) == {0.0, np.float32(4 / 3)}
     assert abs(float(jnp.mean(first == 0)) - 0.25) < 0.02
     assert not np.array_equal(first, second)
@@ -304,7 +310,9 @@ def test_attention_with_dropout():
 
     q, v = torch.zeros(1, 1, 64, 8), torch.eye(64)[None, None]
     f, params = st.function(Model(), (q, v))
-    weights = np.asarray(f(params, *st.to_jax((q, v)))) * 64  # 0, or 1 / (1 - 0.25)
+    weights = (
+        np.asarray(f(params, *st.to_jax((q, v)), key=jax.random.key(0))) * 64
+    )  # 0, or 1 / (1 - 0.25)
     np.testing.assert_allclose(np.unique(weights), [0, 4 / 3], rtol=1e-6)
     assert abs(np.mean(weights == 0) - 0.25) < 0.03
 

@@ -73,9 +73,7 @@ OPTIONS = {
         but=[("plain", "delayed"), ("plain", "master"), ("nnx", "scaled"), ("equinox", "moments")],
     ),
 )
-def test_the_first_state_of_a_step_can_be_donated(model, options, request):
-    if options == "moments":  # as tests/training/test_step.py has it
-        request.applymarker(pytest.mark.xfail(strict=True, raises=TypeError))
+def test_the_first_state_of_a_step_can_be_donated(model, options):
     make, loss = MODELS[model]
     given = make()
     before = copies(given)

@@ -168,11 +168,6 @@ def test_a_loss_of_narrow_weights_is_scaled_in_float32():
     assert bool(metrics.finite)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=TypeError,
-    reason="a traced ScaledArray has a new scale each time it is read",
-)
 def test_narrow_moments_and_five_bytes_per_parameter():
     from scalewise.training import NARROW_ADAM
 

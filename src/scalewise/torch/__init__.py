@@ -5,6 +5,7 @@ This package needs torch:
 """
 
 from ._audit import audit as audit
+from ._autoscale import autoscale as autoscale
 from ._convert import to_jax as to_jax
 from ._convert import to_torch as to_torch
 from ._emulate import emulate as emulate
@@ -24,6 +25,7 @@ __all__ = [
     "ExportError",
     "MissingRuleError",
     "ScaledTensor",
+    "autoscale",
     "function",
     "rule",
     "to_jax",

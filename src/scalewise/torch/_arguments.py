@@ -11,16 +11,8 @@ import numpy as np
 
 from .._types import PyTree
 from ..auditing import name_of
-from ._export import ExportError, first_line, use_as_forward, without_validation
-from ._place import line_of_error
+from ._export import register_dataclasses
 from ._torch import Module, torch
-
-# Errors that aren't about the model: a device's missing kernels, and constants beyond the format,
-# which the audit itself finds.
-HARMLESS = (
-    "not implemented for", "without overflow", "could not create a primitive",
-    "does not require grad", "stateless API",  # torch.export says what to do
-)  # fmt: skip
 
 
 def checked_model(model: Any, args: Sequence[PyTree], kwargs: Any, method: str = "forward") -> Any:
@@ -50,11 +42,17 @@ def checked_model(model: Any, args: Sequence[PyTree], kwargs: Any, method: str =
     return model
 
 
+_WRAPPERS = torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel
+
+
 def check_inputs(args: Sequence[PyTree], kwargs: Any) -> list[Any]:
     """Returns the leaves of a model's arguments; refuses NumPy arrays and caches of keys and
     values."""
+    register_dataclasses((args, kwargs))
     leaves = torch.utils._pytree.tree_leaves((tuple(args), dict(kwargs or {})))
     for i, x in enumerate(leaves):
+        if isinstance(x, torch.Tensor) and x.is_nested:
+            raise TypeError(f"input {i} is a nested tensor; pass it padded: x.to_padded_tensor(0)")
         if isinstance(x, np.ndarray):
             raise TypeError(f"input {i} is a NumPy array; pass torch.from_numpy(x)")
         if type(x).__name__.endswith("Cache"):
@@ -65,6 +63,8 @@ def check_inputs(args: Sequence[PyTree], kwargs: Any) -> list[Any]:
 
 
 def as_module(function: Module | Callable[..., Any]) -> Module:
+    if isinstance(function, _WRAPPERS):
+        return as_module(function.module)
     if isinstance(function, torch.nn.Module):
         return function
 
@@ -82,23 +82,3 @@ def as_module(function: Module | Callable[..., Any]) -> Module:
     name = name_of(function) if name == "<lambda>" else name
     members = {"forward": forward, "__module__": getattr(function, "__module__", None) or ""}
     return type(name, (torch.nn.Module,), members)()
-
-
-def check_runs(model: Module, args: Any, kwargs: Any, method: str, dtype: Any) -> None:
-    """Raises where torch itself refuses to run a :func:`held` model, for example since dtypes
-    differ: exporting doesn't look at the dtypes of all operands."""
-    use_as_forward(model, method)
-    buffers = {name: x.detach().clone() for name, x in model.named_buffers()}
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), without_validation():
-            torch.func.functional_call(model, buffers, tuple(args), dict(kwargs))
-    except (NotImplementedError, torch.linalg.LinAlgError):
-        return  # a matrix may be singular in 16 bits, which the audit is to find
-    except Exception as error:
-        if any(text in str(error) for text in HARMLESS):
-            return
-        where, kind = line_of_error(error), str(dtype).removeprefix("torch.")
-        raise ExportError(
-            f"torch can't run {type(model).__name__} in {kind}{where}: {type(error).__name__}: "
-            f"{first_line(error)}"
-        ) from error

@@ -26,10 +26,12 @@ from ..scaled import Unit
 from ..scalifying import Scalify
 from ._arguments import checked_model
 from ._convert import to_jax, torch_dtype
-from ._emulate import low_function
+from ._emulate import NO_SEED, low_function
 from ._export import Granularity
 from ._fixes import AuditedModel, TorchEmulation, in_torch
 from ._function import function, tensors_of
+from ._place import is_in_torch
+from ._ran import told
 from ._torch import GradScaler, Module, torch
 
 
@@ -86,7 +88,10 @@ def audit(
             the model's dtypes.
 
     Returns:
-        A :class:`scalewise.Report`.
+        A :class:`scalewise.Report`. Without ``autocast`` torch itself runs the model once in the
+        narrow dtype on the model's device: an error that it raises there is the verdict (the
+        field ``raised``), and an error of its results beyond 1.5 of the predicted one is told
+        (the field ``ran``).
 
     Raises:
         ExportError, MissingRuleError: as :func:`function`.
@@ -142,7 +147,11 @@ def audit(
     program = functools.cache(lambda: trace(target, low, given, {}, name="audit", as_jit=True))
     dtype = torch_dtype(chosen.dtype)
     audited = AuditedModel(chosen.exported, chosen.constants, dtype, program, autocast)
-    return in_torch(report, audited)
+    found, (low_run, wide_run) = in_torch(report, audited), chosen.runs
+    if low_run is None:
+        return found
+    own = fmt == format_(chosen.dtype) and saturate is False and granularity == "operation"
+    return told(found, low_run, wide_run if own and loss is None and not grad else None)
 
 
 def _recipe_for_device(low: Any) -> Any:
@@ -160,8 +169,16 @@ def _target(
     f: Callable[..., PyTree], loss: Callable | None, scale: LossScale | None, grad: bool
 ) -> Callable[..., PyTree]:
     def audited(params: PyTree, *tensors: ArrayLike) -> PyTree:
-        outs = f(params, *tensors)
-        return outs if loss is None else loss(outs)
+        outs = f(params, *tensors, key=NO_SEED)
+        try:
+            return outs if loss is None else loss(outs)
+        except Exception as error:
+            if isinstance(loss, torch.nn.Module) or is_in_torch(error):
+                raise TypeError(
+                    "audit: loss is a JAX function of the model's results; for a loss of torch "
+                    "audit a module whose forward returns it"
+                ) from error
+            raise
 
     def scalar(params: PyTree, *tensors: ArrayLike) -> PyTree:
         outs = audited(params, *tensors)

@@ -41,6 +41,11 @@ LIMITS = {d: {torch.finfo(d).max - x for x in (0, 1000)} for d in map(torch_dtyp
     jnp.float16, jnp.bfloat16, jnp.float32))}  # fmt: skip
 
 
+def is_narrow(dtype: Any) -> bool:
+    """Returns whether a dtype of JAX is a float of at most 16 bits."""
+    return jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize <= 2
+
+
 def is_limit(x: Any, *dtypes: Dtype) -> bool:
     """Returns whether a number is the limit of a dtype: of one of 16 bits, unless others are
     given."""

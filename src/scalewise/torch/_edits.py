@@ -51,18 +51,20 @@ def edited(
     operations: Mapping[str, str],
     numbers: Collection[str] = (),
     half: bool = True,
+    second: Collection[str] = (),
 ) -> str:
     """Returns a line with casts of the operands of operations, "" if they aren't found:
     ``operations`` has the method for each, ``numbers`` names of Python numbers and of tensors
     of integers, which have none;
-    ``half``: whether the parameters of modules have 16 bits."""
+    ``half``: whether the parameters of modules have 16 bits; ``second``: operations whose first
+    operand has no axes, so that its dtype isn't that of the result."""
     found = statement(file, line)
     with contextlib.suppress(SyntaxError, IndexError):  # of a page that isn't all Python
         own = ast.parse(linecache.getline(file, line).strip())
         found = found or ast.increment_lineno(own, line - 1).body[0]
     if found is None:
         return ""
-    editor = _Editor(operations, line, numbers)
+    editor = _Editor(operations, line, numbers, second)
     text = ast.unparse(editor.visit(found)).partition("\n")[0]
     wide = "; ".join(f"{name}.float()" for name in editor.modules if half)
     text = f"{text}  # after model.half(): {wide}" if wide else text
@@ -70,8 +72,15 @@ def edited(
 
 
 class _Editor(ast.NodeTransformer):
-    def __init__(self, operations: Mapping[str, str], line: int, numbers: Collection[str]):
+    def __init__(
+        self,
+        operations: Mapping[str, str],
+        line: int,
+        numbers: Collection[str],
+        second: Collection[str],
+    ):
         self.operations, self.line, self.found = {**operations}, line, False
+        self.second = second
         self.numbers, self.modules = numbers, dict[str, None]()
         if "convolution" in operations:
             self.operations |= dict.fromkeys(CONVOLUTIONS, operations["convolution"])
@@ -90,9 +99,12 @@ class _Editor(ast.NodeTransformer):
         self.generic_visit(node)
         if how and self.is_here(node):
             self.found = True
-            number = self._is_number(node.left)
-            node.left = self._cast(node.left, how)
-            if number or isinstance(node.op, ast.MatMult):
+            counts = self._is_number(node.left) or not self.method(
+                *{*names}.intersection(self.second)
+            )
+            if counts:
+                node.left = self._cast(node.left, how)
+            if not counts or self._is_number(node.left) or isinstance(node.op, ast.MatMult):
                 node.right = self._cast(node.right, how)
         return node
 

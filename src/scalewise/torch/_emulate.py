@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from .._types import PyTree
 from ..devices import MatrixUnitsLike, matrix_units
 from ..emulating import Emulation, EmulationWithDraws, OnDevice, is_exact
 from ..formats import FP16, Format, FormatLike, Saturation
+from ..formats import format as format_
 from ..interpret import (
     Applied,
     Argument,
@@ -28,13 +30,14 @@ from ..interpret import (
     rebind,
     transform,
 )
-from ..rounding import saturation, to_float64
-from ._arguments import as_module, check_runs
+from ..rounding import round_to, saturation, to_float64
+from ._arguments import as_module, check_inputs
 from ._convert import jax_dtype, to_jax, to_torch
 from ._export import Exported, Granularity, held
-from ._function import function, tensors_of, traced, with_dtypes
-from ._graph import converted
+from ._function import tensors_of, traced, with_dtypes
+from ._graph import converted, draws, torchs_seed
 from ._place import at_class, mark
+from ._ran import Ran, ran
 from ._torch import Module, torch
 
 
@@ -99,7 +102,7 @@ class _Emulated(torch.nn.Module):
         super().__init__()
         self._of = [model]  # in a list, so that it isn't a submodule
         self._how, self._options = how, options
-        self._compiled: dict[Hashable, tuple[Callable[..., PyTree], dict[str, jax.Array]]] = {}
+        self._compiled: dict[Hashable, tuple[Callable[..., PyTree], Any, bool]] = {}
 
     def forward(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         tensors = tensors_of(args, kwargs)
@@ -109,19 +112,26 @@ class _Emulated(torch.nn.Module):
             tuple((tuple(x.shape), x.dtype) if isinstance(x, torch.Tensor) else x for x in leaves),
         )
         if key not in self._compiled:
-            f, params, emulation = self._exported(args, kwargs)
-            self._compiled[key] = jax.jit(transform(f, emulation, name="emulate")), params
-        f, params = self._compiled[key]
-        return to_torch(f(params, *map(to_jax, tensors)))
+            f, params, exported, emulation = self._exported(args, kwargs)
+            compiled = jax.jit(transform(f, emulation, name="emulate"))
+            self._compiled[key] = compiled, params, draws(exported)
+        f, params, drawn = self._compiled[key]
+        seed = torchs_seed() if drawn else NO_SEED
+        return to_torch(f(params, *map(to_jax, tensors), key=seed))
 
     def _exported(
         self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]
-    ) -> tuple[Callable[..., PyTree], dict[str, jax.Array], Interpretation]:
+    ) -> tuple[Callable[..., PyTree], Any, Exported, Interpretation]:
         if isinstance(self._how, OnDevice):
-            return *function(self._of[0], args, kwargs, **self._options), self._how
+            check_inputs(args, kwargs)
+            f, exported, _ = traced(self._of[0], (args, kwargs), **self._options)
+            return f, exported.params, exported, self._how
         fmt, saturate = self._how
         low = low_function(self._of[0], args, kwargs, fmt, **self._options)
-        return low.f, low.params, LowEmulation(fmt, saturate, low.dtype)
+        return low.f, low.params, low.exported, LowEmulation(fmt, saturate, low.dtype)
+
+
+NO_SEED = np.zeros(2, np.uint32)  # of an audit, all of whose runs draw the same numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +143,7 @@ class LowFunction:
     dtype: np.dtype  # float16, bfloat16, or float32 if the format has more than 16 bits
     exported: Exported  # the model in that dtype; in its own dtypes under ``autocast``
     constants: Mapping[str, Any]  # by placeholder, its value in the float32 model
+    runs: tuple[Ran | None, Ran | None]  # torch's own in the dtype and in float32; None without
 
 
 def low_function(
@@ -152,10 +163,11 @@ def low_function(
     under ``autocast``. With ``reference`` an audit's reference run computes the float32 model."""
     given, dtype, wide = (tuple(args), dict(kwargs or {})), None, None
     options = {"method": method, "granularity": granularity, "as_given": reference}
-    narrow = torch.float16, torch.bfloat16
+    low_run = None
+    narrow = (torch.bfloat16, torch.float16)[:: -1 if fmt == FP16 else 1]
     dtypes = {p.dtype for p in model.parameters()} if not autocast else ()
     found = next((d for d in narrow if d in dtypes), None)
-    low = found or narrow[fmt != FP16]
+    low = found or narrow[0]
     if autocast:
         _check_autocast(fmt, granularity)
         options["low"] = jax_dtype(low)
@@ -172,8 +184,13 @@ def low_function(
         dtype, given = low, with_dtypes(given, {torch.float32: low})
     if not autocast:
         with held(model, dtype):
-            check_runs(model, *given, method, low)
+            low_run = ran(model, *given, method, low)
     wide = wide if reference else None
+    wide_run = None
+    if reference and wide is not None and low_run is not None and low_run.results:
+        own, kind, _ = wide
+        with held(model, kind), contextlib.suppress(Exception):  # exporting tells what is wrong
+            wide_run = ran(model, *own, method, torch.float32)
     f, exported, beside = traced(model, given, dtype=dtype, reference=wide, **options)
     params, is_converted = exported.params, dtype is not None
     if is_converted:
@@ -189,14 +206,16 @@ def low_function(
     def widened(y: jax.Array) -> jax.Array:
         return y.astype(jnp.float32) if y.dtype == dtype else y
 
-    def in_low(params: dict[str, jax.Array], *tensors: jax.Array) -> Any:
+    def in_low(params: dict[str, jax.Array], *tensors: jax.Array, key: Any = NO_SEED) -> Any:
         params = {name: lowered(name, x) for name, x in params.items()}
-        outs = f(params, *[lowered(f"input {i}", x) for i, x in enumerate(tensors)])
+        arrays = [lowered(f"input {i}", x) for i, x in enumerate(tensors)]
+        outs = f(params, *arrays, key=key)
         return place(lambda: jax.tree.map(widened, outs))
 
     in_low.__name__ = in_low.__qualname__ = f.__name__
     constants = beside.constants if beside is not None else {}
-    return LowFunction(in_low, params, dtype, exported, constants)
+    runs = low_run, None if draws(exported) else wide_run
+    return LowFunction(in_low, params, dtype, exported, constants, runs)
 
 
 def _check_autocast(fmt: Format, granularity: str) -> None:
@@ -226,8 +245,9 @@ class _OwnDtypes(Emulation):
         if any(a.dtype == self.low_dtype for a in equation.out_avals) or is_exact(equation):
             return super().apply(state, equation, inputs)
         outs = rebind(equation, inputs, jnp.float64)
+        # in the format of its own dtype: also a 16-bit one that the program names
         return state, [
-            y.astype(jnp.float32).astype(jnp.float64) if is_float(a) else y
+            round_to(y, format_(a.dtype)) if is_float(a) else y
             for y, a in zip(outs, equation.out_avals, strict=True)
         ]
 

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import io
 import logging
+import operator
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -63,7 +64,6 @@ def export(
     if granularity not in ("operation", "decomposed"):
         expected = "expected 'operation' or 'decomposed'"
         raise ValueError(f"function: granularity={granularity!r}; {expected}")
-    register_dataclasses((args, kwargs))
     _check_batch_norms(model)
     with held(model, dtype), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`isinstance.treespec", FutureWarning)  # torch's own
@@ -265,7 +265,17 @@ def use_as_forward(model: Module, method: str) -> None:
     """Makes ``model.forward`` another method, until the model is no longer :func:`held`."""
     if not callable(getattr(model, method, None)):
         raise ExportError(f"{type(model).__name__} has no method {method!r}")
-    model.forward = registering(getattr(model, method))
+    own, outer = registering(getattr(model, method)), model.forward
+
+    @functools.wraps(own)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        model.forward = outer  # while it runs: its body may call the model
+        try:
+            return own(*args, **kwargs)
+        finally:
+            model.forward = call
+
+    model.forward = call
 
 
 # By a word of torch's message: what to do.
@@ -395,9 +405,8 @@ def held(model: Module, dtype: Dtype | None = None) -> Iterator[None]:
     """
     tensors = [(p, p.data, p.grad) for p in model.parameters()]
     attributes = [(vars(m), dict(vars(m))) for m in model.modules()]
-    contents = [
-        (x, x.copy()) for _, own in attributes for x in own.values() if isinstance(x, list | dict)
-    ]
+    inside = [x for _, own in attributes for x in own.values() if isinstance(x, list | dict)]
+    contents = [(x, dict(x) if isinstance(x, dict) else list(x)) for x in inside]
     try:
         if dtype is not None:
             for p, *_ in tensors:
@@ -405,11 +414,22 @@ def held(model: Module, dtype: Dtype | None = None) -> Iterator[None]:
             getattr(model, CONVERSIONS[dtype])()
         yield
     finally:
-        for mapping, before in [*attributes, *contents]:
-            mapping.clear()
-            (mapping.extend if isinstance(mapping, list) else mapping.update)(before)
         for p, data, gradient in tensors:
             p.data, p.grad = data, gradient
+        for held_now, before in [*attributes, *contents]:
+            if not _holds(held_now, before):  # a configuration may refuse to be written to
+                held_now.clear()
+                (held_now.extend if isinstance(held_now, list) else held_now.update)(before)
+
+
+def _holds(held_now: Any, before: Any) -> bool:
+    """Returns whether a list or dict has the same objects as before, in the same order."""
+
+    def items(x: Any) -> list[Any]:
+        return [*x, *x.values()] if isinstance(x, dict) else x
+
+    now, then = items(held_now), items(before)
+    return len(now) == len(then) and all(map(operator.is_, now, then))
 
 
 @contextlib.contextmanager

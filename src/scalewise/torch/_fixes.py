@@ -12,10 +12,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..auditing import FP32_MAX, Fix, FormatChoice, TableEmulation
-from ..rounding import is_wide
+from ..interpret import Equation, is_float
+from ..primitives import having
+from ..rounding import FP32_PARAMS, format_params, is_wide
 from ._arguments import as_module
 from ._autocast import autocast
-from ._convert import is_limit, jax_dtype, to_torch
+from ._convert import is_limit, is_narrow, jax_dtype, to_torch
 from ._derivatives import (
     GRADIENT,
     backward_passes,
@@ -42,6 +44,7 @@ NAMES = {
     "reduce_sum": "sum", "reduce_max": "amax", "reduce_min": "amin", "select_n": "where",
     "convert_element_type": "to", "_to_copy": "to", "integer_pow": "pow", "iota": "arange",
 }  # fmt: skip
+MOVES = having("exact") | having("indexes")
 SHOWN = 4  # lines of an edit that are printed
 
 
@@ -49,6 +52,22 @@ class TorchEmulation(TableEmulation):
     """The audit's emulation of a torch model, for which only fixes that torch has are tried."""
 
     unwanted_fixes: ClassVar[frozenset[str]] = frozenset(("norm", "rewrite"))
+
+    def is_low(self, aval: Any) -> bool:
+        return aval.dtype == self.low_dtype
+
+    def params_of(self, aval: Any) -> np.ndarray:
+        """Returns the format of an array: of another 16-bit dtype, which the program names, its
+        own."""
+        named = is_narrow(aval.dtype) and not self.is_low(aval)
+        return format_params(aval.dtype) if named else super().params_of(aval)
+
+    def own_params(self, equation: Equation) -> np.ndarray | None:
+        own = super().own_params(equation)
+        floats = [a for a in equation.out_avals if is_float(a)]
+        return (
+            own if own is None else self.params_of(floats[0]) if is_narrow(floats[0].dtype) else own
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -84,6 +103,10 @@ class AuditedModel:
     def named(self, paths: Iterable[tuple[int, ...]]) -> dict[str, None]:
         """Returns what the equations at some paths compute, without repetitions."""
         return dict.fromkeys(self.names[path[0]] for path in paths if self.names[path[0]])
+
+    def rounded(self, indices: Mapping[tuple[int, ...], tuple[int, str]]) -> dict[str, None]:
+        """Returns what has equations that round; others move numbers, also by order and choice."""
+        return self.named(path for path, (_, name) in indices.items() if name not in MOVES)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -139,7 +162,36 @@ class TorchFix(Fix):
             return []
         numbers, half = self.audited.exported.numbers, not self._autocast
         places = self._casts.items()
-        return [(*at, edited(*at, casts, numbers.get(at, ()), half)) for at, casts in places]
+        scalars = self._scalars
+        lines = [
+            (*at, edited(*at, casts, numbers.get(at, ()), half, scalars.get(at, ())))
+            for at, casts in places
+        ]
+        if self._dtype is torch.float32:
+            return lines
+        return [(file, n, text.replace("float()", "double()").replace("float32", "float64"))
+                for file, n, text in lines]  # fmt: skip
+
+    @property
+    def _dtype(self) -> Any:
+        """The dtype in which the fix computes."""
+        if self.origin is None or self.origin.start is None or not self.indices:
+            return torch.float32
+        formats = self.change(self.origin.start).formats[list(self.indices)]
+        return wide_dtype(formats)
+
+    @property
+    def _scalars(self) -> dict[tuple[str, int], set[str]]:
+        """By file and line, operations whose first operand has no axes, and another one has."""
+        assert self.audited is not None
+        found: dict[tuple[str, int], set[str]] = {}
+        for node in self.audited.nodes.values():
+            read = node.all_input_nodes
+            values = [n.meta["val"] for n in read if isinstance(n.meta.get("val"), torch.Tensor)]
+            first = values and read[0] is node.args[0] and not values[0].ndim
+            if first and any(x.ndim for x in values) and (places := frames(node)):
+                found.setdefault(places[-1][:2], set()).add(operation_of(node))
+        return found
 
     @property
     def _casts(self) -> dict[tuple[str, int], dict[str, str]]:
@@ -147,7 +199,7 @@ class TorchFix(Fix):
         assert self.audited is not None
         assert self.origin is not None
         names, dtype, name_of = {*self._names}, self.audited.dtype, self.audited.name_of
-        rounded = self.audited.named(self.origin.indices)
+        rounded = self.audited.rounded(self.origin.indices)
         float32, beyond = set[Node](), set[Node]()  # of the second, 16 bits may not hold numbers
         places: dict[tuple[str, int], dict[str, str]] = {}
         for node in self.audited.nodes.values():
@@ -199,6 +251,11 @@ class TorchFix(Fix):
         return f"{text}: {within}{shown}" if shown else text
 
 
+def wide_dtype(formats: Iterable[np.ndarray]) -> Any:
+    """Returns the dtype that holds the numbers of the widest of some formats of 32 bits or more."""
+    return torch.float64 if any(x[0] > FP32_PARAMS[0] for x in formats) else torch.float32
+
+
 class FixedModel(torch.nn.Module):
     """A model in a narrow dtype with some operations in float32, as torch computes it."""
 
@@ -206,9 +263,19 @@ class FixedModel(torch.nn.Module):
         super().__init__()
         self.model = model
         self.audited, self.indices, self.now = audited, indices, now
-        self._rounded = audited.named(indices)  # other operations move numbers
-        self._wide = audited.named(p for p, (i, _) in indices.items() if is_wide(now.formats[i]))
+        self._rounded = audited.rounded(indices)
+        wide = {p: now.formats[i] for p, (i, _) in indices.items() if is_wide(now.formats[i])}
+        self._wide, self._dtype = audited.named(wide), wide_dtype(wide.values())
         self._numbers = {old: new for old, new in now.constants if old != new}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FixedModel:
+        model = copy.deepcopy(self.model, memo)
+        return FixedModel(model, self.audited, self.indices, self.now)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a fixed model isn't pickled: save the model's state_dict, and fix it again"
+        )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         exported = self.audited.exported
@@ -247,11 +314,11 @@ class FixedModel(torch.nn.Module):
             args, kwargs = autocast(
                 node.target, args, kwargs, jax_dtype(self.audited.dtype), to_dtype
             )
-        elif not here and not self._reads_float32(node, read):
+        elif not here and not self._reads_wide(node, read):
             if not self._numbers:
                 return _called(node, args, kwargs)
         else:
-            args, kwargs = torch.utils._pytree.tree_map(self._as_float32, (args, kwargs))
+            args, kwargs = torch.utils._pytree.tree_map(self._widened, (args, kwargs))
         change = self._number_in_float32 if here else self._number
         args, kwargs = torch.utils._pytree.tree_map(change, (args, kwargs))
         outs = _called(node, args, kwargs)
@@ -267,19 +334,19 @@ class FixedModel(torch.nn.Module):
         ]
         return torch.utils._pytree.tree_unflatten(cast, tree)
 
-    def _reads_float32(self, node: Node, read: Callable[[Node], Any]) -> bool:
+    def _reads_wide(self, node: Node, read: Callable[[Node], Any]) -> bool:
         def widened(n: Node) -> bool:
             own = n.meta.get("val")
             x = read(n) if isinstance(own, torch.Tensor) else None
-            return x is not None and x.dtype == torch.float32 != own.dtype
+            return x is not None and x.dtype == self._dtype != own.dtype
 
         return any(map(widened, node.all_input_nodes))
 
-    def _as_float32(self, x: Any) -> Any:
-        low = self.audited.dtype
+    def _widened(self, x: Any) -> Any:
+        narrow = {self.audited.dtype, torch.float16, torch.bfloat16}
         if isinstance(x, torch.Tensor):
-            return x.float() if x.dtype == low else x
-        return torch.float32 if x == low and isinstance(x, torch.dtype) else x
+            return x.to(self._dtype) if x.dtype in narrow else x
+        return self._dtype if isinstance(x, torch.dtype) and x in narrow else x
 
     def _number(self, x: Any) -> Any:
         if not isinstance(x, float):

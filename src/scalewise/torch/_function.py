@@ -16,7 +16,7 @@ from .._types import PyTree
 from ._arguments import as_module, check_inputs
 from ._convert import jax_dtype
 from ._export import Exported, ExportError, Granularity, export, first_line
-from ._graph import run
+from ._graph import run, seed_of
 from ._place import at_class
 from ._reference import Matched, matched
 from ._registry import MissingRuleError
@@ -40,7 +40,7 @@ def function(
 
     Args:
         model: a ``torch.nn.Module`` on any device, in ``eval()`` or ``train()`` mode, or a function
-            of tensors. In train mode dropout draws from a fixed key.
+            of tensors.
         args, kwargs: arguments of the method. Everything but tensors becomes a constant.
         method: the method to export.
         granularity: ``"operation"``: each ATen operation rounds its results once, as torch's
@@ -51,10 +51,10 @@ def function(
             statistics: a pair of the results and a dict of arrays by name.
 
     Returns:
-        ``f`` and ``params``. ``f(params, *tensors)`` takes the tensors among ``args`` and
+        ``f`` and ``params``. ``f(params, *tensors, key=None)`` takes the tensors among ``args`` and
         ``kwargs``, in that order, as arrays of the same dtypes. It returns the model's results: an
         array, a tuple, or a dict (for a mapping or a dataclass, such as those of transformers,
-        without its Nones).
+        without its Nones and texts; a number is an array).
         ``params`` has each parameter by its first name; tied parameters are there once. They share
         the model's memory (see :func:`to_jax`). Buffers are constants of ``f``, unless ``params``
         has one by its name.
@@ -62,6 +62,8 @@ def function(
     Raises:
         ExportError: torch.export refuses the model.
         MissingRuleError: operations have no rule.
+        ValueError: ``f`` of a model that draws random numbers, as dropout does in train mode, is
+            called without ``key``, a JAX random key.
         TypeError: ``f`` is called with tensors of other dtypes, or another number of them.
     """
     check_inputs(args, kwargs)
@@ -127,14 +129,15 @@ def traced(
             exports[shapes] = exported(*_with_shapes(given, shapes), dtype=dtype)
         return exports[shapes]
 
-    def f(params: dict[str, jax.Array], *tensors: jax.Array) -> Any:
+    def f(params: dict[str, jax.Array], *tensors: jax.Array, key: Any = None) -> Any:
         arrays = [jnp.asarray(x) for x in tensors]
         own = exported_for(arrays)
         if low is not None and own.autocasts:
             raise ValueError(
                 f"{f.__name__} turns torch.autocast on by itself: leave autocast=True out"
             )
-        outs, updated = run(own, params, arrays, low, wide if own is first else None)
+        seed = None if key is None else seed_of(key)
+        outs, updated = run(own, params, arrays, low, wide if own is first else None, seed)
         results = _plain(torch.utils._pytree.tree_unflatten(outs, own.tree))
         return (results, updated) if buffers else results
 
@@ -177,7 +180,9 @@ def _plain(tree: PyTree) -> PyTree:
     if dataclasses.is_dataclass(tree) and not isinstance(tree, Mapping):
         tree = {f.name: getattr(tree, f.name) for f in dataclasses.fields(tree)}
     if isinstance(tree, Mapping):
-        return {name: _plain(x) for name, x in tree.items() if x is not None}
+        plain = {name: _plain(x) for name, x in tree.items()}
+        return {name: x for name, x in plain.items() if x is not None}
     if isinstance(tree, tuple | list):
         return tuple(map(_plain, tree))
-    return tree
+    is_array = isinstance(tree, jax.Array | np.ndarray | bool | int | float)
+    return jnp.asarray(tree) if is_array else None

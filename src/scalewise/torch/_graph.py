@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._autocast import autocast, refusal
-from ._convert import is_limit, jax_dtype, torch_dtype
+from ._autocast import autocast, listed, refusal
+from ._convert import is_limit, is_narrow, jax_dtype, torch_dtype
 from ._derivatives import (
     GRADIENT,
     backward_passes,
@@ -31,6 +31,7 @@ from ._operation import (
     operation,
     rounded_in_program,
     rounds_several_times,
+    with_derivatives,
 )
 from ._place import at, line_of, mark, scope_of
 from ._reference import Matched, Sides
@@ -38,6 +39,7 @@ from ._registry import (
     DRAWS,
     IN_STEPS,
     RULES,
+    SAVED,
     STAGED,
     STATIC_SHAPES,
     WITH_GRAPHS,
@@ -69,6 +71,7 @@ class Graph:
     granularity: Granularity  # see :func:`function`
     low: np.dtype | None = None  # the narrow dtype of ``torch.autocast``; None without it
     matched: Matched | None = None  # the model in float32 beside this one, for the reference run
+    seed: jax.Array | np.ndarray | None = None  # uint32[2], of what it draws
 
     def __call__(self, *inputs: Any) -> Any:
         if self.matched is None:
@@ -138,9 +141,18 @@ class Graph:
         if low is not None:
             args, kwargs = autocast(node.target, args, kwargs, low, converted)
         if node.target in DRAWS and DRAWS[node.target](*args, **kwargs):
+            if self.seed is None:
+                raise ValueError(
+                    f"{line_of(node)}: {listed(node.target)} draws random numbers: pass "
+                    "key=jax.random.key(0), another one in each call, or call model.eval()"
+                )
             own = self.matched.own.get(node, node) if self.matched is not None else node
-            kwargs = {**kwargs, "position": self._positions.get(own, -1)}
-        outs = apply(node.target, args, kwargs, dtypes, self.granularity)
+            place = np.array([0, self._positions.get(own, 2**32 - 1)], np.uint32)
+            kwargs = {**kwargs, "seed": self.seed ^ place}
+        target, ways = node.target, SAVED.get(node.target, ())
+        compute = functools.partial(_computed, target, dtypes, self.granularity)
+        ways = ways(*args, **kwargs) if callable(ways) else ways
+        outs = with_derivatives(compute, ways, args, kwargs)
         return jax.lax.stop_gradient(outs) if is_marked(node, "no_grad") else outs
 
     @staticmethod
@@ -174,6 +186,7 @@ def run(
     tensors: Sequence[Any],
     low: np.dtype | None = None,
     matched: Matched | None = None,
+    seed: jax.Array | np.ndarray | None = None,
 ) -> tuple[list[Any], dict[str, Any]]:
     """Returns the results in torch's order, and the updated buffers by name. ``params`` may have
     buffers, too, in place of the model's own."""
@@ -182,10 +195,34 @@ def run(
     known |= {name: params[b] for name, b in exported.buffers.items() if b in params}
     known |= dict(zip(exported.inputs, tensors, strict=True))
     names = [n.name for n in exported.graph_module.graph.nodes if n.op == "placeholder"]
-    graph = Graph(exported.graph_module, exported.granularity, low, matched)
+    graph = Graph(exported.graph_module, exported.granularity, low, matched, seed)
     outs = list(graph(*[known[name] for name in names if name in known]))
     updates = dict(zip(exported.updated, outs, strict=False))
     return outs[len(exported.updated) :], {name: y for name, y in updates.items() if name}
+
+
+def _computed(
+    target: Any, dtypes: Sequence[np.dtype], granularity: Granularity, *args: Any, **kwargs: Any
+) -> Any:
+    return apply(target, args, kwargs, dtypes, granularity)
+
+
+def draws(exported: Exported) -> bool:
+    """Returns whether a model draws random numbers, as in training mode with dropout."""
+    graphs = (m.graph for m in exported.graph_module.modules() if hasattr(m, "graph"))
+    nodes = (n for graph in graphs for n in graph.nodes if n.target in DRAWS)
+    return any(DRAWS[n.target](*n.args, **n.kwargs) for n in nodes)
+
+
+def seed_of(key: Any) -> jax.Array:
+    """Returns the seed of a JAX random key; a seed as it is."""
+    is_key = jnp.issubdtype(jnp.asarray(key).dtype, jax.dtypes.prng_key)
+    return jax.random.bits(key, (2,), np.uint32) if is_key else key
+
+
+def torchs_seed() -> np.ndarray:
+    """Returns a seed from torch's generator, as ``torch.manual_seed`` determines it."""
+    return torch.randint(2**32, (2,)).numpy().astype(np.uint32)
 
 
 def to_dtype(x: Any, dtype: np.dtype) -> Any:
@@ -223,8 +260,8 @@ def apply(
     assert function is not None, target
     if target in NARROWED:
         own = next(x.dtype for x in args if isinstance(x, jax.Array | np.ndarray))
-        args = [_narrowed(x, own) for x in args] if _is_narrow(own) else args
-    if dtypes and _is_narrow(dtypes[0]):
+        args = [_narrowed(x, own) for x in args] if is_narrow(own) else args
+    if dtypes and is_narrow(dtypes[0]):
         args = _with_float_numbers(target, args, dtypes[0])
     leaves, tree = jax.tree.flatten(hashable((args, kwargs)), is_leaf=_is_none)
     is_array = [isinstance(x, jax.Array | np.ndarray) for x in leaves]
@@ -234,7 +271,7 @@ def apply(
     call = Call(function, tree, static, at)
     if not dtypes:
         return call(*arrays)
-    if not arrays and len(dtypes) == 1 and _is_narrow(dtypes[0]) and target not in DRAWS:
+    if not arrays and len(dtypes) == 1 and is_narrow(dtypes[0]) and target not in DRAWS:
         args, kwargs = _widened((args, kwargs))
         made = jnp.asarray(function(*args, **kwargs))
         return rounded_in_program(made.astype(jnp.float32), dtypes[0])
@@ -277,10 +314,6 @@ def _narrowed(x: Any, dtype: np.dtype) -> Any:
     if type(x) not in (int, float) or float(np.asarray(x).astype(dtype)) == x:
         return x
     return rounded_in_program(np.float32(x), dtype)
-
-
-def _is_narrow(dtype: np.dtype) -> bool:
-    return jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize <= 2
 
 
 def _is_none(x: Any) -> bool:

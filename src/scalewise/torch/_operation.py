@@ -129,8 +129,51 @@ class _Inexact:
         return [y.astype(wide) if is_float(y) else y for y in outs]
 
 
+def with_derivatives(
+    function: Callable[..., jax.Array],
+    ways: Sequence[Callable[..., jax.Array] | None],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> jax.Array:
+    """Returns ``function(*args, **kwargs)``, with the derivative by each of its first operands as
+    ``way(tangent, result, *args, **kwargs)``; the function's own if an operand has no way."""
+    moving = [i for i, x in enumerate(args) if isinstance(x, jax.Array) and is_inexact(x)]
+    known = [i for i, way in enumerate(ways) if way is not None]
+    if not moving or not {*moving} <= {*known} or any(jnp.iscomplexobj(args[i]) for i in moving):
+        return function(*args, **kwargs)
+
+    def filled(arrays: Sequence[jax.Array]) -> list[Any]:
+        own = dict(zip(moving, arrays, strict=True))
+        return [own.get(i, x) for i, x in enumerate(args)]
+
+    call = jax.custom_jvp(lambda *arrays: function(*filled(arrays), **kwargs))
+
+    def jvp(arrays: Sequence[jax.Array], tangents: Sequence[Any]) -> Any:
+        out, own = call(*arrays), filled(arrays)
+        given = [(i, t) for i, t in zip(moving, tangents, strict=True)
+                 if type(t) is not SymbolicZero]  # fmt: skip
+        terms = [ways[i](t.astype(out.dtype), out, *own, **kwargs) for i, t in given]
+        return out, sum(terms[1:], terms[0]) if terms else jnp.zeros_like(out)
+
+    call.defjvp(jvp, symbolic_zeros=True)
+    return call(*[args[i] for i in moving])
+
+
 def tangent_of(function: Callable[..., PyTree], at: tuple[int, ...]) -> Tangent:
     return Tangent(_Inexact(function), at)
+
+
+@dataclasses.dataclass(frozen=True)
+class FromResult(Tangent):
+    """A tangent that is a linear function ``function(y, t)`` of a result and an operand's tangent
+    of one shape."""
+
+    def at(self, operands: Sequence[jax.Array]) -> tuple[Callable[..., Any], list[jax.Array]]:
+        (y,) = operands
+        return lambda t: [self.function(y, t)], [jnp.zeros_like(y)]
+
+    def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
+        return [self.function(*arrays)]
 
 
 @functools.cache

@@ -72,7 +72,8 @@ def _own_frames(stack: traceback.StackSummary) -> traceback.StackSummary:
     """Returns the frames of a model: each ``forward``, the functions that the last one calls, and
     functions between them that aren't of an installed package, which wraps calls of modules."""
     start = max((i for i, f in enumerate(stack) if f.filename == _EXPORT), default=-1)
-    own = [f for f in stack[start + 1 :] if not f.filename.startswith(_SCALEWISE)]
+    made = _SCALEWISE, "<eval_with_key>"  # the second by Dynamo, which traces bodies of loops
+    own = [f for f in stack[start + 1 :] if not f.filename.startswith(made)]
     own = [f for f in own if f.name == "forward" or not _is_internal(f.filename)]
     last = max((i for i, f in enumerate(own) if f.name == "forward"), default=-1)
     return traceback.StackSummary.from_list(
@@ -119,6 +120,11 @@ def is_torchs_own(error: BaseException) -> bool:
     stack = [f.filename for f in traceback.extract_tb(error.__traceback__)]
     places = [file for file in stack if file.startswith(own) or not _is_internal(file)]
     return bool(places) and places[-1].startswith(own)
+
+
+def is_in_torch(error: BaseException) -> bool:
+    stack = traceback.extract_tb(error.__traceback__)
+    return any(f.filename.startswith(_TORCH) for f in stack)
 
 
 def line_of_error(error: BaseException) -> str:

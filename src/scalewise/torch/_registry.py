@@ -17,10 +17,14 @@ RULES: dict[Overload, Callable[..., PyTree]] = {}
 """By overload (``torch.ops.aten.exp.default``): a function of JAX arrays and Python values."""
 
 # By overload whose rule may draw random numbers: of its arguments, whether it does. The rule then
-# takes ``position``, a number that differs between the operations of a program.
+# takes ``seed``, uint32[2], which differs between the operations of a program.
 DRAWS: dict[Any, Callable[..., PyTree]] = {}
 # operations whose arguments are graphs; their rules get what computes one first
 WITH_GRAPHS: set[Any] = set()
+# By overload: for each of the first operands, what gives the tangent of the result from that
+# operand's (``way(tangent, result, *args, **kwargs)``); or a function of the arguments that returns
+# these, () for the derivative of the rule itself.
+SAVED: dict[Any, Any] = {}
 # overloads whose rule calls :func:`operation` for each of its roundings by itself
 STAGED: set[Overload] = set()
 # overloads that torch computes by several operations or in the operands' own arithmetic, so that

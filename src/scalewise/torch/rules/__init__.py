@@ -10,5 +10,6 @@ from . import _losses as _losses
 from . import _norms as _norms
 from . import _pooling as _pooling
 from . import _reductions as _reductions
+from . import _saved as _saved
 from . import _shapes as _shapes
 from . import _transforms as _transforms

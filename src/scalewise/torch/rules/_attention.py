@@ -48,12 +48,11 @@ def _exponentials(scores: Any) -> Any:
 @dataclasses.dataclass(frozen=True)
 class Weights:
     dropout: float
-    position: int
 
-    def __call__(self, scores: Any) -> Any:
+    def __call__(self, scores: Any, *seed: Any) -> Any:
         weights = _exponentials(scores)
         if self.dropout:
-            some = kept(self.position, 1 - self.dropout, weights.shape)
+            some = kept(*seed, 1 - self.dropout, weights.shape)
             weights = dropped(weights, some, self.dropout)
         return weights
 
@@ -63,12 +62,12 @@ def _averages(weights: Any, scores: Any, value: Any) -> Any:
     return jnp.matmul(weights, value) / jnp.where(total == 0, jnp.ones_like(total), total)
 
 
-def _attended(scores, weights, query, key, value, *others):
+def _attended(scores, weights, seed, query, key, value, *others):
     """Returns averages of values, and their scores, which are float32."""
     low = query.dtype
     wide = low if low == jnp.float64 else jnp.dtype(jnp.float32)
     (found,) = operation("attention_scores", scores, [wide], query, key, *others)
-    (shares,) = operation("attention_weights", weights, [low], found)
+    (shares,) = operation("attention_weights", weights, [low], found, *seed)
     return *operation("attention", _averages, [low], shares, found, value), found
 
 
@@ -78,7 +77,7 @@ def _has_dropout(query, key, value, attn_mask=None, dropout_p=0.0, *args, **kwar
 
 @random_rule(A.scaled_dot_product_attention.default, draws=_has_dropout)
 def attention(
-    position, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
+    seed, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
     enable_gqa=False,
 ):  # fmt: skip
     """Scores are float32; what multiplies the values is rounded to the operands' dtype."""
@@ -86,8 +85,8 @@ def attention(
         key, value = (jnp.repeat(v, query.shape[-3] // v.shape[-3], -3) for v in (key, value))
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     masks = () if attn_mask is None else (attn_mask,)
-    weights = Weights(dropout_p, position)
-    return _attended(Scores(scale, is_causal), weights, query, key, value, *masks)[0]
+    scores, weights = Scores(scale, is_causal), Weights(dropout_p)
+    return _attended(scores, weights, (seed,) * bool(dropout_p), query, key, value, *masks)[0]
 
 
 def _plain(module: GraphModule, inputs: Sequence[Any]) -> Any:
@@ -136,7 +135,7 @@ def flex_attention(
     key, value = (jnp.repeat(x, query.shape[1] // x.shape[1], 1) for x in (key, value))
     functions = change, block_mask[-1]
     step = FlexScores(scale, (change.code, functions[1].code), functions, len(buffers))
-    out, scores = _attended(step, Weights(0.0, 0), query, key, value, *buffers, *masks)
+    out, scores = _attended(step, Weights(0.0), (), query, key, value, *buffers, *masks)
     total = jax.scipy.special.logsumexp(scores, -1)
     return out, total / math.log(2), scores.max(-1) / math.log(2)
 

@@ -22,6 +22,12 @@ def _arrays(values: Sequence[Any]) -> tuple[jax.Array, ...]:
     return tuple(map(jnp.asarray, values))
 
 
+def _like(values: Sequence[Any], carried: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    """Returns values in the dtypes of what a loop carries: an audit gives the float32 model's loop
+    the 16-bit model's arrays, and under autocast a body's results may be wider than it takes."""
+    return tuple(jnp.asarray(y, c.dtype) for y, c in zip(values, carried, strict=True))
+
+
 @rule(HIGHER_ORDER.cond)
 def cond(compute: Compute, predicate, true, false, operands=()):
     """Each run of an audit takes its own branch."""
@@ -35,7 +41,7 @@ def while_loop(compute: Compute, condition, body, carried, captured=()):
         return jnp.asarray(jax.tree.leaves(compute(condition)(*carried, *captured))[0]).reshape(())
 
     def step(carried):
-        return _arrays(compute(body)(*carried, *captured))
+        return _like(compute(body)(*carried, *captured), carried)
 
     return jax.lax.while_loop(goes_on, step, _arrays(carried))
 
@@ -44,7 +50,7 @@ def while_loop(compute: Compute, condition, body, carried, captured=()):
 def scan(compute: Compute, combine, init, rows, captured=()):
     def step(carried, row):
         outs = _arrays(compute(combine)(*carried, *row, *captured))
-        return outs[: len(init)], outs[len(init) :]
+        return _like(outs[: len(init)], carried), outs[len(init) :]
 
     carried, stacked = jax.lax.scan(step, _arrays(init), _arrays(rows))
     return [*carried, *stacked]

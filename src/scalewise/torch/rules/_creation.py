@@ -41,12 +41,12 @@ def full_like(x, value, dtype=None, **options):
 
 
 def random_rule(*overloads, draws=lambda *args, **kwargs: True):
-    """Registers a rule whose first argument is a number that differs between operations that
-    draw."""
+    """Registers a rule whose first argument is a seed (uint32[2]) that differs between operations
+    that draw; zeros for one that doesn't."""
 
     def register(function):
-        def rule_(*args, position=0, **kwargs):
-            return function(position, *args, **kwargs)
+        def rule_(*args, seed=(0, 0), **kwargs):
+            return function(seed, *args, **kwargs)
 
         DRAWS.update(dict.fromkeys(overloads, draws))
         rule(*overloads)(rule_)
@@ -60,68 +60,68 @@ def random_rules(table):
         random_rule(overload)(function)
 
 
-def _key(position):
-    return jax.random.fold_in(jax.random.key(0), position)
+def _key(seed):
+    return jax.random.wrap_key_data(jnp.asarray(seed, jnp.uint32), impl="threefry2x32")
 
 
-def _around(draw, position, x, *generator, **options):
+def _around(draw, seed, x, *generator, **options):
     """Draws in float32 whatever the dtype is, so that runs in two dtypes have the same numbers."""
-    return draw(_key(position), x.astype(jnp.float32)).astype(x.dtype)
+    return draw(_key(seed), x.astype(jnp.float32)).astype(x.dtype)
 
 
-def _drawn(draw, position, shape, dtype=None, **options):
-    return draw(_key(position), shape, jnp.float32).astype(_dtype(dtype))
+def _drawn(draw, seed, shape, dtype=None, **options):
+    return draw(_key(seed), shape, jnp.float32).astype(_dtype(dtype))
 
 
 randn, rand = (partial(_drawn, draw) for draw in (jax.random.normal, jax.random.uniform))
 
 
 @random_rule(A.uniform.default)
-def uniform(position, x, low=0.0, high=1.0, **options):
-    return low + (high - low) * rand(position, x.shape).astype(x.dtype)
+def uniform(seed, x, low=0.0, high=1.0, **options):
+    return low + (high - low) * rand(seed, x.shape).astype(x.dtype)
 
 
 @random_rule(A.normal_functional.default)
-def normal_like(position, x, mean=0.0, std=1.0, **options):
-    return mean + std * randn(position, x.shape).astype(x.dtype)
+def normal_like(seed, x, mean=0.0, std=1.0, **options):
+    return mean + std * randn(seed, x.shape).astype(x.dtype)
 
 
 @random_rule(A.normal.Tensor_float, A.normal.float_Tensor, A.normal.Tensor_Tensor)
-def normal_around(position, mean, std=1.0, **options):
+def normal_around(seed, mean, std=1.0, **options):
     mean, std = common(mean, std)
-    return mean + std * normal_like(position, mean + std)
+    return mean + std * normal_like(seed, mean + std)
 
 
 @random_rule(A.randint.low)
-def randint(position, low, high, shape, dtype=torch.int64, **options):
-    return jax.random.randint(_key(position), shape, low, high).astype(jax_dtype(dtype))
+def randint(seed, low, high, shape, dtype=torch.int64, **options):
+    return jax.random.randint(_key(seed), shape, low, high).astype(jax_dtype(dtype))
 
 
-def kept(position, p, shape):
-    return jax.random.uniform(_key(position), shape, jnp.float32) < np.float32(p)
+def kept(seed, p, shape):
+    return jax.random.uniform(_key(seed), shape, jnp.float32) < np.float32(p)
 
 
 @random_rule(A.multinomial.default)
-def multinomial(position, x, num_samples, replacement=False, **options):
+def multinomial(seed, x, num_samples, replacement=False, **options):
     logs, shape = jnp.log(x.astype(jnp.float32)), (num_samples, *x.shape[:-1])
-    found = jax.random.categorical(_key(position), logs, shape=shape, replace=replacement)
+    found = jax.random.categorical(_key(seed), logs, shape=shape, replace=replacement)
     return jnp.moveaxis(found, 0, -1)
 
 
 @random_rule(A.rrelu_with_noise_functional.default)
-def rrelu(position, x, noise, lower=0.125, upper=1 / 3, training=False, **options):
+def rrelu(seed, x, noise, lower=0.125, upper=1 / 3, training=False, **options):
     """A slope drawn for each negative number; the middle one if it isn't training."""
     middle = jnp.full(x.shape, (lower + upper) / 2, x.dtype)
-    slope = uniform(position, x, lower, upper) if training else middle
+    slope = uniform(seed, x, lower, upper) if training else middle
     slope = jnp.where(x <= 0, slope, jnp.ones_like(x))
     return x * slope, slope if training else noise
 
 
 @random_rule(A.native_dropout.default)
-def native_dropout(position, x, p, train):
+def native_dropout(seed, x, p, train):
     if not train:
         return x, jnp.ones(x.shape, jnp.bool_)
-    some = kept(position, 1 - p, x.shape)
+    some = kept(seed, 1 - p, x.shape)
     return dropped(x, some, p), some
 
 
@@ -149,30 +149,30 @@ rules({
 
 
 random_rules({
-    A.binomial.default: lambda position, count, p, **options: (
-        jax.random.binomial(_key(position), *(x.astype(jnp.float32) for x in (count, p)))),
-    A.randint_like.low_dtype: lambda position, x, low, high, dtype=None, **options: (
-        randint(position, low, high, x.shape).astype(full_like(x, 0, dtype).dtype)),
+    A.binomial.default: lambda seed, count, p, **options: (
+        jax.random.binomial(_key(seed), *(x.astype(jnp.float32) for x in (count, p)))),
+    A.randint_like.low_dtype: lambda seed, x, low, high, dtype=None, **options: (
+        randint(seed, low, high, x.shape).astype(full_like(x, 0, dtype).dtype)),
     A.poisson.default: partial(_around, jax.random.poisson),
     A._standard_gamma.default: partial(_around, jax.random.gamma),
     A._sample_dirichlet.default: partial(_around, jax.random.dirichlet),
     A.rand.default: rand,
     A.randn.default: randn,
-    A.rand_like.default: lambda position, x, dtype=None, **options: (
-        uniform(position, full_like(x, 0, dtype))),
-    A.randn_like.default: lambda position, x, dtype=None, **options: (
-        normal_like(position, full_like(x, 0, dtype))),
-    A.normal.float_float: lambda position, mean, std, shape, dtype=None, **options: (
-        mean + std * randn(position, shape, dtype)),
-    A.randint.default: lambda position, high, shape, dtype=torch.int64, **options: (
-        randint(position, 0, high, shape, dtype)),
-    A.randint_like.default: lambda position, x, high, dtype=None, **options: (
-        randint(position, 0, high, x.shape).astype(full_like(x, 0, dtype).dtype)),
-    A.randperm.default: lambda position, n, dtype=torch.int64, **options: (
-        jax.random.permutation(_key(position), n).astype(jax_dtype(dtype))),
-    A.bernoulli.p: lambda position, x, p=0.5, **options: kept(position, p, x.shape).astype(x.dtype),
-    A.bernoulli.Tensor: lambda position, x, p, **options: (
-        (jax.random.uniform(_key(position), x.shape, jnp.float32) < p).astype(x.dtype)),
-    A.dropout.default: lambda position, x, p, train: (
-        dropped(x, kept(position, 1 - p, x.shape), p) if train and p else x),
+    A.rand_like.default: lambda seed, x, dtype=None, **options: (
+        uniform(seed, full_like(x, 0, dtype))),
+    A.randn_like.default: lambda seed, x, dtype=None, **options: (
+        normal_like(seed, full_like(x, 0, dtype))),
+    A.normal.float_float: lambda seed, mean, std, shape, dtype=None, **options: (
+        mean + std * randn(seed, shape, dtype)),
+    A.randint.default: lambda seed, high, shape, dtype=torch.int64, **options: (
+        randint(seed, 0, high, shape, dtype)),
+    A.randint_like.default: lambda seed, x, high, dtype=None, **options: (
+        randint(seed, 0, high, x.shape).astype(full_like(x, 0, dtype).dtype)),
+    A.randperm.default: lambda seed, n, dtype=torch.int64, **options: (
+        jax.random.permutation(_key(seed), n).astype(jax_dtype(dtype))),
+    A.bernoulli.p: lambda seed, x, p=0.5, **options: kept(seed, p, x.shape).astype(x.dtype),
+    A.bernoulli.Tensor: lambda seed, x, p, **options: (
+        (jax.random.uniform(_key(seed), x.shape, jnp.float32) < p).astype(x.dtype)),
+    A.dropout.default: lambda seed, x, p, train: (
+        dropped(x, kept(seed, 1 - p, x.shape), p) if train and p else x),
 })  # fmt: skip

@@ -15,7 +15,6 @@ from jax.custom_derivatives import SymbolicZero
 from jax.scipy import special
 
 from .._convert import torch_dtype
-from .._operation import operation, tangent_of
 from .._registry import IN_STEPS, rule, rules
 from .._torch import aten, torch
 from ._promotion import as_array, as_dtype, as_float, axes_of, common, promoted, ranked
@@ -45,14 +44,6 @@ def _sloped(tangent, slope):
     if slope.dtype == jnp.bool_:
         return jnp.where(slope, tangent, jnp.zeros_like(tangent))
     return tangent * slope.astype(tangent.dtype)
-
-
-def _in_one_kernel(name: str, function: Callable) -> Callable:
-    """Returns a function whose derivative torch computes in one kernel, which rounds once."""
-    call, tangent = jax.custom_jvp(function), tangent_of(function, (0,))
-    call.defjvp(lambda x, tangents: (
-        call(*x), operation(f"{name}_jvp", tangent, [x[0].dtype], *x, *tangents)[0]))  # fmt: skip
-    return call
 
 
 def _sign(x):
@@ -114,9 +105,9 @@ FLOAT_FUNCTIONS = {
     "erfc": lax.erfc, "erfinv": lax.erf_inv, "exp": lax.exp, "exp2": lax.exp2, "expm1": lax.expm1,
     "lgamma": lax.lgamma, "log": lax.log, "log10": jnp.log10, "log1p": lax.log1p,
     "log2": lambda x: lax.log(x) / np.log(2).item(), "reciprocal": lambda x: 1 / x,
-    "rsqrt": lax.rsqrt, "sigmoid": _in_one_kernel("sigmoid", lax.logistic), "sin": lax.sin,
+    "rsqrt": lax.rsqrt, "sigmoid": lax.logistic, "sin": lax.sin,
     "sinc": jnp.sinc, "sinh": lax.sinh, "sqrt": lax.sqrt, "tan": lax.tan,
-    "tanh": _in_one_kernel("tanh", lax.tanh),
+    "tanh": lax.tanh,
     "i0": derived(special.i0, special.i1), "special_i0e": special.i0e, "special_i1": special.i1,
     "special_i1e": special.i1e, "special_ndtri": special.ndtri,
     "special_log_ndtr": special.log_ndtr,
