@@ -14,8 +14,8 @@ from cases import nightly
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 FIXES = {  # how they begin
-    "T5 in FP16": "float32 for the matmul, add",  # and the clamp, behind them
-    "mT5 in FP16": "float32 for the matmul, add",
+    "T5 in FP16": "float32 for",  # the product, the sum, and the clamp behind them
+    "mT5 in FP16": "float32 for the matmul",
     "Pegasus in FP16": "float32 for the linear and add at lines",  # and the residual stream
     "Attention without a scale, FP16": "float32 for the matmul",
     "A mask of -1e9, FP16": "-32752 in place of -1e+09",

@@ -290,7 +290,7 @@ def test_draws_have_their_shapes_and_moments():
 
     x = torch.full((400,), 0.5)
     g, params = st.function(f, (x,))
-    pair, *means = g(params, st.to_jax(x))
+    pair, *means = g(params, st.to_jax(x), key=jax.random.key(0))
     assert sorted(pair.tolist()) == [1, 2]
     wants = 1.3, 1.5, 2.0, 1.0, 4.0, -(1 / 8 + 1 / 3) / 2, 0.5
     np.testing.assert_allclose(jnp.stack(means), wants, rtol=0.2)

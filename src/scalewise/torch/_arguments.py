@@ -64,7 +64,7 @@ def check_inputs(args: Sequence[PyTree], kwargs: Any) -> list[Any]:
 
 def as_module(function: Module | Callable[..., Any]) -> Module:
     if isinstance(function, _WRAPPERS):
-        return as_module(function.module)
+        return as_module(function.module)  # type: ignore[attr-defined]
     if isinstance(function, torch.nn.Module):
         return function
 

@@ -110,7 +110,7 @@ def audit(
         >>> report.findings[0].kind, report.findings[0].primitive
         ('overflow', 'sum')
     """
-    model, chosen = checked_model(model, args, kwargs), None
+    model, chosen, own = checked_model(model, args, kwargs), None, False
     if grad and (hooked := _with_backward_hooks(model)):
         raise ValueError(f"audit: {hooked} has backward hooks, which the audit doesn't run")
     scale = as_loss_scale(loss_scale)
@@ -133,6 +133,7 @@ def audit(
         chosen = low_function(model, args, kwargs, fmt, reference=True, **run)
         f, params = chosen.f, chosen.params
         low = TorchEmulation(fmt, saturation(saturate, fmt), chosen.dtype)
+        own = fmt == format_(chosen.dtype) and saturate is False and granularity == "operation"
     if scale is not None and scale.skips and jnp.float16 in {x.dtype for x in params.values()}:
         raise ValueError(
             "audit: GradScaler refuses float16 gradients: give a model with float32 parameters"
@@ -150,7 +151,6 @@ def audit(
     found, (low_run, wide_run) = in_torch(report, audited), chosen.runs
     if low_run is None:
         return found
-    own = fmt == format_(chosen.dtype) and saturate is False and granularity == "operation"
     return told(found, low_run, wide_run if own and loss is None and not grad else None)
 
 

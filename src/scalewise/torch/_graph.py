@@ -149,9 +149,9 @@ class Graph:
             own = self.matched.own.get(node, node) if self.matched is not None else node
             place = np.array([0, self._positions.get(own, 2**32 - 1)], np.uint32)
             kwargs = {**kwargs, "seed": self.seed ^ place}
-        target, ways = node.target, SAVED.get(node.target, ())
+        target, saved = node.target, SAVED.get(node.target, ())
         compute = functools.partial(_computed, target, dtypes, self.granularity)
-        ways = ways(*args, **kwargs) if callable(ways) else ways
+        ways: Any = saved(*args, **kwargs) if callable(saved) else saved
         outs = with_derivatives(compute, ways, args, kwargs)
         return jax.lax.stop_gradient(outs) if is_marked(node, "no_grad") else outs
 

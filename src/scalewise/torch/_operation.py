@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -133,12 +133,12 @@ def with_derivatives(
     function: Callable[..., jax.Array],
     ways: Sequence[Callable[..., jax.Array] | None],
     args: Sequence[Any],
-    kwargs: dict[str, Any],
+    kwargs: Mapping[str, Any],
 ) -> jax.Array:
     """Returns ``function(*args, **kwargs)``, with the derivative by each of its first operands as
     ``way(tangent, result, *args, **kwargs)``; the function's own if an operand has no way."""
     moving = [i for i, x in enumerate(args) if isinstance(x, jax.Array) and is_inexact(x)]
-    known = [i for i, way in enumerate(ways) if way is not None]
+    known = {i: way for i, way in enumerate(ways) if way is not None}
     if not moving or not {*moving} <= {*known} or any(jnp.iscomplexobj(args[i]) for i in moving):
         return function(*args, **kwargs)
 
@@ -152,7 +152,7 @@ def with_derivatives(
         out, own = call(*arrays), filled(arrays)
         given = [(i, t) for i, t in zip(moving, tangents, strict=True)
                  if type(t) is not SymbolicZero]  # fmt: skip
-        terms = [ways[i](t.astype(out.dtype), out, *own, **kwargs) for i, t in given]
+        terms = [known[i](t.astype(out.dtype), out, *own, **kwargs) for i, t in given]
         return out, sum(terms[1:], terms[0]) if terms else jnp.zeros_like(out)
 
     call.defjvp(jvp, symbolic_zeros=True)

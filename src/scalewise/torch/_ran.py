@@ -98,12 +98,6 @@ class TorchReport(Report):
             return f"No: {self.raised}; but for that: {own}"
         return f"{own} {self.ran}".rstrip()
 
-    def show(self, console: Any = None, *, everything: bool = False) -> None:
-        for text in (f"No: {self.raised}; but for that:" if self.raised else "", self.ran):
-            if text:
-                (console.print if console is not None else print)(text)
-        super().show(console, everything=everything)
-
 
 def told(report: Report, low: Ran, wide: Ran | None) -> Report:
     """Returns a report with what torch's own run says; ``wide`` is the float32 model's run, None if

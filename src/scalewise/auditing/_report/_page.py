@@ -21,7 +21,7 @@ from ._edits import edits
 from ._summary import Summary
 from ._terminal import errors, fixed_with, function, scales
 from ._trace import before_first_event, by_scope
-from ._verdict import cause, no_fix, tried, verdict
+from ._verdict import cause, no_fix, tried
 
 AROUND = 2  # lines shown before and after each line that computes something
 MOST = 600  # lines shown of a file
@@ -114,7 +114,7 @@ def _marks(equations: Equations, findings: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*marks, *(f"{n}% {name}" for name, n in shares if n)]))
 
 
-def page(report: Summary) -> str:
+def page(report: Summary, said: str) -> str:
     environment = page_environment("scalewise.auditing._report")
     environment.filters |= {
         "error": lambda f, which: f.outputs_error(which),
@@ -130,7 +130,7 @@ def page(report: Summary) -> str:
     return environment.rendered(
         "report.html.j2",
         report=report,
-        verdict=verdict(report),
+        verdict=said,
         fixed=any(f.fix for f in report.findings),
         panels=panels(report),
         legend=legend(report),

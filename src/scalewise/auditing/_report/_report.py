@@ -90,7 +90,7 @@ class Report(Summary, Saved):
 
     def show(self, console: Console | None = None, *, everything: bool = False) -> None:
         """Prints verdict, findings and literals; with ``everything`` also those without a fix."""
-        show(self, console or Console(), everything=everything)
+        show(self, self.verdict, console or Console(), everything=everything)
 
     def trace(self) -> tuple[TraceRow, ...]:
         """Returns the modules (name scopes) in the order in which they ran, each with its smallest
@@ -102,7 +102,7 @@ class Report(Summary, Saved):
         return f"<Report of {self.function} in {self.low}: {found}; show(), save('report.html')>"
 
     def _page(self) -> str:
-        return page(self)
+        return page(self, self.verdict)
 
     def _csv(self) -> str:
         rows = (

@@ -15,19 +15,19 @@ from .._search._literals import called_at
 from ._edits import edits
 from ._summary import Summary
 from ._trace import before_first_event
-from ._verdict import no_fix, tried, verdict
+from ._verdict import no_fix, tried
 
 SHOWN = 12
 LATENT_SHOWN = 3
 TRACE = ("module", "direction", "last operation", "smallest", "largest", "overflowed", "NaN")
 
 
-def show(report: Summary, console: Console, *, everything: bool = False) -> None:
+def show(report: Summary, said: str, console: Console, *, everything: bool = False) -> None:
     head = Text(f"audit  {report.function}  {report.low} against the {report.reference} reference")
     count = counted(len(report.equations), "rounded operation")
     head.append(f"   {count}, {counted(report.trials, 'trial')}", style="dim")
     console.print(head)
-    console.print(Text(verdict(report), style="bold"))
+    console.print(Text(said, style="bold"))
     decided = report.error.decided
     outputs = Text("outputs: " if decided else "outputs: error ")
     outputs.append(str(report.error), style=_style(report.error))

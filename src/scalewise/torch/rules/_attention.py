@@ -52,7 +52,8 @@ class Weights:
     def __call__(self, scores: Any, *seed: Any) -> Any:
         weights = _exponentials(scores)
         if self.dropout:
-            some = kept(*seed, 1 - self.dropout, weights.shape)
+            (own,) = seed
+            some = kept(own, 1 - self.dropout, weights.shape)
             weights = dropped(weights, some, self.dropout)
         return weights
 
