@@ -68,8 +68,6 @@ SUBNORMAL = 0.01
 FEW_MASKS = 8
 # Relative errors up to this are those of operations in float32.
 FLOAT32_ERROR = 2.0**-20
-# Operations that are followed between an error and what it spoils.
-DEPTH = 12
 # Operations between a constant that scales the state and the output that it makes.
 BACK = 3
 # Findings about lost changes: each takes up to four trials.

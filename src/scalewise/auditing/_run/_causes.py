@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from .._thresholds import CARRIED, DEPTH
+from .._thresholds import CARRIED
 from ._equation_statistics import EquationStatistics, Operands
 
 
@@ -35,19 +35,3 @@ class Causes:
             level = {e.index for i in level for e in self.producers(i)} - found
             found, depth = found | level, depth - 1
         return found
-
-    def flushed_before(self, index: int) -> EquationStatistics | None:
-        """Returns the nearest equation whose flushed numbers make a result infinite or NaN: of a
-        quotient, one that the divisor comes from."""
-        level, seen = self.producers(index), {index}
-        if self.equations[index].primitive == "div":
-            divisor = self.operands.get(index, ((), ()))[1]
-            level = [self.equations[i] for i in divisor if i in self.equations]
-        for _ in range(DEPTH):
-            before = {e.index: e for e in level if e.index not in seen}
-            flushed = [e for e in before.values() if e["flushed"]]
-            if flushed:
-                return max(flushed, key=lambda e: e.share("flushed"))
-            seen |= before.keys()
-            level = [e for i in before for e in self.producers(i)]
-        return None

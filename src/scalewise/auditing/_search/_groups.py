@@ -1,9 +1,8 @@
-"""Groups of equations of one source line, primitive and part of a step, ordered by weight."""
+"""Groups of equations of one source line, primitive and part of a step."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 
 from ...formats import Format, format
 from ...primitives import having
@@ -55,15 +54,6 @@ class Group:
     def worst(self, name: str) -> float:
         return max(getattr(e, name) for e in self.equations)
 
-    def is_singular(self, fmt: Format) -> bool:
-        """Whether results are infinite though the exact ones would fit: a division by 0."""
-        return self.total("overflowed") > 0 and self._fits(self.own_format(fmt))
-
-    def is_undefined(self, fmt: Format) -> bool:
-        """Whether results are NaN or infinite though the exact ones would fit: their operands are
-        at fault, not the format's range."""
-        return self.total("nan") > 0 or self.is_singular(fmt)
-
     def own_format(self, fmt: Format) -> Format:
         """Returns the format that results are rounded to: of the program's own cast to fewer bits
         or less range than the audited format has, its dtype."""
@@ -94,11 +84,6 @@ class Group:
         error, made = equation.inherited, max(equation.introduced, 1e-12)
         return error > 30 * made and error > self.noticeable
 
-    def weight(self, fmt: Format) -> float:
-        worst = self.worst_equation(fmt)
-        equations = (worst,) if is_out_of_range(worst) else self.equations
-        return sum(self.harm(e, fmt) for e in equations)
-
     def worst_equation(self, fmt: Format) -> EquationStatistics:
         """Returns the equation that harms most; of several that overflow, the earliest."""
         return max(self.equations, key=lambda e: self.harm(e, fmt))
@@ -122,32 +107,11 @@ def is_out_of_range(equation: EquationStatistics) -> bool:
     return bool(equation["nan"] or equation["overflowed"])
 
 
-def _zero_by_zero(group: Group, overflowed: float) -> bool:
-    """Returns True if results are NaN though nothing before has overflowed: 0 / 0."""
-    nan = group.total("nan") > 0 and group.first.primitive == "div"
-    return nan and group.first.index < overflowed
-
-
-def groups(equations: Equations, fmt: Format, causes: Causes | None = None) -> list[Group]:
-    """A result that is infinite or NaN because a number was flushed to zero before (``log(p)``, ``1
-    / v``, ``v / v``) isn't its own cause: its weight goes to the equation that flushed it."""
+def groups(equations: Equations, fmt: Format, causes: Causes) -> list[Group]:
     found: dict[tuple, list[EquationStatistics]] = {}
     for e in equations:
         place = (e.file, e.line, e.primitive, e.part, e.quantizes)
         key = (e.index,) if e.file is None else place
         found.setdefault(key, []).append(e)
-    factor = causes.amplification if causes else lambda _: 0.0
     noticeable = min(0.01, 16 * float(fmt.eps))
-    result = [Group(tuple(x), max(map(factor, x)), noticeable) for x in found.values()]
-    weights = [g.weight(fmt) for g in result]
-    by_index = {e.index: i for i, g in enumerate(result) for e in g.equations}
-    over = min((e.index for e in equations if e["overflowed"]), default=math.inf)
-    for i, group in enumerate(result):
-        singular = causes is not None and (group.is_singular(fmt) or _zero_by_zero(group, over))
-        worst = group.worst_equation(fmt).index
-        cause = causes.flushed_before(worst) if causes and singular else None
-        if cause is not None and by_index.get(cause.index, i) != i:
-            at = by_index[cause.index]
-            weights[i], weights[at] = min(weights[i], 1.0), max(weights[i], weights[at])
-    weighed = zip(weights, result, strict=True)
-    return [g for weight, g in sorted(weighed, key=lambda x: -x[0]) if weight > 0]
+    return [Group(tuple(x), max(map(causes.amplification, x)), noticeable) for x in found.values()]

@@ -85,7 +85,7 @@ def _lost(search: Search) -> Iterator[_Lost]:
         group = _group_of(groups, outcome, (index,))
         yield _Lost(_finding(search, group), group, _swamped(group))
     if lost_updates(outcome.equations) >= UPDATES_LOST:
-        for group in groups[::-1]:
+        for group in groups:
             e = group.first
             if e.direction == "optimizer" and e.is_output and group.swamped >= UPDATES_LOST:
                 yield _Lost(_finding(search, group), group, lambda x: lost_updates(x.equations))

@@ -39,22 +39,27 @@ OPERANDS = 2  # of a contraction
 CONSTANT = Leaf("constant")
 
 
+DIGITS, BIAS = 52, 1023  # of float64
+EXPONENT = np.int64(0x7FF << DIGITS)
+HIGHEST = np.int64((BIAS + 900) << DIGITS)  # of numbers to which a power of two can be added
+
+
 def nearest(x: Any, fmt: np.ndarray) -> np.ndarray:
     """Rounds float64 as :func:`round_by` does, on the host."""
     x = np.asarray(x, np.float64)
     mantissa, lowest, largest, beyond, infinite, smallest, signed_zero, signed = fmt.tolist()
     if mantissa >= 52:
         return x
-    exponents = np.maximum(np.frexp(x)[1] - 1, int(lowest)) - int(mantissa)
-    y = np.ldexp(np.rint(np.ldexp(x, -exponents)), exponents)
-    size = np.abs(y)
-    if not (size <= largest).all():  # beyond the range, or NaN
-        far = np.where(np.abs(x) == np.inf, infinite, beyond)
-        y = np.where(np.isnan(x), x, np.where(size > largest, np.copysign(far, x), y))
+    size = np.abs(x)
+    exponents = np.clip(size.view(np.int64) & EXPONENT, (int(lowest) + BIAS) << DIGITS, HIGHEST)
+    power = (exponents + ((DIGITS - int(mantissa)) << DIGITS)).view(np.float64)
+    y = (size + power) - power  # the sum has no bits behind the last one that the format keeps
+    if not (y <= largest).all():  # beyond the range, or NaN
+        y = np.where(y > largest, np.where(size == np.inf, infinite, beyond), y)
+    y = np.copysign(y, x)
     if smallest > 2.0 ** (lowest - mantissa):  # without subnormal numbers
-        own = np.abs(x)
-        low = np.where(own > smallest / 2, smallest, 0.0)
-        y = np.where(own < smallest, np.copysign(low, x), y)
+        low = np.where(size > smallest / 2, smallest, 0.0)
+        y = np.where(size < smallest, np.copysign(low, x), y)
     if not signed_zero:
         y = np.where(y == 0, 0.0, y)
     return y if signed else np.where(x < 0, np.nan, y)
