@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from examples import gpt
-from scalewise.auditing._run._interpretations import TableEmulation
+from scalewise.auditing._tape._interpretations import TableEmulation
 from scalewise.auditing._run._session import Session
 from scalewise.formats import FP16
 from scalewise.interpret import trace

@@ -14,7 +14,7 @@ from jax import lax
 
 import scalewise as sw
 from cases import nightly
-from scalewise.auditing._run._statistics import SAMPLE, sample_positions
+from scalewise.auditing._tape._statistics import SAMPLE, sample_positions
 
 
 def normal(seed, *shape, scale=1.0):

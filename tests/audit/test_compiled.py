@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scalewise._jax import quick_compilation
-from scalewise.auditing._run._compiled import MEDIUM, SMALL, compiled
+from scalewise.auditing._tape._compiled import MEDIUM, SMALL, compiled
 
 
 def f(x, y):

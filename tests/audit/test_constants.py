@@ -8,9 +8,9 @@ import pytest
 import scalewise as sw
 from arrays import normal
 from cases import nightly
-from scalewise.auditing._run._interpretations import TableEmulation
 from scalewise.auditing._run._session import Session
 from scalewise.auditing._search._apply import AuditedArithmetic, FixedFunction, FormatChoice
+from scalewise.auditing._tape._interpretations import TableEmulation
 from scalewise.interpret import trace
 
 

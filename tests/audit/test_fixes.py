@@ -14,13 +14,13 @@ from arrays import normal
 from scalewise import ops
 from scalewise.auditing._audit import low_interpretation
 from scalewise.auditing._run._causes import Causes
-from scalewise.auditing._run._loss_scale import LossScaled
 from scalewise.auditing._search import _search
 from scalewise.auditing._search._apply import AuditedArithmetic, FormatChoice
 from scalewise.auditing._search._fixes import FIXES, Context, described
 from scalewise.auditing._search._groups import Group
 from scalewise.auditing._search._kinds import FINDING_KINDS
 from scalewise.auditing._search._rewrites import Rewrite
+from scalewise.auditing._tape._loss_scale import LossScaled
 from scalewise.autocasting import Policy, Rule
 from scalewise.formats import E4M3FN, FP16, FP32
 from scalewise.rounding import format_params

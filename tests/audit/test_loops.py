@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import scalewise as sw
-from scalewise.auditing._run._interpretations import TableEmulation
 from scalewise.auditing._run._session import Session
+from scalewise.auditing._tape._interpretations import TableEmulation
 from scalewise.interpret import trace
 
 X = jnp.linspace(0.1, 3.0, 12).reshape(6, 2)

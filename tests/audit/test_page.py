@@ -17,7 +17,7 @@ import scalewise as sw
 from browsers import needs_a_browser, opened
 from scalewise.auditing import OutputError
 from scalewise.auditing._report._page import axis_of, panels, sources
-from scalewise.auditing._run._statistics import BINS, LOWEST
+from scalewise.auditing._tape._statistics import BINS, LOWEST
 
 
 @pytest.fixture(scope="module")

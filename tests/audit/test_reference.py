@@ -7,9 +7,9 @@ import pytest
 
 import scalewise as sw
 from cases import nightly
-from scalewise.auditing._run._interpretations import TableEmulation
 from scalewise.auditing._run._outcome import Outcome
 from scalewise.auditing._run._session import Session
+from scalewise.auditing._tape._interpretations import TableEmulation
 from scalewise.interpret import trace
 
 SQUARE = np.random.default_rng(0).normal(size=(6, 6)).astype(np.float32)

@@ -11,9 +11,9 @@ from arrays import normal
 from cases import nightly
 from devices import run_on_devices
 from programs import scalar
-from scalewise.auditing._run._interpretations import TableEmulation
 from scalewise.auditing._run._session import Session
-from scalewise.auditing._run._statistics import BINS, LOWEST
+from scalewise.auditing._tape._interpretations import TableEmulation
+from scalewise.auditing._tape._statistics import BINS, LOWEST
 from scalewise.autocasting import Autocast, Policy
 from scalewise.formats import CATALOGUE, E4M3FN, FP16, Format
 from scalewise.interpret import trace

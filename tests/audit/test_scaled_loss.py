@@ -13,7 +13,7 @@ from rich.console import Console
 
 import scalewise as sw
 from arrays import normal
-from scalewise.auditing._run._loss_scale import LossScaled
+from scalewise.auditing._tape._loss_scale import LossScaled
 from scalewise.autocasting import Autocast
 from scalewise.interpret import transform
 

@@ -15,9 +15,10 @@ from jax import lax
 import scalewise as sw
 from scalewise.auditing import _audit
 from scalewise.auditing._run._outcome import in_parts
-from scalewise.auditing._sheet import _forward
-from scalewise.auditing._sheet._make import make_sheet, run_both
+from scalewise.auditing._sheet._make import make_sheet
 from scalewise.auditing._sheet._sheet import Sheet
+from scalewise.auditing._tape import _forward
+from scalewise.auditing._tape._both import run_both
 from scalewise.formats import FP16, format
 from scalewise.interpret import is_inexact
 

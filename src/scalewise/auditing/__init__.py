@@ -47,6 +47,6 @@ from ._report._edits import statement as statement
 from ._run._dataflow import Origins as Origins
 from ._run._dataflow import Walk as Walk
 from ._run._equation_statistics import display_name as display_name
-from ._run._interpretations import FP32_MAX as FP32_MAX
-from ._run._interpretations import TableEmulation as TableEmulation
 from ._search._apply import FormatChoice as FormatChoice
+from ._tape._interpretations import FP32_MAX as FP32_MAX
+from ._tape._interpretations import TableEmulation as TableEmulation

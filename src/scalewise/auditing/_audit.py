@@ -58,15 +58,15 @@ from ._report._trace import latent
 from ._run._changes import carried
 from ._run._compared import float_arguments, incomparable, without_digits
 from ._run._floors import with_floors
-from ._run._interpretations import Dtypes, TableEmulation, traced_as_written
 from ._run._outcome import ExactSums, Outcome, OutputError, output_name
 from ._run._session import Session, state_of
-from ._run._specialize import history_of, nominal_format, of_recipe
-from ._run._statistics import BINS, LOWEST
 from ._search._literals import Constants, constants_of
 from ._search._lost_updates import search_lost_updates
 from ._search._search import Search, find_fixes
 from ._sheet._make import SheetSource, make_sheet
+from ._tape._interpretations import Dtypes, TableEmulation, traced_as_written
+from ._tape._specialize import history_of, nominal_format, of_recipe
+from ._tape._statistics import BINS, LOWEST
 from ._thresholds import FLOORS_FROM
 
 

@@ -16,7 +16,7 @@ from ._file import name_of
 from ._run._compared import decides, float_arguments
 from ._run._outcome import Outcome, output_name
 from ._run._session import Session
-from ._run._statistics import is_discrete
+from ._tape._statistics import is_discrete
 
 # Primitives that give other numbers at each call, and what to do instead.
 UNREPEATABLE = {"rng_uniform": "draws other numbers at each call: use jax.random with a key"}

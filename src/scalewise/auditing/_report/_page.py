@@ -13,10 +13,10 @@ from markupsafe import Markup
 from ..._output import page_environment
 from .._run._equation_statistics import Equations, EquationStatistics
 from .._run._outcome import OutputError
-from .._run._statistics import BINS, LOWEST
 from .._search._findings import Finding
 from .._search._groups import Group
 from .._search._kinds import FINDING_KINDS
+from .._tape._statistics import BINS, LOWEST
 from ._edits import edits
 from ._summary import Summary
 from ._terminal import errors, fixed_with, function, scales

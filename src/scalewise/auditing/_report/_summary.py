@@ -6,7 +6,7 @@ import dataclasses
 
 from ...formats import FP32
 from .._run._equation_statistics import EquationStatistics
-from .._run._loss_scale import shares
+from .._run._histograms import shares
 from .._run._outcome import OutputError
 from .._search._findings import Finding
 from .._search._literals import Literal

@@ -17,8 +17,8 @@ from jax.typing import ArrayLike
 from ...formats import FP32
 from ...interpret import Argument, is_float
 from ...rounding import FP32_PARAMS
+from .._tape._interpretations import TableEmulation
 from .._thresholds import NOISE, NOISE_OF_ONE, RUNS
-from ._interpretations import TableEmulation
 from ._outcome import Floors, Outcome, norm
 from ._session import Session
 

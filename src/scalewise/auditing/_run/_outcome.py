@@ -6,18 +6,15 @@ import dataclasses
 import functools
 import math
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 from jax.typing import ArrayLike
 
 from ...interpret import Equation
+from .._tape._both import Run
 from ._causes import Causes
 from ._dataflow import Dataflow
 from ._equation_statistics import EquationStatistics, equation_statistics
-
-if TYPE_CHECKING:
-    from .._sheet._make import Run
 
 Numbers = np.ndarray  # of floats
 

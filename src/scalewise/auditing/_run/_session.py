@@ -14,16 +14,16 @@ from jax.typing import ArrayLike
 from ...formats import FP32, Format
 from ...interpret import Argument, Equation, Interpretation, Program, is_inexact
 from ...rounding import FP32_PARAMS, format_params
-from .._sheet._arithmetic import Choice
-from .._sheet._cells import Node, is_key
-from .._sheet._make import Run, run_both
+from .._tape._arithmetic import Choice
+from .._tape._both import Run, run_both
+from .._tape._cells import Node, is_key
+from .._tape._interpretations import TableEmulation
+from .._tape._loss_scale import loss_scaled_paths
+from .._tape._specialize import Low, kind_of_run
+from .._tape._statistics import is_discrete
 from ._changes import Update, started_at_zero, updates, wrong
 from ._dataflow import Dataflow, dataflow, sums
-from ._interpretations import TableEmulation
-from ._loss_scale import loss_scaled_paths
 from ._outcome import ExactSums, Floors, Numbers, Outcome, OutputError, in_parts, norm
-from ._specialize import Low, kind_of_run
-from ._statistics import is_discrete
 
 
 def new_code() -> dict[Hashable, Callable[..., Any]]:

@@ -27,11 +27,11 @@ from ...rounding import (
     scale_params,
 )
 from ...scalifying import EveryOp
-from .._run._compiled import compiled
-from .._run._interpretations import FP32_MAX, TableEmulation, restored
-from .._run._loss_scale import LossScaled
 from .._run._outcome import Outcome
 from .._run._session import Session
+from .._tape._compiled import compiled
+from .._tape._interpretations import FP32_MAX, TableEmulation, restored
+from .._tape._loss_scale import LossScaled
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,8 +15,9 @@ from ...formats import Format
 from ...primitives import Family, names
 from ...rounding import FP64_PARAMS
 from .._run._equation_statistics import Equations, EquationStatistics
-from .._run._loss_scale import LossScaled, autocast_of, best_power
-from .._run._specialize import nominal_format
+from .._run._histograms import best_power
+from .._tape._loss_scale import LossScaled, autocast_of
+from .._tape._specialize import nominal_format
 from .._thresholds import FEW_MASKS, SUBNORMAL
 from ._apply import FormatChoice
 from ._fixes import Context, Fix, both, described, register, widened

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from ...formats import Format
 from .._run._causes import Causes
 from .._run._equation_statistics import Equations, EquationStatistics
-from .._run._interpretations import TableEmulation
+from .._tape._interpretations import TableEmulation
 from ._apply import AuditedArithmetic, FormatChoice, apply_fix
 from ._groups import Group
 from ._kinds import FindingKind

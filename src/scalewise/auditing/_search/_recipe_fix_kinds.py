@@ -18,8 +18,8 @@ from ...interpret import Interpretation
 from ...scaled import Amax, Mx, shown
 from ...scalifying import EveryOp, Scalify, scope_parts
 from .._run._equation_statistics import Equations, is_ambiguous
-from .._run._loss_scale import LossScaled, autocast_of
-from .._run._specialize import nominal_format, of_recipe
+from .._tape._loss_scale import LossScaled, autocast_of
+from .._tape._specialize import nominal_format, of_recipe
 from .._thresholds import FLOAT32_ERROR
 from ._fix_kinds import like
 from ._fixes import Context, Fix, register

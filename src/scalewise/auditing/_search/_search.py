@@ -12,7 +12,7 @@ from .._run._causes import Causes
 from .._run._equation_statistics import EquationStatistics
 from .._run._outcome import Outcome, OutputError
 from .._run._session import Session
-from .._run._specialize import Low, kind_of_run
+from .._tape._specialize import Low, kind_of_run
 from .._thresholds import ENOUGH, FEW_ROUNDINGS, LINES, SHARE_SHOWN, SHOWN, TRIED
 from . import _fix_kinds, _recipe_fix_kinds  # noqa: F401  # they register fixes, in this order
 from ._apply import AuditedArithmetic, FormatChoice

@@ -14,8 +14,9 @@ from .._run._equation_statistics import EquationStatistics
 from .._run._outcome import Outcome, OutputError
 from .._run._session import Session
 from .._sheet._balance import Balance
-from .._sheet._cells import Leaf
 from .._sheet._functional import Stage
+from .._sheet._make import balance_of, stages_of
+from .._tape._cells import Leaf
 from .._thresholds import ACCUMULATED, EVENTFUL, MOST_OF_ERROR, PART_OF_LINE
 from ._apply import FormatChoice
 
@@ -75,7 +76,7 @@ class Trial:
     @functools.cached_property
     def _stages(self) -> list[Stage]:
         outcome = self.outcome
-        return outcome.made.stages(self.session.floors, self.session.started_at_zero(outcome))
+        return stages_of(outcome.made, self.session.floors, self.session.started_at_zero(outcome))
 
     @functools.cached_property
     def stages(self) -> list[StageError]:
@@ -114,7 +115,7 @@ class Trial:
     def balance(self, name: str) -> Balance:
         if name not in self._balances:
             stage = next(x for x in self._stages if x.name == name and not x.is_change)
-            self._balances[name] = self.outcome.made.balance(stage)
+            self._balances[name] = balance_of(self.outcome.made, stage)
         return self._balances[name]
 
     def suspects(self, name: str) -> list[Suspect]:

@@ -11,9 +11,9 @@ import numpy as np
 
 from ...interpret import Equation, is_float
 from ...primitives import having
-from ._cells import At, Cell, Entry, Leaf, inner, size
-from ._kernels import forget
-from ._secants import copied
+from .._tape._cells import At, Cell, Entry, Leaf, inner, size
+from .._tape._kernels import forget
+from .._tape._secants import copied
 
 NOISE = 1e-12  # of the functional: what float64's own rounding leaves of one operation
 CANCELS = 1e3  # from this factor an operation's own error cancels the one that it is given

@@ -13,8 +13,8 @@ from ...formats import Format
 from ...interpret import Program, is_inexact
 from .._run._changes import carried
 from .._run._outcome import Floors, norm
+from .._tape._cells import Cell, Entry, Node, inner, is_key
 from .._thresholds import CHANGE_LOST, FEW_DECIDED, MANY_DECIDED, limit_of, unusable
-from ._cells import Cell, Entry, Node, inner, is_key
 
 CHANGE_NOISE = 1e-12  # of an array: a change that is the reference run's rounding
 NEGLIGIBLE = 1e-6  # an output that is this small beside the largest one is measured by that

@@ -16,8 +16,8 @@ from ..._jax import user_frames
 from ..._output import Rows, Tabular, plain, replacing
 from ..._types import Json
 from ...interpret import Equation
+from .._tape._cells import Leaf
 from ._balance import Balance
-from ._cells import Leaf
 from ._functional import Stage
 
 Frame: TypeAlias = tuple[str, str, int]  # function, file, line

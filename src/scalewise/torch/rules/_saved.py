@@ -160,22 +160,21 @@ def _exponentials(base, x):
 
 ROOT_OF_PI = math.sqrt(math.pi)
 UNARY = {
-    "sigmoid": in_one_kernel("sigmoid", lambda y, t: t * (1 - y) * y),
-    "tanh": in_one_kernel("tanh", lambda y, t: t * (1 - y * y)),
-    "rsqrt": by_slope(lambda y, x: -0.5 * power(y, 3)),
-    "sqrt": lambda t, y, x: t / (2 * y),
-    "exp2": lambda t, y, x: _scaled_by(math.log(2))(t * y, y),
-    "log2": lambda t, y, x: t / times(x, math.log(2)),
-    "log10": lambda t, y, x: t / times(x, math.log(10)),
-    "reciprocal": by_slope(lambda y, x: -(y * y)),
-    "atanh": lambda t, y, x: t / (1 - lax.square(x)),
-    "erf": by_slope(lambda y, x: times(jnp.exp(-lax.square(x)), 2 / ROOT_OF_PI)),
-    "erfc": by_slope(lambda y, x: times(jnp.exp(-lax.square(x)), -2 / ROOT_OF_PI)),
-    "erfinv": by_slope(lambda y, x: times(jnp.exp(lax.square(y)), ROOT_OF_PI / 2)),
+    A.sigmoid.default: in_one_kernel("sigmoid", lambda y, t: t * (1 - y) * y),
+    A.tanh.default: in_one_kernel("tanh", lambda y, t: t * (1 - y * y)),
+    A.rsqrt.default: by_slope(lambda y, x: -0.5 * power(y, 3)),
+    A.sqrt.default: lambda t, y, x: t / (2 * y),
+    A.exp2.default: lambda t, y, x: _scaled_by(math.log(2))(t * y, y),
+    A.log2.default: lambda t, y, x: t / times(x, math.log(2)),
+    A.log10.default: lambda t, y, x: t / times(x, math.log(10)),
+    A.reciprocal.default: by_slope(lambda y, x: -(y * y)),
+    A.atanh.default: lambda t, y, x: t / (1 - lax.square(x)),
+    A.erf.default: by_slope(lambda y, x: times(jnp.exp(-lax.square(x)), 2 / ROOT_OF_PI)),
+    A.erfc.default: by_slope(lambda y, x: times(jnp.exp(-lax.square(x)), -2 / ROOT_OF_PI)),
+    A.erfinv.default: by_slope(lambda y, x: times(jnp.exp(lax.square(y)), ROOT_OF_PI / 2)),
 }
-for _name, _tangent in UNARY.items():
-    SAVED[getattr(A, _name).default] = (_tangent,)
 SAVED.update({
+    **{operation: (tangent,) for operation, tangent in UNARY.items()},
     A.pow.Tensor_Scalar: _powers,
     A.pow.Scalar: _exponentials,
     A.logsumexp.default: (_logsumexp,),

@@ -24,12 +24,12 @@ from ...interpret import (
     is_float,
 )
 from ...primitives import params
-from .._run._statistics import Visit, decides, records
 from ._arithmetic import Arithmetic
 from ._cells import At, Cell, Entry, Leaf, Node, Operation, cell, is_key
 from ._kernels import kernel_of
 from ._meshes import on_one_device
 from ._secants import copied, rule_of, secants
+from ._statistics import Visit, decides, records
 
 LONGEST = 400_000  # visits of equations, whose results all stay in memory
 # A loop that has ended for one run, and has made this many more iterations for the other, and this

@@ -12,11 +12,11 @@ import numpy as np
 
 from ...emulating import is_exact, rounds_each
 from ...interpret import Equation, is_float
-from ...primitives import having
-from .._sheet._cells import Cell
-from .._sheet._kernels import computed
+from ...primitives import having, names
 from .._thresholds import SUM_LOST
+from ._cells import Cell
 from ._interpretations import computes_in_float32
+from ._kernels import computed
 
 SAMPLE = 1024  # numbers of each result, evenly spaced, over which errors are measured
 BINS = 128  # of a histogram: exponents from LOWEST up; exponents outside go to the end bins
@@ -24,7 +24,8 @@ LOWEST = -96
 TOGETHER = 1 << 18  # numbers of visits that are counted in one pass
 
 ACCUMULATES = having("accumulates")
-SIGNS = {"add": 1.0, "add_any": 1.0, "sub": -1.0}  # of the second operand
+ADDS = having("adds")
+SUBTRACTS = names(lambda row: row.autocast == "difference")
 EVENTS = ("operands", "operands_saturated", "operands_flushed", "operands_latent")
 COUNTS = (
     "visits", "elements", "overflowed", "flushed", "subnormal", "nan", "sampled", "added",
@@ -136,7 +137,7 @@ def _count(
     samples = [np.take_along_axis(x, which, 1) for x in (low, exact, reference)]
     found["sampled"] += which.size
     _measure(found, histogram, samples, fmt)
-    if equation.name in SIGNS or equation.name in ACCUMULATES or rounds_each(equation):
+    if equation.name in ADDS or equation.name in ACCUMULATES or rounds_each(equation):
         _measure_additions(found, equation, visits, which, samples, fmt)
     return events
 
@@ -233,7 +234,7 @@ def _measure_additions(
     Of several additions that round one by one, those returned some unchanged whose sum is off by
     more than they would be with errors that have both signs."""
     low, exact, _ = samples
-    sign, several = SIGNS.get(equation.name, 1.0), rounds_each(equation)
+    sign, several = -1.0 if equation.name in SUBTRACTS else 1.0, rounds_each(equation)
     shape = equation.out_avals[0].shape
 
     def operand(i: int) -> np.ndarray:
@@ -244,7 +245,7 @@ def _measure_additions(
     if several:
         a = operand(0)
         b = exact - a
-    elif equation.name in SIGNS:
+    elif equation.name in ADDS:
         a, b = operand(0), operand(1)
     else:  # it accumulates: numbers to which something is added
         a, b = exact, operand(0)

@@ -19,7 +19,6 @@ import numpy as np
 from ..._jax import ShapedArray
 from ...autocasting import Autocast, Policy
 from ...autoscaling import RULES, Family
-from ...formats import Format
 from ...interpret import (
     Applied,
     Argument,
@@ -33,10 +32,7 @@ from ...interpret import (
     run,
 )
 from ...primitives import having
-from ._equation_statistics import Equations
-from ._statistics import LOWEST
 
-POWERS = range(-40, 41)
 # Primitives linear in one operand, given the others, that belong to no family.
 BILINEAR = having("bilinear")
 
@@ -168,38 +164,3 @@ def loss_scaled_paths(program: Program) -> frozenset[tuple[int, ...]]:
 
     jax.eval_shape(trace_program, list(program.arrays))
     return frozenset(paths)
-
-
-def shares(
-    equations: Equations, smallest: float, largest: float, powers: Sequence[int] | range
-) -> dict[int, tuple[float, float]]:
-    """Returns for each ``k`` which shares of the equations' nonzero numbers times ``2**k`` are
-    below ``smallest`` and above ``largest``; from the reference run's histograms, in whole binades.
-    """
-    counts = np.sum([e.histogram for e in equations], axis=0) if equations else np.zeros(1)
-    total, bins = max(float(counts.sum()), 1.0), LOWEST + np.arange(len(counts))
-    bottom, top = math.log2(smallest), math.log2(largest)
-    return {
-        k: (
-            float(counts[bins + k < bottom].sum()) / total,
-            float(counts[bins + k > top].sum()) / total,
-        )
-        for k in powers
-    }
-
-
-def best_power(equations: Equations, fmt: Format, largest: float = math.inf) -> int:
-    """Returns the exponent of the best loss scale for these equations; 0 if no scale is better.
-
-    Of the scales that leave the largest number at least a binade below overflow, it is the one with
-    the fewest numbers below the smallest normal number; of equally good ones, the one with the
-    fewest below the smallest number, then the one nearest 1. The exponent is at most ``largest``.
-    """
-    top = max((max(e["amax"], e["reference_max"]) for e in equations), default=0.0)
-    if not 0 < top < math.inf:
-        return 0
-    headroom = min(math.floor(math.log2(float(fmt.max) / top)) - 1, largest)
-    table = shares(equations, float(fmt.smallest_normal), float(fmt.max), POWERS)
-    lost = shares(equations, float(fmt.smallest), float(fmt.max), POWERS)
-    safe = [k for k in POWERS if k <= headroom]
-    return min(safe, key=lambda k: (table[k][0], lost[k][0], abs(k)), default=0)

@@ -28,12 +28,12 @@ from ...interpret import (
     rebind,
 )
 from ...rounding import FP32_PARAMS, FP64_PARAMS, RANGE, format_params, is_wide, is_wider, round_by
-from .._run._compiled import compiled
-from .._run._interpretations import FP32_MAX, TableEmulation, computes_in_float32
-from .._run._specialize import history_of, kind_of_run, nominal_format
 from .._thresholds import LATENT
 from ._cells import Cell, Leaf, Node, cell, is_key
+from ._compiled import compiled
+from ._interpretations import FP32_MAX, TableEmulation, computes_in_float32
 from ._kernels import computed, is_complex, through_jax
+from ._specialize import history_of, kind_of_run, nominal_format
 
 OPERANDS = 2  # of a contraction
 CONSTANT = Leaf("constant")

@@ -1,0 +1,1 @@
+"""Both runs of a program on one tape: arithmetic, kernels, statistics."""

@@ -1,0 +1,127 @@
+"""Runs a program in low precision and in float64 on the host, with a tape of all results."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.typing import ArrayLike
+
+from ..._jax import ShapedArray, unchecked
+from ...interpret import Argument, Equation, Interpretation, Program, is_float, run
+from ._arithmetic import Choice, arithmetic_of
+from ._cells import Cell, Leaf, Node, cell, is_key
+from ._forward import Forward
+from ._statistics import Visit, statistics
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Run:
+    """Both runs of a program on one tape.
+
+    Attributes:
+        program, low: what was run, by which interpretation.
+        arguments, outputs: the outputs as the audit compares them.
+    """
+
+    program: Program
+    low: Interpretation
+    forward: Forward
+    arguments: Sequence[Node]
+    outputs: Sequence[Node]
+
+    @property
+    def visited(self) -> Mapping[tuple[int, ...], tuple[Equation, Sequence[Visit]]]:
+        return self.forward.visited
+
+    @property
+    def limits(self) -> set[float]:
+        return getattr(self.forward.arithmetic, "limits", set())
+
+    @functools.cached_property
+    def statistics(self) -> dict[tuple[int, ...], tuple[dict[str, float], tuple[int, ...]]]:
+        """The statistics of each equation that rounds or decides, by its path."""
+        with on_host():
+            return {path: statistics(*own) for path, own in self.visited.items()}
+
+
+def run_both(
+    program: Program,
+    low: Interpretation,
+    steps: int = 1,
+    batches: Sequence[Sequence[ArrayLike]] = (),
+    choice: Choice | None = None,
+    code: dict[Hashable, Callable[..., Any]] | None = None,
+    arrays: Sequence[Argument] | None = None,
+) -> Run:
+    """Runs a program on the host, in low precision and in float64.
+
+    Args:
+        steps, batches: as of :class:`Session`.
+        choice: of a run with fixes, see :class:`Choice`.
+        code: compiled code, which runs of one program share.
+        arrays: in place of the program's arguments.
+
+    Raises:
+        ValueError: the program computes too many operations.
+    """
+    arithmetic = arithmetic_of(low, choice or Choice(), {} if code is None else code)
+    with on_host():
+        forward = Forward(arithmetic)
+        given = zip(arrays or program.arrays, program.in_avals, program.arguments, strict=True)
+        arguments = [_argument(forward, x, a, path) for x, a, path in given]
+        state_size = sum(path.startswith("[0]") for path in program.arguments)
+        values: list[Node] = []
+        for step in range(steps):
+            inputs = arguments
+            if step:
+                batch = batches[step] if batches else ()
+                avals = program.in_avals[state_size:]
+                pairs = zip(batch, avals, strict=False)
+                new = [_argument(forward, x, a, "batch") for x, a in pairs]
+                inputs = [*values[:state_size], *new, *arguments[state_size + len(new) :]]
+            forward.iteration = ("step", step) if steps > 1 else None
+            values = run(program, forward, (), values=inputs)[1]
+            arithmetic.next_step()
+        pairs = zip(values, program.out_avals, strict=True)
+        outputs = [_output(forward, x, a) for x, a in pairs]
+    return Run(program, low, forward, arguments, outputs)
+
+
+def on_host() -> contextlib.ExitStack:
+    """Returns a context in which the host computes in float64, and NaN is a number like others."""
+    stack = contextlib.ExitStack()
+    for own in (
+        jax.disable_jit(False), unchecked(), np.errstate(all="ignore"), jax.enable_x64(True),
+    ):  # fmt: skip
+        stack.enter_context(own)
+    return stack
+
+
+def _argument(forward: Forward, x: Argument, aval: ShapedArray, path: str) -> Node:
+    if not is_float(aval) and not is_key(x):
+        x = np.asarray(x).astype(aval.dtype)
+    return forward.leaf(x, aval, Leaf("argument", path))
+
+
+def _output(forward: Forward, x: Node, aval: ShapedArray) -> Node:
+    arithmetic = forward.arithmetic
+    low = arithmetic.drawn(x.cell.low) if x.draw else arithmetic.lowered(x.cell, aval)
+    if low is x.cell.low or np.array_equal(low, x.cell.low, equal_nan=True):
+        return x
+    maker = _maker(forward, x.cell)
+    if maker is None:  # the same in both runs until here
+        leaf = Leaf("constant", "a random draw" if x.draw else "an output's dtype")
+        return Node(cell(low, x.cell.reference, top=arithmetic.top, leaf=leaf))
+    return Node(forward.changed(x.cell, (low, x.cell.value), maker))
+
+
+def _maker(forward: Forward, x: Cell) -> Any:
+    """Returns the equation that made a cell; None of an argument."""
+    made = (e.operation.equation for e in reversed(forward.tape) if any(x is y for y in e.outs))
+    return next(made, None)
