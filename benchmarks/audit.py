@@ -22,8 +22,8 @@ import jax
 import numpy as np
 
 from examples import gpt
-from scalewise.auditing._tape._interpretations import TableEmulation
 from scalewise.auditing._run._session import Session
+from scalewise.auditing._tape._interpretations import TableEmulation
 from scalewise.formats import FP16
 from scalewise.interpret import trace
 
