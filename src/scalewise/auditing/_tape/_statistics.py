@@ -112,11 +112,9 @@ def _count(
     at: int,
 ) -> np.ndarray:
     """Adds what some visits count; returns at which of them a number overflowed or became NaN."""
-    low, reference = (
-        np.stack([np.ravel(np.asarray(getattr(v.outs[at], run), np.float64)) for v in visits])
-        for run in ("low", "reference")
-    )
-    exact = np.stack([np.ravel(_exact(equation, v, at)) for v in visits])
+    low = _rows([v.outs[at].low for v in visits])
+    reference = _rows([v.outs[at].reference for v in visits])
+    exact = _rows([_exact(equation, v, at) for v in visits])
     fmt = visits[0].fmt
     size, magnitude = np.abs(low), np.where(np.isfinite(exact), np.abs(exact), 0.0)
     normal = 2.0 ** float(fmt[1])
@@ -142,10 +140,16 @@ def _count(
     return events
 
 
-def _exact(equation: Equation, visit: Visit, at: int) -> np.ndarray:
+def _rows(arrays: Sequence[Any]) -> np.ndarray:
+    """Returns arrays of one shape as the rows of one array; a single one without a copy."""
+    flat = [np.asarray(x, np.float64).reshape(1, -1) for x in arrays]
+    return flat[0] if len(flat) == 1 else np.concatenate(flat)
+
+
+def _exact(equation: Equation, visit: Visit, at: int) -> Any:
     if not visit.rounded:
-        return np.asarray(visit.outs[at].exact, np.float64)
-    return np.asarray(computed(equation, [x.low for x in visit.ins])[at], np.float64)
+        return visit.outs[at].exact
+    return computed(equation, [x.low for x in visit.ins])[at]
 
 
 def _is_lost(x: Cell) -> bool:
@@ -238,8 +242,7 @@ def _measure_additions(
     shape = equation.out_avals[0].shape
 
     def operand(i: int) -> np.ndarray:
-        rows = [np.asarray(v.ins[i].low, np.float64) for v in visits]
-        flat = np.stack([np.broadcast_to(x, shape).ravel() for x in rows])
+        flat = _rows([np.broadcast_to(v.ins[i].low, shape) for v in visits])
         return np.take_along_axis(flat, which, 1)
 
     if several:
