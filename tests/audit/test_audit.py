@@ -369,7 +369,7 @@ def drawn(x):
         (
             lambda: sw.audit(lambda x: x / x, "fp16")(jnp.zeros(2)),
             ValueError,
-            r"\(0 / 0, or infinity / infinity\); fix that first, or try reference='float64'",
+            r"\(0 / 0, or infinity / infinity\); fix that first$",
         ),
         (  # of a wholly masked row: the NaN isn't made in the mask's line
             lambda: sw.audit(masked_softmax, "fp16")(jnp.ones((2, 4)), jnp.zeros((2, 4), bool)),

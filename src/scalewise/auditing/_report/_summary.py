@@ -19,7 +19,8 @@ class Summary:
 
     Attributes:
         function: its name.
-        low, reference: the arithmetic of the low-precision run and of the reference run.
+        low: the arithmetic of the low-precision run.
+        reference: the format whose own roundings are no errors; the reference run is in float64.
         semantics: what is modelled, in a sentence.
         findings: in the order in which they were explained; those with a fix that helped, on top of
             the fixes before (see ``Finding.order``), and those that no fix helped.
