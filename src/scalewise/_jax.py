@@ -388,6 +388,11 @@ def in_mesh(abstract: AbstractMesh) -> AbstractContextManager[object]:
     return nullcontext() if abstract.empty else mesh.use_abstract_mesh(abstract)
 
 
+def out_of_meshes() -> AbstractContextManager[object]:
+    """Returns a context in which arrays belong to no mesh."""
+    return mesh.use_abstract_mesh(AbstractMesh((), ()))
+
+
 def unchecked() -> AbstractContextManager[object]:
     """Returns a context in which ``jax.debug_nans`` and ``jax.debug_infs`` raise nothing."""
     stack = ExitStack()

@@ -400,10 +400,32 @@ COLLECTIVES = """
     )
     report = sw.audit(lambda x: large(x) / 8, "fp16")(jnp.full(8, 3e4))
     worst = report.findings[0]
-    assert worst.kind == "overflow" and worst.primitive == "reduce_sum"
+    assert worst.kind == "overflow" and worst.primitive.startswith("psum")
 """
 
 
 @pytest.mark.slow
 def test_collectives_over_a_mesh_have_their_true_error():
     run_on_devices(4, COLLECTIVES)
+
+
+EXPLICIT = """
+    import jax, jax.numpy as jnp, scalewise as sw
+    from jax.sharding import NamedSharding, PartitionSpec as P
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        x = jax.device_put(jnp.full(8, 300.0), NamedSharding(mesh, P("d")))
+        f = jax.shard_map(lambda x: jax.lax.psum(jnp.sum(x * x), "d"), out_specs=P())
+        report = sw.audit(f, "fp16")(x)
+        assert (report.findings[0].kind, report.findings[0].primitive) == ("overflow", "mul")
+        try:
+            report.apply_fixes(f)(x)
+        except ValueError as error:
+            assert "the fix changes lines of a shard_map" in str(error)
+        else:
+            raise AssertionError("a fix of a shard_map was applied")
+"""
+
+
+def test_a_shard_map_over_an_explicit_mesh_whose_fix_is_not_applied():
+    run_on_devices(2, EXPLICIT)

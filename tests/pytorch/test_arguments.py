@@ -105,7 +105,7 @@ def squared(x):
     return (x.half() * x.half()).to(x.dtype)
 
 
-def mended(x):
+def widened(x):
     y = x.bfloat16()
     return (y * y).sum().log()
 
@@ -122,7 +122,7 @@ class Cached(nn.Module):
 
 @pytest.mark.parametrize(
     ("f", "low", "options", "finite"),
-    [(squared, "bf16", {}, False), (mended, "fp16", {}, True),
+    [(squared, "bf16", {}, False), (widened, "fp16", {}, True),
      (Cached(), "bf16", {"autocast": True}, False)],
 )  # fmt: skip
 def test_a_dtype_that_the_program_names_is_that_dtype(f, low, options, finite):

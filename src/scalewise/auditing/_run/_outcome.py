@@ -11,7 +11,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ...interpret import Equation
-from .._tape._both import Run
+from .._tape._both import TapedRun
 from ._causes import Causes
 from ._dataflow import Dataflow
 from ._equation_statistics import EquationStatistics, equation_statistics
@@ -100,7 +100,7 @@ class Outcome:
     """The result of one run."""
 
     recorded: tuple[Equation, ...]  # the equations that round or decide
-    made: Run  # both runs on one tape
+    made: TapedRun  # both runs on one tape
     dataflow: Dataflow  # the equations that operands and outputs come from
     origins: tuple[tuple[int, ...], ...]  # the equations that each float output comes from
     error: OutputError  # error, outputs: of all outputs, and of each by its path

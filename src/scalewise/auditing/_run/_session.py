@@ -15,7 +15,7 @@ from ...formats import FP32, Format
 from ...interpret import Argument, Equation, Interpretation, Program, is_inexact
 from ...rounding import FP32_PARAMS, format_params
 from .._tape._arithmetic import Choice
-from .._tape._both import Run, run_both
+from .._tape._both import TapedRun, run_both
 from .._tape._cells import Node, is_key
 from .._tape._interpretations import TableEmulation
 from .._tape._loss_scale import loss_scaled_paths
@@ -142,7 +142,7 @@ class Session:
                 self.recorded.append(equation)
         return self._outcome(made)
 
-    def _outcome(self, made: Run) -> Outcome:
+    def _outcome(self, made: TapedRun) -> Outcome:
         avals = self.program.out_avals
         pairs = [_both(x) for x, a in zip(made.outputs, avals, strict=True) if is_inexact(a)]
         paths = [p for p, a in zip(self.program.paths, avals, strict=True) if is_inexact(a)]

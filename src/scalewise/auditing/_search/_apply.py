@@ -30,6 +30,7 @@ from ...scalifying import EveryOp
 from .._run._outcome import Outcome
 from .._run._session import Session
 from .._tape._compiled import compiled
+from .._tape._forward import ON_ONE_DEVICE
 from .._tape._interpretations import FP32_MAX, TableEmulation, restored
 from .._tape._loss_scale import LossScaled
 
@@ -174,6 +175,7 @@ class FixedFunction:
             emulated = self.origin.low
             assert isinstance(emulated, TableEmulation)
             indices = self.origin.indices
+            self._check_devices(low)
             low = FixedEmulation(
                 emulated.fmt,
                 emulated.saturate,
@@ -184,7 +186,7 @@ class FixedFunction:
             )
             applied = transform(f, low, name="fix.apply", rewrite=self._restored(args, kwargs))
             outs = applied(*args, **kwargs)
-            if not indices.keys() <= low.seen:
+            if not {path for path in indices if ON_ONE_DEVICE not in path} <= low.seen:
                 raise ValueError(OTHER_PROGRAM)
             return outs
         if isinstance(low, Autocast | LossScaled):
@@ -192,6 +194,16 @@ class FixedFunction:
             prepare = functools.partial(converted, policy=policy)
             return transform(f, low, name="fix.apply", prepare=prepare)(*args, **kwargs)
         return transform(f, low, name="fix.apply")(*args, **kwargs)
+
+    def _check_devices(self, now: FormatChoice) -> None:
+        assert self.origin.start is not None
+        mapped = [i for path, (i, _) in self.origin.indices.items() if ON_ONE_DEVICE in path]
+        before, after = (x.formats[mapped] for x in (self.origin.start, now))
+        if not np.array_equal(before, after, equal_nan=True):
+            raise ValueError(
+                "fix.apply: the fix changes lines of a shard_map, which the audit runs for all "
+                "devices at once; change them in the source"
+            )
 
     def _restored(self, args: Sequence[PyTree], kwargs: dict[str, PyTree]) -> Callable:
         """Returns what gives a program traced as written the constants that the audit saw."""

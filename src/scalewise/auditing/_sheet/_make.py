@@ -10,14 +10,14 @@ from jax.typing import ArrayLike
 from ...autoscaling import Boundaries
 from ...interpret import Interpretation, Program
 from .._run._outcome import Floors
-from .._tape._both import Run, on_host, run_both
+from .._tape._both import TapedRun, on_host, run_both
 from .._tape._specialize import nominal_format
 from ._balance import Balance, balance
 from ._functional import Stage, chosen, stages
 from ._sheet import Sheet, sheet_from
 
 
-def stages_of(run: Run, floors: Floors, least: Mapping[int, float]) -> list[Stage]:
+def stages_of(run: TapedRun, floors: Floors, least: Mapping[int, float]) -> list[Stage]:
     """Returns the functionals of a run's outputs; see :func:`stages` for what is passed."""
     forward = run.forward
     with on_host():
@@ -28,7 +28,7 @@ def stages_of(run: Run, floors: Floors, least: Mapping[int, float]) -> list[Stag
         )  # fmt: skip
 
 
-def balance_of(run: Run, stage: Stage) -> Balance:
+def balance_of(run: TapedRun, stage: Stage) -> Balance:
     smallest, top = nominal_format(run.low).smallest_normal, run.forward.arithmetic.top
     with on_host():
         return balance(run.forward.tape, stage.seeds, float(smallest), top)

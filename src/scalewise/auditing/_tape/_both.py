@@ -21,7 +21,7 @@ from ._statistics import Visit, statistics
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Run:
+class TapedRun:
     """Both runs of a program on one tape.
 
     Attributes:
@@ -58,7 +58,7 @@ def run_both(
     choice: Choice | None = None,
     code: dict[Hashable, Callable[..., Any]] | None = None,
     arrays: Sequence[Argument] | None = None,
-) -> Run:
+) -> TapedRun:
     """Runs a program on the host, in low precision and in float64.
 
     Args:
@@ -90,7 +90,7 @@ def run_both(
             arithmetic.next_step()
         pairs = zip(values, program.out_avals, strict=True)
         outputs = [_output(forward, x, a) for x, a in pairs]
-    return Run(program, low, forward, arguments, outputs)
+    return TapedRun(program, low, forward, arguments, outputs)
 
 
 def on_host() -> contextlib.ExitStack:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..._jax import Jaxpr, ShapedArray
+from ..._jax import Jaxpr, ShapedArray, out_of_meshes
 from ...emulating import rounds_each
 from ...interpret import (
     CALLBACKS,
@@ -98,8 +98,8 @@ class Forward(Interpretation):
         self.visits += 1
         if self.visits > LONGEST:
             raise ValueError(
-                f"sheet: the program computes more than {LONGEST:,} operations, loops unrolled, "
-                "and the balance sheet keeps the results of all; audit fewer iterations or steps"
+                f"audit: the program computes more than {LONGEST:,} operations, loops unrolled, "
+                "and the results of all are kept; audit fewer iterations or steps"
             )
         if not equation.out_avals:
             return state, []
@@ -109,7 +109,8 @@ class Forward(Interpretation):
         operation = self._operation(equation)
         if any(operation.floats):  # others compare
             inputs = [self.rounded(x, equation) for x in inputs]
-        return state, self._evaluated(operation, inputs)
+        with out_of_meshes():  # arrays of the host, which no mesh splits
+            return state, self._evaluated(operation, inputs)
 
     def _draws(self, equation: Equation, inputs: Sequence[Node]) -> bool:
         """Returns whether floats are made of random bits and constants alone, which aren't

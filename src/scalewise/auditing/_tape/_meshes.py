@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from ..._jax import Jaxpr, ShapedArray
+from ..._jax import Jaxpr, ShapedArray, in_mesh_of, open_jaxpr
 from ...interpret import Applied, Equation, Interpretation, State, Value, interpret_jaxpr
 from ...primitives import params
 
@@ -35,7 +35,8 @@ def on_one_device(equation: Equation) -> Jaxpr:
         return [_joined(y, spec, sizes) for y, spec in zip(outs, mapping.out_specs, strict=True)]
 
     shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in equation.in_avals]
-    return jax.make_jaxpr(run)(*shapes)
+    with in_mesh_of(v.aval for v in open_jaxpr(mapping.body)[0].outvars):
+        return jax.make_jaxpr(run)(*shapes)
 
 
 class _Mapped(Interpretation):
