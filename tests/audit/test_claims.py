@@ -248,8 +248,6 @@ def test_a_zero_divided_by_a_difference_of_nearly_equal_numbers():
 
 @pytest.mark.slow
 def test_a_counter_that_stops_beside_the_sum_that_reads_it():
-    """Neither line's own fix is enough, so that the whole function's is chosen."""
-
     def running_mean(x):
         def step(carry, v):
             mean, count = carry
@@ -258,9 +256,10 @@ def test_a_counter_that_stops_beside_the_sum_that_reads_it():
 
         return lax.scan(step, (0.0, 0.0), x)[0][0]
 
-    report = sw.audit(running_mean, "bf16")(1 + jax.random.normal(jax.random.key(2), (3000,)))
+    x = 1 + jax.random.normal(jax.random.key(2), (3000,))
+    report = sw.audit(running_mean, "bf16", dtypes="all")(x)
     assert report.findings[0].kind == "swamping"
-    assert report.error_fixed.relative < 2.0**-8 < report.error.relative
+    assert report.error_fixed.relative < report.error.relative / 2
 
 
 def power(x):

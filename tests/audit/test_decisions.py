@@ -132,7 +132,7 @@ def error(f, low, arguments):
 @pytest.mark.parametrize("name", nightly(CASES, but=[*CASES][:1]))
 def test_the_error_is_that_of_emulation_against_the_plain_program(name):
     f, low, arguments, primitive = CASES[name]
-    report = sw.audit(f, low, trials=0)(*arguments)
+    report = sw.audit(f, low, trials=0, dtypes="all")(*arguments)
     np.testing.assert_allclose(report.error.relative, error(f, low, arguments), rtol=0.02)
     differ = [e.primitive for e in report.equations if e["differ"]]
     assert primitive in differ if primitive else not differ

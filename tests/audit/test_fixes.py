@@ -14,7 +14,7 @@ from arrays import normal
 from scalewise import ops
 from scalewise.auditing._audit import low_interpretation
 from scalewise.auditing._run._causes import Causes
-from scalewise.auditing._search import _search
+from scalewise.auditing._search import _trial
 from scalewise.auditing._search._apply import AuditedArithmetic, FormatChoice
 from scalewise.auditing._search._fixes import FIXES, Context, described
 from scalewise.auditing._search._groups import Group
@@ -236,10 +236,7 @@ def test_an_exception_to_a_policy():
 @pytest.fixture
 def any_error(monkeypatch):
     """Lets a search look for fixes of errors as small as those of some roundings."""
-    monkeypatch.setattr(_search.Search, "is_small", False)
-    monkeypatch.setattr(_search.Search, "is_harmless", False)
-    monkeypatch.setattr(_search.Search, "is_slight", False)
-    monkeypatch.setattr(_search.Search, "rounding", 0.0)
+    monkeypatch.setattr(_trial.Trial, "_needs_a_cause", lambda _, stage: stage.error > 1e-6)
 
 
 @pytest.mark.slow
@@ -278,8 +275,7 @@ def test_an_exception_to_an_every_op_recipe(any_error):
     report = sw.audit(within, sw.recipes.scalify, trials=3)(x)
     worst = report.findings[0]
     assert report.low == "autoscale scalify"
-    # scalify rounds numbers below the format's smallest up to it, and flushes none
-    assert (worst.kind, str(worst.fix)) == ("precision", "keep={'norms': FP32} in the recipe")
+    assert (worst.kind, str(worst.fix)) == ("underflow", "keep={'norms': FP32} in the recipe")
     kept = dataclasses.replace(sw.recipes.scalify, keep={"norms": FP32})
     assert worst.fix.apply("scalify") == kept
     low, want = sw.autoscale(f, kept)(x), f(x)
@@ -371,7 +367,7 @@ def test_roundings_of_many_operations_cost_few_trials():
     report = sw.audit(layers, "fp16")(jnp.asarray(x, "float32"), jnp.asarray(w, "float32"))
     assert not report.findings
     assert report.trials <= 1
-    assert "no operation stands out as the cause" in report.verdict
+    assert f"it is made at test_fixes.py:{layers.__code__.co_firstlineno + 2}" in report.verdict
 
 
 def test_a_fix_for_another_program_is_refused():
@@ -408,11 +404,11 @@ def test_three_faults_that_hide_each_other():
         return exponential(x) + 1.0
 
     report = sw.audit(model, "fp16", trials=16)(jnp.linspace(280.0, 320.0, 64))
-    (worst,) = [x for x in report.findings if x.fix]
+    found = [x for x in report.findings if x.fix]
     lines = [f.__code__.co_firstlineno + 1 for f in (scaled_up, squared, exponential)]
-    assert worst.line == lines[0]
-    assert worst.kind == "overflow"
-    assert str(worst.fix).endswith("lines {}, {} and {}".format(*lines))
+    assert [x.line for x in found] == lines
+    assert {x.kind for x in found} == {"overflow"}
+    worst = found[0]
     assert (worst.non_finite_before, worst.non_finite_after) == (64, 0)
     assert report.error_fixed.relative < 1e-3
     fixed = worst.fix.apply(model)(jnp.linspace(280.0, 320.0, 64))

@@ -53,7 +53,7 @@ def test_a_fix_has_the_error_that_the_audit_measured(name):
 @pytest.mark.slow
 def test_an_expert_reduces_a_real_error(name):
     with jax.numpy_dtype_promotion("standard"):  # Optax's Adam raises a float to an integer
-        found = measure(FAILURES[name])
+        found = measure(GALLERY[name])
     assert found.expert[0] == 0
     assert found.failed[0] > 0 or found.expert[1] < 0.5 * found.failed[1]
 

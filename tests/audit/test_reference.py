@@ -78,7 +78,8 @@ def test_a_decomposition_in_float32_has_the_errors_of_its_kernel(name):
     assert error > 1e-3
     assert float(report.error) == pytest.approx(error, rel=1e-3)
     worst = report.findings[0]
-    assert (worst.kind, worst.primitive) == ("precision", name)
+    assert worst.kind in ("amplified", "precision")
+    assert worst.primitive == name
     assert "float64 for" in str(worst.fix)
     assert float(report.error_fixed) < 1e-6
 

@@ -159,8 +159,7 @@ def test_a_step_that_loses_its_updates():
     assert report.verdict.startswith(
         "No: step hardly trains in bf16 (100% of the optimizer's additions change nothing; error "
     )
-    assert report.untried > 0
-    assert f"no trials were left for {report.untried} more finding" in report.verdict
+    assert report.verdict.endswith("no fix was tried.")
 
 
 def test_only_finite_errors_are_green(overflow):

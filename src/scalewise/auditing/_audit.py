@@ -62,7 +62,7 @@ from ._run._outcome import ExactSums, Outcome, OutputError, output_name
 from ._run._session import Session, state_of
 from ._search._literals import Constants, constants_of
 from ._search._lost_updates import search_lost_updates
-from ._search._search import Search, find_fixes
+from ._search._search import Search, find_fixes, largest_share
 from ._sheet._make import SheetSource, make_sheet
 from ._tape._interpretations import Dtypes, TableEmulation, traced_as_written
 from ._tape._specialize import history_of, nominal_format, of_recipe
@@ -315,6 +315,7 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         decided_fixed=tuple(x for x in after.decided if x[1]),
         sums=session.sums,
         started_at_zero=tuple(_started_at_zero(session, outcome)),
+        largest_share=largest_share(search),
         complex_dtype=wide_complex,
         make_sheet=partial(make_sheet, sheet_source(f, session, outcome)),
         origin=search.origin,

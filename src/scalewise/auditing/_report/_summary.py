@@ -60,6 +60,7 @@ class Summary:
         sums: the outputs of integers that are sums: counts, histograms.
         started_at_zero: the outputs of a training step, by path, whose arguments are zeros. They
             are this call's changes alone, moments and averages, of which much may be wrong.
+        largest_share: which line makes most of an error that needs no fix; "" if none does.
         complex_dtype: the dtype of complex numbers, if the reference run has a wider one; else "".
     """
 
@@ -97,6 +98,7 @@ class Summary:
     decided_fixed: tuple[tuple[str, int, int], ...] = ()
     sums: tuple[str, ...] = ()
     started_at_zero: tuple[str, ...] = ()
+    largest_share: str = ""
     complex_dtype: str = ""
 
     @property

@@ -206,7 +206,7 @@ def _cause(report: Summary) -> str:
     if worst is None and _by_chance(report):
         return ""
     if worst is None:
-        return "no operation stands out as the cause"
+        return report.largest_share or "no operation stands out as the cause"
     return f"{'cause' if worst.fix else 'suspected cause'}: {named(worst)}"
 
 

@@ -97,8 +97,10 @@ def _carried(
         what = "constant" if len(numbers) == 1 else "constants"
         text = f"the {what} {', '.join(numbers[:3])}" if numbers else made
         return dataclasses.replace(own, kind="precision", evidence=text)
-    for name in LOCAL if suspect.cause == "rounding" else ():
-        if _has(search, name, group):
+    for name in LOCAL if suspect.cause in ("rounding", "decision") else ():
+        # outside of loops, a sum that decides something has rounded away a number, not a total
+        local = suspect.cause == "rounding" or name != "swamping" or worst.looped
+        if local and _has(search, name, group):
             return _of_kind(own, name, group, search)
     after = _readers(trial.outcome, worst)
     by = next(
@@ -125,10 +127,11 @@ def _carried(
         return _of_kind(own, "swamping", group, search)
     factor = suspect.share * stage.error.relative / worst.introduced if worst.introduced else 0.0
     if kind == "precision" and factor >= AMPLIFIED:
-        return dataclasses.replace(
-            own, kind="amplified", evidence=f"{made}, amplified {factor:.0f} times"
-        )
-    if kind == "precision":
+        if factor < AMPLIFIED * worst["visits"]:
+            text = f" in each of {worst['visits']:,.0f} iterations, which add up"
+        else:
+            kind, text = "amplified", f", amplified {factor:.0f} times"
+    elif kind == "precision":
         return _of_kind(own, kind, group, search)
     return dataclasses.replace(own, kind=kind, evidence=made + text)
 

@@ -92,9 +92,9 @@ def _smaller_masks(number: float, fmt: Format) -> Iterator[Fix]:
 @register("masks", "format")
 def _masks(context: Context) -> Iterator[Fix]:
     largest = max((e["amax"] for e in context.group.equations), default=0.0)
-    is_sum = context.kind.name == "overflow" and largest <= FEW_MASKS * float(context.fmt.max)
-    for number in context.masks if is_sum else ():
-        yield from _smaller_masks(number, context.fmt)
+    for number in context.masks if context.kind.name == "overflow" else ():
+        if largest <= FEW_MASKS * abs(number):
+            yield from _smaller_masks(number, context.fmt)
 
 
 @register("loss_scale", "format", "policy")

@@ -113,7 +113,7 @@ class Context:
     gradients: Equations = ()  # the equations that a loss scale multiplies
     norms: Sequence[tuple[int, ...]] = ()  # see :func:`norms`
     rewrites: Sequence[Rewrite] = ()
-    masks: Sequence[float] = ()  # constants of which the format holds one, but not the sum of two
+    masks: Sequence[float] = ()  # constants of which the format holds no sum of two
     beyond: Equations = ()  # whose results exceed the format's maximum in float32 arithmetic
     limits: Sequence[float] = ()  # see :class:`Lockstep`
     literal: Literal | None = None  # the constant that the finding is about

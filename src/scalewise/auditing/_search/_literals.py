@@ -154,6 +154,7 @@ class _Constants(Interpretation):
         self.counted: set[Use] = set()  # uses of which an argument's numbers depend
         self.read: dict[tuple[int, ...], list[float]] = {}  # by an equation's path, its operands
         self.wide: set[tuple] = set()  # uses by a narrow operation that has them in a wider type
+        self.selected: list[float] = []  # operands of select, max, min or clamp, of any type
 
     def is_argument(self, leaf: object) -> bool:
         return isinstance(leaf, jax.ShapeDtypeStruct)
@@ -183,7 +184,8 @@ class _Constants(Interpretation):
             for x, a in zip(inputs, equation.in_avals, strict=True)
             if isinstance(x, _Value)
         ]
-        self.read[equation.path] = [x for x, _ in constants if x is not None]
+        self.read[equation.path] = read = [x for x, _ in constants if x is not None]
+        self.selected += read if equation.name in SELECTS else []
         floats = [x for x in inputs if isinstance(x, _Value)]
         drawn = any(x.drawn for x in floats) or equation.name == "bitcast_convert_type"
         if drawn and all(x.drawn or x.fixed is not None for x in floats):
@@ -192,9 +194,8 @@ class _Constants(Interpretation):
         numbers = [number if low else None for number, low in constants]
         moves = equation.name in MOVES
         kept, own = None, {use for x in floats for use in x.fixed or ()}
-        if (moves or equation.name == "convert_element_type") and len(numbers) == 1:
-            narrows = any(is_float(a) and self.is_low(a) for a in equation.out_avals)
-            kept = constants[0][0] if constants and narrows else numbers[0]
+        if (moves or equation.name == "convert_element_type") and len(constants) == 1:
+            kept = constants[0][0]
         else:
             if any(is_float(a) and self.is_low(a) for a in equation.out_avals):
                 numbers = [number for number, _ in constants]
@@ -254,7 +255,7 @@ class Constants(NamedTuple):
     Attributes:
         changed: those that a format changes by more than their last bits.
         masks: operands of select, max, min or clamp of more than half the format's maximum,
-            ``finfo(float16).min`` for example: the format holds them, but not the sum of two.
+            ``finfo(float16).min`` for example: the format doesn't hold the sum of two.
         read: by an equation's path, the constants among its operands, whatever the format.
     """
 
@@ -286,8 +287,7 @@ def constants_of(
         for k, uses in constants.uses.items()
         if k in constants.counted
     ]
-    top = float(fmt.max)
-    masks = [x for *_, name, x in constants.uses if name in SELECTS and top / 2 < abs(x) <= top]
+    masks = [x for x in constants.selected if float(fmt.max) / 2 < abs(x) < math.inf]
     changed = tuple(x for x in found if x is not None)
     return Constants(changed, tuple(dict.fromkeys(masks)), constants.read)
 

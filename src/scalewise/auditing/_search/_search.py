@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from ...formats import FP32, Format, Saturation
@@ -13,7 +14,7 @@ from .._run._equation_statistics import EquationStatistics
 from .._run._outcome import Outcome, OutputError
 from .._run._session import Session
 from .._tape._specialize import Low, kind_of_run
-from .._thresholds import ENOUGH, FEW_ROUNDINGS, LINES, SHARE_SHOWN, SHOWN, TRIED
+from .._thresholds import ENOUGH, FEW_ROUNDINGS, LINES, MOST_OF_ERROR, SHARE_SHOWN, SHOWN, TRIED
 from . import _fix_kinds, _recipe_fix_kinds  # noqa: F401  # they register fixes, in this order
 from ._apply import AuditedArithmetic, FormatChoice
 from ._evidence import finding_of, literal_of
@@ -227,6 +228,17 @@ def find_fixes(search: Search, start: Outcome) -> OutputError:
     return search.outcome.error
 
 
+def largest_share(search: Search) -> str:
+    """Returns which line makes most of an error that needs no fix; "" if none does."""
+    one = 2.0**-search.fmt.precision
+    stages = [x for x in search.now.stages if not x.fails and x.error.relative > one]
+    lead = next(iter(search.suspects(search.now, stages[0].name)), None) if stages else None
+    if lead is None or lead.share < MOST_OF_ERROR or not lead.of_user[0]:
+        return ""
+    file, line = lead.of_user
+    return f"{min(lead.share, 1):.0%} of it is made at {Path(file).name}:{line}"
+
+
 def _explain_all(search: Search, given_up: set[str]) -> None:
     while search.trials > 0 and (stage := _failing(search, given_up)) is not None:
         if not _explain(search, stage):
@@ -337,7 +349,7 @@ def _accept_first(
         trial = search.attempt(fix)
         if trial is not None and helps(trial) and not (fix.undoes and search.found):
             helped.append((fix, trial))
-            if _is_enough(search, trial, stage.name):
+            if _is_enough(trial, stage.name):
                 break
     if helped:
         fix, trial = _best(helped, stage.name)
@@ -354,10 +366,12 @@ def _others(search: Search, stage: StageError, what: Finding, fix: Fix) -> Itera
             yield finding_of(search, suspect, search.now, stage)
 
 
-def _is_enough(search: Search, trial: Trial, name: str) -> bool:
-    error = trial.stage(name).error
-    few = FEW_ROUNDINGS * 2.0**-search.fmt.precision
-    return not trial.fails and error.relative <= few
+def _is_enough(trial: Trial, name: str) -> bool:
+    return not trial.fails and trial.stage(name).error.relative <= _few(trial)
+
+
+def _few(trial: Trial) -> float:
+    return FEW_ROUNDINGS * 2.0**-trial.fmt.precision
 
 
 def _best(helped: Sequence[tuple[Fix, Trial]], name: str) -> tuple[Fix, Trial]:
@@ -370,7 +384,8 @@ def _best(helped: Sequence[tuple[Fix, Trial]], name: str) -> tuple[Fix, Trial]:
     least = min(errors)
     close = [
         x for x, error in zip(some, errors, strict=True)
-        if error.non_finite <= least.non_finite and error.relative <= 2 * least.relative
+        if error.non_finite <= least.non_finite
+        and error.relative <= 2 * max(least.relative, _few(x[1]))
     ]  # fmt: skip
     return min(close, key=lambda x: x[0].size)
 
@@ -428,7 +443,7 @@ def _widen(search: Search, stage: StageError) -> bool:
             best = lines, trial
         elif best is not None:
             break
-        if best is not None and _is_enough(search, trial, stage.name):
+        if best is not None and _is_enough(trial, stage.name):
             break
     if best is None:
         return False

@@ -333,10 +333,11 @@ class Forward(Interpretation):
             together += bool(own and other)
             self.alone = alone or not own
             if i - together > max(MIN_APART, TIMES_APART * together):
-                carry = [
-                    self._select(going.cell, x, self._nan(a), equation) if is_float(a) else x
-                    for x, a in zip(carry, avals, strict=True)
-                ]
+                lost = settled(
+                    [self._nan(a) if is_float(a) else x for x, a in zip(carry, avals, strict=True)]
+                )
+                pairs = zip(carry, lost, strict=True)
+                carry = [self._select(going.cell, x, y, equation) for x, y in pairs]
                 break
             new = settled(self._body(equation, loop.body, [*inside, *carry], (1,)))
             if going.cell.differs or np.ndim(going.cell.low):
