@@ -53,6 +53,8 @@ ENOUGH = 0.5
 LINES = 6
 # A fix that leaves so many roundings is accepted before others are tried.
 FEW_ROUNDINGS = 2.0
+# An edit of the source is printed if its run has at most so many times the error predicted.
+TIMES_PREDICTED = 4.0
 # Smaller errors are looked at from so many roundings on, if most is made by numbers that leave the
 # range or change nothing.
 EVENTFUL, MOST_OF_ERROR = 4.0, 0.5

@@ -17,7 +17,7 @@ from .._search._findings import Finding
 from .._search._groups import Group
 from .._search._kinds import FINDING_KINDS
 from .._tape._statistics import BINS, LOWEST
-from ._edits import edits
+from ._edits import Edit, edits
 from ._summary import Summary
 from ._terminal import errors, fixed_with, function, scales
 from ._trace import before_first_event, by_scope
@@ -114,7 +114,7 @@ def _marks(equations: Equations, findings: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*marks, *(f"{n}% {name}" for name, n in shares if n)]))
 
 
-def page(report: Summary, said: str) -> str:
+def page(report: Summary, said: str, kept: Sequence[Edit]) -> str:
     environment = page_environment("scalewise.auditing._report")
     environment.filters |= {
         "error": lambda f, which: f.outputs_error(which),
@@ -124,7 +124,7 @@ def page(report: Summary, said: str) -> str:
         "fixed_with": lambda f: fixed_with(report, f),
         "errors": lambda f: errors(report, f),
         "severe": lambda f: "severe" if FINDING_KINDS[f.kind].severe else "",
-        "edits": lambda f: "\n\n".join(map(str, edits(report, f))),
+        "edits": lambda f: "\n\n".join(str(x) for x in edits(report, f) if x in kept),
     }
     shown = sources(report.equations, report.findings)
     return environment.rendered(

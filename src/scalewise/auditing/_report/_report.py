@@ -11,11 +11,14 @@ from rich.console import Console
 
 from ..._output import Saved, as_csv, plain
 from ..._types import Json
+from .._run._outcome import OutputError
 from .._search._apply import AuditedArithmetic
 from .._sheet._sheet import Sheet
+from ._edited import that_hold
+from ._edits import Edit, edits
 from ._page import page
 from ._summary import Summary
-from ._terminal import show
+from ._terminal import fixed_with, show
 from ._trace import TraceRow, trace
 from ._verdict import verdict
 
@@ -37,6 +40,7 @@ ON_DEVICE = "; products of rounded operands are added up as the device's matrix 
 WITH_HISTORY = "; delayed scaling with the magnitudes of the steps before"
 
 
+HOLDS_PROGRAM = ("origin", "make_sheet", "run_again")
 COUNTS = (
     "elements", "overflowed", "flushed", "subnormal", "nan", "swamped", "added", "cancelled",
     "operands", "operands_saturated", "operands_flushed",
@@ -54,10 +58,12 @@ class Report(Summary, Saved):
     Attributes:
         origin: the audit's arithmetic, in which ``apply_fixes`` computes functions.
         make_sheet: makes the balance sheet; it holds the program too. None of a copy.
+        run_again: audits the function again, as it is now; None of a copy.
     """
 
     origin: AuditedArithmetic | None = dataclasses.field(default=None, repr=False)
     make_sheet: Callable[[], Sheet] | None = dataclasses.field(default=None, repr=False)
+    run_again: Callable[[], OutputError] | None = dataclasses.field(default=None, repr=False)
 
     @functools.cached_property
     def sheet(self) -> Sheet:
@@ -77,6 +83,22 @@ class Report(Summary, Saved):
             )
         return self.make_sheet()
 
+    @functools.cached_property
+    def edits(self) -> tuple[Edit, ...]:
+        """The changes of the source that make the fixes; those with which the program was run again
+        and has the error that the fixes have.
+
+        The program is run when they are first read, also by :meth:`show` and :meth:`save`, with
+        the code of its functions exchanged meanwhile; JAX's caches are cleared. Of a copy, which
+        has no program, and under ``trials=0`` there are none.
+        """
+        some = [(x, edits(self, x)) for x in self.findings if fixed_with(self, x) is None]
+        some = [(finding, own) for finding, own in some if own]
+        if self.run_again is None or not some:
+            return ()
+        run, precision = self.run_again, self.precision
+        return that_hold(some, run, self.error, self.error_fixed, precision)
+
     @property
     def verdict(self) -> str:
         """One sentence: whether the function works in this arithmetic, the cause if it doesn't,
@@ -90,7 +112,7 @@ class Report(Summary, Saved):
 
     def show(self, console: Console | None = None, *, everything: bool = False) -> None:
         """Prints verdict, findings and literals; with ``everything`` also those without a fix."""
-        show(self, self.verdict, console or Console(), everything=everything)
+        show(self, self.verdict, self.edits, console or Console(), everything=everything)
 
     def trace(self) -> tuple[TraceRow, ...]:
         """Returns the modules (name scopes) in the order in which they ran, each with its smallest
@@ -102,7 +124,7 @@ class Report(Summary, Saved):
         return f"<Report of {self.function} in {self.low}: {found}; show(), save('report.html')>"
 
     def _page(self) -> str:
-        return page(self, self.verdict)
+        return page(self, self.verdict, self.edits)
 
     def _csv(self) -> str:
         rows = (
@@ -127,16 +149,17 @@ class Report(Summary, Saved):
             for some in (self.findings, self.unfixed)
         )
         report: Any = dataclasses.replace(
-            self, findings=tuple(found), unfixed=tuple(unfixed), origin=None, make_sheet=None
+            self, findings=tuple(found), unfixed=tuple(unfixed), **dict.fromkeys(HOLDS_PROGRAM)
         )
         fields = dataclasses.asdict(report)
-        del fields["origin"], fields["make_sheet"]
+        fields = {name: x for name, x in fields.items() if name not in HOLDS_PROGRAM}
+        fields["edits"] = [dataclasses.asdict(edit) for edit in self.edits]
         if "sheet" in self.__dict__:
             fields["sheet"] = self.sheet.as_dict()
         return plain(fields | derived)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"make_sheet": None}  # it holds the program, which can't be pickled
+        return self.__dict__ | {"make_sheet": None, "run_again": None}  # no program is pickled
 
     def apply_fixes(self, target: Any) -> Any:
         """Returns a policy, recipe or function with the fixes of all findings, in their order.

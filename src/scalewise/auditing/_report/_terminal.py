@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from rich.console import Console
 
@@ -12,17 +13,20 @@ from .._run._outcome import OutputError
 from .._search._findings import Finding
 from .._search._kinds import FINDING_KINDS
 from .._search._literals import called_at
-from ._edits import edits
+from ._edits import Edit, edits
 from ._summary import Summary
 from ._trace import before_first_event
 from ._verdict import no_fix, tried
 
 SHOWN = 12
 LATENT_SHOWN = 3
+NO_EDIT = "no edit of the source that was run has this error"
 TRACE = ("module", "direction", "last operation", "smallest", "largest", "overflowed", "NaN")
 
 
-def show(report: Summary, said: str, console: Console, *, everything: bool = False) -> None:
+def show(
+    report: Summary, said: str, kept: Sequence[Edit], console: Console, *, everything: bool = False
+) -> None:
     head = Text(f"audit  {report.function}  {report.low} against the {report.reference} reference")
     count = counted(len(report.equations), "rounded operation")
     head.append(f"   {count}, {counted(report.trials, 'trial')}", style="dim")
@@ -41,7 +45,7 @@ def show(report: Summary, said: str, console: Console, *, everything: bool = Fal
         outputs.append(str(report.error_float32), style=_style(report.error_float32))
     console.print(outputs)
     if report.findings:
-        _findings(report, console)
+        _findings(report, kept, console)
     else:
         console.print(no_fix(report))
     if report.updates_lost > 0.01:
@@ -72,7 +76,7 @@ def show(report: Summary, said: str, console: Console, *, everything: bool = Fal
     console.print(Text(f"Model: {report.semantics}.", style="dim"))
 
 
-def _findings(report: Summary, console: Console) -> None:
+def _findings(report: Summary, kept: Sequence[Edit], console: Console) -> None:
     for number, finding in enumerate(report.findings[:SHOWN], 1):
         head = Text(f"{number:2} ")
         head.append(finding.kind, style=FINDING_KINDS[finding.kind].style)
@@ -99,7 +103,10 @@ def _findings(report: Summary, console: Console) -> None:
         console.print(Text(line, style=style))
         if first:
             continue
-        for edit in edits(report, finding):
+        own = edits(report, finding)
+        if own and not {*own} & {*kept}:
+            console.print(Text(f"       {NO_EDIT}", style="dim"))
+        for edit in (x for x in own if x in kept):
             for text in str(edit).splitlines():
                 console.print(Text(f"       {text}", style="dim"))
     if len(report.findings) > SHOWN:
