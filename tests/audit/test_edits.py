@@ -1,7 +1,9 @@
 """Fixes as edits of the source: each is made in a copy, and the copy is run."""
 
 import ast
+import functools
 import importlib.util
+import io
 import linecache
 import sys
 
@@ -10,11 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from rich.console import Console
 
 import scalewise as sw
 from cases import nightly
+from scalewise.auditing._report import _report, _terminal
 from scalewise.auditing._report._conversions import converted, operands
-from scalewise.auditing._report._edits import _imports, _replaced, edits
+from scalewise.auditing._report._edits import Edit, _imports, _replaced, edits
 from scalewise.auditing._report._patterns import (
     PATTERNS,
     expressions,
@@ -472,6 +476,82 @@ def test_an_edit_in_a_notebook_whose_imports_are_in_another_cell(known, tmp_path
     lines = [line for edit in edits(report, report.findings[0]) for line in edit.after]
     wide = "    return jnp.sum(jnp.float32(x) * jnp.float32(x), -1)"
     assert lines == ([wide] if known else [])
+
+
+def shown(report):
+    stream = io.StringIO()
+    report.show(Console(file=stream, width=200))
+    return stream.getvalue()
+
+
+LIVE = """
+import functools
+import jax
+import jax.numpy as jnp
+
+EPS = 1e-8
+
+def softmax(scores, fill=-1e9):
+    scores = scores + jnp.where(jnp.arange(4) < 4, fill, 0)
+    return jax.nn.softmax(scores)
+
+@functools.partial(jax.jit, static_argnames="n")
+def mean_square(x, *, n):
+    return jnp.sum(x * x) / n
+
+def divided(x):
+    def by(y):
+        return x / (y + EPS)
+    return by(jnp.zeros_like(x))
+
+def of_class(x):
+    class Of:
+        def __call__(self, x):
+            return jnp.sum(x * x, -1)
+    return Of()(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "text"),
+    [
+        ("softmax", (NORMAL[0, :4],), "fill=-32752"),
+        ("mean_square", (jnp.full(4096, 16.0),), "jnp.float32(x) * jnp.float32(x)"),
+        ("divided", (0 * NORMAL,), "EPS = 6.1"),
+        ("of_class", (50 * NORMAL,), "jnp.float32(x) * jnp.float32(x)"),
+    ],
+)
+def test_edits_that_are_printed_were_run(name, args, text, tmp_path):
+    """Defaults, decorated functions, the module's constants, classes within functions; the
+    program computes what it did afterwards."""
+    path = tmp_path / f"live_{name}.py"
+    path.write_text(LIVE)
+    f = functools.partial(
+        getattr(loaded(path), name), **({"n": 64} if name == "mean_square" else {})
+    )
+    before = f(*args)
+    report = sw.audit(f, "fp16")(*args)
+    assert text in str([edit.after for edit in report.edits])
+    assert text in shown(report)
+    assert jnp.array_equal(f(*args), before, equal_nan=True)
+    assert linecache.getlines(str(path)) == LIVE.splitlines(keepends=True)
+
+
+def test_an_edit_without_the_error_predicted_is_not_printed(monkeypatch):
+    def f(x):
+        return jnp.sum(x * x, -1)
+
+    line = f.__code__.co_firstlineno + 1
+    for other in ("jnp.sum(x * x, axis=-1)", "jnp.sum(x * x, -1) / 0", "x.nothing", "jnp.sum("):
+        own = "        return jnp.sum(x * x, -1)"
+        edit = Edit(__file__, line, (own,), (f"        return {other}",))
+        for module in (_report, _terminal):
+            monkeypatch.setattr(module, "edits", lambda *_, edit=edit: [edit])
+        report = sw.audit(f, "fp16")(50 * NORMAL)
+        assert report.edits == ()
+        assert _terminal.NO_EDIT in shown(report)
+    monkeypatch.setattr(_report, "edits", lambda *_: [Edit(__file__, line, ("gone",), ("",))])
+    assert sw.audit(f, "fp16")(50 * NORMAL).edits == ()
 
 
 def test_a_covered_line_is_not_latent():

@@ -161,8 +161,11 @@ def audit(
 
         def run_again() -> OutputError:
             with _judging():
-                own = traced(f, args, kwargs, low_run, wide_format, steps, arrays)
-                return with_floors(own, with_exact_sums(own, own.run()), limit).error
+                own = traced(f, args, kwargs, low_run, wide_format, steps, arrays).run()
+                pairs = zip(outcome.decisions, own.decisions, strict=True)
+                decisions = tuple((path, low, wide) for (path, _, wide), (_, low, _) in pairs)
+                again = dataclasses.replace(outcome, low=own.low, decisions=decisions)
+                return session.with_errors(again).error
 
         return _report(f, args, kwargs, session, outcome, trials, run_again if trials else None)
 

@@ -63,10 +63,12 @@ class Interpretation:
 
     Attributes:
         inline: True to replace nested jits by their bodies, except those with compiler options.
+        traces: False if it computes numbers: their operations need no line, scope or mesh.
         transposes: True if JAX can transpose what a linear program becomes.
     """
 
     inline: ClassVar[bool] = False
+    traces: ClassVar[bool] = True
     transposes: ClassVar[bool] = False
 
     def opens(self, equation: Equation) -> bool:
@@ -317,7 +319,8 @@ def interpret_body(
 
     for step in body.steps:
         equation = step.equation
-        with _jax.provenance(equation.eqn, equation.traceback):
+        traces = interpretation.traces
+        with _jax.provenance(equation.eqn, equation.traceback) if traces else nullcontext():
             calls = CONTROL["closed_call"] if params.is_call(equation) else _apply
             rule = CONTROL.get(equation.name, calls)
             state, outs = rule(interpretation, equation, state, [read(x) for x in step.reads])

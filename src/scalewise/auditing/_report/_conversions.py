@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple, TypeGuard
 
@@ -74,9 +74,11 @@ def _takes(node: ast.expr) -> TypeGuard[ast.Subscript]:
 
 
 def converted(
-    source: str, parts: Sequence[ast.expr], first: int, names: Mapping[str, Any], dtype: str
-) -> str:
-    """Returns the source of a statement that begins at line ``first`` with parts converted.
+    source: str, parts: Sequence[ast.expr], first: int, names: Mapping[str, Any], dtype: str,
+    trees: Collection[ast.expr] = (),
+) -> str:  # fmt: skip
+    """Returns the source of a statement that begins at line ``first`` with parts converted, those
+    in ``trees`` leaf by leaf.
 
     A part's own cast, ``x.astype(y.dtype)``, is removed; its ``dtype=`` is replaced."""
     numpy = numpy_in(names)
@@ -91,7 +93,8 @@ def converted(
                 pass
             case _:
                 inner = part
-        changes.add((_start(part), _start(part), f"{numpy}.{dtype}("))
+        call = f"jax.tree.map({numpy}.{dtype}, " if part in trees else f"{numpy}.{dtype}("
+        changes.add((_start(part), _start(part), call))
         changes.add((_end(inner), _end(part), ")"))
     lines = [x.encode() for x in source.splitlines(keepends=True)]
     for (row, column), (last, end), text in sorted(changes, reverse=True):

@@ -1,7 +1,7 @@
 """Runs a program with edits of its source: the code of its live functions is exchanged meanwhile.
 
 IPython's autoreload exchanges functions' code in the same way, which decorated functions, methods
-and closures keep using. What was traced in between is forgotten.
+and closures keep using. JAX forgets what it traced meanwhile.
 """
 
 from __future__ import annotations

@@ -433,10 +433,12 @@ def _widened(
         found.setdefault(_span(node), []).extend(parts)
         if loop is not None:
             loops.setdefault(loop.body, (loop, {}))[1][node] = parts
+    trees: list[ast.expr] = []
     for loop, changed in loops.values():
         first = starts(loop, changed)
         if first is None:
             return []
+        trees += first if any("tree" in ast.unparse(node) for node in changed) else []
         for part in first:
             around = _statement(tree, part.lineno)
             if around is None or hasattr(around, "body"):
@@ -444,7 +446,7 @@ def _widened(
             found.setdefault(_span(around), []).append(part)
     edits = []
     for (first, last), parts in found.items():
-        change = partial(converted, parts=parts, first=first, names=names, dtype=dtype)
+        change = partial(converted, parts=parts, first=first, names=names, dtype=dtype, trees=trees)
         edits.append(_edited(file, first, last, change))
     return [x for x in edits if x] if all(edits) else []
 

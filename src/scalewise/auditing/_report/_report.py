@@ -58,7 +58,8 @@ class Report(Summary, Saved):
     Attributes:
         origin: the audit's arithmetic, in which ``apply_fixes`` computes functions.
         make_sheet: makes the balance sheet; it holds the program too. None of a copy.
-        run_again: audits the function again, as it is now; None of a copy.
+        run_again: returns the error of the function as it is now, against the first reference run;
+            None of a copy.
     """
 
     origin: AuditedArithmetic | None = dataclasses.field(default=None, repr=False)

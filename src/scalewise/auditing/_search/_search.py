@@ -126,7 +126,16 @@ class Search:
 
     @property
     def float32_error(self) -> OutputError:
-        return OutputError(0, 0.0) if self.float32 is None else self.float32.outcome.error
+        """The error with float32 for every operation; 0 if it was of no interest."""
+        trial = self.float32
+        if trial is None or not (self.is_harmful or "outcome" in trial.__dict__):
+            return OutputError(0, 0.0)
+        return trial.outcome.error
+
+    @property
+    def is_harmful(self) -> bool:
+        error = self.outcome.error
+        return bool(error.non_finite or error.relative > 2.0**-self.fmt.precision)
 
     @functools.cached_property
     def beyond(self) -> list[int]:
@@ -283,6 +292,8 @@ def _failing(search: Search, given_up: Iterable[str]) -> StageError | None:
     """Returns the first part that is wrong: of the outputs as a whole or, where float32 for every
     operation leaves as much, of those of which it doesn't."""
     found: Iterable[StageError] = search.now.stages
+    if not search.now.fails:
+        return None
     if search.float32 is not None and near(search.outcome.error, search.float32_error):
         own, wide = (dict(x.outputs) for x in (search.outcome, search.float32.outcome))
         found = [x for x in search.now.outputs if not near(own[x.name], wide[x.name])]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import jax
@@ -62,9 +62,12 @@ class Forward(Interpretation):
     directions: set[str] = dataclasses.field(default_factory=set)
 
     inline: ClassVar[bool] = True
+    traces: ClassVar[bool] = False
 
-    def context(self) -> AbstractContextManager[object]:
-        return jax.enable_x64(True)
+    @contextmanager
+    def context(self) -> Iterator[None]:
+        with jax.enable_x64(True), out_of_meshes():  # no mesh splits arrays of the host
+            yield
 
     def opens(self, equation: Equation) -> bool:
         return self.arithmetic.low.opens(equation)
@@ -109,8 +112,7 @@ class Forward(Interpretation):
         operation = self._operation(equation)
         if any(operation.floats):  # others compare
             inputs = [self.rounded(x, equation) for x in inputs]
-        with out_of_meshes():  # arrays of the host, which no mesh splits
-            return state, self._evaluated(operation, inputs)
+        return state, self._evaluated(operation, inputs)
 
     def _draws(self, equation: Equation, inputs: Sequence[Node]) -> bool:
         """Returns whether floats are made of random bits and constants alone, which aren't

@@ -45,6 +45,12 @@ def _select(which: np.ndarray, *cases: np.ndarray) -> np.ndarray:
     return np.choose(np.broadcast_to(which, np.shape(cases[0])), cases)
 
 
+def _remainder(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    if np.asarray(a).dtype.kind == "f":
+        return np.fmod(a, b)
+    return np.where(b == 0, a, np.fmod(a, np.where(b == 0, 1, b)))  # as XLA has it for integers
+
+
 # Functions of the operands' elements, which need no parameters.
 EXPRESSIONS: Mapping[str, Callable[..., Any]] = {
     "abs": np.abs, "acos": np.arccos, "acosh": np.arccosh, "add": np.add, "add_any": np.add,
@@ -56,6 +62,7 @@ EXPRESSIONS: Mapping[str, Callable[..., Any]] = {
     "le": np.less_equal, "log": np.log, "log1p": np.log1p, "logistic": _logistic, "lt": np.less,
     "max": np.maximum, "min": np.minimum, "mul": np.multiply, "name": lambda x: x,
     "ne": np.not_equal, "neg": np.negative, "not": np.invert, "or": np.bitwise_or,
+    "rem": _remainder,
     "rsqrt": lambda x: 1 / np.sqrt(x), "select_n": _select, "sign": np.sign,
     "sin": np.sin, "sinh": np.sinh, "sqrt": np.sqrt,
     "square": np.square, "sub": np.subtract, "tan": np.tan, "tanh": np.tanh, "xor": np.bitwise_xor,
@@ -77,9 +84,28 @@ def _slice(
     return x[tuple(map(slice, start_indices, limit_indices, steps))]
 
 
+def _window(x: np.ndarray, starts: Sequence[Any], sizes: Sequence[int]) -> tuple[slice, ...]:
+    """Returns where a slice of a given size is; as in XLA, it doesn't leave the array."""
+    limits = (n - size for n, size in zip(x.shape, sizes, strict=True))
+    first = [min(max(int(i), 0), limit) for i, limit in zip(starts, limits, strict=True)]
+    return tuple(slice(i, i + size) for i, size in zip(first, sizes, strict=True))
+
+
+def _dynamic_slice(x: np.ndarray, *starts: Any, slice_sizes: Sequence[int]) -> np.ndarray:
+    return x[_window(x, starts, slice_sizes)]
+
+
+def _dynamic_update_slice(x: np.ndarray, new: np.ndarray, *starts: Any) -> np.ndarray:
+    x = np.array(x)
+    x[_window(x, starts, np.shape(new))] = new
+    return x
+
+
 MOVES: Mapping[str, Callable[..., Any]] = {
     "broadcast_in_dim": _broadcast,
     "concatenate": lambda *arrays, dimension: np.concatenate(arrays, dimension),
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update_slice,
     "rev": lambda x, dimensions: np.flip(x, dimensions),
     "slice": _slice,
     "transpose": lambda x, permutation: np.transpose(x, permutation),
@@ -169,7 +195,6 @@ REDUCTIONS: Mapping[str, Callable[..., Any]] = {
     "reduce_max": lambda equation, x: np.max(x, params.reduced_axes(equation)),
     "reduce_min": lambda equation, x: np.min(x, params.reduced_axes(equation)),
     "reduce_sum": lambda equation, x: np.sum(x, params.reduced_axes(equation)),
-    "rem": lambda equation, a, b: np.fmod(a, b),
 }
 
 

@@ -6,6 +6,7 @@ that of the results' exact values: secants, where reverse differentiation has de
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -31,9 +32,11 @@ MOVING = names(
     lambda row: "exact" in row.facts
     and (row.family is Family.STRUCTURAL or row.facts & {"chooses", "keeps_scale"})
 ) - having("elementwise") - {"name"}  # fmt: skip
+ACCUMULATES = having("accumulates")
+JOINS = having("chooses") & having("keeps_scale")
 EXTREMES = names(lambda row: row.facts >= {"exact", "direct", "reduces"})
 INDICES = names(lambda row: row.family is Family.INVARIANT and "indexes" in row.facts)
-ADDING = having("accumulates") | names(
+ADDING = ACCUMULATES | names(
     lambda row: (
         row.family is Family.CONTRACTION
         or (row.autocast == "sum" and row.family is Family.HOMOGENEOUS)
@@ -173,8 +176,7 @@ def _moved_operands(entry: Entry) -> list[int]:
     equation = entry.operation.equation
     kind = np.asarray(entry.outs[0].low).dtype.kind
     data = [i for i, x in enumerate(entry.ins) if np.asarray(x.low).dtype.kind == kind]
-    joins = equation.name in having("chooses") & having("keeps_scale")
-    known = kind not in "iu" or len(data) == 1 or joins
+    known = kind not in "iu" or len(data) == 1 or equation.name in JOINS
     return data if known else []
 
 
@@ -258,10 +260,13 @@ def smooth(entry: Entry, bars: Sequence[Any], top: float) -> Multipliers:
     return multipliers
 
 
+_gauss = functools.cache(np.polynomial.legendre.leggauss)
+
+
 def _mean_derivative(
     entry: Entry, bars: Sequence[Any], floats: Sequence[int], points: int
 ) -> dict[int, np.ndarray]:
-    nodes, weights = np.polynomial.legendre.leggauss(points)
+    nodes, weights = _gauss(points)
     found = dict.fromkeys(floats, np.zeros(()))
     for t, weight in zip((nodes + 1) / 2, weights / 2, strict=True):
         at = [
@@ -293,7 +298,7 @@ def _tainted(
         return {i: found[i] for i in marks}, whole
     ones = [np.ones(np.shape(x.low)) if x.is_float else x.low for x in ins]
     # of each result, how many of its operands aren't finite; the operation is linear in each
-    adds = equation.name in having("accumulates")
+    adds = equation.name in ACCUMULATES
     ones = [o * 0.0 if adds and x.is_float else o for o, x in zip(ones, ins, strict=True)]
     count = 0.0
     for some in [set(marks)] if adds else [{i} for i in marks]:
