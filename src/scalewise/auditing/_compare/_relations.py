@@ -1,0 +1,85 @@
+"""Simple relations between the numbers of two arrays: a format, a factor, an added vector."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...formats import format as format_
+from ...rounding import format_params
+from .._tape._arithmetic import nearest
+from ._match import SAME, difference, laid_out
+from ._values import Array
+
+FORMATS = ("bf16", "fp16", "e4m3fn", "e5m2", "e4m3fnuz", "e3m2fn", "e2m3fn", "e2m1fn")
+INTEGERS = {"int8": 127, "int4": 7}
+
+
+def rounded_to(x: Array, y: Array) -> str:
+    """Returns the format to which ``x`` is rounded in ``y``, with its scale; "" if it isn't.
+
+    The scale is 1, or brings the largest magnitude of all numbers or of each row or column to the
+    format's largest number.
+    """
+    theirs = laid_out(y.array, x.array)
+    if theirs is None or not np.isfinite(x.array).all():
+        return ""
+    for words, amax in _largest(np.asarray(x.array, np.float64)):
+        for name in FORMATS:
+            scale = 1.0 if amax is None else amax / float(format_(name).max)
+            if _near(theirs, nearest(x.array / scale, format_params(name)) * scale):
+                return name + words
+        for name, top in INTEGERS.items() if amax is not None else ():
+            if _near(theirs, np.round(x.array / (amax / top)) * (amax / top)):
+                return name + words
+    return ""
+
+
+def _largest(x: np.ndarray) -> Iterator[tuple[str, np.ndarray | None]]:
+    yield "", None
+    size = np.abs(x)
+    axes = (None, *range(x.ndim)) if x.ndim > 1 else (None,)
+    for axis in axes if x.size else ():
+        amax = np.max(size, axis, keepdims=True)
+        words = " with a scale" if axis is None else f" with a scale along axis {axis}"
+        yield words, np.where(amax > 0, amax, 1.0)
+
+
+def _near(x: np.ndarray, y: np.ndarray) -> bool:
+    """One number in a hundred may be on the other side of a tie."""
+    apart = np.abs(x - y) > SAME * np.maximum(np.abs(x), np.abs(y))
+    return bool(np.mean(apart) <= 0.01) if x.size else False
+
+
+def relation(x: Array, y: Array, noise: float) -> tuple[str, str] | None:
+    """Returns the kind of a simple relation between two arrays, and words for it.
+
+    Args:
+        noise: the relative difference that roundings leave.
+    """
+    fmt, back = rounded_to(x, y), rounded_to(y, x)
+    if fmt or back:
+        which = "second" if fmt else "first"
+        return "quantised", f"the {which}'s are the other's rounded to {fmt or back}"
+    theirs = laid_out(y.array, x.array)
+    if theirs is None:
+        return None
+    own = np.asarray(x.array, np.float64)
+    with np.errstate(all="ignore"):
+        ratio, shift = theirs / own, theirs - own
+    usable = np.isfinite(ratio) & (np.abs(own) > x.unit)
+    if usable.any():
+        factor = float(np.median(ratio[usable]))
+        if difference(own * factor, theirs) <= noise:
+            return "constant", f"the second's are {factor:.6g} times the first's"
+    if own.ndim > 1:
+        vector = np.mean(shift, tuple(range(own.ndim - 1)), keepdims=True)
+        if difference(own + vector, theirs) <= noise:
+            return "missing", "the second's have another vector added to all rows"
+        rows = np.where(usable, ratio, np.nan)
+        with np.errstate(all="ignore"):
+            vector = np.nanmedian(rows, tuple(range(own.ndim - 1)), keepdims=True)
+        if np.isfinite(vector).all() and difference(own * vector, theirs) <= noise:
+            return "missing", "the second's columns are multiplied by another vector"
+    return None

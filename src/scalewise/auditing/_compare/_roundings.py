@@ -1,0 +1,153 @@
+"""Whose roundings make two programs differ that mean the same: a balance sheet of both."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from ...primitives import Family, having, names
+from .._sheet._balance import balance
+from .._tape._both import on_host
+from ._explain import Cause
+from ._match import Matching, difference, laid_out
+from ._values import Array, Side, of_program
+
+SUMS = having("adds") | having("accumulates") | names(
+    lambda row: row.family is Family.CONTRACTION or row.autocast == "sum"
+)  # fmt: skip
+WIDE = 32  # bits: the order of a sum of such numbers is no difference
+
+
+def bits(dtype: str) -> int:
+    """Returns the bits of a float dtype; those of float64 for others, which aren't rounded."""
+    kind = jnp.dtype(dtype)
+    return jnp.finfo(kind).bits if jnp.issubdtype(kind, jnp.floating) else 64
+
+
+@dataclasses.dataclass(eq=False)
+class Roundings:
+    """Two programs whose reference values agree in all outputs.
+
+    Attributes:
+        seeds: the functional: by side its multiplier of each output, in the output's layout.
+    """
+
+    sides: tuple[Side, Side]
+    same: Matching
+    seeds: Sequence[Sequence[np.ndarray]]
+
+    def cause(self) -> Cause | None:
+        """Returns the line whose roundings make most of the difference, if the other program has
+        them not at all or in a wider dtype; None if each could be a device's order of a sum.
+
+        Values that both have, rounded to the same dtype, make a difference only by their operands.
+        """
+        shares = self.shares()
+        lines: dict[tuple[int, str], float] = collections.defaultdict(float)
+        for (which, i), share in shares.items():
+            if self._kind(which, i):
+                lines[which, self.sides[which].values[i].where] += share
+        if not lines:
+            return None
+        (which, where), share = max(lines.items(), key=lambda row: row[1])
+        if share <= 0.5:
+            return None
+        return self._named(which, where, share, shares)
+
+    def shares(self) -> Mapping[tuple[int, int], float]:
+        """Returns the shares of the difference by side and by the number of a value, added up over
+        both sides for values that both have, and given to the narrower one."""
+        found: dict[tuple[int, int], float] = collections.defaultdict(float)
+        with on_host():
+            for which, side in enumerate(self.sides):
+                run = side.run
+                assert run is not None
+                cells = [x.cell for x in run.outputs]
+                sheet = balance(
+                    run.forward.tape, list(zip(cells, self.seeds[which], strict=True)), 0.0,
+                    run.forward.arithmetic.top,
+                )  # fmt: skip
+                by_equation = {
+                    x.entry.operation.equation: i
+                    for i, x in reversed(list(enumerate(side.values))) if x.entry is not None
+                }  # fmt: skip
+                for (what, _), share in sheet.shares.items():
+                    i = by_equation.get(what)  # pyright: ignore[reportArgumentType]
+                    if i is not None:
+                        found[self._charged(which, i)] += share
+        return found
+
+    def _charged(self, which: int, i: int) -> tuple[int, int]:
+        j = self._counterpart(which, i)
+        if j is None or bits(self.sides[which].values[i].dtype) <= bits(
+            self.sides[1 - which].values[j].dtype
+        ):
+            return which, i
+        return 1 - which, j
+
+    def _counterpart(self, which: int, i: int) -> int | None:
+        """Returns the other side's value with the same numbers, the one in the narrowest dtype."""
+        table = (self.same.of_a, self.same.of_b)[which]
+        values = self.sides[1 - which].values
+        return min(table.get(i, ()), key=lambda j: bits(values[j].dtype), default=None)
+
+    def _kind(self, which: int, i: int) -> str:
+        x = self.sides[which].values[i]
+        own, j = bits(x.dtype), self._counterpart(which, i)
+        if own >= WIDE:
+            return ""
+        if j is None:
+            return "quantised" if own <= 8 else "order" if x.name in SUMS else "dtype"
+        if bits(self.sides[1 - which].values[j].dtype) > own:
+            return "quantised" if own <= 8 else "dtype"
+        return ""
+
+    def _named(self, which: int, where: str, share: float, shares: Mapping) -> Cause:
+        side, other = self.sides[which], self.sides[1 - which]
+        rows = [(s, i) for (w, i), s in shares.items() if w == which and self._kind(w, i)]
+        own = [i for _, i in sorted(rows, reverse=True) if side.values[i].where == where]
+        kinds = {self._kind(which, i) for i in own}
+        kind = next(k for k in ("quantised", "order", "dtype") if k in kinds)
+        shown = [i for i in own if self._kind(which, i) == kind]
+        x = side.values[shown[0]]
+        dtypes = ", ".join(dict.fromkeys(side.values[i].dtype for i in shown))
+        run = side.run
+        assert run is not None
+        exact = frozenset(
+            e.operation.equation.path for i in own if (e := side.values[i].entry) is not None
+        )
+        again = of_program(side.title, run.program, exact=exact)
+        places = [where]
+        j = next((c for i in own if (c := self._counterpart(which, i)) is not None), None)
+        places += [other.values[j].where] if j is not None else []
+        of = "partial sums" if kind == "order" else x.name
+        name = ("first", "second")[which]
+        text = f"the {name}'s {of} at {where} without the rounding to {dtypes}"
+        pair = (again, other)
+        return Cause(
+            kind, tuple(dict.fromkeys(places if not which else places[::-1])), text,
+            low_difference(self.sides), low_difference(pair), share,
+        )  # fmt: skip
+
+
+def low_difference(sides: tuple[Side, Side]) -> float:
+    """Returns how far the outputs are apart, in the programs' own dtypes."""
+    a, b = sides
+    found = 0.0
+    for i, j in zip(a.outputs, b.outputs, strict=True):
+        x, y = a.values[i], b.values[j]
+        found = max(found, difference(x.low, aligned(x, y)[1]))
+    return found
+
+
+def aligned(x: Array, y: Array) -> tuple[np.ndarray, Any]:
+    """Returns the positions of ``y``'s numbers in the layout of ``x``, and its numbers so."""
+    positions = np.arange(y.array.size).reshape(y.array.shape)
+    order = laid_out(y.array, x.array, positions)
+    assert order is not None
+    return order, y.low.ravel()[order]

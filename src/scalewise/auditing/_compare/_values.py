@@ -1,0 +1,266 @@
+"""The values of a program or a recording, as :func:`compare` matches them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from ..._extras import require
+from ..._jax import ShapedArray
+from ...formats import format as format_
+from ...interpret import (Argument, Equation, Interpretation, Program, Value, check_callable, is_float, trace)
+from ...rounding import FP64_PARAMS, format_params
+from ...scaled import load_safetensors
+from .._file import name_of
+from .._record._record import refuse_tracers
+from .._tape._arithmetic import CONSTANT, OwnArithmetic, Run, in_float64, nearest
+from .._tape._both import TapedRun, run_both
+from .._tape._cells import Cell, Entry, Leaf, Operation, cell, is_key
+from .._tape._forward import Forward
+
+FEW = 33  # quantiles that tell most different arrays apart
+
+
+class AsWritten(Interpretation):
+    """The program in its own dtypes; operations of other libraries are run step by step."""
+
+    def opens(self, equation: Equation) -> bool:
+        return True
+
+
+@lru_cache
+def _params(dtype: np.dtype) -> np.ndarray:
+    return format_params(format_(dtype))
+
+
+def _rounded(x: Any, aval: ShapedArray) -> Any:
+    return nearest(x, _params(aval.dtype)) if is_float(aval) else x
+
+
+@dataclasses.dataclass(eq=False)
+class RoundedOnce(OwnArithmetic):
+    """Each result is exact but for one rounding to its dtype: the order in which a device adds the
+    terms of one sum is no difference between programs."""
+
+    exact: frozenset[tuple[int, ...]] = frozenset()  # the operations that aren't rounded, by path
+
+    def lift(self, x: Argument, aval: ShapedArray, leaf: Leaf) -> Cell:
+        return cell(_rounded(in_float64(x), aval), in_float64(x), top=self.top, leaf=leaf)
+
+    def constant(self, x: np.ndarray, aval: ShapedArray) -> tuple[Cell, bool]:
+        return self.lift(x, aval, CONSTANT), True
+
+    def run(self, equation: Equation, cells: Sequence[Cell]) -> Run:
+        return Run()
+
+    def results(
+        self, equation: Equation, cells: Sequence[Cell], exact: Sequence[Any], run: Run
+    ) -> list[tuple[Any, Any]]:
+        if equation.path in self.exact:
+            return [(x, None) for x in exact]
+        pairs = zip(exact, equation.out_avals, strict=True)
+        return [(_rounded(x, aval), None) for x, aval in pairs]
+
+    def params_of(self, equation: Equation, value: Value) -> np.ndarray:
+        return FP64_PARAMS
+
+    def canonical(self, x: Cell, *others: Any) -> tuple[Any, Any]:
+        return x.low, None
+
+    def lowered(self, x: Cell, aval: ShapedArray) -> Any:
+        return x.low
+
+    def indexed(self, x: Cell, aval: ShapedArray, i: int) -> tuple[Any, Any]:
+        return x.low[i], None
+
+    def stacked(self, rows: Sequence[Cell], aval: ShapedArray) -> tuple[Any, Any]:
+        return np.stack([x.low for x in rows]), None
+
+
+@dataclasses.dataclass(eq=False)
+class Taped(Forward):
+    """Keeps all operations on the tape, also those that neither round nor differ."""
+
+    inline: ClassVar[bool] = True
+
+    def record(self, operation: Operation, ins: Sequence[Cell], outs: Sequence[Cell]) -> None:
+        self.tape.append(Entry(operation, ins, outs, self.iteration))
+
+
+@dataclasses.dataclass(eq=False)
+class Array:
+    """One array: an argument, a result of an operation, or an array of a recording.
+
+    Attributes:
+        array, low: in float64, and as the program's dtypes have it; of a recording the same.
+        dtype: of the program or file.
+        reads: the numbers of the values that it is computed from, None of a constant.
+        entry: the operation on the tape.
+    """
+
+    name: str
+    array: np.ndarray
+    low: np.ndarray
+    dtype: str
+    where: str
+    reads: Sequence[int | None] = ()
+    entry: Entry | None = None
+
+    @cached_property
+    def sorted(self) -> np.ndarray:
+        return np.sort(np.asarray(self.array, np.float64).ravel())
+
+    @cached_property
+    def unit(self) -> float:
+        """The size of the smaller numbers: a mask's -1e9 tells nothing about the others."""
+        finite = np.abs(self.sorted[np.isfinite(self.sorted) & (self.sorted != 0)])
+        return float(np.quantile(finite, 0.25)) if finite.size else 0.0
+
+    @cached_property
+    def few(self) -> np.ndarray:
+        positions = np.linspace(0, max(self.sorted.size - 1, 0), FEW).astype(int)
+        return self.sorted[positions] if self.sorted.size else np.zeros(FEW)
+
+
+@dataclasses.dataclass(eq=False)
+class Side:
+    """A program with its arguments, or a recording.
+
+    Attributes:
+        values: in the order in which they are computed.
+        outputs: the numbers of the outputs; of a recording that of its last value.
+        run: of a program.
+        call: runs the program as its user does.
+    """
+
+    title: str
+    values: Sequence[Array]
+    outputs: Sequence[int]
+    run: TapedRun | None = None
+    call: Callable[[], Any] | None = None
+
+    @cached_property
+    def numbers(self) -> Mapping[int, int]:
+        """The number of a value by its cell's id."""
+        run = self.run
+        assert run is not None
+        found: dict[int, int] = {}
+        cells = [x.cell for x in run.arguments]
+        cells += [y for entry in run.forward.tape for y in entry.outs]
+        for x in cells:
+            found.setdefault(id(x), len(found))
+        return found
+
+
+def side_of(x: Any, which: str) -> Side:
+    """Returns the values of what a caller gave :func:`compare`.
+
+    Raises:
+        TypeError, ValueError: it is nothing that has values; the message says what is expected.
+    """
+    if isinstance(x, tuple) and x:
+        call, *args = x
+        if not callable(call):
+            raise TypeError(
+                f"compare: {which} is a tuple that begins with a {type(call).__name__}; expected "
+                "(function, *arguments) or (torch module, *inputs)"
+            )
+        if type(call).__module__.startswith("torch") or hasattr(call, "named_parameters"):
+            return _of_torch(call, args)
+        return of_function(call, args, lambda: jax.jit(call)(*args))
+    if callable(x) and not isinstance(x, str | Path):
+        return of_function(x, (), lambda: jax.jit(x)())
+    return _of_files(Path(x), which)
+
+
+def _of_torch(module: Any, args: Sequence[Any]) -> Side:
+    # found at run time: scalewise.torch stands above this package
+    st = require("scalewise.torch", "torch", "compare: a torch module")
+    f, params = st.function(module, tuple(args))
+    arrays = [x for x in st.to_jax(list(args)) if isinstance(x, jax.Array)]
+    return of_function(f, (params, *arrays), lambda: st.to_jax(module(*args)))
+
+
+def of_function(f: Callable, args: Sequence[Any], call: Callable[[], Any]) -> Side:
+    check_callable(f, "compare")
+    program = trace(f, AsWritten(), tuple(args), {}, name="compare", as_jit=True)
+    refuse_tracers(program, "compare", f)
+    return of_program(name_of(f), program, call)
+
+
+def of_program(
+    title: str, program: Program, call: Callable[[], Any] | None = None,
+    exact: frozenset[tuple[int, ...]] = frozenset(),
+) -> Side:  # fmt: skip
+    """Runs a program; the operations ``exact``, by path, aren't rounded to their dtypes."""
+    low = AsWritten()
+    run = run_both(program, low, forward=Taped(RoundedOnce(low, exact=exact)))
+    side = Side(title, [], [], run, call)
+    values: list[Array] = []
+    numbers = side.numbers
+    for x, path, aval in zip(run.arguments, program.arguments, program.in_avals, strict=True):
+        if numbers[id(x.cell)] == len(values):
+            name = f"argument {path}"
+            values.append(_value(name, x.cell, str(aval.dtype), name))
+    for entry in run.forward.tape:
+        equation = entry.operation.equation
+        line = equation.caller or equation.source
+        where = f"{Path(line[0]).name}:{line[1]}" if line else "unknown line"
+        reads = [numbers.get(id(x)) for x in entry.ins]
+        # a step of a loop that is no equation has other results than the loop
+        avals = equation.out_avals if entry.operation.floats else ()
+        for i, y in enumerate(entry.outs):
+            if numbers[id(y)] == len(values):
+                dtype = str(avals[i].dtype) if avals else str(np.asarray(y.low).dtype)
+                values.append(_value(equation.name, y, dtype, where, reads, entry))
+    side.values = values
+    side.outputs = [numbers[id(x.cell)] for x in run.outputs if id(x.cell) in numbers]
+    return side
+
+
+def _value(
+    name: str, x: Cell, dtype: str, where: str,
+    reads: Sequence[int | None] = (), entry: Entry | None = None,
+) -> Array:  # fmt: skip
+    array, low = (np.zeros(0) if is_key(y) else np.asarray(y) for y in (x.reference, x.low))
+    return Array(name, array, low, dtype, where, reads, entry)
+
+
+def _of_files(path: Path, which: str) -> Side:
+    if path.is_dir():
+        files = sorted((f for f in path.iterdir() if f.suffix in (".npy", ".safetensors")), key=_order)
+    elif path.suffix in (".npy", ".safetensors") and path.is_file():
+        files = [path]
+    else:
+        raise ValueError(
+            f"compare: {which} is {str(path)!r}, which doesn't exist or holds no values; expected "
+            "a .safetensors or .npy file, or a folder of them"
+        )
+    arrays: dict[str, Any] = {}
+    for file in files:
+        if file.suffix == ".npy":
+            arrays[file.stem] = np.load(file, allow_pickle=False)
+        else:
+            arrays |= load_safetensors(file)
+    if not arrays:
+        raise ValueError(f"compare: {which}: the folder {str(path)!r} has no .npy and .safetensors")
+    values = []
+    for name, x in sorted(arrays.items(), key=lambda item: _order(item[0])):
+        x = np.asarray(x)
+        dtype = str(x.dtype)
+        wide = x.astype(np.float64) if x.dtype.kind not in "iub" else x
+        values.append(Array(name, wide, wide, dtype, name))
+    return Side(path.name, values, [len(values) - 1])
+
+
+def _order(name: Any) -> list[Any]:
+    """Numbers in names count as numbers: layer 10 comes after layer 2."""
+    parts = re.split(r"(\d+)", str(name))
+    return [(int(p), "") if p.isdigit() else (-1, p) for p in parts]
