@@ -1,7 +1,8 @@
 """Scores tools on programs that fail in low precision: `python -m failures score --tool NAME`.
 
 ``list`` names the programs, ``truth`` measures that they fail as they say, without a tool, and
-``score`` asks a tool about them; ``pairs`` compares pairs of programs (pairs.py). Of programs that are only scored totals are printed, no names. A
+``score`` asks a tool about them. Of programs that are only scored totals are printed, no names.
+``pairs`` compares the pairs of programs of pairs.py. A
 tool is one of those that ``list --tools`` names, or ``module:function`` or ``file.py:function`` of
 your own (README.md). Results are kept in ``.prove/failures``, so that a stopped run goes on.
 """

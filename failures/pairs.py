@@ -7,6 +7,7 @@ other one, by a hash of the name) totals are printed alone.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import hashlib
@@ -66,12 +67,17 @@ def scored() -> set[str]:
 
 
 def right_lines(name: str) -> set[tuple[str, int]]:
-    """Returns file and number of the lines that end with ``# <- name``."""
+    """Returns file and number of the lines of statements that end with ``# <- name``."""
     found = set()
-    for file in (__file__, str(Path(__file__).with_name("pairs_torch.py"))):
-        for i, line in enumerate(Path(file).read_text().splitlines(), 1):
-            if "# <- " in line and name in line.partition("# <- ")[2].split():
-                found.add((Path(file).name, i))
+    for file in (Path(__file__), Path(__file__).with_name("pairs_torch.py")):
+        text = file.read_text()
+        lines = text.splitlines()
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Assign | ast.AugAssign | ast.Return):
+                own = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+                marks = [lines[i - 1].partition("# <- ")[2].split() for i in own]
+                if any(name in mark for mark in marks):
+                    found |= {(file.name, i) for i in own}
     return found
 
 
@@ -137,7 +143,7 @@ def attention(p, x, scale=None, base=10000.0):
     )  # <- transposed_output
 
 
-def gelu(x, constant=math.sqrt(2 / math.pi)):
+def gelu(x, constant=0.7978845608028654):
     return 0.5 * x * (1 + jnp.tanh(constant * (x + 0.044715 * x**3)))  # <- gelu_constant
 
 
@@ -493,7 +499,8 @@ def judged(of: Pair, tool: Callable[[Sides], Any]) -> dict[str, Any]:
     cause = found.cause
     row = {
         "said": found.verdict, "seconds": seconds, "kind": cause.kind if cause else "",
-        "tried": bool(cause and cause.tried), "predicted": found.predicted, "measured": found.gap,
+        "tried": bool(cause and cause.tried), "predicted": found.predicted and found.predicted.kl,
+        "measured": found.gap and found.gap.kl,
     }  # fmt: skip
     if not of.kinds:
         return row | {"right": cause is None}
@@ -536,7 +543,7 @@ def score(names: Sequence[str], tool: Callable[[Sides], Any] = compared) -> int:
         total.append(row)
         if half == "seen" and "said" in row:
             marks = " ".join(
-                f"{x}:{'yes' if row[x] else 'NO'}"
+                f"{x}: {'yes' if row[x] else 'NO'}"
                 for x in ("where right", "kind right", "right", "tried") if x in row
             )  # fmt: skip
             print(f"{of.name}: {marks} ({row['seconds']:.1f} s)\n   {row['said']}", flush=True)

@@ -74,7 +74,9 @@ def replayed(side: Side, edit: Mapping[int, Callable[[Sequence[Any]], Any]]) -> 
         own = [numbers[id(y)] for y in entry.outs]
         if not (any(i in new for i in reads) or any(i in edit for i in own)):
             continue
-        ins = [x.reference if i not in new else new[i] for i, x in zip(reads, entry.ins, strict=True)]
+        ins = [
+            x.reference if i not in new else new[i] for i, x in zip(reads, entry.ins, strict=True)
+        ]
         outs = entry.operation.compute(ins)
         for i, y in zip(own, outs, strict=True):
             new[i] = edit[i](ins) if i in edit else np.asarray(y)
@@ -128,7 +130,9 @@ class Parting:
                     best = after, own
         if best is None or best[0] >= self.before:
             places = tuple(s.values[f[0]].where for s, f in self._each() if f)
-            return Cause("unknown", places, "no change that was tried makes them agree", self.before)
+            return Cause(
+                "unknown", places, "no change that was tried makes them agree", self.before
+            )
         after, own = best
         return Cause(own.kind, own.where, own.change, self.before, after)
 
@@ -214,7 +218,9 @@ class Parting:
                     continue
                 values = {r: _constant(q.array), u: _constant(p.array)}
                 text = f"{_name(own, r)} ({p.where}) and {_name(own, u)} ({q.where}) swapped"
-                yield Edit("weight", values, _places(which, x.where, y.where), f"{text} in {_side(which)}")
+                yield Edit(
+                    "weight", values, _places(which, x.where, y.where), f"{text} in {_side(which)}"
+                )
 
     def _bypasses(self, which: int) -> Iterator[Edit]:
         """Without the operations that lead from a value that both have to one of its size."""
@@ -222,7 +228,10 @@ class Parting:
         for i in self._near(which):
             x = own.values[i]
             for u in self._sources(which, i):
-                if own.values[u].array.size != x.array.size or own.values[u].array.dtype.kind != "f":
+                if (
+                    own.values[u].array.size != x.array.size
+                    or own.values[u].array.dtype.kind != "f"
+                ):
                     continue
                 other = [self.sides[1 - which].values[f].where for f in self.firsts[1 - which][:1]]
                 where = _places(which, x.where, *other)
@@ -276,12 +285,18 @@ class Parting:
                     for f in sorted({*(f for f in self.firsts[w] if f in self._above(w, n)), n})
                 ]
                 text = f"the second's {regions[1]} in place of the first's {regions[0]}"
-                for many, theirs in zip(self._sites(which, i), self._sites(1 - which, j), strict=False):
+                for many, theirs in zip(
+                    self._sites(which, i), self._sites(1 - which, j), strict=False
+                ):
                     values = {
-                        own_: _constant(laid_out(other.values[other_].array, own.values[own_].array))
+                        own_: _constant(
+                            laid_out(other.values[other_].array, own.values[own_].array)
+                        )
                         for own_, other_ in zip(many, theirs, strict=False)
                     }
-                    yield Edit(kind, values, tuple(dict.fromkeys(where)), text + _times(len(values)))
+                    yield Edit(
+                        kind, values, tuple(dict.fromkeys(where)), text + _times(len(values))
+                    )
 
     # -- parts of programs -------------------------------------------------------------------------
 

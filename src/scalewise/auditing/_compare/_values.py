@@ -15,7 +15,16 @@ import numpy as np
 from ..._extras import require
 from ..._jax import ShapedArray
 from ...formats import format as format_
-from ...interpret import (Argument, Equation, Interpretation, Program, Value, check_callable, is_float, trace)
+from ...interpret import (
+    Argument,
+    Equation,
+    Interpretation,
+    Program,
+    Value,
+    check_callable,
+    is_float,
+    trace,
+)
 from ...rounding import FP64_PARAMS, format_params
 from ...scaled import load_safetensors
 from .._file import name_of
@@ -235,7 +244,9 @@ def _value(
 
 def _of_files(path: Path, which: str) -> Side:
     if path.is_dir():
-        files = sorted((f for f in path.iterdir() if f.suffix in (".npy", ".safetensors")), key=_order)
+        files = sorted(
+            (f for f in path.iterdir() if f.suffix in (".npy", ".safetensors")), key=_order
+        )
     elif path.suffix in (".npy", ".safetensors") and path.is_file():
         files = [path]
     else:

@@ -1,0 +1,358 @@
+"""``compare``: where two programs, or recordings of their values, part, by how much, and why."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from ..._check import checked
+from ..._output import Rows, Tabular, counted
+from ...rounding import format_params
+from .._record._compare import RecordingComparison, compare_recordings
+from .._record._recording import Recording, load_recording
+from .._tape._arithmetic import nearest
+from ._explain import MOVES, Cause, Parting
+from ._gap import Gap, gap
+from ._match import SAME, Matching, apart, matching
+from ._relations import relation
+from ._roundings import Roundings, aligned, low_difference
+from ._values import Array, Side, side_of
+
+BF16 = format_params("bf16")
+ROUNDINGS = 8  # of a recorded value's dtype for each value before it, that need no explanation
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """Two values that belong together.
+
+    Attributes:
+        a, b: their names: the operation or argument, or the recorded value's name.
+        where_a, where_b: their lines.
+        dtype: "float32", or "float32 -> bfloat16".
+        difference: the relative difference of their numbers (root mean square).
+    """
+
+    a: str
+    b: str
+    where_a: str
+    where_b: str
+    dtype: str
+    difference: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison(Tabular):
+    """Where two programs or recordings part, by how much, and why.
+
+    Attributes:
+        a, b: their names.
+        first: the first values that differ by more than roundings explain; None if none does.
+        cause: why, with a change that was tried; None where they mean the same, and all that
+            differs is the order of sums.
+        values: those that belong together, in the first program's order.
+        unmatched: how many values of each have no counterpart.
+        output_difference: the largest relative difference of an output.
+        gap: of logits, how far the tokens' probabilities are apart as the programs run.
+        predicted: the same, from results that are each rounded once.
+    """
+
+    most: ClassVar[int | None] = 12
+    derived: ClassVar[tuple[str, ...]] = ("verdict",)
+
+    a: str
+    b: str
+    first: Difference | None
+    cause: Cause | None
+    values: tuple[Difference, ...]
+    unmatched: tuple[int, int]
+    output_difference: float
+    gap: Gap | None = None
+    predicted: Gap | None = None
+
+    @property
+    def where(self) -> tuple[str, ...]:
+        """The lines, or recorded names, at which they part."""
+        if self.cause is not None and self.cause.where:
+            return self.cause.where
+        return () if self.first is None else (self.first.where_a, self.first.where_b)
+
+    @property
+    def verdict(self) -> str:
+        cause = self.cause
+        if cause is None:
+            size = f"{self.output_difference:.2g}" if self.output_difference else "0"
+            return f"No cause: the two compute the same; the last values differ by {size}."
+        share = "" if cause.share is None else f" makes {100 * cause.share:.0f} % of the difference"
+        text = f"{cause.kind.capitalize()} at {' and '.join(cause.where)}{share}"
+        if cause.tried:
+            agree = "agree" if cause.after <= SAME else f"differ by {cause.after:.2g}"
+            return f"{text}: with {cause.change} the outputs {agree}, not {cause.before:.2g}."
+        return f"{text}: {cause.change}; the difference is {cause.before:.2g}."
+
+    @property
+    def title(self) -> str:
+        return f"{self.a} and {self.b}"
+
+    @property
+    def heading(self) -> str:
+        return f"compare  {self.a} -> {self.b}"
+
+    def sentences(self) -> list[str]:
+        found = [self.verdict]
+        for what, x in (("", self.gap), (" (predicted)", self.predicted)):
+            if x is not None:
+                found.append(
+                    f"Tokens' probabilities{what}: KL {x.kl:.2g} nats, log probabilities differ by "
+                    f"{x.mean:.2g}, at most {x.largest:.2g}; {100 * x.clipped:.2g} % of the tokens "
+                    "are more than 20 % apart."
+                )
+        if any(self.unmatched):
+            found.append(
+                f"{self.unmatched[0]:,} and {counted(self.unmatched[1], 'value')} have no "
+                "counterpart."
+            )
+        return found
+
+    def tables(self, *, everything: bool = True) -> list[Rows]:
+        rows = [
+            (x.a, x.where_a, x.b, x.where_b, x.dtype, f"{x.difference:.2g}")
+            for x in self.values if everything or x.difference > 0
+        ]  # fmt: skip
+        headings = ("first", "where", "second", "where", "dtype", "difference")
+        return [Rows("Values that belong together, in the first's order", headings, rows)]
+
+    def __repr__(self) -> str:
+        return f"<Comparison of {self.title}: {self.verdict} show()>"
+
+
+@checked
+def compare(a: Any, b: Any) -> Comparison | RecordingComparison:
+    """Compares two programs, or recordings of their values: where they part, and why.
+
+    Each side is one of:
+
+    - ``(f, *args)``: a JAX function with its arguments, or a torch module with its inputs;
+    - a folder of ``.npy`` and ``.safetensors`` files, or one such file: the values of an engine or
+      a device, by name, in the order of the names (layer 10 comes after layer 2);
+    - a :class:`Recording`, or a path of a saved one; then both are.
+
+    Programs run once in float64 and once as written, each result rounded once to its dtype. Values
+    belong together if they have the same numbers in float64, in any order: names, layouts, fused
+    products and orders of heads don't matter. If outputs differ in float64, the programs mean
+    something else, and changes of the operations at which they part are tried until the outputs
+    agree. Otherwise roundings make the difference, and a balance sheet of both programs finds the
+    line that makes most of it. Sums in float32 may be added in any order.
+
+    Returns:
+        The comparison; of two :class:`Recording` their lines that differ.
+
+    Raises:
+        ValueError: the outputs' sizes or numbers don't match, an argument has a NaN, or a path
+            holds no values.
+        TypeError: a side is none of these.
+
+    Example:
+        >>> import jax.numpy as jnp, scalewise as sw
+        >>> def f(x, eps):
+        ...     return x / jnp.sqrt(jnp.mean(x * x) + eps)
+        >>> x = jnp.linspace(0.0, 1.0, 50)
+        >>> found = sw.auditing.compare((f, x, 1e-5), (f, x, 1e-6))
+        >>> found.cause.kind, found.cause.after
+        ('constant', 0.0)
+    """
+    recordings = [_recording(x) for x in (a, b)]
+    if recordings[0] is not None and recordings[1] is not None:
+        return compare_recordings(recordings[0], recordings[1])
+    if any(x is not None for x in recordings):
+        raise TypeError(
+            "compare: one side is a Recording, which holds statistics of each array: compare it "
+            "with another one, made by record()"
+        )
+    sides = side_of(a, "a"), side_of(b, "b")
+    _check(sides)
+    if sides[0].run is None or sides[1].run is None:
+        return _of_recorded(sides)
+    return _of_programs(sides)
+
+
+def _recording(x: Any) -> Recording | None:
+    if isinstance(x, Recording):
+        return x
+    if isinstance(x, str | os.PathLike) and Path(x).suffix == ".safetensors" and Path(x).is_file():
+        with contextlib.suppress(ValueError):
+            return load_recording(x)
+    return None
+
+
+def _check(sides: tuple[Side, Side]) -> None:
+    a, b = sides
+    for which, side in zip("ab", sides, strict=True):
+        for x in side.values:
+            if x.name.startswith("argument") and np.isnan(x.array).any():
+                raise ValueError(
+                    f"compare: {which}'s {x.name} has a NaN, with which nothing agrees"
+                )
+    if a.run is None or b.run is None:
+        return
+    shapes = [[s.values[i].array.shape for i in s.outputs] for s in sides]
+    sizes = [[math.prod(shape) for shape in some] for some in shapes]
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"compare: a returns arrays of the shapes {shapes[0]} and b of {shapes[1]}, which "
+            "can't match; call both with the same inputs, and return the same results"
+        )
+
+
+# -- two programs ----------------------------------------------------------------------------------
+
+
+def _of_programs(sides: tuple[Side, Side]) -> Comparison:
+    same = matching(sides[0].values, sides[1].values)
+    parting = Parting(sides, (same.of_a, same.of_b))
+    measured = predicted = None
+    if any(parting.firsts) or parting.before > SAME:
+        cause = parting.cause()
+    else:
+        cause = None
+        if (seeds := _seeds(sides)) is not None:
+            cause = Roundings(sides, same, seeds).cause()
+    logits = [s.values[s.outputs[0]] for s in sides] if len(sides[0].outputs) == 1 else []
+    if cause is not None and logits and _is_logits(logits[0]):
+        if not any(parting.firsts):
+            predicted = gap(logits[0].low, aligned(*logits)[1])
+        measured = _measured(sides, logits)
+    pairs = [
+        (i, j) for i, j in _paired(sides, same)
+        if sides[0].values[i].entry is None or sides[0].values[i].name not in MOVES
+    ]  # fmt: skip
+    rows = [_difference(sides[0].values[i], sides[1].values[j]) for i, j in pairs]
+    place = next((f for f in parting.firsts[0]), None)
+    first = next((x for (i, _), x in zip(pairs, rows, strict=True) if i == place), None)
+    left = len(sides[0].values) - len(same.of_a), len(sides[1].values) - len(same.of_b)
+    return Comparison(
+        sides[0].title, sides[1].title, first, cause, tuple(rows), left, low_difference(sides),
+        measured, predicted,
+    )  # fmt: skip
+
+
+def _is_logits(x: Array) -> bool:
+    return x.array.dtype.kind == "f" and x.array.ndim > 1 and x.array.shape[-1] > 1
+
+
+def _measured(sides: tuple[Side, Side], logits: Sequence[Array]) -> Gap | None:
+    outs = []
+    for side, x in zip(sides, logits, strict=True):
+        assert side.call is not None
+        leaves = jax.tree.leaves(side.call())
+        outs.append(dataclasses.replace(x, low=np.asarray(leaves[0], np.float64)))
+    return gap(outs[0].low, aligned(*outs)[1])
+
+
+def _seeds(sides: tuple[Side, Side]) -> list[list[np.ndarray]] | None:
+    """Returns the multipliers of the outputs, of which the sum of products with the programs' errors
+    is 1: of logits by the tokens' log probabilities, of others by their differences. None if no
+    number differs."""
+    a, b = sides
+    outs = [(a.values[i], b.values[j]) for i, j in zip(a.outputs, b.outputs, strict=True)]
+    pairs = [(x, y, *aligned(x, y)) for x, y in outs]
+    bars, total = [], 0.0
+    for x, _, _, theirs in pairs:
+        with np.errstate(all="ignore"):
+            d = np.where(np.isfinite(x.low) & np.isfinite(theirs), x.low - theirs, 0.0)
+        d = d if x.array.dtype.kind == "f" else np.zeros(np.shape(d))
+        bar = d
+        if len(pairs) == 1 and _is_logits(x):
+            p = np.mean([np.asarray(jax.nn.softmax(z)) for z in (x.low, theirs)], 0)
+            token = np.arange(d.shape[-1]) == np.argmax(theirs, -1)[..., None]
+            slope = token - p
+            bar = slope * (slope * d).sum(-1, keepdims=True)
+        bars.append(bar)
+        total += float((bar * d).sum())
+    if total <= 0:
+        return None
+    of_a = [bar / total for bar in bars]
+    of_b = []
+    for bar, (_, y, order, _) in zip(of_a, pairs, strict=True):
+        back = np.zeros(y.array.size)
+        back[order.ravel()] = -bar.ravel()
+        of_b.append(back.reshape(y.array.shape))
+    return [of_a, of_b]
+
+
+def _difference(x: Array, y: Array) -> Difference:
+    low = [dataclasses.replace(z, array=z.low) for z in (x, y)]
+    dtype = x.dtype if x.dtype == y.dtype else f"{x.dtype} -> {y.dtype}"
+    return Difference(x.name, y.name, x.where, y.where, dtype, apart(*low))
+
+
+def _paired(sides: tuple[Side, Side], same: Matching) -> Iterator[tuple[int, int]]:
+    """Yields the values that belong together, in the first side's order: those with the same
+    numbers, and between them those of one size that are closest."""
+    a, b = (s.values for s in sides)
+    used: set[int] = set()
+    for i, x in enumerate(a):
+        if i in same.of_a:
+            yield i, next((j for j in same.of_a[i] if j not in used), same.of_a[i][0])
+            used.update(same.of_a[i][:1])
+            continue
+        near = [
+            (apart(x, b[j]), j) for j in range(len(b))
+            if j not in same.of_b and j not in used and b[j].array.size == x.array.size
+            and b[j].array.dtype.kind == x.array.dtype.kind and b[j].name in (x.name, b[j].where)
+        ]  # fmt: skip
+        if near and x.array.size:
+            j = min(near)[1]
+            used.add(j)
+            yield i, j
+
+
+# -- recordings ------------------------------------------------------------------------------------
+
+
+def _of_recorded(sides: tuple[Side, Side]) -> Comparison:
+    """Compares values without the operations between them: relations of two arrays alone tell why."""
+    sides = tuple(_as_recorded(s) for s in sides)  # pyright: ignore[reportAssignmentType]
+    a, b = sides
+    noise = max(map(_noise, (a, b)))
+    same = matching(a.values, b.values, noise)
+    if not same.of_a and not any(x.array.size == y.array.size for x in a.values for y in b.values):
+        raise ValueError(
+            "compare: no value of a has as many numbers as one of b; record both with the same "
+            "inputs"
+        )
+    pairs = list(_paired(sides, same))
+    rows = [_difference(a.values[i], b.values[j]) for i, j in pairs]
+    cause = first = None
+    for (i, j), row in zip(pairs, rows, strict=True):
+        if i not in same.of_a:
+            x, y = a.values[i], b.values[j]
+            kind, text = relation(x, y, noise) or ("unknown", "no simple relation of the two")
+            if np.isnan(x.array).any() != np.isnan(y.array).any():
+                kind, text = "non-finite", "one has a NaN and the other has none"
+            first, cause = row, Cause(kind, (x.name, y.name), text, row.difference)
+            break
+    left = len(a.values) - len(pairs), len(b.values) - len({j for _, j in pairs})
+    last = rows[-1].difference if rows else math.inf
+    return Comparison(a.title, b.title, first, cause, tuple(rows), left, last)
+
+
+def _as_recorded(side: Side) -> Side:
+    values = [dataclasses.replace(x, array=x.low) for x in side.values]
+    return dataclasses.replace(side, values=values)
+
+
+def _noise(side: Side) -> float:
+    """Returns the difference that roundings leave at the end of a recording."""
+    floats = [x.array for x in side.values if x.array.dtype.kind == "f"]
+    narrow = [x for x in floats if np.array_equal(nearest(x, BF16), x, equal_nan=True)]
+    eps = 2.0**-8 if len(narrow) > len(floats) / 2 else 2.0**-24
+    return ROUNDINGS * eps * math.sqrt(len(side.values))
