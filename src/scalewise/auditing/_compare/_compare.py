@@ -95,7 +95,7 @@ class Comparison(Tabular):
         text = f"{cause.kind.capitalize()} at {' and '.join(cause.where)}{share}"
         if cause.tried:
             agree = "agree" if cause.after <= SAME else f"differ by {cause.after:.2g}"
-            return f"{text}: with {cause.change} the outputs {agree}, not {cause.before:.2g}."
+            return f"{text}: {cause.change} the outputs {agree}, not {cause.before:.2g}."
         return f"{text}: {cause.change}; the difference is {cause.before:.2g}."
 
     @property
@@ -258,9 +258,11 @@ def _measured(sides: tuple[Side, Side], logits: Sequence[Array]) -> Gap | None:
 
 
 def _seeds(sides: tuple[Side, Side]) -> list[list[np.ndarray]] | None:
-    """Returns the multipliers of the outputs, of which the sum of products with the programs' errors
-    is 1: of logits by the tokens' log probabilities, of others by their differences. None if no
-    number differs."""
+    """Returns the outputs' multipliers, so that the products with both programs' errors add up to 1.
+
+    They are of the tokens' log probabilities, or of arrays other than logits of all differences.
+    None if no number differs.
+    """
     a, b = sides
     outs = [(a.values[i], b.values[j]) for i, j in zip(a.outputs, b.outputs, strict=True)]
     pairs = [(x, y, *aligned(x, y)) for x, y in outs]
@@ -296,30 +298,34 @@ def _difference(x: Array, y: Array) -> Difference:
 
 def _paired(sides: tuple[Side, Side], same: Matching) -> Iterator[tuple[int, int]]:
     """Yields the values that belong together, in the first side's order: those with the same
-    numbers, and between them those of one size that are closest."""
+    numbers; of others those of one size that are closest, if possible between such neighbours."""
     a, b = (s.values for s in sides)
     used: set[int] = set()
+    ahead = [min(same.of_a.get(i, (len(b),))) for i in range(len(a))]
+    behind = -1
     for i, x in enumerate(a):
         if i in same.of_a:
-            yield i, next((j for j in same.of_a[i] if j not in used), same.of_a[i][0])
-            used.update(same.of_a[i][:1])
-            continue
-        near = [
-            (apart(x, b[j]), j) for j in range(len(b))
-            if j not in same.of_b and j not in used and b[j].array.size == x.array.size
-            and b[j].array.dtype.kind == x.array.dtype.kind and b[j].name in (x.name, b[j].where)
-        ]  # fmt: skip
-        if near and x.array.size:
-            j = min(near)[1]
-            used.add(j)
-            yield i, j
+            j = next((j for j in same.of_a[i] if j not in used), same.of_a[i][0])
+        else:
+            most = min(ahead[i:])
+            near = [
+                (not behind < j < most, apart(x, b[j]), j) for j in range(len(b))
+                if j not in same.of_b and j not in used and b[j].array.size == x.array.size
+                and b[j].array.dtype.kind == x.array.dtype.kind and b[j].name in (x.name, b[j].where)
+            ]  # fmt: skip
+            if not near or not x.array.size:
+                continue
+            j = min(near)[-1]
+        used.add(j)
+        behind = max(behind, j) if i in same.of_a else behind
+        yield i, j
 
 
 # -- recordings ------------------------------------------------------------------------------------
 
 
 def _of_recorded(sides: tuple[Side, Side]) -> Comparison:
-    """Compares values without the operations between them: relations of two arrays alone tell why."""
+    """Compares values without the operations between them: two arrays alone tell why."""
     sides = tuple(_as_recorded(s) for s in sides)  # pyright: ignore[reportAssignmentType]
     a, b = sides
     noise = max(map(_noise, (a, b)))

@@ -74,9 +74,7 @@ def replayed(side: Side, edit: Mapping[int, Callable[[Sequence[Any]], Any]]) -> 
         own = [numbers[id(y)] for y in entry.outs]
         if not (any(i in new for i in reads) or any(i in edit for i in own)):
             continue
-        ins = [
-            x.reference if i not in new else new[i] for i, x in zip(reads, entry.ins, strict=True)
-        ]
+        ins = [new.get(i, x.reference) for i, x in zip(reads, entry.ins, strict=True)]
         outs = entry.operation.compute(ins)
         for i, y in zip(own, outs, strict=True):
             new[i] = edit[i](ins) if i in edit else np.asarray(y)
@@ -164,7 +162,7 @@ class Parting:
                     where = _places(which, x.where, numbers[new])
                     for many in self._sites(which, i):
                         values = {j: _with_operand(own.values[j], k, new) for j in many}
-                        text = f"{new:.6g} in place of {c:.6g} in {_at(x, which, len(many))}"
+                        text = f"with {new:.6g} in place of {c:.6g} in {_at(x, which, len(many))}"
                         yield Edit(kind, values, where, text)
 
     def _operands(self, which: int) -> Iterator[Edit]:
@@ -180,7 +178,7 @@ class Parting:
                     continue
                 for new in _layouts(theirs.reference, mine.reference):
                     kind, text = self._named(which, x, k, y, m)
-                    what = f"{text} in {_at(x, which)}"
+                    what = f"with {text} in {_at(x, which)}"
                     where = _places(which, x.where, y.where)
                     yield Edit(kind, {i: _with_operand(x, k, new)}, where, what)
 
@@ -217,7 +215,7 @@ class Parting:
                 if u in x.reads or p.array.shape != q.array.shape:
                     continue
                 values = {r: _constant(q.array), u: _constant(p.array)}
-                text = f"{_name(own, r)} ({p.where}) and {_name(own, u)} ({q.where}) swapped"
+                text = f"with {_name(own, r)} ({p.where}) and {_name(own, u)} ({q.where}) swapped"
                 yield Edit(
                     "weight", values, _places(which, x.where, y.where), f"{text} in {_side(which)}"
                 )
@@ -235,6 +233,7 @@ class Parting:
                     continue
                 other = [self.sides[1 - which].values[f].where for f in self.firsts[1 - which][:1]]
                 where = _places(which, x.where, *other)
+                kind = "quantised" if rounded_to(own.values[u], x) else "missing"
                 text = f"without {_between(own, u, i)} in {_at(x, which)}"
                 for many in self._sites(which, i):
                     values = {}
@@ -242,7 +241,7 @@ class Parting:
                         found = u if j == i else self._alike(which, i, u, j)
                         if found is not None:
                             values[j] = self._taken(which, found, own.values[j])
-                    yield Edit("missing", values, where, text + _times(len(values)))
+                    yield Edit(kind, values, where, text + _times(len(values)))
 
     def _taken(self, which: int, u: int, x: Array) -> Callable[[Sequence[Any]], Any]:
         assert x.entry is not None
@@ -253,10 +252,20 @@ class Parting:
         return _constant(array)
 
     def _alike(self, which: int, i: int, u: int, j: int) -> int | None:
-        """Returns what a value reads in the place where another one, of the same line, reads u."""
-        x, y = (self.sides[which].values[n] for n in (i, j))
-        if u in x.reads and len(x.reads) == len(y.reads):
-            return y.reads[x.reads.index(u)]
+        """Returns the value from which another one is computed as ``i`` is from ``u``."""
+        values = self.sides[which].values
+        seen, waiting = {i}, [(i, j)]
+        while waiting:
+            own, other = waiting.pop(0)
+            if own == u:
+                return other
+            x, y = values[own], values[other]
+            if x.name != y.name or len(x.reads) != len(y.reads):
+                continue
+            for a, b in zip(x.reads, y.reads, strict=True):
+                if a is not None and b is not None and a not in seen:
+                    seen.add(a)
+                    waiting.append((a, b))
         return None
 
     def _others(self, which: int) -> Iterator[Edit]:
@@ -269,13 +278,12 @@ class Parting:
             if x.name in MOVES:
                 continue
             near = [
-                (difference(array, x.array), j, array)
+                (difference(array, x.array), j)
                 for j in self._near(1 - which)
                 if (array := laid_out(other.values[j].array, x.array)) is not None
                 and other.values[j].array.dtype.kind == "f"
             ]
-            for _, j, array in sorted(near, key=lambda row: row[:2])[:3]:
-                y = other.values[j]
+            for _, j in sorted(near)[:3]:
                 ends = (which, i), (1 - which, j)
                 regions = [self._region(w, n) for w, n in ends]
                 kind = "function" if regions[0] != regions[1] else "parameter"
@@ -284,7 +292,7 @@ class Parting:
                     for w, n in ends
                     for f in sorted({*(f for f in self.firsts[w] if f in self._above(w, n)), n})
                 ]
-                text = f"the second's {regions[1]} in place of the first's {regions[0]}"
+                text = f"with the second's {regions[1]} in place of the first's {regions[0]}"
                 for many, theirs in zip(
                     self._sites(which, i), self._sites(1 - which, j), strict=False
                 ):
@@ -326,20 +334,25 @@ class Parting:
         return sorted((r for r in reads if r in self.same[which]), reverse=True)
 
     def _sites(self, which: int, i: int) -> list[list[int]]:
-        """Returns the values that the same code makes: of this call, and of all calls."""
-        sites = _by_site(self.sides[which])
-        every = next(group for group in sites.values() if i in group)
-        return [[i], every] if len(every) > 1 else [[i]]
+        """Returns the values that the same code makes: in this call, in all calls from the same
+        lines (of each layer), and in all calls."""
+        found = [[i]]
+        for depth in (None, 1):
+            every = next(g for g in _by_site(self.sides[which], depth).values() if i in g)
+            found += [every] if len(every) > len(found[-1]) else []
+        return found
 
 
-def _by_site(side: Side) -> Mapping[Any, list[int]]:
-    """Returns the values by line, and by their place among the line's consecutive operations."""
+def _by_site(side: Side, depth: int | None) -> Mapping[Any, list[int]]:
+    """Returns the values by the lines of so many calls, and by their place among the consecutive
+    operations from there."""
     found: dict[Any, list[int]] = collections.defaultdict(list)
-    before, position = "", 0
+    before, position = None, 0
     for i, x in enumerate(side.values):
-        position = position + 1 if x.where == before else 0
-        before = x.where
-        found[x.where, x.name, position].append(i)
+        calls = x.calls[:depth]
+        position = position + 1 if calls == before else 0
+        before = calls
+        found[calls, x.name, position].append(i)
     return found
 
 

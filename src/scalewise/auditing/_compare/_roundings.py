@@ -123,11 +123,13 @@ class Roundings:
         )
         again = of_program(side.title, run.program, exact=exact)
         places = [where]
-        j = next((c for i in own if (c := self._counterpart(which, i)) is not None), None)
-        places += [other.values[j].where] if j is not None else []
+        counterparts = [
+            other.values[c] for i in own if (c := self._counterpart(which, i)) is not None
+        ]
+        places += [y.where for y in counterparts if y.entry is not None][:1]
         of = "partial sums" if kind == "order" else x.name
         name = ("first", "second")[which]
-        text = f"the {name}'s {of} at {where} without the rounding to {dtypes}"
+        text = f"without the rounding of the {name}'s {of} at {where} to {dtypes}"
         pair = (again, other)
         return Cause(
             kind, tuple(dict.fromkeys(places if not which else places[::-1])), text,

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from ..._extras import require
-from ..._jax import ShapedArray
+from ..._jax import ShapedArray, user_positions
 from ...formats import format as format_
 from ...interpret import (
     Argument,
@@ -34,6 +34,7 @@ from .._tape._both import TapedRun, run_both
 from .._tape._cells import Cell, Entry, Leaf, Operation, cell, is_key
 from .._tape._forward import Forward
 
+HERE = str(Path(__file__).parents[2])  # scalewise: frames that are no code of the user's
 FEW = 33  # quantiles that tell most different arrays apart
 
 
@@ -131,6 +132,15 @@ class Array:
         """The size of the smaller numbers: a mask's -1e9 tells nothing about the others."""
         finite = np.abs(self.sorted[np.isfinite(self.sorted) & (self.sorted != 0)])
         return float(np.quantile(finite, 0.25)) if finite.size else 0.0
+
+    @cached_property
+    def calls(self) -> tuple[Any, ...]:
+        """File, line and column of the operation and of the calls around it, innermost first."""
+        equation, found = self.entry and self.entry.operation.equation, []
+        while equation is not None:
+            found += [x for x in user_positions(equation.eqn) if not x[0].startswith(HERE)]
+            equation = equation.within
+        return tuple(found)
 
     @cached_property
     def few(self) -> np.ndarray:
