@@ -19,9 +19,9 @@ from ...rounding import format_params
 from .._record._compare import RecordingComparison, compare_recordings
 from .._record._recording import Recording, load_recording
 from .._tape._arithmetic import nearest
-from ._explain import MOVES, Cause, Parting
+from ._explain import Cause, Parting
 from ._gap import Gap, gap
-from ._match import SAME, Matching, apart, matching
+from ._match import MOVES, SAME, Matching, apart, matching, unlike
 from ._relations import relation
 from ._roundings import Roundings, aligned, low_difference
 from ._values import Array, Side, side_of
@@ -258,7 +258,7 @@ def _measured(sides: tuple[Side, Side], logits: Sequence[Array]) -> Gap | None:
 
 
 def _seeds(sides: tuple[Side, Side]) -> list[list[np.ndarray]] | None:
-    """Returns the outputs' multipliers, so that the products with both programs' errors add up to 1.
+    """Returns the outputs' multipliers; their products with both programs' errors add up to 1.
 
     They are of the tokens' log probabilities, or of arrays other than logits of all differences.
     None if no number differs.
@@ -309,9 +309,10 @@ def _paired(sides: tuple[Side, Side], same: Matching) -> Iterator[tuple[int, int
         else:
             most = min(ahead[i:])
             near = [
-                (not behind < j < most, apart(x, b[j]), j) for j in range(len(b))
-                if j not in same.of_b and j not in used and b[j].array.size == x.array.size
-                and b[j].array.dtype.kind == x.array.dtype.kind and b[j].name in (x.name, b[j].where)
+                (not behind < j < most, unlike(x, y), j)
+                for j, y in enumerate(b)
+                if j not in same.of_b and j not in used and y.array.size == x.array.size
+                and y.array.dtype.kind == x.array.dtype.kind and y.name in (x.name, y.where)
             ]  # fmt: skip
             if not near or not x.array.size:
                 continue

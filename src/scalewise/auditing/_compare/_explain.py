@@ -16,16 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from ...primitives import Family, names
 from ...rounding import format_params
 from .._tape._arithmetic import nearest
 from .._tape._both import on_host
-from ._match import SAME, apart, cone, difference, first, laid_out
+from ._match import MOVES, SAME, apart, cone, difference, first, laid_out
 from ._relations import FORMATS, rounded_to
 from ._values import Array, Side
 
 MANY = 40  # operations behind the first ones among which a missing or another one is looked for
-MOVES = names(lambda row: row.family is Family.STRUCTURAL)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,11 +6,14 @@ import collections
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from ...primitives import Family, names
 from ._values import Array, Side
+
+MOVES = names(lambda row: row.family is Family.STRUCTURAL)
 
 # The relative difference of two values of which the same is meant: what a few constants that are
 # rounded to float32 leave in float64.
@@ -23,6 +26,17 @@ def apart(a: Array, b: Array) -> float:
     if a.sorted.size != b.sorted.size:
         return math.inf
     return _relative(a.sorted, b.sorted, max(a.unit, b.unit))
+
+
+def unlike(a: Array, b: Array) -> float:
+    """Returns one less the cosine between two arrays of one size, but for their scales, in the
+    order of axes in which it is largest; numbers far beyond the others count as their signs."""
+    x, y = (np.asarray(z.array, np.float64) for z in (a, b))
+    with np.errstate(all="ignore"):
+        x, y = (z / (np.abs(z) + (unit or 1.0)) for z, unit in ((x, a.unit), (y, b.unit)))
+    x, y = np.nan_to_num(x), np.nan_to_num(y)
+    norm = float(np.linalg.norm(x) * np.linalg.norm(y)) or 1.0
+    return min(1 - abs(float(np.vdot(x, z))) / norm for _, z in _arrangements(y, x.shape))
 
 
 def difference(x: np.ndarray, y: np.ndarray) -> float:
@@ -47,18 +61,27 @@ def laid_out(x: np.ndarray, like: np.ndarray, of: np.ndarray | None = None) -> n
     with the axes in the order in which they are closest to it; None if the sizes differ."""
     if x.size != like.size:
         return None
-    orders = itertools.permutations(range(x.ndim)) if x.ndim <= 5 else [tuple(range(x.ndim))]
     best = None
-    for order in orders:
-        moved = np.transpose(x, order)
-        if moved.shape == like.shape or order == tuple(range(x.ndim)) or x.ndim != like.ndim:
-            far = difference(moved.reshape(like.shape), like)
-            if best is None or far < best[0]:
-                best = far, order
-            if far <= SAME:
-                break
+    for order, moved in _arrangements(x, like.shape):
+        far = difference(moved, like)
+        if best is None or far < best[0]:
+            best = far, order
+        if far <= SAME:
+            break
     assert best is not None
     return np.transpose(x if of is None else of, best[1]).reshape(like.shape)
+
+
+def _arrangements(
+    x: np.ndarray, shape: tuple[int, ...]
+) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
+    """Yields an array in a shape, first as it is, then with its axes in the other orders of which
+    the shapes fit."""
+    for order in itertools.permutations(range(x.ndim)):
+        moved = np.transpose(x, order)
+        own = order == tuple(range(x.ndim))
+        if own or (x.ndim <= 5 and (moved.shape == shape or x.ndim != len(shape))):
+            yield order, moved.reshape(shape)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -110,10 +133,15 @@ def cone(side: Side, same: Mapping[int, Sequence[int]], outputs: Iterable[int]) 
 
 
 def first(side: Side, inside: set[int]) -> list[int]:
-    """Returns the operations of a cone whose operands all have counterparts or are arguments."""
-    arguments = {i for i in inside if side.values[i].entry is None}
-    return sorted(
-        i
-        for i in inside - arguments
-        if not any(j in inside - arguments for j in side.values[i].reads if j is not None)
-    )
+    """Returns the operations of a cone whose operands all have counterparts or are arguments,
+    possibly with their elements in another place."""
+    given: set[int] = set()
+    found = []
+    for i in sorted(inside):
+        x = side.values[i]
+        moved = x.name in MOVES and all(j in given for j in x.reads if j in inside)
+        if x.entry is None or (moved and any(j in given for j in x.reads)):
+            given.add(i)
+        elif all(j in given for j in x.reads if j in inside):
+            found.append(i)
+    return found

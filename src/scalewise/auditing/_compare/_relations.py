@@ -81,5 +81,5 @@ def relation(x: Array, y: Array, noise: float) -> tuple[str, str] | None:
         with np.errstate(all="ignore"):
             vector = np.nanmedian(rows, tuple(range(own.ndim - 1)), keepdims=True)
         if np.isfinite(vector).all() and difference(own * vector, theirs) <= noise:
-            return "missing", "the second's columns are multiplied by another vector"
+            return "weight", "the second's columns are multiplied by another vector"
     return None

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from ..._extras import require
-from ..._jax import ShapedArray, user_positions
+from ..._jax import ShapedArray, jex, user_positions
 from ...formats import format as format_
 from ...interpret import (
     Argument,
@@ -21,7 +21,6 @@ from ...interpret import (
     Interpretation,
     Program,
     Value,
-    check_callable,
     is_float,
     trace,
 )
@@ -35,6 +34,8 @@ from .._tape._cells import Cell, Entry, Leaf, Operation, cell, is_key
 from .._tape._forward import Forward
 
 HERE = str(Path(__file__).parents[2])  # scalewise: frames that are no code of the user's
+# Otherwise XLA keeps more bits than a dtype has within a kernel, on each device in other places.
+AS_WRITTEN = {"xla_allow_excess_precision": False}
 FEW = 33  # quantiles that tell most different arrays apart
 
 
@@ -156,7 +157,7 @@ class Side:
         values: in the order in which they are computed.
         outputs: the numbers of the outputs; of a recording that of its last value.
         run: of a program.
-        call: runs the program as its user does.
+        call: runs the program on its device; returns its outputs.
     """
 
     title: str
@@ -193,9 +194,9 @@ def side_of(x: Any, which: str) -> Side:
             )
         if type(call).__module__.startswith("torch") or hasattr(call, "named_parameters"):
             return _of_torch(call, args)
-        return of_function(call, args, lambda: jax.jit(call)(*args))
+        return of_function(call, args)
     if callable(x) and not isinstance(x, str | Path):
-        return of_function(x, (), lambda: jax.jit(x)())
+        return of_function(x, ())
     return _of_files(Path(x), which)
 
 
@@ -207,11 +208,15 @@ def _of_torch(module: Any, args: Sequence[Any]) -> Side:
     return of_function(f, (params, *arrays), lambda: st.to_jax(module(*args)))
 
 
-def of_function(f: Callable, args: Sequence[Any], call: Callable[[], Any]) -> Side:
-    check_callable(f, "compare")
+def of_function(f: Callable, args: Sequence[Any], call: Callable[[], Any] | None = None) -> Side:
     program = trace(f, AsWritten(), tuple(args), {}, name="compare", as_jit=True)
     refuse_tracers(program, "compare", f)
-    return of_program(name_of(f), program, call)
+
+    def compiled() -> Any:
+        run = jax.jit(jex.jaxpr_as_fun(program.jaxpr), compiler_options=AS_WRITTEN)
+        return run(*program.arrays)
+
+    return of_program(name_of(f), program, call or compiled)
 
 
 def of_program(
