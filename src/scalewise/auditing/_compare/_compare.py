@@ -56,7 +56,7 @@ class Comparison(Tabular):
     Attributes:
         a, b: their names.
         first: the first values that differ by more than roundings explain; None if none does.
-        cause: why, with a change that was tried; None where they mean the same, and all that
+        causes: why, each with a change that was tried; () where they mean the same, and all that
             differs is the order of sums.
         values: those that belong together, in the first program's order.
         unmatched: how many values of each have no counterpart.
@@ -71,7 +71,7 @@ class Comparison(Tabular):
     a: str
     b: str
     first: Difference | None
-    cause: Cause | None
+    causes: tuple[Cause, ...]
     values: tuple[Difference, ...]
     unmatched: tuple[int, int]
     output_difference: float
@@ -79,24 +79,21 @@ class Comparison(Tabular):
     predicted: Gap | None = None
 
     @property
+    def cause(self) -> Cause | None:
+        """The first of the causes."""
+        return next(iter(self.causes), None)
+
+    @property
     def where(self) -> tuple[str, ...]:
         """The lines, or recorded names, at which they part."""
-        if self.cause is not None and self.cause.where:
-            return self.cause.where
-        return () if self.first is None else (self.first.where_a, self.first.where_b)
+        return () if self.cause is None else self.cause.where
 
     @property
     def verdict(self) -> str:
-        cause = self.cause
-        if cause is None:
-            size = f"{self.output_difference:.2g}" if self.output_difference else "0"
+        if self.cause is None:
+            size = f"{self.output_difference:.2g}"
             return f"No cause: the two compute the same; the last values differ by {size}."
-        share = "" if cause.share is None else f" makes {100 * cause.share:.0f} % of the difference"
-        text = f"{cause.kind.capitalize()} at {' and '.join(cause.where)}{share}"
-        if cause.tried:
-            agree = "agree" if cause.after <= SAME else f"differ by {cause.after:.2g}"
-            return f"{text}: {cause.change} the outputs {agree}, not {cause.before:.2g}."
-        return f"{text}: {cause.change}; the difference is {cause.before:.2g}."
+        return str(self.cause)
 
     @property
     def title(self) -> str:
@@ -107,11 +104,11 @@ class Comparison(Tabular):
         return f"compare  {self.a} -> {self.b}"
 
     def sentences(self) -> list[str]:
-        found = [self.verdict]
+        found = [self.verdict, *(f"Then: {x}" for x in self.causes[1:])]
         for what, x in (("", self.gap), (" (predicted)", self.predicted)):
-            if x is not None:
+            if x is not None and math.isfinite(x.kl):
                 found.append(
-                    f"Tokens' probabilities{what}: KL {x.kl:.2g} nats, log probabilities differ by "
+                    f"If the results are logits{what}: KL {x.kl:.2g} nats, log probabilities differ by "
                     f"{x.mean:.2g}, at most {x.largest:.2g}; {100 * x.clipped:.2g} % of the tokens "
                     "are more than 20 % apart."
                 )
@@ -216,18 +213,17 @@ def _check(sides: tuple[Side, Side]) -> None:
 
 
 def _of_programs(sides: tuple[Side, Side]) -> Comparison:
-    same = matching(sides[0].values, sides[1].values)
-    parting = Parting(sides, (same.of_a, same.of_b))
+    parting = Parting(sides)
+    same = parting.matching
     measured = predicted = None
-    if any(parting.firsts) or parting.before > SAME:
-        cause = parting.cause()
-    else:
-        cause = None
-        if (seeds := _seeds(sides)) is not None:
-            cause = Roundings(sides, same, seeds).cause()
+    causes: list[Cause] = []
+    if parting.parts:
+        causes = parting.causes()
+    elif (seeds := _seeds(sides)) is not None:
+        causes = Roundings(sides, same, seeds).causes()
     logits = [s.values[s.outputs[0]] for s in sides] if len(sides[0].outputs) == 1 else []
-    if cause is not None and logits and _is_logits(logits[0]):
-        if not any(parting.firsts):
+    if causes and logits and _is_logits(logits[0]):
+        if not parting.parts:
             predicted = gap(logits[0].low, aligned(*logits)[1])
         measured = _measured(sides, logits)
     pairs = [
@@ -239,7 +235,7 @@ def _of_programs(sides: tuple[Side, Side]) -> Comparison:
     first = next((x for (i, _), x in zip(pairs, rows, strict=True) if i == place), None)
     left = len(sides[0].values) - len(same.of_a), len(sides[1].values) - len(same.of_b)
     return Comparison(
-        sides[0].title, sides[1].title, first, cause, tuple(rows), left, low_difference(sides),
+        sides[0].title, sides[1].title, first, tuple(causes), tuple(rows), left, low_difference(sides),
         measured, predicted,
     )  # fmt: skip
 
@@ -338,18 +334,18 @@ def _of_recorded(sides: tuple[Side, Side]) -> Comparison:
         )
     pairs = list(_paired(sides, same))
     rows = [_difference(a.values[i], b.values[j]) for i, j in pairs]
-    cause = first = None
+    causes, first = (), None
     for (i, j), row in zip(pairs, rows, strict=True):
         if i not in same.of_a:
             x, y = a.values[i], b.values[j]
             kind, text = relation(x, y, noise) or ("unknown", "no simple relation of the two")
             if np.isnan(x.array).any() != np.isnan(y.array).any():
                 kind, text = "non-finite", "one has a NaN and the other has none"
-            first, cause = row, Cause(kind, (x.name, y.name), text, row.difference)
+            first, causes = row, (Cause(kind, (x.name, y.name), text, row.difference),)
             break
     left = len(a.values) - len(pairs), len(b.values) - len({j for _, j in pairs})
     last = rows[-1].difference if rows else math.inf
-    return Comparison(a.title, b.title, first, cause, tuple(rows), left, last)
+    return Comparison(a.title, b.title, first, causes, tuple(rows), left, last)
 
 
 def _as_recorded(side: Side) -> Side:

@@ -19,10 +19,11 @@ import numpy as np
 from ...rounding import format_params
 from .._tape._arithmetic import nearest
 from .._tape._both import on_host
-from ._match import MOVES, SAME, apart, cone, difference, first, laid_out
+from ._match import MOVES, SAME, apart, cone, difference, first, laid_out, matching, unlike
 from ._relations import FORMATS, rounded_to
 from ._values import Array, Side
 
+COPIES = "function", "parameter"  # of the other's values, which agree with these anyway
 MANY = 40  # operations behind the first ones among which a missing or another one is looked for
 
 
@@ -51,18 +52,29 @@ class Cause:
     def tried(self) -> bool:
         return self.after < self.before
 
+    def __str__(self) -> str:
+        share = "" if self.share is None else f" makes {100 * self.share:.0f} % of the difference"
+        text = f"{self.kind.capitalize()} at {' and '.join(self.where)}{share}: {self.change}"
+        if math.isnan(self.after):
+            return f"{text}; the difference is {self.before:.2g}."
+        agree = "agree" if self.after <= SAME else f"differ by {self.after:.2g}"
+        return f"{text} the outputs {agree}, not {self.before:.2g}."
+
+
+Change = Mapping[int, Callable[[Sequence[Any]], Any]]  # functions of the operands, by value
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Edit:
     """A change of one program: other functions of the operands for some values, by number."""
 
     kind: str
-    values: Mapping[int, Callable[[Sequence[Any]], Any]]
+    values: Change
     where: tuple[str, ...]
     change: str
 
 
-def replayed(side: Side, edit: Mapping[int, Callable[[Sequence[Any]], Any]]) -> dict[int, Any]:
+def replayed(side: Side, edit: Change) -> dict[int, Any]:
     """Returns the reference values that an edit changes."""
     assert side.run is not None
     new = {i: f(()) for i, f in edit.items() if side.values[i].entry is None}
@@ -85,18 +97,32 @@ class Parting:
 
     Attributes:
         sides: the programs.
-        same: by side, the values that have counterparts.
-        cones: by side, the values between those and the outputs.
+        base: changes of each, found before, that belong to other causes.
     """
 
     sides: tuple[Side, Side]
-    same: tuple[Mapping[int, Sequence[int]], Mapping[int, Sequence[int]]]
+    base: tuple[Change, Change] = dataclasses.field(default_factory=lambda: ({}, {}))
 
     def __post_init__(self) -> None:
+        sides = self.sides
+        if any(self.base):
+            new = [replayed(s, c) for s, c in zip(sides, self.base, strict=True)]
+            sides = [
+                [dataclasses.replace(x, array=own.get(i, x.array)) for i, x in enumerate(s.values)]
+                for s, own in zip(sides, new, strict=True)
+            ]
+            pairs = zip(self.sides, sides, strict=True)
+            self.sides = tuple(dataclasses.replace(s, values=v) for s, v in pairs)  # pyright: ignore[reportAttributeAccessIssue]
+        self.matching = matching(self.sides[0].values, self.sides[1].values)
+        self.same = self.matching.of_a, self.matching.of_b
         pairs = list(zip(self.sides, self.same, strict=True))
         self.cones = [cone(s, m, s.outputs) for s, m in pairs]
         self.firsts = [first(s, c) for s, c in zip(self.sides, self.cones, strict=True)]
         self.before = self.distance(0, {})
+
+    @property
+    def parts(self) -> bool:
+        return any(self.cones) or self.before > SAME
 
     def distance(self, which: int, new: Mapping[int, Any]) -> float:
         own, other = self.sides[which], self.sides[1 - which]
@@ -108,35 +134,50 @@ class Parting:
             found = max(found, apart(x, other.values[j]))
         return found
 
-    def tried(self, which: int, edit: Edit) -> float:
-        return self.distance(which, replayed(self.sides[which], edit.values))
+    def causes(self) -> list[Cause]:
+        """Returns the first change with which all outputs agree, the simplest kinds first.
 
-    def cause(self) -> Cause | None:
-        """Returns the first change with which all outputs agree, the simplest kinds first; without
-        one that which leaves the least."""
-        best: tuple[float, Edit] | None = None
+        Without one, the first with which the changed values agree, and then the causes of what is
+        left; without any, a cause of kind "unknown".
+        """
+        local: tuple[int, Edit, float] | None = None
         with on_host():
-            for edit in self._edits():
-                which, own = edit
-                after = self.tried(which, own)
+            for which, edit in self._edits():
+                new = replayed(self.sides[which], self.base[which] | edit.values)
+                after = self.distance(which, new)
+                found = Cause(edit.kind, edit.where, edit.change, self.before, after)
                 if after <= SAME:
-                    best = after, own
-                    break
-                if best is None or after < best[0]:
-                    best = after, own
-        if best is None or best[0] >= self.before:
+                    return [found]
+                if local is None and edit.kind not in COPIES and self._agree(which, edit, new):
+                    local = which, edit, after
             places = tuple(s.values[f[0]].where for s, f in self._each() if f)
-            return Cause(
+            unknown = Cause(
                 "unknown", places, "no change that was tried makes them agree", self.before
             )
-        after, own = best
-        return Cause(own.kind, own.where, own.change, self.before, after)
+            if local is None:
+                return [unknown]
+            which, edit, after = local
+            base = list(self.base)
+            base[which] = base[which] | edit.values
+            others = Parting(self.sides, (base[0], base[1]))
+            if not set(others.cones[which]) < set(self.cones[which]):
+                return [unknown]
+            return [Cause(edit.kind, edit.where, edit.change, self.before, after), *others.causes()]
+
+    def _agree(self, which: int, edit: Edit, new: Mapping[int, Any]) -> bool:
+        own, other = self.sides[which].values, self.sides[1 - which].values
+        values = [dataclasses.replace(own[i], array=new[i]) for i in edit.values if i in new]
+        others = [other[j] for j in self.cones[1 - which]]
+        return all(any(apart(x, y) <= SAME for y in others) for x in values)
 
     def _each(self) -> Iterator[tuple[Side, list[int]]]:
         return zip(self.sides, self.firsts, strict=True)
 
     def _edits(self) -> Iterator[tuple[int, Edit]]:
-        for make in (self._constants, self._operands, self._swaps, self._bypasses, self._others):
+        for make in (
+            self._constants, self._operands, self._swaps, self._bypasses, self._arguments,
+            self._others,
+        ):  # fmt: skip
             for which in (0, 1):
                 if self.sides[which].run is not None:
                     yield from ((which, edit) for edit in make(which))
@@ -200,6 +241,29 @@ class Parting:
                 )
         return "weight", f"the other's {_name(other, j)} in place of {_name(own, i)}"
 
+    def _arguments(self, which: int) -> Iterator[Edit]:
+        """All of the other program's arguments, if several differ."""
+        own, other = self.sides[which], self.sides[1 - which]
+        mine, theirs = (
+            [i for i in sorted(c) if s.values[i].entry is None]
+            for s, c in ((own, self.cones[which]), (other, self.cones[1 - which]))
+        )
+        values, formats = {}, []
+        for i in mine:
+            x = own.values[i]
+            near = [j for j in theirs if other.values[j].array.size == x.array.size]
+            if not near:
+                return
+            y = other.values[min(near, key=lambda j: unlike(x, other.values[j]))]
+            values[i] = _constant(laid_out(y.array, x.array))
+            formats.append(rounded_to(x, y) or rounded_to(y, x))
+        if len(values) > 1:
+            kind = "quantised" if all(formats) else "weight"
+            rounded = f", rounded to {formats[0]}" if all(formats) else ""
+            names = ", ".join(own.values[i].where for i in mine[:3])
+            text = f"with the other's {len(mine)} arguments ({names}, ...), {rounded[2:]}"
+            yield Edit(kind, values, _places(which, names), text.rstrip(", "))
+
     def _swaps(self, which: int) -> Iterator[Edit]:
         """Two values in each other's place."""
         own, other = self.sides[which], self.sides[1 - which]
@@ -213,7 +277,7 @@ class Parting:
                 if u in x.reads or p.array.shape != q.array.shape:
                     continue
                 values = {r: _constant(q.array), u: _constant(p.array)}
-                text = f"with {_name(own, r)} ({p.where}) and {_name(own, u)} ({q.where}) swapped"
+                text = f"with {_name(own, r)} and {_name(own, u)} swapped"
                 yield Edit(
                     "weight", values, _places(which, x.where, y.where), f"{text} in {_side(which)}"
                 )
@@ -282,6 +346,7 @@ class Parting:
                 and other.values[j].array.dtype.kind == "f"
             ]
             for _, j in sorted(near)[:3]:
+                y = other.values[j]
                 ends = (which, i), (1 - which, j)
                 regions = [self._region(w, n) for w, n in ends]
                 kind = "function" if regions[0] != regions[1] else "parameter"
@@ -291,6 +356,8 @@ class Parting:
                     for f in sorted({*(f for f in self.firsts[w] if f in self._above(w, n)), n})
                 ]
                 text = f"with the second's {regions[1]} in place of the first's {regions[0]}"
+                if kind == "parameter":
+                    text = f"with the second's {x.name} at {y.where}, other parameters before it,"
                 for many, theirs in zip(
                     self._sites(which, i), self._sites(1 - which, j), strict=False
                 ):

@@ -41,9 +41,9 @@ class Roundings:
     same: Matching
     seeds: Sequence[Sequence[np.ndarray]]
 
-    def cause(self) -> Cause | None:
+    def causes(self) -> list[Cause]:
         """Returns the line whose roundings make most of the difference, if the other program has
-        them not at all or in a wider dtype; None if each could be a device's order of a sum.
+        them not at all or in a wider dtype; nothing if each could be a device's order of a sum.
 
         Values that both have, rounded to the same dtype, make a difference only by their operands.
         """
@@ -53,11 +53,11 @@ class Roundings:
             if self._kind(which, i):
                 lines[which, self.sides[which].values[i].where] += share
         if not lines:
-            return None
+            return []
         (which, where), share = max(lines.items(), key=lambda row: row[1])
         if share <= 0.5:
-            return None
-        return self._named(which, where, share, shares)
+            return []
+        return [self._named(which, where, share, shares)]
 
     def shares(self) -> Mapping[tuple[int, int], float]:
         """Returns the shares of the difference by side and by the number of a value, added up over
