@@ -21,7 +21,7 @@ from .._record._recording import Recording, load_recording
 from .._tape._arithmetic import nearest
 from ._explain import Cause, Parting
 from ._gap import Gap, gap
-from ._match import MOVES, SAME, Matching, apart, matching, unlike
+from ._match import MOVES, Same, apart, matching, unlike
 from ._relations import relation
 from ._roundings import Roundings, aligned, low_difference
 from ._values import Array, Side, side_of
@@ -108,9 +108,9 @@ class Comparison(Tabular):
         for what, x in (("", self.gap), (" (predicted)", self.predicted)):
             if x is not None and math.isfinite(x.kl):
                 found.append(
-                    f"If the results are logits{what}: KL {x.kl:.2g} nats, log probabilities differ by "
-                    f"{x.mean:.2g}, at most {x.largest:.2g}; {100 * x.clipped:.2g} % of the tokens "
-                    "are more than 20 % apart."
+                    f"If the results are logits{what}: KL {x.kl:.2g} nats; log probabilities differ"
+                    f" by {x.mean:.2g}, at most {x.largest:.2g}; {100 * x.clipped:.2g} % of the "
+                    "tokens are more than 20 % apart."
                 )
         if any(self.unmatched):
             found.append(
@@ -214,7 +214,7 @@ def _check(sides: tuple[Side, Side]) -> None:
 
 def _of_programs(sides: tuple[Side, Side]) -> Comparison:
     parting = Parting(sides)
-    same = parting.matching
+    same = parting.same
     measured = predicted = None
     causes: list[Cause] = []
     if parting.parts:
@@ -233,10 +233,10 @@ def _of_programs(sides: tuple[Side, Side]) -> Comparison:
     rows = [_difference(sides[0].values[i], sides[1].values[j]) for i, j in pairs]
     place = next((f for f in parting.firsts[0]), None)
     first = next((x for (i, _), x in zip(pairs, rows, strict=True) if i == place), None)
-    left = len(sides[0].values) - len(same.of_a), len(sides[1].values) - len(same.of_b)
+    left = len(sides[0].values) - len(same[0]), len(sides[1].values) - len(same[1])
     return Comparison(
-        sides[0].title, sides[1].title, first, tuple(causes), tuple(rows), left, low_difference(sides),
-        measured, predicted,
+        sides[0].title, sides[1].title, first, tuple(causes), tuple(rows), left,
+        low_difference(sides), measured, predicted,
     )  # fmt: skip
 
 
@@ -287,34 +287,34 @@ def _seeds(sides: tuple[Side, Side]) -> list[list[np.ndarray]] | None:
 
 
 def _difference(x: Array, y: Array) -> Difference:
-    low = [dataclasses.replace(z, array=z.low) for z in (x, y)]
+    low = [z.holding(z.low) for z in (x, y)]
     dtype = x.dtype if x.dtype == y.dtype else f"{x.dtype} -> {y.dtype}"
     return Difference(x.name, y.name, x.where, y.where, dtype, apart(*low))
 
 
-def _paired(sides: tuple[Side, Side], same: Matching) -> Iterator[tuple[int, int]]:
+def _paired(sides: tuple[Side, Side], same: tuple[Same, Same]) -> Iterator[tuple[int, int]]:
     """Yields the values that belong together, in the first side's order: those with the same
     numbers; of others those of one size that are closest, if possible between such neighbours."""
     a, b = (s.values for s in sides)
     used: set[int] = set()
-    ahead = [min(same.of_a.get(i, (len(b),))) for i in range(len(a))]
+    ahead = [min(same[0].get(i, (len(b),))) for i in range(len(a))]
     behind = -1
     for i, x in enumerate(a):
-        if i in same.of_a:
-            j = next((j for j in same.of_a[i] if j not in used), same.of_a[i][0])
+        if i in same[0]:
+            j = next((j for j in same[0][i] if j not in used), same[0][i][0])
         else:
             most = min(ahead[i:])
             near = [
                 (not behind < j < most, unlike(x, y), j)
                 for j, y in enumerate(b)
-                if j not in same.of_b and j not in used and y.array.size == x.array.size
+                if j not in same[1] and j not in used and y.array.size == x.array.size
                 and y.array.dtype.kind == x.array.dtype.kind and y.name in (x.name, y.where)
             ]  # fmt: skip
             if not near or not x.array.size:
                 continue
             j = min(near)[-1]
         used.add(j)
-        behind = max(behind, j) if i in same.of_a else behind
+        behind = max(behind, j) if i in same[0] else behind
         yield i, j
 
 
@@ -327,7 +327,7 @@ def _of_recorded(sides: tuple[Side, Side]) -> Comparison:
     a, b = sides
     noise = max(map(_noise, (a, b)))
     same = matching(a.values, b.values, noise)
-    if not same.of_a and not any(x.array.size == y.array.size for x in a.values for y in b.values):
+    if not same[0] and not any(x.array.size == y.array.size for x in a.values for y in b.values):
         raise ValueError(
             "compare: no value of a has as many numbers as one of b; record both with the same "
             "inputs"
@@ -336,7 +336,7 @@ def _of_recorded(sides: tuple[Side, Side]) -> Comparison:
     rows = [_difference(a.values[i], b.values[j]) for i, j in pairs]
     causes, first = (), None
     for (i, j), row in zip(pairs, rows, strict=True):
-        if i not in same.of_a:
+        if i not in same[0]:
             x, y = a.values[i], b.values[j]
             kind, text = relation(x, y, noise) or ("unknown", "no simple relation of the two")
             if np.isnan(x.array).any() != np.isnan(y.array).any():
@@ -349,7 +349,7 @@ def _of_recorded(sides: tuple[Side, Side]) -> Comparison:
 
 
 def _as_recorded(side: Side) -> Side:
-    values = [dataclasses.replace(x, array=x.low) for x in side.values]
+    values = [x.holding(x.low) for x in side.values]
     return dataclasses.replace(side, values=values)
 
 

@@ -52,6 +52,16 @@ def _near(x: np.ndarray, y: np.ndarray) -> bool:
     return bool(np.mean(apart) <= 0.01) if x.size else False
 
 
+def fewer_digits(a: float, b: float) -> bool:
+    """Returns whether one number is the other with fewer decimal digits, or in a narrow format."""
+    for x, y in ((a, b), (b, a)):
+        fewer = [float(f"{x:.{n}e}") for n in range(1, 7)]
+        fewer += [float(nearest(x, format_params(fmt))) for fmt in FORMATS[:2]]
+        if any(abs(z - y) <= SAME * abs(y) for z in fewer):
+            return True
+    return False
+
+
 def relation(x: Array, y: Array, noise: float) -> tuple[str, str] | None:
     """Returns the kind of a simple relation between two arrays, and words for it.
 

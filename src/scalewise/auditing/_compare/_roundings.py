@@ -14,7 +14,7 @@ from ...primitives import Family, having, names
 from .._sheet._balance import balance
 from .._tape._both import on_host
 from ._explain import Cause
-from ._match import Matching, difference, laid_out
+from ._match import Same, difference, laid_out
 from ._values import Array, Side, of_program
 
 SUMS = having("adds") | having("accumulates") | names(
@@ -38,7 +38,7 @@ class Roundings:
     """
 
     sides: tuple[Side, Side]
-    same: Matching
+    same: tuple[Same, Same]
     seeds: Sequence[Sequence[np.ndarray]]
 
     def causes(self) -> list[Cause]:
@@ -92,9 +92,8 @@ class Roundings:
 
     def _counterpart(self, which: int, i: int) -> int | None:
         """Returns the other side's value with the same numbers, the one in the narrowest dtype."""
-        table = (self.same.of_a, self.same.of_b)[which]
         values = self.sides[1 - which].values
-        return min(table.get(i, ()), key=lambda j: bits(values[j].dtype), default=None)
+        return min(self.same[which].get(i, ()), key=lambda j: bits(values[j].dtype), default=None)
 
     def _kind(self, which: int, i: int) -> str:
         x = self.sides[which].values[i]

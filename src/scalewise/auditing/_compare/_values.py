@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -124,6 +126,9 @@ class Array:
     reads: Sequence[int | None] = ()
     entry: Entry | None = None
 
+    def holding(self, array: Any) -> Array:
+        return dataclasses.replace(self, array=np.asarray(array))
+
     @cached_property
     def sorted(self) -> np.ndarray:
         return np.sort(np.asarray(self.array, np.float64).ravel())
@@ -165,18 +170,74 @@ class Side:
     outputs: Sequence[int]
     run: TapedRun | None = None
     call: Callable[[], Any] | None = None
+    sites: dict[int | None, Mapping[int, list[int]]] = dataclasses.field(default_factory=dict)
 
     @cached_property
     def numbers(self) -> Mapping[int, int]:
         """The number of a value by its cell's id."""
-        run = self.run
-        assert run is not None
         found: dict[int, int] = {}
-        cells = [x.cell for x in run.arguments]
-        cells += [y for entry in run.forward.tape for y in entry.outs]
-        for x in cells:
-            found.setdefault(id(x), len(found))
+        if self.run is not None:
+            cells = [x.cell for x in self.run.arguments]
+            cells += [y for entry in self.run.forward.tape for y in entry.outs]
+            for x in cells:
+                found.setdefault(id(x), len(found))
         return found
+
+    @cached_property
+    def steps(self) -> Sequence[tuple[Entry, Sequence[int | None], Sequence[int]]]:
+        """The operations, each with the numbers of its operands and of its results."""
+        numbers = self.numbers
+        return [
+            (e, [numbers.get(id(x)) for x in e.ins], [numbers[id(y)] for y in e.outs])
+            for e in (self.run.forward.tape if self.run is not None else ())
+        ]
+
+    def above(self, some: Iterable[int], inside: AbstractSet[int]) -> set[int]:
+        """Returns the values among ``inside`` that lead to some of them by such values alone."""
+        found: set[int] = set()
+        waiting = list(some)
+        while waiting:
+            i = waiting.pop()
+            if i in inside and i not in found:
+                found.add(i)
+                waiting += [j for j in self.values[i].reads if j is not None]
+        return found
+
+    def name_of(self, number: int) -> str:
+        """Returns the argument of which a value is made without rounding, or its operation."""
+        x = self.values[number]
+        while x.entry is not None and not x.entry.operation.rounds and x.reads:
+            if (i := x.reads[0]) is None:
+                break
+            x = self.values[i]
+        return x.where if x.entry is None else f"{x.name} at {x.where}"
+
+    def alike(self, i: int, depth: int | None) -> list[int]:
+        """Returns the values of the same code: by the lines of so many calls, and by their place
+        among the consecutive operations from there."""
+        if depth not in self.sites:
+            found: dict[Any, list[int]] = collections.defaultdict(list)
+            before, position = None, 0
+            for j, x in enumerate(self.values):
+                calls = x.calls[:depth]
+                position = position + 1 if calls == before else 0
+                before = calls
+                found[calls, x.name, position].append(j)
+            self.sites[depth] = {j: some for some in found.values() for j in some}
+        return self.sites[depth][i]
+
+    def counterpart(self, i: int, u: int, j: int) -> int | None:
+        """Returns the value from which ``j`` is computed as ``i`` is from ``u``."""
+        seen, waiting = {i}, [(i, j)]
+        for own, other in waiting:
+            if own == u:
+                return other
+            x, y = self.values[own], self.values[other]
+            for a, b in zip(x.reads, y.reads, strict=False) if x.name == y.name else ():
+                if a is not None and b is not None and a not in seen:
+                    seen.add(a)
+                    waiting.append((a, b))
+        return None
 
 
 def side_of(x: Any, which: str) -> Side:
@@ -233,15 +294,14 @@ def of_program(
         if numbers[id(x.cell)] == len(values):
             name = f"argument {path}"
             values.append(_value(name, x.cell, str(aval.dtype), name))
-    for entry in run.forward.tape:
+    for entry, reads, outs in side.steps:
         equation = entry.operation.equation
         line = equation.caller or equation.source
         where = f"{Path(line[0]).name}:{line[1]}" if line else "unknown line"
-        reads = [numbers.get(id(x)) for x in entry.ins]
         # a step of a loop that is no equation has other results than the loop
         avals = equation.out_avals if entry.operation.floats else ()
-        for i, y in enumerate(entry.outs):
-            if numbers[id(y)] == len(values):
+        for i, (y, number) in enumerate(zip(entry.outs, outs, strict=True)):
+            if number == len(values):
                 dtype = str(avals[i].dtype) if avals else str(np.asarray(y.low).dtype)
                 values.append(_value(equation.name, y, dtype, where, reads, entry))
     side.values = values
