@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import scalewise as sw
 from scalewise.auditing import compare
 
 BF16 = jnp.bfloat16
@@ -91,14 +90,13 @@ def test_a_planted_difference_is_named(name, swapped):
     sides = (network, P, X), (partial(network, **parts), P | weights, X)
     found = compare(*(sides[::-1] if swapped else sides))
     assert found.cause is not None
-    print(found.verdict)
     assert found.cause.kind == kind
-    assert found.causes[-1].tried and found.causes[-1].after < 0.2 * found.cause.before
+    assert found.causes[-1].after < 0.2 * found.cause.before
 
 
 def test_an_order_of_sums_in_bf16():
     found = compare(
         (partial(network, second=at_once), P, X), (partial(network, second=chunks), P, X)
     )
-    print(found.verdict)
-    assert found.cause.kind == "order" and found.cause.tried
+    assert found.cause.kind == "order"
+    assert found.cause.after < found.cause.before

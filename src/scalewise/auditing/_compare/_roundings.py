@@ -43,21 +43,23 @@ class Roundings:
 
     def causes(self) -> list[Cause]:
         """Returns the line whose roundings make most of the difference, if the other program has
-        them not at all or in a wider dtype; nothing if each could be a device's order of a sum.
+        them not at all or in a wider dtype, and the difference is smaller without them.
 
-        Values that both have, rounded to the same dtype, make a difference only by their operands.
+        Values that both round to the same dtype make a difference only by their operands, and sums
+        in float32 have any order: then there is no cause.
         """
         shares = self.shares()
         lines: dict[tuple[int, str], float] = collections.defaultdict(float)
         for (which, i), share in shares.items():
             if self._kind(which, i):
                 lines[which, self.sides[which].values[i].where] += share
-        if not lines:
-            return []
-        (which, where), share = max(lines.items(), key=lambda row: row[1])
-        if share <= 0.5:
-            return []
-        return [self._named(which, where, share, shares)]
+        for (which, where), share in sorted(lines.items(), key=lambda row: -row[1]):
+            if (
+                share > 0
+                and (cause := self._named(which, where, share, shares)).after < cause.before
+            ):
+                return [cause]
+        return []
 
     def shares(self) -> Mapping[tuple[int, int], float]:
         """Returns the shares of the difference by side and by the number of a value, added up over
