@@ -7,32 +7,25 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import numpy as np
 
 from ..._extras import require
 from ..._jax import ShapedArray, jex, user_positions
+from ...formats import FP32
 from ...formats import format as format_
-from ...interpret import (
-    Argument,
-    Equation,
-    Interpretation,
-    Program,
-    Value,
-    is_float,
-    trace,
-)
+from ...interpret import Argument, Equation, Interpretation, Program, Value, is_float, trace
 from ...rounding import FP64_PARAMS, format_params
 from ...scaled import load_safetensors
 from .._file import name_of
 from .._record._record import refuse_tracers
-from .._tape._arithmetic import CONSTANT, OwnArithmetic, Run, in_float64, nearest
+from .._tape._arithmetic import CONSTANT, FormatArithmetic, Run, in_float64, nearest
 from .._tape._both import TapedRun, run_both
-from .._tape._cells import Cell, Entry, Leaf, Operation, cell, is_key
+from .._tape._cells import Cell, Entry, Leaf, Node, Operation, cell, is_key
 from .._tape._forward import Forward
 
 HERE = str(Path(__file__).parents[2])  # scalewise: frames that are no code of the user's
@@ -48,21 +41,19 @@ class AsWritten(Interpretation):
         return True
 
 
-@lru_cache
-def _params(dtype: np.dtype) -> np.ndarray:
-    return format_params(format_(dtype))
-
-
 def _rounded(x: Any, aval: ShapedArray) -> Any:
-    return nearest(x, _params(aval.dtype)) if is_float(aval) else x
+    return nearest(x, format_params(format_(aval.dtype))) if is_float(aval) else x
 
 
 @dataclasses.dataclass(eq=False)
-class RoundedOnce(OwnArithmetic):
+class RoundedOnce(FormatArithmetic):
     """Each result is exact but for one rounding to its dtype: the order in which a device adds the
     terms of one sum is no difference between programs."""
 
+    low: Any
     exact: frozenset[tuple[int, ...]] = frozenset()  # the operations that aren't rounded, by path
+    rounds_draws = False
+    top = float(FP32.max)
 
     def lift(self, x: Argument, aval: ShapedArray, leaf: Leaf) -> Cell:
         return cell(_rounded(in_float64(x), aval), in_float64(x), top=self.top, leaf=leaf)
@@ -70,38 +61,23 @@ class RoundedOnce(OwnArithmetic):
     def constant(self, x: np.ndarray, aval: ShapedArray) -> tuple[Cell, bool]:
         return self.lift(x, aval, CONSTANT), True
 
-    def run(self, equation: Equation, cells: Sequence[Cell]) -> Run:
-        return Run()
+    def operands(self, equation: Equation, nodes: Sequence[Node]) -> list[Cell]:
+        return [node.cell for node in nodes]
 
     def results(
         self, equation: Equation, cells: Sequence[Cell], exact: Sequence[Any], run: Run
     ) -> list[tuple[Any, Any]]:
-        if equation.path in self.exact:
-            return [(x, None) for x in exact]
+        rounds = equation.path not in self.exact
         pairs = zip(exact, equation.out_avals, strict=True)
-        return [(_rounded(x, aval), None) for x, aval in pairs]
+        return [(_rounded(x, aval) if rounds else x, None) for x, aval in pairs]
 
-    def params_of(self, equation: Equation, value: Value) -> np.ndarray:
+    def params_of(self, equation: Equation, value: Value = None) -> np.ndarray:
         return FP64_PARAMS
-
-    def canonical(self, x: Cell, *others: Any) -> tuple[Any, Any]:
-        return x.low, None
-
-    def lowered(self, x: Cell, aval: ShapedArray) -> Any:
-        return x.low
-
-    def indexed(self, x: Cell, aval: ShapedArray, i: int) -> tuple[Any, Any]:
-        return x.low[i], None
-
-    def stacked(self, rows: Sequence[Cell], aval: ShapedArray) -> tuple[Any, Any]:
-        return np.stack([x.low for x in rows]), None
 
 
 @dataclasses.dataclass(eq=False)
 class Taped(Forward):
     """Keeps all operations on the tape, also those that neither round nor differ."""
-
-    inline: ClassVar[bool] = True
 
     def record(self, operation: Operation, ins: Sequence[Cell], outs: Sequence[Cell]) -> None:
         self.tape.append(Entry(operation, ins, outs, self.iteration))
@@ -160,8 +136,9 @@ class Side:
 
     Attributes:
         values: in the order in which they are computed.
-        outputs: the numbers of the outputs; of a recording that of its last value.
+        outputs: the numbers of the outputs.
         run: of a program.
+        steps: its operations, each with the numbers of its operands and of its results.
         call: runs the program on its device; returns its outputs.
     """
 
@@ -169,28 +146,9 @@ class Side:
     values: Sequence[Array]
     outputs: Sequence[int]
     run: TapedRun | None = None
+    steps: Sequence[tuple[Entry, Sequence[int | None], Sequence[int]]] = ()
     call: Callable[[], Any] | None = None
     sites: dict[int | None, Mapping[int, list[int]]] = dataclasses.field(default_factory=dict)
-
-    @cached_property
-    def numbers(self) -> Mapping[int, int]:
-        """The number of a value by its cell's id."""
-        found: dict[int, int] = {}
-        if self.run is not None:
-            cells = [x.cell for x in self.run.arguments]
-            cells += [y for entry in self.run.forward.tape for y in entry.outs]
-            for x in cells:
-                found.setdefault(id(x), len(found))
-        return found
-
-    @cached_property
-    def steps(self) -> Sequence[tuple[Entry, Sequence[int | None], Sequence[int]]]:
-        """The operations, each with the numbers of its operands and of its results."""
-        numbers = self.numbers
-        return [
-            (e, [numbers.get(id(x)) for x in e.ins], [numbers[id(y)] for y in e.outs])
-            for e in (self.run.forward.tape if self.run is not None else ())
-        ]
 
     def above(self, some: Iterable[int], inside: AbstractSet[int]) -> set[int]:
         """Returns the values among ``inside`` that lead to some of them by such values alone."""
@@ -287,34 +245,30 @@ def of_program(
     """Runs a program; the operations ``exact``, by path, aren't rounded to their dtypes."""
     low = AsWritten()
     run = run_both(program, low, forward=Taped(RoundedOnce(low, exact=exact)))
-    side = Side(title, [], [], run, call)
     values: list[Array] = []
-    numbers = side.numbers
+    numbers: dict[int, int] = {}  # by the id of a cell
+
+    def add(name: str, x: Cell, dtype: Any, where: str, *made: Any) -> None:
+        if numbers.setdefault(id(x), len(values)) == len(values):
+            arrays = (np.zeros(0) if is_key(y) else np.asarray(y) for y in (x.reference, x.low))
+            values.append(Array(name, *arrays, str(dtype), where, *made))
+
     for x, path, aval in zip(run.arguments, program.arguments, program.in_avals, strict=True):
-        if numbers[id(x.cell)] == len(values):
-            name = f"argument {path}"
-            values.append(_value(name, x.cell, str(aval.dtype), name))
-    for entry, reads, outs in side.steps:
+        add(f"argument {path}", x.cell, aval.dtype, f"argument {path}")
+    steps = []
+    for entry in run.forward.tape:
         equation = entry.operation.equation
         line = equation.caller or equation.source
         where = f"{Path(line[0]).name}:{line[1]}" if line else "unknown line"
+        reads = [numbers.get(id(x)) for x in entry.ins]
         # a step of a loop that is no equation has other results than the loop
         avals = equation.out_avals if entry.operation.floats else ()
-        for i, (y, number) in enumerate(zip(entry.outs, outs, strict=True)):
-            if number == len(values):
-                dtype = str(avals[i].dtype) if avals else str(np.asarray(y.low).dtype)
-                values.append(_value(equation.name, y, dtype, where, reads, entry))
-    side.values = values
-    side.outputs = [numbers[id(x.cell)] for x in run.outputs if id(x.cell) in numbers]
-    return side
-
-
-def _value(
-    name: str, x: Cell, dtype: str, where: str,
-    reads: Sequence[int | None] = (), entry: Entry | None = None,
-) -> Array:  # fmt: skip
-    array, low = (np.zeros(0) if is_key(y) else np.asarray(y) for y in (x.reference, x.low))
-    return Array(name, array, low, dtype, where, reads, entry)
+        for i, y in enumerate(entry.outs):
+            dtype = avals[i].dtype if avals else np.asarray(y.low).dtype
+            add(equation.name, y, dtype, where, reads, entry)
+        steps.append((entry, reads, [numbers[id(y)] for y in entry.outs]))
+    outputs = [numbers[id(x.cell)] for x in run.outputs if id(x.cell) in numbers]
+    return Side(title, values, outputs, run, steps, call)
 
 
 def _of_files(path: Path, which: str) -> Side:
@@ -329,21 +283,18 @@ def _of_files(path: Path, which: str) -> Side:
             f"compare: {which} is {str(path)!r}, which doesn't exist or holds no values; expected "
             "a .safetensors or .npy file, or a folder of them"
         )
-    arrays: dict[str, Any] = {}
+    arrays: dict[str, np.ndarray] = {}
     for file in files:
-        if file.suffix == ".npy":
-            arrays[file.stem] = np.load(file, allow_pickle=False)
-        else:
-            arrays |= load_safetensors(file)
+        npy = file.suffix == ".npy"
+        found = {file.stem: np.load(file)} if npy else load_safetensors(file)
+        arrays |= {name: np.asarray(x) for name, x in found.items()}
     if not arrays:
         raise ValueError(f"compare: {which}: the folder {str(path)!r} has no .npy and .safetensors")
     values = []
     for name, x in sorted(arrays.items(), key=lambda item: _order(item[0])):
-        x = np.asarray(x)
-        dtype = str(x.dtype)
         wide = x.astype(np.float64) if x.dtype.kind not in "iub" else x
-        values.append(Array(name, wide, wide, dtype, name))
-    return Side(path.name, values, [len(values) - 1])
+        values.append(Array(name, wide, wide, str(x.dtype), name))
+    return Side(path.name, values, [])
 
 
 def _order(name: Any) -> list[Any]:
