@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+FILES = Path(__file__), Path(__file__).with_name("pairs_torch.py")
 BF16 = jnp.bfloat16
 Sides = tuple[Any, Any]
 
@@ -57,19 +58,28 @@ def pair(group: str, kinds: str = "", names: str = "") -> Callable[[Callable], C
 
 
 def scored() -> set[str]:
-    """Returns the pairs that are only scored: every other one of a group, by a hash."""
+    """Returns the pairs that are only scored: every other one of a group, by a hash.
+
+    The names are read from the files, so that they are the same without torch.
+    """
+    groups: dict[str, list[str]] = {}
+    for file in FILES:
+        for node in ast.parse(file.read_text()).body:
+            for mark in getattr(node, "decorator_list", ()):
+                if isinstance(mark, ast.Call) and getattr(mark.func, "id", "") == "pair":
+                    group, *kinds = (x.value for x in mark.args if isinstance(x, ast.Constant))
+                    groups.setdefault(str(group) if kinds else "equal", []).append(node.name)  # pyright: ignore
     found: set[str] = set()
-    for group in ("jax", "torch", "recording", "equal"):
-        own = [p.name for p in PAIRS.values() if (p.group if p.kinds else "equal") == group]
-        own.sort(key=lambda name: hashlib.sha256(name.encode()).hexdigest())
-        found |= set(own[1::2])
+    for names in groups.values():
+        names.sort(key=lambda name: hashlib.sha256(name.encode()).hexdigest())
+        found |= set(names[1::2])
     return found
 
 
 def right_lines(name: str) -> set[tuple[str, int]]:
     """Returns file and number of the lines of statements that end with ``# <- name``."""
     found = set()
-    for file in (Path(__file__), Path(__file__).with_name("pairs_torch.py")):
+    for file in FILES:
         text = file.read_text()
         lines = text.splitlines()
         for node in ast.walk(ast.parse(text)):

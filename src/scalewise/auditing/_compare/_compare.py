@@ -55,7 +55,6 @@ class Comparison(Tabular):
 
     Attributes:
         a, b: their names.
-        first: the first values that differ by more than roundings explain; None if none does.
         causes: why, each with a change that was tried; () where they mean the same, and all that
             differs is the order of sums.
         values: those that belong together, in the first program's order.
@@ -70,7 +69,6 @@ class Comparison(Tabular):
 
     a: str
     b: str
-    first: Difference | None
     causes: tuple[Cause, ...]
     values: tuple[Difference, ...]
     unmatched: tuple[int, int]
@@ -201,8 +199,7 @@ def _check(sides: tuple[Side, Side]) -> None:
     if a.run is None or b.run is None:
         return
     shapes = [[s.values[i].array.shape for i in s.outputs] for s in sides]
-    sizes = [[math.prod(shape) for shape in some] for some in shapes]
-    if sizes[0] != sizes[1]:
+    if [math.prod(x) for x in shapes[0]] != [math.prod(x) for x in shapes[1]]:
         raise ValueError(
             f"compare: a returns arrays of the shapes {shapes[0]} and b of {shapes[1]}, which "
             "can't match; call both with the same inputs, and return the same results"
@@ -213,44 +210,34 @@ def _check(sides: tuple[Side, Side]) -> None:
 
 
 def _of_programs(sides: tuple[Side, Side]) -> Comparison:
+    a, b = sides
     parting = Parting(sides)
-    same = parting.same
-    measured = predicted = None
-    causes: list[Cause] = []
+    causes: Sequence[Cause] = ()
     if parting.parts:
         causes = parting.causes()
     elif (seeds := _seeds(sides)) is not None:
-        causes = Roundings(sides, same, seeds).causes()
-    logits = [s.values[s.outputs[0]] for s in sides] if len(sides[0].outputs) == 1 else []
-    if causes and logits and _is_logits(logits[0]):
+        causes = Roundings(sides, parting.same, seeds).causes()
+    measured = predicted = None
+    if causes and len(a.outputs) == 1 and _is_logits(a.values[a.outputs[0]]):
+        logits = [s.values[s.outputs[0]] for s in sides]
+        found = [jax.tree.leaves(s.call())[0] for s in sides if s.call is not None]
+        order = aligned(*logits)[0]
+        measured = gap(found[0], np.ravel(found[1])[order])
         if not parting.parts:
-            predicted = gap(logits[0].low, aligned(*logits)[1])
-        measured = _measured(sides, logits)
-    pairs = [
-        (i, j) for i, j in _paired(sides, same)
-        if sides[0].values[i].entry is None or sides[0].values[i].name not in MOVES
+            predicted = gap(logits[0].low, logits[1].low.ravel()[order])
+    rows = [
+        _difference(x, b.values[j]) for i, j in _paired(a.values, b.values, parting.same)
+        if (x := a.values[i]).name not in MOVES
     ]  # fmt: skip
-    rows = [_difference(sides[0].values[i], sides[1].values[j]) for i, j in pairs]
-    place = next((f for f in parting.firsts[0]), None)
-    first = next((x for (i, _), x in zip(pairs, rows, strict=True) if i == place), None)
-    left = len(sides[0].values) - len(same[0]), len(sides[1].values) - len(same[1])
+    left = len(a.values) - len(parting.same[0]), len(b.values) - len(parting.same[1])
     return Comparison(
-        sides[0].title, sides[1].title, first, tuple(causes), tuple(rows), left,
-        low_difference(sides), measured, predicted,
+        a.title, b.title, tuple(causes), tuple(rows), left, low_difference(sides), measured,
+        predicted,
     )  # fmt: skip
 
 
 def _is_logits(x: Array) -> bool:
     return x.array.dtype.kind == "f" and x.array.ndim > 1 and x.array.shape[-1] > 1
-
-
-def _measured(sides: tuple[Side, Side], logits: Sequence[Array]) -> Gap | None:
-    outs = []
-    for side, x in zip(sides, logits, strict=True):
-        assert side.call is not None
-        leaves = jax.tree.leaves(side.call())
-        outs.append(dataclasses.replace(x, low=np.asarray(leaves[0], np.float64)))
-    return gap(outs[0].low, aligned(*outs)[1])
 
 
 def _seeds(sides: tuple[Side, Side]) -> list[list[np.ndarray]] | None:
@@ -292,10 +279,11 @@ def _difference(x: Array, y: Array) -> Difference:
     return Difference(x.name, y.name, x.where, y.where, dtype, apart(*low))
 
 
-def _paired(sides: tuple[Side, Side], same: tuple[Same, Same]) -> Iterator[tuple[int, int]]:
+def _paired(
+    a: Sequence[Array], b: Sequence[Array], same: tuple[Same, Same]
+) -> Iterator[tuple[int, int]]:
     """Yields the values that belong together, in the first side's order: those with the same
     numbers; of others those of one size that are closest, if possible between such neighbours."""
-    a, b = (s.values for s in sides)
     used: set[int] = set()
     ahead = [min(same[0].get(i, (len(b),))) for i in range(len(a))]
     behind = -1
@@ -322,40 +310,37 @@ def _paired(sides: tuple[Side, Side], same: tuple[Same, Same]) -> Iterator[tuple
 
 
 def _of_recorded(sides: tuple[Side, Side]) -> Comparison:
-    """Compares values without the operations between them: two arrays alone tell why."""
-    sides = tuple(_as_recorded(s) for s in sides)  # pyright: ignore[reportAssignmentType]
-    a, b = sides
-    noise = max(map(_noise, (a, b)))
-    same = matching(a.values, b.values, noise)
-    if not same[0] and not any(x.array.size == y.array.size for x in a.values for y in b.values):
+    """Compares values without the operations between them: two arrays alone tell why.
+
+    Each recorded value has a counterpart; of a program and a recording, this is therefore first.
+    """
+    sides = sides if sides[0].run is None else sides[::-1]
+    own, other = ([x.holding(x.low) for x in side.values] for side in sides)
+    noise = max(map(_noise, (own, other)))
+    same = matching(own, other, noise)
+    pairs = list(_paired(own, other, same))
+    if not pairs:
         raise ValueError(
             "compare: no value of a has as many numbers as one of b; record both with the same "
             "inputs"
         )
-    pairs = list(_paired(sides, same))
-    rows = [_difference(a.values[i], b.values[j]) for i, j in pairs]
-    causes, first = (), None
-    for (i, j), row in zip(pairs, rows, strict=True):
-        if i not in same[0]:
-            x, y = a.values[i], b.values[j]
-            kind, text = relation(x, y, noise) or ("unknown", "no simple relation of the two")
-            if np.isnan(x.array).any() != np.isnan(y.array).any():
-                kind, text = "non-finite", "one has a NaN and the other has none"
-            first, causes = row, (Cause(kind, (x.name, y.name), text, row.difference),)
-            break
-    left = len(a.values) - len(pairs), len(b.values) - len({j for _, j in pairs})
-    last = rows[-1].difference if rows else math.inf
-    return Comparison(a.title, b.title, first, causes, tuple(rows), left, last)
+    rows = [_difference(own[i], other[j]) for i, j in pairs]
+    causes, first = (), next((n for n, (i, _) in enumerate(pairs) if i not in same[0]), None)
+    if first is not None:
+        x, y = own[pairs[first][0]], other[pairs[first][1]]
+        kind, text = relation(x, y, noise) or ("unknown", "no simple relation of the two")
+        if np.isnan(x.array).any() != np.isnan(y.array).any():
+            kind, text = "non-finite", "one has a NaN and the other has none"
+        causes = (Cause(kind, (x.where, y.where), text, rows[first].difference),)
+    left = len(own) - len(pairs), len(other) - len({j for _, j in pairs})
+    return Comparison(
+        sides[0].title, sides[1].title, causes, tuple(rows), left, rows[-1].difference
+    )
 
 
-def _as_recorded(side: Side) -> Side:
-    values = [x.holding(x.low) for x in side.values]
-    return dataclasses.replace(side, values=values)
-
-
-def _noise(side: Side) -> float:
+def _noise(values: Sequence[Array]) -> float:
     """Returns the difference that roundings leave at the end of a recording."""
-    floats = [x.array for x in side.values if x.array.dtype.kind == "f"]
+    floats = [x.array for x in values if x.array.dtype.kind == "f"]
     narrow = [x for x in floats if np.array_equal(nearest(x, BF16), x, equal_nan=True)]
     eps = 2.0**-8 if len(narrow) > len(floats) / 2 else 2.0**-24
-    return ROUNDINGS * eps * math.sqrt(len(side.values))
+    return ROUNDINGS * eps * math.sqrt(len(values))
