@@ -148,44 +148,50 @@ class Parting:
     def causes(self, most: int = 8) -> list[Cause]:
         """Returns the first change with which all outputs agree, the simplest kinds first.
 
-        Without one, the first with which the changed values agree, and then the causes of what is
-        left; without any, a cause of kind "unknown".
+        Those with which the changed value is one of the other program's are tried first. If none of
+        these suffices, the first is a cause all the same, and the causes of what is left follow.
         """
-        local: tuple[int, Change, Cause] | None = None
         with on_host():
-            for which, hypothesis in self._hypotheses():
-                copies = hypothesis.kind in COPIES
-                if local is not None and copies:
-                    break
+            made = (self._constants, self._arguments, self._operands, self._missing)
+            tried = [(w, h) for make in made for w in (0, 1) for h in make(w)]
+            local = [row for row in tried if self._agrees(*row)]
+            rest = (row for row in tried if row not in local)
+            copies = ((w, h) for w in (0, 1) for h in self._others(w))
+            for which, hypothesis in local or itertools.chain(rest, copies):
                 for change in self._everywhere(which, hypothesis):
-                    new = replayed(self.original[which], {**self.changes[which], **change})
-                    own = self.sides[which].values[hypothesis.value].where
-                    where = (own, *hypothesis.elsewhere)
-                    where = tuple(dict.fromkeys(where if not which else (*where[1:], own)))
-                    times = f" ({len(change)} times)" if len(change) > 1 else ""
-                    found = Cause(
-                        hypothesis.kind, where, f"{hypothesis.change}{times}", self.apart,
-                        self._distance(which, new),
-                    )  # fmt: skip
-                    if found.after <= SAME:
-                        return [found]
-                    if local is None and most and not copies and self._agree(which, change, new):
-                        local = which, change, found
-        if local is None:
-            firsts = zip(self.sides, self.firsts, strict=True)
-            where = tuple(s.values[f[0]].where for s, f in firsts if f)
-            return [
-                Cause("unknown", where, "no change that was tried makes them agree", self.apart)
-            ]
-        which, change, found = local
-        changes = list(self.changes)
-        changes[which] = {**changes[which], **change}
-        return [found, *Parting(self.original, (changes[0], changes[1])).causes(most - 1)]
+                    cause = self._tried(which, hypothesis, change)
+                    if cause.after <= SAME:
+                        return [cause]
+        if local and most:
+            which, hypothesis = local[0]
+            change = next(self._everywhere(which, hypothesis))
+            changes = list(self.changes)
+            changes[which] = {**changes[which], **change}
+            others = Parting(self.original, (changes[0], changes[1]))
+            return [self._tried(which, hypothesis, change), *others.causes(most - 1)]
+        firsts = zip(self.sides, self.firsts, strict=True)
+        where = tuple(s.values[f[0]].where for s, f in firsts if f)
+        return [Cause("unknown", where, "no change that was tried makes them agree", self.apart)]
 
-    def _agree(self, which: int, change: Change, new: Mapping[int, Any]) -> bool:
+    def _tried(self, which: int, hypothesis: Hypothesis, change: Change) -> Cause:
+        new = replayed(self.original[which], {**self.changes[which], **change})
+        own, times = self.sides[which].values[hypothesis.value].where, len(change)
+        where = (*hypothesis.elsewhere, own) if which else (own, *hypothesis.elsewhere)
+        return Cause(
+            hypothesis.kind, tuple(dict.fromkeys(where)),
+            hypothesis.change + (f" ({times} times)" if times > 1 else ""), self.apart,
+            self._distance(which, new),
+        )  # fmt: skip
+
+    def _agrees(self, which: int, hypothesis: Hypothesis) -> bool:
+        """Returns whether the value, with the change, is one of the other's without counterpart."""
         own, other = self.sides[which].values, self.sides[1 - which].values
-        others = [other[j] for j in self.cones[1 - which]]
-        return all(any(apart(own[i].holding(new[i]), y) <= SAME for y in others) for i in change)
+        x, replacement = own[hypothesis.value], hypothesis.replacement(hypothesis.value)
+        ins = [] if x.entry is None else [c.reference for c in x.entry.ins]
+        ins = [c if i is None else own[i].array for c, i in zip(ins, x.reads, strict=True)]
+        assert replacement is not None
+        new = x.holding(replacement(ins, lambda i: own[i].array))
+        return any(apart(new, other[j]) <= SAME for j in self.cones[1 - which])
 
     def _everywhere(self, which: int, hypothesis: Hypothesis) -> Iterator[Change]:
         """Yields the change of one value, of those of the same code called from the same lines (in
@@ -199,11 +205,6 @@ class Parting:
             before = len(change)
 
     # -- what may be wrong, the simplest first -----------------------------------------------------
-
-    def _hypotheses(self) -> Iterator[tuple[int, Hypothesis]]:
-        for make in (self._constants, self._operands, self._missing, self._arguments, self._others):
-            for which in (0, 1):
-                yield from ((which, hypothesis) for hypothesis in make(which))
 
     def _constants(self, which: int) -> Iterator[Hypothesis]:
         """Another number in place of one of the program's, one of those that the other has."""

@@ -22,18 +22,18 @@ Same = Mapping[int, Sequence[int]]  # by a value's number, those of the other si
 def apart(a: Array, b: Array) -> float:
     """Returns how far two arrays are apart as multisets: the root mean square of their sorted
     numbers' relative differences; of numbers near zero, relative to :attr:`Array.unit`."""
+    if a.array.size != b.array.size:
+        return math.inf
     return relative(a.sorted, b.sorted, max(a.unit, b.unit))
 
 
 def difference(x: np.ndarray, y: np.ndarray) -> float:
     """Returns the same of two arrays of one shape, number by number."""
     x, y = (np.asarray(z, np.float64).ravel() for z in (x, y))
-    return relative(x, y, 0.25 * float(np.median(np.abs(x))) if x.size else 0.0)
+    return relative(x, y, 0.25 * float(np.median(np.abs(x)))) if x.size else 0.0
 
 
 def relative(x: np.ndarray, y: np.ndarray, unit: float) -> float:
-    if x.size != y.size:
-        return math.inf
     if not x.size or x is y:
         return 0.0
     with np.errstate(all="ignore"):
