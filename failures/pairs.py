@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import hashlib
 import math
+import re
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -521,7 +522,7 @@ def judged(of: Pair, tool: Callable[[Sides], Any]) -> dict[str, Any]:
     if of.names:
         row["where right"] = any(n in place for n in of.names for place in found.where)
     else:
-        places = {tuple(place.rsplit(":", 1)) for place in found.where}
+        places = set(re.findall(r"(\w+\.py):(\d+)", " ".join(found.where)))
         lines = {(file, str(line)) for file, line in right_lines(of.name)}
         row["where right"] = bool(places & lines)
     return row | {"right": row["where right"]}

@@ -258,8 +258,8 @@ def of_program(
     steps = []
     for entry in run.forward.tape:
         equation = entry.operation.equation
-        line = equation.caller or equation.source
-        where = f"{Path(line[0]).name}:{line[1]}" if line else "unknown line"
+        lines = filter(None, (equation.source, equation.caller))
+        where = ", from ".join(f"{Path(x[0]).name}:{x[1]}" for x in lines) or "unknown line"
         reads = [numbers.get(id(x)) for x in entry.ins]
         # a step of a loop that is no equation has other results than the loop
         avals = equation.out_avals if entry.operation.floats else ()
