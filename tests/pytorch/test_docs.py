@@ -1,4 +1,4 @@
-"""The examples of docs/torch.md and of the tutorial, and the table of operations."""
+"""The examples of docs/torch.md and of other pages, and the table of operations."""
 
 import doctest
 import importlib.util
@@ -38,12 +38,14 @@ def test_the_example_of_audit_runs_as_it_is_copied():
     assert doctest.DocTestRunner().run(example) == (0, 4)
 
 
-def test_the_tutorial_prints_what_it_says():
+@pytest.mark.parametrize("page", ["tutorials/pytorch.md", "guides/compare-programs.md"])
+def test_a_page_prints_what_it_says(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # for the files that it writes
     spec = importlib.util.spec_from_file_location("outputs", DOCS / "outputs.py")
     outputs = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = outputs  # its dataclass looks itself up
     spec.loader.exec_module(outputs)
-    for ran in outputs.run(DOCS / "tutorials" / "pytorch.md"):
+    for ran in outputs.run(DOCS / page):
         assert ran.expected is None or outputs.agrees(ran.expected, ran.printed), ran.printed
 
 

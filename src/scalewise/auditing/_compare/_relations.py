@@ -9,7 +9,7 @@ import numpy as np
 from ...formats import format as format_
 from ...rounding import format_params
 from .._tape._arithmetic import nearest
-from ._match import SAME, difference, laid_out
+from ._match import SAME, arrangements, difference, laid_out
 from ._values import Array
 
 FORMATS = ("bf16", "fp16", "e4m3fn", "e5m2", "e4m3fnuz", "e3m2fn", "e2m3fn", "e2m1fn")
@@ -30,8 +30,9 @@ def rounded_to(x: Array, y: Array) -> str:
             scale = 1.0 if amax is None else amax / float(format_(name).max)
             if _near(theirs, nearest(x.array / scale, format_params(name)) * scale):
                 return name + words
-        for name, top in INTEGERS.items() if amax is not None else ():
-            if _near(theirs, np.round(x.array / (amax / top)) * (amax / top)):
+        for name, top in INTEGERS.items():
+            scale = 1.0 if amax is None else amax / top
+            if amax is not None and _near(theirs, np.round(x.array / scale) * scale):
                 return name + words
     return ""
 
@@ -72,24 +73,26 @@ def relation(x: Array, y: Array, noise: float) -> tuple[str, str] | None:
     if fmt or back:
         which = "second" if fmt else "first"
         return "quantised", f"the {which}'s are the other's rounded to {fmt or back}"
-    theirs = laid_out(y.array, x.array)
-    if theirs is None:
-        return None
+    found = (_simple(x, theirs, noise) for _, theirs in arrangements(y.array, x.array.shape))
+    return next(filter(None, found), None)
+
+
+def _simple(x: Array, theirs: np.ndarray, noise: float) -> tuple[str, str] | None:
     own = np.asarray(x.array, np.float64)
     with np.errstate(all="ignore"):
-        ratio, shift = theirs / own, theirs - own
+        ratio = theirs / own
     usable = np.isfinite(ratio) & (np.abs(own) > x.unit)
-    if usable.any():
-        factor = float(np.median(ratio[usable]))
-        if difference(own * factor, theirs) <= noise:
-            return "constant", f"the second's are {factor:.6g} times the first's"
+    if not usable.any():
+        return None
+    factor = float(np.median(ratio[usable]))
+    if difference(own * factor, theirs) <= noise:
+        return "constant", f"the second's are {factor:.6g} times the first's"
+    rows = tuple(range(own.ndim - 1))
     if own.ndim > 1:
-        vector = np.mean(shift, tuple(range(own.ndim - 1)), keepdims=True)
-        if difference(own + vector, theirs) <= noise:
+        if difference(own + np.mean(theirs - own, rows, keepdims=True), theirs) <= noise:
             return "missing", "the second's have another vector added to all rows"
-        rows = np.where(usable, ratio, np.nan)
-        with np.errstate(all="ignore"):
-            vector = np.nanmedian(rows, tuple(range(own.ndim - 1)), keepdims=True)
-        if np.isfinite(vector).all() and difference(own * vector, theirs) <= noise:
+        columns = [np.median(r[u]) if u.any() else 1.0 for r, u in zip(
+            np.moveaxis(ratio, -1, 0), np.moveaxis(usable, -1, 0), strict=True)]  # fmt: skip
+        if difference(own * columns, theirs) <= noise:
             return "weight", "the second's columns are multiplied by another vector"
     return None
