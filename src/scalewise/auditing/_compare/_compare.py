@@ -212,17 +212,17 @@ def _check(sides: tuple[Side, Side]) -> None:
 def _of_programs(sides: tuple[Side, Side]) -> Comparison:
     a, b = sides
     parting = Parting(sides)
-    causes: Sequence[Cause] = ()
-    if parting.parts:
-        causes = parting.causes()
-    elif (seeds := _seeds(sides)) is not None:
-        causes = Roundings(sides, parting.same, seeds).causes()
+    causes = parting.causes() if parting.parts else []
+    if parting.settled is not None and (seeds := _seeds(sides)) is not None:
+        found = Roundings(sides, parting.settled.same, seeds).causes()
+        first = bool(found) and (found[0].share or 0.0) > 0.5
+        causes = [*found, *causes] if first else [*causes, *found]
     measured = predicted = None
     if causes and len(a.outputs) == 1 and _is_logits(a.values[a.outputs[0]]):
         logits = [s.values[s.outputs[0]] for s in sides]
-        found = [jax.tree.leaves(s.call())[0] for s in sides if s.call is not None]
+        outs = [jax.tree.leaves(s.call())[0] for s in sides if s.call is not None]
         order = aligned(*logits)[0]
-        measured = gap(found[0], np.ravel(found[1])[order])
+        measured = gap(outs[0], np.ravel(outs[1])[order])
         if not parting.parts:
             predicted = gap(logits[0].low, logits[1].low.ravel()[order])
     rows = [

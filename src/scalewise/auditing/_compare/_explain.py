@@ -31,6 +31,7 @@ from ._relations import fewer_digits, rounded_to
 from ._values import Array, Side
 
 COPIES = "function", "parameter"  # of the other's values, which agree with these anyway
+MOST = 150  # changes that are tried, half of them before the other program's values are
 MANY = 40  # operations behind the first ones among which a missing or another one is looked for
 NAMES = "the first", "the second"
 
@@ -75,7 +76,7 @@ class Cause:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Hypothesis:
-    """What may be wrong with a value, and with others that the same code makes.
+    """A possible fault of a value, and of others that the same code makes.
 
     Attributes:
         value: its number.
@@ -120,7 +121,10 @@ class Parting:
         same: by side, the values that have the same numbers as some of the other's.
         cones: by side, the values between those and the outputs.
         firsts: by side, the operations at which the cones begin.
+        settled: the programs with changes with which their outputs agree; None without.
     """
+
+    settled: Parting | None
 
     def __init__(self, sides: tuple[Side, Side], changes: tuple[Change, Change] = ({}, {})) -> None:
         self.original, self.changes = sides, changes
@@ -132,6 +136,7 @@ class Parting:
         self.cones = [cone(s, m) for s, m in pairs]
         self.firsts = [first(s, c) for s, c in zip(self.sides, self.cones, strict=True)]
         self.apart = self._distance(0, {})
+        self.settled = None if self.parts else self
 
     @property
     def parts(self) -> bool:
@@ -150,28 +155,39 @@ class Parting:
 
         Those with which the changed value is one of the other program's are tried first. If none of
         these suffices, the first is a cause all the same, and the causes of what is left follow.
+        Sets :attr:`settled`.
         """
         with on_host():
             made = (self._constants, self._arguments, self._operands, self._missing)
             tried = [(w, h) for make in made for w in (0, 1) for h in make(w)]
             local = [row for row in tried if self._agrees(*row)]
-            rest = (row for row in tried if row not in local)
+            rest = [row for row in tried if row not in local]
             copies = ((w, h) for w in (0, 1) for h in self._others(w))
-            for which, hypothesis in local or itertools.chain(rest, copies):
-                for change in self._everywhere(which, hypothesis):
-                    cause = self._tried(which, hypothesis, change)
-                    if cause.after <= SAME:
-                        return [cause]
+            trials = (
+                (*row, change)
+                for row in local or itertools.chain(rest[: MOST // 2], copies)
+                for change in self._everywhere(*row)
+            )
+            for which, hypothesis, change in itertools.islice(trials, MOST):
+                cause = self._tried(which, hypothesis, change)
+                if cause.after <= SAME:
+                    self.settled = self._with(which, change)
+                    return [cause]
         if local and most:
             which, hypothesis = local[0]
             change = next(self._everywhere(which, hypothesis))
-            changes = list(self.changes)
-            changes[which] = {**changes[which], **change}
-            others = Parting(self.original, (changes[0], changes[1]))
-            return [self._tried(which, hypothesis, change), *others.causes(most - 1)]
+            others = self._with(which, change)
+            found = [self._tried(which, hypothesis, change), *others.causes(most - 1)]
+            self.settled = others.settled
+            return found
         firsts = zip(self.sides, self.firsts, strict=True)
         where = tuple(s.values[f[0]].where for s, f in firsts if f)
         return [Cause("unknown", where, "no change that was tried makes them agree", self.apart)]
+
+    def _with(self, which: int, change: Change) -> Parting:
+        changes = list(self.changes)
+        changes[which] = {**changes[which], **change}
+        return Parting(self.original, (changes[0], changes[1]))
 
     def _tried(self, which: int, hypothesis: Hypothesis, change: Change) -> Cause:
         new = replayed(self.original[which], {**self.changes[which], **change})
@@ -268,7 +284,7 @@ class Parting:
             reads = {r for n in self._above(which, i) for r in own.values[n].reads}
             for u in sorted(reads & self.same[which].keys(), reverse=True):
                 source = own.values[u]
-                if source.array.size != x.array.size or source.array.dtype.kind != "f":
+                if source.array.size != x.array.size or not source.is_float or not x.is_float:
                     continue
 
                 def taken(j: int, i: int = i, u: int = u) -> Replacement | None:
@@ -310,7 +326,8 @@ class Parting:
             x = own[i]
             near = [
                 (difference(array, x.array), j) for j in self._near(1 - which)
-                if (array := laid_out(other[j].array, x.array)) is not None and x.name not in MOVES
+                if other[j].is_float == x.is_float and x.name not in MOVES
+                and (array := laid_out(other[j].array, x.array)) is not None
             ]  # fmt: skip
             for _, j in sorted(near)[:3]:
                 y = other[j]

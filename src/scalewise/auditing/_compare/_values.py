@@ -105,6 +105,10 @@ class Array:
     def holding(self, array: Any) -> Array:
         return dataclasses.replace(self, array=np.asarray(array))
 
+    @property
+    def is_float(self) -> bool:
+        return self.array.dtype.kind == "f"
+
     @cached_property
     def sorted(self) -> np.ndarray:
         return np.sort(np.asarray(self.array, np.float64).ravel())
