@@ -215,8 +215,8 @@ def _of_programs(sides: tuple[Side, Side]) -> Comparison:
     causes = parting.causes() if parting.parts else []
     if parting.settled is not None and (seeds := _seeds(sides)) is not None:
         found = Roundings(sides, parting.settled.same, seeds).causes()
-        first = bool(found) and (found[0].share or 0.0) > 0.5
-        causes = [*found, *causes] if first else [*causes, *found]
+        small = parting.apart < 0.5 * low_difference(sides)  # what the programs mean
+        causes = [*found, *causes] if small else [*causes, *found]
     measured = predicted = None
     if causes and len(a.outputs) == 1 and _is_logits(a.values[a.outputs[0]]):
         logits = [s.values[s.outputs[0]] for s in sides]

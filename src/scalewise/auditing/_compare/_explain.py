@@ -31,7 +31,7 @@ from ._relations import fewer_digits, rounded_to
 from ._values import Array, Side
 
 COPIES = "function", "parameter"  # of the other's values, which agree with these anyway
-MOST = 150  # changes that are tried, half of them before the other program's values are
+MOST = 100  # changes that are tried, half of them before the other program's values are
 MANY = 40  # operations behind the first ones among which a missing or another one is looked for
 NAMES = "the first", "the second"
 

@@ -13,7 +13,7 @@ import numpy as np
 from ...primitives import Family, having, names
 from .._sheet._balance import balance
 from .._tape._both import on_host
-from ._explain import Cause
+from ._explain import NAMES, Cause
 from ._match import Same, difference, laid_out
 from ._values import Array, Side, of_program
 
@@ -54,10 +54,13 @@ class Roundings:
             if self._kind(which, i):
                 lines[which, self.sides[which].values[i].where] += share
         for (which, where), share in sorted(lines.items(), key=lambda row: -row[1]):
-            if (
-                share > 0
-                and (cause := self._named(which, where, share, shares)).after < cause.before
-            ):
+            cause = self._named(which, [where], share, shares)
+            if share > 0 and cause.after < cause.before:
+                others = [w for (side, w) in lines if side == which and w != where]
+                if cause.after > 0.5 * cause.before and others:  # one of many
+                    total = sum(s for (side, _), s in lines.items() if side == which)
+                    every = self._named(which, [where, *others], total, shares)
+                    cause = every if every.after < cause.after else cause
                 return [cause]
         return []
 
@@ -108,33 +111,29 @@ class Roundings:
             return "quantised" if own <= 8 else "dtype"
         return ""
 
-    def _named(self, which: int, where: str, share: float, shares: Mapping) -> Cause:
+    def _named(self, which: int, lines: Sequence[str], share: float, shares: Mapping) -> Cause:
+        """Returns the cause that is the roundings of some lines, the first of which is named."""
         side, other = self.sides[which], self.sides[1 - which]
         rows = [(s, i) for (w, i), s in shares.items() if w == which and self._kind(w, i)]
-        own = [i for _, i in sorted(rows, reverse=True) if side.values[i].where == where]
-        kinds = {self._kind(which, i) for i in own}
+        own = [i for _, i in sorted(rows, reverse=True) if side.values[i].where in lines]
+        there = [i for i in own if side.values[i].where == lines[0]]
+        kinds = [self._kind(which, i) for i in there]
         kind = next(k for k in ("quantised", "order", "dtype") if k in kinds)
-        shown = [i for i in own if self._kind(which, i) == kind]
-        x = side.values[shown[0]]
-        dtypes = ", ".join(dict.fromkeys(side.values[i].dtype for i in shown))
-        run = side.run
-        assert run is not None
-        exact = frozenset(
-            e.operation.equation.path for i in own if (e := side.values[i].entry) is not None
-        )
-        again = of_program(side.title, run.program, exact=exact)
-        places = [where]
-        counterparts = [
-            other.values[c] for i in own if (c := self._counterpart(which, i)) is not None
-        ]
-        places += [y.where for y in counterparts if y.entry is not None][:1]
-        of = "partial sums" if kind == "order" else x.name
-        name = ("first", "second")[which]
-        text = f"without the rounding of the {name}'s {of} at {where} to {dtypes}"
-        pair = (again, other)
+        x = side.values[there[kinds.index(kind)]]
+        assert side.run is not None
+        entries = filter(None, (side.values[i].entry for i in own))
+        exact = frozenset(entry.operation.equation.path for entry in entries)
+        again = of_program(side.title, side.run.program, exact=exact)
+        counterparts = (self._counterpart(which, i) for i in there)
+        found = (other.values[j] for j in counterparts if j is not None)
+        places = [lines[0], *[y.where for y in found if y.entry is not None][:1]]
+        what = f"{'partial sums' if kind == 'order' else x.name} at {lines[0]}"
+        if len(lines) > 1:
+            what += f" and of {len(lines) - 1} other lines"
         return Cause(
-            kind, tuple(dict.fromkeys(places if not which else places[::-1])), text,
-            low_difference(self.sides), low_difference(pair), share,
+            kind, tuple(dict.fromkeys(places if not which else places[::-1])),
+            f"without the rounding of {NAMES[which]}'s {what} to {x.dtype}",
+            low_difference(self.sides), low_difference((again, other)), share,
         )  # fmt: skip
 
 
