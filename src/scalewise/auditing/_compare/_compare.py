@@ -257,7 +257,7 @@ def _seeds(sides: tuple[Side, Side]) -> list[list[np.ndarray]] | None:
         bar = d
         if len(pairs) == 1 and _is_logits(x):
             p = np.mean([np.asarray(jax.nn.softmax(z)) for z in (x.low, theirs)], 0)
-            token = np.arange(d.shape[-1]) == np.argmax(theirs, -1)[..., None]
+            token = np.arange(x.array.shape[-1]) == np.argmax(theirs, -1)[..., None]
             slope = token - p
             bar = slope * (slope * d).sum(-1, keepdims=True)
         bars.append(bar)
@@ -296,7 +296,8 @@ def _paired(
                 (not behind < j < most, unlike(x, y), j)
                 for j, y in enumerate(b)
                 if j not in same[1] and j not in used and y.array.size == x.array.size
-                and y.array.dtype.kind == x.array.dtype.kind and y.name in (x.name, y.where)
+                and y.is_float == x.is_float
+                and (y.name == x.name or x.is_recorded or y.is_recorded)
             ]  # fmt: skip
             if not near or not x.array.size:
                 continue
@@ -314,7 +315,7 @@ def _of_recorded(sides: tuple[Side, Side]) -> Comparison:
 
     Each recorded value has a counterpart; of a program and a recording, this is therefore first.
     """
-    sides = sides if sides[0].run is None else sides[::-1]
+    sides = sides if sides[0].run is None else (sides[1], sides[0])
     own, other = ([x.holding(x.low) for x in side.values] for side in sides)
     noise = max(map(_noise, (own, other)))
     same = matching(own, other, noise)

@@ -281,7 +281,8 @@ class Parting:
         elsewhere = [other.values[j].where for j in self.firsts[1 - which][:1]]
         for i in self._near(which):
             x = own.values[i]
-            reads = {r for n in self._above(which, i) for r in own.values[n].reads}
+            above = self._above(which, i)
+            reads = {r for n in above for r in own.values[n].reads if r is not None}
             for u in sorted(reads & self.same[which].keys(), reverse=True):
                 source = own.values[u]
                 if source.array.size != x.array.size or not source.is_float or not x.is_float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -53,7 +54,7 @@ class RoundedOnce(FormatArithmetic):
     low: Any
     exact: frozenset[tuple[int, ...]] = frozenset()  # the operations that aren't rounded, by path
     rounds_draws = False
-    top = float(FP32.max)
+    top = float(FP32.max)  # pyright: ignore[reportAssignmentType]
 
     def lift(self, x: Argument, aval: ShapedArray, leaf: Leaf) -> Cell:
         return cell(_rounded(in_float64(x), aval), in_float64(x), top=self.top, leaf=leaf)
@@ -108,6 +109,10 @@ class Array:
     @property
     def is_float(self) -> bool:
         return self.array.dtype.kind == "f"
+
+    @property
+    def is_recorded(self) -> bool:
+        return self.entry is None and not self.name.startswith("argument")
 
     @cached_property
     def sorted(self) -> np.ndarray:
@@ -218,9 +223,14 @@ def side_of(x: Any, which: str) -> Side:
         if type(call).__module__.startswith("torch") or hasattr(call, "named_parameters"):
             return _of_torch(call, args)
         return of_function(call, args)
-    if callable(x) and not isinstance(x, str | Path):
+    if isinstance(x, str | os.PathLike):
+        return _of_files(Path(x), which)
+    if callable(x):
         return of_function(x, ())
-    return _of_files(Path(x), which)
+    raise TypeError(
+        f"compare: {which} is a {type(x).__name__}; expected (function, *arguments), (torch "
+        "module, *inputs), a path of recorded values, or a Recording"
+    )
 
 
 def _of_torch(module: Any, args: Sequence[Any]) -> Side:
@@ -254,8 +264,9 @@ def of_program(
 
     def add(name: str, x: Cell, dtype: Any, where: str, *made: Any) -> None:
         if numbers.setdefault(id(x), len(values)) == len(values):
-            arrays = (np.zeros(0) if is_key(y) else np.asarray(y) for y in (x.reference, x.low))
-            values.append(Array(name, *arrays, str(dtype), where, *made))
+            pair = x.reference, x.low
+            array, low = (np.zeros(0) if is_key(y) else np.asarray(y) for y in pair)
+            values.append(Array(name, array, low, str(dtype), where, *made))
 
     for x, path, aval in zip(run.arguments, program.arguments, program.in_avals, strict=True):
         add(f"argument {path}", x.cell, aval.dtype, f"argument {path}")
