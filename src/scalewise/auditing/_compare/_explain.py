@@ -31,7 +31,7 @@ from ._relations import fewer_digits, rounded_to
 from ._values import Array, Side
 
 COPIES = "function", "parameter"  # of the other's values, which agree with these anyway
-MOST = 100  # changes that are tried, half of them before the other program's values are
+LEAST, MOST = 40, 60_000  # changes that are tried at least; operations run again for them
 MANY = 40  # operations behind the first ones among which a missing or another one is looked for
 NAMES = "the first", "the second"
 
@@ -150,7 +150,7 @@ class Parting:
             for i, j in pairs
         )
 
-    def causes(self, most: int = 8) -> list[Cause]:
+    def causes(self, left: int = 8) -> list[Cause]:
         """Returns the first change with which all outputs agree, the simplest kinds first.
 
         Those with which the changed value is one of the other program's are tried first. If none of
@@ -159,27 +159,25 @@ class Parting:
         """
         with on_host():
             made = (self._constants, self._arguments, self._operands, self._missing)
-            tried = [(w, h) for make in made for w in (0, 1) for h in make(w)]
-            local = [row for row in tried if self._agrees(*row)]
-            rest = [row for row in tried if row not in local]
+            kinds = [[(w, h) for w in (0, 1) for h in make(w)] for make in made]
+            local = [row for rows in kinds for row in rows if self._agrees(*row)]
+            rest = [row for rows in reversed(kinds) for row in rows if row not in local]
             copies = ((w, h) for w in (0, 1) for h in self._others(w))
-            trials = (
-                (*row, change)
-                for row in local or itertools.chain(rest[: MOST // 2], copies)
-                for change in self._everywhere(*row)
-            )
-            for which, hypothesis, change in itertools.islice(trials, MOST):
-                cause = self._tried(which, hypothesis, change)
-                if cause.after <= SAME:
-                    self.settled = self._with(which, change)
-                    return [cause]
-        if local and most:
-            which, hypothesis = local[0]
-            change = next(self._everywhere(which, hypothesis))
-            others = self._with(which, change)
-            found = [self._tried(which, hypothesis, change), *others.causes(most - 1)]
-            self.settled = others.settled
-            return found
+            for some in [local] if local else [rest, copies]:
+                trials = ((*row, change) for row in some for change in self._everywhere(*row))
+                most = max(LEAST, MOST // max(len(s.steps) for s in self.sides))
+                for which, hypothesis, change in itertools.islice(trials, most):
+                    cause = self._tried(which, hypothesis, change)
+                    if cause.after <= SAME:
+                        self.settled = self._with(which, change)
+                        return [cause]
+            if local and left:
+                which, hypothesis = local[0]
+                change = next(self._everywhere(which, hypothesis))
+                others = self._with(which, change)
+                found = [self._tried(which, hypothesis, change), *others.causes(left - 1)]
+                self.settled = others.settled
+                return found
         firsts = zip(self.sides, self.firsts, strict=True)
         where = tuple(s.values[f[0]].where for s, f in firsts if f)
         return [Cause("unknown", where, "no change that was tried makes them agree", self.apart)]
