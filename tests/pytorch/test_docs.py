@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 import scalewise.torch as st
@@ -45,8 +46,9 @@ def test_a_page_prints_what_it_says(page, tmp_path, monkeypatch):
     outputs = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = outputs  # its dataclass looks itself up
     spec.loader.exec_module(outputs)
-    for ran in outputs.run(DOCS / page):
-        assert ran.expected is None or outputs.agrees(ran.expected, ran.printed), ran.printed
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        for ran in outputs.run(DOCS / page):
+            assert ran.expected is None or outputs.agrees(ran.expected, ran.printed), ran.printed
 
 
 def test_the_table_is_up_to_date():
