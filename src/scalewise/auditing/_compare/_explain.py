@@ -144,18 +144,18 @@ class Parting:
 
     def _distance(self, which: int, new: Mapping[int, Any]) -> float:
         own, other = self.sides[which], self.sides[1 - which]
-        pairs = zip(own.outputs, other.outputs, strict=True)
-        return max(
+        found = (
             apart(own.values[i].holding(new[i]) if i in new else own.values[i], other.values[j])
-            for i, j in pairs
+            for i, j in zip(own.outputs, other.outputs, strict=True)
         )
+        return max(found, default=0.0)
 
     def causes(self, left: int = 8) -> list[Cause]:
-        """Returns the first change with which all outputs agree, the simplest kinds first.
+        """Returns the first change with which all outputs agree, and sets :attr:`settled`.
 
-        Those with which the changed value is one of the other program's are tried first. If none of
-        these suffices, the first is a cause all the same, and the causes of what is left follow.
-        Sets :attr:`settled`.
+        Those with which the changed value is one of the other program's are tried first, the
+        simplest kinds first. If none of these suffices, the first is a cause all the same, and the
+        causes of what is left follow.
         """
         with on_host():
             made = (self._constants, self._arguments, self._operands, self._missing)
@@ -164,7 +164,7 @@ class Parting:
             rest = [row for rows in reversed(kinds) for row in rows if row not in local]
             copies = ((w, h) for w in (0, 1) for h in self._others(w))
             for some in [local] if local else [rest, copies]:
-                trials = ((*row, change) for row in some for change in self._everywhere(*row))
+                trials = ((w, h, c) for w, h in some for c in self._everywhere(w, h))
                 most = max(LEAST, MOST // max(len(s.steps) for s in self.sides))
                 for which, hypothesis, change in itertools.islice(trials, most):
                     cause = self._tried(which, hypothesis, change)
