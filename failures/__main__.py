@@ -1,7 +1,8 @@
 """Scores tools on programs that fail in low precision: `python -m failures score --tool NAME`.
 
 ``list`` names the programs, ``truth`` measures that they fail as they say, without a tool, and
-``score`` asks a tool about them. Of programs that are only scored totals are printed, no names. A
+``score`` asks a tool about them. Of programs that are only scored totals are printed, no names.
+``pairs`` compares the pairs of programs of pairs.py. A
 tool is one of those that ``list --tools`` names, or ``module:function`` or ``file.py:function`` of
 your own (README.md). Results are kept in ``.prove/failures``, so that a stopped run goes on.
 """
@@ -13,6 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from . import pairs
 from .programs import PARTS, SCORED, SETS, load
 from .runner import ASPECTS, TOOLS, of_part, record, run, tool_for, totals, truth_of, work
 
@@ -87,7 +89,7 @@ def show(name: str, row: dict, only_wrong: bool) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m failures", description=__doc__)
-    parser.add_argument("command", choices=("list", "truth", "score", "work"))
+    parser.add_argument("command", choices=("list", "truth", "score", "work", "pairs"))
     parser.add_argument("names", nargs="*", help="of programs; for truth, of modules too")
     parser.add_argument("--tool", help="a name, or module:function, or file.py:function")
     parser.add_argument("--tools", action="store_true", help="list the tools")
@@ -102,6 +104,8 @@ def main() -> int:
     if given.command == "work":
         work(sys.stdin.read().splitlines())
         return 0
+    if given.command == "pairs":
+        return pairs.score(given.names)
     if given.tools:
         print(*(f"{name}: {', '.join(sets)}" for name, sets in TOOLS.items()), sep="\n")
         return 0

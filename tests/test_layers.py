@@ -34,7 +34,15 @@ SHARED = {
     "__init__.py", "__main__.py", "_check.py", "_decorator.py", "_extras.py", "_jax.py", "_repr.py",
     "_resolve.py", "_types.py", "_user_file.py",
 }  # fmt: skip
-AUDIT = ["_tape", "_run", "_sheet", "_search", "_report", "_record"]  # bottom to top as well
+AUDIT = [
+    "_tape",
+    "_run",
+    "_sheet",
+    "_search",
+    "_report",
+    "_record",
+    "_compare",
+]  # bottom to top as well
 INTERPRETATIONS = {"emulating", "autocasting", "scalifying", "autoscaling"}
 ROOT = Path(scalewise.__file__).parent
 SOURCES = sorted(ROOT.rglob("*.py"))

@@ -209,6 +209,12 @@ def user_frames(eqn: jex.JaxprEqn) -> Iterator[tuple[str, int, str]]:
         yield frame.file_name, frame.start_line, frame.function_name
 
 
+def user_positions(eqn: jex.JaxprEqn) -> Iterator[tuple[str, int, int]]:
+    """Yields file, line and column of the same frames."""
+    for frame in source_info_util.user_frames(eqn.source_info.traceback):
+        yield frame.file_name, frame.start_line, frame.start_column
+
+
 def entry(eqn: jex.JaxprEqn) -> str:
     """Returns the name of JAX's function that the user's code called for an equation; "" if that is
     unknown, as within JAX's own jitted functions."""

@@ -109,6 +109,21 @@ def test_what_a_device_computes_is_recorded_and_compared(folder):
     assert "net.py:6" in (folder / "c.csv").read_text()
 
 
+def test_two_programs_are_compared(folder):
+    (folder / "other.py").write_text((folder / "net.py").read_text().replace("x * x", "x * x * 2"))
+    (folder / "empty").mkdir()
+    same = run("compare-programs", "net.py:norm", "net.py:norm", "--args", "named")
+    assert same.exit_code == 0
+    assert "No cause: the two compute the same" in one_line(same)
+    found = run("compare-programs", "net.py:norm", "other.py:norm", "--args", "named")
+    assert found.exit_code == 1
+    assert "Missing at net.py:6 and other.py:6" in one_line(found)
+    for wrong, words in (("net.py:gone", "defines no function 'gone'"), ("empty", "has no .npy")):
+        refused = run("compare-programs", "net.py:norm", wrong, "--args", "named")
+        assert refused.exit_code == 2
+        assert words in one_line(refused)
+
+
 def one_line(done):
     return " ".join(done.output.split())
 

@@ -15,6 +15,7 @@ ELSEWHERE = {  # pages whose code other tests run
     "docs/mixed_precision.md": "examples/test_mixed_precision.py",
     "docs/gallery.md": "audit/test_gallery.py",  # the sources of the gallery
     "docs/torch.md": "pytorch/test_docs.py",
+    "docs/guides/compare-programs.md": "pytorch/test_docs.py",
     "docs/tutorials/pytorch.md": "pytorch/test_docs.py",
 }
 QUICK = ("README.md",)

@@ -10,9 +10,10 @@ from jax import lax
 
 import scalewise as sw
 from arrays import normal
+from scalewise.auditing import kl
 from scalewise.autoscaling import Boundaries, Operand
 from scalewise.interpret import trace
-from scalewise.planning._budget import WORST, kl
+from scalewise.planning._budget import WORST
 from scalewise.planning._predict import _among_others
 from scalewise.planning._sites import WIDE, sites
 from scalewise.planning._space import Lists, Space

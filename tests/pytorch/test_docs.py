@@ -1,4 +1,4 @@
-"""The examples of docs/torch.md and of the tutorial, and the table of operations."""
+"""The examples of docs/torch.md and of other pages, and the table of operations."""
 
 import doctest
 import importlib.util
@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 import scalewise.torch as st
@@ -38,13 +39,16 @@ def test_the_example_of_audit_runs_as_it_is_copied():
     assert doctest.DocTestRunner().run(example) == (0, 4)
 
 
-def test_the_tutorial_prints_what_it_says():
+@pytest.mark.parametrize("page", ["tutorials/pytorch.md", "guides/compare-programs.md"])
+def test_a_page_prints_what_it_says(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # for the files that it writes
     spec = importlib.util.spec_from_file_location("outputs", DOCS / "outputs.py")
     outputs = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = outputs  # its dataclass looks itself up
     spec.loader.exec_module(outputs)
-    for ran in outputs.run(DOCS / "tutorials" / "pytorch.md"):
-        assert ran.expected is None or outputs.agrees(ran.expected, ran.printed), ran.printed
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        for ran in outputs.run(DOCS / page):
+            assert ran.expected is None or outputs.agrees(ran.expected, ran.printed), ran.printed
 
 
 def test_the_table_is_up_to_date():

@@ -1,10 +1,10 @@
 """Audits a function: which operation on which line loses accuracy, why, and a tried fix."""
 
 from ._audit import audit as audit
+from ._compare._compare import compare as compare
 from ._monitor import Monitor as Monitor
 from ._readings import exponents as exponents
 from ._readings import readings as readings
-from ._record._compare import compare as compare
 from ._record._record import record as record
 from ._record._recording import load_recording as load_recording
 from ._report._report import Report as Report
@@ -14,6 +14,10 @@ from ._search._literals import literals as literals
 __all__ = ["compare", "exponents", "load_recording", "readings", "record"]
 
 # the classes of results, for annotations
+from ._compare._compare import Comparison as Comparison
+from ._compare._compare import Difference as Difference
+from ._compare._explain import Cause as Cause
+from ._compare._gap import Gap as Gap
 from ._readings import Exponents as Exponents
 from ._readings import Reading as Reading
 from ._readings import WhatIf as WhatIf
@@ -35,6 +39,8 @@ _DOCUMENTED = dir()  # the reference has these names
 
 # for other packages of scalewise, not for users
 from .._output import writable as writable
+from ._compare._gap import gap as gap
+from ._compare._gap import kl as kl
 from ._file import arguments as arguments
 from ._file import as_arguments as as_arguments
 from ._file import inputs as inputs

@@ -8,7 +8,7 @@ import typer
 from ._checkpoints import cast, check, diff, inspect
 from ._command import add, run
 from ._formats import formats, recipes
-from ._functions import audit, plan, record
+from ._functions import audit, compare_programs, plan, record
 from ._training import compare, train
 
 app = typer.Typer(
@@ -18,7 +18,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # its boxes show the types of Python beside each option
 )
-for command in (audit, plan, record, diff, compare, cast, check, formats, recipes):
+for command in (
+    audit,
+    plan,
+    record,
+    compare_programs,
+    diff,
+    compare,
+    cast,
+    check,
+    formats,
+    recipes,
+):
     add(app, command)
 ANY = {"ignore_unknown_options": True, "allow_extra_args": True}
 add(app, inspect, context_settings={"ignore_unknown_options": True})

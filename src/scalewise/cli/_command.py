@@ -219,4 +219,5 @@ def add(app: typer.Typer, command: Callable[..., None], **settings: Any) -> None
             info = typer.Argument(**described)
         command.__annotations__[name] = Annotated[hints[name], info]
     epilog = f"\b\nExample:\n  {example}" if example else None
-    app.command(command.__name__, cls=_Command, help=text, epilog=epilog, **settings)(command)
+    name = command.__name__.replace("_", "-")
+    app.command(name, cls=_Command, help=text, epilog=epilog, **settings)(command)

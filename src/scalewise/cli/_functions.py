@@ -1,4 +1,4 @@
-"""`scalewise audit`, `plan` and `record`: run and measure a function of a user's file."""
+"""`scalewise audit`, `plan`, `record`, `compare-programs`: run functions of users' files."""
 
 import inspect
 import json
@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from .._user_file import function_file
 from ._command import check, computed, refusal, shown, tell, unused
 
 
@@ -243,3 +244,57 @@ def record(
     )  # fmt: skip
     if recording.first_non_finite is not None:
         raise typer.Exit(1)
+
+
+def compare_programs(
+    first: str,
+    second: str,
+    *,
+    args: str | None = None,
+    seed: int = 0,
+    out: list[Path] | None = None,
+    everything: bool = False,
+    json: bool = False,
+) -> None:
+    """Say where two programs, or recordings of their values, part, and why.
+
+    Exits with 1 if there is a cause, with 2 if they can't be compared.
+
+    Args:
+        first (PROGRAM): FILE:FUNCTION of JAX, or of one that returns a torch model and its inputs;
+            or recorded values: a folder of .npy and .safetensors files, or one of them.
+        second (PROGRAM): Another one.
+        args (FUNCTION): A function of both files that returns the arguments.
+
+    Example:
+        scalewise compare-programs train.py:logits engine.py:logits --args example
+    """
+    both = first, second
+    with refusal(ValueError):
+        for target in both:
+            if not Path(target).exists():
+                function_file(target)
+    from scalewise.auditing import compare, writable  # JAX takes a second to import: not for --help
+
+    with refusal(ValueError, TypeError, NotImplementedError):
+        paths = [writable(path) for path in out or ()]
+        found = compare(*(_side(target, args, seed) for target in both))
+        shown(found, paths, json, everything=everything)
+    if getattr(found, "causes", ()):
+        raise typer.Exit(1)
+
+
+def _side(target: str, args: str | None, seed: int) -> Any:
+    """Returns what ``compare`` takes for one program of the command line."""
+    from scalewise.auditing import arguments, load_function
+
+    if Path(target).exists():
+        return target
+    if _makes_a_torch_model(target):
+        from scalewise.torch import load
+
+        loaded = load(target, args, seed)
+        return loaded.model, *loaded.args, *loaded.kwargs.values()
+    function, module = load_function(target)
+    positional, keywords = arguments(function, module, args, seed)
+    return function, *inspect.signature(function).bind(*positional, **keywords).args

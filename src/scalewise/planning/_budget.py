@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from .._check import Positive, checked
+from ..auditing import kl
 from ..autoscaling import Operand
 from ..devices import Device, device, units_for
 from ..formats import BlockFormat, Format
@@ -156,20 +157,6 @@ def objective(name: str, outputs: Sequence[jax.ShapeDtypeStruct]) -> Objective:
             raise ValueError(f"plan: objective='kl' needs logits, one output; there are {shapes}")
         return Objective("KL divergence, in nats", lambda a, b: kl(a[0], b[0]).mean(), _kl_probe)
     return Objective("relative error of the outputs", _error, _error_probe, root=True)
-
-
-def kl(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Returns the divergence of softmax(b) from softmax(a), along the last axis.
-
-    Exact for small differences, too, where the difference of two logarithms is rounding noise: it
-    sums p (exp(d) - 1 - d), d being the difference of log probabilities.
-    """
-    p, q = (jax.nn.log_softmax(x.astype(jnp.float32)) for x in (a, b))
-    d = q - p
-    small = d**2 * (0.5 + d * (1 / 6 + d / 24))
-    terms = jnp.exp(p) * jnp.where(jnp.abs(d) < 0.05, small, jnp.expm1(d) - d)
-    # classes that the reference excludes (-inf, or finfo.min) don't count
-    return jnp.sum(jnp.where(jnp.isfinite(p) & (p > -1e30), terms, 0.0), axis=-1)
 
 
 def _kl_probe(key: jax.Array, reference: Outputs) -> list[jax.Array]:

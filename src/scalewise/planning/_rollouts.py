@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from .._check import Natural, checked
 from .._output import Rows, Tabular
 from .._types import PyTree
-from ..auditing import name_of
+from ..auditing import Gap, gap, name_of
 from ..autoscaling import RecipeLike, autoscale
 from ..interpret import check_callable
-from ._budget import kl
 from ._result import Plan, figure
 from ._sites import WIDE
 
@@ -24,17 +23,12 @@ Policy = RecipeLike | Plan | None
 AS_WRITTEN = "as written"
 
 
-@dataclasses.dataclass(frozen=True)
-class Pair:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pair(Gap):
     """A trainer and a rollout engine with the same weights, each in its own formats."""
 
     trainer: str  # the names of their formats
     rollout: str
-    kl: float  # the mean of KL(rollout || trainer), in nats
-    mean: float  # differences of the tokens' log probabilities
-    largest: float
-    ratio: float  # the largest of trainer's probability by rollout's
-    clipped: float  # the share more than 20 % from 1, which PPO would clip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,13 +121,10 @@ def rollouts(
                 "rollouts: one name stands for a trainer's and another rollout's formats"
             )
         logits = {name: _logits(f, x, args, kwargs) for name, x in policies.items()}
-        found = jax.jit(_pair)
         pairs = []
-        for rollout in columns:
-            key = jax.random.key(seed)
-            for trainer in rows:
-                numbers = found(key, logits[trainer], logits[rollout])
-                pairs.append(Pair(trainer, rollout, *(float(x) for x in numbers)))
+        for rollout, trainer in itertools.product(columns, rows):
+            apart = gap(logits[trainer], logits[rollout], seed)
+            pairs.append(Pair(**dataclasses.asdict(apart), trainer=trainer, rollout=rollout))
         return Rollouts(name_of(f), tuple(pairs))
 
     return compared
@@ -172,13 +163,3 @@ def _logits(f: Callable, policy: Policy, args: tuple, kwargs: dict[str, PyTree])
             f"last axis; this one returns {shapes or 'nothing'}"
         )
     return leaves[0].astype(jnp.float32)
-
-
-def _pair(key: jax.Array, trainer: jax.Array, rollout: jax.Array) -> tuple[jax.Array, ...]:
-    token = jax.random.categorical(key, rollout)[..., None]
-    logs = [jax.nn.log_softmax(x) for x in (trainer, rollout)]
-    ours, theirs = (jnp.take_along_axis(x, token, -1)[..., 0] for x in logs)
-    apart = jnp.abs(ours - theirs)
-    ratio = jnp.exp(ours - theirs)
-    clipped = jnp.mean(jnp.abs(ratio - 1) > np.float32(0.2))
-    return kl(rollout, trainer).mean(), apart.mean(), apart.max(), ratio.max(), clipped

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from difflib import SequenceMatcher
 from functools import cached_property
@@ -14,10 +13,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ..._check import checked
 from ..._output import Rows, Tabular, as_csv, counted, plain
 from ..._types import Json
-from ._recording import RecordedArray, Recording, load_recording
+from ._recording import RecordedArray, Recording
 
 
 def relative_difference(a: Any, b: Any) -> float:
@@ -335,36 +333,8 @@ class RecordingComparison(Tabular):
         )
 
 
-@checked
-def compare(
-    a: Recording | str | os.PathLike[str], b: Recording | str | os.PathLike[str]
-) -> RecordingComparison:
-    """Compares two recordings, made by :func:`record`: of two dtypes, devices, releases of JAX, or
-    versions of a program.
-
-    Results of equations belong together if they are of the same line, primitive and pass, in the
-    same order; else, between such, if they are of the same function and primitive. Others are
-    counted as unmatched.
-
-    Args:
-        a, b: recordings, or paths of saved ones.
-
-    Raises:
-        ValueError: a file is no recording.
-        OSError: it can't be read.
-
-    Example:
-        >>> import jax.numpy as jnp, scalewise as sw
-        >>> def mean(x):
-        ...     return jnp.sum(x / 7)
-        >>> x = jnp.linspace(1, 1.9, 9)
-        >>> wide = sw.auditing.record(mean)(x)
-        >>> narrow = sw.auditing.record(mean)(x.astype(jnp.bfloat16))
-        >>> found = sw.auditing.compare(wide, narrow)
-        >>> found.lines[0].dtype, 0 < found.output_difference < 2**-8
-        ('float32 -> bfloat16', True)
-    """
-    a, b = (x if isinstance(x, Recording) else load_recording(x) for x in (a, b))
+def compare_recordings(a: Recording, b: Recording) -> RecordingComparison:
+    """Compares two recordings, line by line; results are matched by :func:`matched`."""
     indices = matched(a.arrays, b.arrays)
     pairs = tuple(ArrayDifference(a.arrays[i], b.arrays[j]) for i, j in indices)
     unmatched = len(a.arrays) - len(pairs), len(b.arrays) - len(pairs)

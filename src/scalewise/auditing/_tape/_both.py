@@ -58,6 +58,7 @@ def run_both(
     choice: Choice | None = None,
     code: dict[Hashable, Callable[..., Any]] | None = None,
     arrays: Sequence[Argument] | None = None,
+    forward: Forward | None = None,
 ) -> TapedRun:
     """Runs a program on the host, in low precision and in float64.
 
@@ -66,13 +67,15 @@ def run_both(
         choice: of a run with fixes, see :class:`Choice`.
         code: compiled code, which runs of one program share.
         arrays: in place of the program's arguments.
+        forward: runs the program, in place of one that is made of the other arguments.
 
     Raises:
         ValueError: the program computes too many operations.
     """
-    arithmetic = arithmetic_of(low, choice or Choice(), {} if code is None else code)
+    if forward is None:
+        forward = Forward(arithmetic_of(low, choice or Choice(), {} if code is None else code))
+    arithmetic = forward.arithmetic
     with on_host():
-        forward = Forward(arithmetic)
         given = zip(arrays or program.arrays, program.in_avals, program.arguments, strict=True)
         arguments = [_argument(forward, x, a, path) for x, a, path in given]
         state_size = sum(path.startswith("[0]") for path in program.arguments)

@@ -1,0 +1,1 @@
+"""Where two programs, or recordings of their values, part, by how much, and why."""
