@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax
 
 from .._check import checked
+from .._decorator import Params, Pending
 from .._output import Printed, print_rows
 from .._types import PyTree
 from ..formats import BlockFormat, BlockFormatLike, Format
@@ -95,7 +96,7 @@ def _cells(row: ExplanationRow) -> tuple[str, ...]:
 
 
 @checked
-def explain(f: Callable[..., Any], recipe: RecipeLike = fp16) -> Callable[..., Explanation]:
+def explain(f: Callable[Params, Any], recipe: RecipeLike = fp16) -> Callable[Params, Explanation]:
     """Returns a function of ``f``'s arguments that lists what ``autoscale(f, recipe)`` stores.
 
     Rows are recorded where ``autoscale`` decides on a format while it traces the program, so that
@@ -144,7 +145,7 @@ def explain(f: Callable[..., Any], recipe: RecipeLike = fp16) -> Callable[..., E
         record.overrides.check("explain")
         return Explanation(recipe, record.result())
 
-    return explained
+    return Pending(explained, "explain")
 
 
 class _Recorder:

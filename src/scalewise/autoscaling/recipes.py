@@ -119,7 +119,7 @@ CATALOGUE: dict[str, Recipe | Scalify] = {
 
 
 @checked
-def recipe(name: RecipeLike) -> Recipe | Scalify:
+def recipe(name: RecipeLike | str) -> Recipe | Scalify:
     """Returns a recipe by name, or the recipe itself.
 
     Raises:

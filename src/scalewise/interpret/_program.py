@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 
@@ -253,9 +254,16 @@ def _as_traced(x: ArrayLike, aval: ShapedArray) -> jax.Array | np.ndarray:
 
 
 def check_callable(f: object, name: str) -> None:
-    """Raises TypeError, with the transformation's name, if ``f`` isn't callable."""
-    if not callable(f):
-        raise TypeError(f"{name}(f, ...) takes a function, not {_describe(f)}")
+    """Raises TypeError, with the transformation's name, if ``f`` isn't callable.
+
+    Modules of Linen and Haiku's pairs of functions aren't: their ``apply`` is.
+    """
+    linen = sys.modules.get("flax.linen")
+    unbound = linen is not None and isinstance(f, linen.Module) and f.scope is None
+    if not callable(f) or unbound:
+        hint = "; pass its method apply, and the parameters as the first argument"
+        hint = hint if callable(getattr(f, "apply", None)) else ""
+        raise TypeError(f"{name}(f, ...) takes a function, not {_describe(f)}{hint}")
 
 
 def _argument(path: jax.tree_util.KeyPath) -> str:
@@ -323,5 +331,5 @@ def _check_static(leaf: object, path: jax.tree_util.KeyPath, f: Callable, name: 
 
 
 def _describe(x: object) -> str:
-    text = repr(x)
+    text = " ".join(repr(x).split())
     return f"a {type(x).__name__}: {text if len(text) < 60 else text[:57] + '...'}"

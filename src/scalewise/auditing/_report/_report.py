@@ -5,12 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, overload
 
 from rich.console import Console
 
+from ..._decorator import Target
 from ..._output import Saved, as_csv, plain
 from ..._types import Json
+from ...autocasting import Policy
+from ...autoscaling import Recipe
+from ...scalifying import Scalify
 from .._search._apply import AuditedArithmetic
 from .._sheet._sheet import Sheet
 from ._page import page
@@ -138,6 +142,10 @@ class Report(Summary, Saved):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"make_sheet": None}  # it holds the program, which can't be pickled
 
+    @overload
+    def apply_fixes(self, target: str) -> Policy | Recipe | Scalify: ...
+    @overload
+    def apply_fixes(self, target: Target) -> Target: ...
     def apply_fixes(self, target: Any) -> Any:
         """Returns a policy, recipe or function with the fixes of all findings, in their order.
 

@@ -6,9 +6,13 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, overload
 
+from ..._decorator import Target
+from ...autocasting import Policy
+from ...autoscaling import Recipe
 from ...formats import Format
+from ...scalifying import Scalify
 from .._run._causes import Causes
 from .._run._equation_statistics import Equations, EquationStatistics
 from .._tape._interpretations import TableEmulation
@@ -62,6 +66,10 @@ class Fix:
     kind: FixKind | None = dataclasses.field(default=None, repr=False)
     origin: AuditedArithmetic | None = dataclasses.field(default=None, repr=False)
 
+    @overload
+    def apply(self, target: str) -> Policy | Recipe | Scalify: ...
+    @overload
+    def apply(self, target: Target) -> Target: ...
     def apply(self, target: Any) -> Any:
         """Returns ``target`` with this fix.
 
