@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeAlias
 import ml_dtypes
 import numpy as np
 
-from .._check import Accepts, Count, Range, checked
+from .._check import Accepts, Converted, Count, Range, checked, kept
 from .._repr import changed_fields
 from ._format import CATALOGUE_DTYPES, Format
 
@@ -157,13 +157,16 @@ class BlockFormat:
     """
 
     name: str  # in lower case
-    element: Format
-    scale: Format = E8M0  # the format of the blocks' scales
+    element: Converted[Format, FormatLike] = kept()
+    scale: Converted[Format, FormatLike] = kept(E8M0)  # the format of the blocks' scales
     size: Count = 32  # of a block
     # FP32: a scale of the whole array brings the blocks' scales into their range
-    tensor_scale: Format | None = None
+    tensor_scale: Converted[Format | None, FormatLike | None] = kept(None)
 
     def __post_init__(self):
+        for field in ("element", "scale", "tensor_scale"):
+            value = getattr(self, field)
+            object.__setattr__(self, field, None if value is None else format(value))
         if self.tensor_scale not in (None, FP32):
             raise ValueError(
                 f"BlockFormat({self.name!r}): tensor_scale is {self.tensor_scale.name}; "

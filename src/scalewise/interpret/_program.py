@@ -6,6 +6,7 @@ import dataclasses
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -253,7 +254,7 @@ def _as_traced(x: ArrayLike, aval: ShapedArray) -> jax.Array | np.ndarray:
     return x if isinstance(x, jax.Array) else np.asarray(x).astype(aval.dtype)
 
 
-def check_callable(f: object, name: str) -> None:
+def check_callable(f: Any, name: str) -> None:
     """Raises TypeError, with the transformation's name, if ``f`` isn't callable.
 
     Modules of Linen and Haiku's pairs of functions aren't: their ``apply`` is.
