@@ -76,6 +76,8 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
     _add(files, config, "reference/layers.md", _layers())
     _add(files, config, "reference/recipes.md", _recipes())
     _add(files, config, "reference/command-line.md", _command_line())
+    for path in sorted(Path(config.docs_dir).glob("notebooks/*.ipynb")):
+        _add(files, config, f"notebooks/{path.stem}.md", _executed(path))
     for path in sorted(set(_linked_sources(config))):
         _add(files, config, f"source/{path}.md", _source(path))
 
@@ -126,6 +128,32 @@ def _local(html: str, uri: str) -> str:
     if foreign:
         raise PluginError(f"{uri or '404.html'} loads {foreign[0]}")
     return html
+
+
+def _executed(path: Path) -> str:
+    """Runs a notebook, and returns it as Markdown; its outputs are text, as a terminal shows it.
+
+    Raises:
+        nbclient's CellExecutionError: a cell fails.
+    """
+    import nbformat
+    from nbconvert import MarkdownExporter
+    from nbconvert.preprocessors import ExecutePreprocessor
+
+    exporter = MarkdownExporter(preprocessors=[ExecutePreprocessor(timeout=600)])
+    notebook = nbformat.read(path, as_version=4)
+    exporter.register_preprocessor(_as_text, enabled=True)
+    text, _ = exporter.from_notebook_node(notebook)
+    others = rf"\]\((?!{path.stem}\.)(\w+)\.ipynb\)"
+    return re.sub(others, r"](\1.md)", text)
+
+
+def _as_text(notebook: Any, resources: Any) -> tuple[Any, Any]:
+    for output in (o for cell in notebook.cells for o in cell.get("outputs", ())):
+        plain = output.get("text") or output.data["text/plain"]
+        text = re.sub(r"\x1b\[[0-9;]*m", "", plain)
+        output.update({"output_type": "stream", "name": "stdout", "text": text})
+    return notebook, resources
 
 
 def _add(files: Files, config: MkDocsConfig, uri: str, text: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, overload
 from rich.console import Console
 
 from ..._decorator import Target
-from ..._output import Saved, as_csv, plain
+from ..._output import Saved, as_csv, counted, one_output, plain
 from ..._types import Json
 from ...autocasting import Policy
 from ...autoscaling import Recipe
@@ -94,7 +94,8 @@ class Report(Summary, Saved):
 
     def show(self, console: Console | None = None, *, everything: bool = False) -> None:
         """Prints verdict, findings and literals; with ``everything`` also those without a fix."""
-        show(self, self.verdict, console or Console(), everything=everything)
+        with one_output(console) as one:
+            show(self, self.verdict, one, everything=everything)
 
     def trace(self) -> tuple[TraceRow, ...]:
         """Returns the modules (name scopes) in the order in which they ran, each with its smallest
@@ -102,7 +103,7 @@ class Report(Summary, Saved):
         return trace(self.equations)
 
     def __repr__(self) -> str:
-        found = f"{len(self.findings)} findings, error {self.error}"
+        found = f"{counted(len(self.findings), 'finding')}, error {self.error}"
         return f"<Report of {self.function} in {self.low}: {found}; show(), save('report.html')>"
 
     def _page(self) -> str:
