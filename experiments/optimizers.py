@@ -181,7 +181,30 @@ def audited(name: str, fmt: str) -> dict[str, Any]:
     )
     first = report.findings[0] if report.findings else None
     place = "" if first is None else f"{first.kind} in {first.primitive} ({first.function})"
-    return {"verdict": report.sentence, "first": place, "error": report.error}
+    return {"first": place, "error": str(report.error)}
+
+
+def tables() -> tuple[str, str]:
+    """Returns the tables of ``docs/guides/optimizers.md``: losses, and audits."""
+    found = [json.loads(line) for line in FILE.open()]
+    means = {
+        (r["optimizer"], r["arithmetic"], r["what"]): statistics.fmean(r["losses"])
+        for r in found
+        if "losses" in r
+    }
+    lines = ["| arithmetic | optimizer's products |" + "".join(f" {n} |" for n in OPTIMIZERS)]
+    lines += ["|---|---|" + "---:|" * len(OPTIMIZERS)]
+    for recipe in ("float32", *RECIPES):
+        kinds = {"gradient": "left alone", "whole step": "rounded"}
+        for what, words in {"": ""}.items() if recipe == "float32" else kinds.items():
+            cells = [f"{means[n, recipe, what]:.3f}" for n in OPTIMIZERS]
+            lines.append(f"| `{recipe}` | {words} | {' | '.join(cells)} |")
+    audits = ["| optimizer | format | error of the update | first finding |", "|---|---|---:|---|"]
+    for r in found:
+        if r["what"] == "audit":
+            cells = (r["optimizer"], f"`{r['arithmetic']}`", r["error"], r["first"])
+            audits.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines), "\n".join(audits)
 
 
 def main() -> None:
@@ -200,6 +223,7 @@ def main() -> None:
         with FILE.open("a") as file:
             print(json.dumps(row), file=file)
         print(row, flush=True)
+    print(*tables(), sep="\n\n")
 
 
 if __name__ == "__main__":
