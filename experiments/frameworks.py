@@ -49,8 +49,11 @@ def table() -> str:
     found = {(r["framework"], r["recipe"]): r["loss"] for r in map(json.loads, FILE.open())}
     lines = [f"| recipe | {' | '.join(FRAMEWORKS)} |", "|---" + "|---:" * len(FRAMEWORKS) + "|"]
     for recipe in RECIPES:
-        ratios = [found[name, recipe] / found[name, "float32"] for name in FRAMEWORKS]
-        lines.append(f"| `{recipe}` | {' | '.join(f'{x:.3f}' for x in ratios)} |")
+        cells = [
+            f"{found[name, recipe] / found[name, 'float32']:.3f}" if (name, recipe) in found else ""
+            for name in FRAMEWORKS
+        ]
+        lines.append(f"| `{recipe}` | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -202,7 +202,12 @@ def tables() -> tuple[str, str]:
     audits = ["| optimizer | format | error of the update | first finding |", "|---|---|---:|---|"]
     for r in found:
         if r["what"] == "audit":
-            cells = (r["optimizer"], f"`{r['arithmetic']}`", r["error"], r["first"])
+            cells = (
+                r["optimizer"],
+                f"`{r['arithmetic']}`",
+                r["error"],
+                r["first"] or "no single line",
+            )
             audits.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines), "\n".join(audits)
 
