@@ -27,8 +27,8 @@ FRAMEWORKS = {
     "Haiku": "digits_haiku",
 }
 RECIPES = (
-    "fp8", "fp8_rowwise", "fp8_blockwise", "mxfp8", "nvfp4", "mxfp4", "quartet", "quartet2",
-    "fp16", "bf16", "fp16_every_op", "scalify",
+    "fp8", "mxfp8", "fp16", "bf16", "fp8_rowwise", "fp8_blockwise", "nvfp4", "mxfp4",
+    "fp16_every_op", "scalify", "quartet2", "quartet",
 )  # fmt: skip
 
 
@@ -60,7 +60,7 @@ def table() -> str:
 def main() -> None:
     lines = FILE.read_text().splitlines() if FILE.exists() else []
     done = {(r["framework"], r["recipe"]) for r in map(json.loads, lines)}
-    for name, recipe in itertools.product(FRAMEWORKS, ("float32", *RECIPES)):
+    for recipe, name in itertools.product(("float32", *RECIPES), FRAMEWORKS):
         if (name, recipe) not in done:
             value = loss(FRAMEWORKS[name], None if recipe == "float32" else recipe)
             with FILE.open("a") as file:

@@ -10,6 +10,7 @@ optimizer's, ``gradient`` is ``autoscale(value_and_grad(loss))``, as ``training.
 
 import dataclasses
 import json
+import re
 import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -202,12 +203,8 @@ def tables() -> tuple[str, str]:
     audits = ["| optimizer | format | error of the update | first finding |", "|---|---|---:|---|"]
     for r in found:
         if r["what"] == "audit":
-            cells = (
-                r["optimizer"],
-                f"`{r['arithmetic']}`",
-                r["error"],
-                r["first"] or "no single line",
-            )
+            first = re.sub(r"\((.*)\)", r"(`\1`)", r["first"]) or "no single line"
+            cells = (r["optimizer"], f"`{r['arithmetic']}`", r["error"], first)
             audits.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines), "\n".join(audits)
 
