@@ -46,7 +46,10 @@ def loss(module: str, recipe: str | None) -> float:
 
 def table() -> str:
     """Returns the table of ``docs/frameworks.md``: recipes by frameworks."""
-    found = {(r["framework"], r["recipe"]): r["loss"] for r in map(json.loads, FILE.open())}
+    found = {
+        (r["framework"], r["recipe"]): r["loss"]
+        for r in map(json.loads, FILE.read_text().splitlines())
+    }
     lines = [f"| recipe | {' | '.join(FRAMEWORKS)} |", "|---" + "|---:" * len(FRAMEWORKS) + "|"]
     for recipe in RECIPES:
         cells = [

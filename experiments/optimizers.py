@@ -187,7 +187,7 @@ def audited(name: str, fmt: str) -> dict[str, Any]:
 
 def tables() -> tuple[str, str]:
     """Returns the tables of ``docs/guides/optimizers.md``: losses, and audits."""
-    found = [json.loads(line) for line in FILE.open()]
+    found = [json.loads(line) for line in FILE.read_text().splitlines()]
     means = {
         (r["optimizer"], r["arithmetic"], r["what"]): statistics.fmean(r["losses"])
         for r in found
