@@ -136,6 +136,8 @@ experiments: $(VENV)/.ready  ## models beside float32, tortured, planned; method
 	$(BIN)/python -m experiments.recipe_numbers
 	$(BIN)/python -m experiments.recipe_training
 	$(BIN)/python -m experiments.operand_bias
+	$(BIN)/python -m experiments.optimizers
+	$(BIN)/python -m experiments.frameworks
 	PYTHONPATH=. $(BIN)/python docs/recipe_results_page.py
 	$(BIN)/python -m experiments.plan --models gpt moe resnet --out docs/plan.jsonl
 

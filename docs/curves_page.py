@@ -1,8 +1,8 @@
 """Trains two recurrent models in several precisions, and draws their losses.
 
 ``python docs/curves_page.py train`` (three minutes) writes ``docs/mixed_precision/curves.json``;
-``python docs/curves_page.py`` draws the figures of the README and of ``docs/mixed_precision.md``
-from it, and the audit's report in the README.
+``python docs/curves_page.py`` draws the figures of ``docs/mixed_precision.md`` from it, and
+the audit's report in the README.
 """
 
 from __future__ import annotations
@@ -159,12 +159,8 @@ def report() -> str:
 
 def figures(curves: dict[str, dict[str, Losses]]) -> dict[Path, str]:
     """Returns the figures that need no training, by file."""
-    chosen = ("float32", "FP16, constant scale", "FP8, autoscale")
     pages = HERE / "mixed_precision"
     return {
-        README / "curves.svg": figure(
-            "training loss of a recurrent network", {n: curves["scales"][n] for n in chosen}
-        ),
         pages / "scales.svg": figure("training loss", curves["scales"]),
         pages / "masters.svg": figure("training loss", curves["masters"]),
     }

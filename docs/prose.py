@@ -21,6 +21,8 @@ FOLDERS = (
 DOCTEST = re.compile(r"^\s*>>>.*(?:\n(?!\s*$).*)*", re.MULTILINE)
 COMMENT = re.compile(r"(?:^\s*|  )# (.*)$")
 LONGEST = 60  # words in a sentence
+LONGEST_PARAGRAPH = 90  # words, in Markdown
+LISTS = ("references.md",)  # whose long items are lists of casts
 
 
 @dataclass(frozen=True)
@@ -174,6 +176,9 @@ def findings(path: Path) -> Iterator[str]:
             found = rule.pattern.search(paragraph.text)
             if found and (rule.headings or not paragraph.heading):
                 yield f"{shown}:{paragraph.line}: {found[0].strip()!r}: write {rule.advice}"
+        long = len(paragraph.text.split()) > LONGEST_PARAGRAPH and path.suffix == ".md"
+        if long and path.name not in LISTS:
+            yield f"{shown}:{paragraph.line}: a paragraph of more than {LONGEST_PARAGRAPH} words"
         for sentence in re.split(r"(?<=[.?!:;]) ", paragraph.text):
             if len(sentence.split()) > LONGEST:
                 yield f"{shown}:{paragraph.line}: a sentence of more than {LONGEST} words"

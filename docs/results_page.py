@@ -157,6 +157,20 @@ def jsonl(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (HERE / name).read_text().splitlines()]
 
 
+def frameworks_compared() -> str:
+    losses = {(r["framework"], r["recipe"]): r["loss"] for r in jsonl("frameworks.jsonl")}
+    ratios = [x / losses[name, "float32"] for (name, r), x in losses.items() if r != "float32"]
+    return (
+        f"{len(ratios)} combinations of a framework and a recipe train with one changed line, to "
+        f"{min(ratios):.2f} to {max(ratios):.2f} of float32's loss"
+    )
+
+
+def optimizers_compared() -> str:
+    names = sorted({row["optimizer"] for row in jsonl("optimizers.jsonl")})
+    return f"{', '.join(names)} under recipes, their own products rounded or left alone"
+
+
 def scored() -> str:
     tools = len({row["tool"] for row in jsonl("scoreboard.jsonl")} - {"scalewise"})
     return f"{tools} checks of JAX, PyTorch, Hugging Face and Paddle on the same programs"
@@ -197,6 +211,10 @@ CLAIMS = (
           lambda: made(row["environment"] for row in side_by_side.rows().values())),
     Claim(recipes_compared, "python -m experiments.recipe_training", "recipe_results.md",
           ("recipe_training.jsonl",), lambda: made(parity.rows(recipe_training.FILE))),
+    Claim(frameworks_compared, "python -m experiments.frameworks", "frameworks.md",
+          ("frameworks.jsonl",), ON_28),
+    Claim(optimizers_compared, "python -m experiments.optimizers", "guides/optimizers.md",
+          ("optimizers.jsonl",), ON_28),
     Claim(audited, "python -m failures score --tool scalewise --set gallery --record",
           "gallery.md", ("scoreboard.jsonl",), lambda: made(audits().values())),
     Claim(unseen, "make corpus", "gallery.md", ("corpus.json",),

@@ -30,7 +30,9 @@ NOTES = {
 equivalent to another exponent bias (FP8-AMAX, [arXiv
 2309.17224](https://arxiv.org/abs/2309.17224)). `fp8_delayed` uses the largest magnitudes of earlier
 steps and reaches the same loss: another power of two as the scale changes no bit of numbers that
-are neither flushed nor saturated. `fp16_every_op` is `scalify` with each scale recomputed from the
+are neither flushed nor saturated.
+
+`fp16_every_op` is `scalify` with each scale recomputed from the
 data by the maximum, `scalify-l1` and `-l2` by the mean of magnitudes or of squares, which leave
 less headroom for a tensor's large numbers. In `scalify-loss`, which is
 `training.step(loss, optimizer, "scalify")`, scales are propagated only through loss and
@@ -45,7 +47,9 @@ day, not in the table; final loss to float32's, and *at once*): `bf16` 1.0000, 0
 The figures for `scalify` here and in the tables were measured when its scales were only propagated.
 In 60 steps of the GPT (seed 0, mean of the last 20) it then ended at 3.598, float32 and
 `fp16_every_op` at 3.018: gradients shrank to a thousandth of unit size after a few operations of
-the backward pass, and their squares underflowed in the optimizer. The recipe now recomputes scales
+the backward pass, and their squares underflowed in the optimizer.
+
+The recipe now recomputes scales
 after contractions, sums, powers and quotients, and in the optimizer; the same 60 steps end at 3.018
 (`python -m experiments.parity --models gpt --recipes float32 scalify --steps 60`). On a pre-norm
 transformer of 2 layers and width 16 the gradient of each parameter array is within 0.4 % of

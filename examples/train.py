@@ -18,6 +18,7 @@ import importlib
 import itertools
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -48,6 +49,7 @@ def train(
     seed: int = 0,
     mesh: Mesh | None = None,
     spec_of=over_first_axis,
+    log: Callable[[int, dict[str, float]], None] | None = None,
 ) -> Tree:
     """Makes or continues a run, and returns the training state after `steps` steps.
 
@@ -58,6 +60,9 @@ def train(
         every: the number of steps between two checkpoints. The last step always has one.
         mesh: devices, also those of other processes; by default all, along one axis.
         spec_of: returns the partition of an array of the state, from the mesh, path and shape.
+        log: called on the first process with each step's number and metrics. For Weights & Biases
+            `lambda step, row: wandb.log(row, step=step)`, for TensorBoard
+            `lambda step, row: [writer.add_scalar(k, x, step) for k, x in row.items()]`.
     """
     mesh = mesh or jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
 
@@ -88,7 +93,10 @@ def train(
             for number, batch in zip(range(done + 1, steps + 1), batches, strict=False):
                 state, metrics = run(state, place(batch))
                 if rows is not None:
-                    row = {"step": number, **{k: getattr(metrics, k).item() for k in LOGGED}}
+                    found = {k: getattr(metrics, k).item() for k in LOGGED}
+                    if log is not None:
+                        log(number, found)
+                    row = {"step": number, **found}
                     print(json.dumps(row), file=rows, flush=True)
                     if number % every == 0 or number == steps:
                         print(row, flush=True)

@@ -1,7 +1,7 @@
 """Errors in 16 bits of 40 architectures, as an audit predicts them and as torch computes them.
 
     python -m experiments.torch_architectures            # with the Python of `make test-torch`
-    python -m experiments.torch_architectures --write    # and writes the table of docs/torch.md
+    python -m experiments.torch_architectures --write    # and writes the page of results
     python -m experiments.torch_architectures Mamba ViT  # some of them
 
 Models are made from small configs, with random weights. torch's error is that of the model
@@ -35,7 +35,7 @@ from experiments import torch_models
 from scalewise.auditing._thresholds import unusable
 from scalewise.formats import format as format_
 
-DOCS = Path(__file__).parents[1] / "docs" / "torch.md"
+DOCS = Path(__file__).parents[1] / "docs" / "results" / "torch.md"
 BEGIN = "<!-- made by experiments/torch_architectures.py -->\n"
 END = "<!-- end of the architectures -->\n"
 RATIO = 1.5  # of the two errors, at most
@@ -319,7 +319,7 @@ def written(lines: list[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("names", nargs="*", help="models, all without any")
-    parser.add_argument("--write", action="store_true", help="write the rows to docs/torch.md")
+    parser.add_argument("--write", action="store_true", help="write to docs/results/torch.md")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()

@@ -2,7 +2,7 @@
 
     python -m experiments.torch_sizes                     # with the Python of `make test-torch`
     python -m experiments.torch_sizes --layers 12
-    python -m experiments.torch_sizes --write             # and writes the table of docs/torch.md
+    python -m experiments.torch_sizes --write             # and writes the page of results
 
 The model is GPT-2 small from transformers, with random weights: width 768, 12 heads, 50,257 tokens;
 12 layers of it, and fewer. It is audited in FP16 on a sequence of 64 tokens. An outlier of the
@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).parents[1] / "docs" / "torch.md"
+DOCS = Path(__file__).parents[1] / "docs" / "results" / "torch.md"
 BEGIN, END = "<!-- made by experiments/torch_sizes.py -->\n", "<!-- end of the sizes -->\n"
 LAYERS = (2, 4, 8, 12)
 TRIALS = 40  # the default of st.audit
@@ -131,7 +131,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, nargs="+", default=LAYERS)
     parser.add_argument("--trials", type=int, default=TRIALS)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--write", action="store_true", help="write the table to docs/torch.md")
+    parser.add_argument("--write", action="store_true", help="write to docs/results/torch.md")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one is not None:

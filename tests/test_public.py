@@ -22,7 +22,17 @@ import scalewise as sw
 from cases import nightly
 from scalewise import cli
 from scalewise._resolve import KINDS, resolve
-from scalewise.formats import BLOCK_FORMATS, CATALOGUE, SATURATE, RoundingMode, Saturation
+from scalewise.autoscaling import RecipeName
+from scalewise.formats import (
+    ALIASES,
+    BLOCK_FORMATS,
+    CATALOGUE,
+    SATURATE,
+    BlockFormatName,
+    FormatName,
+    RoundingMode,
+    Saturation,
+)
 from scalewise.rounding import SATURATION_RULES
 
 # Each transformation is a function; the package beside it has what else belongs to it.
@@ -118,6 +128,13 @@ def test_types_of_arguments_list_what_there_is():
     assert set(get_args(RoundingMode)) == set(sw.formats.ROUNDINGS)
     names = {x for x in SATURATE if isinstance(x, str)} | set(SATURATION_RULES)
     assert set(get_args(get_args(Saturation)[1])) == names
+    recipes, formats, blocks = (
+        get_args(get_args(x)[0]) for x in (RecipeName, FormatName, BlockFormatName)
+    )
+    assert set(recipes) == set(sw.recipes.CATALOGUE)
+    assert set(blocks) == set(BLOCK_FORMATS)
+    assert {*CATALOGUE, *ALIASES} <= set(formats)
+    assert {sw.format(name).name for name in formats} == set(CATALOGUE)
 
 
 def test_every_format_and_recipe_has_its_name():

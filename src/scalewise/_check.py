@@ -22,11 +22,13 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
 T = TypeVar("T", bound=Callable)
+Kept = TypeVar("Kept", covariant=True)
+Given = TypeVar("Given", contravariant=True)
 
 
 class Range(NamedTuple):
@@ -42,8 +44,29 @@ class Words(NamedTuple):
     words: str
 
 
+class Converted(Generic[Kept, Given]):
+    """The type of a dataclass's field that ``__post_init__`` converts: kept, and given.
+
+    Type checkers read a field of this type as a descriptor: an argument of ``__init__`` and of
+    ``dataclasses.replace`` may be any value of the second type, the attribute is of the first.
+    """
+
+    if TYPE_CHECKING:
+
+        def __get__(self, instance: object, owner: Any, /) -> Kept: ...
+        def __set__(self, instance: object, value: Given, /) -> None: ...
+
+
+def kept(*default: Any) -> Any:
+    """Returns the default of a ``Converted`` field, as it is kept, or the field of one without.
+
+    mypy reads descriptors in fields with a default alone, so that to type checkers all have one.
+    """
+    return default[0] if default else dataclasses.field()
+
+
 class Accepts(NamedTuple):
-    """The type of argument for a field that ``__post_init__`` converts: ``Annotated[T, ...]``."""
+    """The type that is checked when a program runs, where type checkers know more of it."""
 
     hint: Any
 
@@ -62,7 +85,6 @@ Fraction = Annotated[float, Range(lambda x: 0 < x < 1, "a number between 0 and 1
 AnyFloat = Annotated[float, Range(lambda x: True, "a number")]
 Pattern = Annotated[str, Range(_is_pattern, "a regular expression")]
 ANYTHING = "any value"
-CONVERTED = "__post_init__ converts the field, and checks it"  # Annotated[Format, CONVERTED]
 
 
 def checked(entry: T) -> T:
@@ -129,6 +151,10 @@ def _checked(function: Any, name: str, types: bool = True) -> Any:
         if other is not None and not takes_all:
             instead = _instead(other, {k: h for k, h in hints().items() if k != "self"})
             raise TypeError(f"{name}: unexpected keyword argument {other!r}; {instead}")
+        left = [p for p in named[len(args) :] if p.default is p.empty and p.name not in kwargs]
+        if left:
+            words = rules().get(left[0].name, FREE).words
+            raise TypeError(f"{name}: {left[0].name} is missing; expected {words}")
         given = map(accepted, positional, args)
         options = {p: accepted(p, x) for p, x in kwargs.items()}
         return function(*given, *args[len(positional) :], **options)
@@ -177,9 +203,9 @@ def rule_of(hint: Any) -> Check:
         if isinstance(note, Range):
             of_type = lambda x: base.error(x) is not TypeError  # noqa: E731
             return _rule(of_type, note.words, base.is_scalar, note.holds)
-        if note == CONVERTED:
-            return FREE
         return base._replace(words=note.words) if isinstance(note, Words) else base
+    if origin is Converted:
+        return rule_of(args[1])
     if origin in (typing.Union, types.UnionType):
         return _union(args)
     if origin is Literal:

@@ -1,14 +1,19 @@
-"""Transformations that are written above a function, with options or without."""
+"""Transformations as decorators, and functions of a function's arguments that return a report."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
 Result = TypeVar("Result")
 """What a function that is transformed returns."""
+Params = ParamSpec("Params")
+"""The parameters of a function that is transformed."""
+Target = TypeVar("Target")
+"""What an audit's fixes change: a policy, a recipe or a function."""
+Found = TypeVar("Found", covariant=True)
 P = ParamSpec("P")
 
 
@@ -19,16 +24,16 @@ class Decorator(Protocol[P]):
 
     @overload
     def __call__(
-        self, f: Callable[..., Result], *args: P.args, **kwargs: P.kwargs
-    ) -> Callable[..., Result]: ...
+        self, f: Callable[Params, Result], *args: P.args, **kwargs: P.kwargs
+    ) -> Callable[Params, Result]: ...
 
     @overload
     def __call__(
         self, **options: Any
-    ) -> Callable[[Callable[..., Result]], Callable[..., Result]]: ...
+    ) -> Callable[[Callable[Params, Result]], Callable[Params, Result]]: ...
 
 
-def as_decorator(transformation: Callable[Concatenate[Callable, P], Callable]) -> Decorator[P]:
+def as_decorator(transformation: Callable[Concatenate[Any, P], Any]) -> Decorator[P]:
     """Lets a transformation be written above a function: ``@autoscale(recipe="fp8")``.
 
     Args:
@@ -50,3 +55,33 @@ def as_decorator(transformation: Callable[Concatenate[Callable, P], Callable]) -
         return functools.partial(call, **kwargs)
 
     return cast(Any, call)
+
+
+class Pending(Generic[Params, Found]):
+    """A function of ``f``'s arguments that returns what is found out about ``f``.
+
+    Example:
+        >>> def explained(x): ...
+        >>> Pending(explained, "explain").show()
+        Traceback (most recent call last):
+        ...
+        AttributeError: explain(f, ...) is a function of f's arguments; call it with them first:
+        explain(f, ...)(x).show
+    """
+
+    def __init__(self, call: Callable[Params, Found], name: str):
+        self._call, self._name = call, name
+
+    def __call__(self, *args: Params.args, **kwargs: Params.kwargs) -> Found:
+        return self._call(*args, **kwargs)
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("_"):
+            raise AttributeError(attribute)
+        raise AttributeError(
+            f"{self._name}(f, ...) is a function of f's arguments; call it with them first: "
+            f"{self._name}(f, ...)(x).{attribute}"
+        )
+
+    def __repr__(self) -> str:
+        return f"<{self._name}(f, ...): a function of f's arguments>"

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ._check import near
 
 if TYPE_CHECKING:
-    from .formats import BlockFormat, Format, FormatLike
+    from .formats import BlockFormat, BlockFormatLike, Format
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,15 +105,28 @@ def resolve(text: str, *kinds: str, where: str) -> Any:
     raise ValueError(unknown(text, *kinds, where=where))
 
 
+OF_INTEGERS = (
+    "is a dtype of integers; scalewise has no integer formats: its smallest are e4m3fn and e5m2 "
+    "(8 bits), e2m3fn (6) and e2m1fn (4)"
+)
+
+
+def is_of_integers(name: str) -> bool:
+    """Returns whether a dtype's name is that of integers, or of truth values."""
+    return re.fullmatch(r"u?int\d*|[iu]\d+|bool", name) is not None
+
+
 def unknown(text: str, *kinds: str, where: str) -> str:
     """Returns the sentence about a string that names nothing of the given kinds."""
     accepted = [kind for name, kind in KINDS.items() if name in kinds]
     both = "format" in kinds  # of which block formats are the last
     wanted = " or ".join(k.name for k in accepted if not (both and k is KINDS["block format"]))
     names = list(dict.fromkeys(name for kind in accepted for name in kind.names()))
-    expected = f"expected one of {', '.join(names)}" if names else "expected"
+    expected = f"expected one of {_listed(names)}" if names else "expected"
     if "policy" in kinds:
         expected += f"{' or' if names else ''} a policy such as 'p=f32,c=bf16,o=f32'"
+    if both and is_of_integers(text):
+        return f"{where}: {text!r} {OF_INTEGERS}"
     other = kind_of(text)
     if other is not None:
         hint = _formats_of(text, names) if "format" in kinds else ""
@@ -121,6 +135,14 @@ def unknown(text: str, *kinds: str, where: str) -> str:
     wanted = wanted.removeprefix("a ").replace(" or a ", ", ", wanted.count(" or ") - 1)
     wanted = wanted.replace(" or a ", " or ")
     return f"{where}: no {wanted} is called {text!r}; {near(text, known)}{expected}"
+
+
+def _listed(names: list[str]) -> str:
+    """Returns the first dozen of some names, and the commands that list all of them."""
+    if len(names) <= 12:
+        return ", ".join(names)
+    shown = ", ".join(names[:12])
+    return f"{shown}, ... ({len(names)} in all: scalewise formats, scalewise recipes)"
 
 
 def _formats_of(text: str, names: list[str]) -> str:
@@ -140,17 +162,17 @@ def kind_of(text: str) -> str | None:
 
 
 @overload
-def as_format(spec: FormatLike | BlockFormat, where: str) -> Format: ...
+def as_format(spec: BlockFormatLike | str, where: str) -> Format: ...
 
 
 @overload
 def as_format(
-    spec: FormatLike | BlockFormat, where: str, *, blocks: Literal[True]
+    spec: BlockFormatLike | str, where: str, *, blocks: Literal[True]
 ) -> Format | BlockFormat: ...
 
 
 def as_format(
-    spec: FormatLike | BlockFormat, where: str, *, blocks: bool = False
+    spec: BlockFormatLike | str, where: str, *, blocks: bool = False
 ) -> Format | BlockFormat:
     """Returns the format of a name, a dtype or a format; with ``blocks`` also a block format.
 

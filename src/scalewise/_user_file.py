@@ -24,7 +24,7 @@ def function_file(target: str) -> tuple[Path, str]:
     Raises:
         InputError: no such file, or no name.
     """
-    path, colon, name = target.rpartition(":")
+    path, colon, name = target.replace("::", ":").rpartition(":")
     if not colon or not name:
         raise InputError(f"{target!r} names no function: expected path/to/file.py:function")
     if not Path(path).is_file():

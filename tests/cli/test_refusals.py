@@ -230,3 +230,19 @@ def test_a_users_file_that_closes_stdout_gives_one_sentence_and_the_report(tmp_p
     assert done.stderr.startswith("scalewise: ")
     assert done.stderr.count("\n") == 1
     assert json.loads((tmp_path / "a.json").read_text())["findings"]
+
+
+@pytest.mark.parametrize("arguments", [["-h"], ["audit", "-h"], ["plan", "-h"]])
+def test_h_is_help(arguments):
+    done = run(*arguments)
+    assert done.exit_code == 0
+    assert "Usage: " in done.output
+    assert "-h" in done.output
+
+
+def test_pytests_way_of_naming_a_function_is_taken(folder):
+    assert run("audit", "net.py::norm", "--args", "small", "--trials", 0).exit_code == 0
+
+
+def test_a_plan_without_a_budget(folder):
+    assert "plan: expected a budget: --bits 6" in sentence(run("plan", "net.py:norm"))

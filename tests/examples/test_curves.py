@@ -26,7 +26,7 @@ def test_fp16_dies_and_fp8_lies_on_float32s_curve():
 
 
 def test_a_curve_that_ends_in_nan_ends_with_a_cross():
-    for name, curves in (("readme/curves.svg", 1), ("mixed_precision/masters.svg", 0)):
+    for name, curves in (("mixed_precision/scales.svg", 1), ("mixed_precision/masters.svg", 0)):
         assert (DOCS / name).read_text().count("l14 14m0-14l-14 14") == curves
 
 

@@ -1,5 +1,6 @@
 """Each framework's script trains under FP8 as in float32, with one line changed."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from experiments import frameworks, optimizers
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "frameworks.md").read_text()
@@ -51,3 +53,14 @@ def test_every_framework_and_kind_of_program_has_a_diff():
     wanted = {"digits_nnx", "digits_linen", "digits_equinox", "digits_haiku"}
     assert set(DIFFS) == wanted | {"gpt", "moe", "unet", "pole"}
     assert all(f"(../examples/{name}.py)" in TEXT for name in DIFFS)
+
+
+def test_the_table_is_that_of_the_runs():
+    assert frameworks.table() in TEXT
+    found = [json.loads(line) for line in frameworks.FILE.read_text().splitlines()]
+    assert all(np.isfinite(row["loss"]) for row in found)
+
+
+def test_the_tables_of_optimizers_are_those_of_the_runs():
+    page = (ROOT / "docs" / "guides" / "optimizers.md").read_text()
+    assert all(table in page for table in optimizers.tables())

@@ -14,6 +14,8 @@ from ._lock import FolderInUseError as FolderInUseError
 from ._lock import lock as lock
 from ._page import framed as framed
 from ._page import visible as visible
+from ._place import place as place
+from ._place import place_of as place_of
 from ._saved import Rows as Rows
 from ._saved import Saved as Saved
 from ._saved import Tabular as Tabular
@@ -23,6 +25,7 @@ from ._saved import tables_page as tables_page
 from ._saved import writable as writable
 from ._stream import Printed as Printed
 from ._stream import counted as counted
+from ._stream import one_output as one_output
 from ._stream import print_rows as print_rows
 from ._stream import tolerant as tolerant
 from ._write import PREFIX as PREFIX

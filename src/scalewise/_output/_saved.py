@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from .._types import Json
 from ._page import framed
-from ._stream import Printed, print_rows
+from ._stream import Printed, one_output, print_rows
 from ._write import check_writable, replacing
 
 if TYPE_CHECKING:
@@ -125,23 +125,27 @@ class Tabular(Saved):
 
     def show(self, console: Console | None = None, *, everything: bool = False) -> None:
         """Prints the sentences and the tables; of long ones some rows, unless ``everything``."""
-        from rich.console import Console as Terminal
-
         from ._text import Text
 
-        console = console or Terminal()
-        if self.heading:
-            console.print(Text(self.heading), soft_wrap=True)
-        for i, line in enumerate(self.sentences()):
-            console.print(Text(line, style="" if i else "bold"), soft_wrap=True)
-        for table in self.tables(everything=everything):
-            rows = table.rows if everything else table.rows[: self.most]
-            if rows:
-                shown = {"title": table.title, "right": table.numbers}
-                print_rows(console, table.headings, rows, styles=table.styles[: len(rows)], **shown)
-            if len(rows) < len(table.rows):
-                rest = f"and {len(table.rows) - len(rows):,} more: --all, show(everything=True)"
-                console.print(Text(rest, style="dim"))
+        with one_output(console) as console:
+            if self.heading:
+                console.print(Text(self.heading), soft_wrap=True)
+            for i, line in enumerate(self.sentences()):
+                console.print(Text(line, style="" if i else "bold"), soft_wrap=True)
+            for table in self.tables(everything=everything):
+                rows = table.rows if everything else table.rows[: self.most]
+                if rows:
+                    print_rows(
+                        console,
+                        table.headings,
+                        rows,
+                        title=table.title,
+                        right=table.numbers,
+                        styles=table.styles[: len(rows)],
+                    )
+                if len(rows) < len(table.rows):
+                    rest = f"and {len(table.rows) - len(rows):,} more: --all, show(everything=True)"
+                    console.print(Text(rest, style="dim"))
 
     def _page(self) -> str:
         return tables_page(self.title, self.sentences(), [t for t in self.tables() if t.rows])

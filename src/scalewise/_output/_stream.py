@@ -105,6 +105,15 @@ def print_rows(
         console.width = before
 
 
+@contextmanager
+def one_output(console: Console | None) -> Iterator[Console]:
+    """Yields a console, the terminal's by default; a notebook shows all that is printed as one."""
+    from rich.console import Console as Terminal
+
+    with console or Terminal() as one:
+        yield one
+
+
 class Printed:
     """A result with a ``show``, whose text is also its string, and what a notebook shows."""
 
@@ -115,7 +124,10 @@ class Printed:
         from rich.console import Console
 
         text = io.StringIO()
-        self.show(Console(file=text, width=120, no_color=True))
+        plain = Console(
+            file=text, width=120, no_color=True, force_jupyter=False, force_terminal=False
+        )
+        self.show(plain)
         return text.getvalue().rstrip()
 
     def _repr_html_(self) -> str:

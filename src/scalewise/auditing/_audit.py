@@ -11,13 +11,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib.metadata import version
-from typing import Any
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .._check import Count, Natural, checked
+from .._decorator import Params, Pending
 from .._jax import avals_of, unchecked
 from .._resolve import as_format, resolve
 from .._types import PyTree
@@ -31,6 +32,7 @@ from ..interpret import (
     Interpretation,
     Program,
     all_equations,
+    check_callable,
     is_float,
     is_inexact,
     trace,
@@ -69,6 +71,36 @@ from ._tape._interpretations import Dtypes, TableEmulation, traced_as_written
 from ._tape._specialize import history_of, nominal_format, of_recipe
 from ._tape._statistics import BINS, LOWEST
 from ._thresholds import FLOORS_FROM
+
+
+@overload
+def audit(
+    f: Callable[Params, Any],
+    low: FormatLike | PolicyLike | RecipeLike | Interpretation = "float16",
+    *,
+    reference: FormatLike | None = None,
+    saturate: Saturation = False,
+    trials: int = 40,
+    steps: int = 1,
+    batches: None = None,
+    dtypes: Dtypes | None = None,
+    device: MatrixUnitsLike | None = None,
+) -> Callable[Params, Report]: ...
+
+
+@overload  # the function is called without its second argument
+def audit(
+    f: Callable[..., Any],
+    low: FormatLike | PolicyLike | RecipeLike | Interpretation = "float16",
+    *,
+    reference: FormatLike | None = None,
+    saturate: Saturation = False,
+    trials: int = 40,
+    steps: int = 1,
+    batches: Iterable[PyTree] | Callable[[int], PyTree],
+    dtypes: Dtypes | None = None,
+    device: MatrixUnitsLike | None = None,
+) -> Callable[..., Report]: ...
 
 
 @checked
@@ -137,6 +169,7 @@ def audit(
         >>> worst.kind, worst.primitive, worst.error_before
         ('overflow', 'reduce_sum', inf)
     """
+    check_callable(f, "audit")
     low_run = low_interpretation(low, saturate)
     low_run = low_run if device is None else on_device(low_run, device)
     wide_format = _reference_format(reference, low_run)
@@ -169,7 +202,7 @@ def audit(
 
         return _report(f, args, kwargs, session, outcome, trials, run_again if trials else None)
 
-    return audited
+    return Pending(audited, "audit")
 
 
 @contextlib.contextmanager

@@ -7,13 +7,13 @@ import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from .._output import place
 from .._user_file import InputError, call_user, describe_error, function_file, load_module
 from ._run._equation_statistics import display_name
 
@@ -147,7 +147,7 @@ def name_of(function: Any) -> str:
         return f"{type(function).__qualname__}.__call__"
     code = getattr(inspect.unwrap(function), "__code__", None)
     if name.endswith("<lambda>") and code is not None:
-        return f"<lambda> at {Path(code.co_filename).name}:{code.co_firstlineno}"
+        return f"<lambda> at {place(code.co_filename, code.co_firstlineno)}"
     return display_name(name)
 
 

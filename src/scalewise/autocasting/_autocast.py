@@ -15,7 +15,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from .._check import checked
-from .._decorator import Result, as_decorator
+from .._decorator import Params, Result, as_decorator
 from .._jax import ShapedArray
 from .._types import PyTree
 from ..interpret import (
@@ -169,7 +169,9 @@ def widest(dtypes: set[np.dtype]) -> np.dtype:
 
 @as_decorator
 @checked
-def autocast(f: Callable[..., Result], policy: PolicyLike = "float16") -> Callable[..., Result]:
+def autocast(
+    f: Callable[Params, Result], policy: PolicyLike = "float16"
+) -> Callable[Params, Result]:
     """Returns ``f`` in mixed precision: narrow products, float32 where range or long sums need it.
 
     Each operation runs in a dtype by its primitive: those in ``policy.low`` (contractions) in the

@@ -25,10 +25,12 @@ from ._explain import Explanation as Explanation
 from ._history import AmaxHistory as AmaxHistory
 from ._recipe import KeepLike as KeepLike
 from ._recipe import RecipeLike as RecipeLike
+from ._recipe import RecipeName as RecipeName
 
 _DOCUMENTED = dir()  # the reference has these names
 
 # for other packages of scalewise, not for users
+from ._autoscale import warn_of_second as warn_of_second
 from ._boundaries import Boundaries as Boundaries
 from ._boundaries import interpretation as interpretation
 from ._history import OperandAmaxes as OperandAmaxes

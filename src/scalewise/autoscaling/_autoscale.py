@@ -10,16 +10,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import MethodType
+from typing import Generic, Literal, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .._check import checked
-from .._decorator import Result, as_decorator
+from .._decorator import Params, Result, as_decorator
 from .._types import PyTree
 from ..devices import MatrixUnitsLike
 from ..interpret import Program, is_float, pure_call, run, trace, transform
@@ -33,6 +35,44 @@ from .recipes import fp16
 from .recipes import recipe as recipe_
 
 NAME = "autoscale"
+
+
+@overload
+def autoscale(
+    f: Callable[Params, Result],
+    recipe: Literal["fp8_delayed"],
+    *,
+    emulate: MatrixUnitsLike | None = None,
+) -> WithHistory[Params, Result]: ...
+
+
+@overload
+def autoscale(
+    f: Callable[Params, Result],
+    recipe: RecipeLike = fp16,
+    *,
+    keyed: Literal[False] = False,
+    emulate: MatrixUnitsLike | None = None,
+) -> Callable[Params, Result]: ...
+
+
+@overload  # a key or the step comes before the function's own arguments
+def autoscale(
+    f: Callable[..., Result],
+    recipe: RecipeLike | Schedule = fp16,
+    *,
+    keyed: bool = False,
+    emulate: MatrixUnitsLike | None = None,
+) -> Callable[..., Result]: ...
+
+
+@overload
+def autoscale(
+    *,
+    recipe: RecipeLike = fp16,
+    keyed: Literal[False] = False,
+    emulate: MatrixUnitsLike | None = None,
+) -> Callable[[Callable[Params, Result]], Callable[Params, Result]]: ...
 
 
 @as_decorator
@@ -98,6 +138,25 @@ def autoscale(
         ... def scaled_loss(w, x):
         ...     return jnp.mean(jnp.square(x @ w))
     """
+    warn_of_second(f, NAME, stacklevel=5)
+    scaled = _autoscaled(f, recipe, keyed, emulate)
+    vars(scaled)["_is_autoscaled"] = True
+    return scaled
+
+
+def warn_of_second(f: Callable, name: str, stacklevel: int) -> None:
+    """Warns if a function that is to be run under a recipe is a result of ``autoscale``."""
+    if getattr(f, "_is_autoscaled", False):
+        warnings.warn(
+            f"{name}: {getattr(f, '__name__', f)} is a result of autoscale already, so that its "
+            "products are rounded twice; pass the function itself",
+            stacklevel=stacklevel,
+        )
+
+
+def _autoscaled(
+    f: Callable, recipe: RecipeLike | Schedule, keyed: bool, emulate: MatrixUnitsLike | None
+) -> Callable:
     if isinstance(recipe, Schedule):
         if emulate is not None:
             raise ValueError("autoscale: emulate is for one recipe; set it in each of a schedule")
@@ -165,7 +224,7 @@ def _with_key(args: tuple) -> tuple:
 # -- delayed scaling -------------------------------------------------------------------------------
 
 
-class WithHistory:
+class WithHistory(Generic[Params, Result]):
     """A function under a recipe with delayed scaling; the result of ``autoscale``.
 
     Called like the function itself it uses no history: each array determines its own scale.
@@ -179,7 +238,7 @@ class WithHistory:
     A step can't be differentiated from outside: wrap the training step, gradient and all.
     """
 
-    def __init__(self, f: Callable, recipe: Recipe):
+    def __init__(self, f: Callable[Params, Result], recipe: Recipe):
         scaling = recipe.products.scaling
         assert isinstance(scaling, Delayed)
         self.recipe = recipe
@@ -192,14 +251,14 @@ class WithHistory:
         """Returns the method of an instance, for a function that is a class's attribute."""
         return self if instance is None else WithHistory(MethodType(self.f, instance), self.recipe)
 
-    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
+    def __call__(self, *args: Params.args, **kwargs: Params.kwargs) -> Result:
         overrides = FormatOverrides(self.current.keep)
         boundaries = Boundaries.of(self.current, overrides=overrides)
         outs = transform(self.f, boundaries, name=NAME)(*args, **kwargs)
         overrides.check(NAME)
         return outs
 
-    def init(self, *args: PyTree, **kwargs: PyTree) -> AmaxHistory:
+    def init(self, *args: Params.args, **kwargs: Params.kwargs) -> AmaxHistory:
         """Returns the history after one step on these arguments; the step's outputs are dropped."""
         program, boundaries = self._program(self.f, args, kwargs, as_jit=True)
         operand_ids: dict[str, jax.Array] = {}
@@ -214,8 +273,8 @@ class WithHistory:
         return empty.after(_column(empty.operand_ids, newest))
 
     def step(
-        self, history: AmaxHistory, *args: PyTree, **kwargs: PyTree
-    ) -> tuple[PyTree, AmaxHistory]:
+        self, history: AmaxHistory, *args: Params.args, **kwargs: Params.kwargs
+    ) -> tuple[Result, AmaxHistory]:
         """Returns the function's outputs, and the history for the next call.
 
         Raises:
@@ -225,8 +284,8 @@ class WithHistory:
         return outs, history.after(newest)
 
     def observe(
-        self, history: AmaxHistory, *args: PyTree, **kwargs: PyTree
-    ) -> tuple[PyTree, jax.Array]:
+        self, history: AmaxHistory, *args: Params.args, **kwargs: Params.kwargs
+    ) -> tuple[Result, jax.Array]:
         """Returns the function's outputs, and each operand's largest magnitude in this call.
 
         For a step that consists of several calls, on microbatches or devices, which all round with

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax
 
 from .._check import checked
-from .._output import Printed, print_rows
+from .._decorator import Params, Pending
+from .._output import Printed, one_output, place, print_rows
 from .._types import PyTree
 from ..formats import BlockFormat, BlockFormatLike, Format
 from ..formats import format as format_
@@ -75,10 +76,9 @@ class Explanation(Printed):
 
     def show(self, console: Console | None = None) -> None:
         """Prints the table."""
-        from rich.console import Console
-
         heads = ("kind", "name", "shape", "format", "scale", "direction", "source")
-        print_rows(console or Console(), heads, map(_cells, self.rows))
+        with one_output(console) as one:
+            print_rows(one, heads, map(_cells, self.rows))
 
     def to_rows(self) -> list[Mapping[str, object]]:
         """Returns the rows as dictionaries that ``json.dumps`` accepts."""
@@ -90,12 +90,12 @@ class Explanation(Printed):
 
 def _cells(row: ExplanationRow) -> tuple[str, ...]:
     shape = "x".join(map(str, row.shape)) or "()"
-    source = f"{row.file}:{row.line} ({row.function})" if row.file else ""
+    source = f"{place(row.file, row.line)} ({row.function})" if row.file else ""
     return row.kind, row.name, shape, row.format, row.scale, row.direction, source
 
 
 @checked
-def explain(f: Callable[..., Any], recipe: RecipeLike = fp16) -> Callable[..., Explanation]:
+def explain(f: Callable[Params, Any], recipe: RecipeLike = fp16) -> Callable[Params, Explanation]:
     """Returns a function of ``f``'s arguments that lists what ``autoscale(f, recipe)`` stores.
 
     Rows are recorded where ``autoscale`` decides on a format while it traces the program, so that
@@ -144,7 +144,7 @@ def explain(f: Callable[..., Any], recipe: RecipeLike = fp16) -> Callable[..., E
         record.overrides.check("explain")
         return Explanation(recipe, record.result())
 
-    return explained
+    return Pending(explained, "explain")
 
 
 class _Recorder:

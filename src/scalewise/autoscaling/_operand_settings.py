@@ -7,7 +7,7 @@ import functools
 from collections.abc import Sequence
 from typing import Annotated, Literal, TypedDict
 
-from .._check import CONVERTED, Count, Natural, Words, checked
+from .._check import Converted, Count, Natural, Words, checked, kept
 from .._repr import changed_fields
 from .._resolve import as_format
 from ..devices import Device, units_for
@@ -53,7 +53,7 @@ class Operand:
         TypeError, ValueError: an unknown format or mode, or a contradictory combination.
     """
 
-    format: Annotated[Format | BlockFormat, CONVERTED]
+    format: Converted[Format | BlockFormat, BlockFormatLike] = kept()
     scaling: Scaling = CURRENT
     per: Literal["tensor", "channel"] = "tensor"
     rounding: RoundingMode = "nearest_even"

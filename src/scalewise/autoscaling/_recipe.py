@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias, Unpack
 
-from .._check import CONVERTED, Accepts, Natural, Words, checked
+from .._check import Accepts, Converted, Natural, Words, checked, kept
 from .._repr import changed_fields
 from .._resolve import as_format
-from ..devices import MatrixUnits, device_for, matrix_units
+from ..devices import MatrixUnits, MatrixUnitsLike, device_for, matrix_units
 from ..devices import device as device_
-from ..formats import FP16, BlockFormat, BlockFormatLike, Format
+from ..formats import FP16, BlockFormat, BlockFormatLike, Format, FormatLike
 from ..scaled import State, Storage, shown, storable, storage_of
 from ..scalifying import Scalify, Scope
 from ._operand_settings import (
@@ -104,17 +104,17 @@ class Recipe:
     """
 
     products: Products = HALF
-    residuals: Annotated[Format | None, CONVERTED] = FP16
-    carry: Annotated[Format | None, CONVERTED] = None
-    collective: Annotated[Format | None, CONVERTED] = None
+    residuals: Converted[Format | None, FormatLike | None] = kept(FP16)
+    carry: Converted[Format | None, FormatLike | None] = kept(None)
+    collective: Converted[Format | None, FormatLike | None] = kept(None)
     state: State = ()
     min_size: Natural = 8192
     features: Natural = 4
     flight: Literal["program", "float32"] = "program"
-    keep: Annotated[tuple[tuple[Scope, Kept], ...], Accepts(KeepLike)] = ()
+    keep: Converted[tuple[tuple[Scope, Kept], ...], KeepLike] = kept(())
     device: str | None = None
     narrow: Literal["faster", "always"] = "faster"
-    emulate: Annotated[MatrixUnits | None, CONVERTED] = None
+    emulate: Converted[MatrixUnits | None, MatrixUnitsLike | None] = kept(None)
     native_products: bool = False
 
     def __post_init__(self):
@@ -208,5 +208,16 @@ class Recipe:
         return storage_of(self.state, path, size)
 
 
-RecipeLike: TypeAlias = Recipe | Scalify | str
+RecipeName: TypeAlias = Annotated[
+    Literal[
+        "fp16", "bf16", "fp8", "fp8_current", "fp8_delayed", "fp8_rowwise", "fp8_rowwise_gw_hp",
+        "fp8_blockwise", "mxfp8", "mxfp8_hybrid", "mxfp8_floor", "mxfp4_forward", "nvfp4",
+        "fp4_all_the_way", "mxfp4", "quartet2", "quartet", "tetrajet2", "unit_scaling", "mu_s",
+        "fp16_every_op", "scalify",
+    ],
+    Accepts(str),
+]  # fmt: skip
+"""The name of a recipe. For a name in a variable of type str, call :func:`recipes.recipe`."""
+
+RecipeLike: TypeAlias = Recipe | Scalify | RecipeName
 """A recipe, the settings of ``scalify``, or the name of either (``"fp8"``, ``"scalify"``)."""

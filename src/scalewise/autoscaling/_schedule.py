@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._check import Accepts, Count, Words, checked, is_array, shown
+from .._check import Converted, Count, Words, checked, is_array, kept, shown
 from .._jax import Tracer
 from .._types import PyTree
 from ..interpret import pure_call
@@ -50,7 +50,7 @@ class Schedule:
         ((0, 100, 1800), True)
     """
 
-    phases: Annotated[tuple[tuple[int, Recipe | Scalify], ...], Accepts(Phases)]
+    phases: Converted[tuple[tuple[int, Recipe | Scalify], ...], Phases] = kept()
     steps: Count | None = None
 
     def __post_init__(self):

@@ -11,11 +11,13 @@ from ._formats import formats, recipes
 from ._functions import audit, compare_programs, plan, record
 from ._training import compare, train
 
+HELP = {"help_option_names": ["--help", "-h"]}
 app = typer.Typer(
     name="scalewise",
     help="Low-precision arithmetic for JAX.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    context_settings=HELP,
     rich_markup_mode=None,  # its boxes show the types of Python beside each option
 )
 for command in (

@@ -201,6 +201,11 @@ def plan(
         "results": tuple(result or ()),
     }
     with refusal(ValueError, TypeError):
+        if bits is size is seconds is error is None:
+            raise ValueError(
+                "plan: expected a budget: --bits 6 (the mean bits of a weight), --bytes, --seconds "
+                "with --device, or --error"
+            )
         budget = Budget(bits=bits, bytes=size, seconds=seconds, error=error, device=device)
     found = computed(
         lambda f: planned(f, budget, objective=objective, **choice),  # pyright: ignore[reportArgumentType]

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._check import checked
-from .._decorator import Result, as_decorator
+from .._decorator import Params, Result, as_decorator
 from .._jax import ShapedArray
 from .._resolve import as_format
 from ..devices import MatrixUnits, MatrixUnitsLike, matrix_units
@@ -272,12 +272,12 @@ def _is_drawn(equation: Equation, floats: Sequence[Value]) -> bool:
 @as_decorator
 @checked
 def emulate(
-    f: Callable[..., Result],
+    f: Callable[Params, Result],
     fmt: FormatLike | None = None,
     *,
     saturate: Saturation = False,
     device: MatrixUnitsLike | None = None,
-) -> Callable[..., Result]:
+) -> Callable[Params, Result]:
     """Returns ``f`` as a machine computes it whose only floating-point format is ``fmt``.
 
     Arguments, constants and the float result of each equation are rounded to the nearest number of

@@ -84,7 +84,9 @@ _DOCUMENTED = dir()  # the reference has these names
 # for other packages of scalewise, not for users
 from ._catalogue import ALIASES as ALIASES
 from ._catalogue import BlockFormatLike as BlockFormatLike
+from ._catalogue import BlockFormatName as BlockFormatName
 from ._catalogue import FloatDType as FloatDType
+from ._catalogue import FormatName as FormatName
 from ._codes import SATURATE as SATURATE
 from ._codes import check_codes as check_codes
 from ._codes import check_saturate as check_saturate

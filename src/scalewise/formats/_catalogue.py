@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeAlias
 import ml_dtypes
 import numpy as np
 
-from .._check import Count, Range, checked
+from .._check import Accepts, Converted, Count, Range, checked, kept
 from .._repr import changed_fields
 from ._format import CATALOGUE_DTYPES, Format
 
@@ -103,6 +103,9 @@ def format(spec: Any) -> Format:
         for fmt, known in CATALOGUE_DTYPES.items():
             if dtype is not None and np.dtype(known) == dtype:
                 return fmt
+        resolver = importlib.import_module("scalewise._resolve")
+        if dtype is not None and resolver.is_of_integers(dtype.name):
+            raise ValueError(f"format: {spec!r} {resolver.OF_INTEGERS}")
     raise ValueError(unknown_name(spec, "format"))
 
 
@@ -154,13 +157,16 @@ class BlockFormat:
     """
 
     name: str  # in lower case
-    element: Format
-    scale: Format = E8M0  # the format of the blocks' scales
+    element: Converted[Format, FormatLike] = kept()
+    scale: Converted[Format, FormatLike] = kept(E8M0)  # the format of the blocks' scales
     size: Count = 32  # of a block
     # FP32: a scale of the whole array brings the blocks' scales into their range
-    tensor_scale: Format | None = None
+    tensor_scale: Converted[Format | None, FormatLike | None] = kept(None)
 
     def __post_init__(self):
+        for field in ("element", "scale", "tensor_scale"):
+            value = getattr(self, field)
+            object.__setattr__(self, field, None if value is None else format(value))
         if self.tensor_scale not in (None, FP32):
             raise ValueError(
                 f"BlockFormat({self.name!r}): tensor_scale is {self.tensor_scale.name}; "
@@ -214,10 +220,31 @@ class SupportsDType(Protocol):
 DTypeLike: TypeAlias = str | type[Any] | np.dtype | SupportsDType
 """A dtype, as ``jax.typing.DTypeLike``; formats import no JAX."""
 
-FormatLike: TypeAlias = Format | str | DTypeLike
+FormatName: TypeAlias = Annotated[
+    Literal[
+        "fp64", "fp32", "tf32", "fp16", "bf16", "dlfloat16", "e4m3fn", "e4m3fnuz", "e5m2",
+        "e5m2fnuz", "e4m3", "e3m4", "e4m3b11fnuz", "e8m0", "e2m3fn", "e3m2fn", "e2m1fn", "ue5m11",
+        "ue8m8", "ue4m4", "ue5m3",
+        "float64", "double", "f64", "float32", "single", "f32", "tensorfloat32", "e8m10",
+        "float16", "half", "f16", "e5m10", "bfloat16", "e8m7", "dlfloat", "e8m0fnu",
+        "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e4m3",
+        "float8_e3m4", "float8_e4m3b11fnuz", "float8_e8m0fnu", "float6_e2m3fn", "float6_e3m2fn",
+        "float4_e2m1fn",
+    ],
+    Accepts(str),
+]  # fmt: skip
+"""The name of a format. For a name in a variable of type str, call :func:`format`."""
+
+FormatLike: TypeAlias = Format | FormatName | type[Any] | np.dtype | SupportsDType
 """A format, or a name (``"e4m3fn"``) or dtype (``jnp.float16``) of one."""
 
-BlockFormatLike: TypeAlias = BlockFormat | Format | str | DTypeLike
+BlockFormatName: TypeAlias = Annotated[
+    Literal["mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4", "nvfp4"],
+    Accepts(str),
+]
+"""The name of a block format. For one in a variable of type str, call :func:`block_format`."""
+
+BlockFormatLike: TypeAlias = BlockFormat | BlockFormatName | FormatLike
 """A format or a block format (``"mxfp8_e4m3"``), or a name of one."""
 
 FloatDType: TypeAlias = Annotated[

@@ -6,11 +6,11 @@ import dataclasses
 import math
 from fractions import Fraction
 from functools import cached_property
-from typing import Annotated, Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 
-from .._check import Accepts, checked
+from .._check import Converted, checked, kept
 from .._repr import changed_fields
 from . import _codes
 
@@ -53,12 +53,12 @@ class Format:
     name: str
     exponent_bits: int
     mantissa_bits: int
-    bias: Annotated[int, Accepts(int | None)] = cast(int, None)
+    bias: Converted[int, int | None] = kept(None)
     signed: bool = True
     subnormals: bool = True
     infinities: bool = True
     nan: NaN = "ieee"
-    negative_zero: Annotated[bool, Accepts(bool | None)] = cast(bool, None)
+    negative_zero: Converted[bool, bool | None] = kept(None)
     zero: bool = True
 
     def __post_init__(self):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -252,10 +254,17 @@ def _as_traced(x: ArrayLike, aval: ShapedArray) -> jax.Array | np.ndarray:
     return x if isinstance(x, jax.Array) else np.asarray(x).astype(aval.dtype)
 
 
-def check_callable(f: object, name: str) -> None:
-    """Raises TypeError, with the transformation's name, if ``f`` isn't callable."""
-    if not callable(f):
-        raise TypeError(f"{name}(f, ...) takes a function, not {_describe(f)}")
+def check_callable(f: Any, name: str) -> None:
+    """Raises TypeError, with the transformation's name, if ``f`` isn't callable.
+
+    Modules of Linen and Haiku's pairs of functions aren't: their ``apply`` is.
+    """
+    linen = sys.modules.get("flax.linen")
+    unbound = linen is not None and isinstance(f, linen.Module) and f.scope is None
+    if not callable(f) or unbound:
+        hint = "; pass its method apply, and the parameters as the first argument"
+        hint = hint if callable(getattr(f, "apply", None)) else ""
+        raise TypeError(f"{name}(f, ...) takes a function, not {_describe(f)}{hint}")
 
 
 def _argument(path: jax.tree_util.KeyPath) -> str:
@@ -323,5 +332,5 @@ def _check_static(leaf: object, path: jax.tree_util.KeyPath, f: Callable, name: 
 
 
 def _describe(x: object) -> str:
-    text = repr(x)
+    text = " ".join(repr(x).split())
     return f"a {type(x).__name__}: {text if len(text) < 60 else text[:57] + '...'}"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import equinox as eqx
 import jax
 
+from .._extras import imported
 from ..formats import FormatLike
 from ._apply import normalised
+
+with imported("equinox", "scalewise.layers.equinox"):
+    import equinox as eqx
 
 
 class _InOneFormat(eqx.Module):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-import flax.linen as nn
 import jax
 
+from .._extras import imported
 from ..formats import FormatLike
 from ._apply import Parameters, flax_norm
+
+with imported("flax", "scalewise.layers.linen"):
+    import flax.linen as nn
 
 
 class LayerNorm(nn.LayerNorm):

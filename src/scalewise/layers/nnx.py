@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from flax import nnx
 
+from .._extras import imported
 from ..formats import FormatLike
 from ._apply import flax_norm
+
+with imported("flax", "scalewise.layers.nnx"):
+    from flax import nnx
 
 
 class _InOneFormat:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,9 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from .._check import CONVERTED, Count, checked, checked_axes
+from .._check import Converted, Count, checked, checked_axes, kept
 from .._resolve import as_format
-from ..formats import ROUNDINGS, Format, RoundingMode
+from ..formats import ROUNDINGS, Format, FormatLike, RoundingMode
 from ..rounding import from_float64, round_bits, to_float64
 from ..scaled import power_of_two
 from ._operation import operation, with_derivative_of
@@ -57,7 +57,7 @@ class Arithmetic:
         2048.0
     """
 
-    fmt: Annotated[Format, CONVERTED]
+    fmt: Converted[Format, FormatLike] = kept()
     rounding: RoundingMode = "nearest_even"
 
     def __post_init__(self):

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,18 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from .._check import CONVERTED, Count, checked
+from .._check import Converted, Count, checked, kept
 from .._resolve import as_format
 from ..devices import MatrixUnit
-from ..formats import FP32, BlockFormat, FloatDType, Format, RoundingMode, rounding_mode
+from ..formats import (
+    FP32,
+    BlockFormat,
+    FloatDType,
+    Format,
+    FormatLike,
+    RoundingMode,
+    rounding_mode,
+)  # fmt: skip
 from ..rounding import round_bits, to_float64
 from ._matrix_units import unit_matmul
 from ._operation import operation
@@ -47,10 +55,10 @@ class Accumulator:
         [2048.0, 4096.0]
     """
 
-    fmt: Annotated[Format, CONVERTED]
+    fmt: Converted[Format, FormatLike] = kept()
     rounding: RoundingMode = "nearest_even"
     chunk: Count | None = None
-    into: Annotated[Format, CONVERTED] = FP32
+    into: Converted[Format, FormatLike] = kept(FP32)
 
     def __post_init__(self):
         for name in ("fmt", "into"):

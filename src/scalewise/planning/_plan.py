@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._check import Natural, checked
+from .._decorator import Params, Pending
 from .._resolve import as_format
 from .._types import PyTree
 from ..auditing import name_of as function_name
@@ -43,7 +44,7 @@ RETRIES = 6  # of a limit of the error that the prediction keeps and the run doe
 
 @checked
 def plan(
-    f: Callable[..., Any],
+    f: Callable[Params, Any],
     budget: Budget | float,
     *,
     objective: ObjectiveName = "auto",
@@ -52,7 +53,7 @@ def plan(
     gradients: Sequence[OperandLike] = (None,),
     results: Sequence[FormatLike] = (),
     seed: Natural = 0,
-) -> Callable[..., Plan]:
+) -> Callable[Params, Plan]:
     """Returns a function of ``f``'s arguments that finds the formats of products' operands, or of
     all operations' results.
 
@@ -105,7 +106,7 @@ def plan(
         program = trace(f, Boundaries.of(WIDE), args, kwargs, name="plan")
         return solved(Space(program, limits, lists, objective, seed, function_name(f)))
 
-    return planned
+    return Pending(planned, "plan")
 
 
 def _operands(some: Sequence[OperandLike]) -> list[Operand | None]:

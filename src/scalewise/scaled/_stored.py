@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from .._check import CONVERTED, Natural, Pattern, Words, checked
+from .._check import Converted, Natural, Pattern, Words, checked, kept
 from .._resolve import as_format
-from ..formats import BlockFormat, Format
+from ..formats import BlockFormat, BlockFormatLike, Format
 from ..rounding import EncodedArray, StoredArray, encode
 from ._amax import at_least
 from ._array import ScaledArray
@@ -38,7 +38,7 @@ class Storage:
             number, for arrays that are divisors. Square roots are always stored so.
     """
 
-    format: Annotated[Format | BlockFormat, CONVERTED]
+    format: Converted[Format | BlockFormat, BlockFormatLike] = kept()
     root: Literal[1, 2] = 1
     axis: int | tuple[int, ...] | None = None
     min_size: Natural = 0

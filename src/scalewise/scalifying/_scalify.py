@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from .._check import checked
-from .._decorator import Result, as_decorator
+from .._decorator import Params, Result, as_decorator
 from ..formats import FP16, FormatLike
 from ..interpret import transform
 from ..scaled import ScaledArray, State, has_exponent, is_stored
@@ -20,14 +20,14 @@ from ._settings import Accumulation, Rescale, ResultFormats, Scalify
 @as_decorator
 @checked
 def scalify(
-    f: Callable[..., Result],
+    f: Callable[Params, Result],
     format: FormatLike = FP16,
     *,
     rescale: Rescale | None = None,
     arithmetic: Accumulation = "float32",
     keep: ResultFormats = (),
     state: State = (),
-) -> Callable[..., Result]:
+) -> Callable[Params, Result]:
     """Returns a function of the same signature whose every result is narrow data with a scale.
 
     The arithmetic of a machine without float32 (Scalify, arXiv 2407.17353): an operation's result

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from .._check import CONVERTED, Accepts, Words, checked
+from .._check import Converted, Words, checked, kept
 from .._repr import changed_fields
 from .._resolve import as_format
 from ..formats import BF16, FP16, Format, FormatLike
@@ -62,10 +62,10 @@ class Scalify:
         True
     """
 
-    format: Annotated[Format, CONVERTED] = FP16
+    format: Converted[Format, FormatLike] = kept(FP16)
     rescale: Rescale | None = None
     arithmetic: Accumulation = "float32"
-    keep: Annotated[tuple[tuple[Scope, Format | None], ...], Accepts(ResultFormats)] = ()
+    keep: Converted[tuple[tuple[Scope, Format | None], ...], ResultFormats] = kept(())
     state: State = ()
 
     is_delayed: ClassVar[bool] = False  # as recipes say it of themselves

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,9 @@ from .._jax import per_device
 from .._resolve import resolve
 from .._types import AxisName, PyTree
 from ..autocasting import PolicyLike
-from ..autoscaling import AmaxHistory, Recipe, RecipeLike, Schedule, WithHistory
+from ..autoscaling import AmaxHistory, Recipe, RecipeLike, Schedule, WithHistory, warn_of_second
 from ..formats import FormatLike
+from ..scalifying import Scalify
 from . import _model as models
 from ._gradients import (
     all_finite,
@@ -53,7 +54,7 @@ WEIGHTS: dict[str, Callable] = {
 class Step:
     """A training step, made by :func:`step`: ``init(model)`` once, then called for each batch."""
 
-    loss: Callable  # the user's
+    loss: Callable[..., Any]  # the user's
     # wrapped for storage, narrow weights and loss scaling
     optimizer: optax.GradientTransformationExtraArgs
     params: DTypeLike | None = None  # in which the parameters are kept; None for their own
@@ -225,7 +226,7 @@ class Step:
 
 @checked
 def step(
-    loss: Callable,
+    loss: Callable[..., Any],
     optimizer: optax.GradientTransformation,
     policy: PolicyLike | RecipeLike | Schedule | None = None,
     *,
@@ -303,6 +304,8 @@ def step(
     if isinstance(policy, str):
         policy = resolve(policy, "policy", "recipe", where="step")
     transform, params, narrow = models.loss_transform(policy)
+    if isinstance(policy, Recipe | Scalify | Schedule):
+        warn_of_second(loss, "training.step", stacklevel=4)
     delayed = policy if isinstance(policy, Recipe) and policy.is_delayed else None
     if weights is None:
         weights = "master" if params is not None and params.itemsize < 4 else "plain"

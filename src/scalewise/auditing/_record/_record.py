@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ..._check import checked
+from ..._decorator import Params, Pending
 from ..._jax import Tracer, jex
 from ..._types import PyTree
 from ...interpret import Program, State, Value, trace
@@ -22,7 +24,7 @@ from ._recording import Recording, recorded_arrays
 
 
 @checked
-def record(f: Callable, *, fused: bool = False) -> Callable:
+def record(f: Callable[Params, Any], *, fused: bool = False) -> Callable[Params, Recording]:
     """Returns a function of ``f``'s arguments that runs ``f`` and returns a :class:`Recording`.
 
     ``f`` runs on the device of its arguments, in the dtypes that it has: nothing is emulated. Of
@@ -77,7 +79,7 @@ def record(f: Callable, *, fused: bool = False) -> Callable:
             jit_difference=_jit_difference(program, outs),
         )
 
-    return recorded
+    return Pending(recorded, "record")
 
 
 def refuse_tracers(program: Program, name: str, f: Callable) -> None:

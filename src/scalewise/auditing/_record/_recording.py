@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._check import AnyFloat, Natural, Range, checked
-from ..._output import Printed, Rows, Tabular, counted, writable
+from ..._output import Printed, Rows, Tabular, counted, place, writable
 from ...scaled import load_safetensors, save_safetensors
 from .._run._equation_statistics import display_name, written_at
 from ._recorder import COUNTS, NEVER, NUMBERS, Numbers, Site
@@ -111,7 +111,7 @@ class RecordedArray:
         """``file.py:12``, or ``argument [0]['w']``."""
         if self.path or self.primitive in ("argument", "output"):
             return f"{self.primitive} {self.path}".strip()
-        return f"{Path(self.file).name}:{self.line}" if self.file else "unknown line"
+        return place(self.file, self.line)
 
     @property
     def name(self) -> str:

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..._output import place
 from .._run._equation_statistics import EquationStatistics
 from .._search._findings import Finding
 from ._conversions import Loop, converted, loop_around, numpy_in, operands, starts
@@ -50,7 +51,7 @@ class Edit:
     def __str__(self) -> str:
         lines = textwrap.dedent("\n".join([*self.before, *self.after])).split("\n")
         marked = [f"{'-' if i < len(self.before) else '+'} {x}" for i, x in enumerate(lines)]
-        return "\n".join([f"{Path(self.file).name}:{self.line}", *marked])
+        return "\n".join([place(self.file, self.line), *marked])
 
 
 def edits(report: Summary, finding: Finding) -> list[Edit]:

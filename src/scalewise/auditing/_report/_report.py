@@ -5,12 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, overload
 
 from rich.console import Console
 
-from ..._output import Saved, as_csv, plain
+from ..._decorator import Target
+from ..._output import Saved, as_csv, counted, one_output, plain
 from ..._types import Json
+from ...autocasting import Policy
+from ...autoscaling import Recipe
+from ...scalifying import Scalify
 from .._run._outcome import OutputError
 from .._search._apply import AuditedArithmetic
 from .._sheet._sheet import Sheet
@@ -113,7 +117,8 @@ class Report(Summary, Saved):
 
     def show(self, console: Console | None = None, *, everything: bool = False) -> None:
         """Prints verdict, findings and literals; with ``everything`` also those without a fix."""
-        show(self, self.verdict, self.edits, console or Console(), everything=everything)
+        with one_output(console) as one:
+            show(self, self.verdict, self.edits, one, everything=everything)
 
     def trace(self) -> tuple[TraceRow, ...]:
         """Returns the modules (name scopes) in the order in which they ran, each with its smallest
@@ -121,7 +126,7 @@ class Report(Summary, Saved):
         return trace(self.equations)
 
     def __repr__(self) -> str:
-        found = f"{len(self.findings)} findings, error {self.error}"
+        found = f"{counted(len(self.findings), 'finding')}, error {self.error}"
         return f"<Report of {self.function} in {self.low}: {found}; show(), save('report.html')>"
 
     def _page(self) -> str:
@@ -162,6 +167,10 @@ class Report(Summary, Saved):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"make_sheet": None, "run_again": None}  # no program is pickled
 
+    @overload
+    def apply_fixes(self, target: str) -> Policy | Recipe | Scalify: ...
+    @overload
+    def apply_fixes(self, target: Target) -> Target: ...
     def apply_fixes(self, target: Any) -> Any:
         """Returns a policy, recipe or function with the fixes of all findings, in their order.
 

@@ -6,13 +6,13 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from ..._jax import entry, jex
+from ..._output import place
 from ...interpret import Equation, is_float
 from ...primitives import Family, having, names
 from .._thresholds import ACCUMULATED, EPSILON
@@ -85,7 +85,7 @@ class EquationStatistics:
     @property
     def short(self) -> str:
         """``file.py:12``."""
-        return f"{Path(self.file).name}:{self.line}" if self.file else "unknown line"
+        return place(self.file, self.line)
 
     @property
     def part(self) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from pathlib import Path
 from typing import Any
 from typing import Literal as OneOf
 
+from ..._output import place
 from ...formats import Format, Saturation
 from .._run._equation_statistics import EquationStatistics
 from .._run._outcome import OutputError
@@ -78,7 +78,7 @@ class Finding:
     @property
     def where(self) -> str:
         """``file.py:12``."""
-        return f"{Path(self.file).name}:{self.line}" if self.file else "unknown line"
+        return place(self.file, self.line)
 
     @property
     def called(self) -> str:

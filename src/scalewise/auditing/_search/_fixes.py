@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, overload
 
+from ..._decorator import Target
+from ..._output import place, place_of
+from ...autocasting import Policy
+from ...autoscaling import Recipe
 from ...formats import Format
+from ...scalifying import Scalify
 from .._run._causes import Causes
 from .._run._equation_statistics import Equations, EquationStatistics
 from .._tape._interpretations import TableEmulation
@@ -62,6 +67,10 @@ class Fix:
     kind: FixKind | None = dataclasses.field(default=None, repr=False)
     origin: AuditedArithmetic | None = dataclasses.field(default=None, repr=False)
 
+    @overload
+    def apply(self, target: str) -> Policy | Recipe | Scalify: ...
+    @overload
+    def apply(self, target: Target) -> Target: ...
     def apply(self, target: Any) -> Any:
         """Returns ``target`` with this fix.
 
@@ -204,7 +213,7 @@ def described(some: Equations, every: Equations) -> str:
     call at model.py:5`` for all operations of a library's call."""
     chosen = {e.index for e in some}
     whole = whole_calls(some, every)
-    calls = [f"the call at {Path(caller).name}" for caller in sorted(whole)]
+    calls = [f"the call at {place_of(caller)}" for caller in sorted(whole)]
     some = [e for e in some if e.caller not in whole]
     if calls and not some:
         return joined(calls)
@@ -214,7 +223,7 @@ def described(some: Equations, every: Equations) -> str:
     if not places:
         return joined([*calls, f"{len(some)} operations"])
     if len({file for file, _ in places}) > 1:
-        where = joined(f"{Path(file).name}:{line}" for file, line in places)
+        where = joined(itertools.starmap(place, places))
     else:
         where = f"line{'s' * (len(places) > 1)} {joined(str(line) for _, line in places)}"
     if rest:

@@ -6,7 +6,6 @@ import dataclasses
 import linecache
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from ..._check import checked
 from ..._jax import ShapedArray
+from ..._output import place, place_of
 from ..._resolve import as_format
 from ..._types import PyTree
 from ...emulating import EXACT
@@ -92,7 +92,7 @@ class Literal:
 
     @property
     def where(self) -> str:
-        return f"{Path(self.file).name}:{self.line}" if self.file else "unknown line"
+        return place(self.file, self.line)
 
     def __str__(self) -> str:
         return f"{self.written} {self.what} ({self.rounded:.6g}) in {self.primitive}"
@@ -105,7 +105,7 @@ class Literal:
 
 def called_at(callers: Sequence[str]) -> str:
     """``called at model.py:3, model.py:9 and 2 more``; "" without callers."""
-    shown = ", ".join(Path(c).name for c in callers[:CALLERS_SHOWN])
+    shown = ", ".join(map(place_of, callers[:CALLERS_SHOWN]))
     more = len(callers) - CALLERS_SHOWN
     return f"called at {shown}" + (f" and {more} more" if more > 0 else "") if shown else ""
 

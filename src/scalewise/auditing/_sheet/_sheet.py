@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import ClassVar, Literal, TypeAlias
 
 from ..._jax import user_frames
-from ..._output import Rows, Tabular, plain, replacing
+from ..._output import Rows, Tabular, place, plain, replacing
 from ..._types import Json
 from ...interpret import Equation
 from .._tape._cells import Leaf
@@ -62,7 +62,7 @@ class Share:
     def where(self) -> str:
         if not self.file:
             return ARGUMENTS if self.cause == "argument" else UNKNOWN
-        return f"{Path(self.file).name}:{self.line}"
+        return place(self.file, self.line)
 
 
 @dataclasses.dataclass(frozen=True)
