@@ -17,7 +17,6 @@ GALLERY = load("gallery")
 FEW = (
     "Sum of squares in a norm",
     "Adam's epsilon",
-    "Updates vanish",
     "One-pass variance",
     "A loss scale isn't enough",
 )

@@ -242,9 +242,9 @@ def largest_share(search: Search) -> str:
     one = 2.0**-search.fmt.precision
     stages = [x for x in search.now.stages if not x.fails and x.error.relative > one]
     lead = next(iter(search.suspects(search.now, stages[0].name)), None) if stages else None
-    if lead is None or lead.share < MOST_OF_ERROR or not lead.of_user[0]:
+    file, line = lead.of_user if lead is not None else (None, 0)
+    if lead is None or file is None or lead.share < MOST_OF_ERROR:
         return ""
-    file, line = lead.of_user
     return f"{min(lead.share, 1):.0%} of it is made at {Path(file).name}:{line}"
 
 
