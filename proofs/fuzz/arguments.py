@@ -135,7 +135,11 @@ ENTRIES = {
         "Storage": {"format": "e4m3fn"},
     },
     "scalifying": {"scalify": {"f": jnp.sin}, "Scalify": {}},
-    "autoscaling.recipes": {"recipe": {"name": "fp8"}},
+    "autoscaling.recipes": {
+        "recipe": {"name": "fp8"},
+        "to_dict": {"given": "fp8"},
+        "from_dict": {"data": {"recipe": "fp8"}},
+    },
     "devices": {
         "device": {"name": "h100"}, "MatrixUnits": {"device": "h100"},
         "matrix_unit": {"device": "h100", "left": "bf16"},

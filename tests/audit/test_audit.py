@@ -339,7 +339,7 @@ def drawn(x):
         (
             lambda: sw.audit(jnp.sin, "fp9"),
             ValueError,
-            "'fp9'; did you mean 'fp8'.* fp8_delayed",
+            "'fp9'; did you mean 'fp8'",
         ),
         (
             lambda: sw.audit(drawn, "fp16", trials=0)(jnp.ones(2)),

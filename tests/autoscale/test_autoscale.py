@@ -275,6 +275,7 @@ def test_a_float64_program_stays_one():
         np.testing.assert_allclose(got, np.sum(np.sin(np.asarray(x))) * 1e-200, rtol=1e-14)
 
 
+@pytest.mark.filterwarnings("ignore:.*a result of autoscale already")
 def test_interpretations_compose():
     x = example(0, (8, 8))
     inside = sw.autoscale(sw.emulate(lambda x: x @ x, "bf16"))

@@ -1,5 +1,6 @@
 """Transformed functions as JAX and Python see them: signatures, methods, and missing arguments."""
 
+import functools
 import inspect
 
 import jax
@@ -118,3 +119,15 @@ def test_a_schedule_without_its_step_is_an_error(first):
     f = sw.autoscale(lambda w, x: x, sw.Schedule({0: "fp8", 5: "bf16"}))
     with pytest.raises(TypeError, match="autoscale: with a Schedule the first argument is the ste"):
         f(first, X)
+
+
+def test_arrays_of_a_partial_stay_numbers():
+    """Also where Flax NNX is imported, whose objects in a partial are arguments."""
+
+    def ordered(x, *, order):
+        assert isinstance(order, np.ndarray)
+        return x[np.argsort(order)] * 2
+
+    f = functools.partial(ordered, order=np.array([2, 0, 1]))
+    got = sw.emulate(f, "fp16")(jnp.arange(3.0))
+    assert jnp.array_equal(got, jnp.array([2.0, 4.0, 0.0]))

@@ -8,6 +8,7 @@ from pages import DOCS, page_script
 
 MODULE = page_script("errors_page")
 INTERNAL = {
+    "NotEditableError",
     "_NonFinite",
     "_NotKnownError",
     "_WithinVmap",

@@ -166,6 +166,11 @@ class BlockFormat:
     def __post_init__(self):
         for field in ("element", "scale", "tensor_scale"):
             value = getattr(self, field)
+            if value is None and field != "tensor_scale":
+                raise TypeError(
+                    f"BlockFormat({self.name!r}): {field} is None; expected a format, or the name "
+                    "of one"
+                )
             object.__setattr__(self, field, None if value is None else format(value))
         if self.tensor_scale not in (None, FP32):
             raise ValueError(

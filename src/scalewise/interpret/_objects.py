@@ -63,11 +63,11 @@ def pure_call(
     rounds them. ``is_leaf`` returns whether a node stands for one array in ``f`` (a
     ScaledArray).
     """
-    nnx = sys.modules.get("flax.nnx")
+    nnx, given = sys.modules.get("flax.nnx"), (f, args, kwargs)
     if nnx is not None:
         f, args, kwargs = _unbound(nnx, f, args, kwargs)
     if nnx is None or not any(_is_object(nnx, x) for x in _flatten(nnx, (args, kwargs))[0]):
-        yield Call(f, args, kwargs)
+        yield Call(*given)  # arrays of a partial stay numbers
         return
     tag = object()
 

@@ -165,7 +165,8 @@ class Report(Summary, Saved):
         return plain(fields | derived)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"make_sheet": None, "run_again": None}  # no program is pickled
+        fields = {"edits": self.edits, "make_sheet": None, "run_again": None}
+        return self.__dict__ | fields  # the program can't be pickled
 
     @overload
     def apply_fixes(self, target: str) -> Policy | Recipe | Scalify: ...
