@@ -80,7 +80,7 @@ np.testing.assert_allclose(there.amaxes, history.amaxes, rtol=1e-5)
 """
 
 
-@pytest.mark.parametrize("kinds", ["one blocks", *nightly(["one rows blocks packed"])])
+@pytest.mark.parametrize("kinds", ["one", *nightly(["one rows blocks packed"])])
 def test_gathered_weights_are_sent_as_they_are_stored(kinds):
     run_on_devices(4, GATHERED.replace("KINDS", repr(kinds)))
 
