@@ -279,7 +279,7 @@ def test_bad_arguments_end_in_a_sentence():
             x[..., 0], x, 0
         ),
         "v has the shape": lambda: cache.update(x, x[:, :0], 0),
-        "position is 4; expected at least 0 and at most 3": lambda: cache.update(x, x, 4),
+        "position is 4; expected 0 to 3": lambda: cache.update(x, x, 4),
         "position is -1": lambda: cache.attend(x, -1),
         "position has the shape": lambda: cache.update(x, x, np.arange(3)),
         r"q has the shape .* expected \(2, tokens, query heads, 16\)": lambda: cache.attend(

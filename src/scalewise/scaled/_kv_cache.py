@@ -148,8 +148,14 @@ class KVCache:
 
         Raises:
             TypeError: k or v aren't floats, or position or pages aren't integers.
-            ValueError: a shape that doesn't fit, or a position, where it is known, out of range.
+            ValueError: a shape that doesn't fit, a position, where it is known, out of range, or a
+                cache that :func:`scalewise.autoscale` has turned into plain arrays.
         """
+        if not isinstance(self.keys, ScaledArray):
+            raise ValueError(
+                "KVCache.update: the cache is of plain arrays, without scales to write with; call "
+                "update outside of autoscale, which may contain read and attend"
+            )
         k, v = float_array(k, "KVCache.update: k"), float_array(v, "KVCache.update: v")
         position, pages = self._places("update", k, position, pages)
         if v.shape != k.shape:
@@ -179,26 +185,28 @@ class KVCache:
         Args:
             pages: as for :meth:`update`; the positions are then those of the pages, in order.
         """
-        if pages is None:
-            return self.keys.value(), self.values.value()
-        pages = self._pages("read", pages)
+        table = None if pages is None else self._pages("read", pages)
 
-        shape = pages.shape[0], pages.shape[1] * self.keys.shape[1]
+        def gathered(x: jax.Array) -> jax.Array:
+            return x[table].reshape(table.shape[0], -1, *x.shape[2:])  # pyright: ignore
 
-        def gathered(a: ScaledArray) -> jax.Array:
-            held = self._shared_scale(a)
-            moved = lambda x: x if x is held else x[pages].reshape(*shape, *x.shape[2:])  # noqa: E731
-            return jax.tree.map(moved, a).value()
+        def value(a: ScaledArray | jax.Array) -> jax.Array:
+            if not isinstance(a, ScaledArray):  # autoscale traces stored arguments as plain arrays
+                return a if table is None else gathered(a)
+            if table is not None:
+                held = self._shared_scale(a)
+                a = jax.tree.map(lambda x: x if x is held else gathered(x), a)
+            return a.value()
 
-        return gathered(self.keys), gathered(self.values)
+        return value(self.keys), value(self.values)
 
     @checked
     def attend(
         self, q: ArrayLike, position: ArrayLike, pages: ArrayLike | None = None
     ) -> jax.Array:
-        """Returns the causal attention of queries to the cache, as ``jax.nn.dot_product_attention``.
+        """Returns the causal attention of queries to the cache.
 
-        The program reads the narrow numbers: XLA fuses their conversion into what reads them.
+        It is ``jax.nn.dot_product_attention`` of what :meth:`read` returns, in q's dtype.
 
         Args:
             q: queries of consecutive positions, floats of shape (batch, tokens, query heads,
@@ -219,29 +227,24 @@ class KVCache:
         return jax.nn.dot_product_attention(q, keys, values, mask=past <= first + query)
 
     def _shared_scale(self, x: ScaledArray) -> jax.Array | None:
-        scale: Any = x.scale if isinstance(self.format, Format) else getattr(x.scale, "scale", None)
+        scale: Any = x.scale if isinstance(self.format, Format) else x.tensor_scale
         return scale if _is_shared(self.format, self.scales) else None
 
     def _places(
         self, name: str, x: jax.Array, position: Any, pages: Any
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Checks the shape of new tokens and returns their positions and pages."""
-        shape, known = self.keys.shape, not isinstance(position, Tracer)
-        pages = None if pages is None else self._pages(name, pages)
-        batch = shape[:-3] if pages is None else pages.shape[:1]
-        heads = x.ndim == len(shape) and (
-            x.shape[-2] == shape[-2] or (name == "attend" and not x.shape[-2] % shape[-2])
-        )
-        if not heads or x.shape[:-3] != batch or x.shape[-1] != shape[-1]:
-            expected = (
-                *batch,
-                "tokens",
-                "query heads" if name == "attend" else shape[-2],
-                shape[-1],
-            )
+        """Checks new keys, or queries, and returns their positions and pages."""
+        shape, queries = self.keys.shape, name == "attend"
+        batch, length = shape[:-3], shape[-3]
+        if pages is not None:
+            pages = self._pages(name, pages)
+            batch, length = pages.shape[:1], length * pages.shape[1]
+        expected = *batch, "tokens", "query heads" if queries else shape[-2], shape[-1]
+        fits = x.ndim == len(shape) and (*x.shape[:-3], x.shape[-1]) == (*batch, shape[-1])
+        if not fits or (x.shape[-2] % shape[-2] if queries else x.shape[-2] != shape[-2]):
             raise ValueError(
-                f"KVCache.{name}: {'q' if name == 'attend' else 'k'} has the shape {x.shape}; "
-                f"expected ({', '.join(map(str, expected))})"
+                f"KVCache.{name}: {'q' if queries else 'k'} has the shape {x.shape}; expected "
+                f"({', '.join(map(str, expected))})"
             )
         found = position if isinstance(position, Tracer) else np.asarray(position)
         if not jnp.issubdtype(found.dtype, jnp.integer):
@@ -251,11 +254,11 @@ class KVCache:
                 f"KVCache.{name}: position has the shape {found.shape}; expected one integer"
                 + (f", or one for each of {batch[0]} sequences" if batch else "")
             )
-        length = shape[-3] * (1 if pages is None else pages.shape[1])
-        if known and found.size and not 0 <= found.min() <= found.max() <= length - x.shape[-3]:
+        last = length - x.shape[-3]
+        if isinstance(found, np.ndarray) and not np.all((found >= 0) & (found <= last)):
             raise ValueError(
-                f"KVCache.{name}: position is {found}; expected at least 0 and at most "
-                f"{length - x.shape[-3]}: {x.shape[-3]} of {length} positions follow from there"
+                f"KVCache.{name}: position is {found}; expected 0 to {last}, from where "
+                f"{x.shape[-3]} of {length} positions follow"
             )
         return jnp.asarray(found, jnp.int32), pages
 
@@ -265,9 +268,8 @@ class KVCache:
             raise TypeError(f"KVCache.{name}: pages are {pages.dtype}; expected integers")
         if pages.ndim != 2 or self.keys.ndim != 4:
             raise ValueError(
-                f"KVCache.{name}: pages have the shape {pages.shape}, the cache "
-                f"{self.keys.shape}; expected (batch, pages of a sequence), and a cache of shape "
-                "(pages, positions of a page, heads, head_dim)"
+                f"KVCache.{name}: pages have the shape {pages.shape}, the cache {self.keys.shape}; "
+                "expected (batch, pages of a sequence), and four axes of the cache"
             )
         return pages
 
