@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jax import export
 
 import scalewise as sw
+from arrays import normal
 from scalewise.formats import BlockFormat
 
 KINDS = {"tensor": (0, 1, 2, 3), "head": (0, 1, 3), "token": (2, 3), "token_head": (3,)}
@@ -257,6 +259,33 @@ def test_decoding_by_scan_gives_the_logits_of_the_whole_sequence():
         assert error < bound
         assert fmt == "fp32" or error > bound / 64
         assert jax.tree.structure(after) == jax.tree.structure(caches)
+
+
+def test_autoscale_multiplies_the_narrow_numbers():
+    """As explain shows: it doesn't round the cache's numbers again."""
+    cache = sw.KVCache.init((1, 8, 2, 32), "e4m3fn", scales="tensor", dtype="float32")
+    k, v = (normal(i, (1, 5, 2, 32)) for i in range(2))
+    cache, q = cache.update(k, v, 0), normal(2, (1, 1, 2, 32))
+
+    def attend(cache, q):
+        return cache.attend(q, 4)
+
+    got = sw.autoscale(attend, "fp8")(cache, q)
+    np.testing.assert_allclose(got, attend(cache, q), atol=0.15)
+    shown = str(sw.explain(attend, "fp8")(cache, q))
+    assert "amax x stored" in shown
+    assert "stored x amax" in shown
+    with pytest.raises(ValueError, match="call update outside of autoscale"):
+        sw.autoscale(lambda c: c.update(k, v, 0), "fp8")(cache)
+
+
+def test_a_program_with_a_cache_is_exported():
+    cache, k = sw.KVCache.init((1, 4, 2, 32), "nvfp4"), normal(0, (1, 1, 2, 32))
+    program = jax.jit(lambda cache, k: cache.update(k, k, 2))
+    again = export.deserialize(export.export(program)(cache, k).serialize())
+    found, want = again.call(cache, k), program(cache, k)
+    assert jax.tree.structure(found) == jax.tree.structure(want)
+    same(found.read()[0].astype(jnp.float32), want.read()[0].astype(jnp.float32))
 
 
 def test_bad_arguments_end_in_a_sentence():
