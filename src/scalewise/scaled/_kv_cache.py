@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +27,11 @@ Kind: TypeAlias = Literal["tensor", "head", "token", "token_head"]
 KEPT: dict[Kind, tuple[int, ...]] = {  # axes with a scale for each index, counted from the last
     "tensor": (), "head": (-2,), "token": (-4, -3), "token_head": (-4, -3, -2),
 }  # fmt: skip
+STATIC = {"static": True}
 
 
 @exportable
-@jax.tree_util.register_pytree_node_class
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class KVCache:
     """Keys and values of one attention layer in 8 or 4 bits, as a pytree.
@@ -54,19 +55,10 @@ class KVCache:
         scales: which numbers share a float32 scale, see :meth:`init`.
     """
 
-    STATIC: ClassVar = ("format", "scales")
-
     keys: ScaledArray
     values: ScaledArray
-    format: Format | BlockFormat
-    scales: Kind
-
-    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        return (self.keys, self.values), (self.format, self.scales)
-
-    @classmethod
-    def tree_unflatten(cls, static: tuple[Any, ...], children: tuple[Any, ...]) -> KVCache:
-        return cls(*children, *static)
+    format: Format | BlockFormat = dataclasses.field(metadata=STATIC)
+    scales: Kind = dataclasses.field(metadata=STATIC)
 
     @classmethod
     @checked
@@ -117,17 +109,18 @@ class KVCache:
             )
         dtype = np.dtype(dtype)
 
-        def empty(name: str, scale: ArrayLike | None) -> ScaledArray:
+        def stored_zeros(name: str, scale: ArrayLike | None) -> ScaledArray:
             x = jax.ShapeDtypeStruct(shape, jnp.float32)
             held = _given(name, scale, shape, fmt, scales)
             stored = jax.eval_shape(lambda x: _quantised(x, fmt, scales, held, dtype), x)
-            stored = jax.tree.map(_zeros, stored)
+            empty = jax.tree.map(_zeros, stored)
             if held is None:
-                return stored
-            scale = dataclasses.replace(stored.scale, scale=held) if stored.block else held
-            return dataclasses.replace(stored, scale=scale)
+                return empty
+            scale = dataclasses.replace(empty.scale, scale=held) if empty.block else held
+            return dataclasses.replace(empty, scale=scale)
 
-        return cls(empty("k_scale", k_scale), empty("v_scale", v_scale), fmt, scales)
+        keys, values = stored_zeros("k_scale", k_scale), stored_zeros("v_scale", v_scale)
+        return cls(keys, values, fmt, scales)
 
     @checked
     def update(
@@ -193,10 +186,10 @@ class KVCache:
         def value(a: ScaledArray | jax.Array) -> jax.Array:
             if not isinstance(a, ScaledArray):  # autoscale traces stored arguments as plain arrays
                 return a if table is None else gathered(a)
-            if table is not None:
-                held = self._shared_scale(a)
-                a = jax.tree.map(lambda x: x if x is held else gathered(x), a)
-            return a.value()
+            if table is None:
+                return a.value()
+            held = self._shared_scale(a)
+            return jax.tree.map(lambda x: x if x is held else gathered(x), a).value()
 
         return value(self.keys), value(self.values)
 
@@ -303,15 +296,16 @@ def _given(name: str, scale: Any, shape: Any, fmt: Any, scales: Kind) -> jax.Arr
             )
         return None
     full = tuple(n if a - len(shape) in KEPT[scales] else 1 for a, n in enumerate(shape))
-    x = jnp.asarray(0 if scale is None else scale).astype(jnp.float32)
-    if x.ndim and x.size != math.prod(full):
+    known = None if scale is None or isinstance(scale, Tracer) else np.asarray(scale, np.float32)
+    if np.ndim(scale) and np.size(scale) != math.prod(full):
         raise ValueError(
-            f"KVCache.init: {name} has the shape {x.shape}; expected a number"
+            f"KVCache.init: {name} has the shape {np.shape(scale)}; expected a number"
             + (f", or {shape[-2]} of them" if scales == "head" else "")
         )
-    known = scale is not None and not isinstance(x, Tracer)
-    if known and not bool(jnp.all(jnp.isfinite(x) & (x >= jnp.finfo(jnp.float32).tiny))):
+    tiny = np.finfo(np.float32).tiny
+    if known is not None and not np.all((known >= tiny) & (known < np.inf)):
         raise ValueError(f"KVCache.init: {name} is {scale}; expected positive finite numbers")
+    x = jnp.asarray(0 if scale is None else scale).astype(jnp.float32)
     return x.reshape(full) if x.ndim else jnp.full(full, x)
 
 
@@ -323,31 +317,29 @@ def _quantised(
     ``held`` is the scale that all positions share, 0 if it isn't known; None for scales that are
     found from ``x``.
     """
-    blocks = isinstance(fmt, BlockFormat)
+    last = x.ndim - 1
     options = {"rounding": "nearest_even", "saturate": "finite", "key": None}
-    if blocks and fmt.tensor_scale is None:
-        stored = quantize_blocks(x, fmt, x.ndim - 1, None, x, **options)
+    if isinstance(fmt, BlockFormat) and fmt.tensor_scale is None:
+        stored = quantize_blocks(x, fmt, last, None, x, **options)
         return dataclasses.replace(stored, value_dtype=dtype)
     largest = amax(x, [a for a in range(x.ndim) if a - x.ndim not in KEPT[scales]], True)
-    if blocks:
+    top = fmt.element.max
+    if isinstance(fmt, BlockFormat):
         each = jax.vmap(lambda a: tensor_scale_of(a, fmt, None))
-        scale = each(largest.reshape(-1)).reshape(largest.shape)
+        scale, top = each(largest.reshape(-1)).reshape(largest.shape), top * fmt.scale.max
     else:
         scale, _ = to_top(largest, fmt, True)
     if held is not None:
         scale = jnp.where(held != 0, held, jnp.where(largest == 0, 0, scale))
     divisor = jnp.where(scale == 0, 1, scale)  # of zeros
-    if held is not None:  # what will saturate: quotients don't overflow
-        element = fmt.element
-        top = divisor * np.float32(float(element.max * (fmt.scale.max if blocks else 1)))
-        x = jnp.where(jnp.isfinite(x), jnp.clip(x, -top, top), x)
-    if blocks:
-        stored = quantize_blocks(x, fmt, x.ndim - 1, None, x, whole=divisor, **options)
-        return dataclasses.replace(
-            stored, scale=ScaledArray(stored.scale, scale), value_dtype=dtype
-        )
-    data = encode(quotient(x, divisor), fmt, **options)
-    return ScaledArray(data, scale, value_dtype=dtype)
+    if held is not None:  # what saturates, lest its quotient is infinite
+        most = divisor * np.float32(float(top))
+        x = jnp.where(jnp.isfinite(x), jnp.clip(x, -most, most), x)
+    if isinstance(fmt, BlockFormat):
+        stored = quantize_blocks(x, fmt, last, None, x, whole=divisor, **options)
+        inner: Any = stored.scale
+        return dataclasses.replace(stored, scale=ScaledArray(inner, scale), value_dtype=dtype)
+    return ScaledArray(encode(quotient(x, divisor), fmt, **options), scale, value_dtype=dtype)
 
 
 def _zeros(x: jax.ShapeDtypeStruct) -> jax.Array:
