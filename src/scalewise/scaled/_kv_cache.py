@@ -296,17 +296,16 @@ def _given(name: str, scale: Any, shape: Any, fmt: Any, scales: Kind) -> jax.Arr
             )
         return None
     full = tuple(n if a - len(shape) in KEPT[scales] else 1 for a, n in enumerate(shape))
-    known = None if scale is None or isinstance(scale, Tracer) else np.asarray(scale, np.float32)
-    if np.ndim(scale) and np.size(scale) != math.prod(full):
+    x = scale if isinstance(scale, Tracer) else np.asarray(0 if scale is None else scale)
+    if x.ndim and x.size != math.prod(full):
         raise ValueError(
-            f"KVCache.init: {name} has the shape {np.shape(scale)}; expected a number"
+            f"KVCache.init: {name} has the shape {x.shape}; expected a number"
             + (f", or {shape[-2]} of them" if scales == "head" else "")
         )
     tiny = np.finfo(np.float32).tiny
-    if known is not None and not np.all((known >= tiny) & (known < np.inf)):
+    if scale is not None and not isinstance(x, Tracer) and not np.all((x >= tiny) & (x < np.inf)):
         raise ValueError(f"KVCache.init: {name} is {scale}; expected positive finite numbers")
-    x = jnp.asarray(0 if scale is None else scale).astype(jnp.float32)
-    return x.reshape(full) if x.ndim else jnp.full(full, x)
+    return jnp.broadcast_to(x.reshape(full if x.ndim else (1,) * len(full)), full).astype("float32")
 
 
 def _quantised(
