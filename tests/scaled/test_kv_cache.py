@@ -197,6 +197,16 @@ def test_bytes_of_the_leaves():
     assert size("nvfp4", scales="tensor") == wide * (1 / 4 + 1 / 32) + 2 * 4
 
 
+def test_a_donated_cache_is_written_in_place():
+    cache = sw.KVCache.init((2, 4096, 2, 16), "nvfp4")
+    x = jnp.ones((2, 1, 2, 16), jnp.bfloat16)
+    write = jax.jit(lambda c, k, p: c.update(k, k, p), donate_argnums=0)
+    memory = write.lower(cache, x, 3).compile().memory_analysis()
+    size = sum(x.nbytes for x in jax.tree.leaves(cache))
+    assert memory.alias_size_in_bytes == size
+    assert memory.temp_size_in_bytes < size / 100
+
+
 def decoder(seed, dim=32, heads=4, groups=2, vocabulary=16, layers=2):
     rng = np.random.default_rng(seed)
     draw = lambda *shape: jnp.asarray(rng.standard_normal(shape) / shape[0] ** 0.5, jnp.float32)  # noqa: E731

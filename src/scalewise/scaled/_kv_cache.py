@@ -128,9 +128,10 @@ class KVCache:
     ) -> KVCache:
         """Returns the cache with keys and values of consecutive positions written.
 
-        With one position for all sequences this is ``lax.dynamic_update_slice``, which moves a
-        traced position so that all of ``k`` fits. With a position for each sequence, or pages, what
-        lies beyond the end, or on a page below 0, isn't written.
+        With one position for all sequences this is ``lax.dynamic_update_slice``, in place in a
+        donated cache; it moves a traced position so that all of ``k`` fits. With a position for
+        each sequence, or pages, it is a scatter, for which XLA on CPU copies the cache; what lies
+        beyond the end, or on a page below 0, isn't written.
 
         Args:
             k: keys, floats of shape (batch, tokens, heads, head_dim), without batch as the cache.
