@@ -18,7 +18,7 @@ from jax.typing import ArrayLike, DTypeLike
 from .._check import Natural, checked
 from .._jax import Tracer
 from .._types import PyTree
-from ..formats import Format, check_codes
+from ..formats import BlockFormat, Format, check_codes
 from ..formats import format as format_
 from ._codes import decoded, has_float64
 from ._round import cast
@@ -41,12 +41,17 @@ def exportable(cls: type[Node]) -> type[Node]:
 def _format_fields(value: object) -> dict[str, Any]:
     if isinstance(value, np.dtype):
         return {"dtype": value.name}
+    if isinstance(value, BlockFormat):
+        fields = dataclasses.fields(value)
+        return {"block_format": {f.name: getattr(value, f.name) for f in fields}}
     if not isinstance(value, Format):
         raise TypeError(f"jax.export: no function of a pytree with {value!r} can be serialized")
     return dataclasses.asdict(value)
 
 
 def _static(value: Any) -> Any:
+    if isinstance(value, dict) and "block_format" in value:
+        return BlockFormat(**{k: _static(x) for k, x in value["block_format"].items()})
     if isinstance(value, dict):
         return jnp.dtype(value["dtype"]) if "dtype" in value else Format(**value)
     return tuple(map(_static, value)) if isinstance(value, list) else value

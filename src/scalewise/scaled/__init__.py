@@ -11,6 +11,7 @@ from ._block_scales import Quest as Quest
 from ._convert import as_scaled as as_scaled
 from ._convert import asarray as asarray
 from ._convert import dynamic_rescale as dynamic_rescale
+from ._kv_cache import KVCache as KVCache
 from ._operations import abs as abs
 from ._operations import add as add
 from ._operations import cast_data as cast_data

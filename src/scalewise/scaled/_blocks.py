@@ -36,6 +36,7 @@ def quantize_blocks(
     measured: jax.Array,
     tile: tuple[int, int] | None = None,
     numbers: bool = False,
+    whole: jax.Array | None = None,
     **options: Unpack[CastOptions],
 ) -> ScaledArray:
     """Quantizes ``x``, float32 or float64, along an axis to a block format.
@@ -43,13 +44,14 @@ def quantize_blocks(
     Scales are computed from ``measured``: ``x``, or the same numbers computed separately.
     ``scaling`` is None for the format's own; ``tile`` is another axis, and how many of its
     indices share a scale. With ``numbers``, data and scales are floats of x's dtype in place of
-    codes: the same numbers in a third of the operations.
+    codes: the same numbers in a third of the operations. ``whole`` is the upper of two levels of
+    scales if it is known; the result then has the lower ones alone.
     """
     if scaling is not None:
         scaling.check(fmt)
     narrowed = round_to if numbers else encode
     blocks, measured = (split_blocks(z, fmt.size, axis) for z in (x, measured))
-    whole = partial(merge_blocks, shape=x.shape, axis=axis)
+    merged = partial(merge_blocks, shape=x.shape, axis=axis)
     if tile is not None:  # from here on an axis of the blocks
         tile = tile[0] + (tile[0] > axis), tile[1]
     measured, tainted = usable(measured, fmt, scaling, axis + 1, tile)
@@ -57,10 +59,10 @@ def quantize_blocks(
     def stored(blocks: jax.Array, saturate: Saturation | None = None) -> jax.Array | EncodedArray:
         if numbers or fmt.element.dtype is None or fmt.element.bits < 8:
             # codes of less than a byte are packed along the last axis
-            return narrowed(whole(blocks), fmt.element, **options)
+            return narrowed(merged(blocks), fmt.element, **options)
         # in the blocks' shape, in which XLA on a GPU fuses all that leads here
         own = options if saturate is None else CastOptions({**options, "saturate": saturate})
-        return whole(cast(blocks, fmt.element, **own))
+        return merged(cast(blocks, fmt.element, **own))
 
     if fmt.scale == E8M0:
         scaling = scaling or Mx()
@@ -77,7 +79,9 @@ def quantize_blocks(
         choose = None
         if isinstance(scaling, FourOverSix):
             choose = partial(_smaller_error, blocks, fmt.element, axis + 1, tile)
-        scale, factor = scales_of(finite, tainted, fmt, axis + 1, scaling, choose, encode=narrowed)
+        scale, factor = scales_of(
+            finite, tainted, fmt, axis + 1, scaling, choose, whole, encode=narrowed
+        )
         scaled = over_scales(blocks, factor, axis + 1, options["rounding"])
         if isinstance(scaling, MsEden):
             key = options["key"]
