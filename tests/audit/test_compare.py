@@ -137,6 +137,12 @@ def test_no_cause_is_named_between_programs_of_equal_meaning(dtype):
         assert not found.causes, found.verdict
 
 
+@pytest.mark.parametrize("f", [lambda x: x > 0, lambda x: x[:0], lambda x: x.astype(int)])
+def test_outputs_that_are_no_floats_or_empty_agree(f):
+    found = compare((f, X), (lambda x: f(x), X))
+    assert not found.causes, found.verdict
+
+
 def test_sums_in_float32_have_any_order():
     def summed(x, n):
         return sum(jnp.sum(part) for part in jnp.split(x, n))

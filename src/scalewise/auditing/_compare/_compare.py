@@ -251,10 +251,11 @@ def _seeds(sides: tuple[Side, Side]) -> list[list[np.ndarray]] | None:
     pairs = [(x, y, *aligned(x, y)) for x, y in outs]
     bars, total = [], 0.0
     for x, _, _, theirs in pairs:
-        with np.errstate(all="ignore"):
-            d = np.where(np.isfinite(x.low) & np.isfinite(theirs), x.low - theirs, 0.0)
-        d = d if x.array.dtype.kind == "f" else np.zeros(np.shape(d))
-        bar = d
+        bar = d = np.zeros(x.array.shape)
+        if x.is_float:
+            with np.errstate(all="ignore"):
+                finite = np.isfinite(x.low) & np.isfinite(theirs)
+                bar = d = np.where(finite, x.low - theirs, 0.0)
         if len(pairs) == 1 and _is_logits(x):
             p = np.mean([np.asarray(jax.nn.softmax(z)) for z in (x.low, theirs)], 0)
             token = np.arange(x.array.shape[-1]) == np.argmax(theirs, -1)[..., None]

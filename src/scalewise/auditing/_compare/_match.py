@@ -84,7 +84,7 @@ def matching(a: Sequence[Array], b: Sequence[Array], same: float = SAME) -> tupl
     groups: dict[tuple[int, bool], list[int]] = collections.defaultdict(list)
     for j, y in enumerate(b):
         groups[y.array.size, y.array.dtype.kind in "fc"].append(j)
-    tables = {key: np.stack([b[j].few for j in some]) for key, some in groups.items() if key[0]}
+    tables = {key: np.stack([b[j].few for j in some]) for key, some in groups.items()}
     found: tuple[dict[int, list[int]], dict[int, list[int]]] = ({}, {})
     for i, x in enumerate(a):
         key = x.array.size, x.array.dtype.kind in "fc"

@@ -17,6 +17,7 @@ import numpy as np
 
 from ..._extras import require
 from ..._jax import ShapedArray, jex, user_positions
+from ..._output import place
 from ...formats import FP32
 from ...formats import format as format_
 from ...interpret import Argument, Equation, Interpretation, Program, Value, is_float, trace
@@ -274,7 +275,7 @@ def of_program(
     for entry in run.forward.tape:
         equation = entry.operation.equation
         lines = filter(None, (equation.source, equation.caller))
-        where = ", from ".join(f"{Path(x[0]).name}:{x[1]}" for x in lines) or "unknown line"
+        where = ", from ".join(place(*x[:2]) for x in lines) or place(None, None)
         reads = [numbers.get(id(x)) for x in entry.ins]
         # a step of a loop that is no equation has other results than the loop
         avals = equation.out_avals if entry.operation.floats else ()

@@ -1,7 +1,7 @@
 """Runs a program with edits of its source: the code of its live functions is exchanged meanwhile.
 
 IPython's autoreload exchanges functions' code in the same way, which decorated functions, methods
-and closures keep using. JAX forgets what it traced meanwhile.
+and closures keep using. JAX's caches are cleared before and after.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class NotEditableError(Exception):
     """The edits can't be run: the file has changed, or other than functions and constants do."""
 
 
-def that_hold(
+def as_predicted(
     some: Sequence[tuple[Finding, Sequence[Edit]]], run: Callable[[], OutputError],
     before: OutputError, predicted: OutputError, precision: int,
 ) -> tuple[Edit, ...]:  # fmt: skip
@@ -57,8 +57,8 @@ def that_hold(
         except Exception:  # the edited program may raise anything
             continue
         largest = max(TIMES_PREDICTED * error.relative, FEW_ROUNDINGS * 2.0**-precision)
-        as_predicted = after.non_finite <= error.non_finite and after.relative <= largest
-        if as_predicted and better(after, before, ENOUGH):
+        fits = after.non_finite <= error.non_finite and after.relative <= largest
+        if fits and better(after, before, ENOUGH):
             return tuple(edits)
     return ()
 
@@ -92,7 +92,8 @@ def _exchange(file: str, edits: Sequence[Edit], undo: list[Callable[[], object]]
     imports = "\n".join(line for edit in edits if not edit.before for line in edit.after)
     functions = [
         f for f in gc.get_objects()
-        if isinstance(f, FunctionType) and f.__code__.co_filename == file
+        if type(f) is FunctionType  # isinstance raises for a dead weak reference
+        and f.__code__.co_filename == file
     ]  # fmt: skip
     for scope in {id(f.__globals__): f.__globals__ for f in functions}.values():
         _keep(scope, undo)

@@ -18,7 +18,7 @@ from ...scalifying import Scalify
 from .._run._outcome import OutputError
 from .._search._apply import AuditedArithmetic
 from .._sheet._sheet import Sheet
-from ._edited import that_hold
+from ._edited import as_predicted
 from ._edits import Edit, edits
 from ._page import page
 from ._summary import Summary
@@ -78,8 +78,7 @@ class Report(Summary, Saved):
         then on.
 
         Raises:
-            ValueError: the program computes more than 20,000 operations, loops unrolled; it runs on
-                several devices; or this report is a copy, which has no program.
+            ValueError: this report is a copy, which has no program.
         """
         if self.make_sheet is None:
             raise ValueError(
@@ -102,7 +101,7 @@ class Report(Summary, Saved):
         if self.run_again is None or not some:
             return ()
         run, precision = self.run_again, self.precision
-        return that_hold(some, run, self.error, self.error_fixed, precision)
+        return as_predicted(some, run, self.error, self.error_fixed, precision)
 
     @property
     def verdict(self) -> str:

@@ -74,10 +74,10 @@ def no_fix(report: Summary) -> str:
         return f"None of the fixes tried helps the outputs ({counted(report.trials, 'trial')})."
     if report.trials and _by_chance(report):
         return "No fix was tried, since so few may differ by chance."
-    if not report.trials or not near(report.error, report.error_float32):
-        return "No fix was tried."
     if report.error <= OutputError(0, 1e-6):
         return "No fix was tried, since no operation needs one."
+    if not report.trials or not near(report.error, report.error_float32):
+        return "No fix was tried."
     if report.error_float32.non_finite:
         left = report.error_float32
         return f"No fix was tried, since {report.wide} for every operation leaves {left} too."

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, TypeAlias
 
+from ..._output import place
 from ...formats import FP32, Format, Saturation
 from .._run._causes import Causes
 from .._run._equation_statistics import EquationStatistics
@@ -51,7 +51,7 @@ class Search:
     unfixed: list[Finding] = dataclasses.field(default_factory=list)
     lost_changes: list[str] = dataclasses.field(default_factory=list)
     now: Trial = dataclasses.field(init=False)  # the run with the fixes accepted so far
-    float32: Trial | None = None  # with float32 for every operation, under a format
+    all_wide: FormatChoice | None = None  # float32 for every operation, under a format
     tried: set[Hashable] = dataclasses.field(default_factory=set)
 
     # -- runs --------------------------------------------------------------------------------------
@@ -127,10 +127,13 @@ class Search:
     @property
     def float32_error(self) -> OutputError:
         """The error with float32 for every operation; 0 if it was of no interest."""
-        trial = self.float32
-        if trial is None or not (self.is_harmful or "outcome" in trial.__dict__):
-            return OutputError(0, 0.0)
-        return trial.outcome.error
+        of_interest = self.is_harmful or "wide" in self.__dict__
+        return self.wide.error if self.all_wide and of_interest else OutputError(0, 0.0)
+
+    @functools.cached_property
+    def wide(self) -> Outcome:
+        """The run with float32 for every operation."""
+        return self.run(self.all_wide)
 
     @property
     def is_harmful(self) -> bool:
@@ -140,10 +143,10 @@ class Search:
     @functools.cached_property
     def beyond(self) -> list[int]:
         """The operations whose results in float32 arithmetic exceed the format's maximum."""
-        if self.float32 is None:
+        if self.all_wide is None:
             return []
         half = 2.0 ** (self.fmt.max_exponent - self.fmt.mantissa_bits - 1)
-        outcome, wide = self.float32.outcome, self.session.stays_wide
+        outcome, wide = self.wide, self.session.stays_wide
         return [
             e.index for e in outcome.equations
             if e["amax"] > float(self.fmt.max) + half and not wide(outcome.recorded[e.index])
@@ -225,8 +228,7 @@ def find_fixes(search: Search, start: Outcome) -> OutputError:
         every = search.start().widened(range(len(search.start().formats)))
         for literal in search.literals:
             every = every.with_constant(literal.number, literal.number)
-        search.float32 = search.trial(every.without_limits(search.limits))
-        search.trials -= 1
+        search.all_wide = every.without_limits(search.limits)
     given_up: set[str] = set()
     _explain_all(search, given_up)
     left = _failing(search, given_up)
@@ -245,11 +247,11 @@ def largest_share(search: Search) -> str:
     file, line = lead.of_user if lead is not None else (None, 0)
     if lead is None or file is None or lead.share < MOST_OF_ERROR:
         return ""
-    return f"{min(lead.share, 1):.0%} of it is made at {Path(file).name}:{line}"
+    return f"{min(lead.share, 1):.0%} of it is made at {place(file, line)}"
 
 
 def _explain_all(search: Search, given_up: set[str]) -> None:
-    while search.trials > 0 and (stage := _failing(search, given_up)) is not None:
+    while (stage := _failing(search, given_up)) is not None and search.trials > 0:
         if not _explain(search, stage):
             given_up.add(stage.name)
             search.found += _unexplained(search, stage, tried=True)
@@ -294,8 +296,8 @@ def _failing(search: Search, given_up: Iterable[str]) -> StageError | None:
     found: Iterable[StageError] = search.now.stages
     if not search.now.fails:
         return None
-    if search.float32 is not None and near(search.outcome.error, search.float32_error):
-        own, wide = (dict(x.outputs) for x in (search.outcome, search.float32.outcome))
+    if search.all_wide is not None and near(search.outcome.error, search.float32_error):
+        own, wide = (dict(x.outputs) for x in (search.outcome, search.wide))
         found = [x for x in search.now.outputs if not near(own[x.name], wide[x.name])]
     return next((x for x in found if x.fails and x.name not in given_up), None)
 
