@@ -286,7 +286,10 @@ def test_a_library_line_names_its_callers_and_labels_may_be_int64():
 
     report = sw.audit(loss, "fp16")(np.full((8, 4), 2.0), np.arange(8) % 4)
     assert "optax" in report.findings[0].file
-    assert report.findings[0].called == f"called at test_audit.py:{line_of('return optax.tree')}"
+    where, called = f"test_audit.py:{line_of('return optax.tree')}", report.findings[0].called
+    assert report.findings[0].where == where
+    assert called.startswith("optax/tree_utils/")
+    assert called.endswith(f", called at {where}")
     assert report.findings[0].called in str(report)
     assert len(repr(report)) < 200
 
@@ -296,7 +299,7 @@ def test_terminal_output():
         return jnp.sqrt(jnp.sum(x * x))
 
     text = shown(sw.audit(norm, "fp16")(jnp.full(4096, 16.0)), everything=True)
-    assert text.startswith("audit  norm  fp16 against the float32 reference")
+    assert text.startswith("audit  norm  fp16 beside a run in float64")
     assert "overflow  test_audit.py:" in text
     assert "exceeds FP16's maximum by 2^4.0 (largest value 2^20.0)" in " ".join(text.split())
     assert "return jnp.sqrt(jnp.sum(x * x))" in text

@@ -263,7 +263,7 @@ def flushed(w, x, scale=1e-6):
 def test_a_step_that_changes_nothing_is_no_training(low):
     """The weights are within a rounding or few; only their change shows that nothing is trained."""
     report = sw.audit(flushed, low)(W, X)
-    assert report.verdict.startswith("No: flushed does not compute")
+    assert report.verdict.startswith("No: flushed does not train")
     assert report.wrong_changes[0].endswith("with error 100%")
     worst = report.findings[0]
     assert (worst.kind, worst.direction) == ("underflow", "backward")

@@ -15,7 +15,10 @@ from ._lock import lock as lock
 from ._page import framed as framed
 from ._page import visible as visible
 from ._place import place as place
+from ._place import place_in_library as place_in_library
 from ._place import place_of as place_of
+from ._progress import Tell as Tell
+from ._progress import progress as progress
 from ._saved import Rows as Rows
 from ._saved import Saved as Saved
 from ._saved import Tabular as Tabular

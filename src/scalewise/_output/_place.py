@@ -20,6 +20,13 @@ def place(file: str | None, line: int | None) -> str:
     return f"{cell[1].replace('[', ' [')}, line {line}"
 
 
+def place_in_library(file: str, line: int) -> str:
+    """Returns ``optax/_src/update.py:42``: the path in the folder of installed packages."""
+    parts = Path(file).parts
+    start = max((i + 1 for i, x in enumerate(parts) if x.endswith("-packages")), default=-1)
+    return f"{'/'.join(parts[start:])}:{line}"
+
+
 def place_of(caller: str) -> str:
     """Returns the place of ``/path/to/model.py:12``, as statistics keep it."""
     file, _, line = caller.rpartition(":")

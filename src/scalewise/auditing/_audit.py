@@ -20,6 +20,7 @@ import numpy as np
 from .._check import Count, Natural, checked
 from .._decorator import Params, Pending
 from .._jax import avals_of, unchecked
+from .._output import Tell, progress
 from .._resolve import as_format, resolve
 from .._types import PyTree
 from ..autocasting import Autocast, Policy, PolicyLike
@@ -66,9 +67,10 @@ from ._run._session import Session, state_of
 from ._search._literals import Constants, constants_of
 from ._search._lost_updates import search_lost_updates
 from ._search._search import Search, find_fixes, largest_share
-from ._sheet._make import SheetSource, make_sheet
+from ._sheet._make import SheetSource, gradients_of, make_sheet
 from ._tape._interpretations import Dtypes, TableEmulation, traced_as_written
-from ._tape._specialize import history_of, nominal_format, of_recipe
+from ._tape._kernels import forget
+from ._tape._specialize import history_of, kind_of_run, nominal_format, of_recipe
 from ._tape._statistics import BINS, LOWEST
 from ._thresholds import FLOORS_FROM
 
@@ -175,12 +177,13 @@ def audit(
     wide_format = _reference_format(reference, low_run)
 
     def audited(*args: PyTree, **kwargs: PyTree) -> Report:
-        with _judging():
+        with _judging(), progress(f"audit {name_of(f)}") as tell:
             if steps > 1:
-                return run(*with_state(f, args), kwargs)
-            return run(f, args, kwargs)
+                return run(*with_state(f, args), kwargs, tell)
+            return run(f, args, kwargs, tell)
 
-    def run(f: Callable, args: Sequence[PyTree], kwargs: dict[str, PyTree]) -> Report:
+    def run(f: Callable, args: Sequence[PyTree], kwargs: dict[str, PyTree], tell: Tell) -> Report:
+        tell(f"runs in {kind_of_run(low_run).name(low_run)} and in float64")
         per_step = _batches(batches, steps)
         args = _with_batch(f, per_step[0], args, kwargs) if per_step else args
         arrays = _batch_arrays(per_step)
@@ -200,7 +203,8 @@ def audit(
                 again = dataclasses.replace(outcome, low=own.low, decisions=decisions)
                 return session.with_errors(again).error
 
-        return _report(f, args, kwargs, session, outcome, trials, run_again if trials else None)
+        again = run_again if trials else None
+        return _report(f, args, kwargs, session, outcome, trials, again, tell)
 
     return Pending(audited, "audit")
 
@@ -210,6 +214,7 @@ def _judging() -> Iterator[None]:
     quiet = np.errstate(all="ignore")  # 16 bits may not hold the program's numbers
     with jax.disable_jit(False), unchecked(), quiet:  # it compiles and judges what it runs
         yield
+    forget()
 
 
 def traced(
@@ -311,7 +316,7 @@ def _widest(program: Program) -> Format:
 
 def _report(
     f, args, kwargs, session: Session, outcome: Outcome, trials: int,
-    run_again: Callable[[], OutputError] | None,
+    run_again: Callable[[], OutputError] | None, tell: Tell,
 ) -> Report:  # fmt: skip
     kind, fmt = session.kind, nominal_format(session.low)
     saturate = getattr(session.low, "saturate", False)
@@ -326,9 +331,9 @@ def _report(
         semantics += FIRST_STEP if session.steps == 1 else WITH_HISTORY
     if session.exact_sums is not None:
         semantics += ON_DEVICE
-    search = Search(session, fmt, constants, trials, saturate)
+    search = Search(session, fmt, constants, trials, saturate, tell)
     find_fixes(search, outcome)
-    if trials and kind.run is not None:
+    if trials and kind.run is not None and not search.interrupted:
         search_lost_updates(search)
     error_fixed = search.outcome.error
     after, wide = search.outcome, session.stays_wide
@@ -347,6 +352,10 @@ def _report(
         error=outcome.error,
         error_fixed=error_fixed,
         error_float32=search.float32_error,
+        gradients=gradients_of(outcome.made),
+        gradients_fixed=gradients_of(after.made),
+        wide=search.word,
+        interrupted=search.interrupted,
         outputs=outcome.outputs or _decision_outputs(outcome),
         equations=tuple(outcome.equations),
         largest=float(fmt.max),

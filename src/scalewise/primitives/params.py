@@ -243,6 +243,11 @@ def slice_bounds(
     return start, limit, read(equation, "strides") or (1,) * len(start)
 
 
+def split(equation: HasParams) -> tuple[Sequence[int], int]:
+    """Returns the sizes of the parts of a split, and its axis."""
+    return read(equation, "sizes"), read(equation, "axis")
+
+
 def degree(equation: HasParams) -> int | float:
     """Returns the exponent of a power, for example 0.5 of ``sqrt``; 1 for other primitives."""
     if equation.primitive.name == "integer_pow":

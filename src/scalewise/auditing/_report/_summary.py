@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from ...formats import FP32
 from .._run._equation_statistics import EquationStatistics
 from .._run._histograms import shares
-from .._run._outcome import OutputError
+from .._run._outcome import NO_ERROR, OutputError
 from .._search._findings import Finding
 from .._search._literals import Literal
 from .._search._measure import lost_updates
@@ -36,11 +35,16 @@ class Summary:
         error_float32: the same with float32 for every operation (float64, of a float32 run): the
             error that is left comes in with the arguments and complex numbers, which stay as they
             are. 0 if that wasn't run.
+        gradients: of a training step, the error of the gradients that the optimizer reads, as one
+            vector; 0 without a backward pass, or where it returns the gradients.
+        gradients_fixed: the same with the fixes of all findings.
         outputs: each output's path and error.
         equations: the statistics of each equation that rounds.
         largest, smallest_normal, smallest, precision: of the low format.
         runs: how many runs of the program were made.
         environment: versions and device.
+        wide: the dtype that fixes compute in: float64 where the program fails in float32 too.
+        interrupted: whether the search for fixes was ended by Ctrl-C.
         scaled: whether each tensor has a scale of its own (under a recipe).
         trials: how many of the runs tried fixes.
         untried: how many more findings no fix was tried for, because no trials were left.
@@ -85,6 +89,10 @@ class Summary:
     precision: int
     runs: int
     environment: tuple[tuple[str, str], ...]
+    gradients: OutputError = NO_ERROR
+    gradients_fixed: OutputError = NO_ERROR
+    wide: str = "float32"
+    interrupted: bool = False
     scaled: bool = False
     trials: int = 0
     untried: int = 0
@@ -100,11 +108,6 @@ class Summary:
     started_at_zero: tuple[str, ...] = ()
     largest_share: str = ""
     complex_dtype: str = ""
-
-    @property
-    def wide(self) -> str:
-        """The dtype that fixes compute in."""
-        return "float64" if self.precision >= FP32.precision else "float32"
 
     @property
     def unfixable(self) -> str:

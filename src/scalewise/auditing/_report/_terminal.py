@@ -27,7 +27,7 @@ TRACE = ("module", "direction", "last operation", "smallest", "largest", "overfl
 def show(
     report: Summary, said: str, kept: Sequence[Edit], console: Console, *, everything: bool = False
 ) -> None:
-    head = Text(f"audit  {report.function}  {report.low} against the {report.reference} reference")
+    head = Text(f"audit  {report.function}  {report.low} beside a run in float64")
     count = counted(len(report.equations), "rounded operation")
     head.append(f"   {count}, {counted(report.trials, 'trial')}", style="dim")
     console.print(head)

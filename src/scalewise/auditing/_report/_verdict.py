@@ -28,15 +28,25 @@ def verdict(report: Summary) -> str:
         >>> verdict(sw.audit(half, "fp16")(jnp.ones(3)))
         'Yes: half computes in fp16 without error.'
     """
-    parts = [_answer(report)]
-    decided = any(x.decided for x in report.findings)
+    answer, decided = _answer(report), any(x.decided for x in report.findings)
+    remedy = more = ""
     if not _is_harmless(report, report.error) or decided:
-        parts += [_cause(report), _remedy(report), _rest(report)]
-    told = ("" if decided else _decided(report, report.decided), _infinite(report))
-    parts += [text for text in told if text not in parts[0]]
-    if report.untried and report.trials:
-        parts.append(f"no trials were left for {counted(report.untried, 'more finding')}")
-    return "; ".join(filter(None, parts)) + "."
+        fault = _cause(report)
+        answer += f"{': ' if _fixed(report) else '; '}{fault}" if fault else ""
+        remedy, more = _remedy(report), _rest(report)
+    told = [] if decided else [_decided(report, report.decided)]
+    told = [text for text in (*told, _infinite(report)) if text not in answer]
+    if report.interrupted:
+        told.append(f"interrupted after {counted(report.trials, 'trial')}")
+    elif report.untried and report.trials:
+        told.append(f"no trials were left for {counted(report.untried, 'more finding')}")
+    if _fixed(report) and remedy:
+        return ". ".join((answer, "; ".join(filter(None, (remedy, more, *told))))) + "."
+    return "; ".join(filter(None, (answer, remedy, more, *told))) + "."
+
+
+def _fixed(report: Summary) -> list[Finding]:
+    return [x for x in report.findings if x.fix is not None]
 
 
 def _decided(report: Summary, found: Sequence[tuple[str, int, int]]) -> str:
@@ -104,34 +114,44 @@ def against_rounding(error: OutputError, precision: int) -> str:
 def _is_harmless(report: Summary, error: OutputError) -> bool:
     """Returns True if the error is within one rounding, and no change of carried state is lost."""
     small = error.non_finite == 0 and error.relative <= 2.0**-report.precision
-    return small and report.updates_lost < UPDATES_LOST and not report.lost_changes
+    lost = report.updates_lost >= UPDATES_LOST or report.lost_changes
+    return small and not lost and not _wrong_gradients(report)
+
+
+def _wrong_gradients(report: Summary) -> bool:
+    """Returns whether the gradients of a training step are unusable, though outputs that are hardly
+    changed don't show it."""
+    limit = CHANGE_WRONG if report.scaled else unusable(report.precision)
+    return float(report.gradients) >= limit
 
 
 def _answer(report: Summary) -> str:
     error, low = report.error, report.low
-    yes, no = ("trains", "train") if _trains(report) else ("computes", "compute")
+    yes = "trains" if _trains(report) else "computes"
     size = against_rounding(error, report.precision)
     if error.decided:
         return _decisions(report)
     if error.non_finite or math.isnan(error.relative):
+        size = counted(error.non_finite, "number") + " not finite"
         size = size if error.non_finite else "its error is NaN"
-        return f"No: {report.function} does not {no} in {low} ({size})"
-    refused = f"No: {report.function} loses accuracy in {low}"
+        return f"No: {report.function} breaks in {low} ({size})"
     if report.wrong_changes:
-        return f"No: {report.function} does not {no} in {low} ({report.wrong_changes[0]})"
+        return f"No: {report.function} does not train in {low} ({report.wrong_changes[0]})"
+    refused = f"No: {report.function} loses accuracy in {low}"
     if error.relative >= unusable(report.precision):
-        percent = f"{100 * min(error.relative, 0.99):.2g}% of"
-        share = "at least as large as" if error.relative >= 1 else percent
-        return f"{refused} ({size}: {share} the outputs)"
+        return f"{refused} (error {error.relative:.2g})"
     if report.updates_lost >= UPDATES_LOST:
         lost = f"{report.updates_lost:.0%} of the optimizer's additions change nothing"
-        return f"No: {report.function} hardly {yes} in {low} ({lost}; {size})"
+        return f"No: {report.function} hardly {yes} in {low} ({lost})"
     if report.lost_changes:
-        lost = report.lost_changes[0]
-        return f"No: {report.function} loses changes of its state in {low} ({lost}; {size})"
+        return (
+            f"No: {report.function} loses changes of its state in {low} ({report.lost_changes[0]})"
+        )
+    if _wrong_gradients(report):
+        return f"{refused} (error {report.gradients} of the gradients)"
     if decides_otherwise(report.decided, report.precision, MANY_DECIDED):
         some = _decided(report, report.decided)
-        return f"No: {report.function} makes other decisions in {low} ({some}; {size})"
+        return f"No: {report.function} makes other decisions in {low} ({some})"
     if 0 < len(report.noise) == len(report.outputs):
         none = f"no number that {report.function} returns has a correct digit in {report.reference}"
         made = f"{size}, of the numbers that they are made of"
@@ -151,7 +171,7 @@ def _answer(report: Summary) -> str:
     worse = [(path, x) for path, x in report.outputs if x.relative >= limits.get(path, least)]
     if worse:
         path, worst = max(worse, key=lambda x: x[1])
-        return f"{refused} ({size}; {output_name(path)} has error {worst.relative:.2g})"
+        return f"{refused} ({output_name(path)} has error {worst.relative:.2g})"
     return f"{report.function} {yes} in {low} with {size}"
 
 
@@ -188,11 +208,9 @@ def _trains(report: Summary) -> bool:
 
 
 def _cause(report: Summary) -> str:
-    wide = report.error_float32
-    fixed = any(x.fix for x in report.findings)
-    lost = _lost(report)
+    wide, fixed, lost = report.error_float32, _fixed(report), _lost(report)
     if lost is not None:
-        return f"cause: {named(lost)}"
+        return named(lost)
     if report.trials and not fixed and _stays(report):
         if report.arguments and wide.non_finite:
             return f"cause: the arguments, rounded to {report.low} ({report.arguments[0]})"
@@ -207,7 +225,7 @@ def _cause(report: Summary) -> str:
         return ""
     if worst is None:
         return report.largest_share or "no operation stands out as the cause"
-    return f"{'cause' if worst.fix else 'suspected cause'}: {named(worst)}"
+    return named(worst) if worst.fix else f"suspected cause: {named(worst)}"
 
 
 def _stays(report: Summary) -> bool:
@@ -225,14 +243,16 @@ def _by_chance(report: Summary) -> bool:
 
 
 def _remedy(report: Summary) -> str:
-    fixed = [x for x in report.findings if x.fix is not None]
-    if not fixed:
-        return no_fix(report)[:1].lower() + no_fix(report)[1:].rstrip(".")
+    fixed = _fixed(report)
+    if not fixed:  # the cause says what can't be fixed
+        stays = report.trials and _stays(report) and _lost(report) is None
+        return "" if stays else no_fix(report)[:1].lower() + no_fix(report)[1:].rstrip(".")
     lost = _lost(report)
-    first = lost.fix if lost is not None and lost.fix is not None else fixed[0].fix
+    first = lost if lost is not None and lost.fix is not None else fixed[0]
+    assert first.fix is not None
     others = len({x.order for x in fixed}) - 1  # findings that one fix helps have one order
     more = f" and {counted(others, 'more fix')}" if others else ""
-    return f"change: {first}{more}"
+    return f"Change: {first.fix.text}{more}"
 
 
 def _lost(report: Summary) -> Finding | None:
@@ -246,26 +266,31 @@ def _lost(report: Summary) -> Finding | None:
 
 
 def _rest(report: Summary) -> str:
-    fixed = [x for x in report.findings if x.fix is not None]
+    """Returns the error that is left with all fixes, of what the answer is about."""
+    fixed, after = _fixed(report), report.error_fixed
     if not fixed:
         return ""
-    after = report.error_fixed
-    text = f"after that: {against_rounding(after, report.precision)}"
     if any(x.decided for x in fixed) and not after.decided:
-        return f"{text}, and {_decided(report, report.decided_fixed) or 'no element differs'}"
-    if after.non_finite == 0 and after.relative <= 2.0**-report.precision:
-        return text
-    if report.error_float32.relative >= after.relative / 2 and not after.non_finite:
-        return f"{text}, most of which comes in with {report.unfixable}"
+        return f"then {_decided(report, report.decided_fixed) or 'no element differs'}"
+    if _wrong_gradients(report) and report.error.relative < unusable(report.precision):
+        text = f"then error {report.gradients_fixed} of the gradients"
+    elif after.non_finite:
+        text = f"then {counted(after.non_finite, 'number')} not finite"
+    else:
+        text = (
+            f"then {'error ' if after.relative else 'no error'}{str(after) * (after.relative > 0)}"
+        )
     left = next((x for x in report.findings if x.fix is None), None)
-    if left is None:
+    small = not after.non_finite and after.relative <= 2.0**-report.precision
+    if small or left is None or report.error_float32 >= after:
         return text
-    return f"{text}, with {named(left)} left ({tried(left)})"
+    return f"{text}, with {named(left)} left"
 
 
 def named(finding: Finding) -> str:
-    """``overflow in exp at model.py:12``."""
-    return f"{finding.kind} in {finding.primitive} at {finding.where}"
+    """``overflow in exp at model.py:12``; of a library's line, also which it is."""
+    library = f" ({finding.library})" if finding.library else ""
+    return f"{finding.kind} in {finding.primitive} at {finding.where}{library}"
 
 
 def tried(finding: Finding) -> str:

@@ -15,9 +15,10 @@ from typing import NamedTuple
 import numpy as np
 from jax.typing import ArrayLike
 
-from ...interpret import Program, is_inexact
+from ...interpret import Program, is_float, is_inexact
 from .._thresholds import BACK, CHANGE_KEPT, CHANGE_LOST, CHANGE_WRONG, ROUNDED_AWAY
 from ._causes import Causes
+from ._dataflow import gradients
 from ._equation_statistics import ADDITIONS, EquationStatistics
 from ._outcome import Floors, Outcome, norm, output_name
 
@@ -65,21 +66,23 @@ class Update:
 
 
 def carried(program: Program) -> list[Carried]:
-    """Returns the outputs that are arguments of the next call: of the same shape and dtype, with
-    the path that an argument has below its first key. An argument that the function updates in
-    place (a mutable array, a Flax NNX object) is an output of the same name.
+    """Returns the outputs that are arguments of the next call: of the same shape, with the path
+    that an argument has below its first key, and no gradients. An argument that the function
+    updates in place (a mutable array, a Flax NNX object) is an output of the same name.
 
     An argument that is one array has no such path: it is replaced by the result, or by the first
     part of it, if it is the first argument.
     """
     outs, arguments = (
-        [(path, (a.shape, a.dtype)) for path, a in zip(paths, avals, strict=True) if is_inexact(a)]
+        [(path, a) for path, a in zip(paths, avals, strict=True) if is_inexact(a)]
         for paths, avals in (
             (program.paths, program.out_avals), (program.arguments, program.in_avals)
         )
     )  # fmt: skip
+    returned = zip(gradients(program), program.out_avals, strict=True)
+    is_gradient = [own for own, a in returned if is_inexact(a)]
     found: list[Carried] = []
-    for i, (path, kind) in enumerate(outs):
+    for i, (path, aval) in enumerate(outs):
         for j, (argument, other) in enumerate(arguments):
             in_place = path == f"argument{argument}"
             below = re.sub(r"^\[[^]]*\]", "", argument)
@@ -88,7 +91,9 @@ def carried(program: Program) -> list[Carried]:
             whole = not below and not in_place
             if whole and not (argument == "[0]" and before in ("", "[0]")):
                 continue
-            if (fits or in_place) and kind == other and j not in {x.argument for x in found}:
+            same = aval.shape == other.shape and is_float(aval) == is_float(other)
+            same = same and not is_gradient[i]
+            if (fits or in_place) and same and j not in {x.argument for x in found}:
                 found.append(Carried(i, j, whole))
                 break
     return found

@@ -154,3 +154,18 @@ def sums(program: Program) -> tuple[str, ...]:
     return tuple(
         path for path, a, origins in found if origins and jnp.issubdtype(a.dtype, jnp.integer)
     )
+
+
+class _FromArguments(Walk):
+    """Follows what depends on an argument other than by a backward pass."""
+
+    def equation(self, equation: Equation, inputs: Sequence[Origins]) -> list[Origins]:
+        if equation.direction == "backward":
+            return [()] * len(equation.out_avals)
+        return super().equation(equation, inputs)
+
+
+def gradients(program: Program) -> tuple[bool, ...]:
+    """Returns for each output whether a backward pass alone makes it: a gradient, or a constant."""
+    outs = _FromArguments({}).body(program.body, [(0,)] * len(program.in_avals))
+    return tuple(not origins for origins in outs)

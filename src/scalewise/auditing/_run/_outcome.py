@@ -64,6 +64,9 @@ class OutputError:
         return f"{100 * self.relative:.3g}%" if self.decided else f"{self.relative:.2g}"
 
 
+NO_ERROR = OutputError(0, 0.0)
+
+
 @dataclasses.dataclass(frozen=True)
 class ExactSums:
     """A run whose products are added exactly, beside one of a device's matrix units."""

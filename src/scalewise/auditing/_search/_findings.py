@@ -7,7 +7,7 @@ import math
 from typing import Any
 from typing import Literal as OneOf
 
-from ..._output import place
+from ..._output import place, place_in_library, place_of
 from ...formats import Format, Saturation
 from .._run._equation_statistics import EquationStatistics
 from .._run._outcome import OutputError
@@ -77,13 +77,19 @@ class Finding:
 
     @property
     def where(self) -> str:
-        """``file.py:12``."""
-        return place(self.file, self.line)
+        """``model.py:12``, the user's line; it calls a library's where ``library`` isn't ""."""
+        return place_of(self.callers[0]) if self.callers else place(self.file, self.line)
+
+    @property
+    def library(self) -> str:
+        """``optax/_src/update.py:42``; "" for a line of the user's own."""
+        return place_in_library(self.file, self.line) if self.file and self.callers else ""
 
     @property
     def called(self) -> str:
-        """``called at model.py:3, model.py:9 and 2 more``; "" for a line of the user's own."""
-        return called_at(self.callers)
+        """``optax/_src/update.py:42, called at model.py:3, model.py:9 and 2 more``; "" for a line
+        of the user's own."""
+        return f"{self.library}, {called_at(self.callers)}" if self.callers else ""
 
 
 def finding(group: Group, fmt: Format, saturate: Saturation, refuted: str = "") -> Finding:
@@ -93,7 +99,7 @@ def finding(group: Group, fmt: Format, saturate: Saturation, refuted: str = "") 
     iterations = [e["first"] for e in group.equations if e.looped and e["first"] >= 0]
     return Finding(
         kind=kind.name,
-        **place_of(first),
+        **written_at(first),
         scope=group.worst_equation(fmt).scope,
         direction=first.direction,
         iteration=int(min(iterations)) if iterations else None,
@@ -106,7 +112,7 @@ def finding(group: Group, fmt: Format, saturate: Saturation, refuted: str = "") 
     )
 
 
-def place_of(equation: EquationStatistics) -> dict[str, Any]:
+def written_at(equation: EquationStatistics) -> dict[str, Any]:
     return {
         "file": equation.file,
         "line": equation.line,

@@ -172,7 +172,9 @@ def _rewrite(context: Context) -> Iterator[Fix]:
                 continue
             inner = {i for x in some for i in x.inner}
             change = partial(FormatChoice.with_format, indices=sorted(inner), params=FP64_PARAMS)
-            yield Fix(text if some is line else f"{text}, everywhere", change)
+            where = tuple(sorted(inner | {x.root for x in some}))
+            text = text if some is line else f"{text}, everywhere"
+            yield Fix(text, change, rewrites=where)
 
 
 def _reads_itself(context: Context, primitives: Collection[str]) -> bool:

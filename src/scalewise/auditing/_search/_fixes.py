@@ -49,6 +49,7 @@ class Fix:
             change is of another kind.
         indices: the operations that become float32.
         limits: literals of the program's own narrow dtype that become float32's.
+        rewrites: the operations that the expression which a function replaces is made of.
         replaces: a constant and the number that takes its place, itself if it is kept in float32.
         undoes: whether nothing of a policy or recipe is left.
         kind: its entry in ``FIXES``.
@@ -62,6 +63,7 @@ class Fix:
     size: int = dataclasses.field(default=0, repr=False)
     indices: tuple[int, ...] = dataclasses.field(default=(), repr=False)
     limits: tuple[float, ...] = dataclasses.field(default=(), repr=False)
+    rewrites: tuple[int, ...] = dataclasses.field(default=(), repr=False)
     replaces: tuple[float, float] | None = dataclasses.field(default=None, repr=False)
     undoes: bool = dataclasses.field(default=False, repr=False)
     kind: FixKind | None = dataclasses.field(default=None, repr=False)

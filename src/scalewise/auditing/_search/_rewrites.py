@@ -93,7 +93,7 @@ class Rewrite:
     """An expression and what may take its place.
 
     Its inner operations are then computed without rounding, and the last one rounds: that is the
-    function's result within half a unit in the last place.
+    function's result within half a unit in the last place. So are the operations of its derivative.
     """
 
     text: str  # ``log1p(x) in place of log(1 + x)``
@@ -106,7 +106,8 @@ def rewrites(equations: Sequence[Equation], operands: Operands) -> list[Rewrite]
     finder = _Finder(equations, _without_conversions(equations, operands))
     found = [x for root in range(len(equations)) for x in finder.at(root)]
     found = [dataclasses.replace(x, inner=_with_conversions(x, equations, operands)) for x in found]
-    return [x for x in found if not any({*x.inner, x.root} <= {*y.inner} for y in found)]
+    found = [x for x in found if not any({*x.inner, x.root} <= {*y.inner} for y in found)]
+    return [dataclasses.replace(x, inner=_with_derivative(x, equations, operands)) for x in found]
 
 
 CONVERSION = "convert_element_type"  # JAX makes some around sums, which it computes in float32
@@ -138,6 +139,23 @@ def _with_conversions(
                 inner.add(j)
                 pending += [k for operand in operands.get(j, ()) for k in operand]
     return tuple(sorted(inner))
+
+
+def _with_derivative(
+    rewrite: Rewrite, equations: Sequence[Equation], operands: Operands
+) -> tuple[int, ...]:
+    """Returns the inner operations, and those of its derivative on the expression's lines, which
+    read their results, without the last ones, which round."""
+    own, inner = {rewrite.root}, {*rewrite.inner}
+    lines = {equations[i].source for i in own | inner}
+    for i, e in enumerate(equations):
+        before = {j for operand in operands.get(i, ()) for j in operand}
+        # what the forward pass computes of the result is another expression
+        found = before & (own | inner if e.direction == "backward" else inner)
+        if e.direction != "update" and e.source in lines and found and i != rewrite.root:
+            inner.add(i)
+    read = {j for i in own | inner for operand in operands.get(i, ()) for j in operand}
+    return tuple(sorted({*rewrite.inner} | (inner & read)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,9 +249,15 @@ class _Finder:
         if self.name(exponential) != "exp" or self.name(total) != "reduce_sum":
             return
         shifted = any(self.name(i) == "sub" for i in self.sources(exponential))
-        if exponential in self.sources(total) and not shifted:
+        same = [i for i in self.sources(total) if self.is_same(i, exponential)]
+        if same and not shifted:
             text = "softmax(x) in place of exp(x) / sum(exp(x))"
-            yield Rewrite(text, (exponential, total), root)
+            yield Rewrite(text, (exponential, *same, total), root)
+
+    def is_same(self, a: int, b: int) -> bool:
+        """Returns whether two operations compute the same, as of an expression written twice."""
+        read = [self.equations[i].eqn.invars for i in (a, b)]
+        return self.name(a) == self.name(b) and read[0] == read[1]
 
     def _variance(self, root: int) -> Iterator[Rewrite]:
         parts = self.operands.get(root, ())

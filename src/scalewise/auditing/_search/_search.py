@@ -7,14 +7,23 @@ import functools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from ..._output import place
+from ..._output import Tell, counted, place
 from ...formats import FP32, Format, Saturation
 from .._run._causes import Causes
 from .._run._equation_statistics import EquationStatistics
-from .._run._outcome import Outcome, OutputError
+from .._run._outcome import NO_ERROR, Outcome, OutputError
 from .._run._session import Session
 from .._tape._specialize import Low, kind_of_run
-from .._thresholds import ENOUGH, FEW_ROUNDINGS, LINES, MOST_OF_ERROR, SHARE_SHOWN, SHOWN, TRIED
+from .._thresholds import (
+    ENOUGH,
+    FEW_ROUNDINGS,
+    LINES,
+    MOST_OF_ERROR,
+    SHARE_SHOWN,
+    SHOWN,
+    TRIED,
+    unusable,
+)
 from . import _fix_kinds, _recipe_fix_kinds  # noqa: F401  # they register fixes, in this order
 from ._apply import AuditedArithmetic, FormatChoice
 from ._evidence import finding_of, literal_of
@@ -40,6 +49,8 @@ class Search:
         found: findings with a fix that helped, in the order in which they were found; then, of
             faults without one, those that were tried.
         unfixed: other findings.
+        tell: shows what is tried.
+        interrupted: whether the user ended the search by Ctrl-C.
     """
 
     session: Session
@@ -47,11 +58,14 @@ class Search:
     constants: Constants
     trials: int
     saturate: Saturation
+    tell: Tell = lambda text: None
+    interrupted: bool = False
     found: list[Finding] = dataclasses.field(default_factory=list)
     unfixed: list[Finding] = dataclasses.field(default_factory=list)
     lost_changes: list[str] = dataclasses.field(default_factory=list)
     now: Trial = dataclasses.field(init=False)  # the run with the fixes accepted so far
     all_wide: FormatChoice | None = None  # float32 for every operation, under a format
+    double: bool = False  # whether fixes compute in float64: float32 fails as well
     tried: set[Hashable] = dataclasses.field(default_factory=set)
 
     # -- runs --------------------------------------------------------------------------------------
@@ -72,6 +86,7 @@ class Search:
             return None
         self.tried.add(key_of(setting))
         self.trials -= 1
+        self.tell(f"error {self.outcome.error}; {fix} ({counted(self.trials, 'trial')} left)")
         found = self.trial(setting)
         try:
             return found if found.stages else None
@@ -83,8 +98,7 @@ class Search:
         return self.trial(setting).outcome
 
     def start(self) -> FormatChoice:
-        double = self.fmt.mantissa_bits >= FP32.mantissa_bits
-        return FormatChoice(self.session.formats(), double=double)
+        return FormatChoice(self.session.formats(), double=self.double)
 
     @property
     def current(self) -> Any:
@@ -128,7 +142,7 @@ class Search:
     def float32_error(self) -> OutputError:
         """The error with float32 for every operation; 0 if it was of no interest."""
         of_interest = self.is_harmful or "wide" in self.__dict__
-        return self.wide.error if self.all_wide and of_interest else OutputError(0, 0.0)
+        return self.wide.error if self.all_wide and of_interest else NO_ERROR
 
     @functools.cached_property
     def wide(self) -> Outcome:
@@ -213,30 +227,55 @@ class Search:
 
 
 def find_fixes(search: Search, start: Outcome) -> OutputError:
-    """Explains one failing part of the outputs after another, until none fails or no fix helps.
+    """Explains one failing part of the outputs after another, until none fails or no fix helps, or
+    the user interrupts: what was found by then stays.
 
     Returns:
         The error with all fixes.
     """
     session, by_table = search.session, search.session.adjustable
+    search.double = search.fmt.mantissa_bits >= FP32.mantissa_bits
     search.now = search.trial(search.start() if by_table else session.low, start)
     search.tried.add(key_of(search.current))
     if search.trials <= 0 or session.kind.run is None:
         search.unfixed += _left(search, search.now)
         return start.error
     if by_table:
-        every = search.start().widened(range(len(search.start().formats)))
-        for literal in search.literals:
-            every = every.with_constant(literal.number, literal.number)
-        search.all_wide = every.without_limits(search.limits)
+        _choose_width(search, start)
     given_up: set[str] = set()
-    _explain_all(search, given_up)
+    try:
+        _explain_all(search, given_up)
+    except KeyboardInterrupt:
+        search.interrupted = True
     left = _failing(search, given_up)
     if left is not None:  # no trial is
         search.found += _unexplained(search, left, tried=False)
-    if not search.now.fails:
+    if not (search.now.fails or search.interrupted):
         _explain_hidden(search)
     return search.outcome.error
+
+
+def _choose_width(search: Search, start: Outcome) -> None:
+    """Lets fixes compute in float32, or in float64 if float32 for every operation is as wrong, and
+    float64 isn't."""
+    search.all_wide = _all_wide(search)
+    fails = start.error.non_finite or start.error.relative >= unusable(search.fmt.precision)
+    if search.double or not fails or not near(start.error, search.wide.error):
+        return
+    search.double, in_float32 = True, search.wide
+    search.all_wide = _all_wide(search)
+    del search.wide
+    if not better(search.wide.error, start.error, ENOUGH):
+        search.double, search.wide = False, in_float32
+        search.all_wide = _all_wide(search)
+    search.now = search.trial(search.start(), start)
+
+
+def _all_wide(search: Search) -> FormatChoice:
+    every = search.start().widened(range(len(search.start().formats)))
+    for literal in search.literals:
+        every = every.with_constant(literal.number, literal.number)
+    return every.without_limits(search.limits)
 
 
 def largest_share(search: Search) -> str:
@@ -366,8 +405,22 @@ def _accept_first(
                 break
     if helped:
         fix, trial = _best(helped, stage.name)
+        what = _rewritten(search, what, fix)
         search.accept(fix, trial, [what, *_others(search, stage, what, fix)], stage.name)
     return bool(helped)
+
+
+def _rewritten(search: Search, what: Finding, fix: Fix) -> Finding:
+    """Returns the finding of the cancellation that a rewrite removes, in place of a rounding of
+    what cancels."""
+    kind = FINDING_KINDS["cancellation"]
+    cancels = [e for e in search.outcome.equations if e.index in fix.rewrites and e["cancelled"]]
+    if not cancels or what.kind != "amplified":
+        return what
+    group = Group((max(cancels, key=lambda e: e["bits"]),))
+    behind = "".join(what.evidence.partition(";")[1:])  # what the error makes in later operations
+    evidence = kind.evidence(group, search.fmt) + behind
+    return dataclasses.replace(search.finding_of(group), kind=kind.name, evidence=evidence)
 
 
 def _others(search: Search, stage: StageError, what: Finding, fix: Fix) -> Iterator[Finding]:
@@ -451,13 +504,11 @@ def _widen(search: Search, stage: StageError) -> bool:
         if after is None:
             break
         trial = after
-        before = stage if best is None else best[1].stage(stage.name)
-        if _helps(trial.stage(stage.name), before):
+        error, least = trial.stage(stage.name), stage if best is None else best[1].stage(stage.name)
+        if _helps(error, stage) and error.error <= least.error:
             best = lines, trial
-        elif best is not None:
-            break
-        if best is not None and _is_enough(trial, stage.name):
-            break
+            if _is_enough(trial, stage.name):
+                break
     if best is None:
         return False
     _accept_lines(search, stage, *_fewer(search, stage, *best))

@@ -11,7 +11,7 @@ from typing import Any
 from ...formats import Format
 from ...interpret import Equation
 from .._run._equation_statistics import EquationStatistics
-from .._run._outcome import Outcome, OutputError
+from .._run._outcome import NO_ERROR, Outcome, OutputError
 from .._run._session import Session
 from .._sheet._balance import Balance
 from .._sheet._functional import Stage
@@ -106,7 +106,7 @@ class Trial:
 
     def stage(self, name: str) -> StageError:
         every = [*self.stages, *self.outputs]
-        return next((x for x in every if x.name == name), StageError(name, NONE, False))
+        return next((x for x in every if x.name == name), StageError(name, NO_ERROR, False))
 
     @functools.cached_property
     def _balances(self) -> dict[str, Balance]:
@@ -133,9 +133,6 @@ class Trial:
     def _rows(self) -> dict[tuple[int, ...], EquationStatistics]:
         outcome = self.outcome
         return {outcome.recorded[e.index].path: e for e in outcome.equations}
-
-
-NONE = OutputError(0, 0.0)
 
 
 def _error_of(stage: Stage) -> OutputError:

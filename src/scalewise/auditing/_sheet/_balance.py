@@ -12,7 +12,6 @@ import numpy as np
 from ...interpret import Equation, is_float
 from ...primitives import having
 from .._tape._cells import At, Cell, Entry, Leaf, inner, size
-from .._tape._kernels import forget
 from .._tape._secants import copied
 
 NOISE = 1e-12  # of the functional: what float64's own rounding leaves of one operation
@@ -113,7 +112,6 @@ def balance(
             x = bars.cells[key]
             if x.leaf is not None and x.differs:
                 found.charge(x.leaf, x.leaf.cause, inner(bar, x.end - x.start), None)
-    forget()
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from ...formats import Format
 from ...interpret import Program, is_inexact
 from .._run._changes import carried
-from .._run._outcome import Floors, norm
+from .._run._outcome import Floors, OutputError, norm
 from .._tape._cells import Cell, Entry, Node, inner, is_key
 from .._thresholds import CHANGE_LOST, FEW_DECIDED, MANY_DECIDED, limit_of, unusable
 
@@ -76,11 +76,11 @@ def stages(
         for i, x in enumerate(floats)
     ]
     limit, found = limit_of(fmt, scaled=scaled), []
-    if trained and kept:
+    read = _gradients(tape) if trained else []
+    if read and kept:
         replaced = {x.output for x in kept}
         first = [x for i, x in enumerate(every) if i not in replaced]
-        first += [_Part(x, np.ones(np.shape(x.low), bool), 0.0) for x in _gradients(tape)]
-        found.append(_stage("loss and gradients", first, limit))
+        found.append(_stage("loss and gradients", [*first, *read], limit))
     for own in kept:
         mask = _compared(floors, own.output, floats[own.output])
         changed = _change(names[own.output], floats[own.output], given[own.argument], mask, eps)
@@ -212,16 +212,25 @@ def _change(name: str, new: Cell, old: Cell, compared: np.ndarray, eps: float) -
     return Stage(name, 0, error / size, CHANGE_LOST, [(new, bar), (old, -bar)], True)
 
 
-def _gradients(tape: Iterable[Entry]) -> Iterator[Cell]:
-    """Yields what the update of a training step reads of the backward pass."""
+def gradient_error(tape: Iterable[Entry]) -> OutputError:
+    """Returns the error of a training step's gradients as one vector."""
+    read = _gradients(tape)
+    lost = sum(int(np.sum(x.lost)) for x in read)
+    error, size = (
+        math.hypot(*(norm(np.where(x.finite, y, 0.0)) for x in read for y in [of(x.cell)]))
+        for of in (lambda x: x.end - x.start, lambda x: x.start)
+    )
+    return OutputError(lost, error / (size or 1.0))
+
+
+def _gradients(tape: Iterable[Entry]) -> list[_Part]:
+    """Returns what the update of a training step reads of the backward pass."""
     backward: set[int] = set()
-    seen: set[int] = set()
+    found: dict[int, Cell] = {}
     for entry in tape:
         direction = entry.operation.equation.direction
         if direction == "backward":
             backward |= {id(y) for y in entry.outs}
         elif direction == "update":
-            for x in entry.ins:
-                if id(x) in backward and id(x) not in seen and x.is_float:
-                    seen.add(id(x))
-                    yield x
+            found |= {id(x): x for x in entry.ins if id(x) in backward and x.is_float}
+    return [_Part(x, np.ones(np.shape(x.low), bool), 0.0) for x in found.values()]

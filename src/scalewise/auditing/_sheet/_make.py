@@ -9,11 +9,11 @@ from jax.typing import ArrayLike
 
 from ...autoscaling import Boundaries
 from ...interpret import Interpretation, Program
-from .._run._outcome import Floors
+from .._run._outcome import Floors, OutputError
 from .._tape._both import TapedRun, on_host, run_both
 from .._tape._specialize import nominal_format
 from ._balance import Balance, balance
-from ._functional import Stage, chosen, stages
+from ._functional import Stage, chosen, gradient_error, stages
 from ._sheet import Sheet, sheet_from
 
 
@@ -26,6 +26,12 @@ def stages_of(run: TapedRun, floors: Floors, least: Mapping[int, float]) -> list
             nominal_format(run.low), trained="backward" in forward.directions,
             scaled=isinstance(run.low, Boundaries),
         )  # fmt: skip
+
+
+def gradients_of(run: TapedRun) -> OutputError:
+    """Returns the error of the gradients that a training step's update reads."""
+    with on_host():
+        return gradient_error(run.forward.tape)
 
 
 def balance_of(run: TapedRun, stage: Stage) -> Balance:

@@ -112,6 +112,11 @@ MOVES: Mapping[str, Callable[..., Any]] = {
 }
 
 
+def _split(equation: Equation, x: np.ndarray) -> list[np.ndarray]:
+    sizes, axis = params.split(equation)
+    return np.split(x, np.cumsum(sizes)[:-1], axis)
+
+
 def _power(equation: Equation, x: np.ndarray) -> np.ndarray:
     degree = int(params.degree(equation))
     return x**degree if degree >= 0 else 1 / x**-degree
@@ -218,6 +223,8 @@ def kernel_of(equation: Equation) -> Callable[[Sequence[Any]], list[Any]]:
         if name in MOVES:
             move, how = MOVES[name], equation.params
             return lambda inputs: [move(*inputs, **how)]
+        if name == "split":
+            return lambda inputs: _split(equation, inputs[0])
         if name == "convert_element_type":
             return lambda inputs: [_converted(equation, inputs[0])]
         if name in REDUCTIONS and all(map(is_float, equation.in_avals)):

@@ -140,9 +140,8 @@ def copied(entry: Entry, bars: Sequence[Any], top: float) -> Multipliers:
 def moved(entry: Entry, bars: Sequence[Any], top: float) -> Multipliers:
     """Returns each result's multiplier to the element that it is. Where the indices differ between
     the runs: half to the element of either run, and the rest to the indices."""
-    (bar, *others), ins, out = bars, entry.ins, entry.outs[0]
-    data = _moved_operands(entry)
-    if others or not data:
+    ins, outs, data = entry.ins, entry.outs, _moved_operands(entry)
+    if not data:
         return smooth(entry, bars, top)
     indices = [i for i, x in enumerate(ins) if i not in data and x.differs]
     found = [_positions(entry, data, low=True)]
@@ -150,7 +149,9 @@ def moved(entry: Entry, bars: Sequence[Any], top: float) -> Multipliers:
         found.append(_positions(entry, data, low=False))
     multipliers: list[Any] = [None] * len(ins)
     # without other indices, slopes: a stand-in for infinity may be another one than the operand's
-    flat = np.asarray(bar if indices else bar * (out.middle - out.start)).ravel()
+    parts = zip(bars, outs, strict=True)
+    parts = [np.asarray(b if indices else b * (y.middle - y.start)) for b, y in parts]
+    flat = np.concatenate([x.ravel() for x in parts])
     starts = np.cumsum([0, *(np.size(ins[i].low) for i in data)])
     for positions in found:
         inside = positions >= 0
@@ -164,7 +165,7 @@ def moved(entry: Entry, bars: Sequence[Any], top: float) -> Multipliers:
             own = own if indices else slope(own, ins[i])
             multipliers[i] = own if multipliers[i] is None else multipliers[i] + own
     if indices:
-        carried = inner(bar, out.middle - out.start)
+        carried = sum(inner(b, y.middle - y.start) for b, y in zip(bars, outs, strict=True))
         moving = [i for i in data if ins[i].differs]
         kept = sum(inner(multipliers[i], ins[i].end - ins[i].start) for i in moving)
         _spread(multipliers, ins, indices, carried - kept)
@@ -188,7 +189,8 @@ def _positions(entry: Entry, data: Sequence[int], *, low: bool) -> np.ndarray:
         shape, count = np.shape(inputs[i]), np.size(inputs[i])
         inputs[i] = (np.arange(start, start + count) + MARK).reshape(shape)
         start += count
-    found = np.real(np.asarray(entry.operation.compute(inputs)[0])).ravel()
+    results = entry.operation.compute(inputs)
+    found = np.concatenate([np.real(np.asarray(y)).ravel() for y in results])
     marked = np.isfinite(found) & (found - np.floor(found) == MARK)
     return np.where(marked, np.where(marked, found, 0.0) - MARK, -1.0).astype(np.int64)
 
