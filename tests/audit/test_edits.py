@@ -345,7 +345,9 @@ EXPRESSIONS = {
 def test_another_way_to_write_an_expression_has_its_value(expression):
     tree, x = ast.parse(expression, mode="eval").body, np.linspace(0.5, 2, 4, dtype=np.float32)
     names = {"jax": jax, "jnp": jnp, "scalewise": sw, "x": x}
-    found = {node: replacement(node, EXPRESSIONS[expression], tree) for node in expressions(tree)}
+    found = {
+        node: replacement(node, (EXPRESSIONS[expression],), tree) for node in expressions(tree)
+    }
     ((node, text),) = [(node, text) for node, text in found.items() if text]
     edited = expression[: node.col_offset] + text + expression[node.end_col_offset :]
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):

@@ -233,7 +233,7 @@ def test_gradients_that_are_wrong_are_a_no_though_weights_hardly_show_it():
 
 
 def test_an_interruption_leaves_what_was_found(monkeypatch):
-    def interrupt(self, fix):
+    def interrupt(self, fix, **options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Search, "attempt", interrupt)

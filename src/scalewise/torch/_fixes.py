@@ -147,8 +147,7 @@ class TorchFix(Fix):
         """How a loss is scaled, if that is the fix."""
         if self.kind is None or self.kind.name != "loss_scale":
             return ""
-        scale = self.text.removeprefix("loss scale ").replace("^", "**")
-        return (SCALER if self._autocast else SCALED).format(scale)
+        return (SCALER if self._autocast else SCALED).format(f"2**{self.power}")
 
     @property
     def _autocast(self) -> bool:
@@ -232,6 +231,10 @@ class TorchFix(Fix):
         chosen = set(self.indices)
         found = (path for path, (index, _) in self.origin.indices.items() if index in chosen)
         return [*self.audited.named(found)]
+
+    @property
+    def headline(self) -> str:
+        return in_torchs_names(super().headline)
 
     def __str__(self) -> str:
         if self._scaled:

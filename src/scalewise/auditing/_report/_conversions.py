@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 import jax.numpy as jnp
 
-from ._patterns import name_of
+from ._patterns import GRADIENTS, name_of
 
 # Functions whose positional arguments are numbers, so that each may be converted; the result of
 # another function is converted instead.
@@ -302,8 +302,12 @@ def _operands(node: ast.expr, names: Mapping[str, Any], top: bool = False) -> It
         case ast.Call(ast.Attribute(ast.Subscript(ast.Attribute(array, "at"))), arguments):
             for x in (array, *arguments):
                 yield from _operands(x, names)
+        case ast.Call(ast.Call(function, [ast.Lambda(body=body)])) if (
+            name_of(function) in GRADIENTS
+        ):
+            yield from _operands(body, names, top=True)
         case ast.Call(keywords=keywords) if any(x.arg == "dtype" for x in keywords):
-            yield from _result(node, top)
+            yield from _result(node)
         case ast.Call(ast.Attribute(owner, name)) if name in ARITHMETIC:
             if _root(owner) in names and names[_root(owner)] is None:
                 raise _NotKnownError  # a module, or an array
@@ -325,7 +329,7 @@ def _operands(node: ast.expr, names: Mapping[str, Any], top: bool = False) -> It
             raise _NotKnownError
 
 
-def _result(node: ast.Call, top: bool) -> Iterator[ast.expr]:
+def _result(node: ast.Call, top: bool = False) -> Iterator[ast.expr]:
     inside = (x for own in node.args for x in ast.walk(own))
     if top or any(isinstance(x, ast.BinOp) for x in inside):
         raise _NotKnownError  # what the function does, or what it gets, may be at fault

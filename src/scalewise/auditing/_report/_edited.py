@@ -11,6 +11,7 @@ import collections
 import contextlib
 import gc
 import linecache
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import CodeType, FunctionType
 from typing import Any
@@ -52,7 +53,7 @@ def as_predicted(
         choices.append((own, OutputError(first.non_finite_after, first.error_after)))
     for edits, error in choices:
         try:
-            with edited(edits):
+            with edited(edits), warnings.catch_warnings(action="ignore"):
                 after = run()
         except Exception:  # the edited program may raise anything
             continue
@@ -158,7 +159,9 @@ def _pairs(
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
+    """Yields the code of functions; that of comprehensions belongs to the function around it."""
+    if not code.co_name.endswith(("comp>", "expr>")):
+        yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _codes(constant)

@@ -23,6 +23,7 @@ import numpy as np
 from ..._output import place
 from .._run._equation_statistics import EquationStatistics
 from .._search._findings import Finding
+from .._search._fixes import Fix
 from ._conversions import Loop, converted, loop_around, numpy_in, operands, starts
 from ._patterns import expressions, replacement, scaled_gradient, uncast
 from ._summary import Summary
@@ -68,7 +69,7 @@ def _of_fix(report: Summary, finding: Finding) -> list[Edit]:
         return []
     user = [_place(x) for x in finding.callers] or [(str(finding.file), finding.line)]
     if fix.replaces is not None and fix.replaces[0] == fix.replaces[1]:
-        return [] if finding.callers else _kept(*user[0], fix.replaces[0], str(fix).split()[-1])
+        return [] if finding.callers else _kept(*user[0], fix.replaces[0], fix.word)
     if fix.replaces is not None:
         constant = _first(_constant(*place, *fix.replaces) for place in user)
         if constant is not None:
@@ -80,7 +81,7 @@ def _of_fix(report: Summary, finding: Finding) -> list[Edit]:
     if fix.tells_edits:
         return []
     if not fix.indices:
-        return _expressed(report, str(fix), user)
+        return _expressed(report, fix, user)
     if finding.callers:
         found = _first(_argument(finding, *place, None) for place in user)
         return [found] if found else []
@@ -93,8 +94,7 @@ def _of_fix(report: Summary, finding: Finding) -> list[Edit]:
     for e in chosen:
         if e.file:
             files.setdefault(e.file, {}).setdefault(e.line, []).append(e)
-    dtype = "float64" if str(fix).startswith("float64") else "float32"
-    found = [_widened(file, lines, dtype) for file, lines in sorted(files.items())]
+    found = [_widened(file, lines, fix.word) for file, lines in sorted(files.items())]
     return [x for some in found for x in some] if all(found) else []
 
 
@@ -153,7 +153,7 @@ def _edited(file: str, first: int, last: int, change: Callable[[str], str]) -> E
 # -- expressions ----------------------------------------------------------------------------------
 
 
-def _expressed(report: Summary, fix: str, user: Sequence[tuple[str, int]]) -> list[Edit]:
+def _expressed(report: Summary, fix: Fix, user: Sequence[tuple[str, int]]) -> list[Edit]:
     """Returns the edits of the expressions that a fix replaces: a loss or a function's call.
 
     If a function has several such expressions, only the one nearest to the finding is edited,
@@ -161,19 +161,18 @@ def _expressed(report: Summary, fix: str, user: Sequence[tuple[str, int]]) -> li
 
     A loss in the format can't be multiplied by a scale that the format doesn't hold.
     """
-    scale, better = re.match(r"loss scale 2\^(-?\d+)", fix), fix.partition(" in place of")[0]
     found: list[Edit] = []
     for file, line in dict.fromkeys(user):
         tree, source = _tree(file), "".join(linecache.getlines(file))
         scope = _function(tree, line) if tree else None
-        if scale and tree and 2.0 ** int(scale[1]) <= report.largest:
-            change = partial(scaled_gradient, scale=f"2.0**{scale[1]}", source=source)
+        if fix.power and tree and 2.0**fix.power <= report.largest:
+            change = partial(scaled_gradient, scale=f"2.0**{fix.power}", source=source)
             edits = _changed(file, tree, change)
             found += edits if len(edits) == 1 else []
         elif tree and scope:
-            change = partial(replacement, text=better, scope=scope)
+            change = partial(replacement, texts=fix.better, scope=scope)
             edits = sorted(_changed(file, scope, change), key=lambda x: abs(x.line - line))
-            found += edits if "everywhere" in fix or "each" in fix else edits[:1]
+            found += edits if fix.everywhere or len(fix.better) > 1 else edits[:1]
     return found
 
 
@@ -196,8 +195,9 @@ def _function(tree: ast.Module, line: int) -> ast.AST:
 
 
 def _changed(file: str, scope: ast.AST, change: Callable[[ast.expr], str | None]) -> list[Edit]:
-    """Returns an edit for each outermost expression that ``change`` returns another text for."""
-    found: list[Edit] = []
+    """Returns an edit of each statement with expressions that ``change`` returns another text for;
+    of expressions within each other, for the outermost."""
+    statements: dict[tuple[int, int], list[tuple[ast.expr, str]]] = {}
     inside: set[ast.AST] = set()
     imported = _imports(_tree(file))
     modules = {"jnp": jnp, "jax": jax, "scalewise": sys.modules["scalewise"]}
@@ -211,17 +211,20 @@ def _changed(file: str, scope: ast.AST, change: Callable[[ast.expr], str | None]
         inside |= set(ast.walk(node))
         at = statement(file, node.lineno)
         whole = node if at is None or hasattr(at, "body") else at
-        first, last = whole.lineno, whole.end_lineno
-        edit = _edited(file, first, last or first, partial(_spliced, node, text, first))
-        found += [edit] if edit else []
-    return found
+        span = whole.lineno, whole.end_lineno or whole.lineno
+        statements.setdefault(span, []).append((node, text))
+    found = [
+        _edited(file, *span, partial(_spliced, own, span[0])) for span, own in statements.items()
+    ]
+    return [edit for edit in found if edit]
 
 
-def _spliced(node: ast.expr, text: str, first: int, source: str) -> str:
+def _spliced(new: Sequence[tuple[ast.expr, str]], first: int, source: str) -> str:
     lines = [x.encode() for x in source.splitlines(keepends=True)]
-    start, end = node.lineno - first, (node.end_lineno or node.lineno) - first
-    after = lines[end][node.end_col_offset :]
-    lines[start : end + 1] = [lines[start][: node.col_offset] + text.encode() + after]
+    for node, text in sorted(new, key=lambda x: (-x[0].lineno, -x[0].col_offset)):
+        start, end = node.lineno - first, (node.end_lineno or node.lineno) - first
+        after = lines[end][node.end_col_offset :]
+        lines[start : end + 1] = [lines[start][: node.col_offset] + text.encode() + after]
     return b"".join(lines).decode()
 
 

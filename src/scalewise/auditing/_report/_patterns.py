@@ -71,6 +71,10 @@ PATTERNS: Mapping[str, Sequence[tuple[str, str]]] = {
         ),
     ],
     "ops.l2_norm": [
+        (
+            "sqrt(sum(sum(square(X), ...) for V in Y))",
+            "scalewise.ops.l2_norm(jnp.stack([scalewise.ops.l2_norm(X, ...) for V in Y]))",
+        ),
         ("sqrt(sum(square(X), A, ...))", "scalewise.ops.l2_norm(X, ..., axis=A)"),
         ("sqrt(sum(square(X), ...))", "scalewise.ops.l2_norm(X, ...)"),
         ("sqrt(sum(square(X), A, ...) + E)", "scalewise.ops.l2_norm(X, E, ..., axis=A)"),
@@ -103,8 +107,9 @@ INLINED = 4  # names that are looked up within each other
 Found = dict[str, ast.expr]  # what names stand for; of `...` a call with these arguments
 
 
-def replacement(node: ast.expr, text: str, scope: ast.AST) -> str | None:
-    for pattern, template in PATTERNS.get(text, ()):
+def replacement(node: ast.expr, texts: Sequence[str], scope: ast.AST) -> str | None:
+    """Returns the source that takes an expression's place, if it is of one of the ``PATTERNS``."""
+    for pattern, template in (x for text in texts for x in PATTERNS.get(text, ())):
         found: Found = {}
         expected = ast.parse(pattern, mode="eval").body
         if _matches(expected, node, found, _definitions(scope)):
@@ -197,6 +202,12 @@ def _matches(
             return swaps and same(a, d) and same(b, c)
         case ast.Call(), ast.Call() if name_of(expected.func) == name_of(node.func):
             return _arguments_match(expected, node, found, same)
+        case (
+            ast.GeneratorExp(a, [ast.comprehension(b, c)]),
+            ast.GeneratorExp(d, [ast.comprehension(e, f, [])])
+            | ast.ListComp(d, [ast.comprehension(e, f, [])]),
+        ):
+            return same(b, e) and same(c, f) and same(a, d)
     return False
 
 

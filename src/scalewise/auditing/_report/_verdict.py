@@ -252,7 +252,7 @@ def _remedy(report: Summary) -> str:
     assert first.fix is not None
     others = len({x.order for x in fixed}) - 1  # findings that one fix helps have one order
     more = f" and {counted(others, 'more fix')}" if others else ""
-    return f"Change: {first.fix.text}{more}"
+    return f"Change: {first.fix.headline}{more}"
 
 
 def _lost(report: Summary) -> Finding | None:

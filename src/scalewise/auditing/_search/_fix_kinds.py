@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 
 import jax.numpy as jnp
@@ -20,11 +20,12 @@ from .._tape._loss_scale import LossScaled, autocast_of
 from .._tape._specialize import nominal_format
 from .._thresholds import FEW_MASKS, SUBNORMAL
 from ._apply import FormatChoice
-from ._fixes import Context, Fix, both, described, register, widened
+from ._fixes import Context, Fix, both, described, joined, register, widened
 from ._literals import Literal, written
 from ._rewrites import Rewrite
 
 COMPARISONS = names(lambda row: row.family is Family.COMPARISON)
+L2_NORM = "ops.l2_norm"
 PRODUCTS = ("reduce_prod", "cumprod")
 
 
@@ -63,7 +64,7 @@ def _constant(context: Context) -> Iterator[Fix]:
 def kept_in(word: str, literal: Literal) -> Fix:
     number = literal.number
     change = partial(FormatChoice.with_constant, old=number, new=number)
-    return Fix(f"{literal.written} kept in {word}", change, replaces=(number, number))
+    return Fix(f"{literal.written} kept in {word}", change, replaces=(number, number), word=word)
 
 
 def _may_be_smaller(context: Context) -> bool:
@@ -111,7 +112,7 @@ def _loss_scale(context: Context) -> Iterator[Fix]:
     else:
         change = partial(_with_loss_scale, power=power)
     if power:
-        yield Fix(f"loss scale 2^{power}", change)
+        yield Fix(f"loss scale 2^{power}", change, power=power)
 
 
 def _seed_exponent(context: Context, fmt: Format) -> float:
@@ -139,7 +140,8 @@ def _norm(context: Context) -> Iterator[Fix]:
         if some is here or len(some) > len(here):
             inner = [index for indices in some for index in indices[:-1]]
             change = partial(FormatChoice.with_format, indices=inner, params=FP64_PARAMS)
-            yield Fix(f"ops.l2_norm in place of {text} of a sum of squares", change)
+            text, everywhere = f"{L2_NORM} in place of {text} of a sum of squares", some is not here
+            yield Fix(text, change, better=(L2_NORM,), everywhere=everywhere)
 
 
 @register("logarithm", "format")
@@ -150,7 +152,8 @@ def _logarithm(context: Context) -> Iterator[Fix]:
     )
     if context.kind.out_of_range and product:
         change = partial(FormatChoice.with_format, indices=group.indices, params=FP64_PARAMS)
-        yield Fix("sum(log(x)) in place of prod(x), kept as a logarithm", change)
+        better = ("sum(log(x))",)
+        yield Fix(f"{better[0]} in place of prod(x), kept as a logarithm", change, better=better)
 
 
 @register("rewrite", "format")
@@ -159,22 +162,35 @@ def _rewrite(context: Context) -> Iterator[Fix]:
     own = set(group.indices)
     equations = {e.index: e for e in context.equations}
     found: dict[str, list[Rewrite]] = {}
-    for rewrite in context.rewrites:
-        if rewrite.root in equations:
-            found.setdefault(rewrite.text, []).append(rewrite)
-    for text, alike in sorted(found.items(), key=lambda x: -len(x[1][0].inner)):
+    known = [x for x in context.rewrites if x.root in equations]
+    for rewrite in known:
+        found.setdefault(rewrite.text, []).append(rewrite)
+    for alike in sorted(found.values(), key=lambda own: -len(own[0].inner)):
         written = [x for x in alike if own & {*x.inner, x.root}]
         places = {(equations[x.root].file, equations[x.root].line) for x in written}
         # an expression of a function that is called twice is one
         line = [x for x in alike if (equations[x.root].file, equations[x.root].line) in places]
         for some in (line, alike) if len(alike) > len(line) else (line,):
-            if not written:
-                continue
-            inner = {i for x in some for i in x.inner}
-            change = partial(FormatChoice.with_format, indices=sorted(inner), params=FP64_PARAMS)
-            where = tuple(sorted(inner | {x.root for x in some}))
-            text = text if some is line else f"{text}, everywhere"
-            yield Fix(text, change, rewrites=where)
+            if written:
+                yield _rewritten(some, known, everywhere=some is not line)
+
+
+def _rewritten(some: Sequence[Rewrite], known: Sequence[Rewrite], *, everywhere: bool) -> Fix:
+    """Returns the fix of some expressions, and of those that share operations with them, whose
+    results it doesn't round either."""
+    inner = {i for x in some for i in x.inner}
+    others = [x for x in known if x not in some and inner & {*x.inner} and x.root not in inner]
+    inner |= {i for x in others for i in x.inner}
+    every = [*some, *others]
+    texts = [x.partition(" in place of ") for x in dict.fromkeys(x.text for x in every)]
+    better, _, worse = (tuple(own) for own in zip(*texts, strict=True))
+    return Fix(
+        f"{joined(better)} in place of {joined(worse)}{', everywhere' * everywhere}",
+        partial(FormatChoice.with_format, indices=sorted(inner), params=FP64_PARAMS),
+        better=better,
+        everywhere=everywhere,
+        rewrites=tuple(sorted(inner | {x.root for x in every})),
+    )
 
 
 def _reads_itself(context: Context, primitives: Collection[str]) -> bool:

@@ -49,7 +49,13 @@ class Fix:
             change is of another kind.
         indices: the operations that become float32.
         limits: literals of the program's own narrow dtype that become float32's.
-        rewrites: the operations that the expression which a function replaces is made of.
+        word: the dtype that operations or a constant are widened to; "" of other changes.
+        power: of a loss scale ``2**power``; 0 of other changes.
+        better: what takes the place of expressions: keys of ``PATTERNS``.
+        everywhere: whether all such expressions of a function are replaced.
+        rewrites: the operations that these expressions are made of.
+        all_lines: the description of lines that are widened together, of which ``text`` names one
+            first.
         replaces: a constant and the number that takes its place, itself if it is kept in float32.
         undoes: whether nothing of a policy or recipe is left.
         kind: its entry in ``FIXES``.
@@ -63,6 +69,11 @@ class Fix:
     size: int = dataclasses.field(default=0, repr=False)
     indices: tuple[int, ...] = dataclasses.field(default=(), repr=False)
     limits: tuple[float, ...] = dataclasses.field(default=(), repr=False)
+    word: str = dataclasses.field(default="", repr=False)
+    power: int = dataclasses.field(default=0, repr=False)
+    better: tuple[str, ...] = dataclasses.field(default=(), repr=False)
+    everywhere: bool = dataclasses.field(default=False, repr=False)
+    all_lines: str = dataclasses.field(default="", repr=False)
     rewrites: tuple[int, ...] = dataclasses.field(default=(), repr=False)
     replaces: tuple[float, float] | None = dataclasses.field(default=None, repr=False)
     undoes: bool = dataclasses.field(default=False, repr=False)
@@ -106,6 +117,11 @@ class Fix:
             (inf, 1024.0)
         """
         return apply_fix(self, target)
+
+    @property
+    def headline(self) -> str:
+        """The change in a phrase, without edited lines."""
+        return self.all_lines or self.text
 
     def __str__(self) -> str:
         return self.text
@@ -168,7 +184,7 @@ def widened(
     if limits:
         text += f", with {word}'s limit in place of {max(map(abs, limits)):g}"
     change = partial(_in_float32, indices=indices, limits=limits)
-    return Fix(text, change, len(indices), indices=indices, limits=limits)
+    return Fix(text, change, len(indices), indices=indices, limits=limits, word=word)
 
 
 def _in_float32(now: FormatChoice, indices: Sequence[int], limits: Sequence[float]) -> FormatChoice:
@@ -178,7 +194,8 @@ def _in_float32(now: FormatChoice, indices: Sequence[int], limits: Sequence[floa
 def both(a: Fix, b: Fix) -> Fix:
     known = a.indices and b.indices  # a constant's change is no operation's
     indices = tuple(dict.fromkeys((*a.indices, *b.indices))) if known else ()
-    return Fix(f"{a}; {b}", partial(_one_after_another, a.change, b.change), indices=indices)
+    change = partial(_one_after_another, a.change, b.change)
+    return Fix(f"{a}; {b}", change, indices=indices, word=a.word)
 
 
 def _one_after_another(first: Callable, second: Callable, now: Any) -> Any:

@@ -102,12 +102,19 @@ class Rewrite:
 
 
 def rewrites(equations: Sequence[Equation], operands: Operands) -> list[Rewrite]:
-    """Returns what may be written in other ways; of expressions within each other the largest."""
+    """Returns what may be written in other ways; of expressions within each other the largest.
+
+    A number that a select chooses of several operations' results is no part of an expression."""
+    operands = {i: tuple(x if len(x) == 1 else () for x in own) for i, own in operands.items()}
     finder = _Finder(equations, _without_conversions(equations, operands))
     found = [x for root in range(len(equations)) for x in finder.at(root)]
     found = [dataclasses.replace(x, inner=_with_conversions(x, equations, operands)) for x in found]
     found = [x for x in found if not any({*x.inner, x.root} <= {*y.inner} for y in found)]
-    return [dataclasses.replace(x, inner=_with_derivative(x, equations, operands)) for x in found]
+    derivatives = _derivatives(equations, operands)
+    return [
+        dataclasses.replace(x, inner=_with_derivative(x, equations, operands, derivatives))
+        for x in found
+    ]
 
 
 CONVERSION = "convert_element_type"  # JAX makes some around sums, which it computes in float32
@@ -141,18 +148,30 @@ def _with_conversions(
     return tuple(sorted(inner))
 
 
+def _derivatives(equations: Sequence[Equation], operands: Operands) -> list[int]:
+    """Returns the operations of a backward pass, and those of the forward pass that it alone reads:
+    factors of derivatives."""
+    readers: dict[int, set[int]] = {}
+    for i, own in operands.items():
+        for j in (j for operand in own for j in operand):
+            readers.setdefault(j, set()).add(i)
+    found: set[int] = set()
+    for i, e in reversed([*enumerate(equations)]):
+        if e.direction == "backward" or (i in readers and readers[i] <= found):
+            found.add(i)
+    return sorted(found)
+
+
 def _with_derivative(
-    rewrite: Rewrite, equations: Sequence[Equation], operands: Operands
+    rewrite: Rewrite, equations: Sequence[Equation], operands: Operands, derivatives: Sequence[int]
 ) -> tuple[int, ...]:
     """Returns the inner operations, and those of its derivative on the expression's lines, which
     read their results, without the last ones, which round."""
     own, inner = {rewrite.root}, {*rewrite.inner}
     lines = {equations[i].source for i in own | inner}
-    for i, e in enumerate(equations):
+    for i in derivatives:
         before = {j for operand in operands.get(i, ()) for j in operand}
-        # what the forward pass computes of the result is another expression
-        found = before & (own | inner if e.direction == "backward" else inner)
-        if e.direction != "update" and e.source in lines and found and i != rewrite.root:
+        if equations[i].source in lines and before & (own | inner):
             inner.add(i)
     read = {j for i in own | inner for operand in operands.get(i, ()) for j in operand}
     return tuple(sorted({*rewrite.inner} | (inner & read)))

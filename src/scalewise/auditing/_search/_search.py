@@ -76,13 +76,14 @@ class Search:
             found.__dict__["outcome"] = outcome
         return found
 
-    def attempt(self, fix: Fix) -> Trial | None:
-        """Returns the run with a fix more; None if it was tried, is impossible, or none is left."""
+    def attempt(self, fix: Fix, *, again: bool = False) -> Trial | None:
+        """Returns the run with a fix more; None if it was tried, unless it is run ``again``, or is
+        impossible, or none is left."""
         try:
             setting = fix.change(self.current)
         except ValueError:
             return None
-        if self.trials <= 0 or key_of(setting) in self.tried:
+        if self.trials <= 0 or (key_of(setting) in self.tried and not again):
             return None
         self.tried.add(key_of(setting))
         self.trials -= 1
@@ -500,7 +501,8 @@ def _widen(search: Search, stage: StageError) -> bool:
         if suspect is None:
             break
         lines = _with_line(search, lines, (suspect, finding_of(search, suspect, trial, stage)))
-        after = search.attempt(_wide(search, lines))
+        # another fix may have been the same run; what is next is seen in this one
+        after = search.attempt(_wide(search, lines), again=True)
         if after is None:
             break
         trial = after
@@ -579,6 +581,6 @@ def _accept_lines(search: Search, stage: StageError, lines: Sequence[Line], tria
         own = _wide(search, [line])
         others = [str(_wide(search, [x])) for x in lines if x is not line]
         text = f"{own}, together with {joined(others)}" if others else str(whole)
-        fix = dataclasses.replace(whole, text=text, size=own.size)
+        fix = dataclasses.replace(whole, text=text, size=own.size, all_lines=str(whole))
         found.append(dataclasses.replace(line[1], fix=fix))
     search.accept(whole, trial, found, stage.name)
