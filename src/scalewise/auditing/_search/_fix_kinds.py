@@ -49,7 +49,7 @@ def _constant(context: Context) -> Iterator[Fix]:
     here = (literal.file, literal.line)
     line = [e for e in context.equations if literal.file and (e.file, e.line) == here]
     if line:
-        wide = widened(context.word, f"line {literal.line}", line)  # its literals are wide too
+        wide = widened(context.word, described(line, line), line)  # its literals are wide too
         if len(context.places) == 1:  # those of a comparison or a maximum as well
             wide = dataclasses.replace(wide, change=both(wide, kept).change)
         yield wide

@@ -228,8 +228,8 @@ def whole_calls(some: Equations, every: Equations) -> set[str]:
 
 
 def described(some: Equations, every: Equations) -> str:
-    """Returns ``lines 3 and 7``, ``the mul and sub at lines 3 and 7`` if they have others, or ``the
-    call at model.py:5`` for all operations of a library's call."""
+    """Returns ``lines 3 and 7``, ``the mul and sub at lines 3 and 7`` if they have others,
+    ``_update.py:9`` for a library's line, or ``the call at model.py:5`` for all of its call."""
     chosen = {e.index for e in some}
     whole = whole_calls(some, every)
     calls = [f"the call at {place_of(caller)}" for caller in sorted(whole)]
@@ -241,7 +241,7 @@ def described(some: Equations, every: Equations) -> str:
     places = sorted({(e.file, e.line) for e in some if e.file and e.line})
     if not places:
         return joined([*calls, f"{len(some)} operations"])
-    if len({file for file, _ in places}) > 1:
+    if len({file for file, _ in places}) > 1 or any(e.caller for e in some):
         where = joined(itertools.starmap(place, places))
     else:
         where = f"line{'s' * (len(places) > 1)} {joined(str(line) for _, line in places)}"

@@ -5,19 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from ..._output import Tell, counted, place
 from ...formats import FP32, Format, Saturation
 from .._run._causes import Causes
-from .._run._equation_statistics import EquationStatistics
 from .._run._outcome import NO_ERROR, Outcome, OutputError
 from .._run._session import Session
 from .._tape._specialize import Low, kind_of_run
 from .._thresholds import (
     ENOUGH,
-    FEW_ROUNDINGS,
-    LINES,
     MOST_OF_ERROR,
     SHARE_SHOWN,
     SHOWN,
@@ -28,16 +25,14 @@ from . import _fix_kinds, _recipe_fix_kinds  # noqa: F401  # they register fixes
 from ._apply import AuditedArithmetic, FormatChoice
 from ._evidence import finding_of, literal_of
 from ._findings import Finding, finding
-from ._fix_kinds import kept_in
-from ._fixes import Context, Fix, both, described, joined, library_calls, proposals, widened
+from ._fixes import Context, Fix, proposals
 from ._groups import Group, groups, is_out_of_range
 from ._kinds import FINDING_KINDS
 from ._literals import Constants, Literal
 from ._measure import better, fixed, key_of, near, same
 from ._rewrites import Rewrite, norms, rewrites
-from ._trial import Place, StageError, Suspect, Trial
-
-Line: TypeAlias = tuple[Suspect, Finding]  # what to widen, and what it does
+from ._trial import Place, StageError, Suspect, Trial, helps
+from ._widening import wide, widen
 
 
 @dataclasses.dataclass
@@ -358,7 +353,7 @@ def _explain(search: Search, stage: StageError) -> bool:
     lead = suspects[0] if suspects else None
     return lead is not None and (
         _fix_line(search, stage, lead, "format")
-        or _widen(search, stage)
+        or widen(search, stage)
         or _fix_line(search, stage, lead, "last")
     )
 
@@ -366,17 +361,17 @@ def _explain(search: Search, stage: StageError) -> bool:
 def _fix_line(search: Search, stage: StageError, suspect: Suspect, run: str) -> bool:
     what = finding_of(search, suspect, search.now, stage)
 
-    def helps(trial: Trial) -> bool:
-        return _helps(trial.stage(stage.name), stage)
+    def is_better(trial: Trial) -> bool:
+        return helps(trial.stage(stage.name), stage)
 
-    return _accept_first(search, stage, what, _options(search, suspect, what, run), helps)
+    return _accept_first(search, stage, what, _options(search, suspect, what, run), is_better)
 
 
 def _options(search: Search, suspect: Suspect, what: Finding, run: str) -> Iterator[Fix]:
     """Yields the fixes that a line has in one kind of run, the smallest first."""
     context, literal = _context(search, suspect, what), literal_of(search, suspect)
     if not run:
-        yield _wide(search, [(suspect, what)])
+        yield wide(search, [(suspect, what)])
     elif literal is None:
         yield from proposals(run, context) if context.group.equations else ()
     else:
@@ -393,19 +388,19 @@ def _options(search: Search, suspect: Suspect, what: Finding, run: str) -> Itera
 
 def _accept_first(
     search: Search, stage: StageError, what: Finding, options: Iterable[Fix],
-    helps: Callable[[Trial], bool],
+    is_better: Callable[[Trial], bool],
 ) -> bool:  # fmt: skip
     """Accepts the first fix after which nothing is wrong any more, or else the best of those that
     help; returns False if none does."""
     helped: list[tuple[Fix, Trial]] = []
     for fix in options:
         trial = search.attempt(fix)
-        if trial is not None and helps(trial) and not (fix.undoes and search.found):
+        if trial is not None and is_better(trial) and not (fix.undoes and search.found):
             helped.append((fix, trial))
-            if _is_enough(trial, stage.name):
+            if trial.is_enough(stage.name):
                 break
     if helped:
-        fix, trial = _best(helped, stage.name)
+        fix, trial = _best(search, helped, stage.name)
         what = _rewritten(search, what, fix)
         search.accept(fix, trial, [what, *_others(search, stage, what, fix)], stage.name)
     return bool(helped)
@@ -433,26 +428,21 @@ def _others(search: Search, stage: StageError, what: Finding, fix: Fix) -> Itera
             yield finding_of(search, suspect, search.now, stage)
 
 
-def _is_enough(trial: Trial, name: str) -> bool:
-    return not trial.fails and trial.stage(name).error.relative <= _few(trial)
-
-
-def _few(trial: Trial) -> float:
-    return FEW_ROUNDINGS * 2.0**-trial.fmt.precision
-
-
-def _best(helped: Sequence[tuple[Fix, Trial]], name: str) -> tuple[Fix, Trial]:
+def _best(search: Search, helped: Sequence[tuple[Fix, Trial]], name: str) -> tuple[Fix, Trial]:
     """Returns the smallest fix of those that leave the fewest parts wrong, with an error near the
-    least; one that undoes a whole policy or recipe only without others."""
+    least; one that undoes a whole policy or recipe, or changes a library's lines, only without
+    others."""
     some = [x for x in helped if not x[0].undoes] or list(helped)
     fewest = min(sum(x.fails for x in trial.stages) for _, trial in some)
     some = [(fix, trial) for fix, trial in some if sum(x.fails for x in trial.stages) == fewest]
+    of_library = {e.index for e in search.outcome.equations if e.caller}
+    some = [x for x in some if not of_library & {*x[0].indices}] or some
     errors = [trial.stage(name).error for _, trial in some]
     least = min(errors)
     close = [
         x for x, error in zip(some, errors, strict=True)
         if error.non_finite <= least.non_finite
-        and error.relative <= 2 * max(least.relative, _few(x[1]))
+        and error.relative <= 2 * max(least.relative, x[1].few)
     ]  # fmt: skip
     return min(close, key=lambda x: x[0].size)
 
@@ -477,110 +467,3 @@ def _context(search: Search, suspect: Suspect, what: Finding) -> Context:
         beyond=[e for e in equations if e.index in set(search.beyond)],
         limits=search.limits,
     )
-
-
-def _helps(after: StageError, before: StageError) -> bool:
-    return better(after.error, before.error, ENOUGH)
-
-
-def _widen(search: Search, stage: StageError) -> bool:
-    """Widens the line with the largest share, then what this shows, until the error is small.
-
-    Nothing is counted behind the first infinity: faults show one by one. Lines without which the
-    fix helps as much are left out again.
-    """
-    trial, lines = search.now, list[Line]()
-    best: tuple[list[Line], Trial] | None = None
-    for _ in range(LINES):
-        chosen, kept = _parts(search, [x for x, _ in lines])
-        fresh = (
-            x for x, own in ((x, _parts(search, [x])) for x in search.suspects(trial, stage.name))
-            if x.share > 0 and not (own[0].keys() <= chosen.keys() and own[1].keys() <= kept.keys())
-        )  # fmt: skip
-        suspect = next(fresh, None)
-        if suspect is None:
-            break
-        lines = _with_line(search, lines, (suspect, finding_of(search, suspect, trial, stage)))
-        # another fix may have been the same run; what is next is seen in this one
-        after = search.attempt(_wide(search, lines), again=True)
-        if after is None:
-            break
-        trial = after
-        error, least = trial.stage(stage.name), stage if best is None else best[1].stage(stage.name)
-        if _helps(error, stage) and error.error <= least.error:
-            best = lines, trial
-            if _is_enough(trial, stage.name):
-                break
-    if best is None:
-        return False
-    _accept_lines(search, stage, *_fewer(search, stage, *best))
-    return True
-
-
-def _with_line(search: Search, lines: Sequence[Line], new: Line) -> list[Line]:
-    """Returns the lines and another one. Of two faults on one line the first has the finding, and
-    the whole line is widened."""
-    for i, (suspect, what) in enumerate(lines):
-        if suspect.of_user == new[0].of_user:
-            some = (*suspect.equations, *new[0].equations)
-            own, parts = {e.index for e in some}, {(e.file, e.line, e.direction) for e in some}
-            equations = tuple(
-                e for e in search.outcome.equations
-                if e.index in own or (e.file and (e.file, e.line, e.direction) in parts)
-            )  # fmt: skip
-            both = dataclasses.replace(suspect, equations=equations)
-            return [*lines[:i], (both, what), *lines[i + 1 :]]
-    return [*lines, new]
-
-
-def _parts(
-    search: Search, suspects: Iterable[Suspect]
-) -> tuple[dict[int, EquationStatistics], dict[float, Literal]]:
-    """Returns the operations to widen by index, and the constants to keep by number."""
-    suspects = list(suspects)
-    wide = {e.index: e for x in suspects for e in x.equations}
-    for call in library_calls(list(wide.values()), search.outcome.equations).values():
-        wide |= {e.index: e for e in call}  # a user changes a call, not a library's lines
-    own = {x.place for x in suspects if literal_of(search, x) is not None}
-    lines = own | {(e.file, e.line) for e in wide.values() if e.file}
-    kept = {x.number: x for x in search.literals if (x.file, x.line) in lines and not x.slight}
-    return wide, kept if search.session.adjustable else {}
-
-
-def _wide(search: Search, lines: Sequence[Line]) -> Fix:
-    wide, kept = _parts(search, [x for x, _ in lines])
-    some = [wide[i] for i in sorted(wide)]
-    limits = search.limits if any(x.cause == "constant" for x, _ in lines) else ()
-    if not some:
-        return functools.reduce(both, [kept_in(search.word, x) for x in kept.values()])
-    fix = widened(search.word, described(some, search.outcome.equations), some, limits=limits)
-    for literal in kept.values():  # a line in float32 has its constants in float32
-        whole = both(fix, kept_in(search.word, literal))
-        fix = dataclasses.replace(fix, change=whole.change)
-    return fix
-
-
-def _fewer(
-    search: Search, stage: StageError, lines: list[Line], trial: Trial
-) -> tuple[list[Line], Trial]:
-    for line in lines[:-1] if len(lines) > 1 else []:
-        rest = [x for x in lines if x is not line]
-        after = search.attempt(_wide(search, rest))
-        if after is None:
-            continue
-        error, whole = after.stage(stage.name).error, trial.stage(stage.name).error
-        if error.non_finite <= whole.non_finite and error.relative <= 2 * whole.relative:
-            lines, trial = rest, after
-    return lines, trial
-
-
-def _accept_lines(search: Search, stage: StageError, lines: Sequence[Line], trial: Trial) -> None:
-    whole = _wide(search, lines)
-    found = []
-    for line in lines:
-        own = _wide(search, [line])
-        others = [str(_wide(search, [x])) for x in lines if x is not line]
-        text = f"{own}, together with {joined(others)}" if others else str(whole)
-        fix = dataclasses.replace(whole, text=text, size=own.size, all_lines=str(whole))
-        found.append(dataclasses.replace(line[1], fix=fix))
-    search.accept(whole, trial, found, stage.name)

@@ -17,8 +17,16 @@ from .._sheet._balance import Balance
 from .._sheet._functional import Stage
 from .._sheet._make import balance_of, stages_of
 from .._tape._cells import Leaf
-from .._thresholds import ACCUMULATED, EVENTFUL, MOST_OF_ERROR, PART_OF_LINE
+from .._thresholds import (
+    ACCUMULATED,
+    ENOUGH,
+    EVENTFUL,
+    FEW_ROUNDINGS,
+    MOST_OF_ERROR,
+    PART_OF_LINE,
+)
 from ._apply import FormatChoice
+from ._measure import better
 
 EVENTS = ("overflow", "underflow", "swamping")
 Place = tuple[str | None, int]  # file and line
@@ -98,6 +106,15 @@ class Trial:
     def fails(self) -> bool:
         return any(x.fails for x in self.stages)
 
+    @property
+    def few(self) -> float:
+        """The relative error of a few roundings."""
+        return FEW_ROUNDINGS * 2.0**-self.fmt.precision
+
+    def is_enough(self, name: str) -> bool:
+        """Returns whether nothing is wrong any more, and little of a part's error is left."""
+        return not self.fails and self.stage(name).error.relative <= self.few
+
     @functools.cached_property
     def outputs(self) -> list[StageError]:
         """Each of several outputs by itself."""
@@ -133,6 +150,10 @@ class Trial:
     def _rows(self) -> dict[tuple[int, ...], EquationStatistics]:
         outcome = self.outcome
         return {outcome.recorded[e.index].path: e for e in outcome.equations}
+
+
+def helps(after: StageError, before: StageError) -> bool:
+    return better(after.error, before.error, ENOUGH)
 
 
 def _error_of(stage: Stage) -> OutputError:
