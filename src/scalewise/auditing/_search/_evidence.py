@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from .._run._equation_statistics import EquationStatistics
 from .._run._outcome import Outcome
-from .._thresholds import AMPLIFIED, CONTRIBUTION_LOST
+from .._thresholds import AMPLIFIED
 from ._findings import Finding, constant_finding, finding
 from ._groups import ACCUMULATES, Group, is_out_of_range
 from ._kinds import FINDING_KINDS, made_here
@@ -51,8 +51,6 @@ def finding_of(search: Search, suspect: Suspect, trial: Trial, stage: StageError
         return _of_kind(own, name, group, search)
     if is_out_of_range(worst):
         return own
-    if suspect.cause == "swamping" and group.swamped >= CONTRIBUTION_LOST:
-        return _of_kind(own, "swamping", group, search)
     return _carried(search, own, worst, group, suspect, trial, stage)
 
 
