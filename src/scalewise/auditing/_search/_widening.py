@@ -30,7 +30,7 @@ def widen(search: Search, stage: StageError) -> bool:
     """
     trial, lines = search.now, list[Line]()
     best: tuple[list[Line], Trial] | None = None
-    for _ in range(LINES):
+    while len(lines) <= LINES:
         chosen, kept = _parts(search, [x for x, _ in lines])
         fresh = (
             x for x, own in ((x, _parts(search, [x])) for x in search.suspects(trial, stage.name))
