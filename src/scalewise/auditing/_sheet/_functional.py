@@ -80,7 +80,9 @@ def stages(
     if read and kept:
         replaced = {x.output for x in kept}
         first = [x for i, x in enumerate(every) if i not in replaced]
-        found.append(_stage("loss and gradients", [*first, *read], limit))
+        # a few elements whose activation is decided otherwise make an error of many roundings
+        most = max(limit, unusable(fmt.precision))
+        found.append(_stage("loss and gradients", [*first, *read], most))
     for own in kept:
         mask = _compared(floors, own.output, floats[own.output])
         changed = _change(names[own.output], floats[own.output], given[own.argument], mask, eps)
