@@ -221,6 +221,7 @@ def test_input_that_cannot_be_compared_is_refused_in_a_sentence(tmp_path):
         ((jnp.sin, X), 3, TypeError, "b is a int"),
         ((3, X), (jnp.sin, X), TypeError, "begins with a int"),
         ((jnp.sin, X), record(jnp.sin)(X), TypeError, "compare it with another one"),
+        (record(jnp.sin)(X), "none.safetensors", ValueError, "doesn't exist or holds no values"),
     ]
     for a, b, kind, words in wrong:
         with pytest.raises(kind, match=re.escape(words)):

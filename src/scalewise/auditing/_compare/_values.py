@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import os
 import re
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -25,6 +26,7 @@ from ...rounding import FP64_PARAMS, format_params
 from ...scaled import load_safetensors
 from .._file import name_of
 from .._record._record import refuse_tracers
+from .._record._recording import Recording, load_recording
 from .._tape._arithmetic import CONSTANT, FormatArithmetic, Run, in_float64, nearest
 from .._tape._both import TapedRun, run_both
 from .._tape._cells import Cell, Entry, Leaf, Node, Operation, cell, is_key
@@ -85,6 +87,15 @@ class Taped(Forward):
         self.tape.append(Entry(operation, ins, outs, self.iteration))
 
 
+class Summary(NamedTuple):
+    """What a recording knows of all numbers of an array; the means are of the finite ones."""
+
+    shape: tuple[int, ...]
+    non_finite: int
+    mean: float
+    rms: float
+
+
 @dataclasses.dataclass(eq=False)
 class Array:
     """One array: an argument, a result of an operation, or an array of a recording.
@@ -94,6 +105,7 @@ class Array:
         dtype: of the program or file.
         reads: the numbers of the values that it is computed from, None of a constant.
         entry: the operation on the tape.
+        summary: of a sampled array, what is known of all its numbers.
     """
 
     name: str
@@ -103,6 +115,7 @@ class Array:
     where: str
     reads: Sequence[int | None] = ()
     entry: Entry | None = None
+    summary: Summary | None = None
 
     def holding(self, array: Any) -> Array:
         return dataclasses.replace(self, array=np.asarray(array))
@@ -112,8 +125,17 @@ class Array:
         return self.array.dtype.kind == "f"
 
     @property
-    def is_recorded(self) -> bool:
-        return self.entry is None and not self.name.startswith("argument")
+    def is_named(self) -> bool:
+        """Returns whether its name is any that an engine gave it, rather than an operation's."""
+        return self.name == self.where and not self.name.startswith("argument")
+
+    @property
+    def at(self) -> str:
+        return self.where if self.where.startswith(self.name) else f"{self.name} at {self.where}"
+
+    @cached_property
+    def non_finite(self) -> int:
+        return self.summary.non_finite if self.summary else int(np.sum(~np.isfinite(self.low)))
 
     @cached_property
     def sorted(self) -> np.ndarray:
@@ -159,6 +181,10 @@ class Side:
     steps: Sequence[tuple[Entry, Sequence[int | None], Sequence[int]]] = ()
     call: Callable[[], Any] | None = None
     sites: dict[int | None, Mapping[int, list[int]]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_sampled(self) -> bool:
+        return any(x.summary for x in self.values)
 
     def above(self, some: Iterable[int], inside: AbstractSet[int]) -> set[int]:
         """Returns the values among ``inside`` that lead to some of them by such values alone."""
@@ -209,7 +235,7 @@ class Side:
 
 
 def side_of(x: Any, which: str) -> Side:
-    """Returns the values of what a caller gave :func:`compare`.
+    """Returns the values of what a caller gave ``compare``.
 
     Raises:
         TypeError, ValueError: it is nothing that has values; the message says what is expected.
@@ -226,6 +252,8 @@ def side_of(x: Any, which: str) -> Side:
         return of_function(call, args)
     if isinstance(x, str | os.PathLike):
         return _of_files(Path(x), which)
+    if isinstance(x, Recording):
+        return _of_recording(x)
     if callable(x):
         return of_function(x, ())
     raise TypeError(
@@ -293,6 +321,8 @@ def _of_files(path: Path, which: str) -> Side:
             (f for f in path.iterdir() if f.suffix in (".npy", ".safetensors")), key=_order
         )
     elif path.suffix in (".npy", ".safetensors") and path.is_file():
+        with contextlib.suppress(ValueError):
+            return _of_recording(load_recording(path))
         files = [path]
     else:
         raise ValueError(
@@ -311,6 +341,16 @@ def _of_files(path: Path, which: str) -> Side:
         wide = x.astype(np.float64) if x.dtype.kind not in "iub" else x
         values.append(Array(name, wide, wide, str(x.dtype), name))
     return Side(path.name, values, [])
+
+
+def _of_recording(x: Recording) -> Side:
+    values = []
+    for y in x.arrays:
+        samples = y.samples if y.visits > 1 else y.samples[0]
+        summary = Summary(y.shape, y.non_finite, y.mean, y.rms)
+        values.append(Array(y.primitive, samples, samples, y.dtype, y.where, summary=summary))
+    outputs = [i for i, y in enumerate(x.arrays) if y.primitive == "output"]
+    return Side(x.function, values, outputs)
 
 
 def _order(name: Any) -> list[Any]:
