@@ -204,8 +204,11 @@ def _of_programs(sides: tuple[Side, Side]) -> Comparison:
     a, b = sides
     parting = Parting(sides)
     causes = parting.causes() if parting.parts else []
-    if parting.settled is not None and (seeds := _seeds(sides)) is not None:
-        found = Roundings(sides, parting.settled.same, seeds).causes()
+    if parting.settled is not None:
+        seeds = _seeds(sides)
+        roundings = Roundings(sides, parting.settled.same, seeds or [])
+        found = roundings.overflow() if math.isinf(low_difference(sides)) else []
+        found = found or (roundings.causes() if seeds is not None else [])
         small = parting.apart < 0.5 * low_difference(sides)  # what the programs mean
         causes = [*found, *causes] if small else [*causes, *found]
     measured = predicted = None

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -21,16 +22,34 @@ from ..._jax import ShapedArray, jex, user_positions
 from ..._output import place
 from ...formats import FP32
 from ...formats import format as format_
-from ...interpret import Argument, Equation, Interpretation, Program, Value, is_float, trace
+from ...interpret import (
+    Argument,
+    Equation,
+    Interpretation,
+    Program,
+    Value,
+    is_float,
+    trace,
+    transformed,
+)
 from ...rounding import FP64_PARAMS, format_params
 from ...scaled import load_safetensors
 from .._file import name_of
 from .._record._record import refuse_tracers
 from .._record._recording import Recording, load_recording
-from .._tape._arithmetic import CONSTANT, FormatArithmetic, Run, in_float64, nearest
-from .._tape._both import TapedRun, run_both
+from .._tape._arithmetic import (
+    CONSTANT,
+    Arithmetic,
+    FormatArithmetic,
+    OwnArithmetic,
+    Run,
+    in_float64,
+    nearest,
+)
+from .._tape._both import TapedRun, on_host, run_both
 from .._tape._cells import Cell, Entry, Leaf, Node, Operation, cell, is_key
 from .._tape._forward import Forward
+from ._arithmetic import Altered, Instead, formats_of
 
 HERE = str(Path(__file__).parents[2])  # scalewise: frames that are no code of the user's
 # Otherwise XLA keeps more bits than a dtype has within a kernel, on each device in other places.
@@ -46,7 +65,12 @@ class AsWritten(Interpretation):
 
 
 def _rounded(x: Any, aval: ShapedArray) -> Any:
-    return nearest(x, format_params(format_(aval.dtype))) if is_float(aval) else x
+    if not is_float(aval):
+        return x
+    fmt = format_(aval.dtype)
+    if not fmt.zero:  # E8M0
+        return np.asarray(x).astype(aval.dtype).astype(np.float64)
+    return nearest(x, format_params(fmt))
 
 
 @dataclasses.dataclass(eq=False)
@@ -55,7 +79,6 @@ class RoundedOnce(FormatArithmetic):
     terms of one sum is no difference between programs."""
 
     low: Any
-    exact: frozenset[tuple[int, ...]] = frozenset()  # the operations that aren't rounded, by path
     rounds_draws = False
     top = float(FP32.max)  # pyright: ignore[reportAssignmentType]
 
@@ -71,9 +94,8 @@ class RoundedOnce(FormatArithmetic):
     def results(
         self, equation: Equation, cells: Sequence[Cell], exact: Sequence[Any], run: Run
     ) -> list[tuple[Any, Any]]:
-        rounds = equation.path not in self.exact
         pairs = zip(exact, equation.out_avals, strict=True)
-        return [(_rounded(x, aval) if rounds else x, None) for x, aval in pairs]
+        return [(_rounded(x, aval), None) for x, aval in pairs]
 
     def params_of(self, equation: Equation, value: Value = None) -> np.ndarray:
         return FP64_PARAMS
@@ -172,6 +194,7 @@ class Side:
         run: of a program.
         steps: its operations, each with the numbers of its operands and of its results.
         call: runs the program on its device; returns its outputs.
+        arithmetic: of the program.
     """
 
     title: str
@@ -180,11 +203,18 @@ class Side:
     run: TapedRun | None = None
     steps: Sequence[tuple[Entry, Sequence[int | None], Sequence[int]]] = ()
     call: Callable[[], Any] | None = None
+    arithmetic: Arithmetic | None = None
     sites: dict[int | None, Mapping[int, list[int]]] = dataclasses.field(default_factory=dict)
 
     @property
     def is_sampled(self) -> bool:
         return any(x.summary for x in self.values)
+
+    def again(self, instead: Instead) -> Side:
+        """Runs the program again with another arithmetic in some operations."""
+        assert self.run is not None
+        low = self.run.low if isinstance(self.arithmetic, OwnArithmetic) else None
+        return of_program(self.title, self.run.program, None, low, instead)
 
     def above(self, some: Iterable[int], inside: AbstractSet[int]) -> set[int]:
         """Returns the values among ``inside`` that lead to some of them by such values alone."""
@@ -271,8 +301,14 @@ def _of_torch(module: Any, args: Sequence[Any]) -> Side:
 
 
 def of_function(f: Callable, args: Sequence[Any], call: Callable[[], Any] | None = None) -> Side:
-    program = trace(f, AsWritten(), tuple(args), {}, name="compare", as_jit=True)
+    known = transformed(f)
+    low = AsWritten() if known is None else known.interpretation
+    own = f if known is None else known.f
+    program = trace(own, low, tuple(args), {}, name="compare", as_jit=True)
     refuse_tracers(program, "compare", f)
+    if known is not None:
+        # as each equation's code is shared, see OwnArithmetic
+        return of_program(name_of(f), program, call or (lambda: jax.jit(f)(*args)), low)
 
     def compiled() -> Any:
         run = jax.jit(jex.jaxpr_as_fun(program.jaxpr), compiler_options=AS_WRITTEN)
@@ -283,11 +319,16 @@ def of_function(f: Callable, args: Sequence[Any], call: Callable[[], Any] | None
 
 def of_program(
     title: str, program: Program, call: Callable[[], Any] | None = None,
-    exact: frozenset[tuple[int, ...]] = frozenset(),
+    low: Interpretation | None = None,
+    instead: Instead = MappingProxyType({}),
 ) -> Side:  # fmt: skip
-    """Runs a program; the operations ``exact``, by path, aren't rounded to their dtypes."""
-    low = AsWritten()
-    run = run_both(program, low, forward=Taped(RoundedOnce(low, exact=exact)))
+    """Runs a program, each result rounded once to its dtype or as an interpretation rounds it; some
+    operations, by path, in another arithmetic or unrounded."""
+    own = RoundedOnce(AsWritten()) if low is None else OwnArithmetic(low)
+    arithmetic: Any = Altered(own, instead) if instead else own
+    with on_host() if low is not None else contextlib.nullcontext():
+        formats = formats_of(program, low)
+    run = run_both(program, own.low, forward=Taped(arithmetic))
     values: list[Array] = []
     numbers: dict[int, int] = {}  # by the id of a cell
 
@@ -309,10 +350,11 @@ def of_program(
         avals = equation.out_avals if entry.operation.floats else ()
         for i, y in enumerate(entry.outs):
             dtype = avals[i].dtype if avals else np.asarray(y.low).dtype
-            add(equation.name, y, dtype, where, reads, entry)
+            own_dtype = getattr(getattr(y.value, "data", y.value), "dtype", dtype)
+            add(equation.name, y, formats.get(equation.path, own_dtype), where, reads, entry)
         steps.append((entry, reads, [numbers[id(y)] for y in entry.outs]))
     outputs = [numbers[id(x.cell)] for x in run.outputs if id(x.cell) in numbers]
-    return Side(title, values, outputs, run, steps, call)
+    return Side(title, values, outputs, run, steps, call, own)
 
 
 def _of_files(path: Path, which: str) -> Side:
