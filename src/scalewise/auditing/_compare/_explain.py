@@ -210,11 +210,13 @@ class Parting:
 
     def _agrees_later(self, which: int, hypothesis: Hypothesis) -> bool:
         """Returns whether a value that is computed from the changed one becomes one of the other's,
-        as behind an operation that is left out."""
+        as behind an operation that is left out, and the outputs come closer."""
         own, other = self.sides[which], self.sides[1 - which].values
         change = hypothesis.replacement(hypothesis.value)
         assert change is not None
         new = replayed(own, {hypothesis.value: change})
+        if self._distance(which, new) >= self.apart:
+            return False
         later = (own.values[i].holding(x) for i, x in new.items() if i != hypothesis.value)
         return any(apart(x, other[j]) <= SAME for x in later for j in self.cones[1 - which])
 
