@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import scalewise as sw
 from scalewise.auditing import compare, record
 from scalewise.scaled import save_safetensors
 
@@ -39,6 +40,11 @@ def network(p, x, *, eps=1e-5, slope=1.702, act=None, second=None, after=lambda 
     h = after(h)
     h = jnp.tanh(second(p, h) if second else h @ p["w2"] + p["b2"])
     return last(p, h) if last else h @ p["w3"]
+
+
+def perceptron(p, x):
+    h = jax.nn.relu(x @ p["w1"])
+    return jnp.tanh(h @ p["w2"]) @ p["w3"]
 
 
 def int8(x, axis=None):
@@ -102,6 +108,87 @@ def test_an_order_of_sums_in_bf16():
     )
     assert found.cause.kind == "order"
     assert found.cause.after < found.cause.before
+
+
+ARITHMETICS = {
+    "two recipes": (
+        sw.autoscale(perceptron, "fp8"), sw.autoscale(perceptron, "nvfp4"),
+        "quantised", "with nvfp4 x nvfp4 in place of e4m3fn x e4m3fn in the first's dot_general",
+    ),
+    "a recipe": (
+        sw.autoscale(perceptron, "fp8"), perceptron,
+        "quantised", "with float32 in place of e4m3fn x e4m3fn in the first's dot_general",
+    ),
+    "a policy": (
+        perceptron, sw.autocast(perceptron, "bfloat16"),
+        "dtype", "with bfloat16 in place of float32 in the first's dot_general",
+    ),
+    "two formats": (
+        sw.emulate(perceptron, "bf16"), sw.emulate(perceptron, "fp16"),
+        "dtype", "with fp16 in place of bf16 in the first's dot_general",
+    ),
+    "every operation": (
+        sw.scalify(perceptron, "bf16"), sw.autoscale(perceptron, "fp16"),
+        "dtype", "with bf16 in place of fp16 x fp16 in the second's dot_general",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ARITHMETICS)
+def test_two_arithmetics_of_a_program_are_told_by_their_formats(name):
+    a, b, kind, change = ARITHMETICS[name]
+    first = perceptron.__code__.co_firstlineno + 1
+    for found in (compare((a, P, X), (b, P, X)), compare((b, P, X), (a, P, X))):
+        assert (found.cause.kind, found.where) == (kind, (f"test_compare.py:{first}",))
+        assert found.cause.after < 0.8 * found.cause.before
+        assert found.unmatched == (0, 0)
+    found = compare((a, P, X), (b, P, X))
+    assert found.cause.change.startswith(change)
+    assert not compare((a, P, X), (a, P, X)).causes
+    other = compare((a, P, X), (b, P | {"w2": P["w2"].T}, X))  # besides, another weight
+    assert {x.kind for x in other.causes} == {"weight", kind}
+
+
+def narrow(dtype):
+    return lambda x: (x.astype(dtype) @ x.astype(dtype).T).astype(jnp.float32)
+
+
+def through(dtype, factor=1):
+    return lambda x: (jnp.abs(x) * factor).astype(dtype).astype(jnp.float32) * 2
+
+
+ROUNDINGS = {
+    "overflow to NaN": (through(jnp.float8_e4m3fn, 1000), through(jnp.float32, 1000), "non-finite"),
+    "overflow of a sum": (
+        lambda x: jnp.sum((x * 3000).astype(jnp.float16) ** 2), lambda x: jnp.sum((x * 3000) ** 2),
+        "non-finite",
+    ),
+    "E8M0": (through(jnp.float8_e8m0fnu), through(jnp.float32), "quantised"),
+    "FP16 and BF16": (narrow(jnp.float16), narrow(BF16), "dtype"),
+    "a constant array": (lambda x: x * 0 + 2, lambda x: x * 0 + 3, "constant"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROUNDINGS)
+def test_a_rounding_that_one_program_has_is_named(name):
+    a, b, kind = ROUNDINGS[name]
+    for found in (compare((a, X), (b, X)), compare((b, X), (a, X))):
+        assert found.cause is not None
+        assert found.cause.kind == kind
+        assert found.cause.after < 0.8 * found.cause.before
+
+
+def test_a_missing_operation_and_another_fault_are_both_named():
+    without = {"second": lambda p, h: h @ p["w2"]}
+    other = P | {"w3": normal(24, 9, seed=60)}
+    for parts, weights, kinds in (
+        (without, other, {"missing", "weight"}),
+        (without | {"eps": 1e-2}, P, {"missing", "constant"}),
+        ({"after": normed, "slope": 1.5}, P, {"missing", "constant"}),
+    ):
+        found = compare((network, P, X), (partial(network, **parts), weights, X))
+        assert {x.kind for x in found.causes} == kinds
+        assert found.causes[-1].after < 1e-6
 
 
 def test_two_differences_are_named_one_after_the_other():
@@ -221,6 +308,7 @@ def test_input_that_cannot_be_compared_is_refused_in_a_sentence(tmp_path):
         ((jnp.sin, X), 3, TypeError, "b is a int"),
         ((3, X), (jnp.sin, X), TypeError, "begins with a int"),
         ((jnp.sin, X), record(jnp.sin)(X), TypeError, "compare it with another one"),
+        (record(jnp.sin)(X), "none.safetensors", ValueError, "doesn't exist or holds no values"),
     ]
     for a, b, kind, words in wrong:
         with pytest.raises(kind, match=re.escape(words)):

@@ -148,6 +148,8 @@ def test_a_deep_network_has_the_scales_of_the_scaled_operations():
     "f",
     [
         lambda x: jnp.clip(x, -0.75, 0.75),
+        lambda x: jnp.clip(x, -1, 1),  # integers, converted by jitted functions
+        lambda x: jnp.where(x > 0, x, 0),
         lambda x: lax.clamp(-0.75, x, 0.0),
         lambda x: jnp.minimum(0.75, x),
         lambda x: jnp.maximum(x, -1e30),

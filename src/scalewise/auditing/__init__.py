@@ -21,9 +21,6 @@ from ._compare._gap import Gap as Gap
 from ._readings import Exponents as Exponents
 from ._readings import Reading as Reading
 from ._readings import WhatIf as WhatIf
-from ._record._compare import ArrayDifference as ArrayDifference
-from ._record._compare import LineDifference as LineDifference
-from ._record._compare import RecordingComparison as RecordingComparison
 from ._record._recording import RecordedArray as RecordedArray
 from ._record._recording import Recording as Recording
 from ._run._equation_statistics import EquationStatistics as EquationStatistics

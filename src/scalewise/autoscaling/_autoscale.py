@@ -24,7 +24,7 @@ from .._check import checked
 from .._decorator import Params, Result, as_decorator
 from .._types import PyTree
 from ..devices import MatrixUnitsLike
-from ..interpret import Program, is_float, pure_call, run, trace, transform
+from ..interpret import Program, is_float, mark, pure_call, run, trace, transform
 from ..scaled import Amax, Delayed, has_exponent, is_stored
 from ..scalifying import FormatOverrides, Scalify, scalified
 from ._boundaries import Boundaries, interpretation
@@ -186,7 +186,10 @@ def _autoscaled(
         chosen.overrides.check("autoscale")
         return outs
 
-    return _behind(["key"], f, scaled) if keyed else scaled
+    if keyed:
+        return _behind(["key"], f, scaled)
+    mark(scaled, f, interpretation(recipe))
+    return scaled
 
 
 def _behind(names: Sequence[str], f: Callable, scaled: Callable) -> Callable:
@@ -246,6 +249,7 @@ class WithHistory(Generic[Params, Result]):
         self.current = recipe.with_operands(scaling=Amax(scaling.power_of_two))
         self.f = f
         functools.update_wrapper(self, f, updated=())  # leaves a callable object's attributes alone
+        mark(self, f, Boundaries.of(self.current))
 
     def __get__(self, instance: object, owner: type | None = None) -> WithHistory:
         """Returns the method of an instance, for a function that is a class's attribute."""

@@ -209,7 +209,7 @@ class Boundaries(PairInterpretation):
 
         value = load_product(value)
         if isinstance(value, StoredValue):
-            return dataclasses.replace(value, scale=rows(value.scale), own=rows(value.own))
+            return value.unstacked(rows)
         if isinstance(value, QuantizedValue):
             return value.unstacked()
         if value.constant_value is not None:

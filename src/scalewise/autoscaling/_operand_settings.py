@@ -168,7 +168,11 @@ class Products:
 
     def __post_init__(self):
         for field in ROLES:
-            pair = tuple(map(_as_operand, getattr(self, field)))
+            given = getattr(self, field)
+            try:
+                pair = tuple(map(_as_operand, given))
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"Products.{field} is {given!r}: {error}") from None
             object.__setattr__(self, field, pair)
             if len({_transform(x) for x in pair}) > 1:
                 raise ValueError(

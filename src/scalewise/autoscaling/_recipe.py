@@ -52,7 +52,8 @@ class Recipe:
             format have the scaling of a short form, else one scale, their largest magnitude's.
         residuals: format of all other values of the forward pass that the backward pass reads or
             computes its inputs from; also of attention's operands if the other operands have at
-            most 8 bits.
+            most 8 bits. Each array has one scale, and a second one for the numbers above a gap in
+            its magnitudes (a mask's) that is wider than the format's normal numbers reach.
         carry: format of a loop's carry between two iterations; None keeps the compute dtype, since
             a sum that a loop carries in a narrow format stagnates.
         collective: format in which a ``shard_map``'s all_gather and psum send their data, with a

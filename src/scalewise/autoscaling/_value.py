@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +16,15 @@ from ..formats import Format
 from ..interpret import Equation, Value, outlined
 from ..scaled import ScaledArray, quantize
 from ..scalifying import Exponent, ScaledValue, leading, wide_dtype
+from ._gap import Gap, closed, may_have_gap, no_gap
 from ._operand_settings import Role
 
 
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredValue:
-    """A value that is narrow in memory until it is loaded: ``data * scale * 2**own``.
+    """A value that is narrow in memory until it is loaded: ``data * scale * 2**own``, with a gap
+    between its magnitudes opened again.
 
     Attributes:
         data: in the storage dtype; behind a barrier, so that no compiler keeps the wide original
@@ -31,6 +33,8 @@ class StoredValue:
             ``data`` (a scan that stacks values stacks their scales).
         own: the exponent of the value in flight.
         dtype: of the value in flight.
+        gap: where two kinds of numbers were brought together; None for formats that reach as far as
+            the dtype. Its arrays have the axes of ``scale``.
         narrowed, role: as in :class:`ScaledValue`.
     """
 
@@ -38,40 +42,63 @@ class StoredValue:
     scale: jax.Array
     own: Exponent
     dtype: DTypeLike
+    gap: Gap | None = None
     narrowed: bool = False
     role: Role | Literal[""] = ""
 
     def load(self) -> ScaledValue:
-        data = self.data.astype(self.scale.dtype) * leading(self.scale, self.data)
+        narrow = self.data.astype(self.scale.dtype)
+        data = narrow * leading(self.scale, self.data)
+        data = data if self.gap is None else self.gap.opened(data)
+        # the dtype's last numbers round to one beyond it
+        top = data.dtype.type(jnp.finfo(self.dtype).max)
+        data = jnp.where(jnp.isinf(narrow), narrow, jnp.clip(data, -top, top))
         known = {"narrowed": self.narrowed, "role": self.role}
         return ScaledValue(data.astype(self.dtype), self.own, "residual", **known)
 
+    def unstacked(self, rows: Callable[[Exponent | jax.Array], Any]) -> StoredValue:
+        """Returns a value whose scale, exponent and gap have one for each slice of a loop."""
+        scale, gap = jax.tree.map(rows, (self.scale, self.gap))
+        return dataclasses.replace(self, scale=scale, own=rows(self.own), gap=gap)
+
     def tree_flatten(self):
+        known = self.dtype, self.narrowed, self.role
         if isinstance(self.own, int):
-            return (self.data, self.scale), (self.own, self.dtype, self.narrowed, self.role)
-        return (self.data, self.scale, self.own), (None, self.dtype, self.narrowed, self.role)
+            return (self.data, self.scale, self.gap), (self.own, *known)
+        return (self.data, self.scale, self.gap, self.own), (None, *known)
 
     @classmethod
     def tree_unflatten(cls, static, children):
-        own, *rest = static
-        data, scale, *traced = children
-        return cls(data, scale, traced[0] if traced else own, *rest)
+        own, dtype, *known = static
+        data, scale, gap, *traced = children
+        return cls(data, scale, traced[0] if traced else own, dtype, gap, *known)
 
 
 def store_value(value: ScaledValue, fmt: Format) -> StoredValue:
     def stored() -> StoredValue:
-        make = functools.partial(outlined, _one_scale, fmt, value.data)
-        copy: ScaledArray = value.memo.once(("copy", fmt), make)
+        x, purpose = value.data, ("copy", fmt)
+        if not may_have_gap(fmt, x.dtype):
+            copy, gap = value.memo.once(purpose, lambda: outlined(_one_scale, fmt, x)), None
+        elif purpose in value.memo.made:  # a product reads it, with one scale
+            copy, gap = value.memo.made[purpose], no_gap(x.dtype)
+        else:
+            copy, gap = outlined(_two_kinds, fmt, x)
         assert isinstance(copy.data, jax.Array)
         assert isinstance(copy.scale, jax.Array)
-        data, dtype = lax.optimization_barrier(copy.data), value.data.dtype
-        return StoredValue(data, copy.scale, value.exponent, dtype, value.narrowed, value.role)
+        data = lax.optimization_barrier(copy.data)
+        own, narrowed, role = value.exponent, value.narrowed, value.role
+        return StoredValue(data, copy.scale, own, x.dtype, gap, narrowed, role)
 
     return value.memo.once(("stored", fmt), stored)
 
 
 def _one_scale(fmt: Format, x: jax.Array) -> ScaledArray:
     return quantize(x, fmt)
+
+
+def _two_kinds(fmt: Format, x: jax.Array) -> tuple[ScaledArray, Gap]:
+    x, gap = closed(fmt, x)
+    return quantize(x, fmt), gap
 
 
 def holds(dtype: DTypeLike, fmt: Format) -> bool:

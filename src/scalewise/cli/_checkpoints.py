@@ -1,4 +1,4 @@
-"""`scalewise inspect`, `diff`, `check` and `cast`: checkpoints, numbers, recordings."""
+"""`scalewise inspect`, `diff`, `check` and `cast`: checkpoints, numbers."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -70,8 +70,7 @@ def inspect(
             unused({"out": out, "json": json, "all": everything}, "checkpoints")
         return show_numbers(what, fmt)
     with refusal(ValueError):
-        if not _is_checkpoint(_there(path)):
-            raise ValueError(f"{path} is no checkpoint; expected a folder, .safetensors or .gguf")
+        _checkpoint(path)
         check_reports(out)
         from .. import checkpoints  # JAX takes a second to import: not for --help
 
@@ -89,46 +88,29 @@ def diff(
     json: bool = False,
     everything: bool = False,
 ) -> None:
-    """Compare two checkpoints in value, or two recordings line by line.
+    """Compare two checkpoints in value.
 
-    Of checkpoints, exits with 1 if an array differs by more than the tolerance, or isn't in both.
+    Exits with 1 if an array differs by more than the tolerance, or isn't in both.
 
     Args:
-        before (BEFORE): A checkpoint, or a recording (.safetensors).
-        after (AFTER): Another one of the same kind.
+        before (BEFORE): A checkpoint.
+        after (AFTER): Another one.
         tolerance (ERROR >= 0.0): The relative error of an array that counts as equal.
 
     Example:
-        scalewise diff cpu.safetensors gpu.safetensors
+        scalewise diff model model-nvfp4 --tolerance 0.12
     """
     with refusal(ValueError):
         for path in (before, after):
-            _there(path)
-        if "recording" in {_kind(path) for path in (before, after)}:
-            from scalewise.auditing import compare, writable  # JAX takes a second to import
-
-            paths = [writable(path) for path in out or ()]
-            return shown(compare(before, after), paths, everything=everything)
+            _checkpoint(path)
         check_reports(out)
-        from .. import checkpoints
+        from .. import checkpoints  # JAX takes a second to import: not for --help
 
         with progress(before, after) as told:
             report = checkpoints.diff(before, after, tolerance=tolerance, told=told)
         shown(report, out, json, everything=everything)
     if not report:
         raise typer.Exit(1)
-
-
-def _kind(path: Path) -> str:
-    if not _is_checkpoint(path):
-        raise ValueError(
-            f"{path} is no checkpoint; expected two checkpoints, or two recordings (.safetensors)"
-        )
-    if path.suffix != ".safetensors" or path.is_dir():
-        return "checkpoint"
-    with path.open("rb") as file:
-        length = min(int.from_bytes(file.read(8), "little"), 1 << 16)
-        return "recording" if b'"recording"' in file.read(length) else "checkpoint"
 
 
 def check(
@@ -151,7 +133,7 @@ def check(
         scalewise check model-nvfp4 --against model
     """
     with refusal(ValueError):
-        paths = [_there(p) for p in (path, against) if p is not None]
+        paths = [_checkpoint(p) for p in (path, against) if p is not None]
         check_reports(out)
         from .. import checkpoints
 
@@ -160,6 +142,12 @@ def check(
         shown(report, out, json, everything=everything)
     if not report:
         raise typer.Exit(1)
+
+
+def _checkpoint(path: Path) -> Path:
+    if not _is_checkpoint(_there(path)):
+        raise ValueError(f"{path} is no checkpoint; expected a folder, .safetensors or .gguf")
+    return path
 
 
 def _there(path: Path) -> Path:

@@ -232,7 +232,7 @@ def record(
 
     Args:
         fused: Read the numbers within one compiled program.
-        out (FILE): A .safetensors file to write, for `scalewise diff`.
+        out (FILE): A .safetensors file to write, for `scalewise compare-programs`.
 
     Example:
         scalewise record model.py:train_step --out here.safetensors
@@ -267,7 +267,8 @@ def compare_programs(
 
     Args:
         first (PROGRAM): FILE:FUNCTION of JAX, or of one that returns a torch model and its inputs;
-            or recorded values: a folder of .npy and .safetensors files, or one of them.
+            or recorded values: a folder of .npy and .safetensors files, or one of them,
+            or a recording.
         second (PROGRAM): Another one.
         args (FUNCTION): A function of both files that returns the arguments.
 

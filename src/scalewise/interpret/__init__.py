@@ -46,7 +46,9 @@ from ._rebind import is_quantization as is_quantization
 from ._rebind import rebind as rebind
 from ._rebind import unit_for as unit_for
 from ._rebind import unit_result as unit_result
+from ._transform import mark as mark
 from ._transform import transform as transform
+from ._transform import transformed as transformed
 from ._wide import HasDtype as HasDtype
 from ._wide import Value as Value
 from ._wide import bind as bind

@@ -335,6 +335,11 @@ def _apply(interpretation, equation: Equation, state, inputs):
     body = operation_body(equation)
     if body is not None and interpretation.opens(equation):
         return interpret_jaxpr(interpretation, body, state, inputs, equation)
+    if equation.name == "convert_element_type" and isinstance(inputs[0], np.ndarray):
+        # a program's Python integer, which a jitted function such as jnp.clip converts
+        (aval,) = equation.out_avals
+        if not inputs[0].ndim and interpretation.lifts(aval):
+            return state, [interpretation.constant(inputs[0].astype(aval.dtype), aval)]
     if equation.lifted:
         return interpretation.apply(state, equation, inputs)
     return interpretation.unlifted(state, equation, inputs)

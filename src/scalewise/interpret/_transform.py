@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -69,7 +69,28 @@ def transform(
             outs = _Call.run(interpretation, program.jaxpr, program.paths, name, program.arrays)
             return call.finish(program.outputs(outs))
 
+    mark(interpreted, prepare(f), interpretation)
     return interpreted
+
+
+class Transformed(NamedTuple):
+    """A function that is run under an interpretation, and what :func:`transform` made of it."""
+
+    f: Callable
+    interpretation: Interpretation
+    result: Callable
+
+
+def mark(result: Callable, f: Callable, interpretation: Interpretation) -> None:
+    """Notes which function a result runs under which interpretation, for :func:`transformed`."""
+    vars(result)["_transformed"] = Transformed(f, interpretation, result)
+
+
+def transformed(f: Callable) -> Transformed | None:
+    """Returns what a result of a transformation runs; None for other functions."""
+    found = getattr(f, "_transformed", None)
+    # functools.wraps copies attributes
+    return found if isinstance(found, Transformed) and found.result is f else None
 
 
 class _Call:

@@ -114,7 +114,7 @@ class ScaledArray(StoredArray):
             if self.scale is not None:
                 raise ValueError("ScaledArray: expected a scale or an exponent, not both")
             given = self.exponent
-            exponent = given if hasattr(given, "dtype") else np.asarray(given)
+            exponent = given if hasattr(given, "dtype") else _as_array(given)
             if not jnp.issubdtype(exponent.dtype, jnp.integer):
                 raise TypeError(f"ScaledArray: exponent is {exponent.dtype}; expected integers")
             self._set("exponent", jnp.asarray(exponent, jnp.int32))
@@ -546,15 +546,19 @@ def as_number(name: str, x: Any, dtype: DTypeLike) -> jax.Array:
         )
     if isinstance(x, int | float) and not isinstance(x, bool):
         return jnp.asarray(x, dtype)
-    try:
-        found = x if isinstance(x, jax.Array) else np.asarray(x)
-    except ValueError:  # a list of several shapes
-        found = np.asarray(None)
+    found = x if isinstance(x, jax.Array) else _as_array(x)
     if jnp.issubdtype(found.dtype, jnp.floating):
         return jnp.asarray(x)
     if not jnp.issubdtype(found.dtype, jnp.integer):
         raise TypeError(f"{name} is {x!r}; expected a real number, or an array of them")
     return jnp.asarray(x).astype(dtype)
+
+
+def _as_array(x: Any) -> np.ndarray:
+    try:
+        return np.asarray(x)
+    except ValueError:  # a list of several shapes
+        return np.asarray(None)
 
 
 def _movable(a: ScaledArray, factor: ArrayLike) -> jax.Array:

@@ -131,6 +131,8 @@ def _contraction(
     x, y = operands(name, a, b)
     if not (x.data.ndim and y.data.ndim):
         raise ValueError(f"{name}: shapes are {x.data.shape} and {y.data.shape}; expected axes")
+    # JAX refuses shapes that don't fit each other
+    jax.eval_shape(product, *(jax.ShapeDtypeStruct(z.data.shape, np.float32) for z in (x, y)))
     if static is None:
         s = static_scale(terms(x.data.shape, y.data.shape))
     else:

@@ -11,7 +11,7 @@ import jax
 from .._check import checked
 from .._decorator import Params, Result, as_decorator
 from ..formats import FP16, FormatLike
-from ..interpret import transform
+from ..interpret import mark, transform
 from ..scaled import ScaledArray, State, has_exponent, is_stored
 from ._every_op import EveryOp, Outputs
 from ._settings import Accumulation, Rescale, ResultFormats, Scalify
@@ -82,6 +82,7 @@ def scalified(f: Callable[..., Result], settings: Scalify, name: str = "scalify"
         chosen.overrides.check(name)
         return outs
 
+    mark(scaled, f, EveryOp.of(settings))
     return scaled
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, ClassVar
+from statistics import median
+from typing import Any, ClassVar, Literal
 
 import jax
 import numpy as np
@@ -16,17 +14,16 @@ import numpy as np
 from ..._check import checked
 from ..._output import Rows, Tabular, counted
 from ...rounding import format_params
-from .._record._compare import RecordingComparison, compare_recordings
-from .._record._recording import Recording, load_recording
 from .._tape._arithmetic import nearest
-from ._explain import Cause, Parting
+from ._explain import NAMES, Cause, Parting
 from ._gap import Gap, gap
 from ._match import MOVES, Same, apart, matching, unlike
 from ._relations import relation
-from ._roundings import Roundings, aligned, low_difference
+from ._roundings import WIDE, Roundings, aligned, bits, low_difference
 from ._values import Array, Side, side_of
 
-BF16 = format_params("bf16")
+EPS: dict[Literal["fp16", "bf16"], float] = {"fp16": 2.0**-11, "bf16": 2.0**-8}
+MEANS = 1e-5  # of all of an array's numbers, which devices add up in float32 in any order
 ROUNDINGS = 8  # of a recorded value's dtype for each value before it, that need no explanation
 
 
@@ -130,7 +127,7 @@ class Comparison(Tabular):
 
 
 @checked
-def compare(a: Any, b: Any) -> Comparison | RecordingComparison:
+def compare(a: Any, b: Any) -> Comparison:
     """Compares two programs, or recordings of their values: where they part, and why.
 
     Each side is one of:
@@ -138,7 +135,8 @@ def compare(a: Any, b: Any) -> Comparison | RecordingComparison:
     - ``(f, *args)``: a JAX function with its arguments, or a torch module with its inputs;
     - a folder of ``.npy`` and ``.safetensors`` files, or one such file: the values of an engine or
       a device, by name, in the order of the names (layer 10 comes after layer 2);
-    - a :class:`Recording`, or a path of a saved one; then both are.
+    - a :class:`Recording`, or a path of a saved one; then both are. They hold samples of each
+      array: a difference between these, or between the means of all numbers, is found.
 
     Programs run once in float64 and once as written, each result rounded once to its dtype. Values
     belong together if they have the same numbers in float64, in any order: names, layouts, fused
@@ -146,9 +144,6 @@ def compare(a: Any, b: Any) -> Comparison | RecordingComparison:
     something else, and changes of the operations at which they part are tried until the outputs
     agree. Otherwise roundings make the difference, and a balance sheet of both programs finds the
     line that makes most of it. Sums in float32 may be added in any order.
-
-    Returns:
-        The comparison; of two :class:`Recording` their lines that differ.
 
     Raises:
         ValueError: the outputs' sizes or numbers don't match, an argument has a NaN, or a path
@@ -164,14 +159,6 @@ def compare(a: Any, b: Any) -> Comparison | RecordingComparison:
         >>> found.cause.kind, found.cause.after
         ('constant', 0.0)
     """
-    recordings = [_recording(x) for x in (a, b)]
-    if recordings[0] is not None and recordings[1] is not None:
-        return compare_recordings(recordings[0], recordings[1])
-    if any(x is not None for x in recordings):
-        raise TypeError(
-            "compare: one side is a Recording, which holds statistics of each array: compare it "
-            "with another one, made by record()"
-        )
     sides = side_of(a, "a"), side_of(b, "b")
     _check(sides)
     if sides[0].run is None or sides[1].run is None:
@@ -179,19 +166,23 @@ def compare(a: Any, b: Any) -> Comparison | RecordingComparison:
     return _of_programs(sides)
 
 
-def _recording(x: Any) -> Recording | None:
-    if isinstance(x, Recording):
-        return x
-    if isinstance(x, str | os.PathLike) and Path(x).suffix == ".safetensors" and Path(x).is_file():
-        with contextlib.suppress(ValueError):
-            return load_recording(x)
-    return None
-
-
 def _check(sides: tuple[Side, Side]) -> None:
     a, b = sides
+    if (a.is_sampled or b.is_sampled) and not (a.is_sampled and b.is_sampled):
+        raise TypeError(
+            "compare: one side is a Recording, which holds samples of each array: compare it "
+            "with another one, made by record()"
+        )
+    if a.is_sampled:
+        shapes = [{x.at: x.summary.shape for x in s.values if x.summary} for s in sides]
+        for name in [x.at for x in a.values if x.name == "argument" and x.at in shapes[1]]:
+            if shapes[0][name] != shapes[1][name]:
+                raise ValueError(
+                    f"compare: {name} has the shape {shapes[0][name]} in a and {shapes[1][name]} "
+                    "in b; record both with the same inputs"
+                )
     for which, side in zip("ab", sides, strict=True):
-        for x in side.values:
+        for x in side.values if side.run is not None else ():
             if x.name.startswith("argument") and np.isnan(x.array).any():
                 raise ValueError(
                     f"compare: {which}'s {x.name} has a NaN, with which nothing agrees"
@@ -213,8 +204,11 @@ def _of_programs(sides: tuple[Side, Side]) -> Comparison:
     a, b = sides
     parting = Parting(sides)
     causes = parting.causes() if parting.parts else []
-    if parting.settled is not None and (seeds := _seeds(sides)) is not None:
-        found = Roundings(sides, parting.settled.same, seeds).causes()
+    if parting.settled is not None:
+        seeds = _seeds(sides)
+        roundings = Roundings(sides, parting.settled.same, seeds or [])
+        found = roundings.overflow() if math.isinf(low_difference(sides)) else []
+        found = found or (roundings.causes() if seeds is not None else [])
         small = parting.apart < 0.5 * low_difference(sides)  # what the programs mean
         causes = [*found, *causes] if small else [*causes, *found]
     measured = predicted = None
@@ -276,8 +270,12 @@ def _seeds(sides: tuple[Side, Side]) -> list[list[np.ndarray]] | None:
 
 def _difference(x: Array, y: Array) -> Difference:
     low = [z.holding(z.low) for z in (x, y)]
+    found = apart(*low)
+    if x.summary and y.summary and (size := max(x.summary.rms, y.summary.rms)) > 0:
+        means = (abs(p - q) / size for p, q in zip(x.summary[2:], y.summary[2:], strict=True))
+        found = max(found, *(far if far > MEANS else 0.0 for far in means))
     dtype = x.dtype if x.dtype == y.dtype else f"{x.dtype} -> {y.dtype}"
-    return Difference(x.name, y.name, x.where, y.where, dtype, apart(*low))
+    return Difference(x.name, y.name, x.where, y.where, dtype, found)
 
 
 def _paired(
@@ -289,22 +287,25 @@ def _paired(
     ahead = [min(same[0].get(i, (len(b),))) for i in range(len(a))]
     behind = -1
     for i, x in enumerate(a):
-        if i in same[0]:
-            j = next((j for j in same[0][i] if j not in used), same[0][i][0])
+        # an operation of a recording has one counterpart; programs may compute a value twice
+        equal = [j for j in same[0].get(i, ()) if not (x.summary and j in used)]
+        if equal:
+            like = x.name, x.where
+            j = min((j in used, (b[j].name, b[j].where) != like, j) for j in equal)[-1]
         else:
             most = min(ahead[i:])
             near = [
                 (not behind < j < most, unlike(x, y), j)
                 for j, y in enumerate(b)
-                if j not in same[1] and j not in used and y.array.size == x.array.size
-                and y.is_float == x.is_float
-                and (y.name == x.name or x.is_recorded or y.is_recorded)
+                if (x.summary or j not in same[1]) and j not in used
+                and y.array.size == x.array.size and y.is_float == x.is_float
+                and (y.name == x.name or x.is_named or y.is_named)
             ]  # fmt: skip
             if not near or not x.array.size:
                 continue
             j = min(near)[-1]
         used.add(j)
-        behind = max(behind, j) if i in same[0] else behind
+        behind = max(behind, j) if equal else behind
         yield i, j
 
 
@@ -318,8 +319,9 @@ def _of_recorded(sides: tuple[Side, Side]) -> Comparison:
     """
     sides = sides if sides[0].run is None else (sides[1], sides[0])
     own, other = ([x.holding(x.low) for x in side.values] for side in sides)
-    noise = max(map(_noise, (own, other)))
-    same = matching(own, other, noise)
+    most = ROUNDINGS * math.sqrt(max(map(len, (own, other))))
+    units = _units(own), _units(other)
+    same = matching(own, other, most * max(map(median, units)))
     pairs = list(_paired(own, other, same))
     if not pairs:
         raise ValueError(
@@ -327,22 +329,70 @@ def _of_recorded(sides: tuple[Side, Side]) -> Comparison:
             "inputs"
         )
     rows = [_difference(own[i], other[j]) for i, j in pairs]
-    causes, first = (), next((n for n, (i, _) in enumerate(pairs) if i not in same[0]), None)
+    found: list[tuple[bool, int, Cause]] = []
+    unit = 0.0  # of the narrowest of the values up to here that differ
+    for n, (row, (i, j)) in enumerate(zip(rows, pairs, strict=True)):
+        unit = max(unit, units[0][i], units[1][j]) if row.difference else unit
+        cause = _related(own[i], other[j], row.difference, most * unit)
+        found += [] if cause is None else [(cause.kind == "dtype", n, cause)]
+    first = min(found, key=lambda x: x[:2], default=None)
+    causes: tuple[Cause, ...] = ()
     if first is not None:
-        x, y = own[pairs[first][0]], other[pairs[first][1]]
-        kind, text = relation(x, y, noise) or ("unknown", "no simple relation of the two")
-        if np.isnan(x.array).any() != np.isnan(y.array).any():
-            kind, text = "non-finite", "one has a NaN and the other has none"
-        causes = (Cause(kind, (x.where, y.where), text, rows[first].difference),)
+        _, n, cause = first
+        sampled = sides[0].is_sampled
+        causes = (_missing(cause, own, other, pairs[: n + 1]) if sampled else cause,)
     left = len(own) - len(pairs), len(other) - len({j for _, j in pairs})
+    ends = [r.difference for r, (i, _) in zip(rows, pairs, strict=True) if i in sides[0].outputs]
     return Comparison(
-        sides[0].title, sides[1].title, causes, tuple(rows), left, rows[-1].difference
-    )
+        sides[0].title, sides[1].title, causes, tuple(rows), left,
+        max(ends, default=rows[-1].difference),
+    )  # fmt: skip
 
 
-def _noise(values: Sequence[Array]) -> float:
-    """Returns the difference that roundings leave at the end of a recording."""
-    floats = [x.array for x in values if x.array.dtype.kind == "f"]
-    narrow = [x for x in floats if np.array_equal(nearest(x, BF16), x, equal_nan=True)]
-    eps = 2.0**-8 if len(narrow) > len(floats) / 2 else 2.0**-24
-    return ROUNDINGS * eps * math.sqrt(len(values))
+def _related(x: Array, y: Array, apart: float, noise: float) -> Cause | None:
+    """Returns how two recorded values are related that should be equal; None if they are."""
+    if bool(x.non_finite) != bool(y.non_finite):
+        which = "first" if x.non_finite else "second"
+        kind, text = "non-finite", f"only the {which} has numbers that aren't finite"
+    elif apart <= noise:
+        if x.dtype == y.dtype or not apart:
+            return None
+        kind, text = "dtype", f"{x.dtype} in the first, {y.dtype} in the second"
+    else:
+        unknown = "unknown", "no simple relation of the two"
+        kind, text = relation(x, y, noise) or unknown
+    return Cause(kind, tuple(dict.fromkeys((x.at, y.at))), text, apart)
+
+
+def _missing(
+    cause: Cause, own: Sequence[Array], other: Sequence[Array], pairs: Sequence[tuple[int, int]]
+) -> Cause:
+    """Returns a cause, or the operations that one recording alone has before it."""
+    (*before, last), found = pairs, []
+    for which, values in enumerate((own, other)):
+        start = max((pair[which] for pair in before), default=-1)
+        found.append([x for x in values[start + 1 : last[which]] if x.name != "argument"])
+    if cause.kind == "dtype" or bool(found[0]) == bool(found[1]):
+        return cause
+    which = int(bool(found[1]))
+    where = dict.fromkeys(x.at for x in found[which])
+    text = f"only {NAMES[which]} has it; then {cause.change} of {cause.where[-1]}"
+    return dataclasses.replace(cause, kind="missing", where=tuple(where), change=text)
+
+
+def _units(values: Sequence[Array]) -> list[float]:
+    """Returns the rounding units of values: of a recording those of their dtypes; of an engine's
+    files, which may be wider than what it computes with, that of the format that holds most."""
+    if values[0].summary:
+        half = {"float16": EPS["fp16"]}
+        wide = [bits(x.dtype) >= WIDE for x in values]
+        narrow = [half.get(x.dtype, EPS["bf16"]) for x in values]
+        return [2.0**-24 if w else n for w, n in zip(wide, narrow, strict=True)]
+    floats = [x.array for x in values if x.is_float]
+    unit = 2.0**-24
+    for name, own in EPS.items():
+        held = [
+            x for x in floats if np.array_equal(nearest(x, format_params(name)), x, equal_nan=True)
+        ]
+        unit = own if len(held) > len(floats) / 2 else unit
+    return [unit] * len(values)

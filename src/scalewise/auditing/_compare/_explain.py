@@ -161,6 +161,7 @@ class Parting:
             made = (self._constants, self._arguments, self._operands, self._missing)
             kinds = [[(w, h) for w in (0, 1) for h in make(w)] for make in made]
             local = [row for rows in kinds for row in rows if self._agrees(*row)]
+            local = local or [row for row in kinds[-1] if self._agrees_later(*row)]
             rest = [row for rows in reversed(kinds) for row in rows if row not in local]
             copies = ((w, h) for w in (0, 1) for h in self._others(w))
             for some in [local] if local else [rest, copies]:
@@ -206,6 +207,18 @@ class Parting:
         assert replacement is not None
         new = x.holding(replacement(ins, lambda i: own[i].array))
         return any(apart(new, other[j]) <= SAME for j in self.cones[1 - which])
+
+    def _agrees_later(self, which: int, hypothesis: Hypothesis) -> bool:
+        """Returns whether a value that is computed from the changed one becomes one of the other's,
+        as behind an operation that is left out, and the outputs come closer."""
+        own, other = self.sides[which], self.sides[1 - which].values
+        change = hypothesis.replacement(hypothesis.value)
+        assert change is not None
+        new = replayed(own, {hypothesis.value: change})
+        if self._distance(which, new) >= self.apart:
+            return False
+        later = (own.values[i].holding(x) for i, x in new.items() if i != hypothesis.value)
+        return any(apart(x, other[j]) <= SAME for x in later for j in self.cones[1 - which])
 
     def _everywhere(self, which: int, hypothesis: Hypothesis) -> Iterator[Change]:
         """Yields the change of one value, of those of the same code called from the same lines (in

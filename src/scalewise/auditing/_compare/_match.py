@@ -80,14 +80,15 @@ def arrangements(
 
 
 def matching(a: Sequence[Array], b: Sequence[Array], same: float = SAME) -> tuple[Same, Same]:
-    """Returns for each side's values those of the other with the same numbers, in any order."""
-    groups: dict[tuple[int, bool], list[int]] = collections.defaultdict(list)
+    """Returns for each side's values those of the other with the same numbers, in any order; of
+    sampled values, those of the same operation."""
+    groups: dict[tuple[int, bool, str], list[int]] = collections.defaultdict(list)
     for j, y in enumerate(b):
-        groups[y.array.size, y.array.dtype.kind in "fc"].append(j)
+        groups[_group(y)].append(j)
     tables = {key: np.stack([b[j].few for j in some]) for key, some in groups.items()}
     found: tuple[dict[int, list[int]], dict[int, list[int]]] = ({}, {})
     for i, x in enumerate(a):
-        key = x.array.size, x.array.dtype.kind in "fc"
+        key = _group(x)
         if key not in tables:
             continue
         table, few = tables[key], x.few
@@ -100,6 +101,10 @@ def matching(a: Sequence[Array], b: Sequence[Array], same: float = SAME) -> tupl
                 found[0].setdefault(i, []).append(j)
                 found[1].setdefault(j, []).append(i)
     return found
+
+
+def _group(x: Array) -> tuple[int, bool, str]:
+    return x.array.size, x.array.dtype.kind in "fc", x.name if x.summary else ""
 
 
 def cone(side: Side, same: Same) -> set[int]:

@@ -81,7 +81,7 @@ def _simple(x: Array, theirs: np.ndarray, noise: float) -> tuple[str, str] | Non
     own = np.asarray(x.array, np.float64)
     with np.errstate(all="ignore"):
         ratio = theirs / own
-    usable = np.isfinite(ratio) & (np.abs(own) > x.unit)
+    usable = np.isfinite(ratio) & (np.abs(own) >= x.unit)
     if not usable.any():
         return None
     factor = float(np.median(ratio[usable]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import os
 import re
@@ -10,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -20,15 +22,34 @@ from ..._jax import ShapedArray, jex, user_positions
 from ..._output import place
 from ...formats import FP32
 from ...formats import format as format_
-from ...interpret import Argument, Equation, Interpretation, Program, Value, is_float, trace
+from ...interpret import (
+    Argument,
+    Equation,
+    Interpretation,
+    Program,
+    Value,
+    is_float,
+    trace,
+    transformed,
+)
 from ...rounding import FP64_PARAMS, format_params
 from ...scaled import load_safetensors
 from .._file import name_of
 from .._record._record import refuse_tracers
-from .._tape._arithmetic import CONSTANT, FormatArithmetic, Run, in_float64, nearest
-from .._tape._both import TapedRun, run_both
+from .._record._recording import Recording, load_recording
+from .._tape._arithmetic import (
+    CONSTANT,
+    Arithmetic,
+    FormatArithmetic,
+    OwnArithmetic,
+    Run,
+    in_float64,
+    nearest,
+)
+from .._tape._both import TapedRun, on_host, run_both
 from .._tape._cells import Cell, Entry, Leaf, Node, Operation, cell, is_key
 from .._tape._forward import Forward
+from ._arithmetic import Altered, Instead, formats_of
 
 HERE = str(Path(__file__).parents[2])  # scalewise: frames that are no code of the user's
 # Otherwise XLA keeps more bits than a dtype has within a kernel, on each device in other places.
@@ -44,7 +65,12 @@ class AsWritten(Interpretation):
 
 
 def _rounded(x: Any, aval: ShapedArray) -> Any:
-    return nearest(x, format_params(format_(aval.dtype))) if is_float(aval) else x
+    if not is_float(aval):
+        return x
+    fmt = format_(aval.dtype)
+    if not fmt.zero:  # E8M0
+        return np.asarray(x).astype(aval.dtype).astype(np.float64)
+    return nearest(x, format_params(fmt))
 
 
 @dataclasses.dataclass(eq=False)
@@ -53,7 +79,6 @@ class RoundedOnce(FormatArithmetic):
     terms of one sum is no difference between programs."""
 
     low: Any
-    exact: frozenset[tuple[int, ...]] = frozenset()  # the operations that aren't rounded, by path
     rounds_draws = False
     top = float(FP32.max)  # pyright: ignore[reportAssignmentType]
 
@@ -69,9 +94,8 @@ class RoundedOnce(FormatArithmetic):
     def results(
         self, equation: Equation, cells: Sequence[Cell], exact: Sequence[Any], run: Run
     ) -> list[tuple[Any, Any]]:
-        rounds = equation.path not in self.exact
         pairs = zip(exact, equation.out_avals, strict=True)
-        return [(_rounded(x, aval) if rounds else x, None) for x, aval in pairs]
+        return [(_rounded(x, aval), None) for x, aval in pairs]
 
     def params_of(self, equation: Equation, value: Value = None) -> np.ndarray:
         return FP64_PARAMS
@@ -85,6 +109,15 @@ class Taped(Forward):
         self.tape.append(Entry(operation, ins, outs, self.iteration))
 
 
+class Summary(NamedTuple):
+    """What a recording knows of all numbers of an array; the means are of the finite ones."""
+
+    shape: tuple[int, ...]
+    non_finite: int
+    mean: float
+    rms: float
+
+
 @dataclasses.dataclass(eq=False)
 class Array:
     """One array: an argument, a result of an operation, or an array of a recording.
@@ -94,6 +127,7 @@ class Array:
         dtype: of the program or file.
         reads: the numbers of the values that it is computed from, None of a constant.
         entry: the operation on the tape.
+        summary: of a sampled array, what is known of all its numbers.
     """
 
     name: str
@@ -103,6 +137,7 @@ class Array:
     where: str
     reads: Sequence[int | None] = ()
     entry: Entry | None = None
+    summary: Summary | None = None
 
     def holding(self, array: Any) -> Array:
         return dataclasses.replace(self, array=np.asarray(array))
@@ -112,8 +147,17 @@ class Array:
         return self.array.dtype.kind == "f"
 
     @property
-    def is_recorded(self) -> bool:
-        return self.entry is None and not self.name.startswith("argument")
+    def is_named(self) -> bool:
+        """Returns whether its name is any that an engine gave it, rather than an operation's."""
+        return self.name == self.where and not self.name.startswith("argument")
+
+    @property
+    def at(self) -> str:
+        return self.where if self.where.startswith(self.name) else f"{self.name} at {self.where}"
+
+    @cached_property
+    def non_finite(self) -> int:
+        return self.summary.non_finite if self.summary else int(np.sum(~np.isfinite(self.low)))
 
     @cached_property
     def sorted(self) -> np.ndarray:
@@ -150,6 +194,7 @@ class Side:
         run: of a program.
         steps: its operations, each with the numbers of its operands and of its results.
         call: runs the program on its device; returns its outputs.
+        arithmetic: of the program.
     """
 
     title: str
@@ -158,7 +203,18 @@ class Side:
     run: TapedRun | None = None
     steps: Sequence[tuple[Entry, Sequence[int | None], Sequence[int]]] = ()
     call: Callable[[], Any] | None = None
+    arithmetic: Arithmetic | None = None
     sites: dict[int | None, Mapping[int, list[int]]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_sampled(self) -> bool:
+        return any(x.summary for x in self.values)
+
+    def again(self, instead: Instead) -> Side:
+        """Runs the program again with another arithmetic in some operations."""
+        assert self.run is not None
+        low = self.run.low if isinstance(self.arithmetic, OwnArithmetic) else None
+        return of_program(self.title, self.run.program, None, low, instead)
 
     def above(self, some: Iterable[int], inside: AbstractSet[int]) -> set[int]:
         """Returns the values among ``inside`` that lead to some of them by such values alone."""
@@ -209,7 +265,7 @@ class Side:
 
 
 def side_of(x: Any, which: str) -> Side:
-    """Returns the values of what a caller gave :func:`compare`.
+    """Returns the values of what a caller gave ``compare``.
 
     Raises:
         TypeError, ValueError: it is nothing that has values; the message says what is expected.
@@ -226,6 +282,8 @@ def side_of(x: Any, which: str) -> Side:
         return of_function(call, args)
     if isinstance(x, str | os.PathLike):
         return _of_files(Path(x), which)
+    if isinstance(x, Recording):
+        return _of_recording(x)
     if callable(x):
         return of_function(x, ())
     raise TypeError(
@@ -243,8 +301,14 @@ def _of_torch(module: Any, args: Sequence[Any]) -> Side:
 
 
 def of_function(f: Callable, args: Sequence[Any], call: Callable[[], Any] | None = None) -> Side:
-    program = trace(f, AsWritten(), tuple(args), {}, name="compare", as_jit=True)
+    known = transformed(f)
+    low = AsWritten() if known is None else known.interpretation
+    own = f if known is None else known.f
+    program = trace(own, low, tuple(args), {}, name="compare", as_jit=True)
     refuse_tracers(program, "compare", f)
+    if known is not None:
+        # as each equation's code is shared, see OwnArithmetic
+        return of_program(name_of(f), program, call or (lambda: jax.jit(f)(*args)), low)
 
     def compiled() -> Any:
         run = jax.jit(jex.jaxpr_as_fun(program.jaxpr), compiler_options=AS_WRITTEN)
@@ -255,11 +319,16 @@ def of_function(f: Callable, args: Sequence[Any], call: Callable[[], Any] | None
 
 def of_program(
     title: str, program: Program, call: Callable[[], Any] | None = None,
-    exact: frozenset[tuple[int, ...]] = frozenset(),
+    low: Interpretation | None = None,
+    instead: Instead = MappingProxyType({}),
 ) -> Side:  # fmt: skip
-    """Runs a program; the operations ``exact``, by path, aren't rounded to their dtypes."""
-    low = AsWritten()
-    run = run_both(program, low, forward=Taped(RoundedOnce(low, exact=exact)))
+    """Runs a program, each result rounded once to its dtype or as an interpretation rounds it; some
+    operations, by path, in another arithmetic or unrounded."""
+    own = RoundedOnce(AsWritten()) if low is None else OwnArithmetic(low)
+    arithmetic: Any = Altered(own, instead) if instead else own
+    with on_host() if low is not None else contextlib.nullcontext():
+        formats = formats_of(program, low)
+    run = run_both(program, own.low, forward=Taped(arithmetic))
     values: list[Array] = []
     numbers: dict[int, int] = {}  # by the id of a cell
 
@@ -281,10 +350,11 @@ def of_program(
         avals = equation.out_avals if entry.operation.floats else ()
         for i, y in enumerate(entry.outs):
             dtype = avals[i].dtype if avals else np.asarray(y.low).dtype
-            add(equation.name, y, dtype, where, reads, entry)
+            own_dtype = getattr(getattr(y.value, "data", y.value), "dtype", dtype)
+            add(equation.name, y, formats.get(equation.path, own_dtype), where, reads, entry)
         steps.append((entry, reads, [numbers[id(y)] for y in entry.outs]))
     outputs = [numbers[id(x.cell)] for x in run.outputs if id(x.cell) in numbers]
-    return Side(title, values, outputs, run, steps, call)
+    return Side(title, values, outputs, run, steps, call, own)
 
 
 def _of_files(path: Path, which: str) -> Side:
@@ -293,6 +363,8 @@ def _of_files(path: Path, which: str) -> Side:
             (f for f in path.iterdir() if f.suffix in (".npy", ".safetensors")), key=_order
         )
     elif path.suffix in (".npy", ".safetensors") and path.is_file():
+        with contextlib.suppress(ValueError):
+            return _of_recording(load_recording(path))
         files = [path]
     else:
         raise ValueError(
@@ -311,6 +383,16 @@ def _of_files(path: Path, which: str) -> Side:
         wide = x.astype(np.float64) if x.dtype.kind not in "iub" else x
         values.append(Array(name, wide, wide, str(x.dtype), name))
     return Side(path.name, values, [])
+
+
+def _of_recording(x: Recording) -> Side:
+    values = []
+    for y in x.arrays:
+        samples = y.samples if y.visits > 1 else y.samples[0]
+        summary = Summary(y.shape, y.non_finite, y.mean, y.rms)
+        values.append(Array(y.primitive, samples, samples, y.dtype, y.where, summary=summary))
+    outputs = [i for i, y in enumerate(x.arrays) if y.primitive == "output"]
+    return Side(x.function, values, outputs)
 
 
 def _order(name: Any) -> list[Any]:

@@ -1,0 +1,108 @@
+"""Residuals of two kinds of numbers, such as attention scores and the largest number as a mask."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import scalewise as sw
+from cases import nightly
+from scalewise.autoscaling._gap import reach
+from scalewise.autoscaling._value import store_value
+from scalewise.formats import format as format_
+from scalewise.scalifying import ScaledValue
+
+MOST = float(jnp.finfo(jnp.float32).max)
+FORMATS = ["fp16", "e5m2", "e4m3fn"]
+
+
+def loaded(x, fmt):
+    stored = jax.jit(lambda x: store_value(ScaledValue(x, 0), format_(fmt)).load().data)
+    return np.asarray(stored(jnp.asarray(x, jnp.float32)), np.float64)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_each_number_is_off_by_half_a_unit_of_the_largest_on_its_side(fmt):
+    rng, kind = np.random.default_rng(0), format_(fmt)
+    for _ in range(40):
+        low = rng.uniform(-100, 40)
+        high = rng.uniform(low + reach(kind) + 1, min(low + 200, 120))
+        x = rng.normal(size=64) * 2.0**low
+        far = rng.random(64) < 0.3
+        x = np.where(far, rng.choice([-1.0, 1.0], 64) * 2.0 ** (high + rng.uniform(0, 7, 64)), x)
+        x = x.astype(np.float32).astype(np.float64)
+        size = np.abs(x)
+        unit = np.where(far, size[far].max(), size[~far].max()) * 2.0**-kind.mantissa_bits
+        assert (np.abs(loaded(x, fmt) - x) <= 0.5 * unit).all(), (low, high)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_without_a_gap_a_residual_has_one_scale(fmt):
+    rng = np.random.default_rng(0)
+    for width in (1, 10, 60):  # binades
+        x = np.ldexp(rng.normal(size=400), rng.integers(-width, 1, 400)).astype(np.float32)
+        np.testing.assert_array_equal(loaded(x, fmt), sw.quantize(jnp.asarray(x), fmt).value())
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_numbers_that_a_gap_leaves_alone(fmt):
+    x = np.array([np.inf, -np.inf, np.nan, 0, 1, -MOST, MOST], np.float32)
+    got = loaded(x, fmt)
+    kept = [0, 1, 2, 3, 4] if format_(fmt).infinities else [2, 3, 4]
+    np.testing.assert_array_equal(got[kept], x[kept])
+    np.testing.assert_array_equal(got[5:], x[5:])  # not infinite, though they are rounded up
+    assert loaded(np.zeros(3), fmt).tolist() == [0, 0, 0]
+
+
+MASKS = {
+    "selected": lambda s, keep, causal: jnp.where(keep, s, -MOST),
+    "added": lambda s, keep, causal: s + jnp.where(keep, 0, -MOST),
+    "two": lambda s, keep, causal: (
+        s + jnp.where(keep, 0, -MOST / 2) + jnp.where(causal, 0, -MOST / 2)[None]
+    ),
+    "scaled": lambda s, keep, causal: (
+        jnp.where(keep, s, -MOST) * jnp.linspace(0.2, 1, s.shape[1])[None, :, None]
+    ),
+    "none": lambda s, keep, causal: s,
+}
+SHARES = {
+    "softmax": jax.nn.softmax,
+    "sigmoid": jax.nn.sigmoid,  # reads its operand in the backward pass
+    "layers": lambda s: jax.lax.scan(lambda c, w: (jax.nn.sigmoid(s * w) + c, None), s * 0,
+                                     jnp.linspace(0.5, 1, 3))[0],
+}  # fmt: skip
+
+
+def attention(mask, shares, p, x):
+    scores, bias = ((x @ p[n]) @ jnp.swapaxes(x, 1, 2) / 8 for n in ("scores", "bias"))
+    keep = x[:, None, :, 0] > -0.8
+    scores = scores + MASKS[mask](bias, keep, jnp.tril(jnp.ones((x.shape[1],) * 2, bool)))
+    return jnp.mean(SHARES[shares](scores) @ jnp.sin(x) @ p["scores"])
+
+
+def gradient_error(mask, shares, recipe):
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
+    p, x = {"scores": draw(64, 64) / 8, "bias": draw(64, 64) / 8}, draw(4, 64, 64)
+    step = jax.grad(lambda p, x: attention(mask, shares, p, x))
+    want, got = jax.jit(step)(p, x), jax.jit(sw.autoscale(step, recipe))(p, x)
+    norm = jnp.linalg.norm
+    return max(float(norm(got[n] - want[n]) / norm(want[n])) for n in p)
+
+
+NARROW = {
+    "fp16": sw.recipes.fp16,
+    "fp8": sw.recipes.fp8,
+    "fp16 alone": dataclasses.replace(sw.recipes.bf16, residuals="fp16"),
+    **{fmt: dataclasses.replace(sw.recipes.bf16, residuals=fmt) for fmt in FORMATS[1:]},
+}
+
+
+@pytest.mark.parametrize("shares", SHARES)
+@pytest.mark.parametrize("recipe", ["fp16", "e4m3fn", *nightly(["fp8", "fp16 alone", "e5m2"])])
+def test_a_mask_leaves_gradients_as_they_are(recipe, shares):
+    alone = gradient_error("none", shares, NARROW[recipe])
+    for mask in MASKS:
+        assert gradient_error(mask, shares, NARROW[recipe]) < 1.5 * alone + 1e-4, mask
