@@ -312,6 +312,8 @@ def test_loops_that_carry_several_arrays(name, low, size, text, tmp_path):
 
 
 EXPRESSIONS = {
+    "jnp.sqrt(sum(jnp.sum(g * g) for g in [x, 2 * x]))": "ops.l2_norm",
+    "jnp.sqrt(sum([jnp.sum(g**2) for g in (x, 2 * x)]))": "ops.l2_norm",
     "1 - jnp.exp(x)": "-expm1(x)",
     "jnp.log(1.0 - jnp.exp(-x))": "log(-expm1(x))",
     "2 * jnp.log(jnp.exp(x) - 1)": "x + log(-expm1(-x))",
@@ -352,6 +354,33 @@ def test_another_way_to_write_an_expression_has_its_value(expression):
     edited = expression[: node.col_offset] + text + expression[node.end_col_offset :]
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         np.testing.assert_allclose(eval(edited, names), eval(expression, names), rtol=2e-5)
+
+
+def entropy(logits, labels):
+    p = jax.nn.sigmoid(logits)
+    return -jnp.mean(labels * jnp.log(p) + (1.0 - labels) * jnp.log(1.0 - p))
+
+
+def gradient_norm(gradients):
+    return jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(gradients)))
+
+
+@pytest.mark.parametrize("f", [entropy, jax.grad(entropy)])
+def test_expressions_that_share_an_operation_are_one_edit(f):
+    report = sw.audit(f, "bf16")(jnp.linspace(-12, 12, 50), np.float32(np.arange(50) % 2))
+    (finding,) = report.findings
+    assert str(finding.fix).startswith("log_sigmoid(-x) and log_sigmoid(x) in place of ")
+    (edit,) = report.edits
+    assert "jax.nn.log_sigmoid(logits) + " in edit.after[0]
+    assert "jax.nn.log_sigmoid(-logits)" in edit.after[0]
+
+
+def test_the_norm_of_a_tree_is_edited():
+    report = sw.audit(gradient_norm, "fp16")({"a": jnp.full(4096, 16.0), "b": jnp.ones((3, 3))})
+    (edit,) = report.edits
+    assert edit.after[0].lstrip() == (
+        "return sw.ops.l2_norm(jnp.stack([sw.ops.l2_norm(g) for g in jax.tree.leaves(gradients)]))"
+    )
 
 
 def test_a_number_is_replaced_wherever_it_stands():

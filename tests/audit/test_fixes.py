@@ -21,6 +21,7 @@ from scalewise.auditing._search._groups import Group
 from scalewise.auditing._search._kinds import FINDING_KINDS
 from scalewise.auditing._search._rewrites import Rewrite
 from scalewise.auditing._tape._loss_scale import LossScaled
+from scalewise.auditing._thresholds import unusable
 from scalewise.autocasting import Policy, Rule
 from scalewise.formats import E4M3FN, FP16, FP32
 from scalewise.rounding import format_params
@@ -413,3 +414,39 @@ def test_three_faults_that_hide_each_other():
     assert report.error_fixed.relative < 1e-3
     fixed = worst.fix.apply(model)(jnp.linspace(280.0, 320.0, 64))
     assert bool(jnp.isfinite(fixed).all())
+
+
+def test_four_lines_whose_results_vanish_one_after_another_are_widened_together():
+    """Nothing becomes finite before all of them are; the parts of a line count once."""
+
+    def factored(g):
+        squares = g**2 + 1e-30
+        rows = jnp.mean(squares, axis=1, keepdims=True)
+        columns = jnp.mean(squares, axis=0, keepdims=True)
+        second = rows * columns / jnp.mean(rows)
+        return g / jnp.sqrt(second)
+
+    report = sw.audit(factored, "fp16")(1e-5 * jax.random.normal(jax.random.key(0), (8, 12)))
+    assert report.error.non_finite == 96
+    assert report.error_fixed.relative < 0.01
+    assert {x.line for x in report.findings} >= {report.findings[0].line + i for i in range(4)}
+    assert "float32 for lines" in report.verdict
+
+
+def test_a_healthy_step_whose_activations_are_decided_otherwise_has_no_finding():
+    """A ReLU near zero makes an error of many roundings in gradients."""
+
+    def step(w, x, y):
+        def loss(w):
+            return jnp.mean((jax.nn.relu(jax.nn.relu(x @ w[0]) @ w[1]) @ w[2] - y) ** 2)
+
+        return jax.tree.map(lambda w, g: w - 0.1 * g, w, jax.grad(loss)(w))
+
+    keys = jax.random.split(jax.random.key(0), 5)
+    shapes = [(16, 64), (64, 64), (64, 4), (4, 16), (4, 4)]
+    *w, x, y = (jax.random.normal(k, s) / s[0] ** 0.5 for k, s in zip(keys, shapes, strict=True))
+    w[0] = w[0].at[:, 0].set(0.0).at[:2, 0].set(jnp.array([1.0, -1.0]))
+    x = x.at[0, :2].set(jnp.array([1.0002, 1.0001]))  # which FP16 rounds to the same number
+    report = sw.audit(step, "p=f32,c=f16,o=f32")(w, x, y)
+    assert 10 * 2.0**-11 < report.gradients.relative < unusable(11)
+    assert report.findings == ()

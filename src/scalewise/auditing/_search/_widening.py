@@ -114,12 +114,13 @@ def _fewer(
 
 
 def _accept_lines(search: Search, stage: StageError, lines: Sequence[Line], trial: Trial) -> None:
-    whole = wide(search, lines)
-    found = []
+    whole, found = wide(search, lines), []
+    some = [e for e in search.outcome.equations if e.index in {*whole.indices}]
+    all_lines = f"{search.word} for {described(some, some)}" if some else str(whole)
     for line in lines:
         own = wide(search, [line])
         others = [str(wide(search, [x])) for x in lines if x is not line]
         text = f"{own}, together with {joined(others)}" if others else str(whole)
-        fix = dataclasses.replace(whole, text=text, size=own.size, all_lines=str(whole))
+        fix = dataclasses.replace(whole, text=text, size=own.size, all_lines=all_lines)
         found.append(dataclasses.replace(line[1], fix=fix))
     search.accept(whole, trial, found, stage.name)
