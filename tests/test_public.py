@@ -206,7 +206,7 @@ def test_notebooks_show_results_as_text_or_in_a_frame():
 
 
 MAIN = [sw.autoscale, sw.audit, sw.autocast, sw.emulate, sw.cast, sw.round_to, sw.plan, sw.Recipe,
-        sw.Format, sw.Budget, sw.Monitor, sw.training.step]  # fmt: skip
+        sw.Format, sw.Monitor, sw.training.step]  # fmt: skip
 
 
 @pytest.mark.parametrize("x", nightly(MAIN, but=["autoscale", "cast", "Recipe", "Format"]))

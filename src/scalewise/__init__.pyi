@@ -29,10 +29,8 @@ from .autoscaling import store as store
 from .emulating import emulate as emulate
 from .formats import Format as Format
 from .formats import format as format
-from .planning import Budget as Budget
 from .planning import Plan as Plan
 from .planning import plan as plan
-from .planning import rollouts as rollouts
 from .rounding import cast as cast
 from .rounding import round_to as round_to
 from .rounding import saturation as saturation

@@ -245,4 +245,4 @@ def test_pytests_way_of_naming_a_function_is_taken(folder):
 
 
 def test_a_plan_without_a_budget(folder):
-    assert "plan: expected a budget: --bits 6" in sentence(run("plan", "net.py:norm"))
+    assert "plan: expected --bits 6" in sentence(run("plan", "net.py:norm"))

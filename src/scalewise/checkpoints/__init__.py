@@ -28,6 +28,5 @@ _DOCUMENTED = dir()  # the reference has these names
 # for other packages of scalewise, not for users
 from ._layouts import Layout as Layout
 from ._layouts import Strategy as Strategy
-from ._layouts import algorithm_of as algorithm_of
 from ._layouts import compressed_tensors as compressed_tensors
 from ._layouts import writable as writable

@@ -10,19 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..autoscaling import Boundaries, Operand, Operands, Role, Setup, between_activations, load
-from ..formats import Format
-from ..interpret import Applied, Argument, Equation, Program, State, Value, run
+from ..autoscaling import Boundaries, Operand, Operands, Role, Setup, between_activations
+from ..interpret import Argument, Equation, Program, run
 from ..primitives import params
-from ..rounding import round_to
-from ..scalifying import Memo, ScaledValue, materialize
-from ._budget import WORST, Objective
-from ._sites import WIDE, Part, float_results
+from ..scalifying import Memo, ScaledValue
+from ._objective import WORST, Objective
+from ._sites import WIDE, float_results
 
 EXCHANGED: Mapping[Role, Role] = {
     "weight": "activation", "activation": "weight", "gradient": "gradient",
 }  # fmt: skip
-Columns = Mapping[tuple[int, Part], Mapping[Operand, int]]
+Columns = Mapping[tuple[int, Role], Mapping[Operand, int]]
 """By site and role of an operand, its possible settings and their indices in the vector."""
 Index = Mapping[tuple[int, ...], int]
 """The site of each equation by its path."""
@@ -33,7 +31,6 @@ class _Perturbed(Operands):
     """Adds a share of each possible rounding's error to what is rounded; see :class:`Plans`."""
 
     index: Index = dataclasses.field(default_factory=dict)
-    results: Index = dataclasses.field(default_factory=dict)
     columns: Columns = dataclasses.field(default_factory=dict)
     swapped: frozenset[tuple[int, ...]] = frozenset()
     theta: jax.Array | None = None
@@ -52,22 +49,6 @@ class _Perturbed(Operands):
                 value = self._perturbed(value, settings, own)
             changed.append(value)
         return super().operands(equation, changed)
-
-    def after(
-        self, state: State, equation: Equation, inputs: Sequence[Value], outs: list[Value]
-    ) -> Applied:
-        settings = self.columns.get((self.results.get(equation.path, -1), "result"), {})
-        return state, [self._result(load(y), settings) for y in outs] if settings else outs
-
-    def _result(self, value: Value, settings: Mapping[Operand, int]) -> Value:
-        if not isinstance(value, ScaledValue) or value.constant_value is not None:
-            return value
-        x = materialize(value)
-        still, moved = lax.stop_gradient(x), x
-        for setting, column in settings.items():
-            assert isinstance(setting.format, Format)
-            moved = self._moved_by(column, moved, still, round_to(still, setting.format))
-        return dataclasses.replace(value, data=moved, exponent=0, memo=Memo())
 
     def _perturbed(
         self, value: ScaledValue, settings: Mapping[Operand, int], axes: tuple[int, ...]
@@ -93,15 +74,14 @@ class _Perturbed(Operands):
 class Plans:
     """A program under each possible plan, as one function of a vector, which JAX differentiates.
 
-    An operand or a result ``x`` is replaced by ``x + sum(theta[c] * (rounded_c(x) - x))`` over its
+    An operand ``x`` is replaced by ``x + sum(theta[c] * (rounded_c(x) - x))`` over its
     possible settings ``c``. At zero that is the program itself, where one element for each of them
     is 1 it is the program under a plan. The derivative with respect to ``theta[c]`` is the gradient
     times the rounding's own error, summed over all elements, uses and iterations of loops.
     """
 
     program: Program
-    index: Index  # of contractions
-    results: Index  # of all equations whose results may be rounded
+    index: Index
     columns: Columns
     swapped: frozenset[tuple[int, ...]]  # the paths of contractions whose roles are exchanged
     size: int  # of the vector
@@ -109,10 +89,10 @@ class Plans:
     def outputs(self, theta: jax.Array, arrays: Sequence[Argument]) -> list[jax.Array]:
         """Returns the outputs that are floats, for shares of each rounding's error."""
         operands = _Perturbed(
-            Setup(WIDE), index=self.index, results=self.results, columns=self.columns,
-            swapped=self.swapped, theta=theta,
+            Setup(WIDE), index=self.index, columns=self.columns, swapped=self.swapped,
+            theta=theta,
         )  # fmt: skip
-        by = Boundaries(operands, operands.after)
+        by = Boundaries(operands)
         return float_results(self.program, by, run(self.program, by, (), arrays)[1])
 
     @property
