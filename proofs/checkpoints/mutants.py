@@ -23,7 +23,6 @@ from scalewise.checkpoints._encode import quantised, writer_of
 from scalewise.checkpoints._files import open_file
 from scalewise.checkpoints._lay import base_of, laid_out, torchao_metadata, torchao_record
 from scalewise.checkpoints._layouts import BY_NAME, quantization_config
-from scalewise.checkpoints._packed import nibbles, pack_nibbles
 from scalewise.checkpoints._report import Fault as c
 from scalewise.checkpoints._weights import swizzled
 from scalewise.checkpoints._write import Job, Shard, entry_of
@@ -85,7 +84,7 @@ def narrow(layout, tensors, fuse=True):
     """Returns the tensors of a clean checkpoint, its metadata and config."""
     result, records, layouts = {}, {}, {}
     writer = writer_of({"fbgemm": "modelopt", "comfyui": "modelopt"}.get(
-        layout.family, layout.family), None)  # fmt: skip
+        layout.family, layout.family))  # fmt: skip
     top, group = {}, {}
     for name, x in tensors.items():
         key = name.replace("q_proj", "_").replace("k_proj", "_").replace("v_proj", "_")
@@ -253,14 +252,6 @@ def bias(layout, t, names, rng):
     return True
 
 
-def rounded(layout, t, names, rng):
-    x = t[names["scale"]]
-    if x.dtype != np.float32 or x.size < 4:
-        return False
-    t[names["scale"]] = np.exp2(np.ceil(np.log2(x))).astype(np.float32)
-    return True
-
-
 def missing(layout, t, names, rng):
     t.pop(names["whole" if names.get("whole") in t and rng.integers(2) and layout.needs_whole
                 else "scale"])  # fmt: skip
@@ -273,20 +264,6 @@ def flipped(layout, t, names, rng):
     x = t[names["codes"]]
     y = as_bytes(x)
     t[names["codes"]] = ((y >> 4) | (y << 4)).view(x.dtype).reshape(x.shape)
-    return True
-
-
-def negative_zero(layout, t, names, rng):
-    x = t[names["codes"]]
-    y = as_bytes(x).copy()
-    if layout.nibbles is None:
-        if np.sum(y & 127 == 0) < 64:
-            return False
-        y = np.where(y & 127 == 0, 128, y).astype(np.uint8)
-    else:
-        z = nibbles(y)
-        y = pack_nibbles(np.where(z & 7 == 0, 8, z).astype(np.uint8))
-    t[names["codes"]] = y.view(x.dtype).reshape(x.shape)
     return True
 
 
@@ -317,8 +294,7 @@ OPERATORS = {
     c.INVERTED: of_all(inverted), c.TWICE: of_all(twice),
     c.TRANSPOSED: of_all(_reordered(_transpose)), c.SWIZZLED: of_all(_reordered(_swizzle)),
     c.WRONG_BLOCK: of_all(_reordered(_roll)), c.NUMBER: of_all(number), c.BIAS: of_all(bias),
-    c.ROUNDED: of_all(rounded), c.MISSING: of_all(missing), c.NIBBLES: of_all(flipped),
-    c.NEGATIVE_ZERO: of_all(negative_zero), c.BAD_SCALE: of_all(bad_scale),
+    c.MISSING: of_all(missing), c.NIBBLES: of_all(flipped), c.BAD_SCALE: of_all(bad_scale),
     c.RANDOM: of_all(random_codes),
 }  # fmt: skip
 FILES = (c.UNEQUAL, "tensor missing", "tensor stale", "tensor duplicated", "shard missing")
@@ -358,11 +334,9 @@ def of_files(fault, layout, original, folder, rng):
 
 def able(fault, layout):
     """Returns whether a layout can have a fault."""
-    wide = "F32" in layout.scale_dtypes
     return {
         c.INVERTED: layout.whole, c.TWICE: layout.whole, c.UNEQUAL: layout.needs_whole,
         c.NUMBER: layout.exponents, c.BIAS: layout.exponents, c.NIBBLES: layout.nibbles,
-        c.NEGATIVE_ZERO: layout.nibbles, c.ROUNDED: wide and layout.name not in TENSORWISE,
         c.SWIZZLED: layout.block and layout.block[0] == 1,
         c.WRONG_BLOCK: layout.name not in TENSORWISE,
         c.TRANSPOSED: layout.name not in TENSORWISE,

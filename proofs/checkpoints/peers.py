@@ -116,7 +116,7 @@ def ours(name, w):
         scale = np.random.default_rng(1).integers(100, 140, (len(x), x.shape[1] // 32), np.uint8)
         packed, packing = Packed(codes, E2M1FN, scale, "e8m0", (1, 32), transposed=True), None
     else:
-        packing, packed = rate(lambda: quantised(x, layout, writer_of(layout.family, None)), x.size)
+        packing, packed = rate(lambda: quantised(x, layout, writer_of(layout.family)), x.size)
     return packing, rate(lambda: values(packed, BF16), x.size)[0]
 
 

@@ -62,7 +62,6 @@ def test_factors_of_channels_are_kept_or_multiplied(awq, tmp_path):
     assert relative(checkpoints.load(out).value("a.weight"), effective) < 0.15
     for other in ("bf16", "same", "again"):
         assert checkpoints.check(tmp_path / other, folder)
-        assert checkpoints.diff(folder, tmp_path / other, tolerance=0.15)
 
 
 def test_a_check_sees_that_factors_are_gone(awq, tmp_path):
@@ -107,22 +106,6 @@ def test_integers_that_are_no_codes_are_copied(tmp_path):
     checkpoints.cast(tmp_path / "a.safetensors", "bf16", out=tmp_path / "b.safetensors")
     found = checkpoints.load(tmp_path / "b.safetensors")
     assert np.array_equal(found["attn.relative_position_index"], np.arange(64).reshape(8, 8))
-
-
-def test_integers_and_float64_are_compared_in_their_own_precision(tmp_path):
-    before = {
-        "i64": np.array([2**62, 5]), "i32": np.array([2**24], np.int32), "f64": np.ones((2, 2)),
-        "same": np.arange(3),
-    }  # fmt: skip
-    after = before | {
-        "i64": np.array([2**62 + 1, 5]), "i32": np.array([2**24 + 1], np.int32),
-        "f64": np.full((2, 2), 1 + 1e-12),
-    }  # fmt: skip
-    for name, arrays in (("a", before), ("b", after)):
-        save_safetensors(tmp_path / f"{name}.safetensors", arrays)
-    report = checkpoints.diff(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
-    assert {d.name for d in report.beyond} == {"i64", "i32", "f64"}
-    assert {d.name: d.loss.different for d in report.beyond} == {"i64": 1, "i32": 1, "f64": 4}
 
 
 def test_each_file_of_a_folder_describes_its_own_arrays(tmp_path):
@@ -218,7 +201,6 @@ def test_a_dangling_link_is_refused_before_the_work(tmp_path):
     [
         ("e4m3fn", None, {"strategy": "channel"}, "the layout scalewise has tensor"),
         ("e4m3fn", "deepseek", {"strategy": "tensor"}, "deepseek has no choice"),
-        ("e4m3fn", None, {"writer": "torchao"}, "scalewise is scalewise's own"),
         ("e4m3fn", "modelopt", {"powers_of_two": True}, "only the layout deepseek"),
         ("e4m3fn", "modelopt", {"scales": "mse"}, "modelopt has amax"),
         ("nvfp4", None, {"scales": "mse"}, "scalewise has amax"),

@@ -197,9 +197,6 @@ def test_a_quantised_vector_is_read_compared_and_decoded(tmp_path):
     want = codes.astype(np.float32) * np.float32(0.01)
     np.testing.assert_array_equal(tree.value("a.bias"), want)
     np.testing.assert_array_equal(tree["a.bias"].value(), want)
-    assert checkpoints.diff(
-        tmp_path / "wide.safetensors", tmp_path / "x.safetensors", tolerance=0.05
-    )
     assert checkpoints.check(tmp_path / "x.safetensors", tmp_path / "wide.safetensors")
     assert checkpoints.inspect(tmp_path / "x.safetensors").groups[0].numbers == 4
     checkpoints.cast(tmp_path / "x.safetensors", "fp32", out=tmp_path / "y.safetensors")

@@ -1,4 +1,4 @@
-"""`scalewise audit` and `scalewise diff` as a user types them."""
+"""`scalewise audit`, `record` and `compare-programs` as a user types them."""
 
 import json
 import sys
@@ -103,7 +103,7 @@ def test_what_a_device_computes_is_recorded_and_compared(folder):
     assert "wrote a.safetensors" in done.output
     good = run("record", "net.py:norm", "--args", "named", "--out", "b.safetensors", "--all")
     assert good.exit_code == 0
-    found = run("diff", "a.safetensors", "b.safetensors", "--out", "c.csv", "--all")
+    found = run("compare-programs", "a.safetensors", "b.safetensors", "--out", "c.csv", "--all")
     assert found.exit_code == 0
     assert "finite are first in the first alone: mul at net.py:6" in one_line(found)
     assert "net.py:6" in (folder / "c.csv").read_text()
@@ -172,10 +172,8 @@ def test_several_steps_with_their_batches(folder):
             "returned a tuple of 1; expected",
         ),
         (("audit", "net.py:step", "--data", "data", "--args", "start"), "no --args or --batches"),
-        (("diff", "net.py", "net.py"), "net.py is no checkpoint; expected two checkpoints, or two"),
         (("record", "net.py:norm", "--args", "big", "--out", "a.npz"), "ends with .safetensors"),
         (("record", "net.py:nor"), "net.py defines no function 'nor'"),
-        (("diff", "gone.safetensors", "net.safetensors"), "No such file or directory"),
     ],
 )
 def test_errors_are_one_sentence(folder, arguments, message):

@@ -136,7 +136,7 @@ def test_an_unwritable_target_is_refused_before_the_run(folder, monkeypatch):
         (("compare", "net.py", "--method", "fp8", "--method", "fp8"), "one is given twice: fp8"),
         (("train", "gpt", "--method", "fp8"), "there is no `scalewise train`: copy examples/"),
         (("train", "--help"), "there is no `scalewise train`: copy examples/train.py"),
-        (("diff", "dir.json", "dir.json"), "holds no .safetensors file"),
+        (("check", "dir.json"), "holds no .safetensors file"),
         (("cast", "dir.json", "--to", "fp16"), "holds no .safetensors file"),
         (("cast", "pipe.html", "--to", "fp16"), "it is a pipe; expected a regular file"),
         (("cast", "gone.safetensors", "--to", "fp16"), "directory: 'gone.safetensors'"),
@@ -177,7 +177,7 @@ def test_a_comparison_whose_program_fails_keeps_what_was_measured(folder):
 
 
 MISTYPED = [
-    ["audit", "none.py:f"], ["record", "none.py:f"], ["diff", "none.json", "b.json"],
+    ["audit", "none.py:f"], ["record", "none.py:f"], ["check", "none.json"],
     ["compare", "none.py"], ["compare", "mlp", "--data", "none.txt"],
     ["cast", "none.safetensors", "--to", "fp16"],
 ]  # fmt: skip

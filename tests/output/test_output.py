@@ -1,4 +1,4 @@
-"""Atomic files, locked folders, failing streams, pages that show control characters."""
+"""Atomic files, failing streams, pages that show control characters."""
 
 import base64
 import errno
@@ -8,7 +8,6 @@ import os
 import resource
 import socket
 import stat
-import subprocess
 import sys
 
 import numpy as np
@@ -18,12 +17,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from scalewise._output import (
-    FolderInUseError,
     TargetError,
     append,
     check_source,
     check_target,
-    lock,
     page_environment,
     print_rows,
     replacing,
@@ -120,37 +117,6 @@ def test_a_full_disk_changes_nothing(tmp_path, small_files):
         append(tmp_path / "a", b"z" * 900)  # 96 of them fit
     assert (tmp_path / "a").read_bytes() == b"old\n" + b"y" * 900
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
-
-
-HOLD = """
-import os, sys
-from pathlib import Path
-from scalewise._output import lock
-
-with lock(Path(sys.argv[1])):
-    print("locked", flush=True)
-    sys.stdin.read()
-    os._exit(1)  # as a kill ends it: nothing is cleaned up
-"""
-
-
-def test_one_process_in_a_folder(tmp_path):
-    refused = f"in use by process {os.getpid()} on "
-    with lock(tmp_path):
-        with pytest.raises(FolderInUseError, match=refused), lock(tmp_path):
-            pass
-        assert (tmp_path / ".lock").exists()
-    assert not list(tmp_path.iterdir())
-    command = [sys.executable, "-c", HOLD, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdout.readline() == b"locked\n"
-        refused = f"in use by process {other.pid} on "
-        with pytest.raises(FolderInUseError, match=refused), lock(tmp_path):
-            pass
-    assert (tmp_path / ".lock").exists()
-    with lock(tmp_path):
-        pass
-    assert not list(tmp_path.iterdir())
 
 
 class Failing(io.TextIOWrapper):

@@ -1,4 +1,4 @@
-"""Output: atomic files, folder locks, terminal streams, HTML pages.
+"""Output: atomic files, terminal streams, HTML pages.
 
 All files that scalewise writes go through this package. It imports nothing from other packages.
 """
@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 from ._chart import STYLE as STYLE
 from ._chart import Panel as Panel
 from ._chart import chart_svg as chart_svg
-from ._lock import FolderInUseError as FolderInUseError
-from ._lock import lock as lock
 from ._page import framed as framed
 from ._page import visible as visible
 from ._place import place as place

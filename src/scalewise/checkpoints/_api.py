@@ -18,16 +18,16 @@ from .._output import TargetError, check_target
 from .._types import Json
 from ..formats import RoundingMode
 from ..rounding import EncodedArray
-from ..scaled import ScaledArray, join_parts, save_safetensors
+from ..scaled import ScaledArray, save_safetensors
 from ._cast import KEEP, CastJobs, Options, checked_options, shards_of, write_configs
 from ._detect import family_of
 from ._encode import Choice
-from ._files import OrbaxTensor, UnreadableError, save_orbax
+from ._files import UnreadableError
 from ._match import intact, refuse_undecodable, refuse_unscaled
 from ._open import Source
 from ._report import CastReport
 from ._weights import Weight, original_dtype
-from ._write import Shard, digest, publish, staging, write_shards
+from ._write import Shard, publish, staging, write_shards
 
 Array: TypeAlias = jax.Array | np.ndarray | ScaledArray | EncodedArray
 Place: TypeAlias = jax.sharding.Sharding | Callable[[str, tuple[int, ...]], jax.sharding.Sharding]
@@ -54,28 +54,15 @@ class Tree(Mapping[str, Array]):
         self._place = place
 
     def __getitem__(self, name: str) -> Array:
-        x = self._stored(name)
-        if isinstance(x, ScaledArray) and x.value_dtype is None:
-            return dataclasses.replace(
-                x, value_dtype=original_dtype(self.weights[name], self.source.config)
-            )
-        return x
-
-    def _stored(self, name: str) -> Array:
         weight, place = self.weights[name], self._place
-        if place is None:
-            return weight.scaled()
-        parts = [t for t in weight.parts.values() if isinstance(t, OrbaxTensor)]
-        if not parts:
-            x = weight.scaled()
-            return jax.tree.map(
+        x = weight.scaled()
+        if place is not None:
+            x = jax.tree.map(
                 lambda leaf: jax.device_put(leaf, _fitted(place, name, x.shape, leaf.shape)), x
             )
-        shape, record = weight.parts["codes"].shape, weight.record or {}
-        if length := (record.get("data", record) or {}).get("length"):
-            shape = (*shape[:-1], length)  # packed codes have another last axis
-        arrays: Json = {t.name: t.restored(_fitted(place, name, shape, t.shape)) for t in parts}
-        return join_parts(name, weight.record, arrays) if weight.record else arrays[name]
+        if isinstance(x, ScaledArray) and x.value_dtype is None:
+            x = dataclasses.replace(x, value_dtype=original_dtype(weight, self.source.config))
+        return x
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.weights)
@@ -127,8 +114,7 @@ def load(
     """Returns the arrays of a checkpoint of any known layout as a lazy tree.
 
     Args:
-        path: a .safetensors or .gguf file, an index, a folder with shards, or a folder that
-            :func:`save` wrote with Orbax.
+        path: a .safetensors or .gguf file, an index, or a folder with shards.
         select: a regular expression; arrays whose names it doesn't match anywhere are left out.
         sharding: where arrays are placed: a sharding for all, or a function of name and shape. Of a
             NamedSharding, axes that don't divide a part of a ScaledArray replicate it.
@@ -146,28 +132,21 @@ def load(
     return tree
 
 
-def save(
-    path: str | os.PathLike[str], tree: Mapping[str, Json], *, layout: str = "scalewise"
-) -> None:
-    """Writes arrays and ScaledArrays, so that :func:`load` returns them again to the bit.
+def save(path: str | os.PathLike[str], tree: Mapping[str, Json]) -> None:
+    """Writes arrays and ScaledArrays to a safetensors file, so that :func:`load` returns them again
+    to the bit. :func:`cast` writes the layouts of other packages.
 
     Args:
-        path: a .safetensors file, or with Orbax a folder that doesn't exist.
+        path: a .safetensors file.
         tree: names to arrays, EncodedArrays and ScaledArrays; nested dictionaries are joined by
             dots.
-        layout: ``"scalewise"``: one safetensors file; ``"orbax"``: a folder, in which each host
-            writes its shards. :func:`cast` writes the layouts of other packages.
     """
     flat: dict[str, Json] = {}
     for name, x in _flat(tree):
         if name in flat:
             raise ValueError(f"save: two arrays are called {name!r}")
         flat[name] = x
-    if layout == "scalewise":
-        return save_safetensors(path, flat)
-    if layout != "orbax":
-        raise ValueError(f"save: layout is {layout!r}; expected scalewise or orbax")
-    save_orbax(path, flat)
+    save_safetensors(path, flat)
 
 
 def _flat(tree: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:
@@ -190,7 +169,6 @@ def cast(
     layout: str | None = None,
     keep: Pattern = KEEP,
     rules: Mapping[Pattern, str] | None = None,
-    writer: str | None = None,
     scales: Choice = "amax",
     strategy: Literal["tensor", "channel", "block"] | None = None,
     fuse: bool = True,
@@ -204,8 +182,8 @@ def cast(
 
     Tensors that aren't cast keep their bytes, names and order. Between layouts that hold the same
     numbers codes and block scales are kept; a global scale that one layout multiplies by and the
-    other divides by is inverted in float32, and the report says so. A run that was killed continues
-    when it is called again with the same arguments; the output appears when it is complete.
+    other divides by is inverted in float32, and the report says so. The output appears when it is
+    complete.
 
     Args:
         path: a file or folder of any layout that :func:`load` reads.
@@ -217,11 +195,8 @@ def cast(
         keep: a regular expression; wide tensors that it matches stay wide.
         rules: regular expressions to formats, or to ``"keep"``; the first that matches decides, and
             comes before ``keep``.
-        writer: the package whose bytes are written, where packages differ: ``compressed-tensors``,
-            ``modelopt``, ``torchao``, ``transformers``, ``triton-kernels``, ``gguf``. Default: the
-            layout's own.
-        scales: how scales of blocks are chosen: ``"amax"``, ``"least_squares"`` (three of Lloyd's
-            steps), ``"four_over_six"``, ``"mse"`` (a search over a grid).
+        scales: how scales of blocks are chosen: ``"amax"``, ``"four_over_six"``, ``"mse"`` (a
+            search over a grid).
         strategy: of FP8 without blocks in compressed-tensors, modelopt and torchao: a scale per
             ``"channel"``, the default, per ``"tensor"``, or, in compressed-tensors, per ``"block"``
             of 128 x 128.
@@ -249,7 +224,7 @@ def cast(
         ('quantised', 4612)
     """
     options = checked_options(
-        Options(to, layout, keep, tuple((rules or {}).items()), writer, scales, strategy, fuse,
+        Options(to, layout, keep, tuple((rules or {}).items()), scales, strategy, fuse,
                 powers_of_two, requantise, unscaled_fp8, rounding)
     )  # fmt: skip
     (source, weights), target = intact(path), Path(out)
@@ -265,9 +240,6 @@ def cast(
     if single and len(shards) > 1:
         raise UnreadableError(f"{path} has {len(shards)} shards; give a folder as out (--out)")
     _check_space(shards, target)
-    status = [(f.path.name, f.path.stat()) for f in source.files]
-    stamps = [(name, found.st_size, found.st_mtime_ns) for name, found in status]
-    identity = digest(str(Path(path).resolve()), stamps, dataclasses.asdict(options))
     records: list[Json] = []
 
     def record(found: Json, size: int) -> None:
@@ -278,12 +250,12 @@ def cast(
     if single:
         check_target(target)
     with staging(target) as folder:
-        kept = write_shards(folder, shards, identity, record)
+        write_shards(folder, shards, record)
         if not single:
             write_configs(folder, source, plan, shards)
-    publish(folder, target, shards[0].name if single else None)
+        publish(folder, target, shards[0].name if single else None)
     return CastReport(str(path), str(target), options.to, options.layout or "", records,
-                      plan.dropped, kept)  # fmt: skip
+                      plan.dropped)  # fmt: skip
 
 
 def _check_space(shards: Sequence[Shard], target: Path) -> None:

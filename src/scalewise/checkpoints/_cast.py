@@ -20,7 +20,7 @@ from ..formats import BLOCK_FORMATS
 from ..formats import format as format_
 from . import _lay as lay
 from ._encode import Choice, amax, encoded, quantised, shaped, writer_of
-from ._files import DTYPES, MARK, UnreadableError
+from ._files import DTYPES, UnreadableError
 from ._layouts import (
     FP8,
     Layout,
@@ -54,7 +54,6 @@ class Options:
     layout: str | None = None
     keep: str = KEEP
     rules: tuple[tuple[str, str], ...] = ()
-    writer: str | None = None
     scales: Choice = "amax"
     strategy: str | None = None  # None: a scale for each channel
     fuse: bool = True
@@ -79,7 +78,7 @@ def checked_options(options: Options) -> Options:
         layout = "plain" if to in WIDE else "scalewise"
     for fmt in (to, *(f for _, f in names if f != "keep")):
         if layout not in ("plain", "scalewise") and fmt not in WIDE:
-            writer_of(writable(layout, fmt).family, options.writer)
+            writable(layout, fmt)
         elif layout == "plain" and fmt not in WIDE and fmt not in ("e4m3fn", "e5m2"):
             raise ValueError(f"the layout plain has no {fmt}: it holds no scales")
     options = dataclasses.replace(options, to=to, rules=tuple(names), layout=layout)
@@ -93,8 +92,6 @@ def _check_effects(options: Options, layout: str) -> None:
     if options.strategy is not None and options.strategy not in strategies:
         has = f"has {' and '.join(strategies)}" if strategies else "has no choice"
         raise ValueError(f"strategy is {options.strategy!r}; the layout {layout} {has}")
-    if options.writer is not None and layout in ("plain", "scalewise"):
-        raise ValueError(f"writer is {options.writer!r}; the layout {layout} is scalewise's own")
     if options.powers and layout != "deepseek":
         raise ValueError("powers_of_two is True; only the layout deepseek rounds its scales so")
     formats = [options.to, *(f for _, f in options.rules if f != "keep")]
@@ -114,7 +111,7 @@ def _has_choice(layout: str, fmt: str, choice: Choice) -> bool:
     if layout == "plain" or fmt in WIDE:
         return False
     if layout == "scalewise":
-        return (fmt in BLOCK_FORMATS) == (choice == "four_over_six")
+        return fmt in BLOCK_FORMATS and choice == "four_over_six"
     found = writable(layout, fmt)
     return found.block is not None and found.format != "deepseek"
 
@@ -239,9 +236,8 @@ class CastJobs:
             pre = [weight.parts["pre"].array()] if "pre" in weight.parts else []
             return [*lay.laid_out(packed, layout, base).values(), *pre], record
         x = rows_of(weight)
-        writer = writer_of(layout.family, self.options.writer)
         packed = quantised(
-            x, layout, writer, largest=self._largest(weight, layout, x),
+            x, layout, writer_of(layout.family), largest=self._largest(weight, layout, x),
             choice=self.options.scales, strategy=self.options.strategy or "channel",
             powers=self.options.powers,
         )  # fmt: skip
@@ -364,8 +360,7 @@ def shards_of(source: Source, plan: CastJobs) -> list[Shard]:
             metadata |= lay.torchao_metadata(plan.records)
         if plan.own:
             metadata["scalewise"] = json.dumps(plan.own)
-        name = file.path.with_suffix(".safetensors").name if file.path.name != MARK else (
-            "model.safetensors")  # fmt: skip
+        name = file.path.with_suffix(".safetensors").name
         shards.append(Shard(name, metadata, jobs[file.path.name]))
     return shards
 

@@ -17,7 +17,7 @@ from ._files import UnreadableError
 from ._layouts import fused_key
 from ._match import find
 from ._open import open_source
-from ._packed import E8M0, Packed
+from ._packed import Packed
 from ._report import CheckReport, Fault, Finding, merged
 from ._single import of_codes, of_scales, structure
 from ._weights import Weight
@@ -29,12 +29,6 @@ LIMIT = {4: 0.22, 8: 0.06}
 # 2^-9 and 2^0; a global scale that is inverted or squared moves it by 2^10 and more.
 PLAUSIBLE = (-12.0, 2.0)
 OUTLIER = 2.5  # log2, of a tensor beside the median of its kind, and 8 times their spread
-CORRELATED = 0.5  # of columns' magnitudes with those of tensors that read the same channels
-FEWEST = 64  # columns, for that
-# Scales in the right order leave less than this share of the variance of blocks' levels: 0.5 in
-# clean NVFP4, 0.3 in clean MX files of Gaussian weights. Of few degrees of freedom, less.
-PAIRED, FREEDOM = 0.6, 2.5
-ORDERS = (Fault.SWIZZLED, Fault.TRANSPOSED, Fault.WRONG_BLOCK)
 
 
 def check(
@@ -45,9 +39,9 @@ def check(
     """Looks for faults that loaders don't notice, and tries a repair of each.
 
     A sample of rows of each tensor is decoded; scales and codes are read whole. With the original
-    the decoded numbers are compared with it. Without it they are compared with those of tensors of
-    the same kind, and with wide tensors that read the same channels: a fault that all tensors share
-    and that changes no distribution (a bias off by one, say) then can't be seen.
+    the decoded numbers are compared with it. Without it their magnitude is compared with that of
+    tensors of the same kind: a fault that keeps it (scales of other blocks, swapped nibbles) can't
+    be seen then.
 
     Args:
         path: the checkpoint.
@@ -161,19 +155,15 @@ class _Audit:
                 yield Finding(Fault.UNEQUAL, tuple(wholes), evidence, repair, "not tried")
 
     def _beside_neighbours(self) -> Iterator[Finding]:
-        """Yields tensors whose magnitude or columns don't fit those of others."""
+        """Yields tensors whose magnitude doesn't fit that of others."""
         of_kind: dict[str, list[float]] = defaultdict(list)
-        of_width: dict[int, list[_Read]] = defaultdict(list)
         for r in self.read.values():
             if math.isfinite(r.level):
                 of_kind[r.kind].append(r.level)
-            of_width[r.values.shape[-1]].append(r)
         for r in self.read.values():
             if r.packed is None or r.weight.name in self.named:
                 continue
             finding = self._magnitude(r, of_kind[r.kind])
-            finding = finding or _mispaired(r)
-            finding = finding or _columns(r, of_width[r.values.shape[-1]])
             if finding is not None:
                 yield finding
 
@@ -233,59 +223,14 @@ def _differing(r: _Read, original: Weight) -> Finding | None:
         what = "on the original" if r.weight.record else "of a tensor that isn't quantised"
         return r.finding(Fault.DIFFERENT, f"relative error {error:.3g} {what}")
     limit, wrong = LIMIT[r.packed.element.bits], repairs.wrong_blocks(r.values, truth)
-    rounded = _rounded_scales(r, truth, error)
-    if rounded is not None or (error <= limit and wrong < 0.02):
-        return rounded
+    if error <= limit and wrong < 0.02:
+        return None
     shift = repairs.level(r.values) - repairs.level(truth)
     best = r.best(repairs.tries(r.packed, shift), lambda x, _: repairs.relative(x, truth))
     evidence = f"relative error {error:.3g} on the original, {wrong:.0%} of its blocks are off"
     if best is None or best[0] > limit:
         return r.finding(Fault.DIFFERENT, evidence)
     return r.finding(best[1].fault, evidence, best[1].what, f"relative error {best[0]:.3g}")
-
-
-def _mispaired(r: _Read) -> Finding | None:
-    p = r.packed
-    assert p is not None
-    sampled = repairs.spread(math.prod(p.codes.shape[:-2]), repairs.MATRICES)
-    if min(p.scale.shape[-2:]) < 2:
-        return None
-    levels = [repairs.code_levels(m) for m in p.matrices_at(sampled)]
-
-    def unexplained(of: Packed) -> tuple[float, int]:
-        each = zip(of.matrices_at(sampled), levels, strict=True)
-        found = [repairs.residue(matrix, at) for matrix, at in each]
-        return sum(x for x, _ in found), sum(n for _, n in found)
-
-    own, freedom = unexplained(p)
-    best = own, None
-    for repair in repairs.tries(p, None):
-        fixed = repair.apply(p) if repair.fault in ORDERS else None
-        if fixed is not None and fixed.scale.shape == p.scale.shape:
-            best = min(best, (unexplained(fixed)[0], repair), key=lambda found: found[0])
-    limit = PAIRED * max(0.0, 1 - FREEDOM / max(1, freedom))
-    if best[1] is None or best[0] >= limit * own:
-        return None
-    before, after = (f"{math.sqrt(x / freedom):.2g}" for x in (own, best[0]))
-    evidence = f"log2 of the blocks' magnitudes scatters by {before} beside rows and columns"
-    return r.finding(best[1].fault, evidence, best[1].what, f"it scatters by {after}")
-
-
-def _columns(r: _Read, others: Sequence[_Read]) -> Finding | None:
-    beside = [o for o in others if o is not r]
-    wide = [o for o in beside if o.packed is None]
-    if r.values.shape[-1] < FEWEST or not (wide or len(beside) > 1):
-        return None
-    assert r.packed is not None
-    truth = np.median([repairs.profile(o.values) for o in wide or beside], axis=0)
-    own = repairs.correlation(repairs.profile(r.values), truth)
-    swaps = (repair for repair in repairs.tries(r.packed, None) if repair.of_codes)
-    best = r.best(swaps, lambda x, _: -repairs.correlation(repairs.profile(x), truth))
-    fixed = 0.0 if best is None else -best[0]
-    if best is None or fixed < CORRELATED or fixed - own < max(0.12, 0.4 * (1 - own)):
-        return None
-    evidence = f"columns correlate by {own:.2f} with those of tensors that read the same channels"
-    return r.finding(best[1].fault, evidence, best[1].what, f"correlation {fixed:.2f}")
 
 
 def _sampled_original(weight: Weight, r: _Read) -> np.ndarray | None:
@@ -303,29 +248,3 @@ def _sampled_original(weight: Weight, r: _Read) -> np.ndarray | None:
     with np.errstate(all="ignore"):
         found = found if there is None else found * there
         return found if here is None else found / here
-
-
-def _rounded_scales(r: _Read, truth: np.ndarray, error: float) -> Finding | None:
-    """Returns the finding of powers of two as scales of codes that other scales were for."""
-    p = r.packed
-    assert p is not None
-    if p.element.bits != 8 or error <= LIMIT[8]:
-        return None
-    if not (p.kind == E8M0 or repairs.powers(p.scale)) or p.scale.size < 2:
-        return None
-    size = min(p.block[1], truth.shape[-1])
-    width = truth.shape[-1] // size * size
-    shape = (*truth.shape[:-1], -1, size)
-    a, b = truth[..., :width].reshape(shape), r.values[..., :width].reshape(shape)
-    with np.errstate(all="ignore"):
-        ratio = np.sum(a * b, -1) / np.sum(b * b, -1)
-    usual = ratio[np.isfinite(ratio)]
-    if not usual.size or not np.all((usual > 0.45) & (usual < 2.2)) or np.ptp(usual) < 0.05:
-        return None
-    fixed = b * np.where(np.isfinite(ratio), ratio, 1)[..., None]
-    left = repairs.relative(fixed.reshape(*truth.shape[:-1], width), truth[..., :width])
-    if left > LIMIT[8]:
-        return None
-    evidence = f"relative error {error:.3g}: the scales are powers of two, the codes had others"
-    repair = "take the scales from the original"
-    return r.finding(Fault.ROUNDED, evidence, repair, f"relative error {left:.3g}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ._files import MARK
 from ._layouts import METHODS
 from ._open import Source
 
@@ -11,8 +10,6 @@ def family_of(source: Source) -> tuple[str | None, str]:
     metadata, method = source.metadata, source.quantization.get("quant_method")
     if "gguf" in metadata and source.files[0].path.suffix == ".gguf":
         return "gguf", "the file is GGUF"
-    if source.files and source.files[0].path.name == MARK:
-        return "orbax", f"the folder has {MARK}"
     for key, family in (("tensor_names", "torchao"), ("_quantization_metadata", "comfyui"),
                         ("scalewise", "scalewise")):  # fmt: skip
         if key in metadata:

@@ -28,8 +28,7 @@ from ._packed import (
     times_whole,
 )  # fmt: skip
 
-Choice = Literal["amax", "four_over_six", "least_squares", "mse"]
-CHOICES: tuple[Choice, ...] = ("amax", "four_over_six", "least_squares", "mse")
+Choice = Literal["amax", "four_over_six", "mse"]
 SEARCH = {  # factors of amax's scale beside 1
     "four_over_six": (1.5,),
     "mse": tuple(c for c in np.linspace(0.6, 1.5, 19).tolist() if c != 1),
@@ -59,18 +58,14 @@ WRITERS = {
         Writer("modelopt", 1.0, 2.0**-9, "rceil", signed_zero=False),
         Writer("torchao", 2.0**-6, 2.0**-6, "floor", product="reciprocal"),
         Writer("transformers", 2.0**-9, 2.0**-9, "floor", product="reciprocal"),
-        Writer("gguf", 0.0, 0.0, "floor"),
         Writer("triton-kernels", 2.0**-9, 2.0**-9, "rceil", signed_zero=False),
     )
 }
 OF_FAMILY = {"deepseek": "transformers", "gpt-oss": "triton-kernels"}
 
 
-def writer_of(family: str, name: str | None) -> Writer:
-    name = name or OF_FAMILY.get(family, family)
-    if name not in WRITERS:
-        raise ValueError(f"writer is {name!r}; expected one of {', '.join(WRITERS)}")
-    return WRITERS[name]
+def writer_of(family: str) -> Writer:
+    return WRITERS[OF_FAMILY.get(family, family)]
 
 
 @functools.cache
@@ -233,19 +228,12 @@ def _searched(
     of_scale: Callable[[np.ndarray, Packed, Writer], np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Returns the scales' bytes and numbers with the smallest squared error of the candidates."""
-    numbers, scale, tried = scales(out.kind), of_scale(top, out, writer), []
+    numbers, scale = scales(out.kind), of_scale(top, out, writer)
     if choice == "amax":
         return scale, numbers[scale]
     best = _error(blocks, numbers[scale], out, writer)
-    if choice == "least_squares":
-        refined = scale
-        for _ in range(3):
-            refined = _lloyd(blocks, numbers[refined], out, writer)
-            tried.append(refined)
-    else:
-        candidates = (0.5, 2.0) if out.kind == "e8m0" else SEARCH[choice]
-        tried = [of_scale(top * np.float32(c), out, writer) for c in candidates]
-    for other in tried:
+    for factor in (0.5, 2.0) if out.kind == "e8m0" else SEARCH[choice]:
+        other = of_scale(top * np.float32(factor), out, writer)
         error = _error(blocks, numbers[other], out, writer)
         better = error < best
         scale, best = np.where(better, other, scale), np.where(better, error, best)
@@ -256,20 +244,6 @@ def _error(blocks: np.ndarray, scale: np.ndarray, out: Packed, writer: Writer) -
     codes = encoded(_divided(blocks, scale, out, writer), out.element)
     wrong = elements(out.element)[codes] * times_whole(scale, out)[..., None] - blocks
     return np.einsum("...i,...i->...", wrong, wrong)
-
-
-def _lloyd(blocks: np.ndarray, scale: np.ndarray, out: Packed, writer: Writer) -> np.ndarray:
-    """Returns the bytes of the scales with the smallest error for the codes of given ones."""
-    q = elements(out.element)[encoded(_divided(blocks, scale, out, writer), out.element)]
-    squares = np.einsum("...i,...i->...", q, q)
-    ideal = np.einsum("...i,...i->...", blocks, q) / np.where(squares > 0, squares, 1)
-    if out.kind == "e8m0":
-        exponent = np.rint(np.log2(np.maximum(ideal, np.float32(2.0**-126)))).astype(np.int32)
-        return np.clip(exponent + 127, 0, 254).astype(np.uint8)
-    if out.whole is not None:
-        ideal = ideal * out.whole if out.divides else ideal / out.whole
-    smallest = np.float32(max(writer.smallest, 2.0**-9))
-    return encoded(np.clip(ideal, smallest, np.float32(448)).astype(np.float32), E4M3FN)
 
 
 def _tiles(

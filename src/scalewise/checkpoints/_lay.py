@@ -20,9 +20,7 @@ from ..scaled import (
     DTYPES,
     NAMES,
     FourOverSix,
-    LeastSquares,
     ScaledArray,
-    Scaling,
     parts_of,
     quantize,
 )
@@ -157,7 +155,7 @@ def repacked(packed: Packed, layout: Layout) -> Packed:
 def own_job(weight: Weight, fmt: str, rounding: Json, choice: Choice) -> tuple[Job, Json]:
     """Returns the job that writes a ScaledArray, as ``scaled.save_safetensors`` does."""
     found = as_format(fmt, "to (--to)", blocks=True)
-    scaling = _scaling(choice, found)
+    scaling = FourOverSix() if choice == "four_over_six" else None
     run = partial(quantize, fmt=found, rounding=rounding, scaling=scaling)
     example = jax.eval_shape(run, jax.ShapeDtypeStruct(weight.shape, np.float32))
     parts: Json
@@ -174,14 +172,6 @@ def _stands_for(weight: Weight) -> np.dtype | None:
         return dtype if dtype.itemsize > 1 else None
     stated = weight.record.get("dtype") if weight.kind == "scalewise" else None
     return None if stated is None else jnp.dtype(stated)
-
-
-def _scaling(choice: Choice, fmt: Format | BlockFormat) -> Scaling | None:
-    if choice == "four_over_six":
-        return FourOverSix()
-    if choice in ("least_squares", "mse") and isinstance(fmt, Format):
-        return LeastSquares(power_of_two=True)
-    return None
 
 
 def _make(

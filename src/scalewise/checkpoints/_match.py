@@ -24,7 +24,7 @@ def find(source: Source) -> dict[str, Weight]:
     taken: dict[str, Weight] = {}
     found: dict[str, Weight] = {}
     records = _records(source)
-    if family in ("scalewise", "orbax"):
+    if family == "scalewise":
         found |= _own(source, records)
         taken = {t.name: w for w in found.values() for t in w.parts.values()}
     by_suffix: dict[str, list[str]] = {}

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from .._types import Json
-from ._files import MARK, File, Tensor, UnreadableError, open_file, open_gguf, open_orbax, read_json
+from ._files import File, Tensor, UnreadableError, open_file, open_gguf, read_json
 from ._report import Fault, Finding
 
 
@@ -36,8 +36,6 @@ def open_source(path: str | os.PathLike[str]) -> Source:
     Missing shards, and missing, stale or duplicated tensors, become :attr:`Source.problems`.
     """
     path = Path(path)
-    if (path / MARK).is_file():
-        return _source(path, [open_orbax(path)])
     if path.is_dir():
         return _open_folder(path)
     if path.name.endswith(".index.json"):

@@ -12,7 +12,7 @@ from ._layouts import FP8, LAYOUTS
 from ._match import is_side
 from ._open import Source
 from ._packed import E8M0, WIDE, Packed, elements
-from ._repairs import is_bytes, is_uniform, negative_zeros, powers
+from ._repairs import is_bytes, is_uniform
 from ._report import Fault, Finding
 from ._weights import Weight
 
@@ -53,12 +53,7 @@ def of_scales(weight: Weight, p: Packed) -> Iterator[Finding]:
 
 
 def of_codes(weight: Weight, p: Packed) -> Iterator[Finding]:
-    """Yields codes that no weights have: uniform ones, zeros that are -0, NaN."""
-    yield from _at_the_top(weight, p)
-    zeros, negative = negative_zeros(p)
-    if zeros >= 64 and negative > 0.9 * zeros:
-        yield Finding(Fault.NEGATIVE_ZERO, (weight.name,), f"{negative} of {zeros} zeros are -0",
-                      "clear the sign of zeros", "no value changes")  # fmt: skip
+    """Yields codes that no weights have: uniform ones, NaN."""
     rows = p.codes.reshape(-1, p.codes.shape[-1])
     step = max(1, -(-(1 << 14) // max(1, rows.shape[1])))
     uniform, count = [], 0
@@ -74,33 +69,6 @@ def of_codes(weight: Weight, p: Packed) -> Iterator[Finding]:
         nan = int(np.isnan(elements(p.element))[rows.reshape(-1)].sum())
         if nan and not uniform:
             yield Finding(Fault.DIFFERENT, (weight.name,), f"{nan} codes are NaN")
-
-
-def _at_the_top(weight: Weight, p: Packed) -> Iterator[Finding]:
-    """Yields a tensor of powers of two as scales whose blocks all reach the largest code.
-
-    The scale of the largest magnitude brings each block there; powers of two one in fourteen.
-    """
-    if p.element.bits != 8 or p.scale.size < 3:
-        return
-    if not (p.kind == E8M0 or (p.kind == WIDE and powers(p.scale))):
-        return
-    r, c = p.block
-    top = np.max(elements(p.element)[np.isfinite(elements(p.element))])
-    reached, used = 0, 0
-    for matrix in p.matrices():
-        rows, columns = matrix.stored_shape
-        for i in range(0, rows, r * max(1, -(-rows // (64 * r)))):
-            x = np.abs(elements(p.element)[matrix.codes[i : i + r]])
-            x = np.pad(x, ((0, 0), (0, -columns % c))).reshape(len(x), -1, c).max(axis=(0, 2))
-            reached, used = reached + int((x == top).sum()), used + int((x > 0).sum())
-    if used >= 3 and reached >= max(3, 0.95 * used):
-        what = (
-            f"{reached} of {used} blocks reach the largest code, as with scales of the largest "
-            "magnitude, but all scales are powers of two"
-        )
-        tried = "not tried: the file alone lost the scales"
-        yield Finding(Fault.ROUNDED, (weight.name,), what, "cast the original again", tried)
 
 
 def structure(
@@ -128,7 +96,7 @@ def structure(
             continue
         if partners:
             evidence = f"codes with {', '.join(partners)}, but a part of the scale isn't there"
-        yield Finding(Fault.MISSING, (name,), evidence, *_estimated(alone[name], other))
+        yield Finding(Fault.MISSING, (name,), evidence)
     for name, weight in weights.items():
         if isinstance(weight.record, dict) and weight.layout is not None:
             promised = weight.record.get("_tensor_data_names") or ()
@@ -157,18 +125,3 @@ def _holds_bytes(weight: Weight) -> bool:
     part = weight.parts["codes"]
     return part.dtype in ("F32", "BF16", "F16", "I32") and is_bytes(
         part.array().astype(np.float32))  # fmt: skip
-
-
-def _estimated(weight: Weight, other: Mapping[str, Weight] | None) -> tuple[str | None, str | None]:
-    """Returns a repair of FP8 codes without a scale by the original: a scale for each tensor."""
-    if other is None or weight.name not in other or weight.parts["codes"].dtype not in FP8:
-        return None, None
-    x = weight.parts["codes"].array()
-    o = other[weight.name].value()
-    if x.shape != o.shape or x.ndim < 2:
-        return None, None
-    x = x.reshape(-1, x.shape[-1])[:256].astype(np.float32)
-    o = o.reshape(-1, o.shape[-1])[:256]
-    scale = float(np.vdot(x, o) / max(float(np.vdot(x, x)), 1e-30))
-    error = float(np.linalg.norm(x * scale - o) / max(float(np.linalg.norm(o)), 1e-30))
-    return f"multiply by {scale:.4g}", f"relative error {error:.3g} on the original"

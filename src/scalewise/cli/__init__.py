@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ._checkpoints import cast, check, diff, inspect
+from ._checkpoints import cast, check, inspect
 from ._command import add, run
 from ._formats import formats, recipes
 from ._functions import audit, compare_programs, plan, record
@@ -25,7 +25,6 @@ for command in (
     plan,
     record,
     compare_programs,
-    diff,
     compare,
     cast,
     check,

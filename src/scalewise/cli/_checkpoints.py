@@ -1,4 +1,4 @@
-"""`scalewise inspect`, `diff`, `check` and `cast`: checkpoints, numbers, recordings."""
+"""`scalewise inspect`, `check` and `cast`: checkpoints and numbers."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -80,57 +80,6 @@ def inspect(
         shown(report, out, json, everything=everything)
 
 
-def diff(
-    before: Path,
-    after: Path,
-    *,
-    out: list[Path] | None = None,
-    tolerance: float = 0.0,
-    json: bool = False,
-    everything: bool = False,
-) -> None:
-    """Compare two checkpoints in value, or two recordings line by line.
-
-    Of checkpoints, exits with 1 if an array differs by more than the tolerance, or isn't in both.
-
-    Args:
-        before (BEFORE): A checkpoint, or a recording (.safetensors).
-        after (AFTER): Another one of the same kind.
-        tolerance (ERROR >= 0.0): The relative error of an array that counts as equal.
-
-    Example:
-        scalewise diff cpu.safetensors gpu.safetensors
-    """
-    with refusal(ValueError):
-        for path in (before, after):
-            _there(path)
-        if "recording" in {_kind(path) for path in (before, after)}:
-            from scalewise.auditing import compare, writable  # JAX takes a second to import
-
-            paths = [writable(path) for path in out or ()]
-            return shown(compare(before, after), paths, everything=everything)
-        check_reports(out)
-        from .. import checkpoints
-
-        with progress(before, after) as told:
-            report = checkpoints.diff(before, after, tolerance=tolerance, told=told)
-        shown(report, out, json, everything=everything)
-    if not report:
-        raise typer.Exit(1)
-
-
-def _kind(path: Path) -> str:
-    if not _is_checkpoint(path):
-        raise ValueError(
-            f"{path} is no checkpoint; expected two checkpoints, or two recordings (.safetensors)"
-        )
-    if path.suffix != ".safetensors" or path.is_dir():
-        return "checkpoint"
-    with path.open("rb") as file:
-        length = min(int.from_bytes(file.read(8), "little"), 1 << 16)
-        return "recording" if b'"recording"' in file.read(length) else "checkpoint"
-
-
 def check(
     path: Path,
     *,
@@ -183,7 +132,6 @@ def cast(
     layout: str | None = None,
     keep: str | None = None,
     tensors: list[str] | None = None,
-    writer: str | None = None,
     scales: str = "amax",
     strategy: str | None = None,
     no_fuse: bool = False,
@@ -197,8 +145,6 @@ def cast(
 ) -> None:
     """Cast a checkpoint to a format, tensor by tensor, and report the error.
 
-    A run that was killed continues when it is called again.
-
     Args:
         data (PATH): A checkpoint, a file or a folder.
         fmt (--to --format NAME): The format to cast to.
@@ -207,8 +153,7 @@ def cast(
             deepseek, gpt-oss, plain or scalewise. Default: scalewise.
         keep (PATTERN): A regular expression of wide tensors that stay wide.
         tensors (RULE): PATTERN=FORMAT or PATTERN=keep, tried before --keep; may be given again.
-        writer (NAME): The package whose bytes are written, where packages differ.
-        scales (NAME): The choice of scales: amax, least_squares, four_over_six or mse.
+        scales (NAME): The choice of scales: amax, four_over_six or mse.
         strategy (NAME): What shares an FP8 scale: channel, tensor or block (128 x 128). Default:
             channel.
         no_fuse: Give each of q, k and v its own NVFP4 tensor scale.
@@ -238,7 +183,7 @@ def cast(
         options: dict[str, Any] = {} if keep is None else {"keep": keep}
         with progress(data) as told:
             found = checkpoints.cast(
-                data, fmt, out=target, layout=layout, rules=rules, writer=writer,
+                data, fmt, out=target, layout=layout, rules=rules,
                 scales=scales, strategy=strategy, fuse=not no_fuse,  # pyright: ignore
                 powers_of_two=powers_of_two, requantise=requantise, unscaled_fp8=unscaled,
                 rounding=rounding, told=told, **options,  # pyright: ignore

@@ -214,7 +214,7 @@ def record(
 
     Args:
         fused: Read the numbers within one compiled program.
-        out (FILE): A .safetensors file to write, for `scalewise diff`.
+        out (FILE): A .safetensors file to write, for `scalewise compare-programs`.
 
     Example:
         scalewise record model.py:train_step --out here.safetensors
