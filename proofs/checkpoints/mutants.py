@@ -1,6 +1,6 @@
 """Faults put into clean checkpoints of every layout, and the share that `check` finds and names.
 
-    python -m proofs.checkpoints.mutants --count 300
+    python -m proofs.checkpoints.mutants --count 160
 
 A mutant is a layout, a fault, a seed: the same seed makes the same bytes. Each is checked beside
 the original and alone. A mutant whose bytes are also those of a clean cast of other plausible
@@ -427,7 +427,7 @@ def run(count, first=0, verbose=False):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--count", type=int, default=160)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--verbose", action="store_true")
     given = parser.parse_args()
