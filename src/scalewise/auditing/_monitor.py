@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import operator
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, SupportsIndex
 
@@ -21,8 +20,6 @@ from ._readings import (
     Exponents,
     Groups,
     Reading,
-    WhatIfLike,
-    candidates,
     exponents,
     floats_only,
     readings,
@@ -50,12 +47,9 @@ class Monitor:
         histograms: True counts the exponents of two of each group as well (:func:`exponents`):
             TensorBoard shows them as histograms of log2, and lines have ``group/exponents``, an
             object from exponents to counts.
-        what_if: other formats and recipes to measure as well; lines then have
-            ``group/format/flushed``, ``group/format/saturated`` and ``group/format/error``.
 
     Raises:
-        ValueError: an unknown format or recipe; ``every`` below 1.
-        TypeError: ``what_if`` is no sequence.
+        ValueError: an unknown format; ``every`` below 1.
 
     Example:
         >>> import jax.numpy as jnp, pathlib, scalewise as sw, tempfile
@@ -75,14 +69,12 @@ class Monitor:
         every: Count = 10,
         groups: Groups = 1,
         out: str | os.PathLike[str] | None = None,
-        what_if: Sequence[WhatIfLike] = (),
         histograms: bool = False,
     ):
         self.every = every
         self._fmt = as_format(fmt, "Monitor")
-        candidates(what_if, "Monitor")
         self._histograms = histograms
-        self._options = {"fmt": self._fmt, "groups": groups, "what_if": what_if}
+        self._options = {"fmt": self._fmt, "groups": groups}
         self._largest: dict[str, tuple[float, int]] = {}  # with the step, by group
         self._out = None if out is None else Path(out)
         self._log: Log | None = None
@@ -160,10 +152,9 @@ class Monitor:
             self._largest[group] = max(
                 self._largest.get(group, (0.0, step)), (float(reading.amax), step)
             )
-        rows: dict[str, float] = {}
-        for group, reading in found.items():
-            lost = [(f"{group}/{name}", x) for name, x in reading.what_if.items()]
-            for prefix, part in ((group, reading), *lost):
-                names = [f.name for f in dataclasses.fields(part) if f.name != "what_if"]
-                rows |= {f"{prefix}/{name}": float(getattr(part, name)) for name in names}
+        rows = {
+            f"{group}/{name}": float(x)
+            for group, reading in found.items()
+            for name, x in vars(reading).items()
+        }
         return {name: x if math.isfinite(x) else None for name, x in rows.items()}
