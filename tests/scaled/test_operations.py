@@ -142,17 +142,6 @@ def test_a_chain_of_products_loses_what_its_roundings_lose(seed):
     np.testing.assert_allclose(exact(a), want, rtol=1e-5 + 2 * HALF * rounded)
 
 
-def test_the_arithmetic_of_exp_follows_the_values():
-    a, b = (sw.ScaledArray(jnp.float16([0.3, 1.7, -1.9]), 2.0**e) for e in (-1, 2))
-    for x, narrow in ((a, True), (b, False)):
-        auto = scaled.exp(x, arithmetic="auto").data
-        np.testing.assert_array_equal(
-            auto, scaled.exp(x, arithmetic="narrow" if narrow else "float32").data
-        )
-        np.testing.assert_allclose(auto, np.exp(exact(x)), rtol=2 * HALF)
-    np.testing.assert_array_equal(scaled.exp(b).data, scaled.exp(b, arithmetic="float32").data)
-
-
 def test_exp_log_and_roots_far_beyond_the_range_of_float32():
     a = sw.ScaledArray.from_exponent(jnp.float16([1.5, 2.0]), -401)
     np.testing.assert_allclose(
@@ -291,11 +280,6 @@ def test_numbers_go_into_the_scale_and_arrays_have_the_scale_1():
     assert float(scaled.mul(a, jnp.ones((4, 16), jnp.float16)).scale) == 2
     with pytest.raises(TypeError, match="mul takes ScaledArrays and real floating-point arrays"):
         scaled.mul(a, jnp.arange(3))
-    with pytest.raises(ValueError, match="rule is 'rms'; expected one of 'max', 'l2'"):
-        scaled.add(a, a, rule="rms")
-    assert float(scaled.add(a, a, rule="l2").scale) == 2
-    both = scaled.add(sw.ScaledArray(a.data, 3.0), sw.ScaledArray(a.data, 3.0), rule="l2")
-    assert float(both.scale) == 4  # sqrt(18), rounded down
 
 
 @pytest.mark.parametrize(
@@ -370,7 +354,7 @@ def test_trees_as_scaled_and_back():
     given = scaled.as_scaled(tree["w"], 1e6)
     np.testing.assert_allclose(given.data, tree["w"] / 1e6)
     assert scaled.as_scaled(tree["w"], 0).value().tolist() == [0.0] * 8
-    with pytest.raises(ValueError, match=r"scale is 'rms'; expected .* 'max', 'l1'"):
+    with pytest.raises(ValueError, match=r"scale is 'rms'; expected .* 'max', 'l2'"):
         scaled.as_scaled(tree, "rms")
 
 
@@ -386,7 +370,7 @@ def test_scaled_tree_takes_a_scaled_array_for_a_leaf():
     assert tree["a"].aval.dtype == jnp.float16
 
 
-@pytest.mark.parametrize("measure", ["l1", "l2", "max", "least_squares"])
+@pytest.mark.parametrize("measure", ["l2", "max"])
 def test_dynamic_rescaling_changes_no_value(measure):
     data = normal(0, (64,)) * 300
     for a in (sw.ScaledArray(data.astype(jnp.float16), 3.0),
@@ -399,7 +383,7 @@ def test_dynamic_rescaling_changes_no_value(measure):
     assert zeros.value().tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("measure", ["l1", "l2", "max", "least_squares"])
+@pytest.mark.parametrize("measure", ["l2", "max"])
 @pytest.mark.parametrize("size", [1e-35, 1e-30, 1e30, 1e36])
 def test_dynamic_rescaling_of_numbers_whose_squares_leave_float32(size, measure):
     x = size * normal(0, (64,))
@@ -408,7 +392,7 @@ def test_dynamic_rescaling_of_numbers_whose_squares_leave_float32(size, measure)
         np.testing.assert_allclose(a.value(), x, rtol=2.0**-11)
 
 
-@pytest.mark.parametrize("measure", ["l2", "max", *nightly(["l1", "least_squares"])])
+@pytest.mark.parametrize("measure", ["l2", "max"])
 @pytest.mark.parametrize(
     "fmt",
     nightly(

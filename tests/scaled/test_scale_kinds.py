@@ -100,7 +100,7 @@ ONE = {
 }
 TWO = {
     "add": (scaled.add, np.add),
-    "sub": (lambda a, b: scaled.sub(a, b, rule="l2"), np.subtract),
+    "sub": (lambda a, b: scaled.sub(a, b), np.subtract),
     "mul": (scaled.mul, np.multiply),
     "div": (scaled.div, np.divide),
     "maximum": (scaled.maximum, np.maximum),

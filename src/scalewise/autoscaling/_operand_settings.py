@@ -180,7 +180,7 @@ class Products:
                     continue
                 source = operand.scaling.source
                 alike = self.short_form is not None and operand.per_tensor
-                if source == "operand" or (source == "history" and not alike):
+                if source == "history" and not alike:
                     raise ValueError(
                         f"Products.{field}: {operand.scaling!r} needs a scale from before; expected"
                         " a scaling that reads the operand or its shape, or, of Delayed, one scale "

@@ -44,11 +44,8 @@ from ._safetensors import save_safetensors as save_safetensors
 from ._scaling import Amax as Amax
 from ._scaling import Delayed as Delayed
 from ._scaling import Fixed as Fixed
-from ._scaling import LeastSquares as LeastSquares
-from ._scaling import Propagated as Propagated
 from ._scaling import Rms as Rms
 from ._scaling import Unit as Unit
-from ._scaling import find_optimal_scaling as find_optimal_scaling
 from ._stored import SqrtStored as SqrtStored
 from ._stored import Storage as Storage
 from ._sums import conv as conv
@@ -80,7 +77,6 @@ __all__ = [
     "dynamic_rescale",
     "erf",
     "exp",
-    "find_optimal_scaling",
     "gelu",
     "integer_pow",
     "is_scaled",

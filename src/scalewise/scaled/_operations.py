@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +25,6 @@ from .._resolve import as_format
 from ..formats import FormatLike, RoundingMode, Saturation
 from ._array import ScaledArray
 from ._rules import (
-    BESIDE,
     EXPONENTS,
     FACTORS,
     RULES,
@@ -42,7 +40,6 @@ from ._rules import (
 )
 
 Operand = ScaledArray | ArrayLike
-SUM_RULES = {"max": RULES["add"], "l2": BESIDE}
 
 
 def _of_one(
@@ -98,29 +95,24 @@ erf = _odd("erf", jax.scipy.special.erf, "the error function", 2 / math.sqrt(mat
 
 
 @checked
-def add(a: Operand, b: Operand, *, rule: Literal["max", "l2"] = "max") -> ScaledArray:
+def add(a: Operand, b: Operand) -> ScaledArray:
     """Returns ``a + b`` with the scale ``max(sA, sB)``.
 
     The data of the operand with the smaller scale are scaled down. Their sum may exceed the
     format's largest number where both are near it.
-
-    Args:
-        a, b: operands whose shapes broadcast.
-        rule: ``"l2"`` for ``sqrt(sA^2 + sB^2)`` rounded down to a power of two, the size of a sum
-            of independent numbers, as jax-scalify has it.
 
     Example:
         >>> y = add(ScaledArray(jnp.float16([1, 2]), 8.0), ScaledArray(jnp.float16([1, 1]), 2.0))
         >>> y.data.tolist(), float(y.scale)
         ([1.25, 2.25], 8.0)
     """
-    return applied(SUM_RULES[rule], jnp.add, a, b, name="add")
+    return applied("add", jnp.add, a, b)
 
 
 @checked
-def sub(a: Operand, b: Operand, *, rule: Literal["max", "l2"] = "max") -> ScaledArray:
-    """Returns ``a - b`` with the scale ``max(sA, sB)``; arguments as for :func:`add`."""
-    return applied(SUM_RULES[rule], jnp.subtract, a, b, name="sub")
+def sub(a: Operand, b: Operand) -> ScaledArray:
+    """Returns ``a - b`` with the scale ``max(sA, sB)``, as :func:`add`."""
+    return applied("sub", jnp.subtract, a, b)
 
 
 @checked
@@ -266,28 +258,10 @@ def integer_pow(a: Operand, n: int) -> ScaledArray:
 
 
 @checked
-def exp(a: Operand, *, arithmetic: Literal["float32", "narrow", "auto"] = "float32") -> ScaledArray:
-    """Returns the exponential with the scale 1, computed from the value.
-
-    Args:
-        a: the operand.
-        arithmetic: ``"narrow"`` computes it in the data's dtype if that has 16 bits; ``"auto"``
-            chooses that at run time if all values (data times scale) are at most 1, so that
-            rounding them costs no more than rounding the result does, and otherwise float32.
-    """
+def exp(a: Operand) -> ScaledArray:
+    """Returns the exponential with the scale 1, computed from the value."""
     (x,) = operands("exp", a)
-    value = x.value()
-
-    def narrow(value: jax.Array) -> jax.Array:
-        return jnp.exp(value.astype(x.dtype)).astype(value.dtype)
-
-    if x.dtype.itemsize != 2 or arithmetic == "float32":
-        data = jnp.exp(value)
-    elif arithmetic == "narrow":
-        data = narrow(value)
-    else:
-        data = lax.cond(jnp.all(jnp.abs(value) <= 1), narrow, jnp.exp, value)
-    return scaled_result(data, x.algebra.one, x.algebra, x.dtype)
+    return scaled_result(jnp.exp(x.value()), x.algebra.one, x.algebra, x.dtype)
 
 
 @checked

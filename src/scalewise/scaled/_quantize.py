@@ -65,9 +65,9 @@ def quantize(
         x: an array of floats of any width (narrower than float32 are widened), or a
             :class:`ScaledArray`.
         fmt: a format or a block format, or a name of one.
-        scaling: how the scale is chosen: :class:`Amax` (by default), :class:`Rms`,
-            :class:`LeastSquares`, :class:`Unit`, :class:`Delayed`, :class:`Propagated`; for blocks
-            with E8M0 scales also :class:`Mx`, their default.
+        scaling: how the scale is chosen: :class:`Amax` (by default), :class:`Rms`, :class:`Unit`,
+            :class:`Fixed`, :class:`Delayed`; for blocks with E8M0 scales also :class:`Mx`, their
+            default.
         axis: axes that keep a scale for each index; None for one scale for the whole array. With a
             block format: the one axis along which the blocks lie, by default the last.
         rounding: of the elements, as for :func:`scalewise.cast`.
@@ -194,11 +194,6 @@ def _axes(x: jax.Array, axis: int | Sequence[int] | None, block: bool) -> tuple[
 def _again(x: ScaledArray, fmt, scaling, axis, **options) -> ScaledArray:
     """Quantizes a ScaledArray again: its scale is kept, or multiplied into the new one."""
     data = x.data.astype(x.wide_dtype)
-    if scaling is not None and scaling.source == "operand":
-        if isinstance(fmt, BlockFormat) or axis is not None:
-            raise ValueError("quantize: Propagated keeps the scale: no block format, no axis")
-        saturate = "finite" if options["saturate"] is None else options["saturate"]
-        return dataclasses.replace(x, data=encode(data, fmt, **options | {"saturate": saturate}))
     old = x.scale if x.exponent is None else x.exponent
     exact = (scaling is None or scaling.power_of_two) and not isinstance(fmt, BlockFormat)
     if not isinstance(old, jax.Array) or old.ndim or not exact:

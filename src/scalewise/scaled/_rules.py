@@ -50,7 +50,6 @@ class Algebra(Generic[S]):
     Attributes:
         one: the scale of a plain array.
         times, over, larger, smaller: of two scales.
-        beside: of two scales, the size of a sum of two independent numbers, a power of two.
         power, root: of a scale and a Python integer. A root of an exponent is rounded down; what is
             left remains with the data.
         static: returns the scale that a Python float is, a power of two.
@@ -61,7 +60,6 @@ class Algebra(Generic[S]):
     over: Callable[[S, S], S]
     larger: Callable[[S, S], S]
     smaller: Callable[[S, S], S]
-    beside: Callable[[S, S], S]
     power: Callable[[S, int], S]
     root: Callable[[S, int], S]
     static: Callable[[float], S]
@@ -103,13 +101,6 @@ def _smaller_factor(a: Factor, b: Factor) -> Factor:
     return Factor(*(jnp.where(is_a, y, x) for x, y in zip(a, b, strict=True)))
 
 
-def _norm_of_factors(a: Factor, b: Factor) -> Factor:
-    most, least = _larger_factor(a, b), _smaller_factor(a, b)
-    ratio = ldexp(least.mantissa / _nonzero(most.mantissa), least.exponent - most.exponent)
-    size = as_factor(most.mantissa * jnp.sqrt(1 + ratio * ratio), most.exponent)
-    return Factor(jnp.where(size.mantissa == 0, 0, jnp.ones_like(size.mantissa)), size.exponent)
-
-
 def _nonzero(x: float | jax.Array) -> jax.Array:
     return jnp.where(x == 0, 1, x)
 
@@ -143,7 +134,6 @@ FACTORS: Algebra[Factor] = Algebra(
     over=_quotient_of_factors,
     larger=_larger_factor,
     smaller=_smaller_factor,
-    beside=_norm_of_factors,
     power=_power_of_factor,
     root=_root_of_factor,
     static=_of_python,
@@ -156,7 +146,6 @@ EXPONENTS: Algebra[Exponent] = Algebra(
     over=lambda a, b: a - b,
     larger=_larger_exponent,
     smaller=_smaller_exponent,
-    beside=_larger_exponent,  # sqrt(2) is rounded down to 1
     power=lambda a, n: a * n,
     root=lambda a, n: a // n,
     static=lambda s: math.frexp(s)[1] - 1,
@@ -196,7 +185,6 @@ PRODUCT = ScaleRule("sA sB", lambda k, a, b: k.times(a, b))
 QUOTIENT = ScaleRule("sA / sB", lambda k, a, b: k.over(a, b))
 LARGER = ScaleRule("max(sA, sB)", lambda k, a, b: k.larger(a, b), "aligned")
 CLIPPED = ScaleRule("min(sA, sB)", lambda k, a, b: k.smaller(a, b), "aligned")  # around 0
-BESIDE = ScaleRule("sqrt(sA^2 + sB^2)", lambda k, a, b: k.beside(a, b), "aligned")
 POWER = ScaleRule("sA^n", lambda k, a, n: k.power(a, n))
 ROOT = ScaleRule("sA^(1/n)", lambda k, a, n: k.root(a, n), "rooted")
 INVERSE_ROOT = ScaleRule("1 / sA^(1/n)", lambda k, a, n: k.over(k.one, k.root(a, n)), "rooted")

@@ -1,4 +1,4 @@
-"""The strategies that choose a scale: from the largest magnitude, the spread, the error or shapes.
+"""The strategies that choose a scale: from the largest magnitude, the spread or shapes.
 
 Most find a *magnitude* and scale it to the top of the format (:func:`to_top`). NaN and infinities
 are left out: a scale depends on the finite elements alone.
@@ -14,16 +14,11 @@ from typing import Annotated, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jax.typing import ArrayLike
 
-from .._check import Count, Positive, Range, checked, checked_axes
+from .._check import Count, Positive, Range, checked
 from .._repr import changed_fields
-from .._resolve import as_format
-from ..formats import BLOCK_FORMATS, CATALOGUE, BlockFormat, Format, FormatLike
-from ..rounding import float_array, round_to
+from ..formats import BLOCK_FORMATS, CATALOGUE, BlockFormat, Format
 from ._amax import amax, to_top
-from ._least_squares import least_squares_scale
 from ._power import exponent_of, power_of_two
 
 Axes = Sequence[int]
@@ -39,8 +34,7 @@ class Scaling:
         name: what :func:`scalewise.explain` prints.
         source: what a scale is found from: ``"amax"`` is the largest magnitude of the array itself,
             ``"data"`` another statistic of it, ``"shapes"`` a prediction from shapes alone,
-            ``"history"`` the arrays of earlier steps, ``"operand"`` the scale that a ScaledArray
-            came with.
+            ``"history"`` the arrays of earlier steps.
         reuses_copy: under :func:`scalewise.autoscale`, whether the backward pass reads the narrow
             copy of an operand that the forward pass made; else the operand is stored in the
             recipe's ``residuals`` and rounded again.
@@ -53,7 +47,7 @@ class Scaling:
     """
 
     name: ClassVar[str] = ""
-    source: ClassVar[Literal["amax", "data", "shapes", "history", "operand"]] = "data"
+    source: ClassVar[Literal["amax", "data", "shapes", "history"]] = "data"
     reuses_copy: ClassVar[bool] = False
     for_blocks: ClassVar[bool] = False
     draws: ClassVar[bool] = False
@@ -166,80 +160,6 @@ class Rms(Scaling):
 
 @checked
 @dataclasses.dataclass(frozen=True)
-class LeastSquares(Scaling):
-    """Scales with the smallest squared error of the rounded elements among several candidates.
-
-    With ``power_of_two`` the candidates are :class:`Amax`'s scale and its halves; each costs a
-    rounding and a sum over the data. Without it a dense search finds a scale within 1 % of the
-    error of an exhaustive one for common distributions; it rounds at most 8,192 elements per scale
-    once for each candidate.
-
-    Attributes:
-        candidates: how many scales are tried. None: 6 powers of two, or 256 on a grid from twice
-            the largest magnitude's scale down, half of them in its two octaves.
-        power_of_two: whether the scale is a power of two.
-    """
-
-    candidates: Count | None = None
-    power_of_two: bool = True
-    name = "least_squares"
-
-    def scale(self, x: jax.Array, fmt: Format, axes: Axes, keepdims: bool = False) -> Scales:
-        if not self.power_of_two:
-            scale = least_squares_scale(lax.stop_gradient(x), fmt, axes, self.candidates)
-            scale = _kept(scale, axes, keepdims)
-            return scale, 1 / scale
-        top = amax(x, axes, True)
-        unit = to_top(top, fmt, True)[1]  # the error's own scale: squares of it stay in range
-        found: list[tuple[jax.Array, jax.Array, jax.Array]] = []
-        for i in range(self.candidates or 6):
-            scale, inverse = to_top(top * np.asarray(0.5**i, x.dtype), fmt, True)
-            rounded = round_to(x * inverse, fmt, saturate="finite") * scale
-            squares = jnp.where(jnp.isfinite(x), jnp.square((rounded - x) * unit), 0)
-            error = jnp.sum(squares, axis=tuple(axes), keepdims=True)
-            found.append((error, scale, inverse))
-        best = found[0]
-        for new in found[1:]:
-            better = new[0] < best[0]
-            best = tuple(jnp.where(better, *pair) for pair in zip(new, best, strict=True))
-        return _kept(best[1], axes, keepdims), _kept(best[2], axes, keepdims)
-
-
-@checked
-def find_optimal_scaling(
-    x: ArrayLike, fmt: FormatLike, *, axis: Axes | int = (), power_of_two: bool = True
-) -> jax.Array:
-    """Returns the scale s with the least squared error of ``s * round(x / s)`` in a format.
-
-    It is that of :class:`LeastSquares`: ``ScaledArray(sw.cast(x / s, fmt), s)`` is ``sw.quantize(x,
-    fmt, scaling=LeastSquares(power_of_two))``, where elements beyond the format's largest saturate.
-
-    Args:
-        x: an array of floats. NaN and infinities don't count.
-        fmt: a format, or its name.
-        axis: axes that keep a scale for each of their indices, which then have length 1 elsewhere;
-            by default one scale, without axes.
-        power_of_two: False for a search over all scales.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> float(find_optimal_scaling(jnp.array([1.0, 1.5, 6.0]), "e2m1fn"))
-        1.0
-        >>> s = find_optimal_scaling(jnp.array([0.7, 4.2]), "e2m1fn", power_of_two=False)
-        >>> round(float(s), 4)
-        1.4
-    """
-    x = float_array(x, "find_optimal_scaling")
-    kept = checked_axes("find_optimal_scaling", axis, x.ndim)
-    axes = [a for a in range(x.ndim) if a not in kept]
-    wide = x.astype(jnp.float64 if x.dtype == jnp.float64 else jnp.float32)
-    fmt = as_format(fmt, "find_optimal_scaling")
-    scaling = LeastSquares(power_of_two=power_of_two)
-    return scaling.scale(wide, fmt, axes, keepdims=bool(kept))[0]
-
-
-@checked
-@dataclasses.dataclass(frozen=True)
 class Unit(Scaling):
     """Scales by a standard deviation predicted from shapes: unit scaling (arXiv 2303.11257).
 
@@ -316,20 +236,6 @@ class Delayed(Scaling):
         if len(axes) != x.ndim:
             raise ValueError("Delayed keeps one scale for the whole array; expected axis=None")
         return to_top(amax(x, axes, keepdims), fmt, self.power_of_two)
-
-
-@dataclasses.dataclass(frozen=True)
-class Propagated(Scaling):
-    """Keeps the scale that a ScaledArray came with, and casts its data without reading them first.
-
-    A plain array gets the scale 1. Elements beyond the format's largest number saturate.
-    """
-
-    name = "propagated"
-    source = "operand"
-
-    def scale(self, x: jax.Array, fmt: Format, axes: Axes, keepdims: bool = False) -> Scales:
-        return Unit().scale(x, fmt, axes, keepdims)
 
 
 def _kept(x: jax.Array, axes: Axes, keepdims: bool) -> jax.Array:

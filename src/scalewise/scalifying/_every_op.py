@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.typing import DTypeLike
 
 from .._jax import ShapedArray
 from .._types import PyTree
@@ -83,7 +82,7 @@ from ._results import (
     widest_dtype,
     with_factor,
 )
-from ._rules import FALLBACK, RULES, PrimitiveRule, terms_of, wide_flight
+from ._rules import FALLBACK, RULES, PrimitiveRule, wide_flight
 from ._settings import Scalify
 from ._value import (
     ScaledValue,
@@ -475,36 +474,14 @@ class EveryOp(PairInterpretation):
         # without a static scale: the result's is found from the data
         exponent = SCALE_RULES["dot_general"].scale(EXPONENTS, a.exponent, b.exponent, 1)
         dtype, arithmetic = wide_flight(equation.out_avals[0]), self.recipe.arithmetic
-        data = accumulated(equation, [a.data, b.data], dtype, self.fmt, arithmetic)
-        return ScaledValue(data, exponent)
+        if arithmetic == "float32":
+            return ScaledValue(contract(equation, (a.data, b.data), dtype), exponent)
+        own = self.rounding.dtype
+        narrow = [x.data.astype(own) for x in (a, b)]
+        return ScaledValue(rebind(equation, narrow, own)[0].astype(dtype), exponent)
 
 
 def has_scale(x: object) -> bool:
     if not isinstance(x, ScaledArray) or isinstance(x.data, EncodedArray) or x.block is not None:
         return False
     return isinstance(x.scale, jax.Array) and x.scale.ndim == 0
-
-
-def accumulated(
-    equation: Equation,
-    operands: Sequence[jax.Array],
-    dtype: DTypeLike,
-    fmt: Format,
-    arithmetic: str,
-) -> jax.Array:
-    def wide(a: jax.Array, b: jax.Array) -> jax.Array:
-        return contract(equation, (a, b), dtype)
-
-    def narrow(a: jax.Array, b: jax.Array) -> jax.Array:
-        own = fmt.dtype
-        assert own is not None
-        return rebind(equation, [a.astype(own), b.astype(own)], own)[0].astype(dtype)
-
-    if arithmetic == "float32":
-        return wide(*operands)
-    if arithmetic == "narrow":
-        return narrow(*operands)
-    largest = [jnp.max(jnp.abs(x).astype(dtype), initial=0) for x in operands]
-    bound = np.float32(terms_of(equation)) * largest[0] * largest[1]
-    # half of the maximum, since rounding enlarges sums; a NaN selects the wide product
-    return lax.cond(bound <= np.float32(float(fmt.max) / 2), narrow, wide, *operands)

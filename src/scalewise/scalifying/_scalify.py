@@ -40,11 +40,10 @@ def scalify(
         format: of all results, FP16 or BF16.
         rescale: where else scales are found from the data. None: after contractions, sums, powers,
             quotients and functions without a rule, in an optimizer, and where a propagated scale
-            could overflow the format. ``"max"``, ``"l1"``, ``"l2"`` and ``"least_squares"``: after
-            each operation that can change the magnitude, by that measure. ``"never"``: nowhere
-            else. :class:`Scalify` describes them.
-        arithmetic: the dtype in which contractions accumulate; ``"narrow"`` is the format's own,
-            ``"auto"`` chooses at run time.
+            could overflow the format. ``"max"`` and ``"l2"``: after each operation that can change
+            the magnitude, by that measure. ``"never"``: nowhere else. :class:`Scalify` describes
+            them.
+        arithmetic: the dtype in which contractions accumulate; ``"narrow"`` is the format's own.
         keep: exceptions, ``{name: format}``, as in :class:`Recipe`, of FP16, BF16 or FP32.
         state: the outputs that are returned stored, as in :class:`Recipe`.
 
