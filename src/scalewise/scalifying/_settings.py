@@ -39,8 +39,8 @@ class Scalify:
             could overflow the format; elsewhere scales are propagated, from scales that were found
             from the operands. In all of these no two roundings in succession are at propagated
             scales, so that a chain or loop of any length has the errors of its roundings alone.
-            ``"never"``: all scales follow from those of the arguments (which are found for plain arrays) and from shapes, as
-            :data:`scalewise.scaled.RULES` say, and data are never read to find one (but for
+            ``"never"``: all scales follow from those of the arguments (which are found for plain
+            arrays) and from shapes, as :data:`scalewise.scaled.RULES` say, and data are never read to find one (but for
             :func:`rescale`); a constant multiplies the scale; functions without a rule have results
             of scale 1; data beyond the format's largest number saturate.
         arithmetic: the dtype in which contractions accumulate: ``"float32"``, or ``"narrow"``, the
