@@ -31,7 +31,6 @@ PUBLIC = {  # the classes that users may want to catch, and where they are found
     "UnreadableError": "scalewise.checkpoints",
     "InputError": "",
     "TargetError": "",
-    "FolderInUseError": "",
     "MissingPackageError": "",
     "ParameterError": "",
     "ExportError": "scalewise.torch",

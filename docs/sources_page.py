@@ -267,9 +267,6 @@ SOURCES: dict[str, tuple[Item, ...]] = {
              "guides/autocast.md",
              "autocast/test_autocast.py::"
              "test_compiled_code_has_narrow_dots_and_an_otherwise_wide_loss"),
-        Item("one scale for all layers fails", "training.layer_scaled",
-             TUTORIAL + "bf16-and-automatic-mixed-precision",
-             "training/test_layers_scaled.py::test_a_single_scale_overflows_or_underflows"),
         Item("every figure made by the page", "", TUTORIAL.rstrip("#"), FIGURES),
     ),
 }  # fmt: skip

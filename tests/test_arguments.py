@@ -98,7 +98,6 @@ NAMES = {
     lambda: sw.Products(
         "e4m3fn", None, None
     ): r"expected a pair of formats.* \('e4m3fn', 'e4m3fn'\)",
-    lambda: sw.Schedule([(0, "fp8")]): "expected a dict from first steps to recipes, {0: 'bf16', ",
     lambda: sw.round_to(X, "fp16", saturate="yes"): "round_to: saturate is 'yes'; expected True or",
     lambda: sw.ops.functions.exp("a"): "exp: x is 'a'; expected an array of numbers",
 }

@@ -20,7 +20,6 @@ from .autocasting import autocast as autocast
 from .autoscaling import Operand as Operand
 from .autoscaling import Products as Products
 from .autoscaling import Recipe as Recipe
-from .autoscaling import Schedule as Schedule
 from .autoscaling import autoscale as autoscale
 from .autoscaling import explain as explain
 from .autoscaling import quantize_params as quantize_params

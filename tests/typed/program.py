@@ -52,8 +52,6 @@ sw.emulate(loss_of, "e4m3n")  # error
 
 keyed = sw.autoscale(train_step, "nvfp4", keyed=True)
 assert_type(keyed(jax.random.key(0), params, x), tuple[Params, jax.Array])
-scheduled = sw.autoscale(train_step, sw.Schedule({0: "bf16", 10: "fp8"}))
-assert_type(scheduled(3, params, x), tuple[Params, jax.Array])
 delayed = sw.autoscale(train_step, "fp8_delayed")
 history = delayed.init(params, x)
 (params, loss), history = delayed.step(history, params, x)

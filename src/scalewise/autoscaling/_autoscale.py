@@ -1,4 +1,4 @@
-"""``autoscale``: runs any JAX function on (data, scale) pairs, as a recipe says, or a schedule.
+"""``autoscale``: runs any JAX function on (data, scale) pairs, as a recipe says.
 
 Current scaling reads an operand twice, to find the scale and to round. Delayed scaling reads it
 once: a step rounds with the scale that it was given, and records the magnitudes for the next step
@@ -30,7 +30,6 @@ from ..scalifying import FormatOverrides, Scalify, scalified
 from ._boundaries import Boundaries, interpretation
 from ._history import AmaxHistory, OperandAmaxes, foreign_history
 from ._recipe import Recipe, RecipeLike
-from ._schedule import Schedule
 from .recipes import fp16
 from .recipes import recipe as recipe_
 
@@ -56,10 +55,10 @@ def autoscale(
 ) -> Callable[Params, Result]: ...
 
 
-@overload  # a key or the step comes before the function's own arguments
+@overload  # a key comes before the function's own arguments
 def autoscale(
     f: Callable[..., Result],
-    recipe: RecipeLike | Schedule = fp16,
+    recipe: RecipeLike = fp16,
     *,
     keyed: bool = False,
     emulate: MatrixUnitsLike | None = None,
@@ -79,7 +78,7 @@ def autoscale(
 @checked
 def autoscale(
     f: Callable[..., Result],
-    recipe: RecipeLike | Schedule = fp16,
+    recipe: RecipeLike = fp16,
     *,
     keyed: bool = False,
     emulate: MatrixUnitsLike | None = None,
@@ -95,11 +94,9 @@ def autoscale(
     Args:
         f: any function of pytrees made of JAX primitives. Float leaves of arguments may be plain
             arrays of any float dtype or ScaledArrays; leaves that aren't arrays are passed on.
-        recipe: a :class:`Recipe`, or the name of one (``"fp16"``, ``"bf16"``, ``"fp8"``); or a
-            :class:`Schedule` of them, for a function that takes the step, an integer, before
-            ``f``'s arguments.
-        keyed: True for a function that takes a JAX random key before ``f``'s arguments (behind the
-            step), for recipes that round stochastically or draw signs (``"nvfp4"``). Each operand's
+        recipe: a :class:`Recipe`, or the name of one (``"fp16"``, ``"bf16"``, ``"fp8"``).
+        keyed: True for a function that takes a JAX random key before ``f``'s arguments, for
+            recipes that round stochastically or draw signs (``"nvfp4"``). Each operand's
             key is folded from it, from the operand's place in the program and from its bits, so
             that steps and iterations differ. False takes the key of seed 0 in place of that key:
             equal arguments then give equal results. Save the key with a training state, and split
@@ -155,13 +152,8 @@ def warn_of_second(f: Callable, name: str, stacklevel: int) -> None:
 
 
 def _autoscaled(
-    f: Callable, recipe: RecipeLike | Schedule, keyed: bool, emulate: MatrixUnitsLike | None
+    f: Callable, recipe: RecipeLike, keyed: bool, emulate: MatrixUnitsLike | None
 ) -> Callable:
-    if isinstance(recipe, Schedule):
-        if emulate is not None:
-            raise ValueError("autoscale: emulate is for one recipe; set it in each of a schedule")
-        scheduled = recipe.apply(functools.partial(_in_phase, f, keyed))
-        return _behind(["step", "key"] if keyed else ["step"], f, functools.wraps(f)(scheduled))
     recipe = recipe_(recipe)
     if keyed and not recipe.is_random:
         raise ValueError("autoscale: keyed is True, but this recipe draws no random numbers")
@@ -186,29 +178,22 @@ def _autoscaled(
         chosen.overrides.check("autoscale")
         return outs
 
-    return _behind(["key"], f, scaled) if keyed else scaled
+    return _behind_key(f, scaled) if keyed else scaled
 
 
-def _behind(names: Sequence[str], f: Callable, scaled: Callable) -> Callable:
-    """Returns ``scaled`` with the signature of ``f`` behind arguments of these names.
+def _behind_key(f: Callable, scaled: Callable) -> Callable:
+    """Returns ``scaled`` with the signature of ``f`` behind a key.
 
     ``jax.jit`` reads it to find static and donated arguments.
     """
     vars(scaled).pop("__wrapped__", None)  # it has other arguments
     with suppress(TypeError, ValueError):  # of some callables Python knows no signature
         own = inspect.signature(f)
-        names = [f"{name}_" if name in own.parameters else name for name in names]
-        first = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in names]
-        own = own.replace(parameters=[*first, *own.parameters.values()])
+        name = "key_" if "key" in own.parameters else "key"
+        first = inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY)
+        own = own.replace(parameters=[first, *own.parameters.values()])
         vars(scaled)["__signature__"] = own
     return scaled
-
-
-def _in_phase(f: Callable, keyed: bool, recipe: Recipe | Scalify) -> Callable:
-    if not keyed or recipe.is_random:
-        return autoscale(f, recipe, keyed=keyed)
-    plain = autoscale(f, recipe)
-    return lambda *args, **kwargs: plain(*_with_key(args)[1:], **kwargs)
 
 
 def _with_key(args: tuple) -> tuple:

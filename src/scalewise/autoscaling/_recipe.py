@@ -55,8 +55,6 @@ class Recipe:
             most 8 bits.
         carry: format of a loop's carry between two iterations; None keeps the compute dtype, since
             a sum that a loop carries in a narrow format stagnates.
-        collective: format in which a ``shard_map``'s all_gather and psum send their data, with a
-            scale common to all devices; None sends the compute dtype.
         state: pairs of a regular expression and a :class:`Storage`; an output whose path (as
             ``jax.tree_util.keystr`` prints it) matches is returned stored so.
         min_size: residuals with fewer elements (for example the statistics of a norm) stay in the
@@ -106,7 +104,6 @@ class Recipe:
     products: Products = HALF
     residuals: Converted[Format | None, FormatLike | None] = kept(FP16)
     carry: Converted[Format | None, FormatLike | None] = kept(None)
-    collective: Converted[Format | None, FormatLike | None] = kept(None)
     state: State = ()
     min_size: Natural = 8192
     features: Natural = 4
@@ -126,7 +123,7 @@ class Recipe:
                 (n, x if isinstance(x, Products) else operand_format(x)) for n, x in pairs
             ),
         }
-        for field in ("residuals", "carry", "collective"):
+        for field in ("residuals", "carry"):
             fmt = getattr(self, field)
             if fmt is not None:
                 own[field] = storable(as_format(fmt, f"Recipe.{field}"))

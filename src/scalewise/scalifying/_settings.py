@@ -40,9 +40,10 @@ class Scalify:
             from the operands. In all of these no two roundings in succession are at propagated
             scales, so that a chain or loop of any length has the errors of its roundings alone.
             ``"never"``: all scales follow from those of the arguments (which are found for plain
-            arrays) and from shapes, as :data:`scalewise.scaled.RULES` say, and data are never read to find one (but for
-            :func:`rescale`); a constant multiplies the scale; functions without a rule have results
-            of scale 1; data beyond the format's largest number saturate.
+            arrays) and from shapes, as :data:`scalewise.scaled.RULES` say, and data are never read
+            to find one (but for :func:`rescale`); a constant multiplies the scale; functions
+            without a rule have results of scale 1; data beyond the format's largest number
+            saturate.
         arithmetic: the dtype in which contractions accumulate: ``"float32"``, or ``"narrow"``, the
             device's own product of that dtype, whose sums may overflow. That is for scales that
             leave data of unit size (propagated ones, ``rescale="l2"``); with ``"max"`` FP16's sums

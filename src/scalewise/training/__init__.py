@@ -4,18 +4,14 @@ from .._extras import require as _require
 
 _require("optax", "train", "scalewise.training")
 
-from . import mu_s as mu_s
 from ._gradients import all_finite as all_finite
-from ._gradients import mean_over as mean_over
 from ._loss_scale import DynamicLossScale as DynamicLossScale
 from ._loss_scale import StaticLossScale as StaticLossScale
-from ._loss_scale import layer_scaled as layer_scaled
 from ._loss_scale import loss_scale_of as loss_scale_of
 from ._loss_scale import loss_scaled as loss_scaled
 from ._loss_scale import scale_loss as scale_loss
 from ._loss_scale import unscale as unscale
 from ._moments import STATES as STATES
-from ._moments import ExpandedStorage as ExpandedStorage
 from ._moments import TableStorage as TableStorage
 from ._moments import store_state as store_state
 from ._moments import widen as widen
@@ -28,18 +24,14 @@ from ._weights import stochastic_rounding as stochastic_rounding
 __all__ = [
     "STATES",
     "DynamicLossScale",
-    "ExpandedStorage",
     "StaticLossScale",
     "TableStorage",
     "all_finite",
     "apply_updates",
     "compensated",
-    "layer_scaled",
     "loss_scale_of",
     "loss_scaled",
     "master_weights",
-    "mean_over",
-    "mu_s",
     "scale_loss",
     "step",
     "stochastic_rounding",
