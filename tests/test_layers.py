@@ -17,7 +17,6 @@ PACKAGES = [  # bottom to top
     "checkpoints",
     "testing",
     "ops",
-    "layers",
     "primitives",
     "interpret",
     "emulating",

@@ -33,9 +33,9 @@ class Monitor:
 
     The numbers are those of :func:`scalewise.auditing.readings`: for each group of arrays the
     largest magnitude, and the shares that a cast to the format would saturate or flush to zero.
-    ``monitor(step, tree)`` writes a line of ``metrics.jsonl``, and TensorBoard events if
-    tensorboardX is installed, at every ``every``-th step, and does nothing at other steps. It
-    doesn't wait for the device: a reading is written when the next one is taken, or at the end.
+    ``monitor(step, tree)`` writes a line of ``metrics.jsonl`` at every ``every``-th step, and does
+    nothing at other steps; :meth:`numbers` returns it for any other log. It doesn't wait for the
+    device: a reading is written when the next one is taken, or at the end.
 
     Args:
         fmt: the format whose range counts.
@@ -45,8 +45,7 @@ class Monitor:
         out: the folder to write to. Its lines of earlier steps than the first reading's are kept;
             later ones, which a resumed run makes again, are removed. None: nothing is written.
         histograms: True counts the exponents of two of each group as well (:func:`exponents`):
-            TensorBoard shows them as histograms of log2, and lines have ``group/exponents``, an
-            object from exponents to counts.
+            lines have ``group/exponents``, an object from exponents to counts.
 
     Raises:
         ValueError: an unknown format; ``every`` below 1.
@@ -124,10 +123,8 @@ class Monitor:
         )
 
     def close(self) -> None:
-        """Writes the last reading and closes the log."""
+        """Writes the last reading."""
         self._write()
-        if self._log is not None:
-            self._log.close()
 
     def __enter__(self) -> Monitor:
         return self
@@ -144,8 +141,11 @@ class Monitor:
             return
         if self._log is None:
             self._log = Log(self._out, after=step - 1)
-        bins = {f"{group}/exponents": x.bins() for group, x in counted.items()}
-        self._log.step({"step": step, **numbers}, bins)
+        bins = {
+            f"{group}/exponents": {str(e): n for e, n in x.bins().items()}
+            for group, x in counted.items()
+        }
+        self._log.step({"step": step, **numbers, **bins})
 
     def _noted(self, step: int, found: Mapping[str, Reading]) -> dict[str, float | None]:
         for group, reading in found.items():
