@@ -13,19 +13,21 @@ import json
 import shutil
 import tempfile
 from collections import Counter, defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 
 from scalewise import checkpoints
-from scalewise.checkpoints._encode import quantised, writer_of
+from scalewise.checkpoints._encode import encoded, quantised, writer_of
 from scalewise.checkpoints._files import open_file
 from scalewise.checkpoints._lay import base_of, laid_out, torchao_metadata, torchao_record
 from scalewise.checkpoints._layouts import BY_NAME, quantization_config
 from scalewise.checkpoints._report import Fault as c
 from scalewise.checkpoints._weights import swizzled
 from scalewise.checkpoints._write import Job, Shard, entry_of
+from scalewise.formats import E4M3FN
 
 HIDDEN, INNER, ROWS = 256, 512, 256
 BF16 = ml_dtypes.bfloat16
@@ -100,7 +102,11 @@ def narrow(layout, tensors, fuse=True):
         powers = layout.name == "deepseek/v4"
         strategy = "tensor" if layout.name in ("modelopt/fp8", "comfyui/fp8") else "channel"
         if powers:
-            v3 = quantised(x, BY_NAME["deepseek/v3"], writer, powers=True)
+            v3 = quantised(x, BY_NAME["deepseek/v3"], writer)
+            scale = np.exp2(np.ceil(np.log2(v3.scale))).astype(np.float32)
+            wide = np.kron(scale, np.ones((128, 128), np.float32))[: x.shape[0], : x.shape[1]]
+            codes = encoded(np.ascontiguousarray(x.astype(np.float32) / wide), E4M3FN)
+            v3 = replace(v3, codes=codes, scale=scale)
             parts = laid_out(v3, layout, own)
             scale = (np.log2(v3.scale) + 127).astype(np.uint8).view(ml_dtypes.float8_e8m0fnu)
             parts[layout.scale.format(own)] = scale
@@ -115,7 +121,7 @@ def narrow(layout, tensors, fuse=True):
     if layout.family == "comfyui":
         metadata = {"_quantization_metadata": json.dumps({"layers": {}})}
     config = quantization_config(
-        {n: (x, "channel") for n, x in layouts.items()}, [], False) if layout.family in (
+        {n: (x, "channel") for n, x in layouts.items()}, []) if layout.family in (
         "compressed-tensors",) else {"quant_method": METHOD.get(layout.family)}  # fmt: skip
     if layout.family == "deepseek":
         config["weight_block_size"] = [128, 128]

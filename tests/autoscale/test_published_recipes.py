@@ -279,11 +279,6 @@ def test_the_audit_counts_what_is_rounded():
     assert all(saturated == 0 for _, saturated in found["fp8_rowwise_gw_hp"])
 
 
-def test_devices_that_multiply_all_products_are_accepted():
-    recipe = dataclasses.replace(RECIPES.nvfp4, device="b200", native_products=True)
-    assert recipe.products == RECIPES.nvfp4.products
-
-
 def test_grouped_convolutions_are_not_transformed():
     x, kernel = normal(0, (8, 6, 8)), normal(1, (3, 4, 16))
 
@@ -324,10 +319,6 @@ def test_grouped_convolutions_are_not_transformed():
         (
             lambda: RECIPES.nvfp4.with_operands(scaling=sw.Mx()),
             ValueError, "operands of more than two kinds",
-        ),
-        (
-            lambda: dataclasses.replace(RECIPES.nvfp4, device="h100", native_products=True),
-            ValueError, "nvfp4 x nvfp4 isn't multiplied by the matrix units of h100",
         ),
         (lambda: sw.autoscale(layer, "fp8", keyed=True), ValueError, "draws no random numbers"),
         (

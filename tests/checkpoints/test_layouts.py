@@ -39,7 +39,6 @@ WRITTEN = {  # the layout, the writer, and options of it
     "torchao_MXTensor": {},
     "torchao_MXTensor-fp4": {},
     "deepseek_v3": {},
-    "deepseek_v3-ue8m0": {"powers": True},
 }
 
 

@@ -134,8 +134,6 @@ def test_an_unwritable_target_is_refused_before_the_run(folder, monkeypatch):
         (("compare", "/dev/null"), "no program '/dev/null'"),
         (("compare", "net.py", "--out", "net.py"), "'net.py' isn't empty; expected a new or an"),
         (("compare", "net.py", "--method", "fp8", "--method", "fp8"), "one is given twice: fp8"),
-        (("train", "gpt", "--method", "fp8"), "there is no `scalewise train`: copy examples/"),
-        (("train", "--help"), "there is no `scalewise train`: copy examples/train.py"),
         (("check", "dir.json"), "holds no .safetensors file"),
         (("cast", "dir.json", "--to", "fp16"), "holds no .safetensors file"),
         (("cast", "pipe.html", "--to", "fp16"), "it is a pipe; expected a regular file"),

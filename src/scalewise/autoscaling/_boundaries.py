@@ -174,11 +174,8 @@ class Boundaries(PairInterpretation):
             self.setup.recorded(boundary, equation, value, fmt)
             return value if isinstance(value, StoredValue) else store_value(value.marked(), fmt)
         value = load(value)
-        carry = self.recipe.carry if boundary == "carry" and aval.shape else None
         if boundary in ("carry", "stacked"):
-            self.setup.recorded(boundary, equation, value, carry)
-        if carry is not None:
-            value = store_value(value, carry).load()
+            self.setup.recorded(boundary, equation, value, None)
         if not self.traced or boundary == "mapped":  # devices may have different exponents
             plain = ScaledValue(materialize(value), 0, origin)
             if boundary != "stacked":

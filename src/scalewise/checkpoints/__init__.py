@@ -8,12 +8,11 @@ describes it, :func:`check` looks for faults.
 from ._api import Tree as Tree
 from ._api import cast as cast
 from ._api import load as load
-from ._api import save as save
 from ._check import check as check
 from ._files import UnreadableError as UnreadableError
 from ._inspect import inspect as inspect
 
-__all__ = ["Tree", "UnreadableError", "check", "inspect", "load", "save"]
+__all__ = ["Tree", "UnreadableError", "check", "inspect", "load"]
 
 # the classes of results, for annotations
 from ._inspect import InspectReport as InspectReport

@@ -1,4 +1,4 @@
-"""The public functions on whole checkpoints: `load` and `save`, `cast` and its choices."""
+"""The public functions on whole checkpoints: `load` and `cast`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ import numpy as np
 from .._check import Pattern, checked
 from .._output import TargetError, check_target
 from .._types import Json
-from ..formats import RoundingMode
 from ..rounding import EncodedArray
-from ..scaled import ScaledArray, save_safetensors
+from ..scaled import ScaledArray
 from ._cast import KEEP, CastJobs, Options, checked_options, shards_of, write_configs
 from ._detect import family_of
 from ._encode import Choice
@@ -30,7 +29,6 @@ from ._weights import Weight, original_dtype
 from ._write import Shard, publish, staging, write_shards
 
 Array: TypeAlias = jax.Array | np.ndarray | ScaledArray | EncodedArray
-Place: TypeAlias = jax.sharding.Sharding | Callable[[str, tuple[int, ...]], jax.sharding.Sharding]
 
 
 class Tree(Mapping[str, Array]):
@@ -47,19 +45,14 @@ class Tree(Mapping[str, Array]):
         source: the files.
     """
 
-    def __init__(self, source: Source, weights: Mapping[str, Weight], place: Place | None = None):
+    def __init__(self, source: Source, weights: Mapping[str, Weight]):
         self.source = source
         self.layout, self.evidence = family_of(source)
         self.weights = dict(weights)
-        self._place = place
 
     def __getitem__(self, name: str) -> Array:
-        weight, place = self.weights[name], self._place
+        weight = self.weights[name]
         x = weight.scaled()
-        if place is not None:
-            x = jax.tree.map(
-                lambda leaf: jax.device_put(leaf, _fitted(place, name, x.shape, leaf.shape)), x
-            )
         if isinstance(x, ScaledArray) and x.value_dtype is None:
             x = dataclasses.replace(x, value_dtype=original_dtype(weight, self.source.config))
         return x
@@ -78,29 +71,10 @@ class Tree(Mapping[str, Array]):
     def select(self, pattern: Pattern) -> Tree:
         """Returns the arrays whose names a regular expression matches anywhere."""
         found = {n: w for n, w in self.weights.items() if re.search(pattern, n)}
-        return Tree(self.source, found, self._place)
+        return Tree(self.source, found)
 
     def __repr__(self) -> str:
         return f"Tree({str(self.source.path)!r}, {len(self)} arrays, layout={self.layout!r})"
-
-
-def _fitted(
-    place: Place, name: str, shape: tuple[int, ...], part: tuple[int, ...]
-) -> jax.sharding.Sharding:
-    """Returns where a part of an array belongs; an axis that a mesh can't split is replicated."""
-    sharding = place if isinstance(place, jax.sharding.Sharding) else place(name, shape)
-    if not isinstance(sharding, jax.sharding.NamedSharding):
-        return sharding
-    spec = [*sharding.spec, *(None,) * (len(part) - len(sharding.spec))][: len(part)]
-    mesh = sharding.mesh.shape
-
-    def pieces(axis: Json) -> int:
-        names = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
-        return int(np.prod([mesh[a] for a in names], dtype=int))
-
-    pairs = zip(part, spec, strict=True)
-    spec = [None if n % pieces(axis) else axis for n, axis in pairs]
-    return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*spec))
 
 
 @checked
@@ -108,7 +82,6 @@ def load(
     path: str | os.PathLike[str],
     select: Pattern | None = None,
     *,
-    sharding: Place | None = None,
     unscaled_fp8: bool = False,
 ) -> Tree:
     """Returns the arrays of a checkpoint of any known layout as a lazy tree.
@@ -116,8 +89,6 @@ def load(
     Args:
         path: a .safetensors or .gguf file, an index, or a folder with shards.
         select: a regular expression; arrays whose names it doesn't match anywhere are left out.
-        sharding: where arrays are placed: a sharding for all, or a function of name and shape. Of a
-            NamedSharding, axes that don't divide a part of a ScaledArray replicate it.
         unscaled_fp8: whether FP8 tensors without a scale hold the numbers themselves.
 
     Raises:
@@ -125,36 +96,11 @@ def load(
             that ``unscaled_fp8`` doesn't allow.
     """
     source, weights = intact(path)
-    tree = Tree(source, weights, sharding)
+    tree = Tree(source, weights)
     tree = tree.select(select) if select else tree
     if not unscaled_fp8:
         refuse_unscaled(path, tree.weights)
     return tree
-
-
-def save(path: str | os.PathLike[str], tree: Mapping[str, Json]) -> None:
-    """Writes arrays and ScaledArrays to a safetensors file, so that :func:`load` returns them again
-    to the bit. :func:`cast` writes the layouts of other packages.
-
-    Args:
-        path: a .safetensors file.
-        tree: names to arrays, EncodedArrays and ScaledArrays; nested dictionaries are joined by
-            dots.
-    """
-    flat: dict[str, Json] = {}
-    for name, x in _flat(tree):
-        if name in flat:
-            raise ValueError(f"save: two arrays are called {name!r}")
-        flat[name] = x
-    save_safetensors(path, flat)
-
-
-def _flat(tree: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:
-    for name, x in tree.items():
-        if isinstance(x, Mapping) and not isinstance(x, Tree):
-            yield from _flat(x, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", x
 
 
 FOREIGN = (".gguf", ".bin", ".pt", ".pth", ".npy", ".npz", ".json", ".h5", ".msgpack")
@@ -172,10 +118,8 @@ def cast(
     scales: Choice = "amax",
     strategy: Literal["tensor", "channel", "block"] | None = None,
     fuse: bool = True,
-    powers_of_two: bool = False,
     requantise: bool = False,
     unscaled_fp8: bool = False,
-    rounding: RoundingMode = "nearest_even",
     told: Callable[[Json, int], None] | None = None,
 ) -> CastReport:
     """Casts a checkpoint to a format in a layout, tensor by tensor, and reports what was lost.
@@ -202,10 +146,8 @@ def cast(
             of 128 x 128.
         fuse: whether NVFP4's global scale is one for q, k and v, and one for gate and up, as vLLM
             fuses them.
-        powers_of_two: whether DeepSeek's scales are rounded up to powers of two.
         requantise: whether what is quantised already may be rounded again.
         unscaled_fp8: whether FP8 tensors without a scale hold the numbers themselves.
-        rounding: of the layout scalewise.
         told: called with the record and the bytes of each tensor that is written.
 
     Raises:
@@ -225,7 +167,7 @@ def cast(
     """
     options = checked_options(
         Options(to, layout, keep, tuple((rules or {}).items()), scales, strategy, fuse,
-                powers_of_two, requantise, unscaled_fp8, rounding)
+                requantise, unscaled_fp8)
     )  # fmt: skip
     (source, weights), target = intact(path), Path(out)
     refuse_undecodable(source, weights)

@@ -57,10 +57,8 @@ class Options:
     scales: Choice = "amax"
     strategy: str | None = None  # None: a scale for each channel
     fuse: bool = True
-    powers: bool = False
     requantise: bool = False
     unscaled: bool = False
-    rounding: str = "nearest_even"
 
     def format_of(self, name: str) -> str | None:
         for pattern, fmt in self.rules:
@@ -92,17 +90,11 @@ def _check_effects(options: Options, layout: str) -> None:
     if options.strategy is not None and options.strategy not in strategies:
         has = f"has {' and '.join(strategies)}" if strategies else "has no choice"
         raise ValueError(f"strategy is {options.strategy!r}; the layout {layout} {has}")
-    if options.powers and layout != "deepseek":
-        raise ValueError("powers_of_two is True; only the layout deepseek rounds its scales so")
     formats = [options.to, *(f for _, f in options.rules if f != "keep")]
     if not any(_has_choice(layout, f, options.scales) for f in formats):
         raise ValueError(
             f"scales is {options.scales!r}; for {options.to} the layout {layout} has amax"
         )
-    if options.rounding == "stochastic":
-        raise ValueError("rounding is 'stochastic'; expected a mode that needs no key")
-    if layout != "scalewise" and options.rounding != "nearest_even":
-        raise ValueError(f"rounding is {options.rounding!r}; the layout {layout} has nearest_even")
 
 
 def _has_choice(layout: str, fmt: str, choice: Choice) -> bool:
@@ -159,7 +151,7 @@ class CastJobs:
         if options.layout == "scalewise":
             if quantised_already and not options.requantise:
                 raise UnreadableError(_again(weight))
-            job, self.own[weight.name] = lay.own_job(weight, fmt, options.rounding, options.scales)
+            job, self.own[weight.name] = lay.own_job(weight, fmt, options.scales)
             return job
         return self._quantised(weight, fmt)
 
@@ -239,7 +231,6 @@ class CastJobs:
         packed = quantised(
             x, layout, writer_of(layout.family), largest=self._largest(weight, layout, x),
             choice=self.options.scales, strategy=self.options.strategy or "channel",
-            powers=self.options.powers,
         )  # fmt: skip
         if layout.transposed and isinstance(x, np.ndarray):
             x = np.swapaxes(x, -1, -2)
@@ -374,9 +365,8 @@ def write_configs(folder: Path, source: Source, plan: CastJobs, shards: Sequence
             skip = skip or path.name.startswith(".") or path.name.endswith(".index.json")
             if path.is_file() and not skip and path.name != "hf_quant_config.json":
                 shutil.copyfile(path, folder / path.name)
-    options = plan.options
     wide = [n for n in plan.kept if len(plan.weights[n].shape) > 1]
-    found = quantization_config(plan.written, wide, options.powers, plan.with_channels)
+    found = quantization_config(plan.written, wide, plan.with_channels)
     config = without_quantization(source.config)
     config |= {"quantization_config": found} if found else {}
     if source.config or found:

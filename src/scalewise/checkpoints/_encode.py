@@ -104,13 +104,11 @@ def quantised(
     largest: float | None = None,
     choice: Choice = "amax",
     strategy: str | tuple[int, int] = "channel",
-    powers: bool = False,
 ) -> Packed:
     """Returns an array, ``(..., rows, columns)`` in the value's order, in a layout's format.
 
     ``largest`` is the largest magnitude of the tensors that share the scale of the whole tensor.
-    ``strategy`` is what shares a scale of FP8 without blocks, and ``powers`` rounds DeepSeek's
-    scales up to powers of two.
+    ``strategy`` is what shares a scale of FP8 without blocks.
     """
     if layout.transposed and isinstance(x, np.ndarray):
         x = np.swapaxes(x, -1, -2)
@@ -121,7 +119,7 @@ def quantised(
     for index in np.ndindex(*x.shape[:-2]):
         matrix = dataclasses.replace(out, codes=out.codes[index], scale=out.scale[index])
         if fmt is None:
-            _tiles(x[index], matrix, writer, largest, powers)
+            _tiles(x[index], matrix, writer, largest)
         else:
             _rows(x[index], matrix, writer, choice)
     return out
@@ -246,9 +244,7 @@ def _error(blocks: np.ndarray, scale: np.ndarray, out: Packed, writer: Writer) -
     return np.einsum("...i,...i->...", wrong, wrong)
 
 
-def _tiles(
-    x: np.ndarray | Decoded, out: Packed, writer: Writer, largest: float, powers: bool
-) -> None:
+def _tiles(x: np.ndarray | Decoded, out: Packed, writer: Writer, largest: float) -> None:
     """Quantises a matrix to E4M3 with float32 scales of tiles, channels or the tensor."""
     (r, c), columns, high = out.block, x.shape[1], np.float32(448)
     one = out.scale.size == 1
@@ -263,7 +259,7 @@ def _tiles(
             top = top.max(axis=0, keepdims=True) if tall else top
             padded = np.pad(top, ((0, 0), (0, -columns % c))) if columns % c else top
             top = padded.reshape(len(top), -1, c).max(axis=-1)
-        scale, factor = _tile_scales(top, writer, high, powers)
+        scale, factor = _tile_scales(top, writer, high)
         out.scale[0 if one else slice(i // r, i // r + len(top))] = scale
         factor = np.repeat(factor, c, axis=1)[:, :columns] if factor.shape[1] > 1 else factor
         with np.errstate(all="ignore"):
@@ -272,7 +268,7 @@ def _tiles(
 
 
 def _tile_scales(
-    top: np.ndarray, writer: Writer, high: np.float32, powers: bool
+    top: np.ndarray, writer: Writer, high: np.float32
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the scales that are stored, and what the numbers are multiplied or divided by."""
     empty, one = top == 0, np.float32(1)
@@ -282,7 +278,4 @@ def _tile_scales(
         product = np.where(empty, one, np.minimum(high / np.where(empty, one, top), LARGEST_FACTOR))
         scale = one / product if multiplies else np.where(empty, writer.empty, top / high)
         scale = np.maximum(scale.astype(np.float32), one / LARGEST_FACTOR)
-        if powers:
-            scale = np.exp2(np.ceil(np.log2(scale))).astype(np.float32)
-            product = one / scale
     return scale, product if multiplies else scale

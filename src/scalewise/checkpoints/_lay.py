@@ -152,11 +152,11 @@ def repacked(packed: Packed, layout: Layout) -> Packed:
     )
 
 
-def own_job(weight: Weight, fmt: str, rounding: Json, choice: Choice) -> tuple[Job, Json]:
+def own_job(weight: Weight, fmt: str, choice: Choice) -> tuple[Job, Json]:
     """Returns the job that writes a ScaledArray, as ``scaled.save_safetensors`` does."""
     found = as_format(fmt, "to (--to)", blocks=True)
     scaling = FourOverSix() if choice == "four_over_six" else None
-    run = partial(quantize, fmt=found, rounding=rounding, scaling=scaling)
+    run = partial(quantize, fmt=found, scaling=scaling)
     example = jax.eval_shape(run, jax.ShapeDtypeStruct(weight.shape, np.float32))
     parts: Json
     example = dataclasses.replace(example, value_dtype=_stands_for(weight))

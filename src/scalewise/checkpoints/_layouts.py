@@ -172,7 +172,7 @@ def strategy_of(packed: Packed) -> Strategy:
 
 
 def quantization_config(
-    written: Written, kept: Sequence[str], powers: bool, channels: Container[str] = ()
+    written: Written, kept: Sequence[str], channels: Container[str] = ()
 ) -> dict[str, Json]:
     """Returns the config by which packages read the tensors written. ``channels`` names those that
     have factors of the input's channels (AWQ) beside them."""
@@ -185,8 +185,7 @@ def quantization_config(
     if first.family == "modelopt":
         return {"quant_method": "modelopt", **_modelopt(written, ignored, channels)}
     if first.family == "deepseek":
-        scale = {"scale_fmt": "ue8m0"} if powers else {}
-        return {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", **scale,
+        return {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
                 "weight_block_size": [128, 128], "modules_to_not_convert": ignored}  # fmt: skip
     if first.family == "gpt-oss":
         return {"modules_to_not_convert": ignored, "quant_method": "mxfp4"}

@@ -116,12 +116,9 @@ class CastReport(CheckpointReport):
         rows = []
         for r in lost:
             x = r["loss"]
-            at, sqnr = x["worst"] or ("", math.nan)
             rows.append((r["name"], r["to"], str(r["size"]), _db(x["sqnr"]), str(x["saturated"]),
-                         str(x["flushed"]), f"{x['largest']:.3g}",
-                         f"{at} {_db(sqnr)}" if at else ""))  # fmt: skip
-        heads = ("tensor", "format", "numbers", "SQNR", "saturated", "flushed", "largest error",
-                 "worst block")  # fmt: skip
+                         str(x["flushed"]), f"{x['largest']:.3g}"))  # fmt: skip
+        heads = ("tensor", "format", "numbers", "SQNR", "saturated", "flushed", "largest error")
         kept = [(r["name"], r["to"], r["what"]) for r in self.records if "loss" not in r]
         return [Rows("worst first", heads, rows), Rows("others", ("tensor", "dtype", "what"), kept)]
 

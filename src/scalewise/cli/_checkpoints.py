@@ -135,13 +135,11 @@ def cast(
     scales: str = "amax",
     strategy: str | None = None,
     no_fuse: bool = False,
-    powers_of_two: bool = False,
     requantise: bool = False,
     unscaled: bool = False,
     reports: list[Path] | None = None,
     json: bool = False,
     everything: bool = False,
-    rounding: str = "nearest_even",
 ) -> None:
     """Cast a checkpoint to a format, tensor by tensor, and report the error.
 
@@ -157,11 +155,9 @@ def cast(
         strategy (NAME): What shares an FP8 scale: channel, tensor or block (128 x 128). Default:
             channel.
         no_fuse: Give each of q, k and v its own NVFP4 tensor scale.
-        powers_of_two: Round DeepSeek's scales up to powers of two.
         requantise: Round again what is quantised already.
         unscaled: Take FP8 without scales as the numbers themselves.
         reports (--report FILE): A file to write the report to, .html or .json; may be given again.
-        rounding (NAME): The rounding mode: nearest_even, toward_zero, to_odd, ...
 
     Example:
         scalewise cast model --to nvfp4 --layout modelopt --out model-nvfp4
@@ -185,8 +181,7 @@ def cast(
             found = checkpoints.cast(
                 data, fmt, out=target, layout=layout, rules=rules,
                 scales=scales, strategy=strategy, fuse=not no_fuse,  # pyright: ignore
-                powers_of_two=powers_of_two, requantise=requantise, unscaled_fp8=unscaled,
-                rounding=rounding, told=told, **options,  # pyright: ignore
+                requantise=requantise, unscaled_fp8=unscaled, told=told, **options,
             )  # fmt: skip
         shown(found, reports, json, everything=everything)
 

@@ -81,28 +81,6 @@ def _show_device(name: str) -> None:
         " bytes, computed wide; emulated: stored as integer codes, computed wide",
         soft_wrap=True,
     )
-    _show_units(console, device.name)
-
-
-def _show_units(console: Console, device: str) -> None:
-    from ..devices import UNITS, architecture_of
-
-    try:
-        architecture = architecture_of(device)
-    except ValueError as error:
-        console.print(str(error).partition(";")[0], soft_wrap=True)
-        return
-    rows = []
-    for unit in UNITS:
-        if unit.architecture == architecture:
-            kept = "-" if unit.fraction_bits is None else str(unit.fraction_bits)
-            operands = " x ".join(dict.fromkeys((unit.left.name, unit.right.name)))
-            row = (operands, unit.instruction, str(unit.terms), kept, unit.result.name)
-            rows.append((*row, unit.method.replace("_", " "), unit.source))
-    heads = ("operands", "instruction", "terms", "kept bits", "result", "adds", "source")
-    console.print("\nHow the matrix units add products (terms: added by one step; kept bits: of a")
-    console.print("term, below the largest exponent; docs/concepts/matrix-units.md):")
-    print_rows(console, heads, rows, right=("terms", "kept bits"))
 
 
 def show_numbers(numbers: list[str], fmt: str) -> None:

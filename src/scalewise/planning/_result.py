@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from markupsafe import Markup
-
-from .._output import STYLE, Panel, Rows, Tabular, chart_svg, counted, plain, tables_page
+from .._output import Rows, Tabular, counted, plain, tables_page
 from .._types import Json
 from ..autoscaling import Operand, Products, Recipe, Role
 from ..checkpoints import Layout, Strategy, writable
@@ -159,32 +156,9 @@ class Plan(Tabular):
         return [Rows("Lines", heads, rows), of_front]
 
     def _page(self) -> str:
-        thinned = "" if self.exact else " (thinned out to 16,384 plans on the way)"
-        said = (
-            f"The line is the predicted front{thinned}, the ring is this plan, as measured. The "
-            "recipe is below."
-        )
-        return tables_page(
-            self.title,
-            [self.verdict, said],
-            self.tables(),
-            chart=Markup(self._front_svg()),  # its template escapes names
-            styles=f"<style>{STYLE}</style>",
-            code=self.python(),
-        )
-
-    def _front_svg(self) -> str:
-        """Draws the predicted front as a curve, and this plan as a ring."""
-
-        def points(pairs: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-            return [(bits, math.log10(abs(error))) for bits, error in pairs if error]
-
-        line = points((p.bits, p.predicted) for p in self.front)
-        ring = points([(self.bits, self.measured)])
-        if not (line or ring):
-            return ""
-        panel = Panel(self.objective, "bits a weight", [line], ring, decades=True)
-        return chart_svg(self.objective, [panel])
+        thinned = "" if self.exact else ", thinned out to 16,384 plans on the way"
+        said = f"The front is as predicted{thinned}. The recipe is below."
+        return tables_page(self.title, [self.verdict, said], self.tables(), code=self.python())
 
 
 def figure(x: float | None) -> str:
