@@ -90,7 +90,6 @@ STORED = {
     "scaled": lambda: sw.quantize(X, "e4m3fn"),
     "blocks": lambda: sw.quantize(X, "mxfp8_e4m3"),
     "packed": lambda: sw.quantize(X, "nvfp4"),
-    "exponent": lambda: sw.ScaledArray.from_exponent(X, 3),
     "no scale": lambda: sw.ScaledArray(X, None),
     "state": lambda: sw.autoscale(
         lambda x: x, sw.Recipe(state=((".*", sw.Storage("fp16", root=2)),))

@@ -25,7 +25,7 @@ from .._decorator import Params, Result, as_decorator
 from .._types import PyTree
 from ..devices import MatrixUnitsLike
 from ..interpret import Program, is_float, pure_call, run, trace, transform
-from ..scaled import Amax, Delayed, has_exponent, is_stored
+from ..scaled import Amax, Delayed, is_stored
 from ..scalifying import FormatOverrides, Scalify, scalified
 from ._boundaries import Boundaries, interpretation
 from ._history import AmaxHistory, OperandAmaxes, foreign_history
@@ -106,11 +106,9 @@ def autoscale(
 
     Returns:
         The transformed function. It composes with ``jit``, ``vmap`` and derivatives of every
-        mode and order. Float outputs have ``f``'s own dtypes, with two exceptions.
-        Outputs that ``recipe.state`` names are ScaledArrays (or SqrtStored). If an argument is a
-        ScaledArray with one exponent, outputs are ScaledArrays whose exponents follow it, and whose
-        largest magnitudes of data are from 1 to 2. Settings of
-        :func:`scalify` return what that function does.
+        mode and order. Float outputs have ``f``'s own dtypes, but outputs that
+        ``recipe.state`` names are ScaledArrays (or SqrtStored). Settings of :func:`scalify` return
+        what that function does.
         With delayed scaling (``recipes.fp8_delayed``) it is a :class:`WithHistory`, whose ``init``
         and ``step`` take the history as an argument.
 
@@ -171,9 +169,7 @@ def _autoscaled(
         key = None
         if keyed:
             key, *args = _with_key(args)
-        leaves = jax.tree.leaves((args, kwargs), is_leaf=is_stored)
-        traced = any(has_exponent(x) for x in leaves)
-        chosen = interpretation(recipe, traced=traced, key=key)
+        chosen = interpretation(recipe, key=key)
         outs = transform(f, chosen, name="autoscale")(*args, **kwargs)
         chosen.overrides.check("autoscale")
         return outs

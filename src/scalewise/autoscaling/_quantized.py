@@ -102,7 +102,7 @@ class QuantizedValue:
                 scale = ScaledArray(scale.data, upper.reshape(()))
             else:
                 scale = scale.data.astype(jnp.float32) * upper
-        return ScaledArray(self.data, scale, self.stored.block, None, self.stored.value_dtype)
+        return ScaledArray(self.data, scale, self.stored.block, self.stored.value_dtype)
 
     @property
     def format(self) -> Format | BlockFormat:

@@ -162,7 +162,6 @@ from ._scaling import Axes as Axes
 from ._scaling import Scales as Scales
 from ._scaling import shown as shown
 from ._stored import State as State
-from ._stored import has_exponent as has_exponent
 from ._stored import is_stored as is_stored
 from ._stored import storage_of as storage_of
 from ._stored import store_array as store_array

@@ -25,7 +25,6 @@ from .._resolve import as_format
 from ..formats import FormatLike, RoundingMode, Saturation
 from ._array import ScaledArray
 from ._rules import (
-    EXPONENTS,
     FACTORS,
     RULES,
     Factor,
@@ -74,13 +73,13 @@ def _odd(
 
     def operation(a: Operand) -> ScaledArray:
         (x,) = operands(name, a)
-        (value,), scale = combined(RULES[name], x.algebra, [x])
+        (value,), scale = combined(RULES[name], FACTORS, [x])
         infinite = jnp.any(jnp.isinf(x.data))  # their function values need the scale 1
-        scale = jax.tree.map(lambda s, u: jnp.where(infinite, u, s), scale, x.algebra.one)
-        whole = dataclasses.replace(x, data=f(value), scale=x.algebra.one).at(scale)
+        scale = jax.tree.map(lambda s, u: jnp.where(infinite, u, s), scale, FACTORS.one)
+        whole = dataclasses.replace(x, data=f(value), scale=FACTORS.one).at(scale)
         small = jnp.abs(value) < 2.0**-40
         data = jnp.where(small, x.at(scale) * slope, whole)
-        return scaled_result(data, scale, x.algebra, x.dtype)
+        return scaled_result(data, scale, x.dtype)
 
     operation.__name__ = operation.__qualname__ = name
     operation.__doc__ = f"""Returns {returns} with the scale ``{RULES[name].formula}``.
@@ -120,12 +119,12 @@ def mul(a: Operand, b: Operand) -> ScaledArray:
     """Returns ``a * b`` with the scale ``sA sB``.
 
     A number, or an operand without axes beside one that has some, goes into the scale: the data
-    are not rounded. An exponent takes the nearest power of two, and the data the rest. Where a
-    product of scales leaves float32's range, the data take a power of two of it.
+    are not rounded. Where a product of scales leaves float32's range, the data take a power of two
+    of it.
     """
     x, y = _scalars_in_scales("mul", a, b)
-    data, scale = combined(RULES["mul"], x.algebra, [x, y])
-    return scaled_result(data[0] * data[1], scale, x.algebra, common_dtype(x, y))
+    data, scale = combined(RULES["mul"], FACTORS, [x, y])
+    return scaled_result(data[0] * data[1], scale, common_dtype(x, y))
 
 
 @checked
@@ -135,13 +134,12 @@ def div(a: Operand, b: Operand) -> ScaledArray:
     Numbers go into the scale as for :func:`mul`.
     """
     x, y = _scalars_in_scales("div", a, b)
-    if y.algebra is FACTORS:  # a scale of 0 is a zero divisor
-        zero = y.scale.mantissa == 0
-        one = as_factor(jnp.ones_like(y.scale.mantissa))
-        scale = Factor(*(jnp.where(zero, u, v) for u, v in zip(one, y.scale, strict=True)))
-        y = dataclasses.replace(y, data=jnp.where(zero, 0, y.data), scale=scale)
-    data, scale = combined(RULES["div"], x.algebra, [x, y])
-    return scaled_result(data[0] / data[1], scale, x.algebra, common_dtype(x, y))
+    zero = y.scale.mantissa == 0  # a scale of 0 is a zero divisor
+    one = as_factor(jnp.ones_like(y.scale.mantissa))
+    scale = Factor(*(jnp.where(zero, u, v) for u, v in zip(one, y.scale, strict=True)))
+    y = dataclasses.replace(y, data=jnp.where(zero, 0 * y.data, y.data), scale=scale)
+    data, scale = combined(RULES["div"], FACTORS, [x, y])
+    return scaled_result(data[0] / data[1], scale, common_dtype(x, y))
 
 
 def _scalars_in_scales(name: str, a: Operand, b: Operand) -> list[ScaledOperand]:
@@ -217,18 +215,16 @@ def clip(a: Operand, min: Operand | None = None, max: Operand | None = None) -> 
     if min is None and max is None:
         raise ValueError("clip: min and max are None; expected at least one bound")
     x, *bounds = operands("clip", *(v for v in (a, min, max) if v is not None))
-    larger = functools.partial(functools.reduce, x.algebra.larger)
+    larger = functools.partial(functools.reduce, FACTORS.larger)
     around = jnp.bool_(True) if min is None else jnp.all(bounds[0].data <= 0)
     around = around if max is None else around & jnp.all(bounds[-1].data >= 0)
     scales = [y.scale for y in bounds]
-    within = (
-        RULES["clip"].scale(x.algebra, x.scale, larger(scales)) if len(bounds) == 2 else x.scale
-    )
+    within = RULES["clip"].scale(FACTORS, x.scale, larger(scales)) if len(bounds) == 2 else x.scale
     scale = jax.tree.map(lambda u, v: jnp.where(around, u, v), within, larger([x.scale, *scales]))
     rest = iter([y.at(scale) for y in bounds])
     low, high = (None if v is None else next(rest) for v in (min, max))
     data = jnp.clip(x.at(scale), low, high)
-    return scaled_result(data, scale, x.algebra, common_dtype(x, *bounds))
+    return scaled_result(data, scale, common_dtype(x, *bounds))
 
 
 @checked
@@ -247,8 +243,8 @@ def gelu(a: Operand, *, approximate: bool = True) -> ScaledArray:
 
     (x,) = operands("gelu", a)
     data = jnp.where(x.data == 0, x.data, x.data * factor(x.value()))
-    scale = RULES["gelu"].scale(x.algebra, x.scale)
-    return scaled_result(data, scale, x.algebra, x.dtype)
+    scale = RULES["gelu"].scale(FACTORS, x.scale)
+    return scaled_result(data, scale, x.dtype)
 
 
 @checked
@@ -261,7 +257,7 @@ def integer_pow(a: Operand, n: int) -> ScaledArray:
 def exp(a: Operand) -> ScaledArray:
     """Returns the exponential with the scale 1, computed from the value."""
     (x,) = operands("exp", a)
-    return scaled_result(jnp.exp(x.value()), x.algebra.one, x.algebra, x.dtype)
+    return scaled_result(jnp.exp(x.value()), FACTORS.one, x.dtype)
 
 
 @checked
@@ -271,9 +267,9 @@ def log(a: Operand) -> ScaledArray:
     """
 
     (x,) = operands("log", a)
-    mantissa, exponent = (1.0, x.scale) if x.algebra is EXPONENTS else x.scale
+    mantissa, exponent = x.scale
     part = jnp.asarray(exponent, x.data.dtype) * math.log(2) + jnp.log(mantissa)
-    return scaled_result(jnp.log(x.data) + part, x.algebra.one, x.algebra, x.dtype)
+    return scaled_result(jnp.log(x.data) + part, FACTORS.one, x.dtype)
 
 
 @checked
@@ -296,5 +292,5 @@ def cast_data(
     (x,) = operands("cast_data", a)
     fmt = as_format(fmt, "cast_data")
     data = _rounding.encode(x.data, fmt, rounding=rounding, saturate=saturate, key=key)
-    scale = RULES["cast_data"].scale(x.algebra, x.scale)
-    return dataclasses.replace(scaled_result(x.data, scale, x.algebra, x.dtype), data=data)
+    scale = RULES["cast_data"].scale(FACTORS, x.scale)
+    return dataclasses.replace(scaled_result(x.data, scale, x.dtype), data=data)

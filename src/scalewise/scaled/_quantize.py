@@ -24,7 +24,7 @@ from ..formats import (
 from ..rounding import encode, float_array, has_float64, round_to, saturation
 from ._array import ScaledArray
 from ._blocks import quantize_blocks
-from ._power import exponent_of, nonzero, quotient, shrink
+from ._power import nonzero, quotient, shrink
 from ._scaling import Amax, Scaling
 
 
@@ -194,17 +194,12 @@ def _axes(x: jax.Array, axis: int | Sequence[int] | None, block: bool) -> tuple[
 def _again(x: ScaledArray, fmt, scaling, axis, **options) -> ScaledArray:
     """Quantizes a ScaledArray again: its scale is kept, or multiplied into the new one."""
     data = x.data.astype(x.wide_dtype)
-    old = x.scale if x.exponent is None else x.exponent
+    old = x.scale
     exact = (scaling is None or scaling.power_of_two) and not isinstance(fmt, BlockFormat)
     if not isinstance(old, jax.Array) or old.ndim or not exact:
         new = quantize(x.astype(x.wide_dtype), fmt, scaling=scaling, axis=axis, **options)
         return dataclasses.replace(new, value_dtype=x.value_dtype)
-    # an exponent can't be NaN: in a format without NaN, infinities saturate and NaN becomes zero
-    nan_scale = x.exponent is None
-    settings = fmt, axis, options["rounding"], options["saturate"], nan_scale, None, False
+    settings = fmt, axis, options["rounding"], options["saturate"], True, None, False
     new = _run(data, options["key"], scaling, settings)
     assert isinstance(new.scale, jax.Array)
-    if x.exponent is not None:
-        exponent = x.exponent + exponent_of(new.scale)
-        return dataclasses.replace(x, data=new.data, exponent=exponent)
     return dataclasses.replace(x, data=new.data, scale=new.scale * old.astype(new.scale.dtype))

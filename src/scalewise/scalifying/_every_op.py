@@ -41,7 +41,6 @@ from ..scaled import (
     ZERO_EXPONENT,
     ScaledArray,
     exponent_of,
-    has_exponent,
     is_stored,
     power_of_two,
     scaled_down,
@@ -93,8 +92,8 @@ from ._value import (
     wide_dtype,
 )
 
-# The form of a function's float results: plain arrays, or ScaledArrays with either kind of scale.
-Outputs = Literal["arrays", "scales", "exponents"]
+# The form of a function's float results: plain arrays, or ScaledArrays.
+Outputs = Literal["arrays", "scales"]
 # Families whose results scale as their one operand does.
 LINEAR = (Family.STRUCTURAL, Family.HOMOGENEOUS, Family.ORDERED)
 # Devices have different exponents, so that they exchange plain numbers.
@@ -168,17 +167,13 @@ class EveryOp(PairInterpretation):
     def lift(self, x: Argument, aval: ShapedArray) -> ScaledValue:
         if self.overrides.keep:
             return self.unrounded.lift(x, aval)
-        scaled = None
-        if has_exponent(x):
-            scaled = ScaledValue(x.data.astype(jnp.float32), x.exponent)
-        elif self.outputs != "arrays" and has_scale(x):
+        if self.outputs != "arrays" and has_scale(x):
             mantissa, power = split_power(x.scale.astype(jnp.float32))
             scaled = EveryOpValue(x.data.astype(jnp.float32), exponent_of(power))
             factor = jnp.where((mantissa > 0) & jnp.isfinite(mantissa), mantissa, 1)
             scaled = dataclasses.replace(
                 scaled, data=scaled.data * (mantissa / factor), factor=factor
             )
-        if scaled is not None:
             return self.rounding.lifted(scaled if self.rounding.propagates else folded(scaled))
         plain = jnp.asarray(x.value() if is_stored(x) else x)
         return self.rounding.lifted(
@@ -213,15 +208,12 @@ class EveryOp(PairInterpretation):
 
     def _scaled_output(self, value: Value, aval: ShapedArray) -> ScaledArray:
         value = widened(self.read(self.stack(value, aval)))
-        value = folded(value) if self.outputs == "exponents" else value
         value = (
             self.rounding.clipped(value)
             if self.rounding.propagates
             else self.rounding.rescaled(value)
         )
         exponent = jnp.asarray(value.exponent, jnp.int32)
-        if self.outputs == "exponents":
-            return ScaledArray.from_exponent(value.data, exponent)
         kept = lax.clamp(LOWEST, exponent, HIGHEST)  # beyond it the value isn't a float32 number
         data = value.data.astype(jnp.float32) * power_of_two(
             lax.clamp(LOWEST, exponent - kept, HIGHEST)

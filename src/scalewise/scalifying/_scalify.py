@@ -12,8 +12,8 @@ from .._check import checked
 from .._decorator import Params, Result, as_decorator
 from ..formats import FP16, FormatLike
 from ..interpret import transform
-from ..scaled import ScaledArray, State, has_exponent, is_stored
-from ._every_op import EveryOp, Outputs
+from ..scaled import ScaledArray, State, is_stored
+from ._every_op import EveryOp
 from ._settings import Accumulation, Rescale, ResultFormats, Scalify
 
 
@@ -76,15 +76,10 @@ def scalified(f: Callable[..., Result], settings: Scalify, name: str = "scalify"
     @functools.wraps(f)
     def scaled(*args, **kwargs):
         leaves = jax.tree.leaves((args, kwargs), is_leaf=is_stored)
-        chosen = EveryOp.of(settings, outputs=_outputs(settings, leaves))
+        scales = not settings.state and any(isinstance(x, ScaledArray) for x in leaves)
+        chosen = EveryOp.of(settings, outputs="scales" if scales else "arrays")
         outs = transform(f, chosen, name=name)(*args, **kwargs)
         chosen.overrides.check(name)
         return outs
 
     return scaled
-
-
-def _outputs(settings: Scalify, leaves: list[object]) -> Outputs:
-    if settings.state or not any(isinstance(x, ScaledArray) for x in leaves):
-        return "arrays"
-    return "exponents" if any(map(has_exponent, leaves)) else "scales"
