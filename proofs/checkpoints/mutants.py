@@ -22,7 +22,7 @@ import numpy as np
 from scalewise import checkpoints
 from scalewise.checkpoints._encode import encoded, quantised, writer_of
 from scalewise.checkpoints._files import open_file
-from scalewise.checkpoints._lay import base_of, laid_out, torchao_metadata, torchao_record
+from scalewise.checkpoints._lay import base_of, laid_out
 from scalewise.checkpoints._layouts import BY_NAME, quantization_config
 from scalewise.checkpoints._report import Fault as c
 from scalewise.checkpoints._weights import swizzled
@@ -34,7 +34,7 @@ BF16 = ml_dtypes.bfloat16
 LAYOUTS = [
     n
     for n, layout in BY_NAME.items()
-    if not n.startswith("gguf")
+    if not n.startswith(("gguf", "torchao"))
     and not layout.swizzled
     and n
     not in ("gpt-oss/original", "deepseek/v3-experts", "comfyui/scale_weight", "fbgemm/fp8-experts")
@@ -84,7 +84,7 @@ def experts(seed):
 
 def narrow(layout, tensors, fuse=True):
     """Returns the tensors of a clean checkpoint, its metadata and config."""
-    result, records, layouts = {}, {}, {}
+    result, layouts = {}, {}
     writer = writer_of({"fbgemm": "modelopt", "comfyui": "modelopt"}.get(
         layout.family, layout.family))  # fmt: skip
     top, group = {}, {}
@@ -96,7 +96,7 @@ def narrow(layout, tensors, fuse=True):
     for name, x in tensors.items():
         own = base_of(layout, name)
         if x.ndim < 2 or "embed" in name or "lm_head" in name or own is None:
-            result[name], records[name] = x, None
+            result[name] = x
             continue
         largest = max(top[group[name]]) if fuse and layout.whole else None
         powers = layout.name == "deepseek/v4"
@@ -113,19 +113,16 @@ def narrow(layout, tensors, fuse=True):
         else:
             packed = quantised(x, layout, writer, largest=largest, strategy=strategy)
             parts = laid_out(packed, layout, own)
-            if layout.family == "torchao":
-                records[name] = torchao_record(layout, packed, "bfloat16")
         layouts[name] = layout
         result |= parts
-    metadata = torchao_metadata(records) if layout.family == "torchao" else {}
-    if layout.family == "comfyui":
-        metadata = {"_quantization_metadata": json.dumps({"layers": {}})}
+    comfyui = layout.family == "comfyui"
+    metadata = {"_quantization_metadata": json.dumps({"layers": {}})} if comfyui else {}
     config = quantization_config(
         {n: (x, "channel") for n, x in layouts.items()}, []) if layout.family in (
         "compressed-tensors",) else {"quant_method": METHOD.get(layout.family)}  # fmt: skip
     if layout.family == "deepseek":
         config["weight_block_size"] = [128, 128]
-    return result, metadata, config if layout.family not in ("torchao", "comfyui") else {}
+    return result, metadata, {} if comfyui else config
 
 
 def write(folder, tensors, metadata, config, shards=1, index=None):
@@ -169,13 +166,6 @@ def parts_of(layout, tensors, rng):
     return base, layout.names(base)
 
 
-def weight_name(layout, base):
-    if layout.family == "torchao":
-        module, _, parameter = base.rpartition("._")
-        return f"{module}.{parameter}"
-    return layout.weight.format(base)
-
-
 def as_bytes(x):
     return np.ascontiguousarray(x).view(np.uint8)
 
@@ -191,7 +181,7 @@ def of_all(change):
             bases = [n.removesuffix(tail) for n in tensors if n.endswith(tail)]
             bases = [b for b in bases if layout.names(b)["codes"] in tensors]
         done = [b for b in bases if change(layout, tensors, layout.names(b), rng)]
-        return [weight_name(layout, b) for b in done]
+        return [layout.weight.format(b) for b in done]
 
     return mutate
 
@@ -315,8 +305,6 @@ def of_files(fault, layout, original, folder, rng):
         write(folder, *narrow(layout, original, fuse=False))
         return [n for n in original if "proj" in n and "down" not in n]
     tensors, metadata, config = clean
-    if layout.family == "torchao":
-        return None  # one file
     files = write(folder, tensors, metadata, config, shards=2)
     if fault == "shard missing":
         (folder / files[rng.integers(2)]).unlink()

@@ -54,7 +54,7 @@ def contents(folder):
         ("nvfp4", "compressed-tensors", 0.12), ("mxfp4", "compressed-tensors", 0.15),
         ("mxfp8_e4m3", "compressed-tensors", 0.05), ("e4m3fn", "compressed-tensors", 0.04),
         ("nvfp4", "modelopt", 0.12), ("mxfp8_e4m3", "modelopt", 0.05), ("e4m3fn", "modelopt", 0.04),
-        ("e4m3fn", "deepseek", 0.04), ("nvfp4", "torchao", 0.12), ("mxfp4", "torchao", 0.15),
+        ("e4m3fn", "deepseek", 0.04),
         ("nvfp4", None, 0.12), ("e4m3fn", "plain", 0.06),
     ],
 )  # fmt: skip
@@ -109,9 +109,13 @@ def test_requantising_gives_gate_and_up_one_global_scale(model, tmp_path):
 @pytest.mark.parametrize("magnitude", [1e-45, 1e-38, 3e38])
 @pytest.mark.parametrize(
     ("to", "layout"),
-    [("e4m3fn", n) for n in ("deepseek", "compressed-tensors", "modelopt", "torchao")]
-    + [("mxfp4", n) for n in ("compressed-tensors", "torchao")]
-    + [("mxfp8_e4m3", "modelopt"), ("nvfp4", "compressed-tensors"), ("nvfp4", "modelopt")],
+    [("e4m3fn", n) for n in ("deepseek", "compressed-tensors", "modelopt")]
+    + [
+        ("mxfp4", "compressed-tensors"),
+        ("mxfp8_e4m3", "modelopt"),
+        ("nvfp4", "compressed-tensors"),
+        ("nvfp4", "modelopt"),
+    ],
 )
 def test_extreme_weights_keep_normal_scales_and_finite_numbers(magnitude, to, layout, tmp_path):
     x = np.full((128, 128), magnitude, np.float32)

@@ -134,14 +134,14 @@ def cast(
         to: a format (``"nvfp4"``, ``"mxfp4"``, ``"mxfp8_e4m3"``, ``"e4m3fn"``), or ``"bf16"``,
             ``"fp16"``, ``"fp32"`` to decode.
         out: a folder that doesn't exist, or a new .safetensors file.
-        layout: ``"compressed-tensors"``, ``"modelopt"``, ``"torchao"``, ``"deepseek"``,
-            ``"gpt-oss"``, ``"plain"``, or ``"scalewise"``, the default for narrow formats.
+        layout: ``"compressed-tensors"``, ``"modelopt"``, ``"deepseek"``, ``"gpt-oss"``,
+            ``"plain"``, or ``"scalewise"``, the default for narrow formats.
         keep: a regular expression; wide tensors that it matches stay wide.
         rules: regular expressions to formats, or to ``"keep"``; the first that matches decides, and
             comes before ``keep``.
         scales: how scales of blocks are chosen: ``"amax"``, ``"four_over_six"``, ``"mse"`` (a
             search over a grid).
-        strategy: of FP8 without blocks in compressed-tensors, modelopt and torchao: a scale per
+        strategy: of FP8 without blocks in compressed-tensors and modelopt: a scale per
             ``"channel"``, the default, per ``"tensor"``, or, in compressed-tensors, per ``"block"``
             of 128 x 128.
         fuse: whether NVFP4's global scale is one for q, k and v, and one for gate and up, as vLLM

@@ -43,7 +43,7 @@ WIDE = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
 # The choices of strategy of each layout, for FP8 without blocks.
 STRATEGIES = {
     "compressed-tensors": ("tensor", "channel", "block"), "modelopt": ("tensor", "channel"),
-    "torchao": ("tensor", "channel"), "scalewise": ("tensor",),
+    "scalewise": ("tensor",),
 }  # fmt: skip
 KEEP = "lm_head|norm|embed|router|gate\\.weight|shared_expert_gate"
 
@@ -120,7 +120,6 @@ class CastJobs:
     kept: list[str] = dataclasses.field(default_factory=list)
     copied: list[Weight] = dataclasses.field(default_factory=list)
     dropped: list[str] = dataclasses.field(default_factory=list)
-    records: dict[str, Json] = dataclasses.field(default_factory=dict)
     own: dict[str, Json] = dataclasses.field(default_factory=dict)
     largest: dict[str, float] = dataclasses.field(default_factory=dict)
 
@@ -133,14 +132,14 @@ class CastJobs:
                 self.dropped.append(weight.name)
                 return None
             if fmt is None or not self._castable(weight, fmt):
-                self._keep(weight)
+                self.kept.append(weight.name)
                 self.copied.append(weight)
                 entry = FileEntry(x.name, x.dtype, x.shape)
                 return Job((entry,), partial(_copied, weight))
         if fmt is None:
             fmt = options.to  # a pattern of names to keep doesn't protect what is narrow already
         if fmt in WIDE:
-            self._keep(weight)
+            self.kept.append(weight.name)
             entry = FileEntry(weight.name, WIDE[fmt], weight.shape)
             return Job((entry,), partial(_decoded, weight, entry))
         if options.layout == "plain":
@@ -167,10 +166,6 @@ class CastJobs:
             why += (f", and the layout {options.layout} can't hold the others, "
                     f"such as {largest.name!r} of shape {list(largest.shape)}")  # fmt: skip
         raise UnreadableError(f"no tensor would become {options.to}: {why}")
-
-    def _keep(self, weight: Weight) -> None:
-        self.kept.append(weight.name)
-        self.records.setdefault(weight.name, None)
 
     def _castable(self, weight: Weight, fmt: str) -> bool:
         x, options = weight.parts["codes"], self.options
@@ -213,10 +208,6 @@ class CastJobs:
             arrays[layout.names(base)["pre"]] = weight.parts["pre"].array()
             self.with_channels.add(weight.name)
         entries = tuple(entry_of(n, x) for n, x in arrays.items())
-        original = {"F32": "float32", "F16": "float16"}.get(
-            weight.parts["codes"].dtype, "bfloat16")  # fmt: skip
-        if layout.family == "torchao":
-            self.records[weight.name] = lay.torchao_record(layout, template, original)
         return Job(entries, make)
 
     def _make(
@@ -347,8 +338,6 @@ def shards_of(source: Source, plan: CastJobs) -> list[Shard]:
     for file in source.files:
         left_out = ours | plan.weights.keys()
         metadata = {k: v for k, v in file.metadata.items() if k not in left_out}
-        if plan.options.layout == "torchao":
-            metadata |= lay.torchao_metadata(plan.records)
         if plan.own:
             metadata["scalewise"] = json.dumps(plan.own)
         name = file.path.with_suffix(".safetensors").name

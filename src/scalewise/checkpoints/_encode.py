@@ -56,7 +56,6 @@ WRITERS = {
     for w in (
         Writer("compressed-tensors", 0.125, 0.0, "even", signed_zero=False, empty=2.0**-23),
         Writer("modelopt", 1.0, 2.0**-9, "rceil", signed_zero=False),
-        Writer("torchao", 2.0**-6, 2.0**-6, "floor", product="reciprocal"),
         Writer("transformers", 2.0**-9, 2.0**-9, "floor", product="reciprocal"),
         Writer("triton-kernels", 2.0**-9, 2.0**-9, "rceil", signed_zero=False),
     )

@@ -119,10 +119,10 @@ LAYOUTS: tuple[Layout, ...] = (
     _fp8("comfyui/mxfp8", **_MX8, swizzled=True),
     _fp8("comfyui/fp8"),
     _fp8("comfyui/scale_weight", scale="{}.scale_weight"),
-    _fp8(f"{_AO}/Float8Tensor", **_NAMED, writes=True),
-    _fp4(f"{_AO}/NVFP4Tensor", "nvfp4", **_NAMED, whole="{}_per_tensor_scale", writes=True),
-    _fp4(f"{_AO}/MXTensor-fp4", "mxfp4", **_NAMED, writes=True),
-    _fp8(f"{_AO}/MXTensor", **_NAMED | _MX8, writes=True),
+    _fp8(f"{_AO}/Float8Tensor", **_NAMED),
+    _fp4(f"{_AO}/NVFP4Tensor", "nvfp4", **_NAMED, whole="{}_per_tensor_scale"),
+    _fp4(f"{_AO}/MXTensor-fp4", "mxfp4", **_NAMED),
+    _fp8(f"{_AO}/MXTensor", **_NAMED | _MX8),
     Layout("gguf/mxfp4", "mxfp4", "{}", "{}", "{}", ("GGUF_MXFP4",), ("U8",), block=(1, 32),
            nibbles="halves"),
     Layout("gguf/nvfp4", "nvfp4", "{}", "{}", "{}", ("GGUF_NVFP4",), ("U8",), block=(1, 16),
@@ -146,7 +146,7 @@ def fused_key(name: str) -> tuple[str, bool, bool] | None:
 def writable(family: str, fmt: str) -> Layout:
     able = {(x.family, x.format): x for x in LAYOUTS if x.writes}
     able |= {("deepseek", "e4m3fn"): BY_NAME["deepseek/v3"]}
-    if family in ("compressed-tensors", "modelopt", "torchao", "deepseek", "gpt-oss"):
+    if family in ("compressed-tensors", "modelopt", "deepseek", "gpt-oss"):
         if (family, fmt) in able:
             return able[family, fmt]
         have = ", ".join(sorted(f for name, f in able if name == family))

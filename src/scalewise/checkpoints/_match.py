@@ -126,8 +126,8 @@ def _records(source: Source) -> dict[str, Json]:
 def _own(source: Source, records: Mapping[str, Json]) -> dict[str, Weight]:
     found = {}
     for name, record in records.items():
-        names = [n for n in (name, f"{name}.scale", f"{name}.exponent", f"{name}.scale.scale",
-                             f"{name}.scale.exponent") if n in source.tensors]  # fmt: skip
+        given = name, f"{name}.scale", f"{name}.scale.scale"
+        names = [n for n in given if n in source.tensors]
         if name not in names:
             raise UnreadableError(f"{source.path}: {name!r} is described, but not there")
         parts = {str(i) if i else "codes": source.tensors[n] for i, n in enumerate(names)}

@@ -147,8 +147,8 @@ def cast(
         data (PATH): A checkpoint, a file or a folder.
         fmt (--to --format NAME): The format to cast to.
         out (PATH): A new file or folder. Default: the input's name and the format's.
-        layout (NAME): The package's layout to write: compressed-tensors, modelopt, torchao,
-            deepseek, gpt-oss, plain or scalewise. Default: scalewise.
+        layout (NAME): The package's layout to write: compressed-tensors, modelopt, deepseek,
+            gpt-oss, plain or scalewise. Default: scalewise.
         keep (PATTERN): A regular expression of wide tensors that stay wide.
         tensors (RULE): PATTERN=FORMAT or PATTERN=keep, tried before --keep; may be given again.
         scales (NAME): The choice of scales: amax, four_over_six or mse.
