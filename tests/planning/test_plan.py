@@ -13,8 +13,7 @@ from arrays import normal
 from scalewise.auditing import kl
 from scalewise.autoscaling import Boundaries, Operand
 from scalewise.interpret import trace
-from scalewise.planning._objective import WORST
-from scalewise.planning._predict import _among_others
+from scalewise.planning._predict import WORST, _among_others
 from scalewise.planning._sites import WIDE, sites
 from scalewise.planning._space import Lists, Space
 

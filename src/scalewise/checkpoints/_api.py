@@ -19,11 +19,10 @@ from .._types import Json
 from ..rounding import EncodedArray
 from ..scaled import ScaledArray
 from ._cast import KEEP, CastJobs, Options, checked_options, shards_of, write_configs
-from ._detect import family_of
 from ._encode import Choice
 from ._files import UnreadableError
 from ._match import intact, refuse_undecodable, refuse_unscaled
-from ._open import Source
+from ._open import Source, family_of
 from ._report import CastReport
 from ._weights import Weight, original_dtype
 from ._write import Shard, publish, staging, write_shards

@@ -13,11 +13,10 @@ import numpy as np
 
 from .._output import Rows, counted
 from .._types import Json
-from ._detect import family_of
 from ._files import UnreadableError
 from ._layouts import METHODS
 from ._match import find, is_side, unscaled
-from ._open import open_source
+from ._open import family_of, open_source
 from ._report import CheckpointReport, first_of
 from ._weights import Weight
 

@@ -9,10 +9,9 @@ import re
 from collections.abc import Iterator, Mapping
 
 from .._types import Json
-from ._detect import family_of
 from ._files import Tensor, UnreadableError, check_known
 from ._layouts import FP8, LAYOUTS, SIDE, Layout, Role
-from ._open import Source, open_source
+from ._open import Source, family_of, open_source
 from ._packed import ELEMENTS
 from ._report import Fault
 from ._weights import Weight

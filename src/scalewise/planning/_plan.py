@@ -28,8 +28,7 @@ from ..interpret import (
     trace,
 )  # fmt: skip
 from ..scalifying import FormatOverrides
-from ._objective import ObjectiveName
-from ._predict import Front
+from ._predict import Front, ObjectiveName
 from ._result import FrontPoint, Plan, PlanLine
 from ._sites import WIDE, Site, float_results, name_of
 from ._space import Lists, Space, Tried, bits_of

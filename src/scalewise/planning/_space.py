@@ -14,8 +14,16 @@ import numpy as np
 
 from ..autoscaling import Operand, Role
 from ..interpret import Program
-from ._objective import WORST, ObjectiveName, objective
-from ._predict import Plans, Prediction, Sensitivity, prediction, sensitivity
+from ._predict import (
+    WORST,
+    ObjectiveName,
+    Plans,
+    Prediction,
+    Sensitivity,
+    objective,
+    prediction,
+    sensitivity,
+)
 from ._sites import Site, sites
 
 # how a site's operands are rounded, None where they aren't

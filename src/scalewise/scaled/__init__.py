@@ -4,10 +4,6 @@ from . import scaled_tree as scaled_tree
 from ._array import ScaledArray as ScaledArray
 from ._array import dequantize as dequantize
 from ._array import rebalance as rebalance
-from ._block_scales import FourOverSix as FourOverSix
-from ._block_scales import MsEden as MsEden
-from ._block_scales import Mx as Mx
-from ._block_scales import Quest as Quest
 from ._convert import as_scaled as as_scaled
 from ._convert import asarray as asarray
 from ._convert import dynamic_rescale as dynamic_rescale
@@ -44,6 +40,10 @@ from ._safetensors import save_safetensors as save_safetensors
 from ._scaling import Amax as Amax
 from ._scaling import Delayed as Delayed
 from ._scaling import Fixed as Fixed
+from ._scaling import FourOverSix as FourOverSix
+from ._scaling import MsEden as MsEden
+from ._scaling import Mx as Mx
+from ._scaling import Quest as Quest
 from ._scaling import Rms as Rms
 from ._scaling import Unit as Unit
 from ._stored import SqrtStored as SqrtStored

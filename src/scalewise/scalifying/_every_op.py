@@ -51,7 +51,6 @@ from ..scaled import RULES as SCALE_RULES
 from ._contract import contract
 from ._overrides import FormatOverrides
 from ._pairs import PairInterpretation
-from ._rescale import is_rescale
 from ._results import (
     ADDS,
     BOUNDS,
@@ -73,6 +72,7 @@ from ._results import (
     is_independent,
     is_measured,
     is_packed,
+    is_rescale,
     keeps_all,
     larger_factor,
     only_bounds,
