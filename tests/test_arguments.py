@@ -92,7 +92,7 @@ NAMES = {
     lambda: sw.Storage("e4m3fn", axes=0): "Storage: .* 'axes'; did you mean 'axis'",
     lambda: sw.ScaledArray(X, scales=2): "ScaledArray: .* 'scales'; did you mean 'scale'",
     lambda: sw.audit(jax.numpy.sin, trial=3): "audit: .* 'trial'; did you mean 'trials'",
-    lambda: dataclasses.replace(sw.Recipe(), carries=None): "did you mean 'carry'",
+    lambda: dataclasses.replace(sw.Recipe(), featurs=None): "did you mean 'features'",
     lambda: sw.Recipe(keep=("head",)): r"\('head',\); expected a dict from names to formats, keep=",
     lambda: sw.Recipe(state={"mu": "e4m3fn"}): r"expected pairs of .*, state=\(\('mu', sw.Storage",
     lambda: sw.Products(

@@ -34,7 +34,7 @@ BF16 = ml_dtypes.bfloat16
 LAYOUTS = [
     n
     for n, layout in BY_NAME.items()
-    if not n.startswith(("gguf", "torchao"))
+    if not n.startswith("torchao")
     and not layout.swizzled
     and n
     not in ("gpt-oss/original", "deepseek/v3-experts", "comfyui/scale_weight", "fbgemm/fp8-experts")

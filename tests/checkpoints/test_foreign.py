@@ -1,7 +1,6 @@
 """Checkpoints of other packages: factors of channels, unknown quantisations, several files."""
 
 import json
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -11,8 +10,6 @@ import scalewise as sw
 from scalewise import checkpoints
 from scalewise._output import TargetError
 from scalewise.checkpoints import UnreadableError
-from scalewise.checkpoints._files import File, Tensor
-from scalewise.checkpoints._weights import Weight
 from scalewise.scaled import load_safetensors, save_safetensors
 
 RNG = np.random.default_rng(0)
@@ -209,11 +206,3 @@ def test_options_without_an_effect_are_refused(to, layout, options, message, tmp
         checkpoints.cast(
             tmp_path / "a.safetensors", to, out=tmp_path / "b", layout=layout, **options
         )
-
-
-def test_other_types_of_gguf_are_refused():
-    file = File(Path("model.gguf"))
-    weight = Weight("a", None, {"codes": Tensor("a", "GGUF_Q8_0", (4, 64), file, 0, 272)})
-    for read in (weight.value, weight.scaled):
-        with pytest.raises(UnreadableError, match="'a' is Q8_0; of GGUF's narrow types MXFP4"):
-            read()

@@ -86,7 +86,7 @@ def load(
     """Returns the arrays of a checkpoint of any known layout as a lazy tree.
 
     Args:
-        path: a .safetensors or .gguf file, an index, or a folder with shards.
+        path: a .safetensors file, an index, or a folder with shards.
         select: a regular expression; arrays whose names it doesn't match anywhere are left out.
         unscaled_fp8: whether FP8 tensors without a scale hold the numbers themselves.
 

@@ -334,7 +334,7 @@ def shards_of(source: Source, plan: CastJobs) -> list[Shard]:
         if job is not None:
             jobs[weight.parts["codes"].file.path.name].append(job)
     shards = []
-    ours = {"scalewise", "tensor_names", "_quantization_metadata", "gguf"}
+    ours = {"scalewise", "tensor_names", "_quantization_metadata"}
     for file in source.files:
         left_out = ours | plan.weights.keys()
         metadata = {k: v for k, v in file.metadata.items() if k not in left_out}
@@ -350,7 +350,7 @@ def write_configs(folder: Path, source: Source, plan: CastJobs, shards: Sequence
     written = {s.name for s in shards} | {f.path.name for f in source.files}
     if source.path.is_dir():
         for path in sorted(base.iterdir()):
-            skip = path.suffix in (".safetensors", ".gguf") or path.name in written
+            skip = path.suffix == ".safetensors" or path.name in written
             skip = skip or path.name.startswith(".") or path.name.endswith(".index.json")
             if path.is_file() and not skip and path.name != "hf_quant_config.json":
                 shutil.copyfile(path, folder / path.name)

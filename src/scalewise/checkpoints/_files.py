@@ -14,13 +14,11 @@ from pathlib import Path
 import numpy as np
 import safetensors
 
-from .._extras import require
 from .._output import check_source
 from .._types import Json
 from ..scaled import DTYPES
 
 BITS = {name: 8 * dtype.itemsize for name, dtype in DTYPES.items()} | {"F4": 4}
-GGUF_PLAIN = ("F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64")
 MOST_JSON = 64_000_000  # bytes of an index or a config
 
 
@@ -43,25 +41,11 @@ class Tensor:
     def bytes(self) -> np.ndarray:
         return self.file.mapped[self.start : self.start + self.nbytes]
 
-    @property
-    def unknown(self) -> str | None:
-        """GGUF's type of a tensor, such as Q8_0, that no layout decodes."""
-        kind = self.dtype.removeprefix("GGUF_")
-        return None if kind == self.dtype or kind in ("MXFP4", "NVFP4") else kind
-
     def array(self) -> np.ndarray:
         """Returns the mapped array, read-only; of F4, its packed bytes."""
-        if self.dtype == "F4" or self.dtype.startswith("GGUF_"):
+        if self.dtype == "F4":
             return self.bytes.reshape(*self.shape[:-1], -1)
         return self.bytes.view(DTYPES[self.dtype]).reshape(self.shape)
-
-
-def check_known(tensor: Tensor) -> None:
-    if tensor.unknown:
-        raise UnreadableError(
-            f"{tensor.file.path}: {tensor.name!r} is {tensor.unknown}; of GGUF's narrow types "
-            "MXFP4 and NVFP4 are decoded"
-        )
 
 
 @dataclasses.dataclass(eq=False)
@@ -123,29 +107,4 @@ def open_file(path: Path) -> File:
             raise UnreadableError(f"{path}: {name!r} is {what}; known: {', '.join(BITS)}")
         at = 8 + length + start
         file.tensors.append(Tensor(name, dtype, tuple(shape), file, at, stop - start))
-    return file
-
-
-def open_gguf(path: Path) -> File:
-    """Returns a GGUF file; tensors of types other than floats have the dtype ``GGUF_<type>``."""
-    gguf = require("gguf", "gguf", "reading .gguf files")
-    size = check_source(path)
-    with path.open("rb") as raw:
-        if raw.read(4) != b"GGUF":
-            raise UnreadableError(f"{path} is no GGUF file")
-    try:
-        reader = gguf.GGUFReader(path)
-    except OSError:
-        raise
-    except Exception as error:  # the package checks little before it reads
-        raise UnreadableError(f"{path} is no complete GGUF file ({error!r})") from None
-    file = File(path, {"gguf": str(len(reader.fields))})
-    for t in reader.tensors:
-        kind = t.tensor_type.name
-        dtype = kind if kind in GGUF_PLAIN else f"GGUF_{kind}"
-        shape = tuple(int(n) for n in reversed(t.shape))
-        start, nbytes = int(t.data_offset), int(t.n_bytes)
-        if start + nbytes > size:
-            raise UnreadableError(f"{path}: {t.name!r} ends after the file")
-        file.tensors.append(Tensor(t.name, dtype, shape, file, start, nbytes))
     return file

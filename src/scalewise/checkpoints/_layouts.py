@@ -24,7 +24,7 @@ METHODS = {
 class Layout:
     """How one kind of quantised tensor is stored.
 
-    Names of parts are templates of a base, or of its ``stem`` without ``.weight``.
+    Names of parts are templates of a base.
     """
 
     name: str  # family/kind
@@ -36,9 +36,8 @@ class Layout:
     scale_dtypes: tuple[str, ...]
     whole: str | None = None  # the scale of the whole tensor over the scales of blocks, if any
     block: tuple[int, int] | None = None  # rows and columns that share a scale; None: by the shapes
-    # elements 2j and 2j + 1 in the low and high half of a byte, or swapped; or j and j + half a
-    # block
-    nibbles: Literal["pairs", "swapped", "halves"] | None = None
+    # elements 2j and 2j + 1 in the low and high half of a byte, or swapped
+    nibbles: Literal["pairs", "swapped"] | None = None
     swizzled: bool = False  # whether the scales are in the order that cuBLAS reads
     divides: bool = False  # whether values are divided by ``whole``; block scales always multiply
     transposed: bool = False  # whether the last two axes are swapped in the value
@@ -58,8 +57,7 @@ class Layout:
         templates: dict[Role, str | None] = {
             "codes": self.codes, "scale": self.scale, "whole": self.whole, "pre": self.pre
         }  # fmt: skip
-        stem = base.removesuffix(".weight")
-        return {role: t.format(base, stem=stem) for role, t in templates.items() if t is not None}
+        return {role: t.format(base) for role, t in templates.items() if t is not None}
 
 
 def _fp4(name: str, fmt: str, **fields: Any) -> Layout:
@@ -123,10 +121,6 @@ LAYOUTS: tuple[Layout, ...] = (
     _fp4(f"{_AO}/NVFP4Tensor", "nvfp4", **_NAMED, whole="{}_per_tensor_scale"),
     _fp4(f"{_AO}/MXTensor-fp4", "mxfp4", **_NAMED),
     _fp8(f"{_AO}/MXTensor", **_NAMED | _MX8),
-    Layout("gguf/mxfp4", "mxfp4", "{}", "{}", "{}", ("GGUF_MXFP4",), ("U8",), block=(1, 32),
-           nibbles="halves"),
-    Layout("gguf/nvfp4", "nvfp4", "{}", "{}", "{}", ("GGUF_NVFP4",), ("U8",), block=(1, 16),
-           nibbles="halves", whole="{stem}.scale"),
 )  # fmt: skip
 BY_NAME = {layout.name: layout for layout in LAYOUTS}
 SIDE = (  # of a layer, beside its weight: activations' and KV caches' scales stay as they are

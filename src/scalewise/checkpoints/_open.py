@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from .._types import Json
-from ._files import File, Tensor, UnreadableError, open_file, open_gguf, read_json
+from ._files import File, Tensor, UnreadableError, open_file, read_json
 from ._layouts import METHODS
 from ._report import Fault, Finding
 
@@ -32,7 +32,7 @@ class Source:
 
 
 def open_source(path: str | os.PathLike[str]) -> Source:
-    """Returns what stands at a path: a safetensors or GGUF file, an index, a folder.
+    """Returns what stands at a path: a safetensors file, an index, a folder.
 
     Missing shards, and missing, stale or duplicated tensors, become :attr:`Source.problems`.
     """
@@ -41,7 +41,7 @@ def open_source(path: str | os.PathLike[str]) -> Source:
         return _open_folder(path)
     if path.name.endswith(".index.json"):
         return _open_folder(path.parent, path)
-    file = open_gguf(path) if path.suffix == ".gguf" else open_file(path)
+    file = open_file(path)
     beside = path.parent if path.stem in ("model", "diffusion_pytorch_model") else None
     return _source(path, [file], beside)
 
@@ -140,8 +140,6 @@ def _quantization(config: Mapping[str, Json]) -> dict[str, Json]:
 
 def family_of(source: Source) -> tuple[str | None, str]:
     metadata, method = source.metadata, source.quantization.get("quant_method")
-    if "gguf" in metadata and source.files[0].path.suffix == ".gguf":
-        return "gguf", "the file is GGUF"
     for key, family in (("tensor_names", "torchao"), ("_quantization_metadata", "comfyui"),
                         ("scalewise", "scalewise")):  # fmt: skip
         if key in metadata:

@@ -19,7 +19,7 @@ from ..formats import CATALOGUE, E2M1FN, Format
 CHUNK = 1 << 17  # elements that are decoded at a time: temporaries stay in the cache
 BUFFER = 1 << 20  # elements of a streamed tensor
 TABULATED = 1 << 19  # elements from which a table of all pairs of a scale and a byte is faster
-E8M0, E4M3, UE4M3, WIDE = "e8m0", "e4m3fn", "ue4m3", "fp32"
+E8M0, E4M3, WIDE = "e8m0", "e4m3fn", "fp32"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -29,7 +29,7 @@ class Packed:
     codes: np.ndarray  # uint8, (..., rows, columns); of E2M1 in pairs, the even one in the low half
     element: Format  # of the codes
     scale: np.ndarray  # uint8 codes or float32, one for each block
-    kind: str  # of the scales: e8m0, e4m3fn, ue4m3 (of GGUF, whose 0x7f is zero) or fp32
+    kind: str  # of the scales: e8m0, e4m3fn or fp32
     block: tuple[int, int]  # rows and columns that share a scale
     whole: np.ndarray | None = None  # float32, of the tensor or of each index of the leading axes
     divides: bool = False  # whether the scale is divided by ``whole``
@@ -84,9 +84,6 @@ def scales(kind: str) -> np.ndarray:
     codes = np.arange(256, dtype=np.uint8)
     if kind == E8M0:  # 255 is 2^128 to NumPy: infinity, where E8M0 has NaN
         return np.append(np.ldexp(np.float32(1), codes[:255].astype(int) - 127), np.float32(np.nan))
-    if kind == UE4M3:
-        found = (codes & 127).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-        return np.where(codes & 127 == 127, np.float32(0), found)
     return codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
 
 

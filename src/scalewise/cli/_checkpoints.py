@@ -12,7 +12,6 @@ from .._output import TargetError, check_source, writable
 from ._command import refusal, shown, unused
 from ._formats import show_numbers
 
-FILES = (".safetensors", ".gguf")
 PAGES = (".html", ".json")  # of reports of checkpoints
 
 
@@ -26,7 +25,7 @@ def progress(*paths: Path) -> Iterator[Callable[[Any, int], None]]:
         f.stat().st_size
         for path in paths
         for f in (path.iterdir() if path.is_dir() else [path])
-        if f.suffix in FILES
+        if f.suffix == ".safetensors"
     )
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -39,7 +38,7 @@ def progress(*paths: Path) -> Iterator[Callable[[Any, int], None]]:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    return path.is_dir() or path.name.endswith((*FILES, ".index.json"))
+    return path.is_dir() or path.name.endswith((".safetensors", ".index.json"))
 
 
 def inspect(
@@ -71,7 +70,7 @@ def inspect(
         return show_numbers(what, fmt)
     with refusal(ValueError):
         if not _is_checkpoint(_there(path)):
-            raise ValueError(f"{path} is no checkpoint; expected a folder, .safetensors or .gguf")
+            raise ValueError(f"{path} is no checkpoint; expected a folder or .safetensors")
         check_reports(out)
         from .. import checkpoints  # JAX takes a second to import: not for --help
 
