@@ -99,7 +99,7 @@ ENTRIES = {
         **{
             name: {}
             for name in (
-                "Amax", "Delayed", "Fixed", "MsEden", "Mx", "Quest", "Rms", "Unit",
+                "Amax", "Delayed", "Fixed", "MsEden", "Mx", "Quest", "Unit",
             )
         },
     },

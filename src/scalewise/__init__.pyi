@@ -41,7 +41,6 @@ from .scaled import KVCache as KVCache
 from .scaled import MsEden as MsEden
 from .scaled import Mx as Mx
 from .scaled import Quest as Quest
-from .scaled import Rms as Rms
 from .scaled import ScaledArray as ScaledArray
 from .scaled import SqrtStored as SqrtStored
 from .scaled import Storage as Storage

@@ -30,14 +30,11 @@ from ..interpret import (
 )
 from ..primitives import Family, having, params
 from ..scaled import (
-    EXPONENTS,
     amax,
     at_least,
-    combined,
     is_stored,
     store_array,
 )
-from ..scaled import RULES as SCALE_RULES
 from ..scalifying import (
     MULTIPLIES,
     RULES,
@@ -171,25 +168,20 @@ class Boundaries(PairInterpretation):
     def select(
         self, predicate: jax.Array, on_true: ScaledValue, on_false: ScaledValue
     ) -> ScaledValue:
-        cases, exponent = combined(SCALE_RULES["where"], EXPONENTS, [on_true, on_false])
-        data = lax.select(predicate, *cases)
-        return dataclasses.replace(on_true, data=data, exponent=exponent, memo=Memo())
+        data = lax.select(predicate, on_true.data, on_false.data)
+        return dataclasses.replace(on_true, data=data, memo=Memo())
 
     def unstack(self, value: Value, aval: ShapedArray) -> Value:
-        def rows(exponent):  # one exponent for each slice of the scan
-            if isinstance(exponent, int) or exponent.ndim:
-                return exponent
-            return jnp.broadcast_to(exponent, aval.shape[:1])
-
         value = load_product(value)
         if isinstance(value, StoredValue):
-            return dataclasses.replace(value, scale=rows(value.scale), own=rows(value.own))
+            rows = value.scale.ndim  # a scale for each slice of the scan
+            scale = value.scale if rows else jnp.broadcast_to(value.scale, aval.shape[:1])
+            return dataclasses.replace(value, scale=scale)
         if isinstance(value, QuantizedValue):
             return value.unstacked()
         if value.constant_value is not None:
             return ScaledValue(materialize(value), 0, value.origin)
-        memo = Memo(extreme=self._extremes(value))
-        return dataclasses.replace(value, exponent=rows(value.exponent), memo=memo)
+        return dataclasses.replace(value, memo=Memo(extreme=self._extremes(value)))
 
     def _extremes(self, value: ScaledValue) -> jax.Array | None:
         """Returns the largest magnitudes of an argument's slices, found once for all loops."""

@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 from ..formats import Format
 from ..interpret import Equation, Value, outlined
 from ..scaled import ScaledArray, quantize
-from ..scalifying import Exponent, ScaledValue, leading, wide_dtype
+from ..scalifying import ScaledValue, leading, wide_dtype
 from ._operand_settings import Role
 
 
@@ -36,7 +36,7 @@ class StoredValue:
 
     data: jax.Array
     scale: jax.Array
-    own: Exponent
+    own: int
     dtype: DTypeLike
     narrowed: bool = False
     role: Role | Literal[""] = ""
@@ -47,15 +47,11 @@ class StoredValue:
         return ScaledValue(data.astype(self.dtype), self.own, "residual", **known)
 
     def tree_flatten(self):
-        if isinstance(self.own, int):
-            return (self.data, self.scale), (self.own, self.dtype, self.narrowed, self.role)
-        return (self.data, self.scale, self.own), (None, self.dtype, self.narrowed, self.role)
+        return (self.data, self.scale), (self.own, self.dtype, self.narrowed, self.role)
 
     @classmethod
     def tree_unflatten(cls, static, children):
-        own, *rest = static
-        data, scale, *traced = children
-        return cls(data, scale, traced[0] if traced else own, *rest)
+        return cls(*children, *static)
 
 
 def store_value(value: ScaledValue, fmt: Format) -> StoredValue:
@@ -64,6 +60,7 @@ def store_value(value: ScaledValue, fmt: Format) -> StoredValue:
         copy: ScaledArray = value.memo.once(("copy", fmt), make)
         assert isinstance(copy.data, jax.Array)
         assert isinstance(copy.scale, jax.Array)
+        assert isinstance(value.exponent, int)
         data, dtype = lax.optimization_barrier(copy.data), value.data.dtype
         return StoredValue(data, copy.scale, value.exponent, dtype, value.narrowed, value.role)
 

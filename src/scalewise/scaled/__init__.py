@@ -44,7 +44,6 @@ from ._scaling import FourOverSix as FourOverSix
 from ._scaling import MsEden as MsEden
 from ._scaling import Mx as Mx
 from ._scaling import Quest as Quest
-from ._scaling import Rms as Rms
 from ._scaling import Unit as Unit
 from ._stored import SqrtStored as SqrtStored
 from ._stored import Storage as Storage

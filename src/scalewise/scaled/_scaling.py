@@ -135,36 +135,6 @@ class Amax(Scaling):
 
 @checked
 @dataclasses.dataclass(frozen=True)
-class Rms(Scaling):
-    """Scales by a multiple of the root mean square; larger elements saturate.
-
-    Outliers then don't cost the other elements their precision. If the largest magnitude is smaller
-    than that multiple, the scale is that of :class:`Amax`.
-
-    Attributes:
-        sigmas: the multiple.
-        power_of_two: as in :class:`Amax`.
-    """
-
-    sigmas: Positive = 8.0
-    power_of_two: bool = True
-    name = "rms"
-
-    def scale(self, x: jax.Array, fmt: Format, axes: Axes, keepdims: bool = False) -> Scales:
-        # through a scale of its own: the squares neither overflow nor flush
-        unit, inverse = to_top(amax(x, axes, True), fmt, True)
-        finite = jnp.isfinite(x)
-        squares = jnp.where(finite, jnp.square(x * inverse), 0)
-        total, count = (
-            jnp.sum(a, axis=tuple(axes), keepdims=True, dtype=x.dtype) for a in (squares, finite)
-        )
-        spread = jnp.sqrt(total / jnp.maximum(count, 1)) * unit * np.asarray(self.sigmas, x.dtype)
-        magnitude = jnp.minimum(amax(x, axes, True), spread)
-        return to_top(_kept(magnitude, axes, keepdims), fmt, self.power_of_two)
-
-
-@checked
-@dataclasses.dataclass(frozen=True)
 class Unit(Scaling):
     """Scales by a standard deviation predicted from shapes: unit scaling (arXiv 2303.11257).
 
@@ -241,10 +211,6 @@ class Delayed(Scaling):
         if len(axes) != x.ndim:
             raise ValueError("Delayed keeps one scale for the whole array; expected axis=None")
         return to_top(amax(x, axes, keepdims), fmt, self.power_of_two)
-
-
-def _kept(x: jax.Array, axes: Axes, keepdims: bool) -> jax.Array:
-    return x if keepdims else jnp.squeeze(x, tuple(axes))
 
 
 _NAMED = {*CATALOGUE.values(), *BLOCK_FORMATS.values()}
