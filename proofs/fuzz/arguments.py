@@ -48,7 +48,6 @@ ENTRIES = {
         "format": {"spec": "fp16"},
         "block_format": {"spec": "mxfp4"},
         "next_up": {"fmt": "fp16", "x": 1.0},
-        "next_down": {"fmt": "fp16", "x": 1.0},
         "ulp": {"fmt": "fp16", "x": 1.0},
         "bits": {"x": 1.0, "fmt": "fp16"},
         "p3109": {"bits": 8, "precision": 4},

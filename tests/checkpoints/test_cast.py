@@ -309,9 +309,6 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_cast(model, tmp_p
         ran = CliRunner().invoke(app, [command, str(model), "--out", str(tmp_path / path)])
         assert ran.exit_code == 2
         assert message in ran.stderr
-    ran = CliRunner().invoke(app, ["inspect", str(model), "--report", "x.html"])
-    assert ran.exit_code == 2
-    assert ran.stderr == "scalewise: there is no option --report\n"
 
 
 def test_better_scales_lose_less(model, tmp_path):

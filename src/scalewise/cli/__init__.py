@@ -30,9 +30,9 @@ for command in (
     check,
     formats,
     recipes,
+    inspect,
 ):
     add(app, command)
-add(app, inspect, context_settings={"ignore_unknown_options": True})
 
 
 def _version(wanted: bool) -> None:

@@ -1,6 +1,5 @@
-"""`scalewise inspect`, `check` and `cast`: checkpoints and numbers."""
+"""`scalewise inspect`, `check` and `cast`."""
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,8 +8,7 @@ from typing import Any
 import typer
 
 from .._output import TargetError, check_source, writable
-from ._command import refusal, shown, unused
-from ._formats import show_numbers
+from ._command import refusal, shown
 
 PAGES = (".html", ".json")  # of reports of checkpoints
 
@@ -37,39 +35,19 @@ def progress(*paths: Path) -> Iterator[Callable[[Any, int], None]]:
         yield told
 
 
-def _is_checkpoint(path: Path) -> bool:
-    return path.is_dir() or path.name.endswith((".safetensors", ".index.json"))
-
-
 def inspect(
-    what: list[str],
-    *,
-    fmt: str = "fp32",
-    out: list[Path] | None = None,
-    json: bool = False,
-    everything: bool = False,
+    path: Path, *, out: list[Path] | None = None, json: bool = False, everything: bool = False
 ) -> None:
-    """Describe a checkpoint: layout, formats, bytes, scales; or show numbers in a format.
+    """Describe a checkpoint: layout, formats, bytes, scales.
 
     Args:
-        what (WHAT): A checkpoint; or numbers, or codes such as 0x3c00 or 0b1010.
-        fmt (--format NAME): The format to show numbers in.
+        path (PATH): A checkpoint.
 
     Example:
-        scalewise inspect 0.1 0x3c00 --format fp16
+        scalewise inspect model-nvfp4
     """
     with refusal(ValueError):
-        for text in what:
-            if text.startswith("--"):  # Typer lets unknown ones through, for negative numbers
-                raise ValueError(f"there is no option {text.partition('=')[0]}")
-    path = Path(what[0])
-    of_file = os.sep in what[0] or _is_checkpoint(path) or path.exists()
-    if len(what) > 1 or not of_file:
-        with refusal(ValueError):
-            unused({"out": out, "json": json, "all": everything}, "checkpoints")
-        return show_numbers(what, fmt)
-    with refusal(ValueError):
-        if not _is_checkpoint(_there(path)):
+        if not (_there(path).is_dir() or path.name.endswith((".safetensors", ".index.json"))):
             raise ValueError(f"{path} is no checkpoint; expected a folder or .safetensors")
         check_reports(out)
         from .. import checkpoints  # JAX takes a second to import: not for --help

@@ -193,7 +193,7 @@ class _Command(TyperCommand):
         super().format_options(ctx, formatter)
 
 
-def add(app: typer.Typer, command: Callable[..., None], **settings: Any) -> None:
+def add(app: typer.Typer, command: Callable[..., None]) -> None:
     """Registers a function as the subcommand of its name.
 
     A line of ``Args`` in its docstring, or of :data:`SHARED`, is ``name (--option METAVAR >= 1):
@@ -220,4 +220,4 @@ def add(app: typer.Typer, command: Callable[..., None], **settings: Any) -> None
         command.__annotations__[name] = Annotated[hints[name], info]
     epilog = f"\b\nExample:\n  {example}" if example else None
     name = command.__name__.replace("_", "-")
-    app.command(name, cls=_Command, help=text, epilog=epilog, **settings)(command)
+    app.command(name, cls=_Command, help=text, epilog=epilog)(command)
