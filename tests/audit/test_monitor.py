@@ -101,12 +101,3 @@ def test_exponents_are_those_of_frexp_for_every_dtype_and_group():
     assert found["b"].flushed("e4m3fn", scale=2.0**20) == 0
     with pytest.raises(ValueError, match="exponents: the tree holds no float array"):
         sw.auditing.exponents({"n": jnp.arange(3)})
-
-
-def test_histograms_are_written_as_lines(tmp_path):
-    gradients = {"w": jnp.float32([1.5, 1e-5, 0.0, 3.0])}
-    with sw.Monitor("fp16", every=2, out=tmp_path, histograms=True) as monitor:
-        for step in (1, 2):
-            monitor(step, gradients)
-    (line,) = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
-    assert line["w/exponents"] == {"-17": 1, "0": 1, "1": 1}

@@ -77,7 +77,7 @@ def test_leaves_that_are_no_arrays_are_left_out():
     tree = {"w": jnp.ones(3), "act": jax.nn.relu, "name": "relu", "rate": 0.5, "n": np.arange(3),
             "key": jax.random.key(0), "text": np.array(["a"]), "none": None}  # fmt: skip
     assert list(readings(tree)) == ["w"]
-    monitor = Monitor("fp16", every=1, histograms=True)
+    monitor = Monitor("fp16", every=1)
     assert {name.split("/")[0] for name in monitor.numbers(0, tree)} == {"w"}
     monitor(0, tree)
     monitor.close()

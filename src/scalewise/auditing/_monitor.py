@@ -17,10 +17,8 @@ from .._resolve import as_format
 from ..formats import FormatLike
 from ._log import Log
 from ._readings import (
-    Exponents,
     Groups,
     Reading,
-    exponents,
     floats_only,
     readings,
 )
@@ -44,8 +42,6 @@ class Monitor:
             ``params/blocks``), or a dict from names of groups to regular expressions.
         out: the folder to write to. Its lines of earlier steps than the first reading's are kept;
             later ones, which a resumed run makes again, are removed. None: nothing is written.
-        histograms: True counts the exponents of two of each group as well (:func:`exponents`):
-            lines have ``group/exponents``, an object from exponents to counts.
 
     Raises:
         ValueError: an unknown format; ``every`` below 1.
@@ -68,16 +64,14 @@ class Monitor:
         every: Count = 10,
         groups: Groups = 1,
         out: str | os.PathLike[str] | None = None,
-        histograms: bool = False,
     ):
         self.every = every
         self._fmt = as_format(fmt, "Monitor")
-        self._histograms = histograms
         self._options = {"fmt": self._fmt, "groups": groups}
         self._largest: dict[str, tuple[float, int]] = {}  # with the step, by group
         self._out = None if out is None else Path(out)
         self._log: Log | None = None
-        self._pending: tuple[int, dict[str, Reading], dict[str, Exponents]] | None = None
+        self._pending: tuple[int, dict[str, Reading]] | None = None
 
     def __repr__(self) -> str:
         out = "" if self._out is None else f", out={str(self._out)!r}"
@@ -87,24 +81,16 @@ class Monitor:
     def _read(self) -> Callable:
         return jax.jit(functools.partial(readings, **self._options))
 
-    @functools.cached_property
-    def _count(self) -> Callable:
-        return jax.jit(functools.partial(exponents, groups=self._options["groups"]))
-
     def __getstate__(self) -> dict[str, Any]:  # without the compiled function and the open file
-        return {k: v for k, v in self.__dict__.items() if k not in ("_read", "_count")} | {
-            "_log": None
-        }
+        return {k: v for k, v in self.__dict__.items() if k != "_read"} | {"_log": None}
 
     def __call__(self, step: SupportsIndex, tree: Any) -> None:
         """Reads ``tree`` if ``step``, also an integer scalar array, is a multiple of ``every``."""
         step = operator.index(step)
         if step % self.every == 0:
-            tree = floats_only(tree)
-            found = self._read(tree)
-            counted = self._count(tree) if self._histograms else {}
+            found = self._read(floats_only(tree))
             self._write()
-            self._pending = step, found, counted
+            self._pending = step, found
 
     def numbers(self, step: SupportsIndex, tree: Any) -> dict[str, float | None]:
         """Returns the reading by ``group/name``; {} unless ``every`` divides ``step``."""
@@ -135,17 +121,13 @@ class Monitor:
     def _write(self) -> None:
         if self._pending is None:
             return
-        step, found, counted = self._pending
+        step, found = self._pending
         self._pending, numbers = None, self._noted(step, found)
         if self._out is None:
             return
         if self._log is None:
             self._log = Log(self._out, after=step - 1)
-        bins = {
-            f"{group}/exponents": {str(e): n for e, n in x.bins().items()}
-            for group, x in counted.items()
-        }
-        self._log.step({"step": step, **numbers, **bins})
+        self._log.step({"step": step, **numbers})
 
     def _noted(self, step: int, found: Mapping[str, Reading]) -> dict[str, float | None]:
         for group, reading in found.items():

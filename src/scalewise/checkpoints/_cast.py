@@ -17,9 +17,8 @@ from .._output import replacing
 from .._resolve import as_format
 from .._types import Json
 from ..formats import BLOCK_FORMATS
-from ..formats import format as format_
 from . import _lay as lay
-from ._encode import Choice, amax, encoded, quantised, shaped, writer_of
+from ._encode import Choice, amax, quantised, shaped, writer_of
 from ._files import DTYPES, UnreadableError
 from ._layouts import (
     FP8,
@@ -77,7 +76,7 @@ def checked_options(options: Options) -> Options:
     for fmt in (to, *(f for _, f in names if f != "keep")):
         if layout not in ("plain", "scalewise") and fmt not in WIDE:
             writable(layout, fmt)
-        elif layout == "plain" and fmt not in WIDE and fmt not in ("e4m3fn", "e5m2"):
+        elif layout == "plain" and fmt not in WIDE:
             raise ValueError(f"the layout plain has no {fmt}: it holds no scales")
     options = dataclasses.replace(options, to=to, rules=tuple(names), layout=layout)
     _check_effects(options, layout)
@@ -142,11 +141,6 @@ class CastJobs:
             self.kept.append(weight.name)
             entry = FileEntry(weight.name, WIDE[fmt], weight.shape)
             return Job((entry,), partial(_decoded, weight, entry))
-        if options.layout == "plain":
-            entry = FileEntry(
-                weight.name, {"e4m3fn": "F8_E4M3", "e5m2": "F8_E5M2"}[fmt], weight.shape
-            )
-            return Job((entry,), partial(_cast_alone, weight, fmt))
         if options.layout == "scalewise":
             if quantised_already and not options.requantise:
                 raise UnreadableError(_again(weight))
@@ -307,15 +301,6 @@ def _decoded(weight: Weight, entry: FileEntry) -> tuple[Sequence[np.ndarray | De
     if what == "cast" and weight.parts["codes"].dtype not in (*EXACT[entry.dtype], *FP8):
         lost = loss(weight.parts["codes"].array(), y)
     return [y], weight.record_of(what, entry.dtype, math.prod(entry.shape), lost)
-
-
-def _cast_alone(weight: Weight, fmt: str) -> tuple[Sequence[np.ndarray], Json]:
-    x = np.ascontiguousarray(weight.value())
-    wide = x.reshape(-1, x.shape[-1]) if x.ndim > 1 else x.reshape(1, -1)
-    codes = encoded(wide, format_(fmt))
-    packed = Packed(codes, format_(fmt), np.ones((1, 1), np.float32), "fp32", wide.shape)
-    lost = loss(wide, Decoded(packed), packed)
-    return [codes.reshape(x.shape)], weight.record_of("cast", fmt, x.size, lost)
 
 
 def _template(weight: Weight, layout: Layout, options: Options, note: str | None) -> Packed:
