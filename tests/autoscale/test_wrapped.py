@@ -63,11 +63,11 @@ class Model:
     def __init__(self):
         self.w = W
 
-    @sw.autoscale(recipe="fp8")
+    @functools.partial(sw.autoscale, recipe="fp8")
     def current(self, x):
         return jnp.sum(x @ self.w)
 
-    @sw.autoscale(recipe="fp8_delayed")
+    @functools.partial(sw.autoscale, recipe="fp8_delayed")
     def delayed(self, x, scale=1.0):
         """Returns a sum."""
         return jnp.sum(x @ self.w) * scale
@@ -77,7 +77,7 @@ class Net(nnx.Module):
     def __init__(self):
         self.w, self.calls = nnx.Param(W), nnx.Variable(jnp.int32(0))
 
-    @sw.autoscale(recipe="fp8_delayed")
+    @functools.partial(sw.autoscale, recipe="fp8_delayed")
     def loss(self, x):
         self.calls[...] += 1
         return jnp.sum(x @ self.w[...])

@@ -6,6 +6,7 @@
 """
 
 import dataclasses
+from functools import partial
 from typing import assert_type
 
 import jax
@@ -26,7 +27,7 @@ def train_step(params: Params, x: jax.Array) -> tuple[Params, jax.Array]:
     return {"w": params["w"] - 0.1 * gradients["w"]}, loss
 
 
-@sw.autoscale(recipe="fp8")
+@partial(sw.autoscale, recipe="fp8")
 def decorated(params: Params, x: jax.Array) -> jax.Array:
     return loss_of(params, x)
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._check import checked
-from .._decorator import Params, Result, as_decorator
+from .._decorator import Params, Result
 from .._types import PyTree
 from ..devices import MatrixUnitsLike
 from ..interpret import Program, is_float, pure_call, run, trace, transform
@@ -65,16 +65,6 @@ def autoscale(
 ) -> Callable[..., Result]: ...
 
 
-@overload
-def autoscale(
-    *,
-    recipe: RecipeLike = fp16,
-    keyed: Literal[False] = False,
-    emulate: MatrixUnitsLike | None = None,
-) -> Callable[[Callable[Params, Result]], Callable[Params, Result]]: ...
-
-
-@as_decorator
 @checked
 def autoscale(
     f: Callable[..., Result],
@@ -126,14 +116,8 @@ def autoscale(
         inf
         >>> float(sw.autoscale(loss, sw.recipes.fp16)(w, x))
         1048576000000.0
-
-        As a decorator:
-
-        >>> @sw.autoscale(recipe="fp8")
-        ... def scaled_loss(w, x):
-        ...     return jnp.mean(jnp.square(x @ w))
     """
-    warn_of_second(f, NAME, stacklevel=5)
+    warn_of_second(f, NAME, stacklevel=4)
     scaled = _autoscaled(f, recipe, keyed, emulate)
     vars(scaled)["_is_autoscaled"] = True
     return scaled

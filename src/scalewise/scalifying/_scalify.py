@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from .._check import checked
-from .._decorator import Params, Result, as_decorator
+from .._decorator import Params, Result
 from ..formats import FP16, FormatLike
 from ..interpret import transform
 from ..scaled import ScaledArray, State, is_stored
@@ -17,7 +17,6 @@ from ._every_op import EveryOp
 from ._settings import Accumulation, Rescale, ResultFormats, Scalify
 
 
-@as_decorator
 @checked
 def scalify(
     f: Callable[Params, Result],
