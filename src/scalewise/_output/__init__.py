@@ -33,7 +33,6 @@ from ._write import check_source as check_source
 from ._write import check_target as check_target
 from ._write import check_writable as check_writable
 from ._write import replacing as replacing
-from ._write import rescue_folder as rescue_folder
 from ._write import sentence as sentence
 
 if TYPE_CHECKING:

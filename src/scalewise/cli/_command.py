@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand
 
 from .._extras import MissingPackageError
-from .._output import TargetError, rescue_folder, sentence
+from .._output import TargetError, sentence
 from .._output import check_target as check_file
 from .._user_file import function_file
 
@@ -153,15 +153,13 @@ def shown(report: Any, paths: Sequence[Path] | None, json: bool = False, **optio
 
 
 def _saved(report: Any, path: Path) -> Path | None:
-    """Writes the report; where that fails, to a temporary folder, since it took minutes to make."""
+    """Writes the report, or tells why that fails: it is printed in any case."""
     try:
         return report.save(path)
     except (OSError, TargetError) as error:
         tell(sentence(error) if isinstance(error, OSError) else str(error))
-    except Exception as error:  # whatever fails, the report is printed
+    except Exception as error:
         tell(f"{path} is not written: {type(error).__name__}: {error}")
-    with suppress(Exception), rescue_folder() as folder:
-        tell(f"the report is in {report.save(folder / path.name)} instead")
     return None
 
 
