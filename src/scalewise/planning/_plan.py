@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from .._check import Natural, Positive, checked
 from .._decorator import Params, Pending
 from .._types import PyTree
 from ..auditing import name_of as function_name
-from ..autoscaling import Boundaries, Operand, Operands, Products, Recipe, Setup, operand_format
+from ..autoscaling import Boundaries, Operand, Products, Recipe, operand_format
 from ..formats import BlockFormatLike
 from ..interpret import (
-    Applied,
     Argument,
-    Equation,
-    State,
-    Value,
     check_callable,
     run,
     trace,
@@ -112,11 +107,11 @@ def solved(space: Space, bits: float | None, error: float | None) -> Plan:
     aim, found = space.aim, space.predict.front(space.columns, space.costs)
     best = _within(space, found, bits) if bits is not None else _keeping(space, found, error or 0.0)
     recipe = _recipe(space, best.choice)
-    measured, cut = _confirmed(space, recipe, best)
+    measured = _confirmed(space, recipe, best)
     return Plan(
         function=space.function, objective=aim.words, bits=best.cost,
         predicted=aim.shown(best.predicted), measured=aim.shown(measured), recipe=recipe,
-        lines=lines(space, best, cut), front=front(space, found), runs=space.runs + 1,
+        lines=lines(space, best), front=front(space, found), runs=space.runs + 1,
         exact=found.exact,
     )  # fmt: skip
 
@@ -168,55 +163,35 @@ def _recipe(space: Space, choice: Sequence[int]) -> Recipe:
     return dataclasses.replace(WIDE, keep=tuple((name, kept) for _, name, kept in ordered))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Counting(Operands):
-    """Adds up a plan's rounded operands; the state has the numbers cut off and all, by site."""
-
-    index: Mapping[tuple[int, ...], int] = dataclasses.field(default_factory=dict)
-
-    def after(
-        self, state: State, equation: Equation, inputs: Sequence[Value], outs: list[Value]
-    ) -> Applied:
-        if equation.path in self.index:
-            for x in self.rounded_operands(equation, inputs):
-                counts = jnp.stack([jnp.sum(x.saturated, dtype=jnp.float32), x.exact.size])
-                state = state.at[self.index[equation.path]].add(counts)
-        return state, outs
-
-
-def _confirmed(space: Space, recipe: Recipe, best: Tried) -> tuple[float, np.ndarray]:
-    """Returns the objective as ``autoscale`` computes the program, and what is cut off."""
+def _confirmed(space: Space, recipe: Recipe, best: Tried) -> float:
+    """Returns the objective as ``autoscale`` computes the program."""
     if not recipe.keep:
-        return best.measured, np.zeros(len(space.sites))
-    setup = Setup(recipe, overrides=FormatOverrides(recipe.keep))
-    counting = _Counting(setup, index=space.family.index)
-    by, program = Boundaries(counting, counting.after), space.program
+        return best.measured
+    by, program = Boundaries.of(recipe, overrides=FormatOverrides(recipe.keep)), space.program
 
-    def emulated(arrays: Sequence[Argument]) -> tuple[jax.Array, State]:
-        after, values = run(program, by, jnp.zeros((len(space.sites), 2)), arrays)
-        return space.aim.measure(space.reference, float_results(program, by, values)), after
+    def emulated(arrays: Sequence[Argument]) -> jax.Array:
+        results = float_results(program, by, run(program, by, (), arrays)[1])
+        return space.aim.measure(space.reference, results)
 
-    measured, state = jax.jit(emulated)(list(program.arrays))
+    measured = jax.jit(emulated)(list(program.arrays))
     by.overrides.check("plan")
-    cut, rounded = np.asarray(state, np.float64).T
-    return float(measured), cut / np.maximum(rounded, 1.0)
+    return float(measured)
 
 
 SHOWN = 24  # points of the Pareto front that a result has
 OFF = 1.5  # a factor between the adjoint pass and a run, from which on first order has failed
-CUT = 0.05  # of an operand's numbers; the scales of MX formats cut off a few in each operand
 UNSEEN = 1e6  # that factor where the derivative is zero, but for its own rounding
 SMALL = 0.01  # of the objective: roundings that do less aren't worth a note
 
 
-def lines(space: Space, best: Tried, saturated: np.ndarray) -> tuple[PlanLine, ...]:
+def lines(space: Space, best: Tried) -> tuple[PlanLine, ...]:
     """Returns a line for each site, with the objective of its roundings alone."""
     columns = [space.columns[i][choice] for i, choice in enumerate(best.choice)]
     measured = [space.emulate(space.family.chosen(own)) if own else 0.0 for own in columns]
     total = sum(map(abs, measured)) or 1.0
     found = []
     for i, (site, own, result) in enumerate(zip(space.sites, columns, measured, strict=True)):
-        operands, cut, share = space.options[i][best.choice[i]], saturated[i], abs(result) / total
+        operands, share = space.options[i][best.choice[i]], abs(result) / total
         second = space.slopes.hessian[np.ix_(own, own)].sum() / 2
         predicted = space.aim.shown(float(space.slopes.bias[own].sum() + second))
         result = space.aim.shown(result)
@@ -225,13 +200,13 @@ def lines(space: Space, best: Tried, saturated: np.ndarray) -> tuple[PlanLine, .
             weights=site.weights, operands=operands,
             bits=bits_of(operands.get("weight"), site.bits), elements=site.elements,
             predicted=predicted, measured=result, share=share,
-            saturated=float(cut), note=_note(site, predicted, result, share, float(cut)),
+            note=_note(site, predicted, result, share),
         )  # fmt: skip
         found.append(line)
     return tuple(found)
 
 
-def _note(site: Site, predicted: float, measured: float, share: float, cut: float) -> str:
+def _note(site: Site, predicted: float, measured: float, share: float) -> str:
     said = []
     ratio = abs(measured / predicted) if predicted else np.inf
     if share >= SMALL and not 1 / OFF <= ratio <= OFF:
@@ -239,8 +214,6 @@ def _note(site: Site, predicted: float, measured: float, share: float, cut: floa
         said.append(times if ratio < UNSEEN else "the adjoint pass doesn't see it")
         if site.discrete and ratio > OFF:
             said.append(f"decisions change at {', '.join(site.discrete[:3])}")
-    if cut >= CUT:
-        said.append(f"{cut:.2%} of numbers cut off")
     return "; ".join(said)
 
 

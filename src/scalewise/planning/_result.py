@@ -28,7 +28,6 @@ class PlanLine:
     predicted: float  # what these roundings alone do: by the adjoint pass, in a run
     measured: float
     share: float  # of ``measured`` among all lines
-    saturated: float  # of the operands' numbers, the share that was cut off
     note: str  # where first order fails
 
     @property
