@@ -118,7 +118,7 @@ SOURCES: dict[str, tuple[Item, ...]] = {
         Item("exp, log, sqrt, powers, where, concatenate",
              "scaled.exp, scaled.log, scaled.sqrt, scaled.integer_pow, scaled.where, "
              "scaled.concatenate", "scalify.md#operations-and-their-rules",
-             OPS + "test_exp_log_and_roots_far_beyond_the_range_of_float32"),
+             OPS + "test_log_and_roots_behind_small_scales"),
         Item("a transformation from arrays to ScaledArrays", "autoscale(recipe=\"scalify\")",
              "scalify.md#a-training-loop",
              OPS + "test_autoscale_of_scaled_arrays_returns_scaled_arrays"),
