@@ -198,6 +198,24 @@ def tokens_params(dtype):
     }
 
 
+def test_what_reads_an_array_says_whether_it_is_an_embedding():
+    tokens = jnp.zeros((2, 8), jnp.int32)
+    params = tokens_params(jnp.bfloat16)
+
+    def kept(**given):
+        stored = sw.quantize_params(params, "fp8", **given)
+        return {n for n, x in stored.items() if not isinstance(x, sw.ScaledArray)}
+
+    assert kept() == {"emb_in", "emb_to_hidden", "router"}  # by their names
+    by_use = {"emb_in", "places", "output"}
+    program = lambda p: tokens_model(p, tokens)  # noqa: E731
+    assert kept(program=program) == by_use | {"router"}
+    assert kept(program=program, wide=()) == by_use
+    assert kept(program=lambda p: jax.jit(jax.checkpoint(program))(p), wide=()) == by_use
+    with pytest.raises(TypeError, match="program is 'fp8'; expected a function or None"):
+        kept(program="fp8")
+
+
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, *nightly([jnp.float16, jnp.float32])])
 def test_types_in_a_program_dont_change_when_its_weights_are_quantized(dtype):
     params, tokens = tokens_params(dtype), jnp.zeros((2, 8), jnp.int32)

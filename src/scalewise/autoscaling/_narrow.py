@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from .._check import checked, is_array, shown
 from .._jax import Format as Placed
-from .._jax import Layout, Tracer
+from .._jax import Layout, ShapedArray, Tracer
 from .._types import PyTree
 from ..formats import BlockFormat
+from ..interpret import (
+    CONTRACTIONS,
+    Applied,
+    Argument,
+    Boundary,
+    Equation,
+    Interpretation,
+    State,
+    is_float,
+    run,
+    trace,
+)
+from ..primitives import Family, names, params
 from ..scaled import (
     Amax,
     ScaledArray,
@@ -27,6 +42,77 @@ from ._operand_settings import CURRENT, Operand
 from ._recipe import Recipe, RecipeLike
 from .recipes import products_of
 from .recipes import recipe as recipe_
+
+MOVES = names(lambda row: row.family is Family.STRUCTURAL)
+Use = Literal["product", "lookup", "other"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Parameter:
+    """An array; ``path`` is that of the parameter whose elements it has, None for others."""
+
+    data: jax.Array
+    path: str | None = dataclasses.field(default=None, metadata={"static": True})
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Reads(Interpretation):
+    uses: dict[str, set[Use]]
+
+    def lift(self, x: Argument, aval: ShapedArray) -> _Parameter:
+        return _Parameter(x)
+
+    def lower(self, value: _Parameter, aval: ShapedArray) -> jax.Array:
+        return value.data
+
+    def canonical(
+        self, value: _Parameter, aval: ShapedArray, boundary: Boundary, equation: Equation
+    ) -> _Parameter:
+        return _Parameter(value.data)
+
+    def select(self, predicate: jax.Array, on_true: _Parameter, on_false: _Parameter) -> _Parameter:
+        return _Parameter(lax.select(predicate, on_true.data, on_false.data))
+
+    def apply(self, state: State, equation: Equation, inputs: Sequence[PyTree]) -> Applied:
+        values = [x for x in inputs if isinstance(x, _Parameter)]
+        use = _use(equation)
+        for x in values:
+            if x.path is not None and use is not None:
+                self.uses.setdefault(x.path, set()).add(use)
+        kept = values[0].path if use is None and len(values) == 1 else None
+        outs = equation.bind(*[x.data if isinstance(x, _Parameter) else x for x in inputs])
+        pairs = zip(outs, equation.out_avals, strict=True)
+        return state, [_Parameter(y, kept) if self.lifts(a) else y for y, a in pairs]
+
+
+def _use(equation: Equation) -> Use | None:
+    """Returns what an equation does with an operand; None if it moves the elements of one.
+
+    A gather of vectors looks them up, as in an embedding; one of matrices selects weights, as of a
+    layer or an expert.
+    """
+    if equation.name in CONTRACTIONS:
+        return "product"
+    if equation.name == "gather":
+        return "lookup" if sum(n != 1 for n in params.slice_sizes(equation)) < 2 else None
+    return None if equation.name in MOVES else "other"
+
+
+def parameter_uses(f: Callable, tree: PyTree, name: str) -> dict[str, set[Use]]:
+    """Returns what a function of a pytree does with each array, by ``keystr``; it isn't run."""
+    reads = _Reads({})
+    traced = trace(f, reads, (tree,), {}, name=name)
+
+    def arrays(given: Sequence[jax.Array]) -> list[PyTree]:
+        values = [
+            _Parameter(x, path.removeprefix("[0]")) if is_float(aval) else x
+            for x, path, aval in zip(given, traced.arguments, traced.in_avals, strict=True)
+        ]
+        return run(traced, reads, 0, values=values)[1]
+
+    jax.eval_shape(arrays, list(traced.arrays))
+    return reads.uses
 
 
 @checked
@@ -67,7 +153,8 @@ def store(tree: PyTree, recipe: RecipeLike) -> PyTree:
     return jax.tree_util.tree_map_with_path(leaf, tree, is_leaf=is_stored)
 
 
-WIDE = ("(?i)emb|wte|wpe", "(?i)norm|bias|scale|router")
+EMBEDDING = "(?i)emb|wte|wpe"
+WIDE = (EMBEDDING, "(?i)norm|bias|scale|router")
 
 
 @checked
@@ -77,6 +164,7 @@ def quantize_params(
     *,
     wide: Sequence[str] = WIDE,
     axis: int | Mapping[str, int] = -2,
+    program: Callable[[PyTree], object] | None = None,
 ) -> PyTree:
     """Returns parameters with their weights quantized, as a recipe's forward products read them.
 
@@ -95,13 +183,17 @@ def quantize_params(
         axis: the axis that products sum over, along which blocks lie: ``-2`` of a kernel
             ``[inputs, outputs]``, also of stacked ones. Or pairs of a regular expression and an
             axis, the first found decides, ``-2`` for all others.
+        program: a function of ``params`` that calls the model, which is traced, not run. Arrays
+            that it looks up by index, or that no product reads, then stay as they are, and what is
+            an embedding doesn't depend on names: a default pattern for names of embeddings doesn't
+            count for arrays that products alone read.
 
     Returns:
         The same tree with :class:`ScaledArray` in place of the weights. To the program each is an
         array of the dtype that it had.
 
     Raises:
-        TypeError: there is no array in ``params``.
+        TypeError: there is no array in ``params``, or ``program`` isn't callable.
         ValueError: the recipe's weights have 16 bits or more, or are transformed before they are
             rounded; or an array lacks the axis.
 
@@ -121,13 +213,18 @@ def quantize_params(
     if not any(is_stored(x) or is_array(x) for x in jax.tree.leaves(params, is_leaf=is_stored)):
         raise TypeError(f"quantize_params: params is {shown(params)}; expected a pytree of arrays")
 
+    uses = {} if program is None else parameter_uses(program, params, "quantize_params")
+
     def leaf(path: jax.tree_util.KeyPath, x: PyTree) -> PyTree:
         name = jax.tree_util.keystr(path)
         if is_stored(x) or not is_array(x) or jnp.ndim(x) < 2:
             return x
         if not jnp.issubdtype(jnp.result_type(x), jnp.floating):
             return x
-        if any(re.search(p, name) for p in wide):
+        seen = uses.get(name, set())
+        if seen and ("product" not in seen or "lookup" in seen):
+            return x
+        if any(re.search(p, name) for p in wide if not (seen and p == EMBEDDING)):
             return x
         own = next((a for pattern, a in axes.items() if re.search(pattern, name)), -2)
         if not -jnp.ndim(x) <= own < jnp.ndim(x):
