@@ -40,7 +40,7 @@ PACKAGES = {  # and what each page says first
     "interpret": "The interpreter of JAX programs that the transformations are built on.",
     "primitives": "One row of facts for each primitive of JAX.",
 }
-ELSEWHERE = {"cli", "torch"}  # packages with pages made in other ways
+ELSEWHERE = {"cli", "layers", "torch"}  # packages with pages made in other ways
 # the search's first results: what helps, before reference and results
 FIRST = {"get-started", "guides", "tutorials", "notebooks", "faq.md", "frameworks.md", "torch.md"}
 SHIM = "https://unpkg.com/iframe-worker/shim"  # of the theme's plugin "offline"
@@ -76,6 +76,7 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
         _add(files, config, _page(name), _reference(name, summary))
     _add(files, config, _page("names"), _names())
     _add(files, config, _page("torch"), _torch())
+    _add(files, config, "reference/layers.md", _layers())
     _add(files, config, "reference/recipes.md", _recipes())
     _add(files, config, "reference/command-line.md", _command_line())
     for path in sorted(Path(config.docs_dir).glob("notebooks/*.ipynb")):
@@ -261,6 +262,23 @@ def _torch() -> str:
     file = SOURCE / "torch" / "__init__.py"
     lines = ["# scalewise.torch", "", "PyTorch models and tensors. [PyTorch](../torch.md)", ""]
     return "\n".join(lines + [f"::: scalewise.torch.{name}\n" for name in _public(file)])
+
+
+def _layers() -> str:
+    """The layers of other libraries, which need not be installed."""
+    package = SOURCE / "layers"
+    lines = [
+        "# scalewise.layers",
+        "",
+        ast.get_docstring(_parsed(package / "__init__.py")) or "",
+        "",
+    ]
+    for file in sorted(package.glob("[a-z]*.py")):
+        name = f"scalewise.layers.{file.stem}"
+        lines += [f"## {name}", ""]
+        classes = [n.name for n in _parsed(file).body if isinstance(n, ast.ClassDef)]
+        lines += [line for c in classes for line in (f"::: {name}.{c}", "")]
+    return "\n".join(lines)
 
 
 def _parsed(file: Path) -> ast.Module:

@@ -185,6 +185,10 @@ SOURCES: dict[str, tuple[Item, ...]] = {
              "norms.md#layer-norm-and-rms-norm",
              "ops/test_normalise.py::"
              "test_values_and_gradients_are_within_the_bound_on_the_torture_set"),
+        Item("as layers of Flax NNX, Linen, Equinox",
+             "layers.nnx.LayerNorm, layers.linen.RMSNorm, layers.equinox.LayerNorm",
+             "norms.md#layer-norm-and-rms-norm",
+             "layers/test_layers.py::test_in_fp16_squares_may_overflow"),
     ),
     "PaddlePaddle's guide to low-precision operators": (
         Item("the table of types: bits, spacing, range", "formats.CATALOGUE", "formats.md",

@@ -13,7 +13,7 @@ import pytest
 from jax._src import lru_cache
 
 # Packages whose tests run with most of XLA's optimizations off, but with OPTIMIZED in make nightly.
-QUICK = {"autocast", "autoscale", "cli", "planning", "tests", "training"}
+QUICK = {"autocast", "autoscale", "cli", "layers", "planning", "tests", "training"}
 QUICK = set() if os.environ.get("OPTIMIZED") else QUICK
 
 ROOT = Path(__file__).parents[1]

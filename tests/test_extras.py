@@ -61,10 +61,16 @@ WHERE = '"scalewise[{}] @ git+https://github.com/scalewise/scalewise"'
             "import scalewise.torch",
             f"scalewise.torch needs torch: pip install {WHERE.format('torch')}",
         ),
+        ("import scalewise.layers.nnx", "scalewise.layers.nnx needs flax: pip install flax"),
+        ("import scalewise.layers.linen", "scalewise.layers.linen needs flax: pip install flax"),
+        (
+            "import scalewise.layers.equinox",
+            "scalewise.layers.equinox needs equinox: pip install equinox",
+        ),
     ],
 )
 def test_the_error_says_what_to_install(code, message):
-    assert ran(code, *TRAIN, *TORCH).stderr.strip().endswith(message)
+    assert ran(code, *TRAIN, *TORCH, "flax", "equinox").stderr.strip().endswith(message)
 
 
 def test_a_command_says_what_to_install():

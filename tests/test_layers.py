@@ -17,6 +17,7 @@ PACKAGES = [  # bottom to top
     "checkpoints",
     "testing",
     "ops",
+    "layers",
     "primitives",
     "interpret",
     "emulating",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 
 REPOSITORY = "git+https://github.com/scalewise/scalewise"  # another project has the name on PyPI
@@ -23,11 +25,17 @@ def require(package: str, extra: str, feature: str) -> ModuleType:
     Raises:
         MissingPackageError: the package isn't installed.
     """
-    try:
+    with imported(package.partition(".")[0], feature, f'"scalewise[{extra}] @ {REPOSITORY}"'):
         return importlib.import_module(package)
+
+
+@contextmanager
+def imported(package: str, feature: str, distribution: str = "") -> Iterator[None]:
+    """Imports of a package, within; it raises MissingPackageError if that isn't installed."""
+    try:
+        yield
     except ModuleNotFoundError as error:
-        name = package.partition(".")[0]
-        if error.name != name:
+        if error.name != package:
             raise
-        message = f'{feature} needs {name}: pip install "scalewise[{extra}] @ {REPOSITORY}"'
-        raise MissingPackageError(message, name=name) from None
+        message = f"{feature} needs {package}: pip install {distribution or package}"
+        raise MissingPackageError(message, name=package) from None

@@ -1,17 +1,22 @@
-"""Each function of ``ops`` as one operation: under ``emulate``, ``autocast`` and
+"""Each function of ``ops`` and each layer as one operation: under ``emulate``, ``autocast`` and
 ``audit``, and its derivatives of every order, against plain formulas in float64."""
 
 import inspect
+from functools import partial
 from pathlib import Path
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import scalewise as sw
 from cases import nightly
 from scalewise import ops
+from scalewise.layers import equinox, linen
+from scalewise.layers import nnx as ours_nnx
 from scalewise.ops import functions
 
 FORMATS = ["fp16", "bf16", "e5m2", "e4m3fn", "dlfloat16"]
@@ -21,6 +26,7 @@ W, B = np.array([1.0, 0.5, -2.0]), np.array([0.25, -1.0, 0.5])
 POSITIVE = np.array([0.25, 0.5, 0.875])  # where every function but one is defined
 T = np.array([1.0, -0.5, 0.75])  # of a gradient
 LABELS = np.array([2, 0])
+EPSILON = {"LayerNorm": 1e-5, "RMSNorm": 1e-6}
 
 
 def norm(x):
@@ -49,6 +55,25 @@ def convolve(x, w):
     options = {"accumulator": "fp32"} if x.dtype == jnp.float32 else {}
     signal, kernel = x.reshape(1, 1, 6), w.reshape(1, 1, 3)
     return of(signal, kernel, (1,), [(0, 0)], dimension_numbers=numbers, **options)
+
+
+def of_nnx(kind, x, *parameters):
+    layer = getattr(ours_nnx, kind)(3, epsilon=EPSILON[kind], rngs=nnx.Rngs(0))
+    for own, p in zip((layer.scale, getattr(layer, "bias", None)), parameters, strict=False):
+        own[...] = p
+    return layer(x)
+
+
+def of_linen(kind, x, *parameters):
+    params = dict(zip(("scale", "bias"), parameters, strict=False))
+    return getattr(linen, kind)(epsilon=EPSILON[kind]).apply({"params": params}, x)
+
+
+def of_equinox(kind, x, *parameters):
+    made = getattr(equinox, kind)(3, eps=EPSILON[kind], use_bias=len(parameters) == 2)
+    for name, p in zip(("weight", "bias"), parameters, strict=False):
+        made = eqx.tree_at(lambda m, name=name: getattr(m, name), made, p)
+    return jax.vmap(made)(x)
 
 
 # By the function's name: ours, the same formula, and the arguments.
@@ -97,6 +122,13 @@ CASES = {
     "accumulate": (
         lambda x: ops.accumulate(ops.Arithmetic("fp16"), x, "compensated"), sum_rows, (X,),
     ),
+    **{
+        f"{of.__name__}.{kind}": (partial(of, kind), formula, given)
+        for of in (of_nnx, of_linen, of_equinox)
+        for kind, formula, given in (
+            ("LayerNorm", centre, (X, W, B)), ("RMSNorm", normalise, (X, W)),
+        )
+    },
 }  # fmt: skip
 NO_OPERATION = {"beta_high", "beta_low", "ulp_bound", "isinf_sign"}  # of no numbers, or no floats
 
@@ -176,7 +208,7 @@ def test_a_norm_on_an_fp16_machine_is_in_its_arithmetic():
 
 @pytest.mark.slow
 def test_an_audit_has_the_numbers_of_emulate_and_names_the_users_lines():
-    chosen = ("l2_norm", "layer_norm")
+    chosen = ("l2_norm", "of_linen.LayerNorm")
     f, given = gradients(of_all(0, chosen)), arguments_in(jnp.float32, chosen)
     with jax.numpy_rank_promotion("allow"):
         report = sw.audit(f, "e5m2", dtypes="all", trials=0)(given)
