@@ -50,7 +50,7 @@ Parameter: TypeAlias = Any
 
 
 # Equations have the line that calls these packages, as they have the one that calls jax.numpy.
-for _own in ("ops", "scaled", "rounding", "checkpoints", "testing", "_check.py"):
+for _own in ("ops", "layers", "scaled", "rounding", "checkpoints", "testing", "_check.py"):
     source_info_util.register_exclusion(str(Path(__file__).parent / _own))
 
 
@@ -260,6 +260,14 @@ def vary(value: Tree, axes: Iterable[str]) -> Tree:
         return lax.pcast(x, missing, to="varying") if missing else x
 
     return jax.tree.map(leaf, value)
+
+
+def gather_invariant(x: jax.Array, axis_name: AxisName) -> jax.Array:
+    """Applies ``lax.all_gather``; a checking ``shard_map`` knows the result equal everywhere."""
+    axes = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+    x = per_device(x, axes)
+    tracked = bool(axes) and set(axes) <= varying(x)
+    return lax.all_gather(x, axis_name, to="invarying") if tracked else lax.all_gather(x, axis_name)
 
 
 def per_device(tree: Tree, axis_name: AxisName) -> Tree:

@@ -1,11 +1,13 @@
 """Recipes refuse invalid arguments, and their repr evaluates to them."""
 
 import dataclasses
+import json
 import pathlib
 import re
 
 import jax.numpy as jnp
 import pytest
+import yaml
 
 import scalewise as sw
 
@@ -82,3 +84,28 @@ CHANGES = (
     {"state": (("mu", sw.Storage("e4m3fn")), ("nu", sw.Storage("mxfp8_e4m3", root=2)))},
     {"products": sw.Products.short(sw.formats.BlockFormat("own", "e3m2fn", size=16), "e5m2")},
 )
+
+
+@pytest.mark.parametrize("name", sw.recipes.CATALOGUE)
+def test_a_recipe_is_its_dict(name):
+    base = sw.recipes.CATALOGUE[name]
+    variants = [base]
+    if isinstance(base, sw.Recipe):
+        variants += [
+            dataclasses.replace(base, keep=keep, **change) for keep in KEPT for change in CHANGES
+        ]
+    for recipe in variants:
+        data = json.loads(json.dumps(sw.recipes.to_dict(recipe)))
+        assert yaml.safe_load(yaml.safe_dump(data)) == data
+        assert sw.recipes.from_dict(data) == recipe
+    assert sw.recipes.to_dict(base).keys() == {"recipe"}
+
+
+def test_a_config_that_is_no_recipe():
+    for data in ({}, {"Format": {"name": "x"}}, {"head": "bf16"}, {"Pattern": "x"}, {"Amax": {}}):
+        with pytest.raises((ValueError, TypeError), match=r"from_dict|Format"):
+            sw.recipes.from_dict(data)
+    with pytest.raises(ValueError, match="did you mean 'fp8'"):
+        sw.recipes.from_dict({"recipe": "fp9"})
+    with pytest.raises(TypeError, match="Recipe: unexpected keyword argument 'kep'; did you mean"):
+        sw.recipes.from_dict({"recipe": "fp8", "kep": {"head": "bf16"}})

@@ -1,4 +1,4 @@
-"""Every recipe on one network; exceptions, block formats, static scales, a mesh."""
+"""Every recipe on one network; exceptions, block formats, static scales, narrow collectives."""
 
 import dataclasses
 
@@ -162,8 +162,10 @@ MESH = """
             return jax.lax.psum(jnp.sum((x @ w) ** 2), "d")
         return jax.shard_map(body, mesh=mesh, in_specs=(P(), P("d")), out_specs=P())(w, x)
 
-    for f in (mapped, tracked):
-        for recipe, t in ((sw.recipes.fp16, 2e-3), ("fp16_every_op", 5e-3)):
+    import dataclasses
+    narrow = dataclasses.replace(sw.recipes.fp16, collective=sw.format("e4m3fn"))
+    for f, tolerance in ((mapped, 0.05), (tracked, 0.05)):
+        for recipe, t in ((sw.recipes.fp16, 2e-3), (narrow, tolerance), ("fp16_every_op", 5e-3)):
             run = jax.jit(sw.autoscale(f, recipe))
             np.testing.assert_allclose(run(w, placed), f(w, x), rtol=t)
     for recipe, t in ((sw.recipes.fp16, 5e-3), ("fp16_every_op", 1e-2)):
@@ -176,11 +178,13 @@ MESH = """
     y, history = jax.jit(delayed.step)(history, w, placed)
     np.testing.assert_allclose(y, tracked(w, x), rtol=0.05)
     assert (np.sort(history.amaxes[:, 1]) == np.sort([np.abs(x).max(), np.abs(w).max()])).all()
+    text = jax.jit(sw.autoscale(mapped, narrow)).lower(w, placed).as_text()
+    assert any("all_gather" in line and "f8E4M3FN" in line for line in text.splitlines())
 """
 
 
 @pytest.mark.slow
-def test_a_mesh_of_devices():
+def test_a_mesh_of_devices_with_narrow_collectives():
     run_on_devices(4, MESH)
 
 

@@ -12,6 +12,7 @@ def test_transforms_inside_a_checking_shard_map():
 
 
 PROGRAM = """
+import dataclasses
 import jax, jax.numpy as jnp, numpy as np, optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 import scalewise as sw
@@ -47,9 +48,12 @@ for transform in transforms.values():  # what fails, fails while it is traced
 near(mapped(transforms["autocast"](jax.grad(loss)))(W, X), want, 0.01, "gradient inside")
 near(jax.jit(jax.grad(mapped(transforms["fp8"](loss))))(W, X), want, 0.1, "gradient outside")
 
-# stored narrow arrays go in
+# stored narrow arrays go in, and gradients are sent narrow
 stored = sw.quantize(W, "e4m3fn")
 assert jax.eval_shape(mapped(sw.autoscale(loss, "fp8")), stored, X).shape == ()
+sent = dataclasses.replace(sw.recipes.fp16, collective="fp16")
+total = lambda w, x: jax.lax.psum(x @ w, "d")
+near(mapped(sw.autoscale(total, sent))(W, X), mapped(total)(W, X), 1e-2, "collective")
 
 # every_op around a shard_map whose body has a loop
 jax.eval_shape(sw.autoscale(mapped(loss), "fp16_every_op"), W, X)
@@ -57,11 +61,11 @@ jax.eval_shape(sw.autoscale(mapped(loss), "fp16_every_op"), W, X)
 # a training step averages each member's own gradient, once
 def model(p, x):
     return jnp.mean(jnp.square(jnp.tanh(x @ p["w"]) @ p["w"].T - x))
-step = training.step(model, optax.sgd(1.0), axis_name="d")
+step = training.step(model, optax.sgd(1.0), axis_name="d", comm_format="e5m2")
 state = step.init({"w": W})
 step = jax.shard_map(step, mesh=mesh, in_specs=(P(), P("d")), out_specs=P())
 got = W - jax.jit(step)(state, X)[0].params["w"]
-near(got, jax.grad(model)({"w": W}, X)["w"], 1e-5, "training.step")
+near(got, jax.grad(model)({"w": W}, X)["w"], 0.2, "training.step")
 
 # a history made on one device is that of the same program on four, where init makes the same
 step = jax.value_and_grad(lambda w, x: model({"w": jax.nn.relu(w)}, x))

@@ -58,7 +58,7 @@ def is_key(x):
 
 @pytest.mark.parametrize(
     ("policy", "options"),
-    [("fp8_delayed", {"moments": "adam8bit"}),
+    [("fp8_delayed", {"moments": "coat"}),
      *nightly([("p=f16,c=f16", {"weights": "stochastic"})])],
 )  # fmt: skip
 def test_a_resumed_run_equals_an_undisturbed_one(tmp_path, policy, options):

@@ -11,7 +11,7 @@ import scalewise as sw
 from arrays import normal
 from cases import nightly
 from scalewise.scaled import ldexp, power_of_two
-from scalewise.training import TableStorage
+from scalewise.training import ExpandedStorage, TableStorage
 
 NARROW = ["fp16", "bf16", "e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e4m3", "e3m4"]
 
@@ -307,9 +307,10 @@ def test_used_like_an_array(fmt, axis):
         hash(a)
 
 
-def test_numpy_and_jax_take_every_stored_array():
+@pytest.mark.parametrize("storage", [TableStorage(), *nightly([ExpandedStorage()])])
+def test_numpy_and_jax_take_every_stored_array(storage):
     x = normal(0, (5000,))
-    for stored in (TableStorage().store(x), sw.SqrtStored(sw.quantize(jnp.abs(x), "fp16"))):
+    for stored in (storage.store(x), sw.SqrtStored(sw.quantize(jnp.abs(x), "fp16"))):
         np.testing.assert_array_equal(np.asarray(stored), stored.value())
         np.testing.assert_array_equal(jnp.asarray(stored), stored.value())
         again = jax.tree.unflatten(jax.tree.structure(stored), jax.tree.leaves(stored))

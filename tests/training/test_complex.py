@@ -1,4 +1,4 @@
-"""Gradients of complex parameters: scaled, checked, clipped and added like real ones."""
+"""Gradients of complex parameters: scaled, checked, clipped, averaged and added like real ones."""
 
 import jax
 import jax.numpy as jnp
@@ -58,6 +58,13 @@ def test_a_non_finite_part_leaves_the_step_out(bad, transform):
 def test_the_largest_complex_number_is_finite():
     big = jnp.finfo(jnp.float32).max
     assert bool(training.all_finite(jnp.full(3, big + 1j * big, jnp.complex64)))
+
+
+@pytest.mark.parametrize("fmt", [None, "fp16", "e5m2"])
+def test_the_mean_over_devices(fmt):
+    x = jnp.array([[1 + 1j, 8.0], [3 - 3j, 4j]], jnp.complex64)
+    got = jax.vmap(lambda x: training.mean_over(x, "d", fmt), axis_name="d")(x)
+    equal(got, jnp.array([[2 - 1j, 4 + 2j]] * 2, jnp.complex64))
 
 
 @pytest.mark.parametrize(

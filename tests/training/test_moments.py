@@ -31,7 +31,7 @@ OPTIMIZERS = {
     "amsgrad": (optax.amsgrad(1e-2), {r"\.mu\b": "bf16", r"\.nu": Storage(FP16, root=2)}),
     "lion": (optax.lion(1e-3), {r"\.mu\b": "e4m3fn"}),
     "sgd": (optax.sgd(1e-2, momentum=0.9), {"trace": "fp16"}),
-    "rmsprop": (optax.rmsprop(1e-2), {r"\.nu\b": Storage(FP16, root=2)}),
+    "rmsprop": (optax.rmsprop(1e-2), {r"\.nu\b": Storage(FP16, nonzero=True)}),
     "adafactor": (optax.adafactor(1e-2), {r"\.v": Storage(FP16, root=2)}),
     "blocks": (optax.adam(1e-2), {r"\.mu\b": "mxfp8_e4m3", r"\.nu\b": "mxfp8_e5m2"}),
     "channels": (optax.adam(1e-2), {r"\['w'\]": Storage(E5M2, axis=1)}),
@@ -87,9 +87,10 @@ def test_three_bytes_per_parameter_each_rounded_once():
 
 @pytest.mark.parametrize(
     "storage",
-    [Storage(FP16, root=2), Storage(E4M3FN, root=2), Storage("mxfp8_e4m3", root=2)],
-    ids=["fp16", "fp8", "blocks"],
-)
+    [Storage(FP16, root=2), Storage(E4M3FN, root=2), Storage(E5M2, nonzero=True),
+     Storage("mxfp8_e4m3", nonzero=True)],
+    ids=["fp16 root", "fp8 root", "fp8", "blocks"],
+)  # fmt: skip
 def test_a_second_moment_is_never_zero_where_the_first_is_not(storage):
     """Gradients over 2^60: a plain FP8 second moment flushes, and the step is mu / epsilon."""
     g = {"w": jnp.exp2(-jnp.arange(64.0))[None] * jnp.ones((2, 1))}

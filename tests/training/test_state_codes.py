@@ -1,15 +1,17 @@
-"""Optimizer states as codes of tables."""
+"""Optimizer states as codes of tables and as expanded FP8."""
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import optax
 import pytest
 
 from arrays import normal
 from cases import nightly
-from scalewise import Storage
-from scalewise.training import STATES, TableStorage, store_state, widen
+from scalewise import Storage, quantize
+from scalewise.formats import E4M3FN, FP32, BlockFormat
+from scalewise.training import STATES, ExpandedStorage, TableStorage, store_state, widen
 
 FIRST = np.asarray(normal(0, (64, 128))) * np.exp2(np.arange(128) / 8 - 20).astype(np.float32)
 SECOND = FIRST**2
@@ -23,10 +25,43 @@ def error(storage, x):
     return np.sqrt(np.mean((got[x != 0] / x[x != 0].astype(np.float64) - 1) ** 2))
 
 
+def coat(x, steps=16):
+    """COAT's programs (github.com/NVlabs/COAT, fp8_adamw_expand_cuda_kernel.cu), in float64."""
+    blocks = x.astype(np.float64).reshape(-1, 128)
+    size = np.abs(blocks)
+    largest = size.max(1, keepdims=True) + 1e-30
+    smallest = size.min(1, keepdims=True) + 1e-30
+    center = np.sqrt(largest * smallest)
+    power = np.floor(np.log2(448**2 / 2) / np.log2(largest / smallest) * steps) / steps
+    scale = (largest / center) ** power / 448
+    y = np.sign(blocks) * (size / center) ** power / scale
+    y = np.clip(y, -448, 448).astype(np.float32).astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    y = y * scale
+    return (np.sign(y) * np.abs(y) ** (1 / power) * center).reshape(x.shape)
+
+
+@pytest.mark.parametrize("x", [FIRST, SECOND], ids=["first", "second"])
+def test_expanded_blocks_are_coats(x):
+    got = np.asarray(jax.jit(lambda x: ExpandedStorage().store(x).value())(x), np.float64)
+    want = coat(x)
+    near = np.abs(got - want) <= 1e-4 * np.abs(want)
+    assert np.mean(near) > 0.998  # the rest lie beside a tie of E4M3
+    np.testing.assert_allclose(got, want, rtol=0.15)
+
+
+def test_expansion_lowers_the_error_of_second_moments():
+    x = np.asarray(normal(3, (64, 128))) ** 2 + np.float32(0.05)
+    group = BlockFormat("group", E4M3FN, scale=FP32, size=128)
+    plain = np.asarray(quantize(x, group).value(), np.float64)
+    plain = np.sqrt(np.mean((plain / x - 1) ** 2))
+    assert error(ExpandedStorage(), x) < 0.7 * plain
+
+
 STORAGES = [
     TableStorage(min_size=0),
     TableStorage(4, block=128, min_size=0),
     TableStorage(signed=False, min_size=0),
+    ExpandedStorage(min_size=0),
 ]
 
 
@@ -46,7 +81,7 @@ def nbytes(tree):
     return sum(x.nbytes for x in jax.tree.leaves(tree))
 
 
-BYTES = {"narrow_adam": 3, "adam8bit": 2.04, "adam4bit": 1.07}
+BYTES = {"narrow_adam": 3, "fp8_lm": 3, "coat": 2.19, "adam8bit": 2.04, "adam4bit": 1.07}
 
 
 @pytest.mark.parametrize("name", nightly(STATES, but=["adam8bit"]))
@@ -95,12 +130,13 @@ def test_the_first_pattern_decides_and_small_leaves_stay():
     [
         (lambda: TableStorage(table="linear"), "the linear table is for signed=False"),
         (lambda: TableStorage(4, block=7), "block is 7; expected an even number"),
+        (lambda: ExpandedStorage(0), "steps is 0; expected a positive integer"),
         (
             lambda: store_state(optax.adam(1.0), "adam16"),
             "'adam16' is no optimizer state; expected",
         ),
         (
-            lambda: store_state(optax.sgd(1.0), "adam8bit").init(jnp.ones(3)),
+            lambda: store_state(optax.sgd(1.0), "coat").init(jnp.ones(3)),
             "is in no float leaf's path",
         ),
     ],
@@ -110,8 +146,8 @@ def test_bad_input_is_refused(build, message):
         build()
 
 
-def test_states_of_several_models_are_those_of_each():
-    storage = TableStorage(4, block=128)
+@pytest.mark.parametrize("storage", [TableStorage(4, block=128), *nightly([ExpandedStorage()])])
+def test_states_of_several_models_are_those_of_each(storage):
     several = jnp.stack([FIRST, 8 * FIRST[::-1]])
     want = jnp.stack([storage.store(x).value() for x in several])
     together = jax.vmap(storage.store)(several)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -57,6 +58,7 @@ from ._products import DeferredProduct
 from ._quantized import QuantizedValue, assigned, moved, quantized_argument
 from ._recipe import Recipe
 from ._residuals import Residuals, load, load_product
+from ._sending import Sending
 from ._setup import Setup
 from ._value import StoredValue, holds, store_value
 
@@ -104,6 +106,10 @@ class Boundaries(PairInterpretation):
     @property
     def residuals(self) -> Residuals:
         return self.operands.residuals
+
+    @functools.cached_property
+    def sending(self) -> Sending:
+        return Sending(self.setup)
 
     @property
     def amaxes(self) -> OperandAmaxes | None:
@@ -318,7 +324,10 @@ class Boundaries(PairInterpretation):
             Family.KERNEL,  # which gets the numbers that the forward one has returned
         ):
             inputs = self.residuals.read_late(equation, inputs)
-        outs = self.by_rule(rule, self.setup.flight, self.operands.multiply, equation, inputs)
+        outs = self.sending.results(equation, inputs)
+        if outs is None:
+            flight, multiply = self.setup.flight, self.operands.multiply
+            outs = self.by_rule(rule, flight, multiply, equation, inputs)
         if not outs:  # a debugging callback
             return outs
         if equation.name == "add_any" and at_least(outs[0].data.size, MATERIALIZED_SIZE):

@@ -27,7 +27,7 @@ from .recipes import recipe as recipe_
 if TYPE_CHECKING:
     from rich.console import Console
 
-Kind = Literal["contraction", "result", "residual", "carry", "stacked", "output"]
+Kind = Literal["contraction", "result", "residual", "carry", "stacked", "collective", "output"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ class ExplanationRow:
     Attributes:
         kind: ``"contraction"``; ``"result"`` of any other operation (``scalify``);
             ``"residual"``, read by the backward pass; ``"carry"`` of a loop; ``"stacked"`` by a
-            scan; ``"output"``.
+            scan; ``"collective"``, sent between devices; ``"output"``.
         name: the primitive; of a residual, the one that reads it; of an output, its path.
         shape: of the value, or of the contraction's result. A symbolic dimension is text.
         format: the format's name; of a contraction, those of its operands: ``"e4m3fn x e5m2"``.

@@ -51,6 +51,8 @@ class Recipe:
         residuals: format of all other values of the forward pass that the backward pass reads or
             computes its inputs from; also of attention's operands if the other operands have at
             most 8 bits.
+        collective: format in which a ``shard_map``'s all_gather and psum send their data, with a
+            scale common to all devices; None sends the compute dtype.
         state: pairs of a regular expression and a :class:`Storage`; an output whose path (as
             ``jax.tree_util.keystr`` prints it) matches is returned stored so.
         min_size: residuals with fewer elements (for example the statistics of a norm) stay in the
@@ -97,6 +99,7 @@ class Recipe:
 
     products: Products = HALF
     residuals: Converted[Format | None, FormatLike | None] = kept(FP16)
+    collective: Converted[Format | None, FormatLike | None] = kept(None)
     state: State = ()
     min_size: Natural = 8192
     features: Natural = 4
@@ -115,8 +118,10 @@ class Recipe:
                 (n, x if isinstance(x, Products) else operand_format(x)) for n, x in pairs
             ),
         }
-        if self.residuals is not None:
-            own["residuals"] = storable(as_format(self.residuals, "Recipe.residuals"))
+        for field in ("residuals", "collective"):
+            fmt = getattr(self, field)
+            if fmt is not None:
+                own[field] = storable(as_format(fmt, f"Recipe.{field}"))
         for field, value in own.items():
             object.__setattr__(self, field, value)
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from .._check import checked
+from .._check import checked, shown
 from .._resolve import unknown
+from ..devices import MatrixUnits
 from ..formats import (
     BF16,
+    BLOCK_FORMATS,
     E4M3FN,
     E5M2,
     FP32,
@@ -15,9 +20,11 @@ from ..formats import (
     MXFP8_E4M3,
     MXFP8_E5M2,
     BlockFormat,
+    Format,
 )
+from ..formats import CATALOGUE as FORMATS
 from ..formats import NVFP4 as NVFP4_BLOCKS
-from ..scaled import Amax, Delayed, Fixed, FourOverSix, MsEden, Mx, Quest, Unit
+from ..scaled import SCALINGS, Amax, Delayed, Fixed, FourOverSix, MsEden, Mx, Quest, Storage, Unit
 from ..scalifying import Scalify
 from ._operand_settings import Operand, Products
 from ._recipe import Recipe, RecipeLike
@@ -151,3 +158,84 @@ def products_of(given: RecipeLike, where: str, what: str = "recipe") -> Recipe:
             "every result; expected a recipe of products, such as 'fp8'"
         )
     return found
+
+
+# what a recipe consists of, besides other recipes, numbers, texts and lists
+_PARTS = {
+    kind.__name__: kind
+    for kind in (
+        BlockFormat, Format, MatrixUnits, Operand, Products, Storage, *SCALINGS.values()
+    )
+}  # fmt: skip
+
+
+@checked
+def to_dict(given: RecipeLike) -> dict[str, Any]:
+    """Returns a recipe as data that JSON and YAML hold: a recipe's name, and what differs.
+
+    Values are numbers, texts, lists, and dicts with one key, the name of a class:
+    ``{"Operand": {"format": "e4m3fn"}}``. :func:`from_dict` returns an equal recipe.
+
+    Example:
+        >>> import dataclasses, scalewise as sw
+        >>> own = dataclasses.replace(sw.recipes.mxfp8, keep={"head": "bf16"})
+        >>> sw.recipes.to_dict(own)
+        {'recipe': 'mxfp8', 'keep': [['head', 'bf16']]}
+    """
+    return _as_data(recipe(given))
+
+
+@checked
+def from_dict(data: Mapping[str, Any]) -> Recipe | Scalify:
+    """Returns the recipe of :func:`to_dict`, or of a dict in a config written by hand.
+
+    Example:
+        >>> import scalewise as sw
+        >>> sw.recipes.from_dict({"recipe": "fp8", "keep": {"head": "bf16"}})
+        Recipe(products=Products.short('e4m3fn', 'e5m2'), keep=(('head', 'bf16'),))
+    """
+    found = _from_data(data)
+    if not isinstance(found, Recipe | Scalify):
+        raise ValueError(f"from_dict: {shown(data)} is no recipe; expected {{'recipe': name, ...}}")
+    return found
+
+
+def _as_data(x: Any) -> Any:
+    if isinstance(x, Recipe | Scalify):
+        bases = [(_changes(x, b), n) for n, b in CATALOGUE.items() if type(b) is type(x)]
+        changes, name = min(bases, key=lambda pair: len(pair[0]))
+        return {"recipe": name} | changes
+    if isinstance(x, Format | BlockFormat) and {**FORMATS, **BLOCK_FORMATS}.get(x.name) == x:
+        return x.name
+    if isinstance(x, re.Pattern):
+        return {"Pattern": x.pattern}
+    if dataclasses.is_dataclass(x):
+        return {type(x).__name__: _changes(x, None)}
+    return [_as_data(item) for item in x] if isinstance(x, tuple) else x
+
+
+def _changes(x: Any, base: Any) -> dict[str, Any]:
+    """Returns the fields of an instance that differ from another's, or from the defaults."""
+    values = {f.name: (getattr(x, f.name), f.default) for f in dataclasses.fields(x)}
+    return {
+        name: _as_data(value)
+        for name, (value, default) in values.items()
+        if value != (default if base is None else getattr(base, name))
+    }
+
+
+def _from_data(data: Any) -> Any:
+    if isinstance(data, list | tuple):
+        return tuple(map(_from_data, data))
+    if not isinstance(data, Mapping):
+        return data
+    if "recipe" in data:
+        fields = {name: _from_data(x) for name, x in data.items() if name != "recipe"}
+        return dataclasses.replace(recipe(data["recipe"]), **fields)
+    if len(data) == 1:
+        ((name, value),) = data.items()
+        if name == "Pattern":
+            return re.compile(value)
+        if name in _PARTS and isinstance(value, Mapping):
+            return _PARTS[name](**{field: _from_data(x) for field, x in value.items()})
+    return {key: _from_data(x) for key, x in data.items()}

@@ -30,17 +30,19 @@ class Storage:
         format: the narrow format of the data; or a block format of whole bytes (MXFP8), with a
             scale for each block along the last axis. An array without axes has one scale.
         root: 1 stores the array itself, 2 its square root, for non-negative arrays such as a second
-            moment, whose exponents span twice the gradient's. A root that isn't zero never becomes
-            zero, since it is a divisor.
+            moment, whose exponents span twice the gradient's.
         axis: axes that keep a scale for each of their indices; None for one scale a tensor.
         min_size: arrays with fewer elements (biases, a norm's gains) aren't stored, since each
             stored array adds a few operations to trace, compile and run.
+        nonzero: True to round a nonzero number that would become zero to the format's smallest
+            number, for arrays that are divisors. Square roots are always stored so.
     """
 
     format: Converted[Format | BlockFormat, BlockFormatLike] = kept()
     root: Literal[1, 2] = 1
     axis: int | tuple[int, ...] | None = None
     min_size: Natural = 0
+    nonzero: bool = False
 
     def __post_init__(self):
         fmt = as_format(self.format, "Storage.format", blocks=True)
@@ -96,9 +98,9 @@ def store_array(
     else:
         stored = quantize(x, fmt, axis=storage.axis)
     stored = dataclasses.replace(stored, value_dtype=dtype)
-    if storage.root == 1:
-        return stored
-    return SqrtStored(dataclasses.replace(stored, data=_nonzero(stored.data, x, fmt.element)))
+    if storage.nonzero or storage.root == 2:
+        stored = dataclasses.replace(stored, data=_nonzero(stored.data, x, fmt.element))
+    return SqrtStored(stored) if storage.root == 2 else stored
 
 
 def _nonzero(data: jax.Array | EncodedArray, x: jax.Array, fmt: Format) -> jax.Array | EncodedArray:

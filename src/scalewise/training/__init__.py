@@ -5,6 +5,7 @@ from .._extras import require as _require
 _require("optax", "train", "scalewise.training")
 
 from ._gradients import all_finite as all_finite
+from ._gradients import mean_over as mean_over
 from ._loss_scale import DynamicLossScale as DynamicLossScale
 from ._loss_scale import StaticLossScale as StaticLossScale
 from ._loss_scale import loss_scale_of as loss_scale_of
@@ -12,6 +13,7 @@ from ._loss_scale import loss_scaled as loss_scaled
 from ._loss_scale import scale_loss as scale_loss
 from ._loss_scale import unscale as unscale
 from ._moments import STATES as STATES
+from ._moments import ExpandedStorage as ExpandedStorage
 from ._moments import TableStorage as TableStorage
 from ._moments import store_state as store_state
 from ._moments import widen as widen
@@ -24,6 +26,7 @@ from ._weights import stochastic_rounding as stochastic_rounding
 __all__ = [
     "STATES",
     "DynamicLossScale",
+    "ExpandedStorage",
     "StaticLossScale",
     "TableStorage",
     "all_finite",
@@ -32,6 +35,7 @@ __all__ = [
     "loss_scale_of",
     "loss_scaled",
     "master_weights",
+    "mean_over",
     "scale_loss",
     "step",
     "stochastic_rounding",

@@ -1,7 +1,7 @@
 """Stores an optax optimizer's state in narrow formats between steps.
 
-Beside formats there are codes of tables: an array is stored flattened, in blocks of consecutive
-elements with float32 scales.
+Beside formats there are codes of tables and expanded FP8. Both store an array flattened, in blocks
+of consecutive elements with float32 scales.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .._resolve import as_format
 from .._types import PyTree
 from ..autoscaling import Recipe
 from ..formats import E4M3FN, FP16, BlockFormatLike
-from ..rounding import StoredArray
+from ..rounding import StoredArray, decode, encode
 from ..scaled import Storage, is_stored, store_array
 
 
@@ -50,11 +50,7 @@ class TableStorage:
     def __post_init__(self):
         if self.table == "linear" and self.signed:
             raise ValueError("TableStorage: the linear table is for signed=False")
-        if self.block < 2 or (self.bits == 4 and self.block % 2):
-            even = "an even number" if self.bits == 4 else "an integer"
-            raise ValueError(
-                f"TableStorage: block is {self.block!r}; expected {even} of at least 2"
-            )
+        _check_block("TableStorage", self.block, self.bits)
 
     def store(self, x: jax.Array) -> BlockwiseStored:
         """Returns the codes and scales of an array of floats; NaN gets the code of the largest."""
@@ -67,7 +63,7 @@ class TableStorage:
         codes = jnp.searchsorted(middles, relative, side="right").astype(jnp.uint8)
         if self.bits == 4:
             codes = codes[:, ::2] * np.uint8(16) + codes[:, 1::2]
-        return BlockwiseStored(codes, scale, self, x.shape)
+        return BlockwiseStored(codes, (scale,), self, x.shape)
 
     def load(self, codes: jax.Array, scale: jax.Array) -> jax.Array:
         """Returns the numbers of blocks of codes with their scales."""
@@ -77,22 +73,69 @@ class TableStorage:
         return jnp.asarray(dynamic_table(self.bits, self.signed, self.table))[codes] * scale
 
 
+@checked
+@dataclasses.dataclass(frozen=True)
+class ExpandedStorage:
+    """Stores E4M3 numbers after each block's range is expanded to E4M3's (COAT, arXiv 2410.19313).
+
+    Moments of a block span far fewer powers of two than E4M3. A block's numbers are divided by the
+    geometric mean of its largest and its smallest nonzero magnitude and raised to a power k, which
+    is the largest multiple of ``1/steps`` with which they span at most 448**2 / 2.
+    """
+
+    steps: Count = 16  # k is a multiple of its inverse; COAT's programs have 16
+    block: Count = 128  # consecutive elements that share a scale, a centre and a power
+    min_size: Natural = 4096  # of an array to be stored so
+
+    def __post_init__(self):
+        _check_block("ExpandedStorage", self.block, 8)
+
+    def store(self, x: jax.Array) -> BlockwiseStored:
+        """Returns the numbers, scales, centres and powers of an array of floats."""
+        top = float(E4M3FN.max)
+        blocks = _in_blocks(x, self.block)
+        size = jnp.abs(blocks)
+        tiny = np.float32(1e-30)  # COAT's; it keeps zeros' blocks finite
+        largest = jnp.max(size, 1, keepdims=True)
+        smallest = jnp.min(jnp.where(size > 0, size, jnp.inf), 1, keepdims=True)
+        smallest = jnp.minimum(smallest, largest) + tiny
+        largest = largest + tiny
+        span = jnp.maximum(jnp.log2(largest / smallest), np.float32(1 / 16))
+        power = jnp.floor(np.float32(math.log2(top * top / 2)) / span * self.steps) / self.steps
+        power = jnp.maximum(power, np.float32(1 / self.steps))
+        center = jnp.sqrt(largest) * jnp.sqrt(smallest)
+        scale = (largest / center) ** power / np.float32(top)
+        expanded = jnp.sign(blocks) * (size / center) ** power / scale
+        data = encode(expanded, E4M3FN, saturate="finite")
+        assert isinstance(data, jax.Array)
+        factors = scale[:, 0], center[:, 0], power[:, 0]
+        return BlockwiseStored(data, factors, self, x.shape)
+
+    def load(
+        self, data: jax.Array, scale: jax.Array, center: jax.Array, power: jax.Array
+    ) -> jax.Array:
+        """Returns the numbers of blocks of E4M3 numbers with their scales, centres and powers."""
+        y = decode(jax.lax.bitcast_convert_type(data, jnp.uint8), E4M3FN).astype(jnp.float32)
+        y = y * scale
+        return jnp.sign(y) * (jnp.abs(y) ** (1 / power) * center)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class BlockwiseStored(StoredArray):
-    """An array as :class:`TableStorage` stores it."""
+    """An array as :class:`TableStorage` or :class:`ExpandedStorage` stores it."""
 
     STATIC: ClassVar = ("storage", "shape")
 
-    data: jax.Array  # codes, uint8, one row for each block
-    scale: jax.Array  # float32, one for each block
-    storage: TableStorage
+    data: jax.Array  # codes, uint8, or E4M3, one row for each block
+    factors: tuple[jax.Array, ...]  # float32, one for each block: its scale, and what else it needs
+    storage: TableStorage | ExpandedStorage
     shape: tuple[int, ...]  # of the array, without axes that vmap, scan or stack add in front
 
     def value(self) -> jax.Array:
         """Returns the array, float32."""
         if self.data.ndim > 2:
             return jax.vmap(lambda one: one.value())(self)
-        blocks = self.storage.load(self.data, self.scale[:, None])
+        blocks = self.storage.load(self.data, *(x[:, None] for x in self.factors))
         return jnp.ravel(blocks)[: math.prod(self.shape)].reshape(self.shape)
 
 
@@ -121,7 +164,13 @@ def _in_blocks(x: jax.Array, block: int) -> jax.Array:
     return jnp.pad(flat, (0, -flat.size % block)).reshape(-1, block)
 
 
-STORAGES = Storage | TableStorage
+def _check_block(owner: str, block: int, bits: int) -> None:
+    if block < 2 or (bits == 4 and block % 2):
+        even = "an even number" if bits == 4 else "an integer"
+        raise ValueError(f"{owner}: block is {block!r}; expected {even} of at least 2")
+
+
+STORAGES = Storage | TableStorage | ExpandedStorage
 StateFormat: TypeAlias = STORAGES | BlockFormatLike  # a format means ``Storage(format)``
 
 # Three bytes per parameter for Adam's two moments. Like the first moment, the square root of the
@@ -135,6 +184,10 @@ NARROW_ADAM: Mapping[str, Storage] = {
 # Optimizer states by name, for Adam's two moments; bytes per parameter in comments.
 STATES: Mapping[str, Mapping[str, StateFormat]] = {
     "narrow_adam": NARROW_ADAM,  # 3
+    # FP8-LM (arXiv 2310.18313); a nonzero second moment never becomes zero. 3
+    "fp8_lm": {r"\.mu\b": Storage(E4M3FN), r"\.nu\b": Storage(FP16, nonzero=True)},
+    # COAT (arXiv 2410.19313): both moments E4M3, in expanded blocks of 128. 2.19
+    "coat": {r"\.mu\b": ExpandedStorage(), r"\.nu\b": ExpandedStorage()},
     # bitsandbytes' 8-bit Adam (arXiv 2110.02861), blocks of 256. 2.03
     "adam8bit": {r"\.mu\b": TableStorage(), r"\.nu\b": TableStorage(signed=False)},
     # torchao's 4-bit Adam (after arXiv 2309.01507), blocks of 128. 1.06
@@ -153,14 +206,14 @@ def store_state(
     """Wraps an optimizer so that its state is stored in narrow formats, with scales.
 
     Each update widens the stored leaves to float32, applies the optimizer, and stores the new
-    leaves, rounded once to nearest. With ``root=2`` a nonzero second moment is never stored as
-    zero, so that no first moment is divided by epsilon alone.
+    leaves, rounded once to nearest. With ``root=2`` or ``nonzero`` a nonzero second moment is never
+    stored as zero, so that no first moment is divided by epsilon alone.
 
     Args:
         optimizer: any optax transformation.
-        storages: maps regular expressions to a :class:`~scalewise.Storage` or
-            :class:`TableStorage`, or to a format, which means ``Storage(format)``; or one of the
-            names of ``STATES`` (``"adam8bit"``, ``"adam4bit"``). Each float leaf of the optimizer's
+        storages: maps regular expressions to a :class:`~scalewise.Storage`, :class:`TableStorage`
+            or :class:`ExpandedStorage`, or to a format, which means ``Storage(format)``; or one of
+            the names of ``STATES`` (``"coat"``, ``"adam8bit"``). Each float leaf of the optimizer's
             state is stored by the first expression that is found in its path, written as by
             ``jax.tree_util.keystr`` (``"[0].mu['w']"``). By default E4M3 first moments and FP16
             roots of second moments.

@@ -17,9 +17,10 @@ from .._resolve import resolve
 from .._types import AxisName, PyTree
 from ..autocasting import PolicyLike
 from ..autoscaling import AmaxHistory, Recipe, RecipeLike, WithHistory, warn_of_second
+from ..formats import FormatLike
 from ..scalifying import Scalify
 from . import _model as models
-from ._gradients import at_least_float32, own_buffers, tree_where
+from ._gradients import at_least_float32, mean_over, own_buffers, tree_where
 from ._loss_scale import (
     DynamicLossScale,
     LossScale,
@@ -55,6 +56,7 @@ class Step:
     transform: Callable[[Callable], Callable] = lambda f: f
     delayed: Recipe | None = None  # a recipe with a history, under which the gradient is computed
     axis_name: AxisName = None  # mapped axes over which gradients are averaged
+    comm_format: FormatLike | None = None  # of gradients that devices send
 
     def __repr__(self) -> str:
         name = getattr(self.loss, "__name__", "a loss")
@@ -98,9 +100,8 @@ class Step:
         gradients, loss, rest, aux, newest = self._gradients(state, batch, before)
         if self.axis_name is not None:
             members = self._members()
-            gradients = jax.tree.map(
-                lambda g: jax.lax.pmean(g, self.axis_name) * members, gradients
-            )
+            mean = mean_over(gradients, self.axis_name, self.comm_format)
+            gradients = jax.tree.map(lambda g: g * members, mean)
             loss = jax.lax.pmean(loss, self.axis_name)
             newest = jax.tree.map(lambda n: jax.lax.pmax(n, self.axis_name), newest)
         updates, optimizer = self.optimizer.update(
@@ -215,6 +216,7 @@ def step(
     accumulate: Count = 1,
     has_aux: bool = False,
     axis_name: AxisName = None,
+    comm_format: FormatLike | None = None,
     check_finite: bool = True,
 ) -> Step:
     """Returns a mixed-precision training step for a loss function and an optax optimizer.
@@ -248,6 +250,7 @@ def step(
         axis_name: mapped axes (of a ``shard_map``, say) over which the batch is split: gradients
             and loss are averaged over them, and all devices make or leave out the same steps. Not
             needed under ``jit`` with shardings.
+        comm_format: format in which gradients are sent between devices, see :func:`mean_over`.
         check_finite: False makes every step without looking for infinities and NaN, which is what
             most programs in bfloat16 do; ``metrics.finite`` is then always True. Not with a loss
             scale that changes.
@@ -286,7 +289,11 @@ def step(
         WEIGHTS[weights](optimizer), scaling, clip=clip, axis_name=axis_name,
         check_finite=check_finite,
     )  # fmt: skip
-    return Step(loss, whole, params, accumulate, has_aux, transform, delayed, axis_name)
+    if comm_format is not None and axis_name is None:
+        raise ValueError("step: comm_format needs axis_name, the axes that gradients are sent over")
+    return Step(
+        loss, whole, params, accumulate, has_aux, transform, delayed, axis_name, comm_format
+    )
 
 
 def microbatches(batch: PyTree, n: int) -> PyTree:
