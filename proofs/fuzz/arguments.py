@@ -68,7 +68,7 @@ ENTRIES = {
         "rebalance": {"a": S, "factor": 2.0},
         "as_scaled": {"tree": X},
         "asarray": {"tree": S},
-        "dynamic_rescale": {"tree": S},
+        "dynamic_rescale": {"tree": S}, "find_optimal_scaling": {"x": X, "fmt": "e4m3fn"},
         "matmul": {"a": S, "b": X.T},
         "dot_general": {"a": S, "b": X.T, "dimension_numbers": (((1,), (0,)), ((), ()))},
         "conv": {
@@ -98,7 +98,7 @@ ENTRIES = {
         **{
             name: {}
             for name in (
-                "Amax", "Delayed", "Fixed", "MsEden", "Mx", "Quest", "Unit",
+                "Amax", "Delayed", "Fixed", "LeastSquares", "MsEden", "Mx", "Quest", "Unit",
             )
         },
     },
@@ -209,6 +209,7 @@ EXACT = {
     ("DynamicLossScale", "growth"): [1.5], ("DynamicLossScale", "backoff"): [],
     ("TableStorage", "bits"): [], ("Products", "backward_from"): [],
     ("Mx", "exponent"): [], ("readings", "groups"): [0],
+    ("find_optimal_scaling", "axis"): [[], -1, 0],
     ("save_safetensors", "arrays"): [{}], ("store_state", "storages"): [{}],
     ("softmax", "axis"): [-1, 0],
     ("ScaledArray", "scale"): [None, *ARRAY[:5]],

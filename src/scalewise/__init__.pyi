@@ -38,6 +38,7 @@ from .scaled import Delayed as Delayed
 from .scaled import Fixed as Fixed
 from .scaled import FourOverSix as FourOverSix
 from .scaled import KVCache as KVCache
+from .scaled import LeastSquares as LeastSquares
 from .scaled import MsEden as MsEden
 from .scaled import Mx as Mx
 from .scaled import Quest as Quest

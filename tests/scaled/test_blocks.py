@@ -244,10 +244,15 @@ def test_blocks_of_float64_are_rounded_once():
 
 def test_blocks_behind_other_choices_of_scale():
     x = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
-    for scaling in (sw.Unit(), sw.Amax()):
+    for scaling in (sw.LeastSquares(), sw.Unit(), sw.Amax()):
         a = sw.quantize(x, "mxfp6_e2m3", scaling=scaling)
         assert a.scale.dtype == jnp.float8_e8m0fnu
         np.testing.assert_allclose(a.value(), x, atol=0.3)
+    best, usual = (
+        np.square(sw.quantize(x, "mxfp4", scaling=s).value() - x).sum()
+        for s in (sw.LeastSquares(), sw.Mx("rceil"))
+    )
+    assert best < usual
     user = BlockFormat("e4m3 behind ue5m3", sw.formats.E4M3FN, sw.formats.UE5M3, 8)
     np.testing.assert_allclose(sw.quantize(x, user).value(), x, rtol=0.07, atol=1e-3)
 

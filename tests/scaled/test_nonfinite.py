@@ -16,7 +16,10 @@ SPECIAL = np.float32([np.inf, -np.inf, np.nan])
 FINITE = np.float32(np.outer([1.5, 0.25, -3e-3, 40.0], np.linspace(0.5, 1, 9)))
 PLACES = np.arange(FINITE.size).reshape(FINITE.shape) % 3 == 1
 MIXED = np.where(PLACES, np.resize(SPECIAL, FINITE.shape), FINITE)
-SCALINGS = [sw.Amax(), sw.Amax(power_of_two=False), sw.scaled.Mx(), sw.Delayed()]
+SCALINGS = [
+    sw.Amax(), sw.Amax(power_of_two=False), sw.LeastSquares(), sw.scaled.Mx(),
+    sw.LeastSquares(16, power_of_two=False), sw.Delayed(),
+]  # fmt: skip
 
 
 def expected(x, fmt):
@@ -28,7 +31,7 @@ def expected(x, fmt):
 @pytest.mark.parametrize(
     ("scaling", "fmt", "axis"),
     [
-        (sw.Amax(), "e4m3fn", None), (sw.Amax(), "fp16", 0),
+        (sw.Amax(), "e4m3fn", None), (sw.Amax(), "fp16", 0), (sw.LeastSquares(), "fp16", 0),
         *nightly((s, "fp16", None) for s in SCALINGS),
     ],
 )  # fmt: skip

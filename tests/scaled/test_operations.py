@@ -135,6 +135,17 @@ def test_a_chain_of_products_loses_what_its_roundings_lose(seed):
     np.testing.assert_allclose(exact(a), want, rtol=1e-5)
 
 
+def test_the_arithmetic_of_exp_follows_the_values():
+    a, b = (sw.ScaledArray(jnp.float16([0.3, 1.7, -1.9]), 2.0**e) for e in (-1, 2))
+    for x, narrow in ((a, True), (b, False)):
+        auto = scaled.exp(x, arithmetic="auto").data
+        np.testing.assert_array_equal(
+            auto, scaled.exp(x, arithmetic="narrow" if narrow else "float32").data
+        )
+        np.testing.assert_allclose(auto, np.exp(exact(x)), rtol=2 * HALF)
+    np.testing.assert_array_equal(scaled.exp(b).data, scaled.exp(b, arithmetic="float32").data)
+
+
 def test_log_and_roots_behind_small_scales():
     positive = sw.ScaledArray(jnp.float16([1.0, 4.0]), 1e-30)
     np.testing.assert_allclose(scaled.sqrt(positive).value(), [1e-15, 2e-15], rtol=1e-3)

@@ -10,6 +10,7 @@ import pytest
 import scalewise as sw
 from arrays import normal
 from cases import nightly
+from scalewise import scaled
 from scalewise.scaled import SCALINGS
 
 X = np.asarray(normal(0, (64, 32))) * np.float32(3e-7)
@@ -19,7 +20,7 @@ FITTING = [
         for cls in SCALINGS.values()
         if cls.source in ("amax", "data", "history") and cls not in (sw.MsEden, sw.Quest)
     ),  # these two cut off the largest numbers
-    *(cls(power_of_two=False) for cls in (sw.Amax, sw.Delayed)),
+    *(cls(power_of_two=False) for cls in (sw.Amax, sw.LeastSquares, sw.Delayed)),
 ]
 
 
@@ -28,7 +29,9 @@ def error(x, **options):
 
 
 @pytest.mark.parametrize("fmt", ["e4m3fn", *nightly(["e5m2", "fp16", "e2m1fn"])])
-@pytest.mark.parametrize("scaling", nightly(FITTING, but=[sw.Amax(), sw.Amax(power_of_two=False)]))
+@pytest.mark.parametrize(
+    "scaling", nightly(FITTING, but=[sw.Amax(), sw.Amax(power_of_two=False), sw.LeastSquares()])
+)
 def test_each_fits_the_data_in_jit_and_out(scaling, fmt):
     a = sw.quantize(X, fmt, scaling=scaling)
     b = jax.jit(lambda x: sw.quantize(x, fmt, scaling=scaling))(X)
@@ -91,6 +94,68 @@ def test_amax_without_powers_of_two_reaches_the_largest_number():
     assert float(jnp.max(jnp.abs(a.data.astype(jnp.float32)))) == 448
 
 
+@pytest.mark.parametrize("axis", [1, *nightly([None, 0])])
+@pytest.mark.parametrize("fmt", ["e2m1fn", *nightly(["e4m3fn", "e3m2fn"])])
+def test_least_squares_is_the_best_of_its_candidates(fmt, axis):
+    best = sw.quantize(X, fmt, scaling=sw.LeastSquares(), axis=axis)
+    unit = np.abs(X).max()
+    over = tuple(i for i in range(2) if i != axis) if axis is not None else (0, 1)
+    got = np.square((best.value() - X) / unit).sum(over)
+    first = sw.quantize(X, fmt, axis=axis).scale
+    for i in range(6):
+        scale = first * np.float32(2.0**-i)
+        rounded = sw.round_to(X / scale, fmt, saturate="finite") * scale
+        assert (got <= np.square((rounded - X) / unit).sum(over) * (1 + 1e-5)).all()
+
+
+RNG = np.random.default_rng(0)
+TENSORS = {
+    "gaussian": RNG.standard_normal((4, 128)),
+    "lognormal": np.exp(2 * RNG.standard_normal((4, 128))),
+    "uniform": RNG.uniform(-1, 1, (4, 128)),
+    "heavy-tailed": RNG.standard_t(2, (4, 128)),
+    "bimodal": np.where(RNG.random((4, 128)) < 0.99, 1, 50) * RNG.normal(1, 0.1, (4, 128)),
+}
+
+
+def scanned(x, fmt, scales):
+    """The smallest squared error behind one of the scales."""
+    levels = np.unique(fmt.decode(np.arange(fmt.max_code + 1)))
+    middles = (levels[1:] + levels[:-1]) / 2
+    y = np.abs(x)[None] / scales[:, None]
+    return np.square(np.abs(x) - scales[:, None] * levels[np.searchsorted(middles, y)]).sum(1).min()
+
+
+@pytest.mark.parametrize(
+    ("fmt", "axis", "power_of_two"),
+    [("e2m1fn", 0, True),
+     *nightly([("e4m3fn", None, True), ("e4m3fn", None, False), ("e4m3fn", 0, False),
+               ("e2m1fn", None, False)])],
+)  # fmt: skip
+def test_least_squares_is_as_good_as_a_scan_over_scales(fmt, axis, power_of_two):
+    fmt = sw.format(fmt)
+    for name, x in TENSORS.items():
+        x = np.float32(x)
+        scaling = sw.LeastSquares(power_of_two=power_of_two)
+        error = np.square(np.asarray(sw.quantize(x, fmt, scaling=scaling, axis=axis).value()) - x)
+        for found, row in zip(error, x, strict=True) if axis == 0 else [(error, x.ravel())]:
+            top = np.abs(row).max() / float(fmt.max)
+            if power_of_two:
+                scales = 2.0 ** np.arange(np.floor(np.log2(top)) - 12, np.log2(top) + 3)
+            else:
+                scales = top * 2.0 ** np.linspace(1, -4, 300)
+            assert found.sum() <= 1.01 * scanned(np.float64(row), fmt, scales), name
+
+
+def test_a_sketch_of_many_elements_finds_the_scale_of_all():
+    x = np.float32(np.random.default_rng(1).standard_t(2, 10_000))
+    fmt = sw.format("e2m1fn")
+    got = sw.quantize(x, fmt, scaling=sw.LeastSquares(64, power_of_two=False)).value()
+    top = np.abs(x).max() / float(fmt.max)
+    best = scanned(np.float64(x), fmt, top * 2.0 ** np.linspace(1, -6, 40))
+    assert np.square(np.asarray(got) - x).sum() <= 1.01 * best
+
+
 def test_unit_is_known_from_shapes():
     a = normal(0, (8, 1024))
     b = normal(1, (1024, 8))
@@ -110,6 +175,7 @@ def test_delayed_without_a_history_is_current_scaling():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda: sw.LeastSquares(0), "LeastSquares: candidates is 0; expected"),
         (lambda: sw.Unit(-1), "Unit: terms is -1; expected"),
         (lambda: sw.Delayed(0), "Delayed: history is 0; expected"),
         (
@@ -121,3 +187,19 @@ def test_delayed_without_a_history_is_current_scaling():
 def test_invalid_arguments_are_rejected(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("power_of_two", [False, *nightly([True])])
+def test_the_optimal_scale_has_the_least_error_of_many(power_of_two):
+    x = normal(0, (3, 64))
+    for axis in ((), 0):
+        found = scaled.find_optimal_scaling(x, "e2m1fn", axis=axis, power_of_two=power_of_two)
+        assert found.shape == (() if axis == () else (3, 1))
+        axes = None if axis == () else 1
+
+        def error(s, axes=axes):
+            rounded = np.asarray(sw.round_to(x / s, "e2m1fn", saturate="finite")) * s
+            return np.sum((rounded - x) ** 2, axis=axes, keepdims=axes is not None)
+
+        others = 2.0 ** (np.arange(-6, 4) if power_of_two else np.linspace(-6, 4, 400))
+        assert (error(found) <= 1.01 * np.min([error(s) for s in others], axis=0)).all()

@@ -41,10 +41,12 @@ from ._scaling import Amax as Amax
 from ._scaling import Delayed as Delayed
 from ._scaling import Fixed as Fixed
 from ._scaling import FourOverSix as FourOverSix
+from ._scaling import LeastSquares as LeastSquares
 from ._scaling import MsEden as MsEden
 from ._scaling import Mx as Mx
 from ._scaling import Quest as Quest
 from ._scaling import Unit as Unit
+from ._scaling import find_optimal_scaling as find_optimal_scaling
 from ._stored import SqrtStored as SqrtStored
 from ._stored import Storage as Storage
 from ._sums import conv as conv
@@ -76,6 +78,7 @@ __all__ = [
     "dynamic_rescale",
     "erf",
     "exp",
+    "find_optimal_scaling",
     "gelu",
     "integer_pow",
     "is_scaled",

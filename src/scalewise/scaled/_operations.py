@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -254,10 +255,28 @@ def integer_pow(a: Operand, n: int) -> ScaledArray:
 
 
 @checked
-def exp(a: Operand) -> ScaledArray:
-    """Returns the exponential with the scale 1, computed from the value."""
+def exp(a: Operand, *, arithmetic: Literal["float32", "narrow", "auto"] = "float32") -> ScaledArray:
+    """Returns the exponential with the scale 1, computed from the value.
+
+    Args:
+        a: the operand.
+        arithmetic: ``"narrow"`` computes it in the data's dtype if that has 16 bits; ``"auto"``
+            chooses that at run time if all values (data times scale) are at most 1, so that
+            rounding them costs no more than rounding the result does, and otherwise float32.
+    """
     (x,) = operands("exp", a)
-    return scaled_result(jnp.exp(x.value()), FACTORS.one, x.dtype)
+    value = x.value()
+
+    def narrow(value: jax.Array) -> jax.Array:
+        return jnp.exp(value.astype(x.dtype)).astype(value.dtype)
+
+    if x.dtype.itemsize != 2 or arithmetic == "float32":
+        data = jnp.exp(value)
+    elif arithmetic == "narrow":
+        data = narrow(value)
+    else:
+        data = lax.cond(jnp.all(jnp.abs(value) <= 1), narrow, jnp.exp, value)
+    return scaled_result(data, FACTORS.one, x.dtype)
 
 
 @checked

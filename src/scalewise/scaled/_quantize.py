@@ -65,9 +65,9 @@ def quantize(
         x: an array of floats of any width (narrower than float32 are widened), or a
             :class:`ScaledArray`.
         fmt: a format or a block format, or a name of one.
-        scaling: how the scale is chosen: :class:`Amax` (by default), :class:`Unit`,
-            :class:`Fixed`, :class:`Delayed`; for blocks with E8M0 scales also :class:`Mx`, their
-            default.
+        scaling: how the scale is chosen: :class:`Amax` (by default), :class:`LeastSquares`,
+            :class:`Unit`, :class:`Fixed`, :class:`Delayed`; for blocks with E8M0
+            scales also :class:`Mx`, their default.
         axis: axes that keep a scale for each index; None for one scale for the whole array. With a
             block format: the one axis along which the blocks lie, by default the last.
         rounding: of the elements, as for :func:`scalewise.cast`.

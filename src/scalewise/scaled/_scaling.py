@@ -1,4 +1,4 @@
-"""The strategies that choose a scale: from the largest magnitude, the spread or shapes.
+"""The strategies that choose a scale: from the largest magnitude, the error or shapes.
 
 Most find a *magnitude* and scale it to the top of the format (:func:`to_top`). NaN and infinities
 are left out: a scale depends on the finite elements alone.
@@ -16,14 +16,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
-from .._check import Count, Positive, Range, checked
+from .._check import Count, Positive, Range, checked, checked_axes
 from .._repr import changed_fields
-from ..formats import BLOCK_FORMATS, CATALOGUE, E2M1FN, E8M0, BlockFormat, Format
-from ..rounding import EncodedArray, encode, round_to
+from .._resolve import as_format
+from ..formats import BLOCK_FORMATS, CATALOGUE, E2M1FN, E8M0, BlockFormat, Format, FormatLike
+from ..rounding import EncodedArray, encode, float_array, round_to
 from ._amax import amax, amax_by_keys, to_top
 from ._array import ScaledArray
+from ._least_squares import least_squares_scale
 from ._power import exponent_of, layout, power_of_two
 
 Axes = Sequence[int]
@@ -131,6 +133,84 @@ class Amax(Scaling):
         if self.headroom != 1:
             magnitude = magnitude * np.asarray(self.headroom, x.dtype)
         return to_top(magnitude, fmt, self.power_of_two)
+
+
+@checked
+@dataclasses.dataclass(frozen=True)
+class LeastSquares(Scaling):
+    """Scales with the smallest squared error of the rounded elements among several candidates.
+
+    With ``power_of_two`` the candidates are :class:`Amax`'s scale and its halves; each costs a
+    rounding and a sum over the data. Without it a dense search finds a scale within 1 % of the
+    error of an exhaustive one for common distributions; it rounds at most 8,192 elements per scale
+    once for each candidate.
+
+    Attributes:
+        candidates: how many scales are tried. None: 6 powers of two, or 256 on a grid from twice
+            the largest magnitude's scale down, half of them in its two octaves.
+        power_of_two: whether the scale is a power of two.
+    """
+
+    candidates: Count | None = None
+    power_of_two: bool = True
+    name = "least_squares"
+
+    def scale(self, x: jax.Array, fmt: Format, axes: Axes, keepdims: bool = False) -> Scales:
+        if not self.power_of_two:
+            scale = least_squares_scale(lax.stop_gradient(x), fmt, axes, self.candidates)
+            scale = _kept(scale, axes, keepdims)
+            return scale, 1 / scale
+        top = amax(x, axes, True)
+        unit = to_top(top, fmt, True)[1]  # the error's own scale: squares of it stay in range
+        found: list[tuple[jax.Array, jax.Array, jax.Array]] = []
+        for i in range(self.candidates or 6):
+            scale, inverse = to_top(top * np.asarray(0.5**i, x.dtype), fmt, True)
+            rounded = round_to(x * inverse, fmt, saturate="finite") * scale
+            squares = jnp.where(jnp.isfinite(x), jnp.square((rounded - x) * unit), 0)
+            error = jnp.sum(squares, axis=tuple(axes), keepdims=True)
+            found.append((error, scale, inverse))
+        best = found[0]
+        for new in found[1:]:
+            better = new[0] < best[0]
+            best = tuple(jnp.where(better, *pair) for pair in zip(new, best, strict=True))
+        return _kept(best[1], axes, keepdims), _kept(best[2], axes, keepdims)
+
+
+@checked
+def find_optimal_scaling(
+    x: ArrayLike, fmt: FormatLike, *, axis: Axes | int = (), power_of_two: bool = True
+) -> jax.Array:
+    """Returns the scale s with the least squared error of ``s * round(x / s)`` in a format.
+
+    It is that of :class:`LeastSquares`: ``ScaledArray(sw.cast(x / s, fmt), s)`` is ``sw.quantize(x,
+    fmt, scaling=LeastSquares(power_of_two))``, where elements beyond the format's largest saturate.
+
+    Args:
+        x: an array of floats. NaN and infinities don't count.
+        fmt: a format, or its name.
+        axis: axes that keep a scale for each of their indices, which then have length 1 elsewhere;
+            by default one scale, without axes.
+        power_of_two: False for a search over all scales.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> float(find_optimal_scaling(jnp.array([1.0, 1.5, 6.0]), "e2m1fn"))
+        1.0
+        >>> s = find_optimal_scaling(jnp.array([0.7, 4.2]), "e2m1fn", power_of_two=False)
+        >>> round(float(s), 4)
+        1.4
+    """
+    x = float_array(x, "find_optimal_scaling")
+    kept = checked_axes("find_optimal_scaling", axis, x.ndim)
+    axes = [a for a in range(x.ndim) if a not in kept]
+    wide = x.astype(jnp.float64 if x.dtype == jnp.float64 else jnp.float32)
+    fmt = as_format(fmt, "find_optimal_scaling")
+    scaling = LeastSquares(power_of_two=power_of_two)
+    return scaling.scale(wide, fmt, axes, keepdims=bool(kept))[0]
+
+
+def _kept(x: jax.Array, axes: Axes, keepdims: bool) -> jax.Array:
+    return x if keepdims else jnp.squeeze(x, tuple(axes))
 
 
 @checked
