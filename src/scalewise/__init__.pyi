@@ -30,6 +30,7 @@ from .formats import Format as Format
 from .formats import format as format
 from .planning import Plan as Plan
 from .planning import plan as plan
+from .planning import rollouts as rollouts
 from .rounding import cast as cast
 from .rounding import round_to as round_to
 from .rounding import saturation as saturation

@@ -38,6 +38,7 @@ _DOCUMENTED = dir()  # the reference has these names
 
 # for other packages of scalewise, not for users
 from .._output import writable as writable
+from ._compare._gap import gap as gap
 from ._compare._gap import kl as kl
 from ._file import arguments as arguments
 from ._file import as_arguments as as_arguments

@@ -153,7 +153,7 @@ class QuantizedValue:
             if counts[-1] > 1 and length * data.format.bits % 8:
                 return None
             data = dataclasses.replace(data, length=length)
-        stored = ScaledArray.tree_unflatten(self.stored.tree_flatten()[1], (data, self.scale, None))
+        stored = ScaledArray.tree_unflatten(self.stored.tree_flatten()[1], (data, self.scale))
         here = dataclasses.replace(self, stored=stored, given=None, shared=tuple(shared))
         return here, jax.tree.map(lambda x: PartitionSpec(*own(x)), here)
 

@@ -2,9 +2,12 @@
 
 from ._plan import plan as plan
 from ._result import Plan as Plan
+from ._rollouts import rollouts as rollouts
 
 __all__ = []
 
 # the classes of results, for annotations
 from ._result import FrontPoint as FrontPoint
 from ._result import PlanLine as PlanLine
+from ._rollouts import Pair as Pair
+from ._rollouts import Rollouts as Rollouts
