@@ -21,8 +21,9 @@ import numpy as np
 from jax import lax
 
 from benchmarks.peers import Run, peers
-from scalewise import Format, Propagated, ScaledArray, cast, quantize, round_to
+from scalewise import Format, ScaledArray, cast, quantize, round_to
 from scalewise import format as format_
+from scalewise.scaled import cast_data
 
 E6M9 = Format("e6m9", exponent_bits=6, mantissa_bits=9)
 FORMATS = [format_(n) for n in ("e4m3fn", "e5m2", "fp16", "bf16", "e2m1fn")]
@@ -73,7 +74,7 @@ def routes(x: np.ndarray) -> dict[tuple[str, str], Run]:
         compiled = jax.jit(lambda v, n=name: quantize(v, n))
         table[name, "scalewise"] = lambda c=compiled: jax.block_until_ready(c(rows))
     scaled = ScaledArray(there, jnp.float32(0.25))
-    through = jax.jit(lambda a: quantize(a, "e4m3fn", scaling=Propagated(), saturate=False))
+    through = jax.jit(lambda a: cast_data(a, "e4m3fn"))
     table["e4m3fn", "through ScaledArray"] = lambda: jax.block_until_ready(through(scaled))
     table["e4m3fn", "with a scale from amax"] = jitted(lambda v: quantize(v, "e4m3fn"))
     return dict(sorted(table.items(), key=lambda item: item[0][0]))

@@ -23,7 +23,6 @@ FAMILIES = {
     "torchao": "metadata `tensor_names`, github.com/pytorch/ao prototype/safetensors",
     "comfyui": "metadata `_quantization_metadata` or tensors `*.comfy_quant`, "
     "github.com/comfyanonymous/ComfyUI",
-    "gguf": "github.com/ggml-org/llama.cpp ggml-common.h, gguf-py",
     "compressed-tensors": "`quant_method: compressed-tensors`, github.com/vllm-project/"
     "compressed-tensors",
     "modelopt": "`hf_quant_config.json`, github.com/NVIDIA/TensorRT-Model-Optimizer",
@@ -33,7 +32,7 @@ FAMILIES = {
 }
 ORDER = {
     "pairs": "even element low", "swapped": "even element high",
-    "halves": "j low, j + half a block high", None: "",
+    None: "",
 }  # fmt: skip
 
 
@@ -41,23 +40,19 @@ def packages() -> dict[str, list[str]]:
     """Returns the packages whose recorded files have each layout."""
     found = defaultdict(list)
     for name, package in json.loads((RECORDED / "versions.json").read_text()).items():
-        if name.startswith("gguf"):
-            layouts = {"gguf/mxfp4", "gguf/nvfp4"}  # the package reads its header
-        else:
-            with tempfile.TemporaryDirectory() as folder:
-                shutil.copy(RECORDED / f"{name}.safetensors", Path(folder, "model.safetensors"))
-                if (RECORDED / f"{name}.config.json").exists():
-                    shutil.copy(RECORDED / f"{name}.config.json", Path(folder, "config.json"))
-                weights = load(folder).weights.values()
-            layouts = {w.layout.name for w in weights if w.layout}
-        for layout in layouts:
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copy(RECORDED / f"{name}.safetensors", Path(folder, "model.safetensors"))
+            if (RECORDED / f"{name}.config.json").exists():
+                shutil.copy(RECORDED / f"{name}.config.json", Path(folder, "config.json"))
+            weights = load(folder).weights.values()
+        for layout in {w.layout.name for w in weights if w.layout}:
             found[layout] = sorted({*found[layout], package})
     return found
 
 
 def row(layout, tested) -> str:
     names = [layout.codes, layout.scale] + ([layout.whole] if layout.whole else [])
-    shown = ", ".join(f"`{n.format('*', stem='*')}`" for n in dict.fromkeys(names))
+    shown = ", ".join(f"`{n.format('*')}`" for n in dict.fromkeys(names))
     block = "by the shapes" if layout.block is None else f"{layout.block[0]} x {layout.block[1]}"
     whole = "" if layout.whole is None else "divide" if layout.divides else "multiply"
     swapped = "yes" if layout.transposed else ""

@@ -31,7 +31,6 @@ PUBLIC = {  # the classes that users may want to catch, and where they are found
     "UnreadableError": "scalewise.checkpoints",
     "InputError": "",
     "TargetError": "",
-    "FolderInUseError": "",
     "MissingPackageError": "",
     "ParameterError": "",
     "ExportError": "scalewise.torch",
@@ -69,10 +68,6 @@ def _no_recipe() -> None:
 
 def _bad_format() -> None:
     sw.Format("e12m3", exponent_bits=12, mantissa_bits=3)
-
-
-def _device() -> None:
-    dataclasses.replace(sw.recipes.mxfp8, device="h100", native_products=True)
 
 
 def _no_history() -> None:
@@ -130,9 +125,6 @@ CASES = (
     Case("`keep` names nothing", _keep, "a misspelt scope; or the program has no such scope: Flax "
          "NNX and Equinox don't name their modules", "take one of the scopes that are listed, or "
          "put `with jax.named_scope(\"head\"):` around the operations"),
-    Case("A device without units for the formats", _device, "`native_products=True` and a device "
-         "that can't multiply the recipe's formats", "take another recipe; `scalewise formats "
-         "--device h100` lists what the device multiplies"),
     Case("Delayed scaling without its history", _no_history, "`step` was called with something "
          "else as its first argument", "`history = f.init(*args)` makes the first one"),
     Case("A key is missing", _key, "`keyed=True` makes a JAX key the first argument", "call it "
@@ -144,7 +136,8 @@ CASES = (
 )  # fmt: skip
 WARNINGS = (
     Case("A device without units", _units, "the named device can't multiply these formats",
-         "nothing, if 16-bit products are fine; else another recipe or `native_products=True`"),
+         "nothing, if 16-bit products are fine; else another recipe; `scalewise formats "
+         "--device h100` lists what the device multiplies"),
 )  # fmt: skip
 
 

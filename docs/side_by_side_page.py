@@ -33,7 +33,7 @@ steps and reaches the same loss: another power of two as the scale changes no bi
 are neither flushed nor saturated.
 
 `fp16_every_op` is `scalify` with each scale recomputed from the
-data by the maximum, `scalify-l1` and `-l2` by the mean of magnitudes or of squares, which leave
+data by the maximum, `scalify-l2` by the mean of squares, which leaves
 less headroom for a tensor's large numbers. In `scalify-loss`, which is
 `training.step(loss, optimizer, "scalify")`, scales are propagated only through loss and
 gradients, and the optimizer is in float32.

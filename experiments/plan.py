@@ -32,7 +32,6 @@ import numpy as np
 import scalewise as sw
 from scalewise.autoscaling import Boundaries, Operand
 from scalewise.interpret import trace
-from scalewise.planning._budget import Budget
 from scalewise.planning._sites import WIDE
 from scalewise.planning._space import Choice, Lists, Space
 
@@ -109,8 +108,8 @@ def space_of(
     objective: Literal["kl", "loss"] = "kl",
 ) -> Space:
     program = trace(m.logits, Boundaries.of(WIDE), (m.params, *inputs), {}, name="plan")
-    lists = Lists([Operand(x) for x in weights], [x and Operand(x) for x in activations], [None])
-    return Space(program, Budget(bits=1e3), lists, objective, 0, "logits")
+    lists = Lists([Operand(x) for x in weights], [x and Operand(x) for x in activations])
+    return Space(program, lists, objective, 0, "logits")
 
 
 def predict(name: str, trained: bool) -> Iterator[dict[str, Any]]:

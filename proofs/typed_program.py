@@ -36,7 +36,7 @@ def main() -> None:
     findings: tuple[sw.Finding, ...] = report.findings
     rounded: jax.Array = sw.round_to(jnp.ones(3), "e4m3fn", saturate=True)
     half = sw.Format("e6m9", exponent_bits=6, mantissa_bits=9)
-    plan = sw.plan(loss_of, sw.Budget(bits=6.5))(params, x, y)
+    plan = sw.plan(loss_of, 6.5)(params, x, y)
     print(loss, [x.line for x in findings], rounded.sum(), half.max, plan)
 
 

@@ -124,13 +124,13 @@ WALKS = (
             ],
             "src/scalewise/scaled/__init__.py": [
                 after(
-                    "from ._scaling import LeastSquares as LeastSquares\n",
+                    "from ._scaling import Fixed as Fixed\n",
                     "from ._scaling import Median as Median\n",
                 )
             ],
             "src/scalewise/__init__.pyi": [
                 after(
-                    "from .scaled import LeastSquares as LeastSquares\n",
+                    "from .scaled import KVCache as KVCache\n",
                     "from .scaled import Median as Median\n",
                 )
             ],

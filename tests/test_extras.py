@@ -13,7 +13,7 @@ class Blocked:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name.partition(".")[0])
 sys.meta_path.insert(0, Blocked())
 """
-TRAIN = ["optax", "orbax", "tensorboardX"]
+TRAIN = ["optax", "orbax"]
 TORCH = ["torch"]
 REPORTS = ["rich", "typer", "jinja2"]
 

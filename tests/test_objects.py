@@ -21,8 +21,6 @@ NAMES = re.findall(r" as (\w+)", Path(sw.__file__).with_suffix(".pyi").read_text
 MODULES = [sw, *(m for m in (getattr(sw, n) for n in NAMES) if inspect.ismodule(m))]
 # their attributes are functions, which have no equality beyond identity
 OF_FUNCTIONS = {"Algebra", "PrimitiveRule", "RuleTable", "Method", "ScaleRule"}
-# of classes whose arguments are all optional, but which need one of them
-ARGUMENTS = {"Budget": {"bits": 4.5}}
 
 
 def public():
@@ -41,11 +39,7 @@ def public():
                     continue
                 needed = [p for p in parameters if p.default is p.empty and p.kind < 2]
                 value = [] if needed or inspect.isabstract(value) else [value]
-                value = [
-                    cls(**ARGUMENTS.get(cls.__name__, {}))
-                    for cls in value
-                    if cls.__init__ is not object.__init__
-                ]
+                value = [cls() for cls in value if cls.__init__ is not object.__init__]
             elif isinstance(value, dict):
                 value = list(value.values())
             for x in value if isinstance(value, list) else [value]:
@@ -96,7 +90,6 @@ STORED = {
     "scaled": lambda: sw.quantize(X, "e4m3fn"),
     "blocks": lambda: sw.quantize(X, "mxfp8_e4m3"),
     "packed": lambda: sw.quantize(X, "nvfp4"),
-    "exponent": lambda: sw.ScaledArray.from_exponent(X, 3),
     "no scale": lambda: sw.ScaledArray(X, None),
     "state": lambda: sw.autoscale(
         lambda x: x, sw.Recipe(state=((".*", sw.Storage("fp16", root=2)),))

@@ -10,7 +10,7 @@ import pytest
 import scalewise
 from scalewise.autoscaling import RULES
 from scalewise.primitives import AUTOCAST, FACTS, PRIMITIVES, Family, having, names, params
-from scalewise.primitives._row import parsed
+from scalewise.primitives._table import parsed
 
 ROOT = Path(scalewise.__file__).parent
 # The code of a primitive, found by its name: a rule, a lowering, an operation's number, a phrase,

@@ -2,7 +2,7 @@
 
     taskset -c 0 python -m proofs.checkpoints.peers
 
-Needs torch, transformers, compressed-tensors, torchao and nvidia-modelopt, as
+Needs torch, transformers, compressed-tensors and nvidia-modelopt, as
 `proofs.checkpoints.record`. Both sides convert the same bfloat16 weights in the same process; the
 smallest CPU time of several runs counts. Ours have the time of finding the scales, as theirs.
 """
@@ -55,22 +55,6 @@ def compressed_tensors(w):
         yield f"compressed-tensors/{kind}", pack, unpack
 
 
-def torchao(w):
-    from torchao.prototype.mx_formats.mx_tensor import MXTensor
-    from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor, per_tensor_amax_to_scale
-    from torchao.quantization import Float8Tensor, PerRow
-
-    def unpack(x):
-        return x.dequantize(torch.bfloat16)
-
-    def nvfp4():
-        return NVFP4Tensor.to_nvfp4(w, per_tensor_scale=per_tensor_amax_to_scale(w.abs().max()))
-
-    yield "torchao/NVFP4Tensor", nvfp4, unpack
-    yield "torchao/MXTensor", lambda: MXTensor.to_mx(w, torch.float8_e4m3fn, 32), unpack
-    yield "torchao/Float8Tensor", lambda: Float8Tensor.from_hp(w, granularity=PerRow()), unpack
-
-
 def modelopt(w):
     from modelopt.torch.quantization.qtensor import NVFP4QTensor
 
@@ -116,7 +100,7 @@ def ours(name, w):
         scale = np.random.default_rng(1).integers(100, 140, (len(x), x.shape[1] // 32), np.uint8)
         packed, packing = Packed(codes, E2M1FN, scale, "e8m0", (1, 32), transposed=True), None
     else:
-        packing, packed = rate(lambda: quantised(x, layout, writer_of(layout.family, None)), x.size)
+        packing, packed = rate(lambda: quantised(x, layout, writer_of(layout.family)), x.size)
     return packing, rate(lambda: values(packed, BF16), x.size)[0]
 
 
@@ -127,7 +111,7 @@ def main():
     torch.set_num_threads(1)
     w = (torch.randn(given.rows, 4096) * 0.02).to(torch.bfloat16)
     print("million numbers a second: packing ours, theirs; unpacking ours, theirs")
-    for package in (compressed_tensors, torchao, modelopt, transformers):
+    for package in (compressed_tensors, modelopt, transformers):
         for name, pack, unpack in package(w):
             packing, packed = rate(pack, w.numel()) if pack else (None, None)
             unpacking, _ = rate(lambda p=packed, u=unpack: u(p), w.numel())

@@ -2,9 +2,9 @@
 
     python -m proofs.checkpoints.record tests/checkpoints/recorded
 
-Needs torch, transformers, compressed-tensors, torchao, nvidia-modelopt, comfy-kitchen and gguf; the
-tests read the recorded files, so that they need none of them. Each ``NAME.safetensors`` (or
-``.gguf``) is as the package writes it; ``NAME.expected.safetensors`` has the inputs and the values.
+Needs torch, transformers, compressed-tensors, torchao, nvidia-modelopt and comfy-kitchen; the
+tests read the recorded files, so that they need none of them. Each ``NAME.safetensors`` is as
+the package writes it; ``NAME.expected.safetensors`` has the inputs and the values.
 """
 
 import json
@@ -272,38 +272,9 @@ def comfyui(folder):
               value, metadata, None, "comfy-kitchen")  # fmt: skip
 
 
-def gguf(folder):
-    import gguf as g
-
-    w = matrix(51, (8, 128)).numpy()
-    mx = g.quants.quantize(w, g.GGMLQuantizationType.MXFP4)
-    rng = np.random.default_rng(52)
-    nv = rng.integers(0, 256, (8, 2 * 36), dtype=np.uint8)
-    bf = g.quants.quantize(w, g.GGMLQuantizationType.BF16)
-    writer = g.GGUFWriter(folder / "gguf_fp4.gguf", "llama")
-    kinds = g.GGMLQuantizationType
-    writer.add_tensor("a.mxfp4.weight", mx, raw_dtype=kinds.MXFP4)
-    writer.add_tensor("b.nvfp4.weight", nv, raw_dtype=kinds.NVFP4)
-    writer.add_tensor("c.bf16.weight", bf, raw_dtype=kinds.BF16)
-    writer.add_tensor("d.f16.weight", w.astype(np.float16))
-    writer.add_tensor("e.f32.weight", w)
-    for step in ("header", "kv_data", "tensors"):
-        getattr(writer, f"write_{step}_to_file")()
-    writer.close()
-    expected = {
-        "a.mxfp4.weight": g.quants.dequantize(mx, kinds.MXFP4),
-        "b.nvfp4.weight": g.quants.dequantize(nv, kinds.NVFP4),
-        "c.bf16.weight": g.quants.dequantize(bf, kinds.BF16),
-        "d.f16.weight": w.astype(np.float16).astype(np.float32), "e.f32.weight": w,
-    }  # fmt: skip
-    save_file({k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in expected.items()},
-              folder / "gguf_fp4.expected.safetensors")  # fmt: skip
-    VERSIONS["gguf_fp4"] = f"gguf {version('gguf')}"
-
-
 def main(folder):
     folder.mkdir(parents=True, exist_ok=True)
-    makers = (compressed_tensors, torchao, transformers, fbgemm, comfyui, gguf, modelopt)
+    makers = (compressed_tensors, torchao, transformers, fbgemm, comfyui, modelopt)
     for make in makers:
         make(folder)
     (folder / "versions.json").write_text(json.dumps(VERSIONS, indent=1, sort_keys=True) + "\n")

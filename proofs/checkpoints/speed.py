@@ -1,4 +1,4 @@
-"""Speed and memory of casts beside a copy of the file, and runs that are killed and resumed.
+"""Speed and memory of casts beside a copy of the file.
 
     taskset -c 0 python -m proofs.checkpoints.speed FOLDER --gigabytes 2
 
@@ -8,11 +8,8 @@ the resident set's anonymous part: pages of mapped files belong to the system's 
 """
 
 import argparse
-import hashlib
 import os
-import random
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -52,11 +49,6 @@ def make(path, gigabytes, side):
     return one.nbytes
 
 
-def digest(path):
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def cast(source, out, to, layout):
     command = [sys.executable, "-c", CAST, str(source), str(out), to, layout]
     return tuple(map(float, subprocess.check_output(command, text=True).split()))
@@ -73,35 +65,11 @@ def copied(path, out):
     return times
 
 
-def killed(source, folder, times):
-    """Kills a cast at random moments; returns whether the resumed file has the same bytes."""
-    whole, out = folder / "whole.safetensors", folder / "killed.safetensors"
-    seconds, _, _ = cast(source, whole, "nvfp4", "compressed-tensors")
-    rng, kills = random.Random(0), 0
-    while kills < times:
-        command = [sys.executable, "-c", CAST, str(source), str(out), "nvfp4", "compressed-tensors"]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        try:
-            process.wait(3 + rng.uniform(0.05, 0.9) * seconds / 3)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            kills += 1
-        if out.exists():
-            same = digest(out) == digest(whole)
-            out.unlink()
-            if not same:
-                return kills, False
-    cast(source, out, "nvfp4", "compressed-tensors")
-    return kills, digest(out) == digest(whole)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--gigabytes", type=float, default=2)
     parser.add_argument("--side", type=int, default=8192)
-    parser.add_argument("--kills", type=int, default=10)
     given = parser.parse_args()
     folder = given.folder
     shutil.rmtree(folder, ignore_errors=True)
@@ -127,8 +95,6 @@ def main():
               f"{share} of a copy's speed", flush=True)  # fmt: skip
         wide.unlink()
         narrow.unlink()
-    kills, equal = killed(source, folder, given.kills)
-    print(f"killed {kills} times, resumed to {'equal' if equal else 'OTHER'} bytes", flush=True)
 
 
 if __name__ == "__main__":

@@ -122,7 +122,6 @@ L2 = Rounding(10, 2.0**-24, nonzero=True)
 RECIPES: dict[str, tuple[sw.Recipe, Model]] = {
     "fp16_every_op": (sw.recipes.fp16_every_op, Model(EVERY_OP)),
     "scalify": (sw.recipes.scalify, Model(UNIT_SIZE, propagated=True)),
-    "l1": (sw.Scalify(rescale="l1"), Model(L2)),
     "l2": (sw.Scalify(rescale="l2"), Model(L2)),
     "never": (sw.Scalify(rescale="never"), Model(L2)),
 }

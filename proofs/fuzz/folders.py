@@ -76,7 +76,7 @@ def uses(path: Path, whole: Path, out: Path) -> Iterator[tuple[str, Callable[[],
     yield "load", lambda: decoded(path)
     yield "inspect", lambda: checkpoints.inspect(path).json()
     yield "check", lambda: checkpoints.check(path).json()
-    yield "diff", lambda: checkpoints.diff(whole, path, tolerance=0.5).json()
+    yield "against", lambda: checkpoints.check(path, whole).json()
     yield "cast", lambda: checkpoints.cast(path, "bf16", out=out, unscaled_fp8=True)
 
 

@@ -20,7 +20,6 @@ from .autocasting import autocast as autocast
 from .autoscaling import Operand as Operand
 from .autoscaling import Products as Products
 from .autoscaling import Recipe as Recipe
-from .autoscaling import Schedule as Schedule
 from .autoscaling import autoscale as autoscale
 from .autoscaling import explain as explain
 from .autoscaling import quantize_params as quantize_params
@@ -29,7 +28,6 @@ from .autoscaling import store as store
 from .emulating import emulate as emulate
 from .formats import Format as Format
 from .formats import format as format
-from .planning import Budget as Budget
 from .planning import Plan as Plan
 from .planning import plan as plan
 from .planning import rollouts as rollouts
@@ -44,9 +42,7 @@ from .scaled import KVCache as KVCache
 from .scaled import LeastSquares as LeastSquares
 from .scaled import MsEden as MsEden
 from .scaled import Mx as Mx
-from .scaled import Propagated as Propagated
 from .scaled import Quest as Quest
-from .scaled import Rms as Rms
 from .scaled import ScaledArray as ScaledArray
 from .scaled import SqrtStored as SqrtStored
 from .scaled import Storage as Storage

@@ -110,19 +110,6 @@ def near(name: str, known: Iterable[str]) -> str:
     return f"did you mean {' or '.join(map(repr, close))}? " if close else ""
 
 
-def _instead(name: str, hints: dict[str, Any]) -> str:
-    """Returns what to write instead of an unknown argument: the settings that have it, or names."""
-    for parameter, hint in hints.items():
-        for kind in (hint, *typing.get_args(hint)):
-            if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
-                continue
-            makers = [getattr(kind, k) for k, x in vars(kind).items() if type(x) is classmethod]
-            for maker in (*makers, kind):
-                if name in inspect.signature(maker).parameters:
-                    return f"write {parameter}={maker.__qualname__}({name}=...)"
-    return near(name, hints).rstrip() or f"expected one of {', '.join(hints)}"
-
-
 def _checked(function: Any, name: str, types: bool = True) -> Any:
     parameters = inspect.signature(function).parameters.values()
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
@@ -149,7 +136,8 @@ def _checked(function: Any, name: str, types: bool = True) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
         other = next((k for k in kwargs if k not in hints()), None)
         if other is not None and not takes_all:
-            instead = _instead(other, {k: h for k, h in hints().items() if k != "self"})
+            known = [k for k in hints() if k != "self"]
+            instead = near(other, known).rstrip() or f"expected one of {', '.join(known)}"
             raise TypeError(f"{name}: unexpected keyword argument {other!r}; {instead}")
         left = [p for p in named[len(args) :] if p.default is p.empty and p.name not in kwargs]
         if left:

@@ -476,10 +476,3 @@ def in_mesh_of(avals: Iterable[object]) -> AbstractContextManager[object]:
         if own is not None and own.mesh != jax.sharding.get_abstract_mesh():
             return in_mesh(own.mesh)
     return nullcontext()
-
-
-def process_allgather(x: ArrayLike, *, tiled: bool = False) -> np.ndarray:
-    """Returns the arrays of all processes, stacked, or as one that they have in parts."""
-    from jax.experimental import multihost_utils
-
-    return np.asarray(multihost_utils.process_allgather(x, tiled=tiled))

@@ -35,8 +35,6 @@ def test_a_stored_state_is_read_by_its_values(name, users_promotion):
         got, want = (Monitor("fp16", every=1, groups=groups).numbers(0, x) for x in (tree, wide))
         assert got == want
     assert 0 < readings(tree)["opt/mu"].amax < 1e-4
-    tried = [readings(x, what_if=("e4m3fn", "fp8"))["opt/mu"].what_if for x in (tree, wide)]
-    assert jax.tree.map(float, tried[0]) == jax.tree.map(float, tried[1])
     counts = [exponents(x)["opt/mu"].bins() for x in (tree, wide)]
     assert counts[0] == counts[1]
 
@@ -50,20 +48,17 @@ def test_a_scaled_array_is_read_by_its_values():
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz"])
 def test_arrays_of_8_bits(dtype):
     tree = {"w": jnp.array([0.0, 0.5, -3.0, 3.0], dtype)}
-    found = readings(tree, "fp16", what_if=("e5m2", "fp8"))["w"]
+    found = readings(tree, "fp16")["w"]
     assert (float(found.amax), float(found.nonfinite)) == (3, 0)
-    assert float(found.what_if["e5m2"].error) == 0
     assert exponents(tree)["w"].bins() == {-1: 1, 1: 2}
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 4), (4, 0)])
 def test_empty_arrays_count_as_no_numbers(shape):
     empty, x = jnp.zeros(shape), jnp.array([1e5, 0.0])
-    tried = ("bf16", "mxfp8", "fp8")
-    both = readings({"g": [empty, x]}, what_if=tried)
-    alone = readings({"g": [x]}, what_if=tried)
+    both, alone = readings({"g": [empty, x]}), readings({"g": [x]})
     assert jax.tree.map(float, both) == jax.tree.map(float, alone)
-    found = readings({"e": empty}, what_if=tried)["e"]
+    found = readings({"e": empty})["e"]
     assert not any(map(float, jax.tree.leaves(found)))
     assert exponents({"e": empty})["e"].bins() == {}
 
@@ -82,7 +77,7 @@ def test_leaves_that_are_no_arrays_are_left_out():
     tree = {"w": jnp.ones(3), "act": jax.nn.relu, "name": "relu", "rate": 0.5, "n": np.arange(3),
             "key": jax.random.key(0), "text": np.array(["a"]), "none": None}  # fmt: skip
     assert list(readings(tree)) == ["w"]
-    monitor = Monitor("fp16", every=1, histograms=True)
+    monitor = Monitor("fp16", every=1)
     assert {name.split("/")[0] for name in monitor.numbers(0, tree)} == {"w"}
     monitor(0, tree)
     monitor.close()

@@ -385,7 +385,7 @@ class TestState:
         (
             lambda: sw.autoscale(mlp, 16),
             TypeError,
-            "recipe is 16; expected a Recipe or a Scalify or a string or a Schedule",
+            "recipe is 16; expected a Recipe or a Scalify or a string",
         ),
         (lambda: sw.Products.short("e4m3fm"), ValueError, "no format is called 'e4m3fm'; did you"),
         (

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -182,9 +181,7 @@ def test_a_long_sum_and_a_wide_contraction():
     close(jax.jit(sw.autoscale(lambda a: a @ a.T, EACH))(a), a @ a.T, 2e-3)
 
 
-@pytest.mark.parametrize(
-    "rescale", nightly(["max", "l1", "l2", "least_squares", None], but=["least_squares"])
-)
+@pytest.mark.parametrize("rescale", nightly(["max", "l2", None], but=["l2"]))
 def test_each_measure(rescale):
     recipe = sw.Scalify(rescale=rescale)
     f = lambda x: jax.nn.softmax(jnp.tanh(x) @ x.T)  # noqa: E731
@@ -226,9 +223,7 @@ def test_rescaling_by_hand_forward_and_backward():
     assert "copy" not in str(jax.make_jaxpr(sw.rescale_gradient)(x))
 
 
-@pytest.mark.parametrize(
-    ("arithmetic", "beyond"), [("float32", 131072.0), ("narrow", np.inf), ("auto", 131072.0)]
-)
+@pytest.mark.parametrize(("arithmetic", "beyond"), [("float32", 131072.0), ("narrow", np.inf)])
 def test_arithmetic_of_contractions(arithmetic, beyond):
     """Data of unit size: sums of 64 fit in FP16 whatever the scales are, those of 131,072 don't."""
     recipe = sw.Scalify(arithmetic=arithmetic)
@@ -236,14 +231,6 @@ def test_arithmetic_of_contractions(arithmetic, beyond):
     for terms, want in ((64, 64.0), (131072, beyond)):
         for factor in (1.0, 2.0**30):
             assert float(dot(jnp.ones(terms), jnp.full(terms, factor))) == want * factor
-
-
-def test_arithmetic_is_chosen_at_run_time():
-    recipe = sw.Scalify(arithmetic="auto")
-    f = sw.autoscale(jnp.dot, recipe)
-    text = jax.jit(f).lower(jnp.ones(64), jnp.ones(64)).as_text()
-    assert text.count("stablehlo.case") == 1
-    assert set(re.findall(r"dot_general.* -> tensor<(\w+)>", text)) == {"f16", "f32"}
 
 
 @pytest.mark.parametrize("kept", ["head", "mul"])

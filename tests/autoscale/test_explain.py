@@ -39,7 +39,6 @@ def test_each_contraction_and_stored_value_has_a_row():
     recipe = dataclasses.replace(
         sw.recipes.fp8,
         keep={"last": "fp32"},
-        carry="bf16",
         state=((r"'head'", sw.Storage("fp16", root=1)),),
     )
     found = sw.explain(step, recipe)(PARAMS, X)
@@ -47,7 +46,7 @@ def test_each_contraction_and_stored_value_has_a_row():
     assert of_line(found, "body") == {"e4m3fn x e4m3fn"}
     assert of_line(found, "body", "backward") == {"e5m2 x e4m3fn"}
     assert of_line(found, "head") == {"fp32 x fp32"}
-    assert of_line(found, "scan", kind="carry") == {"bf16"}
+    assert of_line(found, "scan", kind="carry") == {"fp32"}
     assert of_line(found, "scan", kind="stacked") == {"fp16"}
     assert "fp16" in of_line(found, "tanh", "backward", kind="residual")
     outputs = {r.name: (r.format, r.scale) for r in found.rows if r.kind == "output"}

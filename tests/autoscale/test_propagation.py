@@ -23,27 +23,27 @@ ROWS = {name: row for name, row in (FLOATS | OTHERS).items() if name not in CHOS
 
 def lift(x):
     x = jnp.asarray(x)
-    return sw.ScaledArray.from_exponent(x, 0) if x.dtype == jnp.float32 else x
+    return sw.ScaledArray(x, 1.0) if x.dtype == jnp.float32 else x
 
 
 @pytest.mark.filterwarnings("ignore:.*(can.t be transformed|complex numbers)")
 def test_no_scale_is_found_from_data():
-    """Data of any size give the same exponents; one that is found follows their size."""
+    """Data of any size give the same scales; one that is found follows their size."""
     lifted = {name: [jax.tree.map(lift, a) for a in given] for name, (_, given) in ROWS.items()}
 
     @jax.jit
-    def exponents(factor):
+    def scales(factor):
         def resized(x):
             return dataclasses.replace(x, data=x.data * factor) if scaled.is_scaled(x) else x
 
         run = together(ROWS, lambda f: sw.autoscale(f, NEVER))
         outs = run(scaled_tree.map(resized, lifted))
         return {
-            name: [y.exponent for y in scaled_tree.leaves(out) if scaled.is_scaled(y)]
+            name: [y.scale for y in scaled_tree.leaves(out) if scaled.is_scaled(y)]
             for name, out in outs.items()
         }
 
-    first, *others = [exponents(jnp.float32(factor)) for factor in (1, 2.0**5, 2.0**-5, 0)]
+    first, *others = [scales(jnp.float32(factor)) for factor in (1, 2.0**5, 2.0**-5, 0)]
     assert sum(map(len, first.values())) > 100
     assert not [name for name in ROWS if any(other[name] != first[name] for other in others)]
 

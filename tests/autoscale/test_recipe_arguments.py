@@ -44,7 +44,7 @@ def test_a_recipes_repr_evaluates_to_the_recipe(name):
 def test_a_short_form_makes_products_that_can_be_changed():
     fp8, nvfp4 = sw.recipes.fp8, sw.recipes.nvfp4
     assert fp8.with_operands(backward="fp16") == sw.Recipe(sw.Products.short("e4m3fn"))
-    assert fp8.with_operands(scaling=sw.Rms()).products.forward[0].scaling == sw.Rms()
+    assert fp8.with_operands(scaling=sw.Unit()).products.forward[0].scaling == sw.Unit()
     assert fp8.with_operands(forward="fp32").products.forward == (None, None)
     assert dataclasses.replace(fp8, products=nvfp4.products) == nvfp4
     assert dataclasses.replace(nvfp4, products=fp8.products) == fp8

@@ -26,11 +26,11 @@ def leaky():
 
 
 def test_it_is_computed_on_the_data_and_keeps_the_scale(leaky):
-    x = sw.ScaledArray.from_exponent(jnp.float32([1.0, -2.0, 3.0]), 140)  # beyond float32
-    twice = lambda x: leaky.bind(x) * 2.0**-100 * 2.0**-30  # noqa: E731
-    assert not np.isfinite(sw.autoscale(twice, "fp16")(x)).all()  # on plain numbers
+    x = jnp.float32([1.0, -2.0, 3.0])
+    moved = lambda x: leaky.bind(x * 2.0**70 * 2.0**60) * 2.0**-120  # noqa: E731  (beyond float32)
+    assert not np.isfinite(sw.autoscale(moved, "scalify")(x)).all()  # on plain numbers
     register(leaky, Family.HOMOGENEOUS)
-    np.testing.assert_array_equal(sw.autoscale(twice, "fp16")(x), [1024.0, -256.0, 3072.0])
+    np.testing.assert_array_equal(sw.autoscale(moved, "scalify")(x), [1024.0, -256.0, 3072.0])
 
 
 def test_it_has_derivatives_and_is_audited(leaky):

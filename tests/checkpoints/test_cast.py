@@ -1,12 +1,9 @@
-"""`checkpoints.cast`: what is written, what stays, and what happens when it is interrupted."""
+"""`checkpoints.cast`: what is written, what stays, and what happens when it fails."""
 
 import errno
 import json
 import os
-import signal
 import subprocess
-import sys
-import time
 from contextlib import suppress
 
 import ml_dtypes
@@ -14,9 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from cases import nightly
 from scalewise import checkpoints
-from scalewise.checkpoints import _write
 from scalewise.checkpoints._files import open_file
 from scalewise.cli import app
 from scalewise.scaled import save_safetensors
@@ -59,8 +54,8 @@ def contents(folder):
         ("nvfp4", "compressed-tensors", 0.12), ("mxfp4", "compressed-tensors", 0.15),
         ("mxfp8_e4m3", "compressed-tensors", 0.05), ("e4m3fn", "compressed-tensors", 0.04),
         ("nvfp4", "modelopt", 0.12), ("mxfp8_e4m3", "modelopt", 0.05), ("e4m3fn", "modelopt", 0.04),
-        ("e4m3fn", "deepseek", 0.04), ("nvfp4", "torchao", 0.12), ("mxfp4", "torchao", 0.15),
-        ("nvfp4", None, 0.12), ("e4m3fn", "plain", 0.06),
+        ("e4m3fn", "deepseek", 0.04),
+        ("nvfp4", None, 0.12),
     ],
 )  # fmt: skip
 def test_a_cast_is_read_again_and_kept_tensors_have_their_bytes(model, tmp_path, to, layout, error):
@@ -72,7 +67,7 @@ def test_a_cast_is_read_again_and_kept_tensors_have_their_bytes(model, tmp_path,
             assert kept[t.name].bytes.tobytes() == t.bytes.tobytes()
             assert (kept[t.name].dtype, kept[t.name].shape) == (t.dtype, t.shape)
     assert (out / "tokenizer.json").read_text() == "{}"
-    tree = checkpoints.load(out, unscaled_fp8=layout == "plain")
+    tree = checkpoints.load(out)
     for name, x in weights().items():
         if "proj" in name:
             wrong = np.linalg.norm(tree.value(name) - x.astype(np.float32))
@@ -84,9 +79,7 @@ def test_a_cast_is_read_again_and_kept_tensors_have_their_bytes(model, tmp_path,
         sqnr = 10 * np.log10(np.sum(x**2) / np.sum((y - x) ** 2))
         assert r["loss"]["sqnr"] == pytest.approx(sqnr, abs=0.01)
         assert r["loss"]["flushed"] == np.sum((y == 0) & (x != 0))
-    assert checkpoints.check(out, model) if layout != "plain" else True
-    assert checkpoints.diff(model, out, tolerance=error)
-    assert not checkpoints.diff(model, out)
+    assert checkpoints.check(out, model)
 
 
 def test_global_scales_of_q_k_and_v_are_one_unless_told(model, tmp_path):
@@ -116,9 +109,13 @@ def test_requantising_gives_gate_and_up_one_global_scale(model, tmp_path):
 @pytest.mark.parametrize("magnitude", [1e-45, 1e-38, 3e38])
 @pytest.mark.parametrize(
     ("to", "layout"),
-    [("e4m3fn", n) for n in ("deepseek", "compressed-tensors", "modelopt", "torchao")]
-    + [("mxfp4", n) for n in ("compressed-tensors", "torchao")]
-    + [("mxfp8_e4m3", "modelopt"), ("nvfp4", "compressed-tensors"), ("nvfp4", "modelopt")],
+    [("e4m3fn", n) for n in ("deepseek", "compressed-tensors", "modelopt")]
+    + [
+        ("mxfp4", "compressed-tensors"),
+        ("mxfp8_e4m3", "modelopt"),
+        ("nvfp4", "compressed-tensors"),
+        ("nvfp4", "modelopt"),
+    ],
 )
 def test_extreme_weights_keep_normal_scales_and_finite_numbers(magnitude, to, layout, tmp_path):
     x = np.full((128, 128), magnitude, np.float32)
@@ -205,61 +202,16 @@ def test_shards_keep_their_names_and_the_index_is_written(tmp_path):
     assert checkpoints.check(tmp_path / "out", folder)
 
 
-def test_a_run_that_fails_changes_nothing_and_is_resumed_to_equal_bytes(
-    model, tmp_path, monkeypatch
-):
-    whole, out = tmp_path / "whole", tmp_path / "out"
-    checkpoints.cast(model, "nvfp4", out=whole, layout="modelopt")
+def test_a_run_that_fails_changes_nothing(model, tmp_path):
     before = contents(model)
-    monkeypatch.setattr(_write, "SYNC", 1)  # the journal has a line for each tensor
-    made = []
 
     def full(record, size):
-        made.append(record["name"])
-        if len(made) == 4:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with pytest.raises(OSError, match="No space left"):
-        checkpoints.cast(model, "nvfp4", out=out, layout="modelopt", told=full)
-    assert not out.exists()
-    report = checkpoints.cast(model, "nvfp4", out=out, layout="modelopt")
-    assert report.resumed == 4
-    assert contents(out) == contents(whole)
+        checkpoints.cast(model, "nvfp4", out=tmp_path / "out", layout="modelopt", told=full)
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
     assert contents(model) == before
-    assert not list(tmp_path.glob(".scalewise*"))
-
-
-def test_another_cast_starts_anew(model, tmp_path):
-    def stop(record, size):
-        raise OSError(errno.ENOSPC, "full")
-
-    with pytest.raises(OSError, match="full"):
-        checkpoints.cast(model, "nvfp4", out=tmp_path / "out", layout="modelopt", told=stop)
-    report = checkpoints.cast(model, "mxfp4", out=tmp_path / "out", layout="compressed-tensors")
-    assert report.resumed == 0
-    assert checkpoints.check(tmp_path / "out", model)
-
-
-@pytest.mark.slow
-def test_a_killed_cast_is_resumed_to_equal_bytes(tmp_path):
-    source = tmp_path / "source.safetensors"
-    wide = weights()["lm_head.weight"].repeat(64, 0)
-    save_safetensors(source, {f"{i}.weight": np.roll(wide, i) for i in range(4)})
-    code = "import sys; from scalewise import checkpoints as c\n"
-    code += "c.cast(sys.argv[1], 'nvfp4', out=sys.argv[2], layout='modelopt', keep='')"
-    whole, out = tmp_path / "whole.safetensors", tmp_path / "out.safetensors"
-    subprocess.run([sys.executable, "-c", code, source, whole], check=True)
-    part = tmp_path / ".scalewise-out.safetensors.part/source.safetensors"
-    process = subprocess.Popen([sys.executable, "-c", code, source, out])
-    for _ in range(3000):
-        if part.exists() or out.exists():
-            break
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    if not out.exists():
-        subprocess.run([sys.executable, "-c", code, source, out], check=True)
-    assert out.read_bytes() == whole.read_bytes()
 
 
 def test_outputs_that_exist_and_invalid_options_are_errors(model, tmp_path):
@@ -275,7 +227,6 @@ def test_outputs_that_exist_and_invalid_options_are_errors(model, tmp_path):
         (("--to", "nvfp4", "--keep", "("), "keep is '('; expected a regular expression"),
         (("--to", "nvfp4", "--tensors", "x"), "expected PATTERN=FORMAT"),
         (("--to", "nvfp4", "--scales", "best"), "scales is 'best'"),
-        (("--to", "nvfp4", "--layout", "modelopt", "--writer", "me"), "writer is 'me'"),
     ]:
         result = CliRunner().invoke(app, ["cast", str(model), *map(str, arguments)])
         assert result.exit_code == 2, (arguments, result.output)
@@ -296,11 +247,9 @@ def disk(tmp_path):
     subprocess.run(["umount", folder], check=True)
 
 
-def test_a_disk_that_fills_up_while_it_is_written_loses_nothing(model, tmp_path, disk, monkeypatch):
-    whole, out, filler = tmp_path / "whole", disk / "out", disk / "filler"
-    checkpoints.cast(model, "nvfp4", out=whole, layout="modelopt")
+def test_a_disk_that_fills_up_while_it_is_written_loses_nothing(model, disk):
+    out, filler = disk / "out", disk / "filler"
     before = contents(model)
-    monkeypatch.setattr(_write, "SYNC", 1)
 
     def fill(record, size):
         with suppress(OSError), filler.open("wb", buffering=0) as file:
@@ -310,14 +259,13 @@ def test_a_disk_that_fills_up_while_it_is_written_loses_nothing(model, tmp_path,
     with pytest.raises(OSError, match="No space left") as caught:
         checkpoints.cast(model, "nvfp4", out=out, layout="modelopt", told=fill)
     assert caught.value.filename == str(out)
-    assert not out.exists()
+    assert [p.name for p in disk.iterdir()] == ["filler"]
     assert contents(model) == before
     refused = CliRunner().invoke(app, ["cast", str(model), "--to", "nvfp4", "--out", str(out)])
     assert refused.exit_code == 2
     assert refused.stderr.count("\n") == 1
     filler.unlink()
-    assert checkpoints.cast(model, "nvfp4", out=out, layout="modelopt").resumed >= 1
-    assert contents(out) == contents(whole)
+    assert checkpoints.cast(model, "nvfp4", out=out, layout="modelopt")
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(model, disk):
@@ -326,32 +274,6 @@ def test_a_folder_that_cannot_be_written_is_an_error(model, disk):
     assert ran.exit_code == 2
     assert ran.stderr == f"scalewise: Read-only file system: '{disk / 'out'}'\n"
     assert not list(disk.iterdir())
-
-
-SAVE = """
-import sys
-import numpy as np
-from scalewise import checkpoints
-tree = {f"{i}.weight": np.random.default_rng(i).standard_normal((256, 256)) for i in range(8)}
-try:
-    checkpoints.save(sys.argv[1], tree, layout=sys.argv[2])
-except OSError as error:
-    print(error.strerror)
-"""
-
-
-@pytest.mark.parametrize("layout", ["scalewise", *nightly(["orbax"])])
-def test_a_tree_that_the_disk_does_not_take_leaves_nothing(disk, layout):
-    (disk / "mine").write_text("mine")
-    out = disk / ("x" if layout == "orbax" else "x.safetensors")
-    # a process of its own: Orbax's threads report their errors when they are collected
-    command = [sys.executable, "-c", SAVE, str(out), layout]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert ran.stdout == "No space left on device\n"
-    assert contents(disk) == {"mine": b"mine"}
-    assert [p.name for p in disk.iterdir()] == ["mine"]
-    checkpoints.save(out, {"a": np.ones(3, np.float32)}, layout=layout)
-    assert list(checkpoints.load(out)) == ["a"]
 
 
 def test_a_report_that_the_disk_does_not_take_is_printed_and_written_elsewhere(
@@ -387,22 +309,19 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_cast(model, tmp_p
         ran = CliRunner().invoke(app, [command, str(model), "--out", str(tmp_path / path)])
         assert ran.exit_code == 2
         assert message in ran.stderr
-    ran = CliRunner().invoke(app, ["inspect", str(model), "--report", "x.html"])
-    assert ran.exit_code == 2
-    assert ran.stderr == "scalewise: there is no option --report\n"
 
 
 def test_better_scales_lose_less(model, tmp_path):
     def sqnr(choice):
         out = tmp_path / choice
-        checkpoints.cast(model, "nvfp4", out=out, layout="compressed-tensors", scales=choice)
-        found = {d.name: d.loss.sqnr for d in checkpoints.diff(model, out).differences}
-        return np.array([found[name] for name in sorted(found) if "proj" in name])
+        records = checkpoints.cast(
+            model, "nvfp4", out=out, layout="compressed-tensors", scales=choice
+        ).records
+        return np.array([r["loss"]["sqnr"] for r in records if "loss" in r])
 
-    amax, adaptive, squares, mse = map(sqnr, ("amax", "four_over_six", "least_squares", "mse"))
+    amax, adaptive, mse = map(sqnr, ("amax", "four_over_six", "mse"))
     assert len(amax) == 4
-    assert np.all(amax < adaptive)
-    assert np.all((amax <= squares) & (squares < mse))
+    assert np.all((amax < adaptive) & (amax < mse))
 
 
 def test_the_commands_print_reports_and_json(model, tmp_path):
@@ -414,12 +333,10 @@ def test_the_commands_print_reports_and_json(model, tmp_path):
                "--report", tmp_path / "r.html", "--json")  # fmt: skip
     assert cast.exit_code == 0, cast.output
     assert json.loads(cast.stdout)["layout"] == "modelopt"
-    assert "worst block" in (tmp_path / "r.html").read_text()
+    assert "largest error" in (tmp_path / "r.html").read_text()
     shown = run("inspect", out)
     assert "layout modelopt (quant_method is 'modelopt')" in shown.stdout
     assert json.loads(run("inspect", out, "--json").stdout)["layout"] == "modelopt"
-    assert run("diff", model, out).exit_code == 1
-    assert run("diff", model, out, "--tolerance", "0.2").exit_code == 0
     assert run("check", out, "--against", model).exit_code == 0
     path = out / "model.safetensors"
     tensors = {t.name: np.array(t.array()) for t in open_file(path).tensors}

@@ -8,7 +8,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from safetensors.numpy import save_file as save_numpy
 
 from pages import DOCS, page_script
 from scalewise import checkpoints
@@ -33,13 +32,7 @@ WRITTEN = {  # the layout, the writer, and options of it
     "modelopt_nvfp4": {},
     "modelopt_fp8": {"strategy": "tensor"},
     "modelopt_mxfp8": {},
-    "torchao_Float8Tensor": {},
-    "torchao_Float8Tensor-tensor": {"strategy": "tensor"},
-    "torchao_NVFP4Tensor": {},
-    "torchao_MXTensor": {},
-    "torchao_MXTensor-fp4": {},
     "deepseek_v3": {},
-    "deepseek_v3-ue8m0": {"powers": True},
 }
 
 
@@ -47,9 +40,6 @@ def folder_of(name, tmp_path):
     """Returns a folder with a recorded file and its config, as a model is passed around."""
     folder = tmp_path / name
     folder.mkdir()
-    if name.startswith("gguf"):
-        pytest.importorskip("gguf")
-        return RECORDED / f"{name}.gguf"
     shutil.copy(RECORDED / f"{name}.safetensors", folder / "model.safetensors")
     if (RECORDED / f"{name}.config.json").exists():
         shutil.copy(RECORDED / f"{name}.config.json", folder / "config.json")
@@ -106,58 +96,6 @@ def test_what_was_read_is_laid_out_again_to_equal_bytes(name, tmp_path):
             assert np.ascontiguousarray(found[t.name]).tobytes() == t.bytes.tobytes(), t.name
 
 
-@pytest.mark.parametrize("name", ["torchao_NVFP4Tensor", "torchao_MXTensor-fp4",
-                                  "torchao_MXTensor", "torchao_Float8Tensor"])  # fmt: skip
-def test_the_metadata_that_torchao_reads_are_written(name, tmp_path):
-    x = expected_of(name)[1]
-    tensors = {"model.layer.weight": x, "model.layer.bias": np.ones(3, np.float32)}
-    save_numpy(tensors, tmp_path / "x.safetensors")
-    fmt = {"NVFP4Tensor": "nvfp4", "MXTensor-fp4": "mxfp4", "MXTensor": "mxfp8_e4m3"}.get(
-        name.partition("_")[2], "e4m3fn"
-    )
-    out = tmp_path / "out.safetensors"
-    checkpoints.cast(tmp_path / "x.safetensors", fmt, out=out, layout="torchao")
-    got, want = open_file(out).metadata, open_file(RECORDED / f"{name}.safetensors").metadata
-    for metadata in (got, want):
-        names = json.loads(metadata["tensor_names"])
-        assert set(names) == set(tensors)
-    parsed = [json.loads(m["model.layer.weight"]) for m in (got, want)]
-    for record in parsed:
-        record["_tensor_data_names"] = sorted(record["_tensor_data_names"])
-        record["_data"].pop("orig_dtype", None)
-    assert parsed[0] == parsed[1]
-    assert json.loads(got["model.layer.bias"]) == json.loads(want["model.layer.bias"])
-    stored = {t.name: t.bytes.tobytes() for t in open_file(out).tensors}
-    recorded = {
-        t.name: t.bytes.tobytes() for t in open_file(RECORDED / f"{name}.safetensors").tensors
-    }
-    assert stored == recorded
-
-
-def test_the_tensor_scales_of_gguf_multiply_and_may_be_one_for_each_expert(tmp_path):
-    gguf = pytest.importorskip("gguf")
-    kind = gguf.GGMLQuantizationType.NVFP4
-    rng = np.random.default_rng(0)
-    dense, experts = (rng.integers(0, 120, (*n, 36), np.uint8) for n in ((8,), (3, 8)))
-    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
-    for name, x in (("blk.0.ffn_up", dense), ("blk.0.ffn_up_exps", experts)):
-        writer.add_tensor(f"{name}.weight", x, raw_dtype=kind)
-    scales = {"blk.0.ffn_up": np.float32([0.37]), "blk.0.ffn_up_exps": np.float32([1, 3.3, 1e-3])}
-    for name, scale in scales.items():
-        writer.add_tensor(f"{name}.scale", scale)
-        writer.add_tensor(f"{name}.input_scale", np.float32([1]))
-    for step in ("header", "kv_data", "tensors"):
-        getattr(writer, f"write_{step}_to_file")()
-    writer.close()
-    tree = checkpoints.load(tmp_path / "x.gguf")
-    assert set(tree) == {f"{n}.{k}" for n in scales for k in ("weight", "input_scale")}
-    for (name, scale), x in zip(scales.items(), (dense, experts), strict=True):
-        alone = gguf.quants.dequantize(x, kind)
-        want = alone * scale.reshape(-1, *(1,) * (x.ndim - 1))
-        np.testing.assert_allclose(tree.value(f"{name}.weight"), want.reshape(alone.shape), 3e-7)
-        np.testing.assert_allclose(tree[f"{name}.weight"].value(), want.reshape(alone.shape), 3e-7)
-
-
 def test_blocks_that_the_shapes_give_are_written_as_they_were_read(tmp_path):
     name = "compressed-tensors_float-quantized-block"
     source, out = folder_of(name, tmp_path), tmp_path / "out"
@@ -173,12 +111,9 @@ def test_blocks_that_the_shapes_give_are_written_as_they_were_read(tmp_path):
 def test_every_layout_has_a_recorded_file(tmp_path):
     seen = set()
     for name in NAMES:
-        if not name.startswith("gguf"):
-            tree = checkpoints.load(folder_of(name, tmp_path))
-            seen |= {w.layout.name for w in tree.weights.values() if w.layout}
-    rest = set(BY_NAME) - seen
-    others = {"deepseek/v3-experts", "comfyui/scale_weight"}
-    assert rest - others == {"gguf/mxfp4", "gguf/nvfp4"}
+        tree = checkpoints.load(folder_of(name, tmp_path))
+        seen |= {w.layout.name for w in tree.weights.values() if w.layout}
+    assert set(BY_NAME) - seen <= {"deepseek/v3-experts", "comfyui/scale_weight"}
 
 
 def test_the_page_of_layouts_is_up_to_date():
@@ -197,9 +132,6 @@ def test_a_quantised_vector_is_read_compared_and_decoded(tmp_path):
     want = codes.astype(np.float32) * np.float32(0.01)
     np.testing.assert_array_equal(tree.value("a.bias"), want)
     np.testing.assert_array_equal(tree["a.bias"].value(), want)
-    assert checkpoints.diff(
-        tmp_path / "wide.safetensors", tmp_path / "x.safetensors", tolerance=0.05
-    )
     assert checkpoints.check(tmp_path / "x.safetensors", tmp_path / "wide.safetensors")
     assert checkpoints.inspect(tmp_path / "x.safetensors").groups[0].numbers == 4
     checkpoints.cast(tmp_path / "x.safetensors", "fp32", out=tmp_path / "y.safetensors")

@@ -37,7 +37,7 @@ def test_adapters_learn_on_a_quantised_base(lora, to, layout, tmp_path):
 @pytest.mark.parametrize(
     ("to", "layout"),
     [("nvfp4", "modelopt"),
-     *nightly([("mxfp8_e4m3", "torchao"), ("e4m3fn", "compressed-tensors")])],
+     *nightly([("mxfp8_e4m3", "modelopt"), ("e4m3fn", "compressed-tensors")])],
 )  # fmt: skip
 def test_gradients_through_stored_weights_are_those_of_their_values(lora, to, layout, tmp_path):
     wide = lora.init(0)

@@ -176,10 +176,8 @@ def test_several_steps_with_their_batches(folder):
             "returned a tuple of 1; expected",
         ),
         (("audit", "net.py:step", "--data", "data", "--args", "start"), "no --args or --batches"),
-        (("diff", "net.py", "net.py"), "net.py is no checkpoint; expected a folder, .safetensors"),
         (("record", "net.py:norm", "--args", "big", "--out", "a.npz"), "ends with .safetensors"),
         (("record", "net.py:nor"), "net.py defines no function 'nor'"),
-        (("diff", "gone.safetensors", "net.safetensors"), "No such file or directory"),
     ],
 )
 def test_errors_are_one_sentence(folder, arguments, message):

@@ -163,7 +163,7 @@ def test_a_step_that_updates_objects_in_place(name, nesting):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["schedule", "history", "keyed"])
+@pytest.mark.parametrize("kind", ["history", "keyed"])
 def test_functions_with_a_first_argument_of_their_own(kind):
     calls = []
 
@@ -178,15 +178,11 @@ def test_functions_with_a_first_argument_of_their_own(kind):
                 return value
 
             return call
-        recipe = sw.Schedule({0: "bf16", 1: "fp8"}) if kind == "schedule" else "fp8_stochastic"
-        if kind == "keyed":
-            recipe = next(n for n, r in sw.recipes.CATALOGUE.items() if r.is_random)
-        scaled = nnx.jit(sw.autoscale(step, recipe, keyed=kind == "keyed"))
+        scaled = nnx.jit(sw.autoscale(step, "nvfp4", keyed=True))
 
         def call(*args):
             calls.append(None)
-            own = jnp.int32(len(calls) - 1) if kind == "schedule" else jax.random.key(len(calls))
-            return scaled(own, *args)
+            return scaled(jax.random.key(len(calls)), *args)
 
         return call
 

@@ -41,16 +41,6 @@ def test_compressed_tensors_has_a_group_for_each_pair_of_formats():
     assert (config["ignore"], config["format"]) == (["model.head"], "mixed-precision")
 
 
-def test_modelopt_names_an_algorithm_for_each_layer():
-    config = _exports.modelopt(LAYERS, str)
-    assert {n: x["quant_algo"] for n, x in config["quantized_layers"].items()} == {
-        "blocks.0.up": "W4A16_NVFP4", "blocks.0.down": "NVFP4", "blocks.1.up": "MXFP8",
-    }  # fmt: skip
-    assert config["exclude_modules"] == ["head"]
-    with pytest.raises(ValueError, match="no algorithm for weights in nvfp4 with"):
-        _exports.modelopt([("a", Operand("nvfp4"), Operand("mxfp8_e4m3"))], str)
-
-
 def policy(w, x):
     return jnp.tanh(x @ w) @ w.T
 
@@ -73,7 +63,7 @@ def test_equal_formats_are_on_policy_and_narrower_rollouts_are_farther():
 def test_a_divergence_is_exact_for_small_differences():
     """Against float64; the difference of two logarithms in float32 would be noise."""
     z, d = normal(0, (16, 64)), 1e-4 * normal(1, (16, 64))
-    from scalewise.planning._budget import kl
+    from scalewise.auditing import kl
 
     with jax.enable_x64(True):
         a, b = (jnp.asarray(v, jnp.float64) for v in (z, z + d))

@@ -13,8 +13,7 @@ from arrays import normal
 from scalewise.auditing import kl
 from scalewise.autoscaling import Boundaries, Operand
 from scalewise.interpret import trace
-from scalewise.planning._budget import WORST
-from scalewise.planning._predict import _among_others
+from scalewise.planning._predict import WORST, _among_others
 from scalewise.planning._sites import WIDE, sites
 from scalewise.planning._space import Lists, Space
 
@@ -60,9 +59,9 @@ def found():
 
 
 def test_a_plan_keeps_its_budget_and_is_what_its_recipe_does(found):
-    assert found.cost <= 6.5
+    assert found.bits <= 6.5
     bits = sum(line.bits * line.elements for line in found.lines)
-    np.testing.assert_allclose(bits / sum(line.elements for line in found.lines), found.cost)
+    np.testing.assert_allclose(bits / sum(line.elements for line in found.lines), found.bits)
     np.testing.assert_allclose(measured(found.recipe, *arguments()), found.measured, rtol=1e-3)
     assert 0.7 < found.predicted / found.measured < 1.4
 
@@ -89,8 +88,8 @@ def test_no_other_plan_of_the_budget_is_better(found):
 
 def space_of(given, *, weights=(None,), activations=(None,), objective="kl", f=logits):
     program = trace(f, Boundaries.of(WIDE), given, {}, name="plan")
-    lists = Lists(*([x and Operand(x) for x in some] for some in (weights, activations, [None])))
-    return Space(program, sw.Budget(bits=1e3), lists, objective, 0, "f")
+    lists = Lists(*([x and Operand(x) for x in some] for some in (weights, activations)))
+    return Space(program, lists, objective, 0, "f")
 
 
 def test_the_adjoint_pass_has_the_exact_first_order_of_a_loss():
@@ -111,9 +110,8 @@ def test_a_loop_is_one_site_with_all_its_weights():
 
     given = jnp.ones((5, 8, 8)), jnp.ones((2, 8))
     program = trace(stacked, Boundaries.of(WIDE), given, {}, name="plan")
-    ((site,), _), _ = sites(program)
+    (site,), _ = sites(program)
     assert site.elements == 5 * 64
-    assert site.products[0].times == 5
     found = sw.plan(stacked, 8.25)(normal(0, (5, 16, 16)), normal(1, (4, 16)))
     assert [x.formats for x in found.lines] == ["weight mxfp8_e4m3"]
 
@@ -125,7 +123,7 @@ def test_a_recurrent_weight_counts_once():
     program = trace(
         recurrent, Boundaries.of(WIDE), (jnp.ones((8, 8)), jnp.ones((5, 2, 8))), {}, name=""
     )
-    ((site,), _), _ = sites(program)
+    (site,), _ = sites(program)
     assert site.elements == 64
 
 
@@ -142,7 +140,8 @@ def test_a_shared_weight_has_one_format_and_is_stored_once():
     ]  # fmt: skip
     assert len(found.lines[0].name.split(", ")) == 4
     np.testing.assert_allclose(found.measured, found.predicted, rtol=0.3)
-    assert list(found.modelopt()["quantized_layers"]) == ["w", "head"]
+    groups = found.compressed_tensors()["config_groups"].values()
+    assert [g["targets"] for g in groups] == [["re:^w$"], ["re:^head$"]]
     namespace = {}
     exec(found.python(), namespace)
     assert namespace["recipe"] == found.recipe
@@ -160,7 +159,7 @@ def test_parts_of_a_stacked_weight_have_formats_of_their_own():
     assert [x.elements for x in found.lines] == [1024] * 3
     assert len({x.formats for x in found.lines}) > 1
     with pytest.raises(ValueError, match=r"parts of .* have several formats in this plan"):
-        found.modelopt()
+        found.compressed_tensors()
 
 
 @pytest.mark.slow
@@ -168,21 +167,6 @@ def test_weights_that_a_function_closes_over_are_planned():
     params, x = arguments()
     found = sw.plan(lambda x: logits(params, x), 8.0, objective="kl")(x)
     assert [line.elements for line in found.lines] == [1024, 1024, 1024, 1536]
-
-
-@pytest.mark.slow
-def test_backward_products_get_the_formats_of_gradients():
-    def step(params, x):
-        return jax.grad(lambda p: jnp.sum(logits(p, x) ** 2))(params)
-
-    budget = sw.Budget(seconds=1.0, device="h100")
-    found = sw.plan(step, budget, formats=["e4m3fn", "bf16"], gradients=["e5m2", "bf16"])(
-        *arguments()
-    )
-    assert {x.formats for x in found.lines} == {"gradient bf16, weight bf16"}
-    assert 0 < found.measured < 0.02
-    products = dict(found.recipe.keep)[found.lines[0].name]
-    assert products.input_gradient == (Operand("bf16"), Operand("bf16"))
 
 
 @pytest.mark.slow
@@ -207,7 +191,7 @@ def test_the_mask_of_a_gradient_is_a_decision():
         return jax.grad(lambda w: jnp.sum(jax.nn.relu(dense(w, x)) ** 2))(w)
 
     program = trace(step, Boundaries.of(WIDE), (KERNEL, jnp.ones((2, 8))), {}, name="plan")
-    (found, _), _ = sites(program)
+    found, _ = sites(program)
     assert any("(gt)" in where for site in found for where in site.discrete)
 
 
@@ -227,25 +211,11 @@ def test_products_that_vmap_cannot_batch_are_planned(objective):
 
 def test_a_promise_is_kept_by_the_fewest_bits():
     given = arguments()
-    found = sw.plan(logits, sw.Budget(error=2e-3), objective="kl", formats=FORMATS)(*given)
+    found = sw.plan(logits, error=2e-3, objective="kl", formats=FORMATS)(*given)
     assert found.measured <= 2e-3
-    assert 4.5 < found.cost < 16
-    cheaper = sw.plan(logits, 0.9 * found.cost, objective="kl", formats=FORMATS)(*given)
+    assert 4.5 < found.bits < 16
+    cheaper = sw.plan(logits, 0.9 * found.bits, objective="kl", formats=FORMATS)(*given)
     assert cheaper.measured > 2e-3
-
-
-def test_seconds_are_bounded_by_bytes_or_by_operations():
-    def product(w, x):
-        return x @ w
-
-    w = jnp.zeros((4096, 4096), jnp.bfloat16)
-    for rows, expected in ((1, 4096 * 4096 * 4.5 / 8 / 3.35e12), (4096, 2 * 4096**3 / 989e12)):
-        x = jnp.zeros((rows, 4096), jnp.bfloat16)
-        program = trace(product, Boundaries.of(WIDE), (w, x), {}, name="plan")
-        ((site,), _), _ = sites(program)
-        budget = sw.Budget(seconds=1.0, device="h100")
-        got = budget.cost(site, {"weight": Operand("nvfp4")}, 1)
-        np.testing.assert_allclose(got, expected, rtol=0.01)
 
 
 def test_the_result_is_printed_saved_and_written_as_python(found, tmp_path):
@@ -255,13 +225,12 @@ def test_the_result_is_printed_saved_and_written_as_python(found, tmp_path):
     assert data["lines"][0]["name"] == found.lines[0].name
     page = found.save(tmp_path / "p.html").read_text()
     assert "Content-Security-Policy" in page
-    assert "<svg" in page
     assert found.save(tmp_path / "p.csv").read_text().startswith("line,weights,formats")
     namespace = {}
     exec(found.python(), namespace)
     assert namespace["recipe"] == found.recipe
-    costs = [p.cost for p in found.front]
-    assert costs == sorted(costs)
+    bits = [p.bits for p in found.front]
+    assert bits == sorted(bits)
 
 
 @pytest.mark.slow
@@ -279,19 +248,14 @@ def test_lines_that_stay_unrounded_are_in_the_python():
         (lambda: sw.plan(logits, 4.0)(*arguments()), "the cheapest plan of logits takes 4.5 bits"),
         (lambda: sw.plan(dense, 5.0)(KERNEL, jnp.full((2, 8), jnp.nan)), "dense returns NaN"),
         (lambda: sw.plan(dense, 5.0)(KERNEL, jnp.ones((0, 8))), "dense returns no numbers"),
-        (lambda: sw.plan(logits, sw.Budget()), "needs one of bits, bytes, seconds and error"),
-        (lambda: sw.Budget(bits=4, bytes=9), "not bits and bytes"),
-        (lambda: sw.Budget(seconds=1), "Budget.device is for seconds, which need it"),
-        (lambda: sw.Budget(seconds=1, device="cpu"), "whose speed isn't known"),
-        (lambda: sw.Budget(seconds=1, device="h1000"), "no device is called 'h1000'"),
+        (lambda: sw.plan(logits), "expected one of bits, .* and error"),
+        (lambda: sw.plan(logits, 4, error=0.1), "expected one of bits, .* and error"),
         (lambda: sw.plan(logits, 5, formats=[]), "a sequence of at least one"),
         (lambda: sw.plan(logits, 5, formats=["fp9"]), "'fp9'"),
-        (lambda: sw.plan(logits, 5, results=["nvfp4"]), "nvfp4"),
-        (lambda: sw.plan(logits, sw.Budget(seconds=1, device="h100"), results=["bf16"]), "time"),
         (lambda: sw.plan(logits, 5, formats=[Operand("nvfp4", rounding="stochastic")]), "draws"),
         (lambda: sw.plan(logits, 5, objective="loss")(*arguments()), "needs one output without"),
         (lambda: sw.plan(jnp.sum, 5, objective="kl")(jnp.ones(3)), "has no product"),
-        (lambda: sw.plan(logits, sw.Budget(error=1e-9), objective="kl")(*arguments()), "widest"),
+        (lambda: sw.plan(logits, error=1e-9, objective="kl")(*arguments()), "widest"),
     ],
 )  # fmt: skip
 def test_bad_input_gets_one_sentence(make, message):
@@ -333,78 +297,18 @@ def test_the_weight_is_the_first_argument_on_either_side_of_a_product():
     assert rows[0].format == "nvfp4 x fp32"
 
 
-def exponential(w, x):
-    h = jnp.tanh(x @ w)
-    return jnp.exp(jnp.sum(h * h) / 4.0) * 1e-3
-
-
-def lowered(f, error, *formats, given=None):
-    given = given or (jnp.full((8, 4), 0.3), jnp.linspace(0.5, 2.0, 128).reshape(16, 8))
-    return sw.plan(f, sw.Budget(error=error), results=formats, objective="error")(*given)
-
-
-def formats_of_results(found):
-    return {x.primitives[0]: x.operands.get("result") for x in found.lines}
-
-
-def test_only_the_result_that_overflows_stays_wide():
-    found = lowered(exponential, 2e-2, "fp16")
-    chosen = formats_of_results(found)
-    assert [name for name, x in chosen.items() if x is None] == ["exp"]  # e^15 is beyond 65504
-    assert found.measured <= 2e-2
-    factors = [(x.note.partition(" times")[0], x) for x in found.lines if " times " in x.note]
-    for factor, x in factors:
-        assert float(factor) == pytest.approx(x.measured / x.predicted, rel=0.1)
-    assert factors
-    assert 16 < found.cost < 18
-    assert found.unit == "bits a result"
-    assert found.front[0].predicted == np.inf
-    assert found.policy is None  # autocast would round exp's result where mul reads it
-    assert found.lines[0].name == "dot_general in exponential"
-    with pytest.raises(ValueError, match="nothing to export"):
-        found.modelopt()
-    json.loads(found.json())
-
-
-def test_formats_of_results_are_a_policy_of_autocast():
-    def layer(w, x):
-        return jnp.sum(jnp.tanh(x @ w), axis=0)
-
-    found = lowered(layer, 1e-2, "bf16")
-    assert found.cost == 16
-    given = jnp.full((8, 4), 0.3), jnp.linspace(0.5, 2.0, 128).reshape(16, 8)
-    got, want = sw.autocast(layer, found.policy)(*given), layer(*given)
-    assert float(jnp.linalg.norm(got - want)) <= 1e-2 * float(jnp.linalg.norm(want))
-
-
-def test_a_tolerance_that_no_narrow_result_keeps_leaves_all_as_written():
-    found = lowered(jnp.sin, 1e-9, "bf16", "fp16", given=(jnp.linspace(0.1, 1.0, 8),))
-    assert formats_of_results(found) == {"sin": None}
-    assert (found.cost, found.measured, found.policy) == (32, 0, None)
-
-
-def test_results_of_a_loop_without_an_adjoint_are_planned():
-    def root(x):
+def test_a_loop_without_an_adjoint_is_planned_from_runs():
+    def root(w, x):
         def body(s):
-            return s[0] + 1, 0.5 * (s[1] + x / s[1])
+            return s[0] + 1, 0.5 * (s[1] + jnp.tanh(s[1] @ w))
 
-        return jax.lax.while_loop(lambda s: s[0] < 5, body, (0, x))[1] + jnp.exp(-x)
+        return lax.while_loop(lambda s: s[0] < 3, body, (0, x))[1]
 
-    found = lowered(root, 2e-3, "bf16", "fp16", given=(jnp.linspace(1.0, 2.0, 64),))
-    assert found.measured <= 2e-3
-    assert {x.format.name for x in formats_of_results(found).values() if x} >= {"fp16"}
-    assert formats_of_results(found)["div"] is not None
-
-
-@pytest.mark.slow
-def test_results_and_weights_are_planned_together():
-    found = sw.plan(logits, 15.0, formats=["nvfp4", "bf16"], results=["bf16"], objective="kl")(
-        *arguments()
+    found = sw.plan(root, error=5e-2, objective="error")(
+        normal(0, (16, 16)) / 4, normal(1, (8, 16))
     )
-    assert found.cost <= 15
-    assert found.unit == "bits a weight or result"
-    assert {role for x in found.lines for role in x.operands} == {"weight", "result"}
-    assert found.policy is None
+    assert 0 < found.measured <= 5e-2
+    assert found.bits < 16
 
 
 @pytest.mark.slow
@@ -415,9 +319,8 @@ def test_a_training_step_with_large_gradients_is_planned():
         return jax.grad(lambda p: jnp.sum(logits(p, x) ** 2))(params)
 
     params, _ = arguments()
-    x = normal(10, (256, 32))
-    found = sw.plan(step, sw.Budget(error=2e-2), results=["bf16"])(params, x)
-    assert found.measured <= 2e-2
+    found = sw.plan(step, error=5e-2)(params, normal(10, (256, 32)))
+    assert found.measured <= 5e-2
 
 
 def test_an_effect_in_a_loss_is_the_mean_among_other_roundings():

@@ -112,7 +112,7 @@ def test_an_audit_under_a_recipe_has_its_error():
 
 def test_a_plan_chooses_formats_for_the_layers():
     f, params, x = made(*MODELS["block"])
-    found = sw.plan(f, sw.Budget(bits=6.5), objective="error")(params, x)
+    found = sw.plan(f, 6.5, objective="error")(params, x)
     chosen = " ".join(line.formats for line in found.lines)
     assert "nvfp4" in chosen
     assert "mxfp8_e4m3" in chosen

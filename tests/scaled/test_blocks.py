@@ -244,7 +244,7 @@ def test_blocks_of_float64_are_rounded_once():
 
 def test_blocks_behind_other_choices_of_scale():
     x = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
-    for scaling in (sw.LeastSquares(), sw.Rms(), sw.Unit(), sw.Amax()):
+    for scaling in (sw.LeastSquares(), sw.Unit(), sw.Amax()):
         a = sw.quantize(x, "mxfp6_e2m3", scaling=scaling)
         assert a.scale.dtype == jnp.float8_e8m0fnu
         np.testing.assert_allclose(a.value(), x, atol=0.3)

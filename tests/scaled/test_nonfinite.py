@@ -47,12 +47,6 @@ def test_scales_come_from_the_finite_elements(scaling, fmt, axis):
     np.testing.assert_array_equal(value[~finite], expected(x[~finite], fmt))
 
 
-def test_the_root_mean_square_is_that_of_the_finite_elements():
-    got = sw.quantize(MIXED, "fp16", scaling=sw.Rms(2.0, power_of_two=False)).scale
-    want = 2 * np.sqrt(np.mean(np.square(FINITE[~PLACES]))) / 65504
-    np.testing.assert_allclose(got, want, rtol=1e-6)
-
-
 @pytest.mark.parametrize("name", ["mxfp8_e5m2", "nvfp4", *nightly(["mxfp8_e4m3", "mxfp4"])])
 def test_blocks(name):
     fmt = sw.formats.block_format(name)
@@ -84,9 +78,6 @@ def test_the_scale_is_nan_where_the_format_has_none(special):
     assert np.isnan(sw.quantize(x, "e2m1fn").value()).all()
     behind = sw.ScaledArray(jnp.asarray(x), jnp.float32(4))
     assert np.isnan(sw.quantize(behind, "e2m1fn", axis=0).value()[0]).all()
-    behind = sw.ScaledArray.from_exponent(x, 300)
-    got = sw.quantize(behind, "e2m1fn", axis=0)
-    assert np.asarray(got.exponent).ravel().tolist() == [299, 299]
 
 
 def test_directed_roundings():

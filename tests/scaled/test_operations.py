@@ -23,10 +23,7 @@ OPERATIONS = sorted(RULES)
 
 def array(seed, scale, shape=(4, 16)):
     """FP16 data of unit size behind a scale."""
-    data = normal(seed, shape).astype(jnp.float16)
-    if isinstance(scale, int):
-        return sw.ScaledArray.from_exponent(data, scale)
-    return sw.ScaledArray(data, scale)
+    return sw.ScaledArray(normal(seed, shape).astype(jnp.float16), scale)
 
 
 def exact(x):
@@ -34,15 +31,13 @@ def exact(x):
 
 
 def scale_of(x):
-    if x.exponent is not None:
-        return np.exp2(np.asarray(x.exponent, np.float64))
     return np.asarray(1.0 if x.scale is None else x.scale, np.float64)
 
 
-SCALES = [(2.0**20, 2.0**-30), (3.0, 5.0), (200, -190), (2.0**10, 7), (None, 4.0)]
+SCALES = [(2.0**20, 2.0**-30), (3.0, 5.0), (2.0**10, 128), (None, 4.0)]
 
 
-@pytest.mark.parametrize(("s", "t"), nightly(SCALES, but=[(3.0, 5.0), (200, -190)]))
+@pytest.mark.parametrize(("s", "t"), nightly(SCALES, but=[(3.0, 5.0)]))
 @pytest.mark.parametrize(
     ("name", "f", "rule"),
     [
@@ -68,7 +63,7 @@ def test_two_operands_give_the_value_behind_the_published_scale(name, f, rule, s
     assert (np.abs(exact(y) - want) <= slack * 1.001).all()
 
 
-@pytest.mark.parametrize("s", nightly([2.0**6, 6, 3.0, None, 2.0**-40, -40], but=[3.0]))
+@pytest.mark.parametrize("s", nightly([2.0**6, 3.0, None, 2.0**-40], but=[3.0]))
 @pytest.mark.parametrize(
     ("name", "f", "rule"),
     [
@@ -123,9 +118,8 @@ def test_scales_that_leave_float32s_range_move_to_the_data():
 def test_a_chain_of_products_loses_what_its_roundings_lose(seed):
     """1,000 numbers and arrays of unit size: 30 numbers of 3.0 were infinite."""
     rng = np.random.default_rng(seed)
-    kind = sw.ScaledArray.from_exponent if seed % 2 else sw.ScaledArray
-    a = kind(jnp.float16(rng.uniform(1, 2, 8)), 0 if seed % 2 else 1.0)
-    want, rounded = exact(a), 0
+    a = sw.ScaledArray(jnp.float16(rng.uniform(1, 2, 8)), 1.0)
+    want = exact(a)
     for _ in range(60):
         c = float(2.0 ** rng.uniform(-3, 3))
         match rng.integers(4):
@@ -138,8 +132,7 @@ def test_a_chain_of_products_loses_what_its_roundings_lose(seed):
             case _:
                 b = sw.ScaledArray(jnp.float16(rng.choice([0.5, 1, 2], 8)), c)
                 a, want = scaled.div(scaled.mul(a, b), b), want
-        rounded += seed % 2
-    np.testing.assert_allclose(exact(a), want, rtol=1e-5 + 2 * HALF * rounded)
+    np.testing.assert_allclose(exact(a), want, rtol=1e-5)
 
 
 def test_the_arithmetic_of_exp_follows_the_values():
@@ -153,19 +146,7 @@ def test_the_arithmetic_of_exp_follows_the_values():
     np.testing.assert_array_equal(scaled.exp(b).data, scaled.exp(b, arithmetic="float32").data)
 
 
-def test_exp_log_and_roots_far_beyond_the_range_of_float32():
-    a = sw.ScaledArray.from_exponent(jnp.float16([1.5, 2.0]), -401)
-    np.testing.assert_allclose(
-        scaled.log(a).value(), np.log([1.5, 2.0]) - 401 * np.log(2), rtol=1e-3
-    )
-    root = scaled.sqrt(a)
-    np.testing.assert_allclose(np.log2(exact(root)), (np.log2([1.5, 2.0]) - 401) / 2, rtol=1e-3)
-    inverse = scaled.rsqrt(a)
-    np.testing.assert_allclose(exact(inverse) * exact(root), 1, rtol=2e-3)
-    assert int(inverse.exponent) == 201
-    power = scaled.integer_pow(root, 3)
-    assert int(power.exponent) == 3 * int(root.exponent)
-    assert scaled.exp(a).value().tolist() == [1, 1]
+def test_log_and_roots_behind_small_scales():
     positive = sw.ScaledArray(jnp.float16([1.0, 4.0]), 1e-30)
     np.testing.assert_allclose(scaled.sqrt(positive).value(), [1e-15, 2e-15], rtol=1e-3)
     np.testing.assert_allclose(scaled.rsqrt(positive).value(), [1e15, 5e14], rtol=1e-3)
@@ -187,9 +168,9 @@ def test_bounds_of_clip_are_optional_and_behind_scales_of_their_own():
 
 
 def test_the_log_softmax_is_finite_far_beyond_the_range_of_float16():
-    a = sw.ScaledArray.from_exponent(jnp.float16([[1.0, 2.0, 3.0]]), 40)
+    a = sw.ScaledArray(jnp.float16([[1.0, 2.0, 3.0]]), 2.0**40)
     y = scaled.log_softmax(a)
-    assert int(y.exponent) == 40
+    assert float(y.scale) == 2.0**40
     np.testing.assert_allclose(exact(y), [[-(2.0**41), -(2.0**40), 0]], rtol=1e-3)
 
 
@@ -226,8 +207,6 @@ def test_the_static_scale_of_a_product_is_a_number_or_a_function_of_the_operands
         y = jax.jit(lambda a, b, static=static: scaled.matmul(a, b, static=static))(a, b)
         assert float(y.scale) == pytest.approx(4 * 0.5 * s)
         np.testing.assert_allclose(exact(y), want, rtol=2 * HALF, atol=0.02)
-    e = array(0, 3, (4, 16))
-    assert int(scaled.matmul(e, b, static=0.25).exponent) == 0
 
 
 @pytest.mark.parametrize(
@@ -240,8 +219,6 @@ def test_wrong_static_scales_are_refused(static, error):
     a, b = array(0, 4.0, (4, 16)), array(1, 0.5, (16, 4))
     with pytest.raises(error, match="matmul: static is"):
         jax.jit(lambda a, b: scaled.matmul(a, b, static=static))(a, b)
-    with pytest.raises(ValueError, match=r"static is 3.0; expected a power of two"):
-        scaled.matmul(array(0, 3, (4, 16)), b, static=3)
 
 
 def test_operands_in_8_bits():
@@ -291,11 +268,6 @@ def test_numbers_go_into_the_scale_and_arrays_have_the_scale_1():
     assert float(scaled.mul(a, jnp.ones((4, 16), jnp.float16)).scale) == 2
     with pytest.raises(TypeError, match="mul takes ScaledArrays and real floating-point arrays"):
         scaled.mul(a, jnp.arange(3))
-    with pytest.raises(ValueError, match="rule is 'rms'; expected one of 'max', 'l2'"):
-        scaled.add(a, a, rule="rms")
-    assert float(scaled.add(a, a, rule="l2").scale) == 2
-    both = scaled.add(sw.ScaledArray(a.data, 3.0), sw.ScaledArray(a.data, 3.0), rule="l2")
-    assert float(both.scale) == 4  # sqrt(18), rounded down
 
 
 @pytest.mark.parametrize(
@@ -315,11 +287,6 @@ def test_an_axis_that_an_operand_lacks_is_refused():
                        (scaled.cumsum, 0.5, -1)):  # fmt: skip
         with pytest.raises(ValueError, match=r"axis is .*; expected different axes of"):
             f(x, axis)
-
-
-def test_exponents_of_channels():
-    e = sw.ScaledArray.from_exponent(jnp.ones((2, 4), jnp.float16), jnp.int32([[3], [300]]))
-    assert int(scaled.neg(e).exponent) == 300
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -370,7 +337,7 @@ def test_trees_as_scaled_and_back():
     given = scaled.as_scaled(tree["w"], 1e6)
     np.testing.assert_allclose(given.data, tree["w"] / 1e6)
     assert scaled.as_scaled(tree["w"], 0).value().tolist() == [0.0] * 8
-    with pytest.raises(ValueError, match=r"scale is 'rms'; expected .* 'max', 'l1'"):
+    with pytest.raises(ValueError, match=r"scale is 'rms'; expected .* 'max', 'l2'"):
         scaled.as_scaled(tree, "rms")
 
 
@@ -386,20 +353,19 @@ def test_scaled_tree_takes_a_scaled_array_for_a_leaf():
     assert tree["a"].aval.dtype == jnp.float16
 
 
-@pytest.mark.parametrize("measure", ["l1", "l2", "max", "least_squares"])
+@pytest.mark.parametrize("measure", ["l2", "max"])
 def test_dynamic_rescaling_changes_no_value(measure):
     data = normal(0, (64,)) * 300
-    for a in (sw.ScaledArray(data.astype(jnp.float16), 3.0),
-              sw.ScaledArray.from_exponent(data.astype(jnp.float16), 200)):  # fmt: skip
-        b = scaled.dynamic_rescale({"x": a, "n": 1}, measure)["x"]
-        np.testing.assert_array_equal(exact(b), exact(a))
-        size = float(jnp.max(jnp.abs(b.data)))
-        assert (2.0**14 <= size < 2.0**15) if measure == "max" else 1 < size < 2.0**16
+    a = sw.ScaledArray(data.astype(jnp.float16), 3.0)
+    b = scaled.dynamic_rescale({"x": a, "n": 1}, measure)["x"]
+    np.testing.assert_array_equal(exact(b), exact(a))
+    size = float(jnp.max(jnp.abs(b.data)))
+    assert (2.0**14 <= size < 2.0**15) if measure == "max" else 1 < size < 2.0**16
     zeros = scaled.dynamic_rescale(sw.ScaledArray(jnp.zeros(3, jnp.float16), 2.0), measure)
     assert zeros.value().tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("measure", ["l1", "l2", "max", "least_squares"])
+@pytest.mark.parametrize("measure", ["l2", "max"])
 @pytest.mark.parametrize("size", [1e-35, 1e-30, 1e30, 1e36])
 def test_dynamic_rescaling_of_numbers_whose_squares_leave_float32(size, measure):
     x = size * normal(0, (64,))
@@ -408,7 +374,7 @@ def test_dynamic_rescaling_of_numbers_whose_squares_leave_float32(size, measure)
         np.testing.assert_allclose(a.value(), x, rtol=2.0**-11)
 
 
-@pytest.mark.parametrize("measure", ["l2", "max", *nightly(["l1", "least_squares"])])
+@pytest.mark.parametrize("measure", ["l2", "max"])
 @pytest.mark.parametrize(
     "fmt",
     nightly(
@@ -420,7 +386,7 @@ def test_dynamic_rescaling_to_every_format(fmt, measure):
     fmt = sw.format(fmt)
     x = normal(0, (512,)).at[7].set(3000.0)
     for data in (x.at[7].set(1), x if fmt.bits > 6 else x.at[7].set(20)):
-        for a in (sw.ScaledArray(data * 100, -0.03), sw.ScaledArray.from_exponent(data, 12)):
+        for a in (sw.ScaledArray(data * 100, -0.03), sw.ScaledArray(data, 4096)):
             want = np.asarray(a.value(), np.float64)
             for b in (scaled.dynamic_rescale(a, measure, dtype=fmt),
                       scaled.as_scaled(a.value(), measure, dtype=fmt)):  # fmt: skip
@@ -459,16 +425,6 @@ def test_autoscale_of_scaled_arrays_returns_scaled_arrays(recipe):
     assert np.log2(float(out["y"].scale) / float(out["w"].scale)) > 40  # scales have moved
 
 
-def test_autoscale_of_exponents_and_of_plain_arrays():
-    def f(x):
-        return x * 3.0
-
-    x = normal(1, (4, 16))
-    y = sw.autoscale(f, "scalify")(sw.ScaledArray.from_exponent(x, 300))
-    assert int(y.exponent) > 290
-    assert isinstance(sw.autoscale(f, "scalify")(x), jax.Array)
-
-
 def test_autoscale_propagates_by_the_same_rules():
     a, b = array(0, 2.0**9), array(1, 2.0**-3)
     for f, g in ((lambda x, y: x * y, scaled.mul), (lambda x, y: x + y, scaled.add)):
@@ -478,13 +434,6 @@ def test_autoscale_propagates_by_the_same_rules():
         np.testing.assert_array_equal(got.value(), want.value())
         ratio = float(got.scale) / float(want.scale)
         assert 1 / 8 <= ratio <= 8  # arguments get 'max' scales, which are smaller
-
-
-def test_other_recipes_return_data_near_1_behind_exponents():
-    x = sw.ScaledArray.from_exponent(normal(0, (8,)), 300)
-    y = sw.autoscale(lambda x: x * 3, "fp16")(x)
-    assert 1 <= float(jnp.max(jnp.abs(y.data))) < 2
-    assert int(y.exponent) > 290
 
 
 # -- the page --------------------------------------------------------------------------------------
@@ -507,14 +456,12 @@ def test_the_comparison_of_kinds_measures_the_same_again():
         assert sources == recorded[kind]["sources"]
 
 
-@pytest.mark.parametrize("field", ["scale", "exponent"])
 @pytest.mark.parametrize("block", [None, (1, 16), (-1, 16)])
-def test_a_transposed_array_keeps_its_data_and_scales(field, block):
+def test_a_transposed_array_keeps_its_data_and_scales(block):
     rng = np.random.default_rng(0)
     data = jnp.asarray(rng.standard_normal((8, 32)), jnp.float8_e4m3fn)
     scale = jnp.asarray(rng.integers(-3, 4, (8, 2 if block else 1)))
-    given = {field: scale.astype(jnp.float32) + 5 if field == "scale" else scale}
-    x = sw.ScaledArray(data, block=block, **given)
+    x = sw.ScaledArray(data, scale + 5, block)
     assert isinstance(x.T, sw.ScaledArray)
     assert x.T.data.dtype == data.dtype
     np.testing.assert_array_equal(x.T.value(), x.value().T)

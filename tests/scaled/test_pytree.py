@@ -26,7 +26,6 @@ def every_kind(x):
     """Returns ScaledArrays of each kind of scale and of storage, made by each constructor."""
     per_row = jnp.max(jnp.abs(x), axis=1)
     rows = jnp.exp2(jnp.arange(4.0))[:, None] * per_row.max()
-    integers = jnp.arange(4, dtype=jnp.int32) + jnp.int32(per_row[0])
     return {
         "tensor": sw.quantize(x, "e4m3fn"),
         "rows": sw.quantize(x, "e5m2", axis=0),
@@ -43,9 +42,6 @@ def every_kind(x):
         "from the right": by_hand(x, jnp.arange(1.0, 41) * per_row[0]),
         "rows by hand": by_hand(x, rows),
         "stored scale": by_hand(x, encode(jnp.exp2(jnp.arange(4.0))[:, None], "ue5m3")),
-        "exponent": by_hand(x, None, exponent=integers[0]),
-        "exponents": by_hand(x, None, exponent=integers[:, None]),
-        "exponents of blocks": by_hand(x, None, (-2, 3), exponent=integers[:2, None]),
         "vector": sw.quantize(x[0], "mxfp8_e4m3"),
         "number": sw.scaled.as_scaled(x[0, 0]),
         "rebalanced": sw.rebalance(by_hand(x, per_row[1]), 4.0),
@@ -88,8 +84,7 @@ def test_arrays_made_together_are_those_that_a_loop_makes(batches, way):
         a, want = together[kind], np.stack([row[kind] for row in rows])
         assert (a.shape, a.dtype) == (got.shape, got.dtype) == (want.shape, want.dtype)
         np.testing.assert_allclose(got, want, rtol=2e-6, err_msg=kind)
-        factor = a.scale if a.exponent is None else a.exponent
-        assert factor is None or factor.ndim in (0, a.ndim), kind
+        assert a.scale is None or a.scale.ndim in (0, a.ndim), kind
         again = jax.tree.map(lambda x: x, a)
         assert jax.tree.structure(again) == jax.tree.structure(loop[0][kind]) or kind == "none"
     same = {kind: dataclasses.replace(a, data=a.data) for kind, a in together.items()}

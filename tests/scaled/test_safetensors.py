@@ -32,7 +32,6 @@ def tensors():
         "nv4": sw.quantize(x, "nvfp4", axis=0),
         "mine": sw.quantize(x, sw.Format("e6m9", 6, 9)),
         "codes": encode(x, "dlfloat16"),
-        "tiny": sw.ScaledArray.from_exponent(x, -300),
         "bare": sw.ScaledArray(x),
     }
 

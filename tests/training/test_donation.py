@@ -88,12 +88,10 @@ def test_the_first_state_of_a_step_can_be_donated(model, options):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("layers", [None, 3])
 @pytest.mark.parametrize("scaling", [training.StaticLossScale(), training.DynamicLossScale()])
-def test_the_state_of_a_loss_scale_can_be_donated(scaling, layers):
-    state = scaling.init(layers)
-    finite = jnp.ones(state.scale.shape, bool)
-    assert jax.jit(scaling.update, donate_argnums=0)(state, finite).good_steps.max() == 1
+def test_the_state_of_a_loss_scale_can_be_donated(scaling):
+    state = scaling.init()
+    assert jax.jit(scaling.update, donate_argnums=0)(state, jnp.bool_(True)).good_steps == 1
 
 
 WRAPPERS = {

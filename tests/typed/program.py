@@ -6,6 +6,7 @@
 """
 
 import dataclasses
+from functools import partial
 from typing import assert_type
 
 import jax
@@ -26,7 +27,7 @@ def train_step(params: Params, x: jax.Array) -> tuple[Params, jax.Array]:
     return {"w": params["w"] - 0.1 * gradients["w"]}, loss
 
 
-@sw.autoscale(recipe="fp8")
+@partial(sw.autoscale, recipe="fp8")
 def decorated(params: Params, x: jax.Array) -> jax.Array:
     return loss_of(params, x)
 
@@ -52,8 +53,6 @@ sw.emulate(loss_of, "e4m3n")  # error
 
 keyed = sw.autoscale(train_step, "nvfp4", keyed=True)
 assert_type(keyed(jax.random.key(0), params, x), tuple[Params, jax.Array])
-scheduled = sw.autoscale(train_step, sw.Schedule({0: "bf16", 10: "fp8"}))
-assert_type(scheduled(3, params, x), tuple[Params, jax.Array])
 delayed = sw.autoscale(train_step, "fp8_delayed")
 history = delayed.init(params, x)
 (params, loss), history = delayed.step(history, params, x)

@@ -1,4 +1,4 @@
-"""Output: atomic files, folder locks, terminal streams, HTML pages.
+"""Output: atomic files, terminal streams, HTML pages.
 
 All files that scalewise writes go through this package. It imports nothing from other packages.
 """
@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 from ._chart import STYLE as STYLE
 from ._chart import Panel as Panel
 from ._chart import chart_svg as chart_svg
-from ._lock import FolderInUseError as FolderInUseError
-from ._lock import lock as lock
 from ._page import framed as framed
 from ._page import visible as visible
 from ._place import place as place
@@ -38,7 +36,6 @@ from ._write import check_source as check_source
 from ._write import check_target as check_target
 from ._write import check_writable as check_writable
 from ._write import replacing as replacing
-from ._write import rescue_folder as rescue_folder
 from ._write import sentence as sentence
 
 if TYPE_CHECKING:

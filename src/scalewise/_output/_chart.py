@@ -17,7 +17,6 @@ STYLE = """
 .chart path { fill: none; stroke-width: 2; stroke-linejoin: round }
 .chart .c0 { stroke: #555 } .chart .c1 { stroke: #d55e00 } .chart .c2 { stroke: #0072b2 }
 .chart .c3 { stroke: #009e73 } .chart .c4 { stroke: #cc79a7 } .chart .c5 { stroke: #e69f00 }
-.chart .ring { fill: none; stroke: #009e73; stroke-width: 3 }
 @media (prefers-color-scheme: dark) {
   .chart text { fill: #ddd } .chart .axis { stroke: #444 }
   .chart .c0 { stroke: #bbb } .chart .c2 { stroke: #56b4e9 }
@@ -28,22 +27,18 @@ Points = Sequence[tuple[float, float]]
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """Curves and rings over one pair of axes; a curve that ends in NaN ends with a cross."""
+    """Curves over one pair of axes; a curve that ends in NaN ends with a cross."""
 
     title: str
     unit: str  # below the horizontal axis
     curves: Sequence[Points]  # with a gap where y isn't finite
-    rings: Points = ()
-    decades: bool = False  # whether y is a decimal logarithm, whose axis shows powers of ten
 
     @functools.cached_property
     def ends(self) -> tuple[float, float, float, float]:
         """The smallest and the largest x, the lower and the upper end of the vertical axis."""
-        points = [p for some in (*self.curves, self.rings) for p in some]
+        points = [p for some in self.curves for p in some]
         ys = [y for _, y in points if math.isfinite(y)] or [0.0, 1.0]
         low, high = min(ys), max(ys)
-        if self.decades:
-            low, high = math.floor(low), math.ceil(high)
         if low == high:
             low, high = low - 0.5, high + 0.5
         xs = [x for x, _ in points]
@@ -65,9 +60,7 @@ class Panel:
     @property
     def y_ticks(self) -> list[tuple[float, str]]:
         left, _, low, high = self.ends
-        found = range(math.ceil(low), math.floor(high) + 1) if self.decades else ticks(low, high)
-        label = "1e{:g}" if self.decades else "{:g}"
-        return [(self.at(left, tick)[1], label.format(tick)) for tick in found]
+        return [(self.at(left, tick)[1], f"{tick:g}") for tick in ticks(low, high)]
 
     def path(self, curve: Points) -> str:
         """Returns SVG path data with gaps for non-finite values, dots for single values."""

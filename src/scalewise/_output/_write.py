@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -104,17 +103,6 @@ def append(path: str | os.PathLike[str], content: bytes) -> None:
         except BaseException:
             file.truncate(before)
             raise
-
-
-@contextmanager
-def rescue_folder() -> Iterator[Path]:
-    """A new folder among the system's temporary files, which is removed if the block raises."""
-    folder = Path(tempfile.mkdtemp(prefix="scalewise-"))
-    try:
-        yield folder
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
 
 
 def sentence(error: OSError) -> str:

@@ -20,7 +20,6 @@ from ._compare._explain import Cause as Cause
 from ._compare._gap import Gap as Gap
 from ._readings import Exponents as Exponents
 from ._readings import Reading as Reading
-from ._readings import WhatIf as WhatIf
 from ._record._recording import RecordedArray as RecordedArray
 from ._record._recording import Recording as Recording
 from ._run._equation_statistics import EquationStatistics as EquationStatistics

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import operator
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, SupportsIndex
 
@@ -18,12 +17,8 @@ from .._resolve import as_format
 from ..formats import FormatLike
 from ._log import Log
 from ._readings import (
-    Exponents,
     Groups,
     Reading,
-    WhatIfLike,
-    candidates,
-    exponents,
     floats_only,
     readings,
 )
@@ -36,9 +31,9 @@ class Monitor:
 
     The numbers are those of :func:`scalewise.auditing.readings`: for each group of arrays the
     largest magnitude, and the shares that a cast to the format would saturate or flush to zero.
-    ``monitor(step, tree)`` writes a line of ``metrics.jsonl``, and TensorBoard events if
-    tensorboardX is installed, at every ``every``-th step, and does nothing at other steps. It
-    doesn't wait for the device: a reading is written when the next one is taken, or at the end.
+    ``monitor(step, tree)`` writes a line of ``metrics.jsonl`` at every ``every``-th step, and does
+    nothing at other steps; :meth:`numbers` returns it for any other log. It doesn't wait for the
+    device: a reading is written when the next one is taken, or at the end.
 
     Args:
         fmt: the format whose range counts.
@@ -47,15 +42,9 @@ class Monitor:
             ``params/blocks``), or a dict from names of groups to regular expressions.
         out: the folder to write to. Its lines of earlier steps than the first reading's are kept;
             later ones, which a resumed run makes again, are removed. None: nothing is written.
-        histograms: True counts the exponents of two of each group as well (:func:`exponents`):
-            TensorBoard shows them as histograms of log2, and lines have ``group/exponents``, an
-            object from exponents to counts.
-        what_if: other formats and recipes to measure as well; lines then have
-            ``group/format/flushed``, ``group/format/saturated`` and ``group/format/error``.
 
     Raises:
-        ValueError: an unknown format or recipe; ``every`` below 1.
-        TypeError: ``what_if`` is no sequence.
+        ValueError: an unknown format; ``every`` below 1.
 
     Example:
         >>> import jax.numpy as jnp, pathlib, scalewise as sw, tempfile
@@ -75,18 +64,14 @@ class Monitor:
         every: Count = 10,
         groups: Groups = 1,
         out: str | os.PathLike[str] | None = None,
-        what_if: Sequence[WhatIfLike] = (),
-        histograms: bool = False,
     ):
         self.every = every
         self._fmt = as_format(fmt, "Monitor")
-        candidates(what_if, "Monitor")
-        self._histograms = histograms
-        self._options = {"fmt": self._fmt, "groups": groups, "what_if": what_if}
+        self._options = {"fmt": self._fmt, "groups": groups}
         self._largest: dict[str, tuple[float, int]] = {}  # with the step, by group
         self._out = None if out is None else Path(out)
         self._log: Log | None = None
-        self._pending: tuple[int, dict[str, Reading], dict[str, Exponents]] | None = None
+        self._pending: tuple[int, dict[str, Reading]] | None = None
 
     def __repr__(self) -> str:
         out = "" if self._out is None else f", out={str(self._out)!r}"
@@ -96,24 +81,16 @@ class Monitor:
     def _read(self) -> Callable:
         return jax.jit(functools.partial(readings, **self._options))
 
-    @functools.cached_property
-    def _count(self) -> Callable:
-        return jax.jit(functools.partial(exponents, groups=self._options["groups"]))
-
     def __getstate__(self) -> dict[str, Any]:  # without the compiled function and the open file
-        return {k: v for k, v in self.__dict__.items() if k not in ("_read", "_count")} | {
-            "_log": None
-        }
+        return {k: v for k, v in self.__dict__.items() if k != "_read"} | {"_log": None}
 
     def __call__(self, step: SupportsIndex, tree: Any) -> None:
         """Reads ``tree`` if ``step``, also an integer scalar array, is a multiple of ``every``."""
         step = operator.index(step)
         if step % self.every == 0:
-            tree = floats_only(tree)
-            found = self._read(tree)
-            counted = self._count(tree) if self._histograms else {}
+            found = self._read(floats_only(tree))
             self._write()
-            self._pending = step, found, counted
+            self._pending = step, found
 
     def numbers(self, step: SupportsIndex, tree: Any) -> dict[str, float | None]:
         """Returns the reading by ``group/name``; {} unless ``every`` divides ``step``."""
@@ -132,10 +109,8 @@ class Monitor:
         )
 
     def close(self) -> None:
-        """Writes the last reading and closes the log."""
+        """Writes the last reading."""
         self._write()
-        if self._log is not None:
-            self._log.close()
 
     def __enter__(self) -> Monitor:
         return self
@@ -146,24 +121,22 @@ class Monitor:
     def _write(self) -> None:
         if self._pending is None:
             return
-        step, found, counted = self._pending
+        step, found = self._pending
         self._pending, numbers = None, self._noted(step, found)
         if self._out is None:
             return
         if self._log is None:
             self._log = Log(self._out, after=step - 1)
-        bins = {f"{group}/exponents": x.bins() for group, x in counted.items()}
-        self._log.step({"step": step, **numbers}, bins)
+        self._log.step({"step": step, **numbers})
 
     def _noted(self, step: int, found: Mapping[str, Reading]) -> dict[str, float | None]:
         for group, reading in found.items():
             self._largest[group] = max(
                 self._largest.get(group, (0.0, step)), (float(reading.amax), step)
             )
-        rows: dict[str, float] = {}
-        for group, reading in found.items():
-            lost = [(f"{group}/{name}", x) for name, x in reading.what_if.items()]
-            for prefix, part in ((group, reading), *lost):
-                names = [f.name for f in dataclasses.fields(part) if f.name != "what_if"]
-                rows |= {f"{prefix}/{name}": float(getattr(part, name)) for name in names}
+        rows = {
+            f"{group}/{name}": float(x)
+            for group, reading in found.items()
+            for name, x in vars(reading).items()
+        }
         return {name: x if math.isfinite(x) else None for name, x in rows.items()}

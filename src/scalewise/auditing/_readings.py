@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,15 +14,11 @@ import numpy as np
 from jax import lax
 
 from .._check import Natural, Pattern, checked
-from .._resolve import as_format, resolve
+from .._resolve import as_format
 from .._types import PyTree
-from ..autoscaling import Recipe, RecipeLike
-from ..autoscaling.recipes import CATALOGUE
-from ..formats import BlockFormat, BlockFormatLike, Format, FormatLike
+from ..formats import Format, FormatLike
 from ..interpret import is_float
-from ..rounding import StoredArray, decode, round_to
-from ..scaled import Amax, Scaling, quantize
-from ..scalifying import Scalify
+from ..rounding import StoredArray
 
 Groups = Natural | Mapping[str, Pattern]
 MOMENTS = {  # fields of optax's states with an array for each parameter
@@ -31,7 +27,6 @@ MOMENTS = {  # fields of optax's states with an array for each parameter
 BARE = re.compile(r"\['?(.*?)'?\]|\.(\w+)")  # a key of keystr: ['w'], [0] or .field
 LOWEST = -127  # the bin of float32's zeros and subnormals
 BINS = 256
-WhatIfLike: TypeAlias = "BlockFormatLike | RecipeLike"
 
 
 @jax.tree_util.register_dataclass
@@ -92,94 +87,6 @@ def _of_array(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class WhatIf:
-    """Statistics of a group of arrays under another format or recipe; float32 scalars.
-
-    Attributes:
-        flushed: share of the nonzero numbers that would become zero.
-        saturated: share of all numbers that would overflow or be clipped; in a format without a
-            scale, those at or beyond its largest; infinities included.
-        error: relative error (root mean square) over the numbers that stay finite.
-    """
-
-    flushed: Any
-    saturated: Any
-    error: Any
-
-
-@dataclasses.dataclass(frozen=True)
-class Candidate:
-    """A format or recipe to be tried."""
-
-    name: str  # for the keys of its numbers
-    fmt: Format | BlockFormat  # a format, or a block format
-    # how the scale of each array is chosen; None for no scale, or the block format's own
-    scaling: Scaling | None = None
-
-
-def _candidate(spec: WhatIfLike, where: str) -> Candidate:
-    """Returns the candidate of a format, a block format or a recipe, or of the name of one.
-
-    A recipe stands for the format and scaling of the activation in its forward product, or of each
-    result; a scale from the history of steps, or from other operands, counts as
-    current scaling.
-    """
-    if isinstance(spec, str):
-        spec = resolve(spec, "format", "block format", "recipe", where=where)
-    if isinstance(spec, Scalify):
-        return Candidate(_recipe_name(spec), spec.format, Amax())
-    if not isinstance(spec, Recipe):
-        fmt = as_format(spec, where, blocks=True)
-        return Candidate(fmt.name, fmt)
-    name = _recipe_name(spec)
-    first = spec.products.operand("forward", "activation")
-    fmt = first.format if first else spec.residuals
-    if fmt is None:
-        raise ValueError(f"{where}: {name} rounds nothing; expected a recipe with a narrow format")
-    scaling = first.scaling if first else spec.products.scaling
-    if isinstance(fmt, BlockFormat):
-        return Candidate(name, fmt, scaling.of_blocks())
-    return Candidate(name, fmt, scaling if scaling.source not in ("history", "operand") else Amax())
-
-
-def _recipe_name(spec: Recipe | Scalify) -> str:
-    return next((name for name, known in CATALOGUE.items() if known == spec), "recipe")
-
-
-def _lost(arrays: Sequence[jax.Array], tried: Candidate, amax: jax.Array) -> WhatIf:
-    unit = jnp.where(amax > 0, amax, 1)  # squares of numbers below 2^-75 would be zero
-    sums = [_sums(x, tried, unit) for x in arrays if x.size]
-    nonzero, flushed, saturated, noise, signal = sum(sums, jnp.zeros(5, jnp.float32))
-    size = sum(x.size for x in arrays)
-    error = jnp.sqrt(noise / jnp.where(signal > 0, signal, 1))
-    return WhatIf(flushed / jnp.maximum(nonzero, 1), saturated / max(size, 1), error)
-
-
-def _sums(x: jax.Array, tried: Candidate, unit: jax.Array) -> jax.Array:
-    """Returns how many numbers are nonzero, flushed and saturated; squared error and squares."""
-    x = jnp.atleast_1d(x)
-    if isinstance(tried.fmt, Format) and tried.scaling is None:
-        rounded = round_to(x, tried.fmt)
-        saturated = ~(jnp.abs(x) < float(tried.fmt.max))
-    else:
-        element = tried.fmt.element
-        stored = quantize(x, tried.fmt, scaling=tried.scaling)
-        rounded, data = stored.astype(stored.wide_dtype), stored.data
-        if not jnp.issubdtype(data.dtype, jnp.floating):
-            data = decode(data, element)  # pyright: ignore[reportArgumentType]
-        largest = jnp.abs(data.astype(jnp.float32)) == float(element.max)
-        saturated = (largest & (jnp.abs(rounded) < jnp.abs(x))) | ~jnp.isfinite(x)
-    kept = jnp.isfinite(x) & jnp.isfinite(rounded)
-    relative = jnp.where(kept, x, 0) / unit.astype(x.dtype)
-    noise = jnp.where(kept, rounded, 0) / unit.astype(x.dtype) - relative
-    counts = x != 0, (rounded == 0) & (x != 0), saturated
-    sums = [jnp.sum(c.astype(jnp.float32)) for c in counts]
-    squares = [jnp.sum(jnp.square(y)).astype(jnp.float32) for y in (noise, relative)]
-    return jnp.stack(sums + squares)
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
 class Reading:
     """Statistics of a group of arrays with respect to a format; float32 scalars.
 
@@ -188,14 +95,12 @@ class Reading:
         flushed: share of the nonzero numbers that the format would flush to zero.
         saturated: share of all numbers at or beyond the format's largest, infinities included.
         nonfinite: how many numbers are infinite or NaN.
-        what_if: what each other format or recipe would do, by its name.
     """
 
     amax: Any
     flushed: Any
     saturated: Any
     nonfinite: Any
-    what_if: dict[str, WhatIf] = dataclasses.field(default_factory=dict)
 
 
 @checked
@@ -203,7 +108,6 @@ def readings(
     tree: PyTree,
     fmt: FormatLike = "float16",
     groups: Groups = 1,
-    what_if: Sequence[WhatIfLike] = (),
 ) -> dict[str, Reading]:
     """Reads a pytree's float arrays by group, in one pass over each; works inside a jitted step.
 
@@ -216,9 +120,6 @@ def readings(
             an optimizer's moments are kept apart (``opt_state/mu``, ``opt_state/nu``). Or a dict
             from names of groups to regular expressions: an array belongs to the first that matches
             its path (as ``jax.tree_util.keystr`` prints it).
-        what_if: formats, block formats and recipes, or names of them: each :class:`Reading` says
-            what they would do to its arrays. A recipe stands for its ``forward`` format and its
-            scaling; delayed scaling counts as current scaling.
 
     Returns:
         A :class:`Reading` for each group, in the order of the tree (or of ``groups``).
@@ -233,9 +134,8 @@ def readings(
         [('w', 0.25, 0.333)]
     """
     fmt = as_format(fmt, "readings")
-    tried = candidates(what_if, "readings")
     found = _grouped(tree, groups, "readings")
-    return {name: _read(arrays, fmt, tried) for name, arrays in found.items()}
+    return {name: _read(arrays, fmt) for name, arrays in found.items()}
 
 
 @checked
@@ -303,16 +203,6 @@ def _grouped(tree: PyTree, groups: Groups, where: str) -> dict[str, list[jax.Arr
     return found
 
 
-def candidates(what_if: Any, where: str) -> list[Candidate]:
-    if isinstance(what_if, str) or not isinstance(what_if, Sequence):
-        raise TypeError(f"{where}: what_if is {what_if!r}; expected a tuple of formats and recipes")
-    found = [_candidate(spec, f"{where}: what_if") for spec in what_if]
-    twice = [x.name for i, x in enumerate(found) if x.name in {y.name for y in found[:i]}]
-    if twice:
-        raise ValueError(f"{where}: what_if names {twice[0]!r} twice")
-    return found
-
-
 def _group(path: Sequence[Any], groups: Groups) -> str | None:
     if not isinstance(groups, Mapping):
         n = max(groups, 1)
@@ -329,9 +219,7 @@ def _names_moment(key: Any) -> bool:
     return getattr(key, "key", None) in ("mu", "nu")
 
 
-def _read(
-    given: Sequence[jax.Array | StoredArray], fmt: Format, tried: Sequence[Candidate]
-) -> Reading:
+def _read(given: Sequence[jax.Array | StoredArray], fmt: Format) -> Reading:
     arrays = [_wide(x) for x in given]
     parts = [_read_array(x, fmt) for x in arrays]
     amax = functools.reduce(jnp.maximum, [p[0] for p in parts])
@@ -339,9 +227,8 @@ def _read(
         functools.reduce(jnp.add, [p[i] for p in parts]) for i in range(1, 5)
     )
     size = sum(x.size for x in arrays)
-    lost = {x.name: _lost(arrays, x, amax) for x in tried}
     shares = flushed / jnp.maximum(nonzero, 1), saturated / max(size, 1)
-    return Reading(amax, *shares, nonfinite, lost)
+    return Reading(amax, *shares, nonfinite)
 
 
 def _read_array(x: jax.Array, fmt: Format) -> list[jax.Array]:

@@ -15,7 +15,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from .._check import checked
-from .._decorator import Params, Result, as_decorator
+from .._decorator import Params, Result
 from .._jax import ShapedArray
 from .._types import PyTree
 from ..interpret import (
@@ -167,7 +167,6 @@ def widest(dtypes: set[np.dtype]) -> np.dtype:
     return wide if same else jnp.dtype(jnp.float32)
 
 
-@as_decorator
 @checked
 def autocast(
     f: Callable[Params, Result], policy: PolicyLike = "float16"

@@ -16,7 +16,6 @@ from ._narrow import store as store
 from ._operand_settings import Operand as Operand
 from ._operand_settings import Products as Products
 from ._recipe import Recipe as Recipe
-from ._schedule import Schedule as Schedule
 
 __all__ = ["RULES", "Family", "WithHistory", "register"]
 

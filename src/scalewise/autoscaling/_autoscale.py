@@ -1,4 +1,4 @@
-"""``autoscale``: runs any JAX function on (data, scale) pairs, as a recipe says, or a schedule.
+"""``autoscale``: runs any JAX function on (data, scale) pairs, as a recipe says.
 
 Current scaling reads an operand twice, to find the scale and to round. Delayed scaling reads it
 once: a step rounds with the scale that it was given, and records the magnitudes for the next step
@@ -21,16 +21,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._check import checked
-from .._decorator import Params, Result, as_decorator
+from .._decorator import Params, Result
 from .._types import PyTree
 from ..devices import MatrixUnitsLike
 from ..interpret import Program, is_float, mark, pure_call, run, trace, transform
-from ..scaled import Amax, Delayed, has_exponent, is_stored
+from ..scaled import Amax, Delayed, is_stored
 from ..scalifying import FormatOverrides, Scalify, scalified
 from ._boundaries import Boundaries, interpretation
 from ._history import AmaxHistory, OperandAmaxes, foreign_history
 from ._recipe import Recipe, RecipeLike
-from ._schedule import Schedule
 from .recipes import fp16
 from .recipes import recipe as recipe_
 
@@ -56,30 +55,20 @@ def autoscale(
 ) -> Callable[Params, Result]: ...
 
 
-@overload  # a key or the step comes before the function's own arguments
+@overload  # a key comes before the function's own arguments
 def autoscale(
     f: Callable[..., Result],
-    recipe: RecipeLike | Schedule = fp16,
+    recipe: RecipeLike = fp16,
     *,
     keyed: bool = False,
     emulate: MatrixUnitsLike | None = None,
 ) -> Callable[..., Result]: ...
 
 
-@overload
-def autoscale(
-    *,
-    recipe: RecipeLike = fp16,
-    keyed: Literal[False] = False,
-    emulate: MatrixUnitsLike | None = None,
-) -> Callable[[Callable[Params, Result]], Callable[Params, Result]]: ...
-
-
-@as_decorator
 @checked
 def autoscale(
     f: Callable[..., Result],
-    recipe: RecipeLike | Schedule = fp16,
+    recipe: RecipeLike = fp16,
     *,
     keyed: bool = False,
     emulate: MatrixUnitsLike | None = None,
@@ -95,11 +84,9 @@ def autoscale(
     Args:
         f: any function of pytrees made of JAX primitives. Float leaves of arguments may be plain
             arrays of any float dtype or ScaledArrays; leaves that aren't arrays are passed on.
-        recipe: a :class:`Recipe`, or the name of one (``"fp16"``, ``"bf16"``, ``"fp8"``); or a
-            :class:`Schedule` of them, for a function that takes the step, an integer, before
-            ``f``'s arguments.
-        keyed: True for a function that takes a JAX random key before ``f``'s arguments (behind the
-            step), for recipes that round stochastically or draw signs (``"nvfp4"``). Each operand's
+        recipe: a :class:`Recipe`, or the name of one (``"fp16"``, ``"bf16"``, ``"fp8"``).
+        keyed: True for a function that takes a JAX random key before ``f``'s arguments, for
+            recipes that round stochastically or draw signs (``"nvfp4"``). Each operand's
             key is folded from it, from the operand's place in the program and from its bits, so
             that steps and iterations differ. False takes the key of seed 0 in place of that key:
             equal arguments then give equal results. Save the key with a training state, and split
@@ -109,11 +96,9 @@ def autoscale(
 
     Returns:
         The transformed function. It composes with ``jit``, ``vmap`` and derivatives of every
-        mode and order. Float outputs have ``f``'s own dtypes, with two exceptions.
-        Outputs that ``recipe.state`` names are ScaledArrays (or SqrtStored). If an argument is a
-        ScaledArray with one exponent, outputs are ScaledArrays whose exponents follow it, and whose
-        largest magnitudes of data are from 1 to 2. Settings of
-        :func:`scalify` return what that function does.
+        mode and order. Float outputs have ``f``'s own dtypes, but outputs that
+        ``recipe.state`` names are ScaledArrays (or SqrtStored). Settings of :func:`scalify` return
+        what that function does.
         With delayed scaling (``recipes.fp8_delayed``) it is a :class:`WithHistory`, whose ``init``
         and ``step`` take the history as an argument.
 
@@ -131,14 +116,8 @@ def autoscale(
         inf
         >>> float(sw.autoscale(loss, sw.recipes.fp16)(w, x))
         1048576000000.0
-
-        As a decorator:
-
-        >>> @sw.autoscale(recipe="fp8")
-        ... def scaled_loss(w, x):
-        ...     return jnp.mean(jnp.square(x @ w))
     """
-    warn_of_second(f, NAME, stacklevel=5)
+    warn_of_second(f, NAME, stacklevel=4)
     scaled = _autoscaled(f, recipe, keyed, emulate)
     vars(scaled)["_is_autoscaled"] = True
     return scaled
@@ -155,13 +134,8 @@ def warn_of_second(f: Callable, name: str, stacklevel: int) -> None:
 
 
 def _autoscaled(
-    f: Callable, recipe: RecipeLike | Schedule, keyed: bool, emulate: MatrixUnitsLike | None
+    f: Callable, recipe: RecipeLike, keyed: bool, emulate: MatrixUnitsLike | None
 ) -> Callable:
-    if isinstance(recipe, Schedule):
-        if emulate is not None:
-            raise ValueError("autoscale: emulate is for one recipe; set it in each of a schedule")
-        scheduled = recipe.apply(functools.partial(_in_phase, f, keyed))
-        return _behind(["step", "key"] if keyed else ["step"], f, functools.wraps(f)(scheduled))
     recipe = recipe_(recipe)
     if keyed and not recipe.is_random:
         raise ValueError("autoscale: keyed is True, but this recipe draws no random numbers")
@@ -179,39 +153,30 @@ def _autoscaled(
         key = None
         if keyed:
             key, *args = _with_key(args)
-        leaves = jax.tree.leaves((args, kwargs), is_leaf=is_stored)
-        traced = any(has_exponent(x) for x in leaves)
-        chosen = interpretation(recipe, traced=traced, key=key)
+        chosen = interpretation(recipe, key=key)
         outs = transform(f, chosen, name="autoscale")(*args, **kwargs)
         chosen.overrides.check("autoscale")
         return outs
 
     if keyed:
-        return _behind(["key"], f, scaled)
+        return _behind_key(f, scaled)
     mark(scaled, f, interpretation(recipe))
     return scaled
 
 
-def _behind(names: Sequence[str], f: Callable, scaled: Callable) -> Callable:
-    """Returns ``scaled`` with the signature of ``f`` behind arguments of these names.
+def _behind_key(f: Callable, scaled: Callable) -> Callable:
+    """Returns ``scaled`` with the signature of ``f`` behind a key.
 
     ``jax.jit`` reads it to find static and donated arguments.
     """
     vars(scaled).pop("__wrapped__", None)  # it has other arguments
     with suppress(TypeError, ValueError):  # of some callables Python knows no signature
         own = inspect.signature(f)
-        names = [f"{name}_" if name in own.parameters else name for name in names]
-        first = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in names]
-        own = own.replace(parameters=[*first, *own.parameters.values()])
+        name = "key_" if "key" in own.parameters else "key"
+        first = inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY)
+        own = own.replace(parameters=[first, *own.parameters.values()])
         vars(scaled)["__signature__"] = own
     return scaled
-
-
-def _in_phase(f: Callable, keyed: bool, recipe: Recipe | Scalify) -> Callable:
-    if not keyed or recipe.is_random:
-        return autoscale(f, recipe, keyed=keyed)
-    plain = autoscale(f, recipe)
-    return lambda *args, **kwargs: plain(*_with_key(args)[1:], **kwargs)
 
 
 def _with_key(args: tuple) -> tuple:

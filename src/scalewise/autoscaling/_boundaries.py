@@ -31,16 +31,11 @@ from ..interpret import (
 )
 from ..primitives import Family, having, params
 from ..scaled import (
-    EXPONENTS,
-    ScaledArray,
     amax,
     at_least,
-    combined,
-    has_exponent,
     is_stored,
     store_array,
 )
-from ..scaled import RULES as SCALE_RULES
 from ..scalifying import (
     MULTIPLIES,
     RULES,
@@ -51,7 +46,6 @@ from ..scalifying import (
     ScaledValue,
     Scalify,
     materialize,
-    normalised,
     per_slice,
     wide_dtype,
 )
@@ -68,8 +62,6 @@ from ._sending import Sending
 from ._setup import Setup
 from ._value import StoredValue, holds, store_value
 
-# Families whose results may leave the range of their operands.
-MULTIPLY = (Family.PRODUCT, Family.POWER, Family.CONTRACTION)
 PERMUTES = having("same_order") | {"convert_element_type", "transpose"}
 # cuDNN's attention stays in the program's 16 bits, as recipes leave attention's products in theirs
 OPAQUE = frozenset(name for name in KERNELS if not name.startswith("dot_product_attention"))
@@ -108,10 +100,6 @@ class Boundaries(PairInterpretation):
         return self.setup.recipe
 
     @property
-    def traced(self) -> bool:
-        return self.setup.traced
-
-    @property
     def overrides(self) -> FormatOverrides:  # pyright: ignore
         return self.setup.overrides
 
@@ -135,8 +123,6 @@ class Boundaries(PairInterpretation):
 
     def lift(self, x: Argument, aval: ShapedArray) -> ScaledValue | QuantizedValue:
         dtype = self.setup.flight(aval)
-        if self.traced and has_exponent(x):
-            return normalised(ScaledValue(x.data.astype(dtype), x.exponent))
         if (quantized := quantized_argument(x, dtype)) is not None:
             return quantized
         plain = jnp.asarray(x.value() if is_stored(x) else x).astype(dtype)
@@ -161,9 +147,6 @@ class Boundaries(PairInterpretation):
             )
         if storage is not None:
             return store_array(materialize(value), storage, aval.dtype)
-        if not isinstance(value.exponent, int) and value.exponent.ndim == 0:
-            value = normalised(value, 0)
-            return ScaledArray.from_exponent(value.data, value.exponent)
         return self.lower(value, aval)
 
     # -- where control flow meets ----------------------------------------------------------------
@@ -180,49 +163,36 @@ class Boundaries(PairInterpretation):
             self.setup.recorded(boundary, equation, value, fmt)
             return value if isinstance(value, StoredValue) else store_value(value.marked(), fmt)
         value = load(value)
-        carry = self.recipe.carry if boundary == "carry" and aval.shape else None
         if boundary in ("carry", "stacked"):
-            self.setup.recorded(boundary, equation, value, carry)
-        if carry is not None:
-            value = store_value(value, carry).load()
-        if not self.traced or boundary == "mapped":  # devices may have different exponents
-            plain = ScaledValue(materialize(value), 0, origin)
-            if boundary != "stacked":
-                return plain
-            known = value.marked()
-            return dataclasses.replace(plain, narrowed=known.narrowed, role=known.role)
-        exponent = 0 if value.constant_value is not None or per_slice(value) else value.exponent
-        return ScaledValue(value.at(exponent), jnp.asarray(exponent, jnp.int32), origin)
+            self.setup.recorded(boundary, equation, value, None)
+        plain = ScaledValue(materialize(value), 0, origin)
+        if boundary != "stacked":
+            return plain
+        known = value.marked()
+        return dataclasses.replace(plain, narrowed=known.narrowed, role=known.role)
 
     def select(
         self, predicate: jax.Array, on_true: ScaledValue, on_false: ScaledValue
     ) -> ScaledValue:
-        cases, exponent = combined(SCALE_RULES["where"], EXPONENTS, [on_true, on_false])
-        data = lax.select(predicate, *cases)
-        return dataclasses.replace(on_true, data=data, exponent=exponent, memo=Memo())
+        data = lax.select(predicate, on_true.data, on_false.data)
+        return dataclasses.replace(on_true, data=data, memo=Memo())
 
     def unstack(self, value: Value, aval: ShapedArray) -> Value:
-        def rows(exponent):  # one exponent for each slice of the scan
-            if isinstance(exponent, int) or exponent.ndim:
-                return exponent
-            return jnp.broadcast_to(exponent, aval.shape[:1])
-
         value = load_product(value)
         if isinstance(value, StoredValue):
-            return value.unstacked(rows)
+            return value.unstacked(aval.shape[0])
         if isinstance(value, QuantizedValue):
             return value.unstacked()
         if value.constant_value is not None:
             return ScaledValue(materialize(value), 0, value.origin)
-        memo = Memo(extreme=self._extremes(value))
-        return dataclasses.replace(value, exponent=rows(value.exponent), memo=memo)
+        return dataclasses.replace(value, memo=Memo(extreme=self._extremes(value)))
 
     def _extremes(self, value: ScaledValue) -> jax.Array | None:
         """Returns the largest magnitudes of an argument's slices, found once for all loops."""
         x, setting = value.data, self.recipe.products.operand("forward", "weight")
         if value.origin != "stored" or setting is None or not setting.per_tensor or x.ndim < 3:
             return None
-        if setting.scaling.source not in ("amax", "history") or self.traced:
+        if setting.scaling.source not in ("amax", "history"):
             return None
         if value.memo.extreme is None:
             wide = x.astype(wide_dtype(x.dtype))
@@ -361,11 +331,6 @@ class Boundaries(PairInterpretation):
         if equation.name == "add_any" and at_least(outs[0].data.size, MATERIALIZED_SIZE):
             data = force_materialize(outs[0].data, inputs[0].data)
             outs = [dataclasses.replace(outs[0], data=data, memo=Memo())]
-        if self.traced and rule.family in MULTIPLY:
-            outs = [
-                normalised(load(y)) if isinstance(y, ScaledValue | DeferredProduct) else y
-                for y in outs
-            ]
         if equation.name == "convert_element_type":
             x, y = inputs[0], outs[0]
             if isinstance(x, ScaledValue) and isinstance(y, ScaledValue):
@@ -382,7 +347,7 @@ class Boundaries(PairInterpretation):
             dataclasses.replace(y, **fields) if isinstance(y, ScaledValue | DeferredProduct) else y
             for y in outs
         ]
-        if equation.direction == "forward" and not self.traced and isinstance(outs[0], ScaledValue):
+        if equation.direction == "forward" and isinstance(outs[0], ScaledValue):
             outs[0] = self.residuals.with_lineage(equation, inputs, outs[0])
         return outs
 
@@ -417,7 +382,6 @@ def _origin(equation: Equation, inputs: Sequence[Value], family: Family):
 def interpretation(
     recipe: Recipe | Scalify,
     *,
-    traced: bool = False,
     key: jax.Array | None = None,
     amaxes: OperandAmaxes | None = None,
     overrides: FormatOverrides | None = None,
@@ -426,8 +390,7 @@ def interpretation(
     """Returns the interpretation that :func:`autoscale` applies to a function.
 
     Args:
-        recipe: of products, or the settings of ``scalify``, for which three arguments are nothing.
-        traced: whether an argument has an integer exponent of its own.
+        recipe: of products, or the settings of ``scalify``, for which two arguments are nothing.
         key: for recipes that draw random numbers; None for the key of seed 0.
         amaxes: for delayed scaling: those of earlier steps, and a record of this one's.
         overrides: of the recipe; None for new ones.
@@ -436,4 +399,4 @@ def interpretation(
     overrides = FormatOverrides(recipe.keep) if overrides is None else overrides
     if isinstance(recipe, Scalify):
         return EveryOp(recipe, overrides=overrides, record=record)
-    return Boundaries(Operands(Setup(recipe, traced, overrides, record), key, amaxes))
+    return Boundaries(Operands(Setup(recipe, overrides, record), key, amaxes))

@@ -15,7 +15,6 @@ from .._types import PyTree
 from ..formats import BlockFormat, BlockFormatLike, Format
 from ..formats import format as format_
 from ..interpret import Argument, Equation, Value, is_array, transform
-from ..scaled import has_exponent, is_stored
 from ..scalifying import EveryOp, FormatOverrides, Scalify
 from ._boundaries import Boundaries, interpretation
 from ._history import OperandAmaxes
@@ -135,9 +134,7 @@ def explain(f: Callable[Params, Any], recipe: RecipeLike = fp16) -> Callable[Par
 
         def dry(arrays: Mapping[int, Argument]) -> list[Value]:
             args, kwargs = tree.unflatten([arrays.get(i, x) for i, x in enumerate(leaves)])
-            stored = jax.tree.leaves((args, kwargs), is_leaf=is_stored)
-            chosen = record.interpretation(traced=any(map(has_exponent, stored)))
-            outs = transform(f, chosen, name="explain")(*args, **kwargs)
+            outs = transform(f, record.interpretation(), name="explain")(*args, **kwargs)
             return [x for x in jax.tree.leaves(outs) if isinstance(x, jax.Array)]
 
         jax.eval_shape(dry, arrays)
@@ -154,11 +151,9 @@ class _Recorder:
         self.recipe, self.overrides = recipe, FormatOverrides(recipe.keep)
         self.rows: dict[Hashable, ExplanationRow] = {}
 
-    def interpretation(self, *, traced: bool) -> Boundaries | EveryOp:
+    def interpretation(self) -> Boundaries | EveryOp:
         amaxes = OperandAmaxes(newest={}) if self.recipe.is_delayed else None
-        return interpretation(
-            self.recipe, traced=traced, amaxes=amaxes, overrides=self.overrides, record=self
-        )
+        return interpretation(self.recipe, amaxes=amaxes, overrides=self.overrides, record=self)
 
     def __call__(
         self,

@@ -10,7 +10,6 @@ from typing import Annotated, Literal, TypedDict
 from .._check import Converted, Count, Natural, Words, checked, kept
 from .._repr import changed_fields
 from .._resolve import as_format
-from ..devices import Device, units_for
 from ..formats import (
     E8M0,
     BlockFormat,
@@ -103,14 +102,6 @@ class Operand:
         """Whether the rounding itself depends on a key."""
         return self.rounding == "stochastic" or self.scaling.draws
 
-    def with_headroom(self, headroom: float) -> Operand:
-        """Returns the operand with a margin in its blocks' scales, if it is drawn and has any that
-        aren't powers of two; see :meth:`Recipe.with_headroom`.
-        """
-        if not self.draws or self.per_tensor or getattr(self.format, "scale", E8M0) == E8M0:
-            return self
-        return dataclasses.replace(self, scaling=Amax(False, headroom), rounding="stochastic")
-
     @property
     def is_random(self) -> bool:
         """Whether the rounded numbers depend on a key."""
@@ -184,7 +175,7 @@ class Products:
                     continue
                 source = operand.scaling.source
                 alike = self.short_form is not None and operand.per_tensor
-                if source == "operand" or (source == "history" and not alike):
+                if source == "history" and not alike:
                     raise ValueError(
                         f"Products.{field}: {operand.scaling!r} needs a scale from before; expected"
                         " a scaling that reads the operand or its shape, or, of Delayed, one scale "
@@ -324,18 +315,6 @@ def _transform(operand: Operand | None) -> tuple[int, str]:
 
 def is_narrow_pair(formats: Operands) -> bool:
     return all(isinstance(f, BlockFormat) or (f is not None and f.bits < 16) for f in formats)
-
-
-def require_native(pairs: Sequence[Operands], device: Device | None) -> None:
-    if device is None:
-        raise ValueError("Recipe.native_products needs to know the units: name a Recipe.device")
-    for pair in pairs:
-        a, b = pair
-        if is_narrow_pair(pair) and units_for(a, b, device) is None:  # pyright: ignore
-            raise ValueError(
-                f"Recipe.native_products: {shown_pair(pair)} isn't multiplied by the matrix units "
-                f"of {device.name}, which multiply {', '.join(device.pairs)}"
-            )
 
 
 def shown_pair(formats: Operands) -> str:

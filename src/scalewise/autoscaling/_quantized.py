@@ -102,7 +102,7 @@ class QuantizedValue:
                 scale = ScaledArray(scale.data, upper.reshape(()))
             else:
                 scale = scale.data.astype(jnp.float32) * upper
-        return ScaledArray(self.data, scale, self.stored.block, None, self.stored.value_dtype)
+        return ScaledArray(self.data, scale, self.stored.block, self.stored.value_dtype)
 
     @property
     def format(self) -> Format | BlockFormat:
@@ -153,7 +153,7 @@ class QuantizedValue:
             if counts[-1] > 1 and length * data.format.bits % 8:
                 return None
             data = dataclasses.replace(data, length=length)
-        stored = ScaledArray.tree_unflatten(self.stored.tree_flatten()[1], (data, self.scale, None))
+        stored = ScaledArray.tree_unflatten(self.stored.tree_flatten()[1], (data, self.scale))
         here = dataclasses.replace(self, stored=stored, given=None, shared=tuple(shared))
         return here, jax.tree.map(lambda x: PartitionSpec(*own(x)), here)
 

@@ -9,21 +9,19 @@ from typing import Annotated, Any, Literal, TypeAlias, Unpack
 from .._check import Accepts, Converted, Natural, Words, checked, kept
 from .._repr import changed_fields
 from .._resolve import as_format
-from ..devices import MatrixUnits, MatrixUnitsLike, device_for, matrix_units
+from ..devices import MatrixUnits, MatrixUnitsLike, matrix_units
 from ..devices import device as device_
 from ..formats import FP16, BlockFormat, BlockFormatLike, Format, FormatLike
 from ..scaled import State, Storage, shown, storable, storage_of
 from ..scalifying import Scalify, Scope
 from ._operand_settings import (
     CURRENT,
-    ROLES,
     Operand,
     OperandPair,
     Products,
     ShortForm,
     operand_format,
     plain_operand,
-    require_native,
 )
 
 Kept: TypeAlias = Format | BlockFormat | Products | None
@@ -54,8 +52,6 @@ class Recipe:
             computes its inputs from; also of attention's operands if the other operands have at
             most 8 bits. Each array has one scale, and a second one for the numbers above a gap in
             its magnitudes (a mask's) that is wider than the format's normal numbers reach.
-        carry: format of a loop's carry between two iterations; None keeps the compute dtype, since
-            a sum that a loop carries in a narrow format stagnates.
         collective: format in which a ``shard_map``'s all_gather and psum send their data, with a
             scale common to all devices; None sends the compute dtype.
         state: pairs of a regular expression and a :class:`Storage`; an output whose path (as
@@ -90,8 +86,6 @@ class Recipe:
             operands are added on every platform as these units add them, bit for bit, where they
             multiply the formats, which takes much longer than the platform's own product. None: as
             the platform adds them.
-        native_products: True to raise ValueError instead: every product of ``products`` has to run
-            in units that multiply its formats.
 
     Raises:
         ValueError: an unknown format or name, or a contradictory combination.
@@ -106,7 +100,6 @@ class Recipe:
 
     products: Products = HALF
     residuals: Converted[Format | None, FormatLike | None] = kept(FP16)
-    carry: Converted[Format | None, FormatLike | None] = kept(None)
     collective: Converted[Format | None, FormatLike | None] = kept(None)
     state: State = ()
     min_size: Natural = 8192
@@ -116,7 +109,6 @@ class Recipe:
     device: str | None = None
     narrow: Literal["faster", "always"] = "faster"
     emulate: Converted[MatrixUnits | None, MatrixUnitsLike | None] = kept(None)
-    native_products: bool = False
 
     def __post_init__(self):
         pairs: Any = self.keep.items() if isinstance(self.keep, Mapping) else self.keep
@@ -127,14 +119,12 @@ class Recipe:
                 (n, x if isinstance(x, Products) else operand_format(x)) for n, x in pairs
             ),
         }
-        for field in ("residuals", "carry", "collective"):
+        for field in ("residuals", "collective"):
             fmt = getattr(self, field)
             if fmt is not None:
                 own[field] = storable(as_format(fmt, f"Recipe.{field}"))
         for field, value in own.items():
             object.__setattr__(self, field, value)
-        if self.native_products:
-            require_native(self.products.formats(), device_for(self.device))
 
     def __repr__(self) -> str:
         return f"Recipe({', '.join(changed_fields(self, text=shown))})"
@@ -184,25 +174,6 @@ class Recipe:
             (None, None)
         """
         return dataclasses.replace(self, products=dataclasses.replace(self.products, **changes))
-
-    def with_headroom(self, headroom: float = 17 / 16) -> Recipe:
-        """Returns the recipe with a margin in the scales of blocks that are rounded stochastically.
-
-        A block scale in E4M3 that is rounded down saturates its block's largest numbers, by up to
-        1/17, which no random draw makes up for; a margin of 17/16 prevents that, so that these
-        operands are unbiased. MS-EDEN's operands are rounded stochastically instead: its correction
-        is unbiased in the limit of many dimensions alone.
-
-        Example:
-            >>> import scalewise as sw
-            >>> sw.recipes.nvfp4.with_headroom().products.input_gradient[0].scaling
-            Amax(power_of_two=False, headroom=1.0625)
-        """
-        pairs: dict[str, OperandPair] = {}
-        for name in ROLES:
-            a, b = (x and x.with_headroom(headroom) for x in self.products.pair(name))
-            pairs[name] = a, b
-        return self.with_products(**pairs)
 
     def state_storage(self, path: str, size: int) -> Storage | None:
         """Returns how an output is stored; None for a plain one."""

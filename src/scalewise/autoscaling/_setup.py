@@ -23,14 +23,12 @@ class Setup:
 
     Attributes:
         recipe: the formats.
-        traced: an argument came with an integer exponent, so exponents are numbers at run time.
         overrides: the recipe's ``keep``, and what of it has been met.
         record: called with each decision on a format, by ``explain``; see ``_explain._Recorder``.
         missing_units: what has been said of formats that the device's units don't multiply.
     """
 
     recipe: Recipe
-    traced: bool = False
     overrides: FormatOverrides = dataclasses.field(default_factory=lambda: FormatOverrides(()))
     record: Callable[..., None] | None = None
     missing_units: MissingUnits = dataclasses.field(default_factory=MissingUnits)
@@ -53,8 +51,8 @@ class Setup:
 
     def flight(self, aval: ShapedArray) -> DTypeLike:
         """Returns the dtype in which a float of the program is computed."""
-        kept = self.recipe.flight == "program" and not self.traced
-        return aval.dtype if kept and aval.dtype == jnp.bfloat16 else wide_dtype(aval.dtype)
+        kept = self.recipe.flight == "program" and aval.dtype == jnp.bfloat16
+        return aval.dtype if kept else wide_dtype(aval.dtype)
 
     def recorded(self, kind: str, equation: Equation, value: Value, fmt: Format | None) -> None:
         if self.record is not None and getattr(value, "constant_value", None) is None:

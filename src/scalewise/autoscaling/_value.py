@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 from ..formats import Format
 from ..interpret import Equation, Value, outlined
 from ..scaled import ScaledArray, quantize
-from ..scalifying import Exponent, ScaledValue, leading, wide_dtype
+from ..scalifying import ScaledValue, leading, wide_dtype
 from ._gap import Gap, closed, may_have_gap, no_gap
 from ._operand_settings import Role
 
@@ -40,7 +40,7 @@ class StoredValue:
 
     data: jax.Array
     scale: jax.Array
-    own: Exponent
+    own: int
     dtype: DTypeLike
     gap: Gap | None = None
     narrowed: bool = False
@@ -56,22 +56,22 @@ class StoredValue:
         known = {"narrowed": self.narrowed, "role": self.role}
         return ScaledValue(data.astype(self.dtype), self.own, "residual", **known)
 
-    def unstacked(self, rows: Callable[[Exponent | jax.Array], Any]) -> StoredValue:
-        """Returns a value whose scale, exponent and gap have one for each slice of a loop."""
-        scale, gap = jax.tree.map(rows, (self.scale, self.gap))
-        return dataclasses.replace(self, scale=scale, own=rows(self.own), gap=gap)
+    def unstacked(self, count: int) -> StoredValue:
+        """Returns a value whose scale and gap have one for each of a loop's slices."""
+        scale, gap = jax.tree.map(
+            lambda x: x if x.ndim else jnp.broadcast_to(x, (count,)), (self.scale, self.gap)
+        )
+        return dataclasses.replace(self, scale=scale, gap=gap)
 
     def tree_flatten(self):
         known = self.dtype, self.narrowed, self.role
-        if isinstance(self.own, int):
-            return (self.data, self.scale, self.gap), (self.own, *known)
-        return (self.data, self.scale, self.gap, self.own), (None, *known)
+        return (self.data, self.scale, self.gap), (self.own, *known)
 
     @classmethod
     def tree_unflatten(cls, static, children):
         own, dtype, *known = static
-        data, scale, gap, *traced = children
-        return cls(data, scale, traced[0] if traced else own, dtype, gap, *known)
+        data, scale, gap = children
+        return cls(data, scale, own, dtype, gap, *known)
 
 
 def store_value(value: ScaledValue, fmt: Format) -> StoredValue:
@@ -85,6 +85,7 @@ def store_value(value: ScaledValue, fmt: Format) -> StoredValue:
             copy, gap = outlined(_two_kinds, fmt, x)
         assert isinstance(copy.data, jax.Array)
         assert isinstance(copy.scale, jax.Array)
+        assert isinstance(value.exponent, int)
         data = lax.optimization_barrier(copy.data)
         own, narrowed, role = value.exponent, value.narrowed, value.role
         return StoredValue(data, copy.scale, own, x.dtype, gap, narrowed, role)

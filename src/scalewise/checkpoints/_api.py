@@ -1,4 +1,4 @@
-"""The public functions on whole checkpoints: `load` and `save`, `cast` and its choices."""
+"""The public functions on whole checkpoints: `load` and `cast`."""
 
 from __future__ import annotations
 
@@ -16,21 +16,18 @@ import numpy as np
 from .._check import Pattern, checked
 from .._output import TargetError, check_target
 from .._types import Json
-from ..formats import RoundingMode
 from ..rounding import EncodedArray
-from ..scaled import ScaledArray, join_parts, save_safetensors
+from ..scaled import ScaledArray
 from ._cast import KEEP, CastJobs, Options, checked_options, shards_of, write_configs
-from ._detect import family_of
 from ._encode import Choice
-from ._files import OrbaxTensor, UnreadableError, save_orbax
+from ._files import UnreadableError
 from ._match import intact, refuse_undecodable, refuse_unscaled
-from ._open import Source
+from ._open import Source, family_of
 from ._report import CastReport
 from ._weights import Weight, original_dtype
-from ._write import Shard, digest, publish, staging, write_shards
+from ._write import Shard, publish, staging, write_shards
 
 Array: TypeAlias = jax.Array | np.ndarray | ScaledArray | EncodedArray
-Place: TypeAlias = jax.sharding.Sharding | Callable[[str, tuple[int, ...]], jax.sharding.Sharding]
 
 
 class Tree(Mapping[str, Array]):
@@ -47,35 +44,17 @@ class Tree(Mapping[str, Array]):
         source: the files.
     """
 
-    def __init__(self, source: Source, weights: Mapping[str, Weight], place: Place | None = None):
+    def __init__(self, source: Source, weights: Mapping[str, Weight]):
         self.source = source
         self.layout, self.evidence = family_of(source)
         self.weights = dict(weights)
-        self._place = place
 
     def __getitem__(self, name: str) -> Array:
-        x = self._stored(name)
+        weight = self.weights[name]
+        x = weight.scaled()
         if isinstance(x, ScaledArray) and x.value_dtype is None:
-            return dataclasses.replace(
-                x, value_dtype=original_dtype(self.weights[name], self.source.config)
-            )
+            x = dataclasses.replace(x, value_dtype=original_dtype(weight, self.source.config))
         return x
-
-    def _stored(self, name: str) -> Array:
-        weight, place = self.weights[name], self._place
-        if place is None:
-            return weight.scaled()
-        parts = [t for t in weight.parts.values() if isinstance(t, OrbaxTensor)]
-        if not parts:
-            x = weight.scaled()
-            return jax.tree.map(
-                lambda leaf: jax.device_put(leaf, _fitted(place, name, x.shape, leaf.shape)), x
-            )
-        shape, record = weight.parts["codes"].shape, weight.record or {}
-        if length := (record.get("data", record) or {}).get("length"):
-            shape = (*shape[:-1], length)  # packed codes have another last axis
-        arrays: Json = {t.name: t.restored(_fitted(place, name, shape, t.shape)) for t in parts}
-        return join_parts(name, weight.record, arrays) if weight.record else arrays[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.weights)
@@ -91,29 +70,10 @@ class Tree(Mapping[str, Array]):
     def select(self, pattern: Pattern) -> Tree:
         """Returns the arrays whose names a regular expression matches anywhere."""
         found = {n: w for n, w in self.weights.items() if re.search(pattern, n)}
-        return Tree(self.source, found, self._place)
+        return Tree(self.source, found)
 
     def __repr__(self) -> str:
         return f"Tree({str(self.source.path)!r}, {len(self)} arrays, layout={self.layout!r})"
-
-
-def _fitted(
-    place: Place, name: str, shape: tuple[int, ...], part: tuple[int, ...]
-) -> jax.sharding.Sharding:
-    """Returns where a part of an array belongs; an axis that a mesh can't split is replicated."""
-    sharding = place if isinstance(place, jax.sharding.Sharding) else place(name, shape)
-    if not isinstance(sharding, jax.sharding.NamedSharding):
-        return sharding
-    spec = [*sharding.spec, *(None,) * (len(part) - len(sharding.spec))][: len(part)]
-    mesh = sharding.mesh.shape
-
-    def pieces(axis: Json) -> int:
-        names = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
-        return int(np.prod([mesh[a] for a in names], dtype=int))
-
-    pairs = zip(part, spec, strict=True)
-    spec = [None if n % pieces(axis) else axis for n, axis in pairs]
-    return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*spec))
 
 
 @checked
@@ -121,17 +81,13 @@ def load(
     path: str | os.PathLike[str],
     select: Pattern | None = None,
     *,
-    sharding: Place | None = None,
     unscaled_fp8: bool = False,
 ) -> Tree:
     """Returns the arrays of a checkpoint of any known layout as a lazy tree.
 
     Args:
-        path: a .safetensors or .gguf file, an index, a folder with shards, or a folder that
-            :func:`save` wrote with Orbax.
+        path: a .safetensors file, an index, or a folder with shards.
         select: a regular expression; arrays whose names it doesn't match anywhere are left out.
-        sharding: where arrays are placed: a sharding for all, or a function of name and shape. Of a
-            NamedSharding, axes that don't divide a part of a ScaledArray replicate it.
         unscaled_fp8: whether FP8 tensors without a scale hold the numbers themselves.
 
     Raises:
@@ -139,43 +95,11 @@ def load(
             that ``unscaled_fp8`` doesn't allow.
     """
     source, weights = intact(path)
-    tree = Tree(source, weights, sharding)
+    tree = Tree(source, weights)
     tree = tree.select(select) if select else tree
     if not unscaled_fp8:
         refuse_unscaled(path, tree.weights)
     return tree
-
-
-def save(
-    path: str | os.PathLike[str], tree: Mapping[str, Json], *, layout: str = "scalewise"
-) -> None:
-    """Writes arrays and ScaledArrays, so that :func:`load` returns them again to the bit.
-
-    Args:
-        path: a .safetensors file, or with Orbax a folder that doesn't exist.
-        tree: names to arrays, EncodedArrays and ScaledArrays; nested dictionaries are joined by
-            dots.
-        layout: ``"scalewise"``: one safetensors file; ``"orbax"``: a folder, in which each host
-            writes its shards. :func:`cast` writes the layouts of other packages.
-    """
-    flat: dict[str, Json] = {}
-    for name, x in _flat(tree):
-        if name in flat:
-            raise ValueError(f"save: two arrays are called {name!r}")
-        flat[name] = x
-    if layout == "scalewise":
-        return save_safetensors(path, flat)
-    if layout != "orbax":
-        raise ValueError(f"save: layout is {layout!r}; expected scalewise or orbax")
-    save_orbax(path, flat)
-
-
-def _flat(tree: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:
-    for name, x in tree.items():
-        if isinstance(x, Mapping) and not isinstance(x, Tree):
-            yield from _flat(x, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", x
 
 
 FOREIGN = (".gguf", ".bin", ".pt", ".pth", ".npy", ".npz", ".json", ".h5", ".msgpack")
@@ -190,47 +114,39 @@ def cast(
     layout: str | None = None,
     keep: Pattern = KEEP,
     rules: Mapping[Pattern, str] | None = None,
-    writer: str | None = None,
     scales: Choice = "amax",
     strategy: Literal["tensor", "channel", "block"] | None = None,
     fuse: bool = True,
-    powers_of_two: bool = False,
     requantise: bool = False,
     unscaled_fp8: bool = False,
-    rounding: RoundingMode = "nearest_even",
     told: Callable[[Json, int], None] | None = None,
 ) -> CastReport:
     """Casts a checkpoint to a format in a layout, tensor by tensor, and reports what was lost.
 
     Tensors that aren't cast keep their bytes, names and order. Between layouts that hold the same
     numbers codes and block scales are kept; a global scale that one layout multiplies by and the
-    other divides by is inverted in float32, and the report says so. A run that was killed continues
-    when it is called again with the same arguments; the output appears when it is complete.
+    other divides by is inverted in float32, and the report says so. The output appears when it is
+    complete.
 
     Args:
         path: a file or folder of any layout that :func:`load` reads.
         to: a format (``"nvfp4"``, ``"mxfp4"``, ``"mxfp8_e4m3"``, ``"e4m3fn"``), or ``"bf16"``,
             ``"fp16"``, ``"fp32"`` to decode.
         out: a folder that doesn't exist, or a new .safetensors file.
-        layout: ``"compressed-tensors"``, ``"modelopt"``, ``"torchao"``, ``"deepseek"``,
-            ``"gpt-oss"``, ``"plain"``, or ``"scalewise"``, the default for narrow formats.
+        layout: ``"compressed-tensors"``, ``"modelopt"``, ``"deepseek"``, ``"gpt-oss"``,
+            ``"plain"``, or ``"scalewise"``, the default for narrow formats.
         keep: a regular expression; wide tensors that it matches stay wide.
         rules: regular expressions to formats, or to ``"keep"``; the first that matches decides, and
             comes before ``keep``.
-        writer: the package whose bytes are written, where packages differ: ``compressed-tensors``,
-            ``modelopt``, ``torchao``, ``transformers``, ``triton-kernels``, ``gguf``. Default: the
-            layout's own.
-        scales: how scales of blocks are chosen: ``"amax"``, ``"least_squares"`` (three of Lloyd's
-            steps), ``"four_over_six"``, ``"mse"`` (a search over a grid).
-        strategy: of FP8 without blocks in compressed-tensors, modelopt and torchao: a scale per
+        scales: how scales of blocks are chosen: ``"amax"``, ``"four_over_six"``, ``"mse"`` (a
+            search over a grid).
+        strategy: of FP8 without blocks in compressed-tensors and modelopt: a scale per
             ``"channel"``, the default, per ``"tensor"``, or, in compressed-tensors, per ``"block"``
             of 128 x 128.
         fuse: whether NVFP4's global scale is one for q, k and v, and one for gate and up, as vLLM
             fuses them.
-        powers_of_two: whether DeepSeek's scales are rounded up to powers of two.
         requantise: whether what is quantised already may be rounded again.
         unscaled_fp8: whether FP8 tensors without a scale hold the numbers themselves.
-        rounding: of the layout scalewise.
         told: called with the record and the bytes of each tensor that is written.
 
     Raises:
@@ -249,8 +165,8 @@ def cast(
         ('quantised', 4612)
     """
     options = checked_options(
-        Options(to, layout, keep, tuple((rules or {}).items()), writer, scales, strategy, fuse,
-                powers_of_two, requantise, unscaled_fp8, rounding)
+        Options(to, layout, keep, tuple((rules or {}).items()), scales, strategy, fuse,
+                requantise, unscaled_fp8)
     )  # fmt: skip
     (source, weights), target = intact(path), Path(out)
     refuse_undecodable(source, weights)
@@ -265,9 +181,6 @@ def cast(
     if single and len(shards) > 1:
         raise UnreadableError(f"{path} has {len(shards)} shards; give a folder as out (--out)")
     _check_space(shards, target)
-    status = [(f.path.name, f.path.stat()) for f in source.files]
-    stamps = [(name, found.st_size, found.st_mtime_ns) for name, found in status]
-    identity = digest(str(Path(path).resolve()), stamps, dataclasses.asdict(options))
     records: list[Json] = []
 
     def record(found: Json, size: int) -> None:
@@ -278,12 +191,12 @@ def cast(
     if single:
         check_target(target)
     with staging(target) as folder:
-        kept = write_shards(folder, shards, identity, record)
+        write_shards(folder, shards, record)
         if not single:
             write_configs(folder, source, plan, shards)
-    publish(folder, target, shards[0].name if single else None)
+        publish(folder, target, shards[0].name if single else None)
     return CastReport(str(path), str(target), options.to, options.layout or "", records,
-                      plan.dropped, kept)  # fmt: skip
+                      plan.dropped)  # fmt: skip
 
 
 def _check_space(shards: Sequence[Shard], target: Path) -> None:

@@ -17,10 +17,9 @@ from .._output import replacing
 from .._resolve import as_format
 from .._types import Json
 from ..formats import BLOCK_FORMATS
-from ..formats import format as format_
 from . import _lay as lay
-from ._encode import Choice, amax, encoded, quantised, shaped, writer_of
-from ._files import DTYPES, MARK, UnreadableError
+from ._encode import Choice, amax, quantised, shaped, writer_of
+from ._files import DTYPES, UnreadableError
 from ._layouts import (
     FP8,
     Layout,
@@ -43,7 +42,7 @@ WIDE = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
 # The choices of strategy of each layout, for FP8 without blocks.
 STRATEGIES = {
     "compressed-tensors": ("tensor", "channel", "block"), "modelopt": ("tensor", "channel"),
-    "torchao": ("tensor", "channel"), "scalewise": ("tensor",),
+    "scalewise": ("tensor",),
 }  # fmt: skip
 KEEP = "lm_head|norm|embed|router|gate\\.weight|shared_expert_gate"
 
@@ -54,14 +53,11 @@ class Options:
     layout: str | None = None
     keep: str = KEEP
     rules: tuple[tuple[str, str], ...] = ()
-    writer: str | None = None
     scales: Choice = "amax"
     strategy: str | None = None  # None: a scale for each channel
     fuse: bool = True
-    powers: bool = False
     requantise: bool = False
     unscaled: bool = False
-    rounding: str = "nearest_even"
 
     def format_of(self, name: str) -> str | None:
         for pattern, fmt in self.rules:
@@ -79,8 +75,8 @@ def checked_options(options: Options) -> Options:
         layout = "plain" if to in WIDE else "scalewise"
     for fmt in (to, *(f for _, f in names if f != "keep")):
         if layout not in ("plain", "scalewise") and fmt not in WIDE:
-            writer_of(writable(layout, fmt).family, options.writer)
-        elif layout == "plain" and fmt not in WIDE and fmt not in ("e4m3fn", "e5m2"):
+            writable(layout, fmt)
+        elif layout == "plain" and fmt not in WIDE:
             raise ValueError(f"the layout plain has no {fmt}: it holds no scales")
     options = dataclasses.replace(options, to=to, rules=tuple(names), layout=layout)
     _check_effects(options, layout)
@@ -93,19 +89,11 @@ def _check_effects(options: Options, layout: str) -> None:
     if options.strategy is not None and options.strategy not in strategies:
         has = f"has {' and '.join(strategies)}" if strategies else "has no choice"
         raise ValueError(f"strategy is {options.strategy!r}; the layout {layout} {has}")
-    if options.writer is not None and layout in ("plain", "scalewise"):
-        raise ValueError(f"writer is {options.writer!r}; the layout {layout} is scalewise's own")
-    if options.powers and layout != "deepseek":
-        raise ValueError("powers_of_two is True; only the layout deepseek rounds its scales so")
     formats = [options.to, *(f for _, f in options.rules if f != "keep")]
     if not any(_has_choice(layout, f, options.scales) for f in formats):
         raise ValueError(
             f"scales is {options.scales!r}; for {options.to} the layout {layout} has amax"
         )
-    if options.rounding == "stochastic":
-        raise ValueError("rounding is 'stochastic'; expected a mode that needs no key")
-    if layout != "scalewise" and options.rounding != "nearest_even":
-        raise ValueError(f"rounding is {options.rounding!r}; the layout {layout} has nearest_even")
 
 
 def _has_choice(layout: str, fmt: str, choice: Choice) -> bool:
@@ -114,7 +102,7 @@ def _has_choice(layout: str, fmt: str, choice: Choice) -> bool:
     if layout == "plain" or fmt in WIDE:
         return False
     if layout == "scalewise":
-        return (fmt in BLOCK_FORMATS) == (choice == "four_over_six")
+        return fmt in BLOCK_FORMATS and choice == "four_over_six"
     found = writable(layout, fmt)
     return found.block is not None and found.format != "deepseek"
 
@@ -131,7 +119,6 @@ class CastJobs:
     kept: list[str] = dataclasses.field(default_factory=list)
     copied: list[Weight] = dataclasses.field(default_factory=list)
     dropped: list[str] = dataclasses.field(default_factory=list)
-    records: dict[str, Json] = dataclasses.field(default_factory=dict)
     own: dict[str, Json] = dataclasses.field(default_factory=dict)
     largest: dict[str, float] = dataclasses.field(default_factory=dict)
 
@@ -144,25 +131,20 @@ class CastJobs:
                 self.dropped.append(weight.name)
                 return None
             if fmt is None or not self._castable(weight, fmt):
-                self._keep(weight)
+                self.kept.append(weight.name)
                 self.copied.append(weight)
                 entry = FileEntry(x.name, x.dtype, x.shape)
                 return Job((entry,), partial(_copied, weight))
         if fmt is None:
             fmt = options.to  # a pattern of names to keep doesn't protect what is narrow already
         if fmt in WIDE:
-            self._keep(weight)
+            self.kept.append(weight.name)
             entry = FileEntry(weight.name, WIDE[fmt], weight.shape)
             return Job((entry,), partial(_decoded, weight, entry))
-        if options.layout == "plain":
-            entry = FileEntry(
-                weight.name, {"e4m3fn": "F8_E4M3", "e5m2": "F8_E5M2"}[fmt], weight.shape
-            )
-            return Job((entry,), partial(_cast_alone, weight, fmt))
         if options.layout == "scalewise":
             if quantised_already and not options.requantise:
                 raise UnreadableError(_again(weight))
-            job, self.own[weight.name] = lay.own_job(weight, fmt, options.rounding, options.scales)
+            job, self.own[weight.name] = lay.own_job(weight, fmt, options.scales)
             return job
         return self._quantised(weight, fmt)
 
@@ -178,10 +160,6 @@ class CastJobs:
             why += (f", and the layout {options.layout} can't hold the others, "
                     f"such as {largest.name!r} of shape {list(largest.shape)}")  # fmt: skip
         raise UnreadableError(f"no tensor would become {options.to}: {why}")
-
-    def _keep(self, weight: Weight) -> None:
-        self.kept.append(weight.name)
-        self.records.setdefault(weight.name, None)
 
     def _castable(self, weight: Weight, fmt: str) -> bool:
         x, options = weight.parts["codes"], self.options
@@ -224,10 +202,6 @@ class CastJobs:
             arrays[layout.names(base)["pre"]] = weight.parts["pre"].array()
             self.with_channels.add(weight.name)
         entries = tuple(entry_of(n, x) for n, x in arrays.items())
-        original = {"F32": "float32", "F16": "float16"}.get(
-            weight.parts["codes"].dtype, "bfloat16")  # fmt: skip
-        if layout.family == "torchao":
-            self.records[weight.name] = lay.torchao_record(layout, template, original)
         return Job(entries, make)
 
     def _make(
@@ -239,11 +213,9 @@ class CastJobs:
             pre = [weight.parts["pre"].array()] if "pre" in weight.parts else []
             return [*lay.laid_out(packed, layout, base).values(), *pre], record
         x = rows_of(weight)
-        writer = writer_of(layout.family, self.options.writer)
         packed = quantised(
-            x, layout, writer, largest=self._largest(weight, layout, x),
+            x, layout, writer_of(layout.family), largest=self._largest(weight, layout, x),
             choice=self.options.scales, strategy=self.options.strategy or "channel",
-            powers=self.options.powers,
         )  # fmt: skip
         if layout.transposed and isinstance(x, np.ndarray):
             x = np.swapaxes(x, -1, -2)
@@ -331,15 +303,6 @@ def _decoded(weight: Weight, entry: FileEntry) -> tuple[Sequence[np.ndarray | De
     return [y], weight.record_of(what, entry.dtype, math.prod(entry.shape), lost)
 
 
-def _cast_alone(weight: Weight, fmt: str) -> tuple[Sequence[np.ndarray], Json]:
-    x = np.ascontiguousarray(weight.value())
-    wide = x.reshape(-1, x.shape[-1]) if x.ndim > 1 else x.reshape(1, -1)
-    codes = encoded(wide, format_(fmt))
-    packed = Packed(codes, format_(fmt), np.ones((1, 1), np.float32), "fp32", wide.shape)
-    lost = loss(wide, Decoded(packed), packed)
-    return [codes.reshape(x.shape)], weight.record_of("cast", fmt, x.size, lost)
-
-
 def _template(weight: Weight, layout: Layout, options: Options, note: str | None) -> Packed:
     """Returns the shapes of what is written; its bytes are arbitrary and take no memory."""
     if note is not None:
@@ -356,16 +319,13 @@ def shards_of(source: Source, plan: CastJobs) -> list[Shard]:
         if job is not None:
             jobs[weight.parts["codes"].file.path.name].append(job)
     shards = []
-    ours = {"scalewise", "tensor_names", "_quantization_metadata", "gguf"}
+    ours = {"scalewise", "tensor_names", "_quantization_metadata"}
     for file in source.files:
         left_out = ours | plan.weights.keys()
         metadata = {k: v for k, v in file.metadata.items() if k not in left_out}
-        if plan.options.layout == "torchao":
-            metadata |= lay.torchao_metadata(plan.records)
         if plan.own:
             metadata["scalewise"] = json.dumps(plan.own)
-        name = file.path.with_suffix(".safetensors").name if file.path.name != MARK else (
-            "model.safetensors")  # fmt: skip
+        name = file.path.with_suffix(".safetensors").name
         shards.append(Shard(name, metadata, jobs[file.path.name]))
     return shards
 
@@ -375,13 +335,12 @@ def write_configs(folder: Path, source: Source, plan: CastJobs, shards: Sequence
     written = {s.name for s in shards} | {f.path.name for f in source.files}
     if source.path.is_dir():
         for path in sorted(base.iterdir()):
-            skip = path.suffix in (".safetensors", ".gguf") or path.name in written
+            skip = path.suffix == ".safetensors" or path.name in written
             skip = skip or path.name.startswith(".") or path.name.endswith(".index.json")
             if path.is_file() and not skip and path.name != "hf_quant_config.json":
                 shutil.copyfile(path, folder / path.name)
-    options = plan.options
     wide = [n for n in plan.kept if len(plan.weights[n].shape) > 1]
-    found = quantization_config(plan.written, wide, options.powers, plan.with_channels)
+    found = quantization_config(plan.written, wide, plan.with_channels)
     config = without_quantization(source.config)
     config |= {"quantization_config": found} if found else {}
     if source.config or found:

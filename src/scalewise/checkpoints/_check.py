@@ -11,16 +11,127 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from ..formats import E2M1FN
 from . import _repairs as repairs
-from ._detect import family_of
 from ._files import UnreadableError
-from ._layouts import fused_key
-from ._match import find
-from ._open import open_source
-from ._packed import E8M0, Packed
+from ._layouts import FP8, LAYOUTS, fused_key
+from ._match import find, is_side
+from ._open import Source, family_of, open_source
+from ._packed import E8M0, WIDE, Packed, elements
+from ._repairs import is_bytes, is_uniform
 from ._report import CheckReport, Fault, Finding, merged
-from ._single import of_codes, of_scales, structure
 from ._weights import Weight
+
+
+def of_scales(weight: Weight, p: Packed) -> Iterator[Finding]:
+    name = (weight.name,)
+    if p.kind == WIDE:
+        bad = ~np.isfinite(p.scale) | (p.scale == 0)
+        count, negative = int(bad.sum()), int((p.scale < 0).sum())
+        if negative:
+            yield Finding(Fault.BAD_SCALE, name, f"{negative} scales are negative")
+        if count:
+            what = f"{count} of {p.scale.size} scales are NaN, infinite or zero"
+            yield Finding(Fault.BAD_SCALE, name, what)
+        elif is_bytes(p.scale):
+            low, high = int(p.scale.min()), int(p.scale.max())
+            yield Finding(Fault.NUMBER, name, f"all scales are integers from {low} to {high}",
+                          "read them as 2^(scale - 127)",
+                          f"the scales are then 2^{low - 127} to 2^{high - 127}")  # fmt: skip
+    elif p.kind == E8M0:
+        count = int((p.scale == 255).sum())
+        if count:
+            what = f"{count} of {p.scale.size} scales are NaN (byte 255)"
+            yield Finding(Fault.BAD_SCALE, name, what)
+    else:
+        nan = int((p.scale & 127 == 127).sum()) if p.kind == "e4m3fn" else 0
+        zeros, zero = p.scale & 127 == 0, 0
+        if zeros.any() and not p.stored_shape[-1] % p.block[1]:
+            used = (p.codes & 0x77).reshape(*p.scale.shape, -1).any(axis=-1)
+            zero = int((zeros & used).sum())
+        negative = int((p.scale >> 7).sum())
+        for count, what in ((nan, "NaN"), (zero, "zero over codes that aren't"),
+                            (negative, "negative")):  # fmt: skip
+            if count:
+                yield Finding(Fault.BAD_SCALE, name, f"{count} of {p.scale.size} scales are {what}")
+    if p.whole is not None and not np.all(np.isfinite(p.whole) & (p.whole > 0)):
+        yield Finding(Fault.BAD_SCALE, name, f"the global scale is {np.min(p.whole)}")
+
+
+def of_codes(weight: Weight, p: Packed) -> Iterator[Finding]:
+    """Yields codes that no weights have: uniform ones, NaN."""
+    rows = p.codes.reshape(-1, p.codes.shape[-1])
+    step = max(1, -(-(1 << 14) // max(1, rows.shape[1])))
+    uniform, count = [], 0
+    for i in range(0, len(rows), max(step, len(rows) // 16)):
+        part = rows[i : i + max(step, len(rows) // 16)]
+        count += 1
+        if part.size >= 4096 and is_uniform(part, p):
+            uniform.append(i)
+    if uniform:
+        where = "all rows" if len(uniform) == count else f"rows from {uniform[0]}"
+        yield Finding(Fault.RANDOM, (weight.name,), f"the codes of {where} are equally frequent")
+    if p.element != E2M1FN:
+        nan = int(np.isnan(elements(p.element))[rows.reshape(-1)].sum())
+        if nan and not uniform:
+            yield Finding(Fault.DIFFERENT, (weight.name,), f"{nan} codes are NaN")
+
+
+def structure(
+    source: Source, weights: Mapping[str, Weight], other: Mapping[str, Weight] | None
+) -> Iterator[Finding]:
+    suffixes = {x.scale.removeprefix("{}") for x in LAYOUTS} | {
+        x.whole.removeprefix("{}") for x in LAYOUTS if x.whole}  # fmt: skip
+    suffixes = {s for s in suffixes if s not in ("", "_scale", ".scale")}
+    codes = tuple({x.codes.removeprefix("{}") for x in LAYOUTS} - {"", ".weight"})
+    lost = {n for p in source.problems for n in p.tensors if "missing" in p.fault}
+    alone = {n: w for n, w in weights.items() if w.layout is None and not w.record}
+    narrow = ("U8", "I8", "F4", *FP8)
+    bare = {n for n, w in alone.items() if w.parts["codes"].dtype in narrow and
+            (n.endswith((".weight", *codes)) or w.parts["codes"].dtype in FP8)}  # fmt: skip
+    for name in sorted(bare):
+        base = re.sub(r"(\.weight(_packed)?|_blocks|\.blocks|_qdata)$", "", name)
+        others = (n for n in alone if n.startswith(base) and n != name)
+        partners = [n for n in others if "scale" in n[len(base) :]]
+        evidence = f"{alone[name].parts['codes'].dtype} codes without a scale that a layout has"
+        numbers = [n for n in partners if _holds_bytes(alone[n])]
+        if numbers:
+            evidence = "its scale is of a wide dtype, but holds integers as E8M0's bytes are"
+            repair = "store the scale as U8", "the layout then reads it"
+            yield Finding(Fault.NUMBER, (name, *numbers), evidence, *repair)
+            continue
+        if partners:
+            evidence = f"codes with {', '.join(partners)}, but a part of the scale isn't there"
+        yield Finding(Fault.MISSING, (name,), evidence)
+    for name, weight in weights.items():
+        if isinstance(weight.record, dict) and weight.layout is not None:
+            promised = weight.record.get("_tensor_data_names") or ()
+            if "per_tensor_scale" in promised and "whole" not in weight.parts:
+                yield Finding(Fault.MISSING, (name,), "the header promises a per_tensor_scale")
+    for name in alone:
+        tail = next((s for s in sorted(suffixes, key=len, reverse=True) if name.endswith(s)), None)
+        if tail is None or is_side(name) or name in lost:
+            continue
+        base = name.removesuffix(tail)
+        if any(b.startswith(base) for b in bare) or any(n.startswith(base) for n in lost):
+            continue
+        owner = f"{base}.weight" in weights and weights[f"{base}.weight"].layout is not None
+        fault = Fault.TENSOR_STALE if owner or f"{base}.weight" in weights else Fault.TENSOR_MISSING
+        yield Finding(fault, (name,), "a scale whose codes aren't there" if not owner else (
+            "a scale beside another one that belongs to the codes"))  # fmt: skip
+    if other is not None:
+        absent = [n for n in other if n not in weights and n not in lost and not is_side(n)]
+        absent = [n for n in absent if not any(n.startswith(b) or b.startswith(n) for b in bare)]
+        if absent:
+            what = "in the original, but not in the file"
+            yield Finding(Fault.TENSOR_MISSING, tuple(absent), what)
+
+
+def _holds_bytes(weight: Weight) -> bool:
+    part = weight.parts["codes"]
+    return part.dtype in ("F32", "BF16", "F16", "I32") and is_bytes(
+        part.array().astype(np.float32))  # fmt: skip
+
 
 # Relative errors beyond which numbers aren't the original's: MXFP4's is at most 0.16 for normal
 # numbers, E4M3's 0.04; a roll of similar scales is above 0.2.
@@ -29,12 +140,6 @@ LIMIT = {4: 0.22, 8: 0.06}
 # 2^-9 and 2^0; a global scale that is inverted or squared moves it by 2^10 and more.
 PLAUSIBLE = (-12.0, 2.0)
 OUTLIER = 2.5  # log2, of a tensor beside the median of its kind, and 8 times their spread
-CORRELATED = 0.5  # of columns' magnitudes with those of tensors that read the same channels
-FEWEST = 64  # columns, for that
-# Scales in the right order leave less than this share of the variance of blocks' levels: 0.5 in
-# clean NVFP4, 0.3 in clean MX files of Gaussian weights. Of few degrees of freedom, less.
-PAIRED, FREEDOM = 0.6, 2.5
-ORDERS = (Fault.SWIZZLED, Fault.TRANSPOSED, Fault.WRONG_BLOCK)
 
 
 def check(
@@ -45,9 +150,9 @@ def check(
     """Looks for faults that loaders don't notice, and tries a repair of each.
 
     A sample of rows of each tensor is decoded; scales and codes are read whole. With the original
-    the decoded numbers are compared with it. Without it they are compared with those of tensors of
-    the same kind, and with wide tensors that read the same channels: a fault that all tensors share
-    and that changes no distribution (a bias off by one, say) then can't be seen.
+    the decoded numbers are compared with it. Without it their magnitude is compared with that of
+    tensors of the same kind: a fault that keeps it (scales of other blocks, swapped nibbles) can't
+    be seen then.
 
     Args:
         path: the checkpoint.
@@ -161,19 +266,15 @@ class _Audit:
                 yield Finding(Fault.UNEQUAL, tuple(wholes), evidence, repair, "not tried")
 
     def _beside_neighbours(self) -> Iterator[Finding]:
-        """Yields tensors whose magnitude or columns don't fit those of others."""
+        """Yields tensors whose magnitude doesn't fit that of others."""
         of_kind: dict[str, list[float]] = defaultdict(list)
-        of_width: dict[int, list[_Read]] = defaultdict(list)
         for r in self.read.values():
             if math.isfinite(r.level):
                 of_kind[r.kind].append(r.level)
-            of_width[r.values.shape[-1]].append(r)
         for r in self.read.values():
             if r.packed is None or r.weight.name in self.named:
                 continue
             finding = self._magnitude(r, of_kind[r.kind])
-            finding = finding or _mispaired(r)
-            finding = finding or _columns(r, of_width[r.values.shape[-1]])
             if finding is not None:
                 yield finding
 
@@ -233,59 +334,14 @@ def _differing(r: _Read, original: Weight) -> Finding | None:
         what = "on the original" if r.weight.record else "of a tensor that isn't quantised"
         return r.finding(Fault.DIFFERENT, f"relative error {error:.3g} {what}")
     limit, wrong = LIMIT[r.packed.element.bits], repairs.wrong_blocks(r.values, truth)
-    rounded = _rounded_scales(r, truth, error)
-    if rounded is not None or (error <= limit and wrong < 0.02):
-        return rounded
+    if error <= limit and wrong < 0.02:
+        return None
     shift = repairs.level(r.values) - repairs.level(truth)
     best = r.best(repairs.tries(r.packed, shift), lambda x, _: repairs.relative(x, truth))
     evidence = f"relative error {error:.3g} on the original, {wrong:.0%} of its blocks are off"
     if best is None or best[0] > limit:
         return r.finding(Fault.DIFFERENT, evidence)
     return r.finding(best[1].fault, evidence, best[1].what, f"relative error {best[0]:.3g}")
-
-
-def _mispaired(r: _Read) -> Finding | None:
-    p = r.packed
-    assert p is not None
-    sampled = repairs.spread(math.prod(p.codes.shape[:-2]), repairs.MATRICES)
-    if min(p.scale.shape[-2:]) < 2:
-        return None
-    levels = [repairs.code_levels(m) for m in p.matrices_at(sampled)]
-
-    def unexplained(of: Packed) -> tuple[float, int]:
-        each = zip(of.matrices_at(sampled), levels, strict=True)
-        found = [repairs.residue(matrix, at) for matrix, at in each]
-        return sum(x for x, _ in found), sum(n for _, n in found)
-
-    own, freedom = unexplained(p)
-    best = own, None
-    for repair in repairs.tries(p, None):
-        fixed = repair.apply(p) if repair.fault in ORDERS else None
-        if fixed is not None and fixed.scale.shape == p.scale.shape:
-            best = min(best, (unexplained(fixed)[0], repair), key=lambda found: found[0])
-    limit = PAIRED * max(0.0, 1 - FREEDOM / max(1, freedom))
-    if best[1] is None or best[0] >= limit * own:
-        return None
-    before, after = (f"{math.sqrt(x / freedom):.2g}" for x in (own, best[0]))
-    evidence = f"log2 of the blocks' magnitudes scatters by {before} beside rows and columns"
-    return r.finding(best[1].fault, evidence, best[1].what, f"it scatters by {after}")
-
-
-def _columns(r: _Read, others: Sequence[_Read]) -> Finding | None:
-    beside = [o for o in others if o is not r]
-    wide = [o for o in beside if o.packed is None]
-    if r.values.shape[-1] < FEWEST or not (wide or len(beside) > 1):
-        return None
-    assert r.packed is not None
-    truth = np.median([repairs.profile(o.values) for o in wide or beside], axis=0)
-    own = repairs.correlation(repairs.profile(r.values), truth)
-    swaps = (repair for repair in repairs.tries(r.packed, None) if repair.of_codes)
-    best = r.best(swaps, lambda x, _: -repairs.correlation(repairs.profile(x), truth))
-    fixed = 0.0 if best is None else -best[0]
-    if best is None or fixed < CORRELATED or fixed - own < max(0.12, 0.4 * (1 - own)):
-        return None
-    evidence = f"columns correlate by {own:.2f} with those of tensors that read the same channels"
-    return r.finding(best[1].fault, evidence, best[1].what, f"correlation {fixed:.2f}")
 
 
 def _sampled_original(weight: Weight, r: _Read) -> np.ndarray | None:
@@ -303,29 +359,3 @@ def _sampled_original(weight: Weight, r: _Read) -> np.ndarray | None:
     with np.errstate(all="ignore"):
         found = found if there is None else found * there
         return found if here is None else found / here
-
-
-def _rounded_scales(r: _Read, truth: np.ndarray, error: float) -> Finding | None:
-    """Returns the finding of powers of two as scales of codes that other scales were for."""
-    p = r.packed
-    assert p is not None
-    if p.element.bits != 8 or error <= LIMIT[8]:
-        return None
-    if not (p.kind == E8M0 or repairs.powers(p.scale)) or p.scale.size < 2:
-        return None
-    size = min(p.block[1], truth.shape[-1])
-    width = truth.shape[-1] // size * size
-    shape = (*truth.shape[:-1], -1, size)
-    a, b = truth[..., :width].reshape(shape), r.values[..., :width].reshape(shape)
-    with np.errstate(all="ignore"):
-        ratio = np.sum(a * b, -1) / np.sum(b * b, -1)
-    usual = ratio[np.isfinite(ratio)]
-    if not usual.size or not np.all((usual > 0.45) & (usual < 2.2)) or np.ptp(usual) < 0.05:
-        return None
-    fixed = b * np.where(np.isfinite(ratio), ratio, 1)[..., None]
-    left = repairs.relative(fixed.reshape(*truth.shape[:-1], width), truth[..., :width])
-    if left > LIMIT[8]:
-        return None
-    evidence = f"relative error {error:.3g}: the scales are powers of two, the codes had others"
-    repair = "take the scales from the original"
-    return r.finding(Fault.ROUNDED, evidence, repair, f"relative error {left:.3g}")

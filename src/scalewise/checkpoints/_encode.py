@@ -28,8 +28,7 @@ from ._packed import (
     times_whole,
 )  # fmt: skip
 
-Choice = Literal["amax", "four_over_six", "least_squares", "mse"]
-CHOICES: tuple[Choice, ...] = ("amax", "four_over_six", "least_squares", "mse")
+Choice = Literal["amax", "four_over_six", "mse"]
 SEARCH = {  # factors of amax's scale beside 1
     "four_over_six": (1.5,),
     "mse": tuple(c for c in np.linspace(0.6, 1.5, 19).tolist() if c != 1),
@@ -57,20 +56,15 @@ WRITERS = {
     for w in (
         Writer("compressed-tensors", 0.125, 0.0, "even", signed_zero=False, empty=2.0**-23),
         Writer("modelopt", 1.0, 2.0**-9, "rceil", signed_zero=False),
-        Writer("torchao", 2.0**-6, 2.0**-6, "floor", product="reciprocal"),
         Writer("transformers", 2.0**-9, 2.0**-9, "floor", product="reciprocal"),
-        Writer("gguf", 0.0, 0.0, "floor"),
         Writer("triton-kernels", 2.0**-9, 2.0**-9, "rceil", signed_zero=False),
     )
 }
 OF_FAMILY = {"deepseek": "transformers", "gpt-oss": "triton-kernels"}
 
 
-def writer_of(family: str, name: str | None) -> Writer:
-    name = name or OF_FAMILY.get(family, family)
-    if name not in WRITERS:
-        raise ValueError(f"writer is {name!r}; expected one of {', '.join(WRITERS)}")
-    return WRITERS[name]
+def writer_of(family: str) -> Writer:
+    return WRITERS[OF_FAMILY.get(family, family)]
 
 
 @functools.cache
@@ -109,13 +103,11 @@ def quantised(
     largest: float | None = None,
     choice: Choice = "amax",
     strategy: str | tuple[int, int] = "channel",
-    powers: bool = False,
 ) -> Packed:
     """Returns an array, ``(..., rows, columns)`` in the value's order, in a layout's format.
 
     ``largest`` is the largest magnitude of the tensors that share the scale of the whole tensor.
-    ``strategy`` is what shares a scale of FP8 without blocks, and ``powers`` rounds DeepSeek's
-    scales up to powers of two.
+    ``strategy`` is what shares a scale of FP8 without blocks.
     """
     if layout.transposed and isinstance(x, np.ndarray):
         x = np.swapaxes(x, -1, -2)
@@ -126,7 +118,7 @@ def quantised(
     for index in np.ndindex(*x.shape[:-2]):
         matrix = dataclasses.replace(out, codes=out.codes[index], scale=out.scale[index])
         if fmt is None:
-            _tiles(x[index], matrix, writer, largest, powers)
+            _tiles(x[index], matrix, writer, largest)
         else:
             _rows(x[index], matrix, writer, choice)
     return out
@@ -233,19 +225,12 @@ def _searched(
     of_scale: Callable[[np.ndarray, Packed, Writer], np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Returns the scales' bytes and numbers with the smallest squared error of the candidates."""
-    numbers, scale, tried = scales(out.kind), of_scale(top, out, writer), []
+    numbers, scale = scales(out.kind), of_scale(top, out, writer)
     if choice == "amax":
         return scale, numbers[scale]
     best = _error(blocks, numbers[scale], out, writer)
-    if choice == "least_squares":
-        refined = scale
-        for _ in range(3):
-            refined = _lloyd(blocks, numbers[refined], out, writer)
-            tried.append(refined)
-    else:
-        candidates = (0.5, 2.0) if out.kind == "e8m0" else SEARCH[choice]
-        tried = [of_scale(top * np.float32(c), out, writer) for c in candidates]
-    for other in tried:
+    for factor in (0.5, 2.0) if out.kind == "e8m0" else SEARCH[choice]:
+        other = of_scale(top * np.float32(factor), out, writer)
         error = _error(blocks, numbers[other], out, writer)
         better = error < best
         scale, best = np.where(better, other, scale), np.where(better, error, best)
@@ -258,23 +243,7 @@ def _error(blocks: np.ndarray, scale: np.ndarray, out: Packed, writer: Writer) -
     return np.einsum("...i,...i->...", wrong, wrong)
 
 
-def _lloyd(blocks: np.ndarray, scale: np.ndarray, out: Packed, writer: Writer) -> np.ndarray:
-    """Returns the bytes of the scales with the smallest error for the codes of given ones."""
-    q = elements(out.element)[encoded(_divided(blocks, scale, out, writer), out.element)]
-    squares = np.einsum("...i,...i->...", q, q)
-    ideal = np.einsum("...i,...i->...", blocks, q) / np.where(squares > 0, squares, 1)
-    if out.kind == "e8m0":
-        exponent = np.rint(np.log2(np.maximum(ideal, np.float32(2.0**-126)))).astype(np.int32)
-        return np.clip(exponent + 127, 0, 254).astype(np.uint8)
-    if out.whole is not None:
-        ideal = ideal * out.whole if out.divides else ideal / out.whole
-    smallest = np.float32(max(writer.smallest, 2.0**-9))
-    return encoded(np.clip(ideal, smallest, np.float32(448)).astype(np.float32), E4M3FN)
-
-
-def _tiles(
-    x: np.ndarray | Decoded, out: Packed, writer: Writer, largest: float, powers: bool
-) -> None:
+def _tiles(x: np.ndarray | Decoded, out: Packed, writer: Writer, largest: float) -> None:
     """Quantises a matrix to E4M3 with float32 scales of tiles, channels or the tensor."""
     (r, c), columns, high = out.block, x.shape[1], np.float32(448)
     one = out.scale.size == 1
@@ -289,7 +258,7 @@ def _tiles(
             top = top.max(axis=0, keepdims=True) if tall else top
             padded = np.pad(top, ((0, 0), (0, -columns % c))) if columns % c else top
             top = padded.reshape(len(top), -1, c).max(axis=-1)
-        scale, factor = _tile_scales(top, writer, high, powers)
+        scale, factor = _tile_scales(top, writer, high)
         out.scale[0 if one else slice(i // r, i // r + len(top))] = scale
         factor = np.repeat(factor, c, axis=1)[:, :columns] if factor.shape[1] > 1 else factor
         with np.errstate(all="ignore"):
@@ -298,7 +267,7 @@ def _tiles(
 
 
 def _tile_scales(
-    top: np.ndarray, writer: Writer, high: np.float32, powers: bool
+    top: np.ndarray, writer: Writer, high: np.float32
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the scales that are stored, and what the numbers are multiplied or divided by."""
     empty, one = top == 0, np.float32(1)
@@ -308,7 +277,4 @@ def _tile_scales(
         product = np.where(empty, one, np.minimum(high / np.where(empty, one, top), LARGEST_FACTOR))
         scale = one / product if multiplies else np.where(empty, writer.empty, top / high)
         scale = np.maximum(scale.astype(np.float32), one / LARGEST_FACTOR)
-        if powers:
-            scale = np.exp2(np.ceil(np.log2(scale))).astype(np.float32)
-            product = one / scale
     return scale, product if multiplies else scale

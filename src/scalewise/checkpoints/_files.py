@@ -1,4 +1,4 @@
-"""Tensors of a file or folder on disk: memory-mapped, or restored by Orbax when they are used.
+"""Tensors of a file on disk, memory-mapped.
 
 Nothing is read but headers and JSON files. A safetensors file is eight bytes of length, a JSON
 header, and the tensors' bytes (https://github.com/huggingface/safetensors#format).
@@ -7,26 +7,18 @@ header, and the tensors' bytes (https://github.com/huggingface/safetensors#forma
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
-import os
-import shutil
-from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
-import jax
 import numpy as np
 import safetensors
 
-from .._extras import require
-from .._output import check_source, replacing
+from .._output import check_source
 from .._types import Json
-from ..scaled import DTYPES, NAMES, parts_of
+from ..scaled import DTYPES
 
 BITS = {name: 8 * dtype.itemsize for name, dtype in DTYPES.items()} | {"F4": 4}
-GGUF_PLAIN = ("F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64")
-MARK = "scalewise.json"  # of Orbax's folders: how ScaledArrays are joined; it is written last
 MOST_JSON = 64_000_000  # bytes of an index or a config
 
 
@@ -49,25 +41,11 @@ class Tensor:
     def bytes(self) -> np.ndarray:
         return self.file.mapped[self.start : self.start + self.nbytes]
 
-    @property
-    def unknown(self) -> str | None:
-        """GGUF's type of a tensor, such as Q8_0, that no layout decodes."""
-        kind = self.dtype.removeprefix("GGUF_")
-        return None if kind == self.dtype or kind in ("MXFP4", "NVFP4") else kind
-
     def array(self) -> np.ndarray:
         """Returns the mapped array, read-only; of F4, its packed bytes."""
-        if self.dtype == "F4" or self.dtype.startswith("GGUF_"):
+        if self.dtype == "F4":
             return self.bytes.reshape(*self.shape[:-1], -1)
         return self.bytes.view(DTYPES[self.dtype]).reshape(self.shape)
-
-
-def check_known(tensor: Tensor) -> None:
-    if tensor.unknown:
-        raise UnreadableError(
-            f"{tensor.file.path}: {tensor.name!r} is {tensor.unknown}; of GGUF's narrow types "
-            "MXFP4 and NVFP4 are decoded"
-        )
 
 
 @dataclasses.dataclass(eq=False)
@@ -130,106 +108,3 @@ def open_file(path: Path) -> File:
         at = 8 + length + start
         file.tensors.append(Tensor(name, dtype, tuple(shape), file, at, stop - start))
     return file
-
-
-def open_gguf(path: Path) -> File:
-    """Returns a GGUF file; tensors of types other than floats have the dtype ``GGUF_<type>``."""
-    gguf = require("gguf", "gguf", "reading .gguf files")
-    size = check_source(path)
-    with path.open("rb") as raw:
-        if raw.read(4) != b"GGUF":
-            raise UnreadableError(f"{path} is no GGUF file")
-    try:
-        reader = gguf.GGUFReader(path)
-    except OSError:
-        raise
-    except Exception as error:  # the package checks little before it reads
-        raise UnreadableError(f"{path} is no complete GGUF file ({error!r})") from None
-    file = File(path, {"gguf": str(len(reader.fields))})
-    for t in reader.tensors:
-        kind = t.tensor_type.name
-        dtype = kind if kind in GGUF_PLAIN else f"GGUF_{kind}"
-        shape = tuple(int(n) for n in reversed(t.shape))
-        start, nbytes = int(t.data_offset), int(t.n_bytes)
-        if start + nbytes > size:
-            raise UnreadableError(f"{path}: {t.name!r} ends after the file")
-        file.tensors.append(Tensor(t.name, dtype, shape, file, start, nbytes))
-    return file
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class OrbaxTensor(Tensor):
-    """A tensor that Orbax restores."""
-
-    stored: np.dtype  # on the disk, where 8-bit floats are integers
-    numpy: np.dtype  # of its numbers
-
-    def restored(self, sharding: jax.sharding.Sharding) -> jax.Array:
-        """Returns the array; each host reads the shards of its own devices."""
-        ocp = require("orbax.checkpoint", "train", "the layout orbax")
-        arguments = {self.name: ocp.ArrayRestoreArgs(sharding=sharding)}
-        item = {self.name: jax.ShapeDtypeStruct(self.shape, self.stored)}
-        how = ocp.args.PyTreeRestore(item=item, restore_args=arguments, partial_restore=True)
-        with ocp.PyTreeCheckpointer() as reader:
-            found = reader.restore(self.file.path.parent / "arrays", args=how)[self.name]
-        return found.view(self.numpy)
-
-    def array(self) -> np.ndarray:
-        return np.asarray(self.restored(jax.sharding.SingleDeviceSharding(jax.devices()[0])))
-
-    @property
-    def bytes(self) -> np.ndarray:
-        return np.ascontiguousarray(self.array()).reshape(-1).view(np.uint8)
-
-
-def open_orbax(folder: Path) -> File:
-    """Returns the arrays of a folder; nothing but its metadata is read."""
-    found = read_json(folder / MARK)
-    ocp = require("orbax.checkpoint", "train", "the layout orbax")
-    try:
-        records = {n: r for n, r in dict(found["records"]).items() if r is not None}
-        dtypes = {n: jax.numpy.dtype(d) for n, d in dict(found["dtypes"]).items()}
-        with ocp.PyTreeCheckpointer() as reader:
-            meta = reader.metadata(folder / "arrays")
-        meta = getattr(meta, "item_metadata", meta)
-        there = {n: getattr(meta, "tree", meta)[n] for n in dtypes}
-    except (AttributeError, KeyError, TypeError, ValueError, FileNotFoundError) as error:
-        raise UnreadableError(f"{folder / MARK} is damaged ({error!r})") from None
-    file = File(folder / MARK, {"scalewise": json.dumps(records)})
-    for name, dtype in dtypes.items():
-        shape = tuple(there[name].shape)
-        size = int(np.prod(shape, dtype=object)) * dtype.itemsize
-        kind = NAMES.get(dtype, str(dtype))
-        stored = np.dtype(there[name].dtype)
-        file.tensors.append(OrbaxTensor(name, kind, shape, file, 0, size, stored, dtype))
-    return file
-
-
-def save_orbax(path: str | os.PathLike[str], flat: Mapping[str, Json]) -> None:
-    path = Path(os.path.abspath(path))
-    if path.exists():
-        raise ValueError(f"save: {str(path)!r} exists")
-    arrays, records = {}, {}
-    for name, x in flat.items():
-        parts, records[name] = parts_of(name, x)
-        arrays |= parts
-    dtypes = {name: str(np.dtype(x.dtype)) for name, x in arrays.items()}
-    arrays = {name: jax.numpy.asarray(x) for name, x in arrays.items()}
-    bits = {  # of narrow floats: every storage format has integers
-        name: x.view(np.uint8) if x.dtype.itemsize == 1 and x.dtype != bool else x
-        for name, x in arrays.items()
-    }
-    ocp = require("orbax.checkpoint", "train", "the layout orbax")
-    try:
-        with ocp.StandardCheckpointer() as writer:
-            writer.save(path / "arrays", bits)
-    except Exception as error:
-        if jax.process_index() == 0:
-            shutil.rmtree(path, ignore_errors=True)
-        if "No space left" in str(error):  # which TensorStore reports as a ValueError
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
-        raise
-    if jax.process_index() == 0:
-        text = json.dumps({"records": records, "dtypes": dtypes})
-        with replacing(path / MARK) as file:
-            file.write(text.encode())

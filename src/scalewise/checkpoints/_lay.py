@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from functools import partial
 
@@ -20,9 +19,7 @@ from ..scaled import (
     DTYPES,
     NAMES,
     FourOverSix,
-    LeastSquares,
     ScaledArray,
-    Scaling,
     parts_of,
     quantize,
 )
@@ -32,14 +29,9 @@ from ._packed import E8M0, WIDE, Packed, loss
 from ._weights import Weight
 from ._write import FileEntry, Job
 
-SCALE_DTYPES = {"torchao": {E8M0: ml_dtypes.float8_e8m0fnu}}
-
 
 def base_of(layout: Layout, name: str) -> str | None:
     """Returns the base of a layout's names for a weight; None if it can't be called so."""
-    if layout.family == "torchao":
-        module, dot, parameter = name.rpartition(".")
-        return f"{module}._{parameter}" if dot else None
     suffix = layout.weight.removeprefix("{}")
     return name.removesuffix(suffix) if name.endswith(suffix) and name != suffix else None
 
@@ -70,44 +62,8 @@ def _scale(packed: Packed, layout: Layout) -> np.ndarray:
         per_channel = scale.ndim == 2 and scale.shape[1] == 1 and packed.block[0] == 1
         return scale[:, 0] if layout.family == "modelopt" and per_channel else scale
     if packed.kind == E8M0:
-        return scale.view(SCALE_DTYPES.get(layout.family, {}).get(E8M0, np.uint8))
+        return scale
     return scale.view(ml_dtypes.float8_e4m3fn)
-
-
-def torchao_record(layout: Layout, packed: Packed, dtype: str) -> Json:
-    kind = layout.name.partition("/")[2].removesuffix("-fp4")
-    original = {"_type": "torch.dtype", "_data": dtype}
-    preference = {"_type": "KernelPreference", "_data": "AUTO"}
-    names = ["qdata", "scale"]
-    if kind == "Float8Tensor":
-        *lead, rows, columns = packed.stored_shape
-        data: Json = {
-            "block_size": [*(1,) * len(lead), min(packed.block[0], rows), columns],
-            "mm_config": None, "act_quant_kwargs": None, "kernel_preference": preference,
-            "dtype": original,
-        }  # fmt: skip
-    elif kind == "NVFP4Tensor":
-        data = {
-            "is_swizzled_scales": False, "use_triton_kernel": False, "act_quant_kwargs": None,
-            "block_size": 16, "orig_dtype": original,
-        }  # fmt: skip
-        names = ["per_tensor_scale", *names] if packed.whole is not None else names
-    else:
-        fp4 = packed.element == E2M1FN
-        element = "float4_e2m1fn_x2" if fp4 else "float8_e4m3fn"
-        preference["_data"] = "EMULATED"
-        data = {
-            "elem_dtype": {"_type": "torch.dtype", "_data": element}, "block_size": 32,
-            "orig_dtype": original, "kernel_preference": preference, "act_quant_kwargs": None,
-            "is_swizzled_scales": False,
-        }  # fmt: skip
-    return {"_type": kind, "_data": data, "_tensor_data_names": names}
-
-
-def torchao_metadata(records: dict[str, Json]) -> dict[str, str]:
-    plain = {"_type": "Tensor"}
-    metadata = {name: json.dumps(plain if r is None else r) for name, r in records.items()}
-    return metadata | {"tensor_names": json.dumps(list(records))}
 
 
 def repacked_exactly(packed: Packed, layout: Layout) -> str | None:
@@ -136,8 +92,7 @@ def repacked_exactly(packed: Packed, layout: Layout) -> str | None:
     one = packed.block in ((rows, columns), (1, columns))
     if layout.format == "deepseek":
         return "repacked exactly" if packed.block == (128, 128) else None
-    tiles = layout.family in ("compressed-tensors", "torchao")
-    return "repacked exactly" if one or (tiles and layout.family != "torchao") else None
+    return "repacked exactly" if one or layout.family == "compressed-tensors" else None
 
 
 def repacked(packed: Packed, layout: Layout) -> Packed:
@@ -154,11 +109,11 @@ def repacked(packed: Packed, layout: Layout) -> Packed:
     )
 
 
-def own_job(weight: Weight, fmt: str, rounding: Json, choice: Choice) -> tuple[Job, Json]:
+def own_job(weight: Weight, fmt: str, choice: Choice) -> tuple[Job, Json]:
     """Returns the job that writes a ScaledArray, as ``scaled.save_safetensors`` does."""
     found = as_format(fmt, "to (--to)", blocks=True)
-    scaling = _scaling(choice, found)
-    run = partial(quantize, fmt=found, rounding=rounding, scaling=scaling)
+    scaling = FourOverSix() if choice == "four_over_six" else None
+    run = partial(quantize, fmt=found, scaling=scaling)
     example = jax.eval_shape(run, jax.ShapeDtypeStruct(weight.shape, np.float32))
     parts: Json
     example = dataclasses.replace(example, value_dtype=_stands_for(weight))
@@ -174,14 +129,6 @@ def _stands_for(weight: Weight) -> np.dtype | None:
         return dtype if dtype.itemsize > 1 else None
     stated = weight.record.get("dtype") if weight.kind == "scalewise" else None
     return None if stated is None else jnp.dtype(stated)
-
-
-def _scaling(choice: Choice, fmt: Format | BlockFormat) -> Scaling | None:
-    if choice == "four_over_six":
-        return FourOverSix()
-    if choice in ("least_squares", "mse") and isinstance(fmt, Format):
-        return LeastSquares(power_of_two=True)
-    return None
 
 
 def _make(

@@ -24,7 +24,7 @@ METHODS = {
 class Layout:
     """How one kind of quantised tensor is stored.
 
-    Names of parts are templates of a base, or of its ``stem`` without ``.weight``.
+    Names of parts are templates of a base.
     """
 
     name: str  # family/kind
@@ -36,9 +36,8 @@ class Layout:
     scale_dtypes: tuple[str, ...]
     whole: str | None = None  # the scale of the whole tensor over the scales of blocks, if any
     block: tuple[int, int] | None = None  # rows and columns that share a scale; None: by the shapes
-    # elements 2j and 2j + 1 in the low and high half of a byte, or swapped; or j and j + half a
-    # block
-    nibbles: Literal["pairs", "swapped", "halves"] | None = None
+    # elements 2j and 2j + 1 in the low and high half of a byte, or swapped
+    nibbles: Literal["pairs", "swapped"] | None = None
     swizzled: bool = False  # whether the scales are in the order that cuBLAS reads
     divides: bool = False  # whether values are divided by ``whole``; block scales always multiply
     transposed: bool = False  # whether the last two axes are swapped in the value
@@ -58,8 +57,7 @@ class Layout:
         templates: dict[Role, str | None] = {
             "codes": self.codes, "scale": self.scale, "whole": self.whole, "pre": self.pre
         }  # fmt: skip
-        stem = base.removesuffix(".weight")
-        return {role: t.format(base, stem=stem) for role, t in templates.items() if t is not None}
+        return {role: t.format(base) for role, t in templates.items() if t is not None}
 
 
 def _fp4(name: str, fmt: str, **fields: Any) -> Layout:
@@ -119,14 +117,10 @@ LAYOUTS: tuple[Layout, ...] = (
     _fp8("comfyui/mxfp8", **_MX8, swizzled=True),
     _fp8("comfyui/fp8"),
     _fp8("comfyui/scale_weight", scale="{}.scale_weight"),
-    _fp8(f"{_AO}/Float8Tensor", **_NAMED, writes=True),
-    _fp4(f"{_AO}/NVFP4Tensor", "nvfp4", **_NAMED, whole="{}_per_tensor_scale", writes=True),
-    _fp4(f"{_AO}/MXTensor-fp4", "mxfp4", **_NAMED, writes=True),
-    _fp8(f"{_AO}/MXTensor", **_NAMED | _MX8, writes=True),
-    Layout("gguf/mxfp4", "mxfp4", "{}", "{}", "{}", ("GGUF_MXFP4",), ("U8",), block=(1, 32),
-           nibbles="halves"),
-    Layout("gguf/nvfp4", "nvfp4", "{}", "{}", "{}", ("GGUF_NVFP4",), ("U8",), block=(1, 16),
-           nibbles="halves", whole="{stem}.scale"),
+    _fp8(f"{_AO}/Float8Tensor", **_NAMED),
+    _fp4(f"{_AO}/NVFP4Tensor", "nvfp4", **_NAMED, whole="{}_per_tensor_scale"),
+    _fp4(f"{_AO}/MXTensor-fp4", "mxfp4", **_NAMED),
+    _fp8(f"{_AO}/MXTensor", **_NAMED | _MX8),
 )  # fmt: skip
 BY_NAME = {layout.name: layout for layout in LAYOUTS}
 SIDE = (  # of a layer, beside its weight: activations' and KV caches' scales stay as they are
@@ -146,7 +140,7 @@ def fused_key(name: str) -> tuple[str, bool, bool] | None:
 def writable(family: str, fmt: str) -> Layout:
     able = {(x.family, x.format): x for x in LAYOUTS if x.writes}
     able |= {("deepseek", "e4m3fn"): BY_NAME["deepseek/v3"]}
-    if family in ("compressed-tensors", "modelopt", "torchao", "deepseek", "gpt-oss"):
+    if family in ("compressed-tensors", "modelopt", "deepseek", "gpt-oss"):
         if (family, fmt) in able:
             return able[family, fmt]
         have = ", ".join(sorted(f for name, f in able if name == family))
@@ -172,7 +166,7 @@ def strategy_of(packed: Packed) -> Strategy:
 
 
 def quantization_config(
-    written: Written, kept: Sequence[str], powers: bool, channels: Container[str] = ()
+    written: Written, kept: Sequence[str], channels: Container[str] = ()
 ) -> dict[str, Json]:
     """Returns the config by which packages read the tensors written. ``channels`` names those that
     have factors of the input's channels (AWQ) beside them."""
@@ -185,8 +179,7 @@ def quantization_config(
     if first.family == "modelopt":
         return {"quant_method": "modelopt", **_modelopt(written, ignored, channels)}
     if first.family == "deepseek":
-        scale = {"scale_fmt": "ue8m0"} if powers else {}
-        return {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", **scale,
+        return {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
                 "weight_block_size": [128, 128], "modules_to_not_convert": ignored}  # fmt: skip
     if first.family == "gpt-oss":
         return {"modules_to_not_convert": ignored, "quant_method": "mxfp4"}

@@ -9,10 +9,9 @@ import re
 from collections.abc import Iterator, Mapping
 
 from .._types import Json
-from ._detect import family_of
-from ._files import Tensor, UnreadableError, check_known
+from ._files import Tensor, UnreadableError
 from ._layouts import FP8, LAYOUTS, SIDE, Layout, Role
-from ._open import Source, open_source
+from ._open import Source, family_of, open_source
 from ._packed import ELEMENTS
 from ._report import Fault
 from ._weights import Weight
@@ -24,20 +23,16 @@ def find(source: Source) -> dict[str, Weight]:
     taken: dict[str, Weight] = {}
     found: dict[str, Weight] = {}
     records = _records(source)
-    if family in ("scalewise", "orbax"):
+    if family == "scalewise":
         found |= _own(source, records)
         taken = {t.name: w for w in found.values() for t in w.parts.values()}
     by_suffix: dict[str, list[str]] = {}
-    suffixes = {_suffix(x.scale) for x in LAYOUTS} - {""}
+    suffixes = {_suffix(x.scale) for x in LAYOUTS}
     for name, s in itertools.product(source.tensors, suffixes):
         if name.endswith(s):
             by_suffix.setdefault(s, []).append(name)
     for layout in ordered:
-        if layout.family == "gguf":
-            names = [n for n, t in source.tensors.items() if t.dtype in layout.code_dtypes]
-        else:
-            names = by_suffix.get(_suffix(layout.scale), ())
-        for scale in names:
+        for scale in by_suffix.get(_suffix(layout.scale), ()):
             weight = _matched(layout, scale, source, taken, records)
             if weight is not None:
                 found[weight.name] = weight
@@ -56,7 +51,7 @@ def _suffix(template: str) -> str:
 def _matched(
     layout: Layout, scale: str, source: Source, taken: Mapping[str, Weight], records: Json
 ) -> Weight | None:
-    base = scale.removesuffix(_suffix(layout.scale)) if _suffix(layout.scale) else scale
+    base = scale.removesuffix(_suffix(layout.scale))
     names = layout.names(base)
     parts: dict[Role, Tensor] = {
         role: source.tensors[n] for role, n in names.items() if n in source.tensors
@@ -64,8 +59,7 @@ def _matched(
     if "codes" not in parts or any(names[r] in taken for r in ("codes", "scale")):
         return None
     fits = parts["codes"].dtype in layout.code_dtypes
-    gguf = layout.family == "gguf"
-    fits = fits and (gguf or parts["scale"].dtype in layout.scale_dtypes)
+    fits = fits and parts["scale"].dtype in layout.scale_dtypes
     if not fits or (layout.needs_whole and "whole" not in parts):
         return None
     if layout.name == "comfyui/nvfp4" and "quantization_config" in source.metadata:
@@ -126,8 +120,8 @@ def _records(source: Source) -> dict[str, Json]:
 def _own(source: Source, records: Mapping[str, Json]) -> dict[str, Weight]:
     found = {}
     for name, record in records.items():
-        names = [n for n in (name, f"{name}.scale", f"{name}.exponent", f"{name}.scale.scale",
-                             f"{name}.scale.exponent") if n in source.tensors]  # fmt: skip
+        given = name, f"{name}.scale", f"{name}.scale.scale"
+        names = [n for n in given if n in source.tensors]
         if name not in names:
             raise UnreadableError(f"{source.path}: {name!r} is described, but not there")
         parts = {str(i) if i else "codes": source.tensors[n] for i, n in enumerate(names)}
@@ -170,10 +164,8 @@ OWN_SCALES = re.compile(r"scale|absmax|zeros")  # in the names of tensors beside
 
 def refuse_undecodable(source: Source, weights: Mapping[str, Weight]) -> None:
     """Raises if a checkpoint has quantised tensors in a way that no layout here decodes: packed
-    integers with their own scales (GPTQ, AWQ, bitsandbytes, INT8), or other types of GGUF."""
+    integers with their own scales (GPTQ, AWQ, bitsandbytes, INT8)."""
     plain = {n: w.parts["codes"] for n, w in weights.items() if w.layout is None and not w.record}
-    for t in plain.values():
-        check_known(t)
     scales = [n for n in plain if OWN_SCALES.search(n.rpartition(".")[2])]
     modules, stems = {n.rpartition(".")[0] for n in scales}, {x for n in scales for x in _stems(n)}
     for name, t in plain.items():

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from .._types import Json
-from ._files import MARK, File, Tensor, UnreadableError, open_file, open_gguf, open_orbax, read_json
+from ._files import File, Tensor, UnreadableError, open_file, read_json
+from ._layouts import METHODS
 from ._report import Fault, Finding
 
 
@@ -31,18 +32,16 @@ class Source:
 
 
 def open_source(path: str | os.PathLike[str]) -> Source:
-    """Returns what stands at a path: a safetensors or GGUF file, an index, a folder.
+    """Returns what stands at a path: a safetensors file, an index, a folder.
 
     Missing shards, and missing, stale or duplicated tensors, become :attr:`Source.problems`.
     """
     path = Path(path)
-    if (path / MARK).is_file():
-        return _source(path, [open_orbax(path)])
     if path.is_dir():
         return _open_folder(path)
     if path.name.endswith(".index.json"):
         return _open_folder(path.parent, path)
-    file = open_gguf(path) if path.suffix == ".gguf" else open_file(path)
+    file = open_file(path)
     beside = path.parent if path.stem in ("model", "diffusion_pytorch_model") else None
     return _source(path, [file], beside)
 
@@ -137,3 +136,19 @@ def _quantization(config: Mapping[str, Json]) -> dict[str, Json]:
             if isinstance(found, dict):
                 return found
     return {}
+
+
+def family_of(source: Source) -> tuple[str | None, str]:
+    metadata, method = source.metadata, source.quantization.get("quant_method")
+    for key, family in (("tensor_names", "torchao"), ("_quantization_metadata", "comfyui"),
+                        ("scalewise", "scalewise")):  # fmt: skip
+        if key in metadata:
+            return family, f"the header's metadata has {key!r}"
+    if any(name.endswith(".comfy_quant") for name in source.tensors):
+        return "comfyui", "tensors are called *.comfy_quant"
+    if method is None and "quant_algo" in source.quantization:
+        method = "modelopt"
+    if method in METHODS:
+        return METHODS[method], f"quant_method is {method!r}"
+    return None, "no config and no metadata names a layout" if method is None else (
+        f"quant_method is {method!r}, which is not known")  # fmt: skip

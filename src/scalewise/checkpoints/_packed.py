@@ -19,7 +19,7 @@ from ..formats import CATALOGUE, E2M1FN, Format
 CHUNK = 1 << 17  # elements that are decoded at a time: temporaries stay in the cache
 BUFFER = 1 << 20  # elements of a streamed tensor
 TABULATED = 1 << 19  # elements from which a table of all pairs of a scale and a byte is faster
-E8M0, E4M3, UE4M3, WIDE = "e8m0", "e4m3fn", "ue4m3", "fp32"
+E8M0, E4M3, WIDE = "e8m0", "e4m3fn", "fp32"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -29,7 +29,7 @@ class Packed:
     codes: np.ndarray  # uint8, (..., rows, columns); of E2M1 in pairs, the even one in the low half
     element: Format  # of the codes
     scale: np.ndarray  # uint8 codes or float32, one for each block
-    kind: str  # of the scales: e8m0, e4m3fn, ue4m3 (of GGUF, whose 0x7f is zero) or fp32
+    kind: str  # of the scales: e8m0, e4m3fn or fp32
     block: tuple[int, int]  # rows and columns that share a scale
     whole: np.ndarray | None = None  # float32, of the tensor or of each index of the leading axes
     divides: bool = False  # whether the scale is divided by ``whole``
@@ -84,9 +84,6 @@ def scales(kind: str) -> np.ndarray:
     codes = np.arange(256, dtype=np.uint8)
     if kind == E8M0:  # 255 is 2^128 to NumPy: infinity, where E8M0 has NaN
         return np.append(np.ldexp(np.float32(1), codes[:255].astype(int) - 127), np.float32(np.nan))
-    if kind == UE4M3:
-        found = (codes & 127).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-        return np.where(codes & 127 == 127, np.float32(0), found)
     return codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
 
 
@@ -257,9 +254,6 @@ ELEMENTS = {
 """The formats of safetensors' dtypes of one byte; codes of other dtypes are E2M1's, in pairs."""
 
 
-MEASURED = 128  # columns behind one of the blocks that are compared, except for narrower formats
-
-
 @dataclasses.dataclass
 class Loss:
     """The difference of two arrays of the same shape; finite numbers count."""
@@ -267,12 +261,10 @@ class Loss:
     numbers: int = 0  # that were compared
     signal: float = 0.0  # sum of squares of the first array
     noise: float = 0.0  # sum of squares of the difference
-    different: int = 0
     largest: float = 0.0  # magnitude of the difference
     saturated: int = 0  # numbers beyond the largest that the second array's scale allows
     flushed: int = 0  # numbers other than zero that became zero
     non_finite: int = 0  # numbers that are finite in one of them alone
-    worst: tuple[list[int], float] | None = None  # the worst block's index, and its SQNR in dB
 
     @property
     def sqnr(self) -> float:
@@ -291,65 +283,32 @@ def decibel(signal: float, noise: float) -> float:
 def loss(x: np.ndarray | Decoded, y: np.ndarray | Decoded, packed: Packed | None = None) -> Loss:
     x, y = (np.reshape(z, (1, -1)) if isinstance(z, np.ndarray) and z.ndim < 2 else z
             for z in (x, y))  # fmt: skip
-    found = Loss()
-    size = MEASURED if packed is None or packed.block[1] > MEASURED else packed.block[1]
-    dtype = _exact(x, y)
-    for (index, i, a), (_, _, b) in zip(slabs(x, dtype), slabs(y, dtype), strict=True):
-        _add(found, a, b, size, (*index, i))
+    found, own = Loss(), (getattr(z, "dtype", np.float32) for z in (x, y))
+    dtype = np.float64 if np.float64 in own else np.float32
+    for (_, _, a), (_, _, b) in zip(slabs(x, dtype), slabs(y, dtype), strict=True):
+        _add(found, a, b)
     if packed is not None:
         found.saturated = _saturated(x, packed)
     return found
 
 
-def _exact(*arrays: np.ndarray | Decoded) -> np.dtype | type:
-    """Returns the dtype that arrays are compared in: their own one of integers."""
-    own = {getattr(x, "dtype", np.dtype(np.float32)) for x in arrays}
-    if len(own) == 1 and next(iter(own)).kind in "iu":
-        return own.pop()
-    wide = any(d.itemsize >= 4 and d.kind in "iuf" and d != np.float32 for d in own)
-    return np.float64 if wide else np.float32
-
-
-def _add(found: Loss, a: np.ndarray, b: np.ndarray, size: int, start: tuple[int, ...]) -> None:
+def _add(found: Loss, a: np.ndarray, b: np.ndarray) -> None:
     with np.errstate(all="ignore"):
-        off = a != b
-        if a.dtype.kind in "iu":
-            a, b = a.astype(np.float64), b.astype(np.float64)
-            wrong = np.where(off & (a == b), 1.0, b - a)  # large ones that float64 rounds alike
-        else:
-            wrong = b - a
+        wrong = b - a
     largest = max(float(wrong.max(initial=0)), -float(wrong.min(initial=0)))
     if not math.isfinite(largest):
         finite = np.isfinite(wrong)
         found.non_finite += int(np.sum(np.isfinite(a) != np.isfinite(b)))
-        off &= ~((a == b) | (np.isnan(a) & np.isnan(b)))
         wrong, a = np.where(finite, wrong, 0), np.where(finite, a, 0)
         largest = float(np.max(np.abs(wrong), initial=0))
     found.numbers += a.size
-    found.different += int(np.count_nonzero(off))
     found.flushed += int(np.count_nonzero((b == 0) & (a != 0)))
     found.largest = max(found.largest, largest)
     if not 1e-12 < max(float(a.max(initial=0)), -float(a.min(initial=0)), largest) < 1e15:
         a, wrong = a.astype(np.float64), wrong.astype(np.float64)  # squares leave float32
-    whole = a.shape[1] // size * size
-    noise, signal = (
-        np.einsum("...i,...i->...", blocks, blocks)
-        for blocks in (z[:, :whole].reshape(len(z), -1, size) for z in (wrong, a))
-    )
-    if whole:
-        _worst(found, noise, signal, start, size)
-    for name, blocks, rest in (("signal", signal, a), ("noise", noise, wrong)):
-        more = np.einsum("ij,ij->", rest[:, whole:], rest[:, whole:], dtype=np.float64)
-        setattr(found, name, getattr(found, name) + float(np.sum(blocks, dtype=np.float64) + more))
-
-
-def _worst(found: Loss, noise: np.ndarray, signal: np.ndarray, start: tuple, size: int) -> None:
-    ratio = noise / np.maximum(signal, np.float32(1e-30))
-    at = int(np.argmax(ratio))
-    row, block = divmod(at, noise.shape[1])
-    sqnr = decibel(float(signal[row, block]), float(noise[row, block]))
-    if found.worst is None or sqnr < found.worst[1]:
-        found.worst = [*start[:-1], start[-1] + row, block * size], sqnr
+    for name, x in (("signal", a), ("noise", wrong)):
+        squares = np.einsum("ij,ij->i", x, x)
+        setattr(found, name, getattr(found, name) + float(np.sum(squares, dtype=np.float64)))
 
 
 def _saturated(x: np.ndarray | Decoded, packed: Packed) -> int:

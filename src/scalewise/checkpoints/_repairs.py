@@ -15,7 +15,6 @@ from ._packed import (
     E8M0,
     WIDE,
     Packed,
-    elements,
     from_halves,
     nibbles,
     one_each,
@@ -36,7 +35,7 @@ class Repair:
     fault: Fault
     what: str
     change: Callable[[Packed], Fields]
-    of_codes: bool = False
+    of_codes: bool = False  # which repairs of a sample need; those of scales need all of them
 
     def apply(self, p: Packed) -> Packed | None:
         changed = self.change(p)
@@ -189,19 +188,6 @@ def tries(p: Packed, shift: float | None) -> Iterator[Repair]:
         yield biased(-round(shift))
 
 
-def negative_zeros(p: Packed) -> tuple[int, int]:
-    """Returns the number of zeros and of those coded as -0, in blocks that have a scale."""
-    table = elements(p.element)
-    codes = one_each(p.codes, p.element)
-    counts = np.bincount(codes.reshape(-1), minlength=len(table))
-    zero = table == 0
-    negative = zero & np.signbit(table)
-    return int(counts[zero].sum()), int(counts[negative].sum())
-
-
-BLOCK_ROWS, ROWS_OF_BLOCK = 64, 16  # a sample of a matrix of blocks
-
-
 def spread(count: int, most: int) -> np.ndarray:
     return np.unique(np.linspace(0, count - 1, min(count, most)).astype(int))
 
@@ -211,20 +197,6 @@ def level(x: np.ndarray) -> float:
     finite = np.where(np.isfinite(x), x, 0).astype(np.float64)
     mean = float(np.mean(np.square(finite)))
     return 0.5 * math.log2(mean) if mean else -math.inf
-
-
-def profile(x: np.ndarray) -> np.ndarray:
-    """Returns log2 of the columns' root mean squares, without their mean; NaN counts as 0."""
-    finite = np.where(np.isfinite(x), x, 0).astype(np.float64)
-    rows = finite.reshape(-1, x.shape[-1])
-    rows = rows / np.maximum(np.sqrt(np.mean(rows**2, axis=1, keepdims=True)), 1e-300)
-    energy = np.log2(np.mean(rows**2, axis=0) + 1e-12)
-    return energy - energy.mean()
-
-
-def correlation(a: np.ndarray, b: np.ndarray) -> float:
-    norm = float(np.linalg.norm(a) * np.linalg.norm(b))
-    return float(np.dot(a, b)) / norm if norm else 0.0
 
 
 def relative(x: np.ndarray, truth: np.ndarray) -> float:
@@ -248,44 +220,6 @@ def wrong_blocks(x: np.ndarray, truth: np.ndarray) -> float:
     counts = signal > 0.1 * np.median(signal)
     off = ~(noise <= 0.5 * signal)
     return float(np.mean(off[counts])) if counts.any() else 0.0
-
-
-def powers(scale: np.ndarray) -> bool:
-    return bool(np.all(np.frexp(scale)[0] == 0.5))
-
-
-def code_levels(p: Packed) -> tuple[np.ndarray, np.ndarray]:
-    """Returns rows of blocks of a matrix, and log2 of the root mean squares of their codes."""
-    (r, c), (rows, columns) = p.block, p.stored_shape
-    squares = np.nan_to_num(np.square(elements(p.element)), posinf=0)
-    chosen = spread(p.scale.shape[0], BLOCK_ROWS)
-    found = []
-    for i in chosen:
-        codes = p.codes[i * r + spread(min(r, rows - i * r), ROWS_OF_BLOCK)]
-        x = squares[one_each(codes, p.element)].mean(axis=0)
-        found.append(np.add.reduceat(x, np.arange(0, columns, c)))
-    with np.errstate(divide="ignore"):
-        return chosen, 0.5 * np.log2(np.array(found))
-
-
-def residue(p: Packed, levels: tuple[np.ndarray, np.ndarray]) -> tuple[float, int]:
-    """Returns the sum of squares of blocks' levels beside rows and columns, its degrees of freedom.
-
-    A block's level is the logarithm of its root mean square, that of the scale plus that of the
-    codes. A block whose largest number is an outlier has a large scale and small codes: the sum
-    varies less than scales and codes of different blocks.
-    """
-    chosen, of_codes = levels
-    with np.errstate(all="ignore"):
-        x = of_codes + np.log2(p.factors()[chosen].astype(np.float64))
-    valid = np.isfinite(x)
-    weights = np.maximum(valid, 1e-9)
-    x = np.where(valid, x, 0)
-    for axis in (1, 0) * 3:  # with gaps the two effects aren't orthogonal
-        mean = np.sum(x * weights, axis=axis, keepdims=True) / np.sum(
-            weights, axis=axis, keepdims=True)  # fmt: skip
-        x = np.where(valid, x - mean, 0)
-    return float(np.sum(x * x)), max(0, int(valid.sum()) - sum(x.shape) + 1)
 
 
 def is_uniform(codes: np.ndarray, p: Packed) -> bool:

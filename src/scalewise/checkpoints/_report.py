@@ -23,10 +23,8 @@ class Fault(enum.StrEnum):
     WRONG_BLOCK = "scale of the wrong block"
     NUMBER = "E8M0 byte read as a number"
     BIAS = "E8M0 with a wrong bias"
-    ROUNDED = "float32 scales rounded to E8M0"
     MISSING = "scale missing"
     NIBBLES = "nibbles swapped"
-    NEGATIVE_ZERO = "zero coded as -0"
     UNEQUAL = "unequal global scales"
     TENSOR_MISSING = "tensor missing"
     TENSOR_STALE = "tensor stale"
@@ -87,7 +85,6 @@ class CastReport(CheckpointReport):
     layout: str
     records: list[Json]  # one for each tensor, with a loss where numbers were rounded
     dropped: list[str]  # scales of activations that the new layout has no place for
-    resumed: int = 0  # tensors that an earlier run had written
     derived = ("sqnr",)
 
     @property
@@ -112,8 +109,6 @@ class CastReport(CheckpointReport):
         if self.dropped:
             found.append("scales of activations left out, since they belong to the old layout: "
                          f"{first_of(self.dropped)}")  # fmt: skip
-        if self.resumed:
-            found.append(f"kept of a run that ended early: {counted(self.resumed, 'tensor')}")
         return found
 
     def tables(self, *, everything: bool = True) -> list[Rows]:
@@ -121,12 +116,9 @@ class CastReport(CheckpointReport):
         rows = []
         for r in lost:
             x = r["loss"]
-            at, sqnr = x["worst"] or ("", math.nan)
             rows.append((r["name"], r["to"], str(r["size"]), _db(x["sqnr"]), str(x["saturated"]),
-                         str(x["flushed"]), f"{x['largest']:.3g}",
-                         f"{at} {_db(sqnr)}" if at else ""))  # fmt: skip
-        heads = ("tensor", "format", "numbers", "SQNR", "saturated", "flushed", "largest error",
-                 "worst block")  # fmt: skip
+                         str(x["flushed"]), f"{x['largest']:.3g}"))  # fmt: skip
+        heads = ("tensor", "format", "numbers", "SQNR", "saturated", "flushed", "largest error")
         kept = [(r["name"], r["to"], r["what"]) for r in self.records if "loss" not in r]
         return [Rows("worst first", heads, rows), Rows("others", ("tensor", "dtype", "what"), kept)]
 

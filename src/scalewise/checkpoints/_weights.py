@@ -16,9 +16,9 @@ from .._types import Json
 from ..formats import E2M1FN
 from ..rounding import EncodedArray
 from ..scaled import ScaledArray, join_parts
-from ._files import Tensor, UnreadableError, check_known
+from ._files import Tensor, UnreadableError
 from ._layouts import Layout, Role
-from ._packed import ELEMENTS, Loss, Packed, from_halves, nibbles, pack_nibbles, values
+from ._packed import ELEMENTS, Loss, Packed, nibbles, pack_nibbles, values
 
 BLOCK_SIZES = (128, 64, 32, 16)
 
@@ -98,7 +98,6 @@ class Weight:
             stored = self.scaled()
             wide = stored.wide_dtype if isinstance(stored, ScaledArray) else np.float32
             return np.asarray(stored.astype(wide)).astype(dtype)
-        check_known(self.parts["codes"])
         x = self.parts["codes"].array()
         dtype = np.dtype(dtype)
         if x.dtype.kind not in "fV" or x.dtype in (np.float64, dtype):
@@ -114,7 +113,6 @@ class Weight:
         """
         if self.layout is not None:
             return _scaled(self.packed, self._flat)
-        check_known(self.parts["codes"])
         arrays: Json = {t.name: t.array() for t in self.parts.values()}
         return join_parts(self.name, self.record, arrays) if self.record else arrays[self.name]
 
@@ -133,8 +131,6 @@ def original_dtype(weight: Weight, config: Mapping[str, Json]) -> np.dtype | Non
 def _packed(weight: Weight) -> Packed:
     layout, parts = weight.layout, weight.parts
     assert layout is not None
-    if layout.family == "gguf":
-        return dataclasses.replace(_from_gguf(parts["codes"]), whole=_whole(weight))
     codes, scale = parts["codes"], parts["scale"].array()
     element = ELEMENTS.get(codes.dtype, E2M1FN)
     raw = codes.bytes.reshape(codes.array().shape)
@@ -259,19 +255,6 @@ def swizzled(scale: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(x).reshape(tiles[0] * 32, tiles[1] * 16)
 
 
-def _from_gguf(codes: Tensor) -> Packed:
-    size, scales, elements = (17, 1, 32) if codes.dtype == "GGUF_MXFP4" else (36, 4, 64)
-    *lead, rows, columns = (1, *codes.shape) if len(codes.shape) == 1 else codes.shape
-    if columns % elements:
-        raise UnreadableError(f"{codes.name!r}: {columns} columns are no multiple of {elements}")
-    raw = codes.bytes.reshape(*lead, rows, columns // elements, size)
-    block = elements // scales
-    bytes_ = raw[..., scales:].reshape(*lead, rows, -1)
-    scale = raw[..., :scales].reshape(*lead, rows, -1)
-    kind = "e8m0" if scales == 1 else "ue4m3"
-    return Packed(from_halves(bytes_, block), E2M1FN, scale, kind, (1, block))
-
-
 def _scaled(packed: Packed, flat: bool) -> ScaledArray:
     *lead, rows, columns = packed.stored_shape
     codes, scale = packed.codes, packed.scale
@@ -286,10 +269,7 @@ def _scaled(packed: Packed, flat: bool) -> ScaledArray:
     axis = len(lead) + (0 if packed.transposed else 1)
     if flat:
         codes, scale, axis = codes[0], scale[0], 0
-    if packed.kind == "ue4m3":
-        scale = np.where(scale & 127 == 127, 0, scale & 127).astype(np.uint8)
     dtypes = {"e8m0": ml_dtypes.float8_e8m0fnu, "e4m3fn": ml_dtypes.float8_e4m3fn}
-    dtypes["ue4m3"] = dtypes["e4m3fn"]
     if packed.kind in dtypes:
         scale = np.ascontiguousarray(scale).view(dtypes[packed.kind])
     stored: jax.Array | ScaledArray = jnp.asarray(scale)

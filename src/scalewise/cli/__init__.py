@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from ._checkpoints import cast, check, diff, inspect
+from ._checkpoints import cast, check, inspect
 from ._command import add, run
 from ._formats import formats, recipes
 from ._functions import audit, compare_programs, plan, record
-from ._training import compare, train
+from ._training import compare
 
 HELP = {"help_option_names": ["--help", "-h"]}
 app = typer.Typer(
@@ -25,17 +25,14 @@ for command in (
     plan,
     record,
     compare_programs,
-    diff,
     compare,
     cast,
     check,
     formats,
     recipes,
+    inspect,
 ):
     add(app, command)
-ANY = {"ignore_unknown_options": True, "allow_extra_args": True}
-add(app, inspect, context_settings={"ignore_unknown_options": True})
-add(app, train, hidden=True, add_help_option=False, context_settings=ANY)
 
 
 def _version(wanted: bool) -> None:

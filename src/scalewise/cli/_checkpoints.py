@@ -1,6 +1,5 @@
-"""`scalewise inspect`, `diff`, `check` and `cast`: checkpoints, numbers."""
+"""`scalewise inspect`, `check` and `cast`."""
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,10 +8,8 @@ from typing import Any
 import typer
 
 from .._output import TargetError, check_source, writable
-from ._command import refusal, shown, unused
-from ._formats import show_numbers
+from ._command import refusal, shown
 
-FILES = (".safetensors", ".gguf")
 PAGES = (".html", ".json")  # of reports of checkpoints
 
 
@@ -26,7 +23,7 @@ def progress(*paths: Path) -> Iterator[Callable[[Any, int], None]]:
         f.stat().st_size
         for path in paths
         for f in (path.iterdir() if path.is_dir() else [path])
-        if f.suffix in FILES
+        if f.suffix == ".safetensors"
     )
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -38,37 +35,17 @@ def progress(*paths: Path) -> Iterator[Callable[[Any, int], None]]:
         yield told
 
 
-def _is_checkpoint(path: Path) -> bool:
-    return path.is_dir() or path.name.endswith((*FILES, ".index.json"))
-
-
 def inspect(
-    what: list[str],
-    *,
-    fmt: str = "fp32",
-    out: list[Path] | None = None,
-    json: bool = False,
-    everything: bool = False,
+    path: Path, *, out: list[Path] | None = None, json: bool = False, everything: bool = False
 ) -> None:
-    """Describe a checkpoint: layout, formats, bytes, scales; or show numbers in a format.
+    """Describe a checkpoint: layout, formats, bytes, scales.
 
     Args:
-        what (WHAT): A checkpoint; or numbers, or codes such as 0x3c00 or 0b1010.
-        fmt (--format NAME): The format to show numbers in.
+        path (PATH): A checkpoint.
 
     Example:
-        scalewise inspect 0.1 0x3c00 --format fp16
+        scalewise inspect model-nvfp4
     """
-    with refusal(ValueError):
-        for text in what:
-            if text.startswith("--"):  # Typer lets unknown ones through, for negative numbers
-                raise ValueError(f"there is no option {text.partition('=')[0]}")
-    path = Path(what[0])
-    of_file = os.sep in what[0] or _is_checkpoint(path) or path.exists()
-    if len(what) > 1 or not of_file:
-        with refusal(ValueError):
-            unused({"out": out, "json": json, "all": everything}, "checkpoints")
-        return show_numbers(what, fmt)
     with refusal(ValueError):
         _checkpoint(path)
         check_reports(out)
@@ -77,40 +54,6 @@ def inspect(
         with progress(path) as told:
             report = checkpoints.inspect(path, told)
         shown(report, out, json, everything=everything)
-
-
-def diff(
-    before: Path,
-    after: Path,
-    *,
-    out: list[Path] | None = None,
-    tolerance: float = 0.0,
-    json: bool = False,
-    everything: bool = False,
-) -> None:
-    """Compare two checkpoints in value.
-
-    Exits with 1 if an array differs by more than the tolerance, or isn't in both.
-
-    Args:
-        before (BEFORE): A checkpoint.
-        after (AFTER): Another one.
-        tolerance (ERROR >= 0.0): The relative error of an array that counts as equal.
-
-    Example:
-        scalewise diff model model-nvfp4 --tolerance 0.12
-    """
-    with refusal(ValueError):
-        for path in (before, after):
-            _checkpoint(path)
-        check_reports(out)
-        from .. import checkpoints  # JAX takes a second to import: not for --help
-
-        with progress(before, after) as told:
-            report = checkpoints.diff(before, after, tolerance=tolerance, told=told)
-        shown(report, out, json, everything=everything)
-    if not report:
-        raise typer.Exit(1)
 
 
 def check(
@@ -145,8 +88,8 @@ def check(
 
 
 def _checkpoint(path: Path) -> Path:
-    if not _is_checkpoint(_there(path)):
-        raise ValueError(f"{path} is no checkpoint; expected a folder, .safetensors or .gguf")
+    if not (_there(path).is_dir() or path.name.endswith((".safetensors", ".index.json"))):
+        raise ValueError(f"{path} is no checkpoint; expected a folder or .safetensors")
     return path
 
 
@@ -171,40 +114,32 @@ def cast(
     layout: str | None = None,
     keep: str | None = None,
     tensors: list[str] | None = None,
-    writer: str | None = None,
     scales: str = "amax",
     strategy: str | None = None,
     no_fuse: bool = False,
-    powers_of_two: bool = False,
     requantise: bool = False,
     unscaled: bool = False,
     reports: list[Path] | None = None,
     json: bool = False,
     everything: bool = False,
-    rounding: str = "nearest_even",
 ) -> None:
     """Cast a checkpoint to a format, tensor by tensor, and report the error.
-
-    A run that was killed continues when it is called again.
 
     Args:
         data (PATH): A checkpoint, a file or a folder.
         fmt (--to --format NAME): The format to cast to.
         out (PATH): A new file or folder. Default: the input's name and the format's.
-        layout (NAME): The package's layout to write: compressed-tensors, modelopt, torchao,
-            deepseek, gpt-oss, plain or scalewise. Default: scalewise.
+        layout (NAME): The package's layout to write: compressed-tensors, modelopt, deepseek,
+            gpt-oss, plain or scalewise. Default: scalewise.
         keep (PATTERN): A regular expression of wide tensors that stay wide.
         tensors (RULE): PATTERN=FORMAT or PATTERN=keep, tried before --keep; may be given again.
-        writer (NAME): The package whose bytes are written, where packages differ.
-        scales (NAME): The choice of scales: amax, least_squares, four_over_six or mse.
+        scales (NAME): The choice of scales: amax, four_over_six or mse.
         strategy (NAME): What shares an FP8 scale: channel, tensor or block (128 x 128). Default:
             channel.
         no_fuse: Give each of q, k and v its own NVFP4 tensor scale.
-        powers_of_two: Round DeepSeek's scales up to powers of two.
         requantise: Round again what is quantised already.
         unscaled: Take FP8 without scales as the numbers themselves.
         reports (--report FILE): A file to write the report to, .html or .json; may be given again.
-        rounding (NAME): The rounding mode: nearest_even, toward_zero, to_odd, ...
 
     Example:
         scalewise cast model --to nvfp4 --layout modelopt --out model-nvfp4
@@ -226,10 +161,9 @@ def cast(
         options: dict[str, Any] = {} if keep is None else {"keep": keep}
         with progress(data) as told:
             found = checkpoints.cast(
-                data, fmt, out=target, layout=layout, rules=rules, writer=writer,
+                data, fmt, out=target, layout=layout, rules=rules,
                 scales=scales, strategy=strategy, fuse=not no_fuse,  # pyright: ignore
-                powers_of_two=powers_of_two, requantise=requantise, unscaled_fp8=unscaled,
-                rounding=rounding, told=told, **options,  # pyright: ignore
+                requantise=requantise, unscaled_fp8=unscaled, told=told, **options,
             )  # fmt: skip
         shown(found, reports, json, everything=everything)
 

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand
 
 from .._extras import MissingPackageError
-from .._output import TargetError, rescue_folder, sentence
+from .._output import TargetError, sentence
 from .._output import check_target as check_file
 from .._user_file import function_file
 
@@ -153,15 +153,13 @@ def shown(report: Any, paths: Sequence[Path] | None, json: bool = False, **optio
 
 
 def _saved(report: Any, path: Path) -> Path | None:
-    """Writes the report; where that fails, to a temporary folder, since it took minutes to make."""
+    """Writes the report, or tells why that fails: it is printed in any case."""
     try:
         return report.save(path)
     except (OSError, TargetError) as error:
         tell(sentence(error) if isinstance(error, OSError) else str(error))
-    except Exception as error:  # whatever fails, the report is printed
+    except Exception as error:
         tell(f"{path} is not written: {type(error).__name__}: {error}")
-    with suppress(Exception), rescue_folder() as folder:
-        tell(f"the report is in {report.save(folder / path.name)} instead")
     return None
 
 
@@ -193,7 +191,7 @@ class _Command(TyperCommand):
         super().format_options(ctx, formatter)
 
 
-def add(app: typer.Typer, command: Callable[..., None], **settings: Any) -> None:
+def add(app: typer.Typer, command: Callable[..., None]) -> None:
     """Registers a function as the subcommand of its name.
 
     A line of ``Args`` in its docstring, or of :data:`SHARED`, is ``name (--option METAVAR >= 1):
@@ -220,4 +218,4 @@ def add(app: typer.Typer, command: Callable[..., None], **settings: Any) -> None
         command.__annotations__[name] = Annotated[hints[name], info]
     epilog = f"\b\nExample:\n  {example}" if example else None
     name = command.__name__.replace("_", "-")
-    app.command(name, cls=_Command, help=text, epilog=epilog, **settings)(command)
+    app.command(name, cls=_Command, help=text, epilog=epilog)(command)

@@ -1,22 +1,18 @@
-"""`scalewise formats` and `recipes`: catalogues; and numbers in a format."""
+"""`scalewise formats` and `recipes`: catalogues."""
 
 from __future__ import annotations
 
-import math
-from decimal import Decimal
-from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from .._output import print_rows
 from ._command import refusal
 
 if TYPE_CHECKING:
-    from ..formats import Format
+    pass
 
 
 def formats(*, device: str | None = None) -> None:
@@ -81,82 +77,6 @@ def _show_device(name: str) -> None:
         " bytes, computed wide; emulated: stored as integer codes, computed wide",
         soft_wrap=True,
     )
-    _show_units(console, device.name)
-
-
-def _show_units(console: Console, device: str) -> None:
-    from ..devices import UNITS, architecture_of
-
-    try:
-        architecture = architecture_of(device)
-    except ValueError as error:
-        console.print(str(error).partition(";")[0], soft_wrap=True)
-        return
-    rows = []
-    for unit in UNITS:
-        if unit.architecture == architecture:
-            kept = "-" if unit.fraction_bits is None else str(unit.fraction_bits)
-            operands = " x ".join(dict.fromkeys((unit.left.name, unit.right.name)))
-            row = (operands, unit.instruction, str(unit.terms), kept, unit.result.name)
-            rows.append((*row, unit.method.replace("_", " "), unit.source))
-    heads = ("operands", "instruction", "terms", "kept bits", "result", "adds", "source")
-    console.print("\nHow the matrix units add products (terms: added by one step; kept bits: of a")
-    console.print("term, below the largest exponent; docs/concepts/matrix-units.md):")
-    print_rows(console, heads, rows, right=("terms", "kept bits"))
-
-
-def show_numbers(numbers: list[str], fmt: str) -> None:
-    """Prints numbers in a format: bits, formula, exact value, neighbours, rounding error."""
-    from .._resolve import as_format
-
-    console = Console(highlight=False, soft_wrap=True)  # numbers are not wrapped
-    with refusal(ValueError):
-        f = as_format(fmt, "--format")
-        parsed = [(text, *_parse(text, f)) for text in numbers]
-    for text, code, given in parsed:
-        _show(console, f, text, code, given)
-
-
-def _parse(text: str, fmt: Format) -> tuple[int, Fraction | None]:
-    """Returns the code, and the exact number if a number was given."""
-    is_code = text.lower().lstrip("+").startswith(("0x", "0b"))
-    try:
-        code, value = (int(text, 0), 0.0) if is_code else (0, float(text))
-    except ValueError:
-        raise ValueError(f"{text!r} is no number and no code such as 0x3c00") from None
-    if is_code:
-        if not 0 <= code < 1 << fmt.bits:
-            raise ValueError(
-                f"code {text} is beyond {fmt.name}'s {fmt.bits} bits; "
-                f"expected 0 to {(1 << fmt.bits) - 1:#x}"
-            )
-        return code, None
-    # The number goes through float64 on its way to the format; the error shown is against the
-    # decimal number itself. (Fraction("1e-999999999") would not end.)
-    exact = None if not math.isfinite(value) else Fraction(text) if value else Fraction(0)
-    return int(fmt.encode(value)), exact
-
-
-def _show(console: Console, fmt: Format, text: str, code: int, given: Fraction | None) -> None:
-    from ..formats import fields_of, next_down, next_up
-
-    fields = fields_of(fmt, code)
-    line, value = Text(f"{text} in {fmt.name}: "), fields.value
-    colours = ("red", "green", "blue") if fmt.signed else ("green", "blue")
-    for part, colour in zip(str(fields).split(), colours, strict=False):
-        line.append(f"{part} ", style=colour)
-    console.print(line.append(f" ({code:#0{2 + -(-fmt.bits // 4)}x})"))
-    if not math.isfinite(value):
-        console.print(f"  value      {value}")
-        return
-    console.print(f"  formula    {fields.formula.replace('*', '×')}")
-    exact = f"{Decimal(value):f}"
-    console.print(f"  value      {exact if len(exact) <= 60 else f'{Decimal(value):.50e}'}")
-    console.print(f"  neighbours {next_down(fmt, value)!r}  {next_up(fmt, value)!r}")
-    if given is not None:
-        error = Fraction(value) - given
-        relative = "" if given == 0 else f"  relative {float(abs(error / given)):.3g}"
-        console.print(f"  error      {float(error):.6g}{relative}" if error else "  error      0")
 
 
 def recipes(name: str | None = None) -> None:

@@ -145,21 +145,17 @@ def _of_torch(target: str, low: Any, args: str | None, seed: int, options: Any) 
     return st.audit(loaded.model, loaded.args, loaded.kwargs, low=low, **options)
 
 
-EXPORTS = ("python", "compressed-tensors", "modelopt")
+EXPORTS = ("python", "compressed-tensors")
 
 
 def plan(
     target: str,
     *,
     bits: float | None = None,
-    size: float | None = None,
-    seconds: float | None = None,
     error: float | None = None,
-    device: str | None = None,
     objective: str = "auto",
     fmt: list[str] | None = None,
-    activation: list[str] | None = None,
-    result: list[str] | None = None,
+    activation: str | None = None,
     export: str | None = None,
     args: str | None = None,
     seed: int = 0,
@@ -168,20 +164,15 @@ def plan(
     """Find the formats of a function that change its results least, at a given cost.
 
     Args:
-        bits: The mean bits of a weight, or of a result (with --result).
-        size (--bytes): The bytes of all of them, instead.
-        seconds: A bound of the products' time on --device, instead.
-        error: The objective's limit; the fewest bits that keep it.
-        device: A device, as scalewise formats lists them.
+        bits: The mean bits of a weight.
+        error: Instead, the objective's limit; the fewest bits that keep it.
         objective (NAME): What is kept small: kl (of logits), loss, error (of all results), or
             auto.
         fmt (--format NAME): A format of weights; may be given again. Default: nvfp4,
-            mxfp8_e4m3, bf16, or none of them with --result.
-        activation (NAME): A format of activations; may be given again. weights: the weight's
-            own. Default: unrounded.
-        result (NAME): A format of results of all operations; may be given again. Default:
+            mxfp8_e4m3, bf16.
+        activation (NAME): The format of activations. weights: the weight's own. Default:
             unrounded.
-        export (NAME): Print it as python, compressed-tensors or modelopt as well.
+        export (NAME): Print it as python or compressed-tensors as well.
 
     Example:
         scalewise plan model.py:logits --bits 6 --objective kl --args example
@@ -192,25 +183,16 @@ def plan(
             raise ValueError(f"--export is {export!r}; expected one of {', '.join(EXPORTS)}")
     # JAX takes a second to import: not for --help
     from scalewise.auditing import writable
-    from scalewise.planning import Budget
     from scalewise.planning import plan as planned
 
-    choice = {
-        "formats": tuple(fmt) if fmt else None,
-        "activations": "weights" if activation == ["weights"] else tuple(activation or (None,)),
-        "results": tuple(result or ()),
-    }
+    options: dict[str, Any] = {"objective": objective, "activations": activation}
+    options |= {"formats": tuple(fmt)} if fmt else {}
     with refusal(ValueError, TypeError):
-        if bits is size is seconds is error is None:
-            raise ValueError(
-                "plan: expected a budget: --bits 6 (the mean bits of a weight), --bytes, --seconds "
-                "with --device, or --error"
-            )
-        budget = Budget(bits=bits, bytes=size, seconds=seconds, error=error, device=device)
+        if (bits is None) == (error is None):
+            raise ValueError("plan: expected --bits 6 (the mean of a weight) or --error")
     found = computed(
-        lambda f: planned(f, budget, objective=objective, **choice),  # pyright: ignore[reportArgumentType]
-        target, args, seed, out, writable,
-    )  # fmt: skip
+        lambda f: planned(f, bits, error=error, **options), target, args, seed, out, writable
+    )
     if export is not None:
         with refusal(ValueError):
             made = getattr(found, export.replace("-", "_"))()

@@ -1,4 +1,4 @@
-"""`scalewise compare`: trains a program by several methods; `train` says what has its place."""
+"""`scalewise compare`: trains a program by several methods."""
 
 import signal
 import time
@@ -9,7 +9,7 @@ import typer
 
 from .._output import sentence
 from .._user_file import InputError
-from ._command import FAILED, UNUSABLE, check_program, refusal, tell
+from ._command import FAILED, check_program, refusal, tell
 
 
 def compare(
@@ -74,12 +74,3 @@ def _new_folder(out: Path | None) -> Path:
     base = f"runs/{time.strftime('%Y-%m-%dT%H-%M-%S')}"
     names = (Path(base + (f"-{n}" if n > 1 else "")) for n in count(1))
     return next(name for name in names if not name.exists())
-
-
-def train() -> None:
-    """Says what has the place of `scalewise train`."""
-    tell(
-        "there is no `scalewise train`: copy examples/train.py, a loop with loss scaling and "
-        "checkpoints, and run `python train.py gpt --policy c=f16 --out runs/a`"
-    )
-    raise typer.Exit(UNUSABLE)

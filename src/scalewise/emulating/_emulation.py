@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._check import checked
-from .._decorator import Params, Result, as_decorator
+from .._decorator import Params, Result
 from .._jax import ShapedArray
 from .._resolve import as_format
 from ..devices import MatrixUnits, MatrixUnitsLike, matrix_units
@@ -269,7 +269,6 @@ def _is_drawn(equation: Equation, floats: Sequence[Value]) -> bool:
     return drawn and all(isinstance(x, WideDraw | Constant) for x in floats)
 
 
-@as_decorator
 @checked
 def emulate(
     f: Callable[Params, Result],

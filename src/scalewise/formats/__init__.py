@@ -27,7 +27,6 @@ from ._catalogue import format as format
 from ._catalogue import p3109 as p3109
 from ._format import Format as Format
 from ._neighbours import bits as bits
-from ._neighbours import next_down as next_down
 from ._neighbours import next_up as next_up
 from ._neighbours import ulp as ulp
 from ._roundings import ROUNDINGS as ROUNDINGS
@@ -58,7 +57,6 @@ __all__ = [
     "BlockFormat",
     "bits",
     "block_format",
-    "next_down",
     "next_up",
     "p3109",
     "ulp",
@@ -90,6 +88,5 @@ from ._catalogue import FormatName as FormatName
 from ._codes import SATURATE as SATURATE
 from ._codes import check_codes as check_codes
 from ._codes import check_saturate as check_saturate
-from ._neighbours import fields_of as fields_of
 from ._roundings import Rest as Rest
 from ._roundings import rounding_mode as rounding_mode

@@ -43,27 +43,6 @@ def next_up(fmt: FormatSpec, x: AnyFloat) -> float:
 
 
 @checked
-def next_down(fmt: FormatSpec, x: AnyFloat) -> float:
-    """Returns the largest number of the format below ``x``, as IEEE 754's nextDown.
-
-    That is ``-next_up(-x)`` in a signed format. In an unsigned format without a number below
-    ``x``, it is NaN.
-
-    Example:
-        >>> from scalewise.formats import E5M2
-        >>> next_down(E5M2, 1.0), next_down(E5M2, 0.0) == -(2.0**-16)
-        (0.875, True)
-    """
-    fmt = format_(fmt)
-    if math.isnan(x):
-        return x
-    if fmt.signed:
-        return -next_up(fmt, -x)
-    below = _below(fmt, x) if x > 0 else None
-    return math.nan if below is None else below
-
-
-@checked
 def ulp(fmt: FormatSpec, x: AnyFloat) -> float:
     """Returns the spacing of the format's numbers in the binade of ``x`` (Goldberg's ulp).
 
@@ -163,11 +142,7 @@ def bits(x: AnyFloat, fmt: FormatSpec = "fp32") -> Bits:
         (1 00000 0000000001  -2^-14 * (0 + 1/1024) = -5.9604644775390625e-8, '0 11111 00')
     """
     fmt = format_(fmt)
-    return fields_of(fmt, int(fmt.encode(x)))
-
-
-def fields_of(fmt: Format, code: int) -> Bits:
-    width = fmt.exponent_bits + fmt.mantissa_bits
+    code, width = int(fmt.encode(x)), fmt.exponent_bits + fmt.mantissa_bits
     fraction = code & ((1 << fmt.mantissa_bits) - 1)
     exponent = (code & ((1 << width) - 1)) >> fmt.mantissa_bits
     return Bits(fmt, code, code >> width if fmt.signed else None, exponent, fraction)

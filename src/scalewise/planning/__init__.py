@@ -1,6 +1,5 @@
 """Plans: which format for each product of a program, at a given cost, and what it changes."""
 
-from ._budget import Budget as Budget
 from ._plan import plan as plan
 from ._result import Plan as Plan
 from ._rollouts import rollouts as rollouts

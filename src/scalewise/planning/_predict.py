@@ -3,26 +3,99 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..autoscaling import Boundaries, Operand, Operands, Role, Setup, between_activations, load
-from ..formats import Format
-from ..interpret import Applied, Argument, Equation, Program, State, Value, run
+from ..auditing import kl
+from ..autoscaling import Boundaries, Operand, Operands, Role, Setup, between_activations
+from ..interpret import Argument, Equation, Program, run
 from ..primitives import params
-from ..rounding import round_to
-from ..scalifying import Memo, ScaledValue, materialize
-from ._budget import WORST, Objective
-from ._sites import WIDE, Part, float_results
+from ..scalifying import Memo, ScaledValue
+from ._sites import WIDE, float_results
+
+ObjectiveName = Literal["auto", "kl", "loss", "error"]
+WORST = 1e30  # in place of an objective that isn't finite: sums of it and others stay numbers
+Outputs = Sequence[jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """A number that grows with what a plan changes."""
+
+    words: str  # what the number is, for people
+    measure: Callable[[Outputs, Outputs], jax.Array]  # of the reference's outputs and a plan's
+    # Random cotangents of the outputs whose second moment is the Hessian, where the gradient is
+    # zero; None to differentiate twice.
+    probe: Callable[[jax.Array, Outputs], list[jax.Array]] | None
+    root: bool = False  # whether people read its square root
+
+    def shown(self, x: float) -> float:
+        x = x if abs(x) < WORST else math.copysign(math.inf, x)
+        return max(x, 0.0) ** 0.5 if self.root else x
+
+
+def objective(name: str, outputs: Sequence[jax.ShapeDtypeStruct]) -> Objective:
+    scalars = [i for i, x in enumerate(outputs) if x.shape == ()]
+    if not outputs:
+        raise ValueError("plan: the function returns no floats, so that no error can be measured")
+    if name == "auto":
+        name = "loss" if len(outputs) == 1 and scalars else "error"
+    if name == "loss":
+        if len(scalars) != 1:
+            count = len(scalars)
+            raise ValueError(f"plan: objective='loss' needs one output without axes, not {count}")
+        change = lambda a, b: (b[scalars[0]] - a[scalars[0]]).astype(jnp.float32)  # noqa: E731
+        return Objective("change of the loss", change, None)
+    if name == "kl":
+        wide = [i for i, x in enumerate(outputs) if x.ndim and x.shape[-1] > 1]
+        if len(outputs) != 1 or not wide:
+            shapes = ", ".join(str(tuple(x.shape)) for x in outputs)
+            raise ValueError(f"plan: objective='kl' needs logits, one output; there are {shapes}")
+        return Objective("KL divergence, in nats", lambda a, b: kl(a[0], b[0]).mean(), _kl_probe)
+    return Objective("relative error of the outputs", _error, _error_probe, root=True)
+
+
+def _kl_probe(key: jax.Array, reference: Outputs) -> list[jax.Array]:
+    """The Hessian at the reference is Fisher's, diag(p) - p p^T for each position."""
+    (z,) = reference
+    p = jax.nn.softmax(z.astype(jnp.float32))
+    root, normal = jnp.sqrt(p), jax.random.normal(key, z.shape)
+    v = root * normal - p * jnp.sum(root * normal, axis=-1, keepdims=True)
+    return [(v / (z.size // z.shape[-1]) ** 0.5).astype(z.dtype)]
+
+
+LEAST = 1e-30  # of an output's sum of squares: the error of one that is zero is relative to this
+
+
+def _squares(x: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.square(x.astype(jnp.float32)))
+
+
+def _error(reference: Outputs, outputs: Outputs) -> jax.Array:
+    pairs = zip(reference, outputs, strict=True)
+    parts = [_squares(b - a) / jnp.maximum(_squares(a), LEAST) for a, b in pairs]
+    return jnp.stack(parts).mean()
+
+
+def _error_probe(key: jax.Array, reference: Outputs) -> list[jax.Array]:
+    keys = jax.random.split(key, len(reference))
+    return [
+        (jax.random.normal(k, x.shape) * (2 / (len(reference) * size)) ** 0.5).astype(x.dtype)
+        for k, x in zip(keys, reference, strict=True)
+        for size in [jnp.maximum(_squares(x), LEAST)]
+    ]
+
 
 EXCHANGED: Mapping[Role, Role] = {
     "weight": "activation", "activation": "weight", "gradient": "gradient",
 }  # fmt: skip
-Columns = Mapping[tuple[int, Part], Mapping[Operand, int]]
+Columns = Mapping[tuple[int, Role], Mapping[Operand, int]]
 """By site and role of an operand, its possible settings and their indices in the vector."""
 Index = Mapping[tuple[int, ...], int]
 """The site of each equation by its path."""
@@ -33,7 +106,6 @@ class _Perturbed(Operands):
     """Adds a share of each possible rounding's error to what is rounded; see :class:`Plans`."""
 
     index: Index = dataclasses.field(default_factory=dict)
-    results: Index = dataclasses.field(default_factory=dict)
     columns: Columns = dataclasses.field(default_factory=dict)
     swapped: frozenset[tuple[int, ...]] = frozenset()
     theta: jax.Array | None = None
@@ -52,22 +124,6 @@ class _Perturbed(Operands):
                 value = self._perturbed(value, settings, own)
             changed.append(value)
         return super().operands(equation, changed)
-
-    def after(
-        self, state: State, equation: Equation, inputs: Sequence[Value], outs: list[Value]
-    ) -> Applied:
-        settings = self.columns.get((self.results.get(equation.path, -1), "result"), {})
-        return state, [self._result(load(y), settings) for y in outs] if settings else outs
-
-    def _result(self, value: Value, settings: Mapping[Operand, int]) -> Value:
-        if not isinstance(value, ScaledValue) or value.constant_value is not None:
-            return value
-        x = materialize(value)
-        still, moved = lax.stop_gradient(x), x
-        for setting, column in settings.items():
-            assert isinstance(setting.format, Format)
-            moved = self._moved_by(column, moved, still, round_to(still, setting.format))
-        return dataclasses.replace(value, data=moved, exponent=0, memo=Memo())
 
     def _perturbed(
         self, value: ScaledValue, settings: Mapping[Operand, int], axes: tuple[int, ...]
@@ -93,15 +149,14 @@ class _Perturbed(Operands):
 class Plans:
     """A program under each possible plan, as one function of a vector, which JAX differentiates.
 
-    An operand or a result ``x`` is replaced by ``x + sum(theta[c] * (rounded_c(x) - x))`` over its
+    An operand ``x`` is replaced by ``x + sum(theta[c] * (rounded_c(x) - x))`` over its
     possible settings ``c``. At zero that is the program itself, where one element for each of them
     is 1 it is the program under a plan. The derivative with respect to ``theta[c]`` is the gradient
     times the rounding's own error, summed over all elements, uses and iterations of loops.
     """
 
     program: Program
-    index: Index  # of contractions
-    results: Index  # of all equations whose results may be rounded
+    index: Index
     columns: Columns
     swapped: frozenset[tuple[int, ...]]  # the paths of contractions whose roles are exchanged
     size: int  # of the vector
@@ -109,10 +164,10 @@ class Plans:
     def outputs(self, theta: jax.Array, arrays: Sequence[Argument]) -> list[jax.Array]:
         """Returns the outputs that are floats, for shares of each rounding's error."""
         operands = _Perturbed(
-            Setup(WIDE), index=self.index, results=self.results, columns=self.columns,
-            swapped=self.swapped, theta=theta,
+            Setup(WIDE), index=self.index, columns=self.columns, swapped=self.swapped,
+            theta=theta,
         )  # fmt: skip
-        by = Boundaries(operands, operands.after)
+        by = Boundaries(operands)
         return float_results(self.program, by, run(self.program, by, (), arrays)[1])
 
     @property

@@ -1,41 +1,33 @@
-"""``Plan``: the result of :func:`plan`, as a table, a page, a recipe and other tools' settings."""
+"""``Plan``: the result of :func:`plan`, as a table, a page, a recipe, a config for serving."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from markupsafe import Markup
-
-from .._output import STYLE, Panel, Rows, Tabular, chart_svg, counted, plain, tables_page
+from .._output import Rows, Tabular, counted, plain, tables_page
 from .._types import Json
-from ..autocasting import Policy
-from ..autoscaling import Operand, Products, Recipe
-from ..checkpoints import Layout, Strategy, algorithm_of, writable
+from ..autoscaling import Operand, Products, Recipe, Role
+from ..checkpoints import Layout, Strategy, writable
 from ..checkpoints import compressed_tensors as quantization_groups
 from ..formats import E8M0, BlockFormat
-from ._sites import Part
 
 
 @dataclasses.dataclass(frozen=True)
 class PlanLine:
-    """The formats of the products at one place, or of one primitive's results, and their effect."""
+    """The formats of the products at one place, and their effect."""
 
-    # the places, as ``Recipe.keep`` names them: several, if they share a weight; of results
-    # "exp in loss"
-    name: str
+    name: str  # the places, as ``Recipe.keep`` names them: several, if they share a weight
     function: str  # the user's function that has the line
     primitives: tuple[str, ...]
     weights: tuple[str, ...]  # the paths of the arguments
-    operands: Mapping[Part, Operand | None]  # how they are rounded, by role; None: unrounded
-    bits: float  # the mean of a weight or result
-    elements: int  # how many numbers the weights or results have
+    operands: Mapping[Role, Operand | None]  # how they are rounded, by role; None: unrounded
+    bits: float  # of a weight
+    elements: int  # how many numbers the weights have
     predicted: float  # what these roundings alone do: by the adjoint pass, in a run
     measured: float
     share: float  # of ``measured`` among all lines
-    saturated: float  # of the operands' numbers, the share that was cut off
     note: str  # where first order fails
 
     @property
@@ -47,26 +39,22 @@ class PlanLine:
 
 @dataclasses.dataclass(frozen=True)
 class FrontPoint:
-    """A plan that none beats in both cost and predicted error."""
+    """A plan that none beats in both bits and predicted error."""
 
-    cost: float
+    bits: float
     predicted: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan(Tabular):
-    """The formats of a program's products, and what they cost; :meth:`show` prints them."""
+    """The formats of a program's products, and their bits; :meth:`show` prints them."""
 
     function: str
     objective: str  # what is kept small, in words
-    unit: str  # of the cost, in words
-    cost: float  # bits a weight, bytes or seconds
+    bits: float  # the mean of a weight
     predicted: float  # the objective by the adjoint pass and runs with one or two roundings
     measured: float  # the objective under ``autoscale`` with the plan's recipe
     recipe: Recipe  # rounds the operands that the plan says, and nothing else
-    # For ``autocast``: the same formats of results; None without any, if they aren't FP16 or BF16
-    # alone, or if a run under it exceeds the error (autocast rounds operands, too).
-    policy: Policy | None
     lines: tuple[PlanLine, ...]  # the products by place, in the program's order
     front: tuple[FrontPoint, ...]  # the Pareto front, from the cheapest plan on
     runs: int  # emulated
@@ -74,14 +62,11 @@ class Plan(Tabular):
 
     @property
     def verdict(self) -> str:
-        """One or two sentences: the cost and the objective."""
-        first = (
-            f"{self.function} with {figure(self.cost)} {self.unit}: {self.objective} "
+        """A sentence: the bits and the objective."""
+        return (
+            f"{self.function} with {figure(self.bits)} bits a weight: {self.objective} "
             f"{figure(self.measured)} (predicted {figure(self.predicted)})."
         )
-        if self.policy is not None:
-            first += " autocast with .policy rounds so, too."
-        return first
 
     def python(self) -> str:
         """Returns Python that makes the recipe."""
@@ -114,13 +99,6 @@ class Plan(Tabular):
         """
         return compressed_tensors(self._layers(), rename)
 
-    def modelopt(self, rename: Callable[[str], str] = str) -> dict[str, Json]:
-        """Returns ``quantization`` of Model Optimizer's ``hf_quant_config.json``, with its
-        ``quantized_layers``. Its algorithms ``FP8`` and ``MXFP8`` round activations, too, whatever
-        the plan says of them.
-        """
-        return modelopt(self._layers(), rename)
-
     @property
     def title(self) -> str:
         return f"Formats for {self.function}"
@@ -141,7 +119,6 @@ class Plan(Tabular):
             for x in self.lines
         ]
         own = {"verdict": self.verdict, "recipe": repr(self.recipe), "lines": lines}
-        own["policy"] = self.policy and repr(self.policy)
         return plain(vars(self) | own | {"front": [vars(p) for p in self.front]})
 
     def _layers(self) -> list[Layer]:
@@ -174,35 +151,13 @@ class Plan(Tabular):
             for x in self.lines
         ]
         front = [[figure(x) for x in dataclasses.astuple(p)] for p in self.front]
-        return [Rows("Lines", heads, rows), Rows("Pareto front", (self.unit, "predicted"), front)]
+        of_front = Rows("Pareto front", ("bits a weight", "predicted"), front)
+        return [Rows("Lines", heads, rows), of_front]
 
     def _page(self) -> str:
-        thinned = "" if self.exact else " (thinned out to 16,384 plans on the way)"
-        said = (
-            f"The line is the predicted front{thinned}, the ring is this plan, as measured. The "
-            "recipe is below."
-        )
-        return tables_page(
-            self.title,
-            [self.verdict, said],
-            self.tables(),
-            chart=Markup(self._front_svg()),  # its template escapes names
-            styles=f"<style>{STYLE}</style>",
-            code=self.python(),
-        )
-
-    def _front_svg(self) -> str:
-        """Draws the predicted front as a curve, and this plan as a ring."""
-
-        def points(pairs: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-            return [(cost, math.log10(abs(error))) for cost, error in pairs if error]
-
-        line = points((p.cost, p.predicted) for p in self.front)
-        ring = points([(self.cost, self.measured)])
-        if not (line or ring):
-            return ""
-        panel = Panel(self.objective, self.unit, [line], ring, decades=True)
-        return chart_svg(self.objective, [panel])
+        thinned = "" if self.exact else ", thinned out to 16,384 plans on the way"
+        said = f"The front is as predicted{thinned}. The recipe is below."
+        return tables_page(self.title, [self.verdict, said], self.tables(), code=self.python())
 
 
 def figure(x: float | None) -> str:
@@ -237,29 +192,6 @@ def compressed_tensors(layers: Sequence[Layer], rename: Rename) -> dict[str, Jso
         for (weight, activation), names in kinds.items()
     ]
     return quantization_groups(groups, ignored)
-
-
-def modelopt(layers: Sequence[Layer], rename: Rename) -> dict[str, Json]:
-    each, ignored = {}, []
-    for name, weight, activation in layers:
-        if (weight := _narrow(weight)) is None:
-            ignored.append(rename(name))
-            continue
-        algorithm, narrow = algorithm_of(*_layout("modelopt", weight)), _narrow(activation)
-        if narrow is not None and narrow.format != weight.format:
-            raise ValueError(
-                f"Model Optimizer has no algorithm for weights in {weight.format.name} with "
-                f"activations in {narrow.format.name} ({name}); plan with activations='weights'"
-            )
-        if algorithm["quant_algo"] == "W4A16_NVFP4" and narrow is not None:
-            algorithm["quant_algo"] = "NVFP4"
-        each[rename(name)] = algorithm
-    return {
-        "quant_algo": "MIXED_PRECISION",
-        "kv_cache_quant_algo": None,
-        "exclude_modules": sorted(ignored),
-        "quantized_layers": each,
-    }
 
 
 def _narrow(operand: Operand | None) -> Operand | None:

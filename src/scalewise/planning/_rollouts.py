@@ -148,7 +148,7 @@ def _name(policy: Policy) -> str:
     if policy is None:
         return AS_WRITTEN
     if isinstance(policy, Plan):
-        return f"plan of {figure(policy.cost)} {policy.unit}"
+        return f"plan of {figure(policy.bits)} bits a weight"
     return policy if isinstance(policy, str) else repr(policy)
 
 

@@ -1,23 +1,20 @@
-"""What a plan gives formats to: contractions by place, and results by function and primitive."""
+"""What a plan gives formats to: the contractions of a program, by place."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal
 
 import jax
 import numpy as np
 
 from .._jax import avals_of, jex
-from ..auditing import Origins, Walk, display_name
+from ..auditing import Origins, Walk
 from ..autoscaling import (
     Boundaries,
-    Operand,
     Operands,
     Products,
     Recipe,
@@ -25,16 +22,13 @@ from ..autoscaling import (
     Setup,
     between_activations,
 )
-from ..emulating import is_exact
 from ..formats import FP32
 from ..interpret import (
     CONTRACTIONS,
-    Applied,
     Body,
     Equation,
     Interpretation,
     Program,
-    State,
     Value,
     is_float,
     run,
@@ -42,55 +36,34 @@ from ..interpret import (
 from ..primitives import Family, having, names, params
 from ..scalifying import Place, Places, ScaledValue
 
-Part = Role | Literal["result"]  # what is rounded: an operand of a contraction, or any result
 # rounds nothing, on any device
 WIDE = Recipe(Products.short(None, None), residuals=None, narrow="always")
-RESULT: tuple[Part, ...] = ("result",)  # the roles of a site of results
 # Results that jump where an operand crosses a threshold: first order can't see that.
 COMPARISONS = names(lambda row: row.family is Family.COMPARISON)  # the mask of a relu's gradient
 DISCRETE = having("whole") | having("indexes") | {"approx_top_k", "sign"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Product:
-    """A contraction: what it costs."""
-
-    roles: tuple[Role, Role]  # of its two operands
-    sizes: tuple[int, int, int]  # the numbers of the operands and of the result
-    bits: tuple[int, int, int]  # of a number of each, as the program has it
-    terms: int  # that each number of the result adds up
-    times: int  # how often a run computes it
-
-
-@dataclasses.dataclass(frozen=True)
 class Site:
-    """Equations that get their formats together: the contractions at one place of a program, for
-    their operands, or the equations of one primitive in one function, for their results."""
+    """Contractions whose operands get their formats together: those at one place of a program."""
 
     # The scopes and lines, several for a shared weight; without a number one stands for all
     # contractions there. True where what ``Products`` calls the weight, of two arguments, is the
     # activation.
     places: Mapping[Place, bool]
     primitives: tuple[str, ...]  # their names
-    roles: tuple[Part, ...]  # of their operands, each once
+    roles: tuple[Role, ...]  # of their operands, each once
     weights: tuple[str, ...]  # the paths of these arguments, as ``keystr`` prints them
-    elements: int  # the numbers of these weights, or of the results
+    elements: int  # the numbers of these weights
     bits: int  # of such a number, as the program has it
     swapped: frozenset[tuple[int, ...]]  # the paths of the contractions at such places
-    products: tuple[Product, ...]  # the contractions
     function: str  # the name of the user's function
     discrete: tuple[str, ...] = ()  # where a result jumps: ``"moe.py:80 (top_k)"``
 
     @property
     def name(self) -> str:
-        """The name by which ``Recipe.keep`` finds the place, or the results' primitive."""
-        if self.roles == RESULT:
-            return " in ".join(filter(None, (self.primitives[0], display_name(self.function))))
+        """The name by which ``Recipe.keep`` finds the place."""
         return ", ".join(map(name_of, self.places))
-
-    def counted(self, option: Mapping[Part, Operand | None]) -> Operand | None:
-        """Returns how the numbers are rounded of which a budget counts the bits."""
-        return option.get("result" if self.roles == RESULT else "weight")
 
 
 def name_of(place: Place) -> str:
@@ -107,11 +80,10 @@ class _Found:
 
 @dataclasses.dataclass(frozen=True)
 class _Discovery(Operands):
-    """Records the contractions that are met, the roles of their operands, and all that round."""
+    """Records the contractions that are met, and the roles of their operands."""
 
     found: dict[tuple[int, ...], _Found] = dataclasses.field(default_factory=dict)
     places: Places = dataclasses.field(default_factory=Places)
-    rounding: dict[tuple[int, ...], Equation] = dataclasses.field(default_factory=dict)
 
     def operands(self, equation: Equation, values: Sequence[ScaledValue]):
         attention = between_activations(equation, values)
@@ -120,45 +92,12 @@ class _Discovery(Operands):
         self.found.setdefault(equation.path, _Found(equation, place, (first, second)))
         return super().operands(equation, values)
 
-    def after(
-        self, state: State, equation: Equation, inputs: Sequence[Value], outs: list[Value]
-    ) -> Applied:
-        if any(map(is_float, equation.out_avals)) and not is_exact(equation):
-            self.rounding.setdefault(equation.path, equation)
-        return state, outs
 
-
-Sites = tuple[list[Site], dict[tuple[int, ...], int]]
-
-
-def sites(program: Program) -> tuple[Sites, Sites]:
-    """Returns a program's sites of contractions and of results, both in its order, each with the
-    site of each equation by its path."""
+def sites(program: Program) -> tuple[list[Site], dict[tuple[int, ...], int]]:
+    """Returns a program's sites in its order, and the site of each contraction by its path."""
     discovery = _Discovery(Setup(WIDE))
-    by = Boundaries(discovery, discovery.after)
+    by = Boundaries(discovery)
     jax.eval_shape(lambda arrays: run(program, by, (), arrays)[1], list(program.arrays))
-    return _contractions(program, discovery), _results(discovery)
-
-
-def _results(discovery: _Discovery) -> Sites:
-    groups: dict[tuple[str, str], list[Equation]] = {}
-    for equation in discovery.rounding.values():
-        function = equation.source[2] if equation.source else ""
-        groups.setdefault((equation.name, function), []).append(equation)
-    made, index = [], {}
-    for (primitive, function), own in groups.items():
-        avals = [(a, _times(e)) for e in own for a in e.out_avals if is_float(a)]
-        index |= {e.path: len(made) for e in own}
-        numbers, bits = sum(a.size * n for a, n in avals), max(_bits(a) for a, _ in avals)
-        site = Site(
-            places={}, primitives=(primitive,), roles=RESULT, weights=(), elements=numbers,
-            bits=bits, swapped=frozenset(), products=(), function=function,
-        )  # fmt: skip
-        made.append(site)
-    return made, index
-
-
-def _contractions(program: Program, discovery: _Discovery) -> Sites:
     origins = _Origins(program)
     # a place in whose line the backward pass has contractions, too, can't be told by numbers
     mixed = {
@@ -242,21 +181,9 @@ def _site(group: _Group, origins: _Origins) -> Site:
         weights=tuple(origins.names[i] for i in sizes), elements=sum(sizes.values()),
         bits=max((_bits(origins.avals[i]) for i in sizes), default=FP32.bits),
         swapped=frozenset(group.swapped),
-        products=tuple(_product(x) for x in own), function=source[2] if source else "",
+        function=source[2] if source else "",
         discrete=tuple(origins.behind({x.equation.path for x in own})),
     )  # fmt: skip
-
-
-def _product(x: _Found) -> Product:
-    avals = (*x.equation.in_avals[:2], x.equation.out_avals[0])
-    right = avals[1].shape
-    return Product(
-        roles=x.roles,
-        sizes=(avals[0].size, avals[1].size, avals[2].size),
-        bits=(_bits(avals[0]), _bits(avals[1]), _bits(avals[2])),
-        terms=math.prod(right[a] for a in params.contracted_axes(x.equation)[1]),
-        times=_times(x.equation),
-    )
 
 
 def _bits(aval) -> int:

@@ -5,18 +5,29 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..autoscaling import Operand
+from ..autoscaling import Operand, Role
 from ..interpret import Program
-from ._budget import WORST, Budget, ObjectiveName, Option, bits_of, objective
-from ._predict import Plans, Prediction, Sensitivity, prediction, sensitivity
-from ._sites import Part, Site, sites
+from ._predict import (
+    WORST,
+    ObjectiveName,
+    Plans,
+    Prediction,
+    Sensitivity,
+    objective,
+    prediction,
+    sensitivity,
+)
+from ._sites import Site, sites
 
+# how a site's operands are rounded, None where they aren't
+Option: TypeAlias = Mapping[Role, Operand | None]
 Choice = tuple[int, ...]  # by site, the index of its option
 APART = 1.25  # plans whose predictions differ by less can't be told apart
 TRIED = 12  # neighbours that are run in each round
@@ -28,18 +39,16 @@ class Lists:
     """The settings to choose from, by what they round."""
 
     weight: Sequence[Operand | None]
-    activation: Sequence[Operand | None] | str
-    gradient: Sequence[Operand | None]
-    result: Sequence[Operand | None] = (None,)
+    activation: Sequence[Operand | None] | Literal["weights"] = (None,)
 
     def options(self, site: Site) -> list[Option]:
         tied = self.activation == "weights"
-        own: dict[Part, Sequence[Operand | None]] = {
-            "gradient": self.gradient, "weight": self.weight,
-            "activation": () if isinstance(self.activation, str) else self.activation,
-            "result": [x for x in self.result if bits_of(x, site.bits) < site.bits or x is None],
-        }  # fmt: skip
-        own = {r: x for r, x in own.items() if x and r in site.roles and list(x) != [None]}
+        activations = (None,) if isinstance(self.activation, str) else self.activation
+        own: dict[Role, Sequence[Operand | None]] = {
+            r: x
+            for r, x in (("weight", self.weight), ("activation", activations))
+            if r in site.roles and list(x) != [None]
+        }
         found: list[Option] = []
         for chosen in itertools.product(*own.values()):
             option = dict(zip(own, chosen, strict=True))
@@ -49,8 +58,8 @@ class Lists:
         return found
 
 
-def _roundings(options: Sequence[Sequence[Option]]) -> dict[tuple[int, Part], dict[Operand, int]]:
-    found: dict[tuple[int, Part], dict[Operand, int]] = {}
+def _roundings(options: Sequence[Sequence[Option]]) -> dict[tuple[int, Role], dict[Operand, int]]:
+    found: dict[tuple[int, Role], dict[Operand, int]] = {}
     count = itertools.count()
     for i, some in enumerate(options):
         for role, operand in (item for option in some for item in option.items()):
@@ -58,6 +67,11 @@ def _roundings(options: Sequence[Sequence[Option]]) -> dict[tuple[int, Part], di
             if operand is not None and operand not in own:
                 own[operand] = next(count)
     return found
+
+
+def bits_of(operand: Operand | None, own: float) -> float:
+    """Returns the bits of a number, with its share of scales of blocks; ``own`` if unrounded."""
+    return own if operand is None else min(operand.format.bits_per_element, own)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,18 +91,10 @@ class Space:
     """
 
     def __init__(
-        self, program: Program, budget: Budget, lists: Lists, name: ObjectiveName, seed: int,
-        function: str,
+        self, program: Program, lists: Lists, name: ObjectiveName, seed: int, function: str
     ):  # fmt: skip
-        self.program, self.budget, self.seed, self.function = program, budget, seed, function
-        (products, index), (results, of_results) = sites(program)
-        if list(lists.result) == [None]:
-            results = []
-        elif not any(len(lists.options(site)) > 1 for site in products):
-            products, index = [], {}
-        self.sites = [*products, *results]
-        nouns = (("weight", products), ("result", results))
-        self.noun = " or ".join(noun for noun, own in nouns if own)
+        self.program, self.seed, self.function = program, seed, function
+        self.sites, index = sites(program)
         self.options = [lists.options(site) for site in self.sites]
         if not any(len(some) > 1 for some in self.options):
             raise ValueError(
@@ -97,24 +103,20 @@ class Space:
             )
         roundings = _roundings(self.options)
         swapped = frozenset(path for site in self.sites for path in site.swapped)
-        of_results = {path: i + len(products) for path, i in of_results.items()}
         count = sum(map(len, roundings.values()))
-        self.family = Plans(program, index, of_results, roundings, swapped, count)
+        self.family = Plans(program, index, roundings, swapped, count)
         self.columns = [
             [[roundings[i, r][x] for r, x in o.items() if x is not None] for o in some]
             for i, some in enumerate(self.options)
         ]
         outputs = jax.eval_shape(self.family.outputs, self.family.zero, list(program.arrays))
         self.aim = objective(name, outputs)
-        numbers = sum(site.elements for site in self.sites)
+        numbers = max(1, sum(site.elements for site in self.sites))
+        # what each option adds to the mean bits of a weight
         self.costs = [
-            np.array([budget.cost(s, o, numbers) for o in some])
+            np.array([s.elements * bits_of(o.get("weight"), s.bits) / numbers for o in some])
             for s, some in zip(self.sites, self.options, strict=True)
         ]
-        low, limit = sum(x.min() for x in self.costs), budget.limit
-        if limit is not None and low > limit * (1 + 1e-9):
-            least = f"{low:.4g} {budget.kind}, more than the budget of {limit:.4g}"
-            raise ValueError(f"plan: the cheapest plan of {function} takes {least}")
         # the same compiled function for all plans: XLA fuses another one in another way
         self._outputs, self._measure = jax.jit(self.family.outputs), jax.jit(self.aim.measure)
         self.tried: dict[Choice, Tried] = {}

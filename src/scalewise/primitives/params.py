@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ._row import PRIMITIVES
+from ._table import PRIMITIVES
 
 if TYPE_CHECKING:
     import jax

@@ -5,10 +5,10 @@ from ._encoded import EncodedArray as EncodedArray
 from ._encoded import encode as encode
 from ._encoded import pack as pack
 from ._encoded import unpack as unpack
+from ._round import SATURATION_RULES as SATURATION_RULES
 from ._round import cast as cast
 from ._round import round_to as round_to
-from ._saturation import SATURATION_RULES as SATURATION_RULES
-from ._saturation import saturation as saturation
+from ._round import saturation as saturation
 
 __all__ = ["SATURATION_RULES", "EncodedArray", "decode", "encode", "pack", "unpack"]
 

@@ -4,10 +4,6 @@ from . import scaled_tree as scaled_tree
 from ._array import ScaledArray as ScaledArray
 from ._array import dequantize as dequantize
 from ._array import rebalance as rebalance
-from ._block_scales import FourOverSix as FourOverSix
-from ._block_scales import MsEden as MsEden
-from ._block_scales import Mx as Mx
-from ._block_scales import Quest as Quest
 from ._convert import as_scaled as as_scaled
 from ._convert import asarray as asarray
 from ._convert import dynamic_rescale as dynamic_rescale
@@ -44,9 +40,11 @@ from ._safetensors import save_safetensors as save_safetensors
 from ._scaling import Amax as Amax
 from ._scaling import Delayed as Delayed
 from ._scaling import Fixed as Fixed
+from ._scaling import FourOverSix as FourOverSix
 from ._scaling import LeastSquares as LeastSquares
-from ._scaling import Propagated as Propagated
-from ._scaling import Rms as Rms
+from ._scaling import MsEden as MsEden
+from ._scaling import Mx as Mx
+from ._scaling import Quest as Quest
 from ._scaling import Unit as Unit
 from ._scaling import find_optimal_scaling as find_optimal_scaling
 from ._stored import SqrtStored as SqrtStored
@@ -166,7 +164,6 @@ from ._scaling import Axes as Axes
 from ._scaling import Scales as Scales
 from ._scaling import shown as shown
 from ._stored import State as State
-from ._stored import has_exponent as has_exponent
 from ._stored import is_stored as is_stored
 from ._stored import storage_of as storage_of
 from ._stored import store_array as store_array

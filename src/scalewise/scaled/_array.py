@@ -14,7 +14,7 @@ import dataclasses
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +24,95 @@ from jax.typing import ArrayLike, DTypeLike
 from .._check import checked, checked_names, shown
 from .._jax import ShapedArray, Tracer
 from ..rounding import PACKED_AXIS, EncodedArray, StoredArray, is_packed
-from ._indexing import Index, indexed
-from ._power import exponent_of, ldexp, ldexp_subnormal, power_of_two
+from ._power import ldexp, ldexp_subnormal
+
+Index: TypeAlias = tuple[Any, ...]
+Block: TypeAlias = tuple[int, int] | None
+
+
+def indexed(
+    shape: Sequence[int], block: Block, scale: Sequence[int], index: object
+) -> tuple[Index, Index, Block] | None:
+    """Returns the index of the data with an entry for each axis, that of the scale, and the block.
+
+    Args:
+        shape: of the data.
+        block: (axis, size), the axis counted from the last.
+        scale: the shape of the scale, with as many axes.
+        index: as in ``x[index]``.
+
+    Returns:
+        None for a mask, for a slice that cuts blocks, and for an array of indices at or behind the
+        blocked axis.
+    """
+    entries = _entries(index, len(shape))
+    if entries is None:
+        return None
+    own: list[Any] = []
+    new, axis = None, 0
+    for i, entry in enumerate(entries):
+        if entry is None:
+            own.append(None)
+            continue
+        n, s = shape[axis], scale[axis]
+        if block is not None and axis - len(shape) == block[0]:
+            rest = entries[i + 1 :]
+            arrays = any(_is_array(e) for e in (entry, *rest))
+            part = None if arrays else _of_blocks(entry, n, s, block[1])
+            if part is None:
+                return None
+            own.append(part)
+            if isinstance(entry, slice):
+                new = -1 - sum(e is None or isinstance(e, slice) for e in rest), block[1]
+        else:
+            own.append(_first(entry) if s == 1 else entry)
+        axis += 1
+    return entries, tuple(own), new
+
+
+def _entries(index: object, ndim: int) -> Index | None:
+    """Returns an index with an entry for each axis: None, an integer, a slice or integers."""
+    entries: list[Any] = list(index) if isinstance(index, tuple) else [index]
+    entries = [np.asarray(e) if isinstance(e, list) else e for e in entries]
+    if any(_is_mask(e) for e in entries):
+        return None
+    missing = ndim - sum(e is not None and e is not Ellipsis for e in entries)
+    if missing < 0:
+        return None
+    at = next((i for i, e in enumerate(entries) if e is Ellipsis), len(entries))
+    return (*entries[:at], *[slice(None)] * missing, *entries[at + 1 :])
+
+
+def _is_mask(entry: object) -> bool:
+    if isinstance(entry, bool | np.bool_):
+        return True
+    return isinstance(entry, jax.Array | np.ndarray) and not jnp.issubdtype(
+        entry.dtype, jnp.integer
+    )
+
+
+def _is_array(entry: object) -> bool:
+    return isinstance(entry, jax.Array | np.ndarray) and entry.ndim > 0
+
+
+def _first(entry: Any) -> Any:
+    """Returns an index of the same kind into an axis of length 1."""
+    if isinstance(entry, slice):
+        return slice(None)
+    return np.zeros((1,) * entry.ndim, np.int32) if _is_array(entry) else 0
+
+
+def _of_blocks(entry: Any, n: int, blocks: int, size: int) -> Any:
+    if blocks == 1:
+        return _first(entry)
+    if isinstance(entry, slice):
+        start, stop, step = entry.indices(n)
+        whole = step == 1 and start % size == 0 and (stop % size == 0 or stop == n)
+        return slice(start // size, -(-stop // size)) if whole else None
+    if isinstance(entry, jax.Array):
+        return jnp.where(entry < 0, entry + n, entry) // size
+    return (entry + n if entry < 0 else entry) // size
+
 
 REAL = np.floating, np.integer, np.bool_
 
@@ -51,7 +138,7 @@ def _on_value(operate: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 @checked_names
 @dataclasses.dataclass(frozen=True, eq=False)
 class ScaledArray(StoredArray):
-    """An array stored as ``data * scale``, or as ``data * 2**exponent``.
+    """An array stored as ``data * scale``.
 
     Attributes:
         data: the stored numbers, of any float dtype or an
@@ -63,8 +150,6 @@ class ScaledArray(StoredArray):
             block. It is stored without axes or with as many as data.
         block: None, or (axis, size): one scale per ``size`` consecutive elements along ``axis``;
             the last block may be shorter. The axis is stored counted from the last, as -1.
-        exponent: in place of a scale, int32 exponents of two, which may leave the range of every
-            float dtype; their shape is subject to the same rule. See :meth:`from_exponent`.
         value_dtype: the dtype of the array that this one stands for in a program: a quantized
             bfloat16 weight is bfloat16. None for float32 (float64 for float64 data), which is a
             weak type under :func:`scalewise.autoscale` if the data have at most 8 bits.
@@ -76,10 +161,9 @@ class ScaledArray(StoredArray):
     ``in_axes`` and ``out_axes`` have to be in front of it, others are refused when it is read.
 
     Raises:
-        TypeError: data that aren't an array of real numbers, a scale that isn't of real numbers, or
-            an exponent that isn't of integers.
-        ValueError: both a scale and an exponent, one that doesn't broadcast, a Python number out of
-            the range of :attr:`dtype`, or an invalid block.
+        TypeError: data that aren't an array of real numbers, or a scale that isn't of real numbers.
+        ValueError: a scale that doesn't broadcast, a Python number out of the range of
+            :attr:`dtype`, or an invalid block.
 
     Example:
         >>> import jax.numpy as jnp
@@ -93,7 +177,6 @@ class ScaledArray(StoredArray):
     data: jax.Array | EncodedArray
     scale: jax.Array | EncodedArray | ScaledArray | None = None
     block: tuple[int, int] | None = None
-    exponent: jax.Array | None = None
     value_dtype: np.dtype | None = None
     _one: ClassVar[bool]  # of an instance: whether its scale was made without axes
 
@@ -110,38 +193,27 @@ class ScaledArray(StoredArray):
         stored = isinstance(self.scale, EncodedArray | ScaledArray | jax.ShapeDtypeStruct)
         if self.scale is not None and not stored:
             self._set("scale", as_number("ScaledArray: scale", self.scale, self.wide_dtype))
-        if self.exponent is not None:
-            if self.scale is not None:
-                raise ValueError("ScaledArray: expected a scale or an exponent, not both")
-            given = self.exponent
-            exponent = given if hasattr(given, "dtype") else _as_array(given)
-            if not jnp.issubdtype(exponent.dtype, jnp.integer):
-                raise TypeError(f"ScaledArray: exponent is {exponent.dtype}; expected integers")
-            self._set("exponent", jnp.asarray(exponent, jnp.int32))
         self._check_block()
         if self.block is not None:
             self._set("block", (self.block[0] % self.ndim - self.ndim, int(self.block[1])))
         self._check_shapes()
-        name, factor = self._named_factor
-        self._set("_one", factor is not None and not factor.ndim)
-        if factor is not None and factor.ndim:
-            self._set(name, _with_axes(factor, self.ndim))
+        self._set("_one", self.scale is not None and not self.scale.ndim)
+        if self.scale is not None and self.scale.ndim:
+            self._set("scale", _with_axes(self.scale, self.ndim))
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
-        (data, *factors), static = super().tree_flatten()
-        if _is_known(data):
-            factors = [self._leaf(x, data.ndim) for x in factors]
-        return (data, *factors), (*static, _Same(self._one))
+        (data, scale), static = super().tree_flatten()
+        return (data, self._leaf(scale, data)), (*static, _Same(self._one))
 
-    def _leaf(self, factor: Any, ndim: int) -> Any:
-        if not _is_known(factor) or factor.ndim == ndim:
-            return factor
+    def _leaf(self, scale: Any, data: Any) -> Any:
+        if not (_is_known(data) and _is_known(scale)) or scale.ndim == data.ndim:
+            return scale
         leaf = vars(self).get("_kept")
-        if leaf is None or leaf.ndim != ndim:
-            leaf = _with_axes(factor, ndim)
+        if leaf is None or leaf.ndim != data.ndim:
+            leaf = _with_axes(scale, data.ndim)
             if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer):
                 self._set("_kept", leaf)
         return leaf
@@ -157,40 +229,15 @@ class ScaledArray(StoredArray):
         *own, one = static
         self = super().tree_unflatten(tuple(own), children)
         self._set("_one", bool(one))
-        name, factor = self._named_factor
-        if factor is None or not (_is_known(self.data) and _is_known(factor)):
+        scale = self.scale
+        if scale is None or not (_is_known(self.data) and _is_known(scale)):
             return self
-        if one and factor.ndim and factor.size == 1:
-            self._set(name, _with_axes(factor, 0))
+        if one and scale.ndim and scale.size == 1:
+            self._set("scale", _with_axes(scale, 0))
         elif self.block is not None and not self._fits(self.block):
             fitting = ((a, self.block[1]) for a in range(-self.ndim, 0))
             self._set("block", next(filter(self._fits, fitting), self.block))
         return self
-
-    @classmethod
-    def from_exponent(
-        cls,
-        data: jax.Array | EncodedArray,
-        exponent: ArrayLike,
-        block: tuple[int, int] | None = None,
-    ) -> ScaledArray:
-        """Returns ``data * 2**exponent``.
-
-        Under :func:`scalewise.autoscale` the scalar exponent of an argument follows it to the
-        outputs, without bound.
-
-        Args:
-            data: as in :class:`ScaledArray`.
-            exponent: an integer, or int32 exponents that broadcast as a scale does.
-            block: as in :class:`ScaledArray`.
-
-        Example:
-            >>> x = ScaledArray.from_exponent(jnp.float32(1.5), -200)
-            >>> y = ScaledArray.from_exponent(x.data, x.exponent + 199)
-            >>> float(y.value())
-            0.75
-        """
-        return cls(data, None, block, jnp.asarray(exponent))
 
     def _check_block(self) -> None:
         if self.block is None:
@@ -208,7 +255,6 @@ class ScaledArray(StoredArray):
     def _check_shapes(self) -> None:
         if self._fits(self.block):
             return
-        name, factor = self._named_factor
         shape = list(self.shape)
         if self.block is not None:
             if -self.block[0] > self.ndim:
@@ -216,17 +262,17 @@ class ScaledArray(StoredArray):
                     f"ScaledArray: block is {self.block}, but data have the shape {self.shape}"
                 )
             shape[self.block[0]] = -(-shape[self.block[0]] // self.block[1])
-        assert factor is not None
         packed = isinstance(self.data, EncodedArray) and is_packed(self.data.format)
         raise ValueError(
-            f"ScaledArray: {name} of shape {np.shape(factor)} doesn't broadcast over {tuple(shape)}"
+            f"ScaledArray: scale of shape {np.shape(self.scale)} doesn't broadcast over "  # pyright: ignore
+            f"{tuple(shape)}"
             + (f", the blocks of data of shape {self.shape}" if self.block else "")
             + (f". {PACKED_AXIS}" if packed else "")
         )
 
     def _fits(self, block: tuple[int, int] | None) -> bool:
         """Returns whether there is a scale for each of such blocks, where it has axes."""
-        scale = () if self._factor is None else np.shape(self._factor)
+        scale = () if self.scale is None else self.scale.shape
         counts, axis = list(self.shape), None if block is None else block[0]
         if block is not None and axis is not None:
             if -axis > self.ndim:
@@ -237,15 +283,6 @@ class ScaledArray(StoredArray):
             s in (1, n) for s, n in zip(full, counts, strict=True)
         )
         return broadcasts and (not scale or axis is None or full[axis] == counts[axis])
-
-    @property
-    def _named_factor(self) -> tuple[str, jax.Array | EncodedArray | ScaledArray | None]:
-        name = "scale" if self.exponent is None else "exponent"
-        return name, getattr(self, name)
-
-    @property
-    def _factor(self) -> jax.Array | EncodedArray | ScaledArray | None:
-        return self._named_factor[1]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -278,7 +315,7 @@ class ScaledArray(StoredArray):
     @property
     def nbytes(self) -> int:
         """Bytes of data and scale together."""
-        return self.data.nbytes + (0 if self._factor is None else self._factor.nbytes)
+        return self.data.nbytes + (0 if self.scale is None else self.scale.nbytes)
 
     @property
     def tensor_scale(self) -> jax.Array | None:
@@ -290,8 +327,7 @@ class ScaledArray(StoredArray):
     def value(self) -> jax.Array:
         """Returns the plain array.
 
-        An exponent is applied in two exact steps, so that no intermediate result overflows. A
-        product beyond the range of a narrower :attr:`dtype` becomes its largest number.
+        A product beyond the range of a narrower :attr:`dtype` becomes its largest number.
 
         Raises:
             ValueError: the pytree was made from leaves that don't fit, as by ``vmap`` along an axis
@@ -312,17 +348,17 @@ class ScaledArray(StoredArray):
     def T(self) -> ScaledArray | jax.Array:
         """The transposed array: a ScaledArray, or a plain one if data or scales are in codes."""
         data: Any = self.data
-        factor: Any = self._factor
-        stored = data, factor, getattr(factor, "data", None)
+        scale: Any = self.scale
+        stored = data, scale, getattr(scale, "data", None)
         if any(isinstance(x, EncodedArray) for x in stored):
             return self.value().T
         block = self.block and (-1 - self.ndim - self.block[0], self.block[1])
-        return self._replaced(data.T, factor if factor is None else factor.T, block)
+        return self._replaced(data.T, scale if scale is None else scale.T, block)
 
     def reshape(self, *shape: int | Sequence[int]) -> ScaledArray | jax.Array:
         """Returns a ScaledArray if one scale without axes holds for all elements, else a plain
         array."""
-        one_scale = self._factor is None or not self._factor.ndim
+        one_scale = self.scale is None or not self.scale.ndim
         if not one_scale or isinstance(self.data, EncodedArray):
             return self.value().reshape(*shape)
         return dataclasses.replace(self, data=self.data.reshape(*shape))
@@ -342,15 +378,12 @@ class ScaledArray(StoredArray):
         blocked, size = (None, 1) if self.block is None else self.block
         if blocked is not None and blocked < axis:  # which would move if the axis were taken away
             return self.with_scales_along(blocked).with_scales_along(axis)
-        factor = self._factor
-        if factor is None:
-            factor = jnp.ones((), self.wide_dtype)
-        factor = _along(factor, axis, self.shape, size if blocked == axis else 1)
-        return self._replaced(self.data, factor, None if blocked == axis else self.block)
+        scale = jnp.ones((), self.wide_dtype) if self.scale is None else self.scale
+        scale = _along(scale, axis, self.shape, size if blocked == axis else 1)
+        return self._replaced(self.data, scale, None if blocked == axis else self.block)
 
-    def _replaced(self, data: Any, factor: Any, block: tuple[int, int] | None) -> ScaledArray:
-        name, _ = self._named_factor
-        return dataclasses.replace(self, data=data, block=block, **{name: factor})
+    def _replaced(self, data: Any, scale: Any, block: tuple[int, int] | None) -> ScaledArray:
+        return dataclasses.replace(self, data=data, scale=scale, block=block)
 
     def __getitem__(self, index: Any) -> ScaledArray | jax.Array:
         """Returns a ScaledArray with the scales of the elements, where each keeps its own.
@@ -358,16 +391,16 @@ class ScaledArray(StoredArray):
         A plain array for a slice that cuts blocks, for a mask beside several scales, and for an
         index along the axis in which codes of fewer than 8 bits are packed.
         """
-        factor = self._factor
-        one_scale = factor is None or not factor.ndim
+        scale = self.scale
+        one_scale = scale is None or not scale.ndim
         if one_scale and not isinstance(self.data, EncodedArray):
             return dataclasses.replace(self, data=self.data[index])
-        shape = (1,) * self.ndim if factor is None or one_scale else factor.shape
+        shape = (1,) * self.ndim if scale is None or one_scale else scale.shape
         found = indexed(self.shape, self.block, shape, index)
         if found is not None:
             of_data, of_scale, block = found
-            data, own = _taken(self.data, of_data), _taken(factor, () if one_scale else of_scale)
-            if data is not None and (own is None) == (factor is None):
+            data, own = _taken(self.data, of_data), _taken(scale, () if one_scale else of_scale)
+            if data is not None and (own is None) == (scale is None):
                 return self._replaced(data, own, block)
         return self.value()[index]
 
@@ -415,7 +448,7 @@ class ScaledArray(StoredArray):
         return bool(self.value())
 
     def __repr__(self) -> str:
-        fields = {name: getattr(self, name) for name in ("scale", "block", "exponent")}
+        fields = {name: getattr(self, name) for name in ("scale", "block")}
         if self.dtype != self.wide_dtype:
             fields["value_dtype"] = self.value_dtype
         given = "".join(f", {name}={x!r}" for name, x in fields.items() if x is not None)
@@ -426,13 +459,11 @@ class ScaledArray(StoredArray):
 def rebalance(a: ScaledArray, factor: ArrayLike) -> ScaledArray:
     """Returns the same value with a factor moved from the data to the scale.
 
-    The result is ``(data / factor, scale * factor)``; an exponent is a scale of ``2**exponent``.
+    The result is ``(data / factor, scale * factor)``.
 
     Args:
         a: any ScaledArray that isn't stored in codes.
-        factor: a finite number other than 0, or an array of them that broadcasts to the data. For
-            an array with an exponent: a positive power of two. Of a traced factor that isn't one,
-            the power of two at or below its magnitude is moved.
+        factor: a finite number other than 0, or an array of them that broadcasts to the data.
 
     Returns:
         A ScaledArray whose data is of the same dtype; a scale of fewer than 32 bits becomes a wide
@@ -443,18 +474,16 @@ def rebalance(a: ScaledArray, factor: ArrayLike) -> ScaledArray:
         ValueError: data or scale in codes, an invalid factor, or one whose shape doesn't fit.
 
     Example:
-        >>> a = ScaledArray.from_exponent(jnp.float16([6, 8]), 10)
+        >>> a = ScaledArray(jnp.float16([6, 8]), 1024)
         >>> b = rebalance(a, 4)
-        >>> b.data.tolist(), int(b.exponent), b.value().tolist() == a.value().tolist()
-        ([1.5, 2.0], 12, True)
+        >>> b.data.tolist(), float(b.scale), b.value().tolist() == a.value().tolist()
+        ([1.5, 2.0], 4096.0, True)
     """
     if isinstance(a.data, EncodedArray) or isinstance(a.scale, EncodedArray):
         raise ValueError("rebalance: data or scale is stored in codes; quantize the value again")
     wide = a.data.astype(a.wide_dtype)
     factor = _movable(a, factor)
     data = (wide / factor).astype(a.data.dtype)
-    if a.exponent is not None:
-        return dataclasses.replace(a, data=data, exponent=a.exponent + exponent_of(factor))
     if isinstance(a.scale, ScaledArray):  # of two levels, the upper one is multiplied
         upper = a.tensor_scale
         assert upper is not None
@@ -535,14 +564,11 @@ def _taken(x: Any, index: Index) -> Any:
 def as_number(name: str, x: Any, dtype: DTypeLike) -> jax.Array:
     """Returns a number, or an array of them: arrays of floats as they are, others in ``dtype``."""
     if isinstance(x, int | float) and float(jnp.finfo(dtype).max) < abs(x) < np.inf:
-        raise ValueError(
-            f"{name} is {x!r}, beyond the largest {np.dtype(dtype).name}; exponents have no bound: "
-            "use ScaledArray.from_exponent"
-        )
+        raise ValueError(f"{name} is {x!r}, beyond the largest {np.dtype(dtype).name}")
     if isinstance(x, int | float) and 0 < abs(x) < float(jnp.finfo(dtype).tiny):
         raise ValueError(
             f"{name} is {x!r}, below the smallest normal {np.dtype(dtype).name}, and XLA takes it "
-            "for 0; exponents have no bound: use ScaledArray.from_exponent"
+            "for 0"
         )
     if isinstance(x, int | float) and not isinstance(x, bool):
         return jnp.asarray(x, dtype)
@@ -569,18 +595,11 @@ def _movable(a: ScaledArray, factor: ArrayLike) -> jax.Array:
     if not fits or (factor.ndim and a.block is not None):
         expected = "a number beside blocks" if a.block else f"one that broadcasts to {a.shape}"
         raise ValueError(f"rebalance: factor has the shape {factor.shape}; expected {expected}")
-    two = a.exponent is not None
     if known is not None:
         numbers = np.asarray(known, np.float64)
         if not np.all(np.isfinite(numbers) & (numbers != 0)):
             raise ValueError(f"rebalance: factor is {known}; expected finite numbers other than 0")
-        if two and not np.all(np.frexp(numbers)[0] == 0.5):
-            raise ValueError(
-                f"rebalance: factor is {known}; expected a positive power of two, which multiplies "
-                "a scale that is an exponent"
-            )
-    factor = jnp.where(jnp.isfinite(factor) & (factor != 0), factor, 1)
-    return power_of_two(exponent_of(jnp.abs(factor)), a.wide_dtype) if two else factor
+    return jnp.where(jnp.isfinite(factor) & (factor != 0), factor, 1)
 
 
 @checked
@@ -603,7 +622,7 @@ def wide_value(a: ScaledArray, flushes: bool = False) -> jax.Array:
 
     A device takes twice as long to compute subnormal results as to read the array.
     """
-    data, scale = a.data.astype(a.wide_dtype), a._factor
+    data, scale = a.data.astype(a.wide_dtype), a.scale
     if scale is None:
         return data
     if not isinstance(scale, jax.Array | np.ndarray):
@@ -614,8 +633,6 @@ def wide_value(a: ScaledArray, flushes: bool = False) -> jax.Array:
         scale = jax.lax.slice_in_dim(scale, 0, a.shape[axis], axis=axis)
     if not scale.ndim:
         scale = scale.reshape((1,) * data.ndim)
-    if a.exponent is not None:
-        return ldexp(data, scale)
     if scale.dtype == jnp.float8_e8m0fnu:  # 2^-127 is a float32 subnormal, which XLA flushes
         code = jax.lax.bitcast_convert_type(scale, jnp.uint8)
         exponent = code.astype(jnp.int32) - 127

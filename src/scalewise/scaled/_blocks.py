@@ -17,9 +17,8 @@ from ..formats import E8M0, BlockFormat, Format, Saturation
 from ..rounding import EncodedArray, cast, encode, is_plain, round_to
 from ._amax import amax_by_keys, is_known, to_top
 from ._array import ScaledArray
-from ._block_scales import FourOverSix, MsEden, Mx
 from ._power import layout, nonzero, power_of_two, quotient, shrink
-from ._scaling import Amax, Scaling
+from ._scaling import Amax, FourOverSix, MsEden, Mx, Scaling
 
 
 class CastOptions(TypedDict):

@@ -21,10 +21,9 @@ from ._amax import is_known, top_exponent
 from ._array import ScaledArray, rebalance
 from ._power import HIGHEST, LOWEST, ZERO_EXPONENT, exponent_of, power_of_two, split_power
 from ._rules import stored
-from ._scaling import LeastSquares
 from .scaled_tree import is_scaled
 
-Measure = Literal["max", "l1", "l2", "least_squares"]
+Measure = Literal["max", "l2"]
 
 
 @checked
@@ -37,9 +36,8 @@ def as_scaled(
         tree: of arrays and numbers. ScaledArrays, integers, booleans and objects that aren't arrays
             stay as they are.
         scale: of every array: a number, or how to find each array's own, a power of two, from its
-            data: ``"l2"`` (root mean square), ``"l1"`` (mean magnitude), ``"max"``,
-            ``"least_squares"``. None: 1 for arrays; numbers without axes get their power of two, so
-            that data are from 1 to 2.
+            data: ``"l2"`` (root mean square) or ``"max"``. None: 1 for arrays; numbers without axes
+            get their power of two, so that data are from 1 to 2.
         dtype: of the data, or a format, by default the array's own; data are rounded to it once,
             after they are divided by the scale. Found scales bring them into its range; what still
             lies beyond its largest number becomes that.
@@ -117,9 +115,8 @@ def dynamic_rescale(
 
     Args:
         tree: of ScaledArrays with one scale each, and other leaves, which stay as they are.
-        measure: what becomes of unit size: ``"l2"`` the root mean square, ``"l1"`` the mean
-            magnitude; ``"max"`` brings the largest magnitude to the format's last but one binade,
-            or to 2^14; ``"least_squares"`` minimises the squared error of a cast to the format.
+        measure: ``"l2"`` brings the root mean square to unit size, ``"max"`` the largest magnitude
+            to the format's last but one binade, or to 2^14.
         dtype: of the data, or a format, to which they are rounded once; numbers beyond its largest
             become that. By default they keep theirs; float32 data are then scaled for FP16.
 
@@ -152,11 +149,10 @@ def scaled_down(data: jax.Array, measure: str, fmt: Format) -> tuple[jax.Array, 
     """Returns ``data / 2**exponent``, exact, and the exponent that brings data well into a format.
 
     ``"max"`` brings the largest magnitude to the format's last but one binade, but at most to 2^14
-    to 2^15, which is FP16's; ``"l2"`` (the root mean square), ``"l1"`` (the mean) and
-    ``"least_squares"`` bring the data to unit size. NaN and infinities don't count. The int32
-    exponent is from -126 to 126, of zeros :data:`ZERO_EXPONENT`. XLA doesn't repeat a division in
-    each of the kernels that read its result, as it repeats a product: that made an optimizer step
-    compile three times as long.
+    to 2^15, which is FP16's; ``"l2"`` (the root mean square) brings the data to unit size. NaN and
+    infinities don't count. The int32 exponent is from -126 to 126, of zeros :data:`ZERO_EXPONENT`.
+    XLA doesn't repeat a division in each of the kernels that read its result, as it repeats a
+    product: that made an optimizer step compile three times as long.
     """
     if data.dtype == jnp.float64:
         data, moved = _as_float32(data)
@@ -173,14 +169,11 @@ def _exponent(data: jax.Array, measure: str, fmt: Format) -> tuple[jax.Array, ja
     top = jnp.max(size, initial=0.0)
     if measure == "max":
         return _log2(top) - np.int32(top_exponent(fmt)), top == 0
-    if measure == "least_squares":
-        return exponent_of(LeastSquares().scale(data, fmt, range(data.ndim))[0]), top == 0
     if is_known(size.size) and not size.size:
         return jnp.int32(0), jnp.bool_(True)
     exponent = lax.clamp(LOWEST, _log2(top), HIGHEST)  # squares neither overflow nor flush
     unit = size * power_of_two(-exponent)
-    log2 = _log2(jnp.mean(unit)) if measure == "l1" else _log2(jnp.mean(lax.square(unit))) >> 1
-    return exponent + log2, top == 0
+    return exponent + (_log2(jnp.mean(lax.square(unit))) >> 1), top == 0
 
 
 def _log2(x: jax.Array) -> jax.Array:

@@ -26,8 +26,6 @@ from .._resolve import as_format
 from ..formats import FormatLike, RoundingMode, Saturation
 from ._array import ScaledArray
 from ._rules import (
-    BESIDE,
-    EXPONENTS,
     FACTORS,
     RULES,
     Factor,
@@ -42,7 +40,6 @@ from ._rules import (
 )
 
 Operand = ScaledArray | ArrayLike
-SUM_RULES = {"max": RULES["add"], "l2": BESIDE}
 
 
 def _of_one(
@@ -77,13 +74,13 @@ def _odd(
 
     def operation(a: Operand) -> ScaledArray:
         (x,) = operands(name, a)
-        (value,), scale = combined(RULES[name], x.algebra, [x])
+        (value,), scale = combined(RULES[name], FACTORS, [x])
         infinite = jnp.any(jnp.isinf(x.data))  # their function values need the scale 1
-        scale = jax.tree.map(lambda s, u: jnp.where(infinite, u, s), scale, x.algebra.one)
-        whole = dataclasses.replace(x, data=f(value), scale=x.algebra.one).at(scale)
+        scale = jax.tree.map(lambda s, u: jnp.where(infinite, u, s), scale, FACTORS.one)
+        whole = dataclasses.replace(x, data=f(value), scale=FACTORS.one).at(scale)
         small = jnp.abs(value) < 2.0**-40
         data = jnp.where(small, x.at(scale) * slope, whole)
-        return scaled_result(data, scale, x.algebra, x.dtype)
+        return scaled_result(data, scale, x.dtype)
 
     operation.__name__ = operation.__qualname__ = name
     operation.__doc__ = f"""Returns {returns} with the scale ``{RULES[name].formula}``.
@@ -98,29 +95,24 @@ erf = _odd("erf", jax.scipy.special.erf, "the error function", 2 / math.sqrt(mat
 
 
 @checked
-def add(a: Operand, b: Operand, *, rule: Literal["max", "l2"] = "max") -> ScaledArray:
+def add(a: Operand, b: Operand) -> ScaledArray:
     """Returns ``a + b`` with the scale ``max(sA, sB)``.
 
     The data of the operand with the smaller scale are scaled down. Their sum may exceed the
     format's largest number where both are near it.
-
-    Args:
-        a, b: operands whose shapes broadcast.
-        rule: ``"l2"`` for ``sqrt(sA^2 + sB^2)`` rounded down to a power of two, the size of a sum
-            of independent numbers, as jax-scalify has it.
 
     Example:
         >>> y = add(ScaledArray(jnp.float16([1, 2]), 8.0), ScaledArray(jnp.float16([1, 1]), 2.0))
         >>> y.data.tolist(), float(y.scale)
         ([1.25, 2.25], 8.0)
     """
-    return applied(SUM_RULES[rule], jnp.add, a, b, name="add")
+    return applied("add", jnp.add, a, b)
 
 
 @checked
-def sub(a: Operand, b: Operand, *, rule: Literal["max", "l2"] = "max") -> ScaledArray:
-    """Returns ``a - b`` with the scale ``max(sA, sB)``; arguments as for :func:`add`."""
-    return applied(SUM_RULES[rule], jnp.subtract, a, b, name="sub")
+def sub(a: Operand, b: Operand) -> ScaledArray:
+    """Returns ``a - b`` with the scale ``max(sA, sB)``, as :func:`add`."""
+    return applied("sub", jnp.subtract, a, b)
 
 
 @checked
@@ -128,12 +120,12 @@ def mul(a: Operand, b: Operand) -> ScaledArray:
     """Returns ``a * b`` with the scale ``sA sB``.
 
     A number, or an operand without axes beside one that has some, goes into the scale: the data
-    are not rounded. An exponent takes the nearest power of two, and the data the rest. Where a
-    product of scales leaves float32's range, the data take a power of two of it.
+    are not rounded. Where a product of scales leaves float32's range, the data take a power of two
+    of it.
     """
     x, y = _scalars_in_scales("mul", a, b)
-    data, scale = combined(RULES["mul"], x.algebra, [x, y])
-    return scaled_result(data[0] * data[1], scale, x.algebra, common_dtype(x, y))
+    data, scale = combined(RULES["mul"], FACTORS, [x, y])
+    return scaled_result(data[0] * data[1], scale, common_dtype(x, y))
 
 
 @checked
@@ -143,13 +135,12 @@ def div(a: Operand, b: Operand) -> ScaledArray:
     Numbers go into the scale as for :func:`mul`.
     """
     x, y = _scalars_in_scales("div", a, b)
-    if y.algebra is FACTORS:  # a scale of 0 is a zero divisor
-        zero = y.scale.mantissa == 0
-        one = as_factor(jnp.ones_like(y.scale.mantissa))
-        scale = Factor(*(jnp.where(zero, u, v) for u, v in zip(one, y.scale, strict=True)))
-        y = dataclasses.replace(y, data=jnp.where(zero, 0, y.data), scale=scale)
-    data, scale = combined(RULES["div"], x.algebra, [x, y])
-    return scaled_result(data[0] / data[1], scale, x.algebra, common_dtype(x, y))
+    zero = y.scale.mantissa == 0  # a scale of 0 is a zero divisor
+    one = as_factor(jnp.ones_like(y.scale.mantissa))
+    scale = Factor(*(jnp.where(zero, u, v) for u, v in zip(one, y.scale, strict=True)))
+    y = dataclasses.replace(y, data=jnp.where(zero, 0 * y.data, y.data), scale=scale)
+    data, scale = combined(RULES["div"], FACTORS, [x, y])
+    return scaled_result(data[0] / data[1], scale, common_dtype(x, y))
 
 
 def _scalars_in_scales(name: str, a: Operand, b: Operand) -> list[ScaledOperand]:
@@ -225,18 +216,16 @@ def clip(a: Operand, min: Operand | None = None, max: Operand | None = None) -> 
     if min is None and max is None:
         raise ValueError("clip: min and max are None; expected at least one bound")
     x, *bounds = operands("clip", *(v for v in (a, min, max) if v is not None))
-    larger = functools.partial(functools.reduce, x.algebra.larger)
+    larger = functools.partial(functools.reduce, FACTORS.larger)
     around = jnp.bool_(True) if min is None else jnp.all(bounds[0].data <= 0)
     around = around if max is None else around & jnp.all(bounds[-1].data >= 0)
     scales = [y.scale for y in bounds]
-    within = (
-        RULES["clip"].scale(x.algebra, x.scale, larger(scales)) if len(bounds) == 2 else x.scale
-    )
+    within = RULES["clip"].scale(FACTORS, x.scale, larger(scales)) if len(bounds) == 2 else x.scale
     scale = jax.tree.map(lambda u, v: jnp.where(around, u, v), within, larger([x.scale, *scales]))
     rest = iter([y.at(scale) for y in bounds])
     low, high = (None if v is None else next(rest) for v in (min, max))
     data = jnp.clip(x.at(scale), low, high)
-    return scaled_result(data, scale, x.algebra, common_dtype(x, *bounds))
+    return scaled_result(data, scale, common_dtype(x, *bounds))
 
 
 @checked
@@ -255,8 +244,8 @@ def gelu(a: Operand, *, approximate: bool = True) -> ScaledArray:
 
     (x,) = operands("gelu", a)
     data = jnp.where(x.data == 0, x.data, x.data * factor(x.value()))
-    scale = RULES["gelu"].scale(x.algebra, x.scale)
-    return scaled_result(data, scale, x.algebra, x.dtype)
+    scale = RULES["gelu"].scale(FACTORS, x.scale)
+    return scaled_result(data, scale, x.dtype)
 
 
 @checked
@@ -287,7 +276,7 @@ def exp(a: Operand, *, arithmetic: Literal["float32", "narrow", "auto"] = "float
         data = narrow(value)
     else:
         data = lax.cond(jnp.all(jnp.abs(value) <= 1), narrow, jnp.exp, value)
-    return scaled_result(data, x.algebra.one, x.algebra, x.dtype)
+    return scaled_result(data, FACTORS.one, x.dtype)
 
 
 @checked
@@ -297,9 +286,9 @@ def log(a: Operand) -> ScaledArray:
     """
 
     (x,) = operands("log", a)
-    mantissa, exponent = (1.0, x.scale) if x.algebra is EXPONENTS else x.scale
+    mantissa, exponent = x.scale
     part = jnp.asarray(exponent, x.data.dtype) * math.log(2) + jnp.log(mantissa)
-    return scaled_result(jnp.log(x.data) + part, x.algebra.one, x.algebra, x.dtype)
+    return scaled_result(jnp.log(x.data) + part, FACTORS.one, x.dtype)
 
 
 @checked
@@ -322,5 +311,5 @@ def cast_data(
     (x,) = operands("cast_data", a)
     fmt = as_format(fmt, "cast_data")
     data = _rounding.encode(x.data, fmt, rounding=rounding, saturate=saturate, key=key)
-    scale = RULES["cast_data"].scale(x.algebra, x.scale)
-    return dataclasses.replace(scaled_result(x.data, scale, x.algebra, x.dtype), data=data)
+    scale = RULES["cast_data"].scale(FACTORS, x.scale)
+    return dataclasses.replace(scaled_result(x.data, scale, x.dtype), data=data)

@@ -24,7 +24,7 @@ from ..formats import (
 from ..rounding import encode, float_array, has_float64, round_to, saturation
 from ._array import ScaledArray
 from ._blocks import quantize_blocks
-from ._power import exponent_of, nonzero, quotient, shrink
+from ._power import nonzero, quotient, shrink
 from ._scaling import Amax, Scaling
 
 
@@ -65,9 +65,9 @@ def quantize(
         x: an array of floats of any width (narrower than float32 are widened), or a
             :class:`ScaledArray`.
         fmt: a format or a block format, or a name of one.
-        scaling: how the scale is chosen: :class:`Amax` (by default), :class:`Rms`,
-            :class:`LeastSquares`, :class:`Unit`, :class:`Delayed`, :class:`Propagated`; for blocks
-            with E8M0 scales also :class:`Mx`, their default.
+        scaling: how the scale is chosen: :class:`Amax` (by default), :class:`LeastSquares`,
+            :class:`Unit`, :class:`Fixed`, :class:`Delayed`; for blocks with E8M0
+            scales also :class:`Mx`, their default.
         axis: axes that keep a scale for each index; None for one scale for the whole array. With a
             block format: the one axis along which the blocks lie, by default the last.
         rounding: of the elements, as for :func:`scalewise.cast`.
@@ -194,22 +194,12 @@ def _axes(x: jax.Array, axis: int | Sequence[int] | None, block: bool) -> tuple[
 def _again(x: ScaledArray, fmt, scaling, axis, **options) -> ScaledArray:
     """Quantizes a ScaledArray again: its scale is kept, or multiplied into the new one."""
     data = x.data.astype(x.wide_dtype)
-    if scaling is not None and scaling.source == "operand":
-        if isinstance(fmt, BlockFormat) or axis is not None:
-            raise ValueError("quantize: Propagated keeps the scale: no block format, no axis")
-        saturate = "finite" if options["saturate"] is None else options["saturate"]
-        return dataclasses.replace(x, data=encode(data, fmt, **options | {"saturate": saturate}))
-    old = x.scale if x.exponent is None else x.exponent
+    old = x.scale
     exact = (scaling is None or scaling.power_of_two) and not isinstance(fmt, BlockFormat)
     if not isinstance(old, jax.Array) or old.ndim or not exact:
         new = quantize(x.astype(x.wide_dtype), fmt, scaling=scaling, axis=axis, **options)
         return dataclasses.replace(new, value_dtype=x.value_dtype)
-    # an exponent can't be NaN: in a format without NaN, infinities saturate and NaN becomes zero
-    nan_scale = x.exponent is None
-    settings = fmt, axis, options["rounding"], options["saturate"], nan_scale, None, False
+    settings = fmt, axis, options["rounding"], options["saturate"], True, None, False
     new = _run(data, options["key"], scaling, settings)
     assert isinstance(new.scale, jax.Array)
-    if x.exponent is not None:
-        exponent = x.exponent + exponent_of(new.scale)
-        return dataclasses.replace(x, data=new.data, exponent=exponent)
     return dataclasses.replace(x, data=new.data, scale=new.scale * old.astype(new.scale.dtype))

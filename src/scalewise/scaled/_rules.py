@@ -50,7 +50,6 @@ class Algebra(Generic[S]):
     Attributes:
         one: the scale of a plain array.
         times, over, larger, smaller: of two scales.
-        beside: of two scales, the size of a sum of two independent numbers, a power of two.
         power, root: of a scale and a Python integer. A root of an exponent is rounded down; what is
             left remains with the data.
         static: returns the scale that a Python float is, a power of two.
@@ -61,7 +60,6 @@ class Algebra(Generic[S]):
     over: Callable[[S, S], S]
     larger: Callable[[S, S], S]
     smaller: Callable[[S, S], S]
-    beside: Callable[[S, S], S]
     power: Callable[[S, int], S]
     root: Callable[[S, int], S]
     static: Callable[[float], S]
@@ -103,13 +101,6 @@ def _smaller_factor(a: Factor, b: Factor) -> Factor:
     return Factor(*(jnp.where(is_a, y, x) for x, y in zip(a, b, strict=True)))
 
 
-def _norm_of_factors(a: Factor, b: Factor) -> Factor:
-    most, least = _larger_factor(a, b), _smaller_factor(a, b)
-    ratio = ldexp(least.mantissa / _nonzero(most.mantissa), least.exponent - most.exponent)
-    size = as_factor(most.mantissa * jnp.sqrt(1 + ratio * ratio), most.exponent)
-    return Factor(jnp.where(size.mantissa == 0, 0, jnp.ones_like(size.mantissa)), size.exponent)
-
-
 def _nonzero(x: float | jax.Array) -> jax.Array:
     return jnp.where(x == 0, 1, x)
 
@@ -143,7 +134,6 @@ FACTORS: Algebra[Factor] = Algebra(
     over=_quotient_of_factors,
     larger=_larger_factor,
     smaller=_smaller_factor,
-    beside=_norm_of_factors,
     power=_power_of_factor,
     root=_root_of_factor,
     static=_of_python,
@@ -156,7 +146,6 @@ EXPONENTS: Algebra[Exponent] = Algebra(
     over=lambda a, b: a - b,
     larger=_larger_exponent,
     smaller=_smaller_exponent,
-    beside=_larger_exponent,  # sqrt(2) is rounded down to 1
     power=lambda a, n: a * n,
     root=lambda a, n: a // n,
     static=lambda s: math.frexp(s)[1] - 1,
@@ -196,7 +185,6 @@ PRODUCT = ScaleRule("sA sB", lambda k, a, b: k.times(a, b))
 QUOTIENT = ScaleRule("sA / sB", lambda k, a, b: k.over(a, b))
 LARGER = ScaleRule("max(sA, sB)", lambda k, a, b: k.larger(a, b), "aligned")
 CLIPPED = ScaleRule("min(sA, sB)", lambda k, a, b: k.smaller(a, b), "aligned")  # around 0
-BESIDE = ScaleRule("sqrt(sA^2 + sB^2)", lambda k, a, b: k.beside(a, b), "aligned")
 POWER = ScaleRule("sA^n", lambda k, a, n: k.power(a, n))
 ROOT = ScaleRule("sA^(1/n)", lambda k, a, n: k.root(a, n), "rooted")
 INVERSE_ROOT = ScaleRule("1 / sA^(1/n)", lambda k, a, n: k.over(k.one, k.root(a, n)), "rooted")
@@ -281,11 +269,10 @@ def static_scale(terms: int) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class ScaledOperand:
-    """``data * scale``, or ``data * 2**scale``, as ``algebra`` says; stored before in ``dtype``."""
+    """``data * scale``; stored before in ``dtype``."""
 
     data: jax.Array
-    scale: Any
-    algebra: Algebra
+    scale: Factor
     dtype: np.dtype
 
     @property
@@ -293,23 +280,17 @@ class ScaledOperand:
         return False
 
     def value(self) -> jax.Array:
-        return self.at(self.algebra.one)
+        return self.at(FACTORS.one)
 
-    def at(self, scale: Any) -> jax.Array:
+    def at(self, scale: Factor) -> jax.Array:
         """Returns the data behind another scale; zeros behind 0."""
-        if self.algebra is EXPONENTS:
-            return ldexp(self.data, jnp.int32(self.scale) - jnp.int32(scale))
         ratio = jnp.asarray(self.scale.mantissa / _nonzero(scale.mantissa), self.data.dtype)
         ratio = jnp.where(jnp.equal(scale.mantissa, 0), 0, ratio)
         return ldexp(self.data * ratio, self.scale.exponent - scale.exponent)
 
 
 def operands(name: str, *xs: ScaledArray | ArrayLike) -> list[ScaledOperand]:
-    """Returns operands whose scales are of one kind: exponents if one of them has an exponent."""
-    found = [_operand(name, x) for x in xs]
-    if all(x.algebra is FACTORS for x in found):
-        return found
-    return [_with_exponent(x) for x in found]
+    return [_operand(name, x) for x in xs]
 
 
 def _operand(name: str, x: ScaledArray | ArrayLike) -> ScaledOperand:
@@ -318,36 +299,25 @@ def _operand(name: str, x: ScaledArray | ArrayLike) -> ScaledOperand:
     data = x.data.astype(x.dtype)
     kept = isinstance(x.data, jax.Array) and jnp.issubdtype(x.data.dtype, jnp.floating)
     dtype = np.dtype(x.data.dtype if kept else x.dtype)  # results of codes and integers are wide
-    if x.exponent is not None:
-        if x.block is None and x.exponent.ndim == 0:
-            return ScaledOperand(data, x.exponent, EXPONENTS, dtype)
-        top = jnp.max(x.exponent, initial=ZERO_EXPONENT)
-        below = dataclasses.replace(x, data=data, exponent=x.exponent - top)
-        return ScaledOperand(below.value(), top, EXPONENTS, dtype)
     if x.scale is None:
-        return ScaledOperand(data, as_factor(jnp.asarray(1, x.dtype)), FACTORS, dtype)
+        return ScaledOperand(data, as_factor(jnp.asarray(1, x.dtype)), dtype)
     scale = x.scale.value() if isinstance(x.scale, ScaledArray) else x.scale.astype(x.dtype)
     top, rest = _one_scale(scale)
     below = dataclasses.replace(x, data=data, scale=rest)
-    return ScaledOperand(below.value(), as_factor(top), FACTORS, dtype)
+    return ScaledOperand(below.value(), as_factor(top), dtype)
 
 
 def into_scale(x: ScaledOperand, beside: ScaledOperand, number: bool) -> ScaledOperand:
     """Returns a number, or an array without axes beside one that has some, as a scale alone.
 
-    Its data are then 1 or -1; a zero, and what isn't finite, stay data. An exponent holds the
-    nearest power of two, and the data are what is left.
+    Its data are then 1 or -1; a zero, and what isn't finite, stay data.
     """
     if x.data.ndim or not (number or beside.data.ndim):
         return x
     usable = jnp.isfinite(x.data) & (x.data != 0)
     size = as_factor(jnp.where(usable, jnp.abs(x.data), 1))
     sign = jnp.where(usable, jnp.sign(x.data), x.data)
-    if x.algebra is FACTORS:
-        return dataclasses.replace(x, data=sign, scale=FACTORS.times(size, x.scale))
-    up = jnp.asarray(size.mantissa > math.sqrt(2)).astype(jnp.int32)
-    data = sign * ldexp(jnp.asarray(size.mantissa), -up)
-    return dataclasses.replace(x, data=data, scale=x.scale + size.exponent + up)
+    return dataclasses.replace(x, data=sign, scale=FACTORS.times(size, x.scale))
 
 
 def _one_scale(scale: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -387,14 +357,6 @@ def _plain(name: str, x: ArrayLike) -> ScaledArray:
     return ScaledArray(mantissa.astype(x.dtype), jnp.where(x == 0, 0, power))
 
 
-def _with_exponent(x: ScaledOperand) -> ScaledOperand:
-    if x.algebra is EXPONENTS:
-        return x
-    mantissa, exponent = x.scale
-    data = x.data * jnp.asarray(mantissa, x.data.dtype)
-    return dataclasses.replace(x, data=data, scale=jnp.asarray(exponent), algebra=EXPONENTS)
-
-
 def common_dtype(*xs: ScaledOperand) -> np.dtype:
     """Returns the widest dtype of the operands', of numbers without axes if there are no others.
 
@@ -426,17 +388,15 @@ def applied(
 ) -> ScaledArray:
     found = operands(name or str(rule), *xs)
     rule = RULES[rule] if isinstance(rule, str) else rule
-    data, scale = combined(rule, found[0].algebra, found, *static)
-    return scaled_result(f(*data), scale, found[0].algebra, common_dtype(*found))
+    data, scale = combined(rule, FACTORS, found, *static)
+    return scaled_result(f(*data), scale, common_dtype(*found))
 
 
-def scaled_result(data: jax.Array, scale: Any, algebra: Algebra, dtype: FormatLike) -> ScaledArray:
+def scaled_result(data: jax.Array, scale: Factor, dtype: FormatLike) -> ScaledArray:
     """Returns data behind a scale; what of it leaves the range of float32 moves to the data."""
-    if algebra is EXPONENTS:
-        return ScaledArray.from_exponent(stored(data, dtype), scale)
     mantissa, exponent = scale
     _, _, bias = layout(data.dtype)
     kept = jnp.clip(exponent, 1 - bias, bias - 1)
     beyond = jnp.where(jnp.equal(mantissa, 0), 0, exponent - kept)
-    scale = jnp.asarray(mantissa, data.dtype) * power_of_two(kept, data.dtype)
-    return ScaledArray(stored(ldexp(data, beyond), dtype), scale)
+    within = jnp.asarray(mantissa, data.dtype) * power_of_two(kept, data.dtype)
+    return ScaledArray(stored(ldexp(data, beyond), dtype), within)

@@ -119,11 +119,9 @@ def parts_of(name: str, value: Tensor) -> tuple[dict[str, ArrayLike], Json]:
         record: dict[str, Json] = {"block": block, "data": of_data}
         if value.value_dtype is not None:
             record["dtype"] = value.value_dtype.name
-        for field in ("scale", "exponent"):
-            factor = getattr(value, field)
-            if factor is not None:
-                more, record[field] = parts_of(f"{name}.{field}", factor)
-                parts |= more
+        if value.scale is not None:
+            more, record["scale"] = parts_of(f"{name}.scale", value.scale)
+            parts |= more
         return parts, record
     return {name: value}, None
 
@@ -136,13 +134,10 @@ def join_parts(
         return jnp.asarray(arrays.pop(name))
     if set(record) == {"format", "length"}:
         return _encoded(arrays.pop(name), Format(**record["format"]), record["length"])
-    factors = set(record) - {"block", "data", "dtype"}
-    if not {"block", "data"} <= set(record) or factors not in ({"scale"}, {"exponent"}, set()):
+    if not {"block", "data"} <= set(record) <= {"block", "data", "dtype", "scale"}:
         raise ValueError(f"{name!r} is described by {sorted(record)}")
     data = join_parts(name, record["data"], arrays)
-    factor: dict[str, Json] = {
-        field: join_parts(f"{name}.{field}", record[field], arrays) for field in factors
-    }
+    scale = join_parts(f"{name}.scale", record["scale"], arrays) if "scale" in record else None
     block = record["block"]
     if block is not None:
         if not (isinstance(block, list) and [type(n) for n in block] == [int, int]):
@@ -150,17 +145,14 @@ def join_parts(
         block = tuple(block)
     if isinstance(data, ScaledArray) or not _is_float(data):
         raise ValueError(f"the data of {name!r} are {data.dtype}")
-    for field, x in factor.items():
-        known = isinstance(x, ScaledArray) or _is_float(x)
-        if not known if field == "scale" else x.dtype != np.int32:
-            raise ValueError(f"the {field} of {name!r} is {x.dtype}")
+    if not (scale is None or isinstance(scale, ScaledArray) or _is_float(scale)):
+        raise ValueError(f"the scale of {name!r} is {scale.dtype}")
     dtype = jnp.dtype(record["dtype"]) if "dtype" in record else None
-    joined = ScaledArray(data, block=block, value_dtype=dtype, **factor)
-    if block is not None:
+    joined = ScaledArray(data, scale, block, dtype)
+    if block is not None and scale is not None:
         blocks = -(-data.shape[block[0]] // block[1])
-        for field, x in factor.items():
-            if np.ndim(x) != data.ndim or np.shape(x)[block[0]] != blocks:
-                raise ValueError(f"a {field} of shape {np.shape(x)} for {blocks} blocks")
+        if scale.ndim != data.ndim or scale.shape[block[0]] != blocks:
+            raise ValueError(f"a scale of shape {scale.shape} for {blocks} blocks")
     return joined
 
 

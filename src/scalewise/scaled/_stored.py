@@ -112,8 +112,3 @@ def _nonzero(data: jax.Array | EncodedArray, x: jax.Array, fmt: Format) -> jax.A
 def is_stored(x: object) -> TypeGuard[ScaledArray | SqrtStored]:
     """Returns whether a node of a pytree is one array that is stored narrow."""
     return isinstance(x, ScaledArray | SqrtStored)
-
-
-def has_exponent(x: object) -> bool:
-    """Returns True if an argument has one exponent, which then follows it to the outputs."""
-    return isinstance(x, ScaledArray) and x.exponent is not None and x.exponent.ndim == 0

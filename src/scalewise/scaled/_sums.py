@@ -18,11 +18,9 @@ from ..formats import FormatLike
 from ._array import ScaledArray
 from ._operations import Operand
 from ._rules import (
-    EXPONENTS,
     FACTORS,
     KEPT,
     RULES,
-    Algebra,
     ScaledOperand,
     apart,
     applied,
@@ -88,7 +86,7 @@ def softmax(a: Operand, axis: int = -1) -> ScaledArray:
     data = jnp.exp(below.value())
     total = jnp.sum(data, axis=axis, keepdims=True)
     scale = RULES["softmax"].scale(FACTORS, as_factor(total))
-    return scaled_result(data, scale, FACTORS, x.dtype)
+    return scaled_result(data, scale, x.dtype)
 
 
 @checked
@@ -100,9 +98,9 @@ def log_softmax(a: Operand, axis: int = -1) -> ScaledArray:
     """
     x, below = _below_largest("log_softmax", a, axis)
     total = jnp.log(jnp.sum(jnp.exp(below.value()), axis=axis, keepdims=True))
-    scale = RULES["log_softmax"].scale(x.algebra, x.scale)
-    total = ScaledOperand(total, x.algebra.one, x.algebra, x.dtype)
-    return scaled_result(below.at(scale) - total.at(scale), scale, x.algebra, x.dtype)
+    scale = RULES["log_softmax"].scale(FACTORS, x.scale)
+    total = ScaledOperand(total, FACTORS.one, x.dtype)
+    return scaled_result(below.at(scale) - total.at(scale), scale, x.dtype)
 
 
 def _below_largest(name: str, a: Operand, axis: int) -> tuple[ScaledOperand, ScaledOperand]:
@@ -136,19 +134,19 @@ def _contraction(
     if static is None:
         s = static_scale(terms(x.data.shape, y.data.shape))
     else:
-        s = _static(name, static(a, b) if callable(static) else static, x.algebra)
-    data, scale = combined(RULES[name], x.algebra, [x, y], s)
+        s = _static(name, static(a, b) if callable(static) else static)
+    data, scale = combined(RULES[name], FACTORS, [x, y], s)
     wide = np.result_type(*(d.dtype for d in data))
     own = common_dtype(x, y)
     own = np.dtype(np.float16) if own.itemsize == 1 else own  # sums of 8-bit numbers need more bits
     out = product(*(d.astype(wide) for d in data)) / s
     for factor in factors:
         out = out if factor is None else out * factor.astype(out.dtype)
-    return scaled_result(out, scale, x.algebra, own if dtype is None else dtype)
+    return scaled_result(out, scale, own if dtype is None else dtype)
 
 
-def _static(name: str, s: object, algebra: Algebra) -> float:
-    """Returns a known, positive and finite number; beside exponents it has to be a power of two."""
+def _static(name: str, s: object) -> float:
+    """Returns a known, positive and finite number."""
     known = isinstance(s, int | float | np.number | np.ndarray | jax.Array)
     if not known or isinstance(s, bool | Tracer) or np.ndim(s):
         raise TypeError(
@@ -158,11 +156,6 @@ def _static(name: str, s: object, algebra: Algebra) -> float:
     number = float(s)
     if not 0 < number < math.inf:
         raise ValueError(f"{name}: static is {number!r}; expected a positive, finite number")
-    if algebra is EXPONENTS and math.frexp(number)[0] != 0.5:
-        raise ValueError(
-            f"{name}: static is {number!r}; expected a power of two, since an operand's scale is "
-            "an exponent"
-        )
     return number
 
 
@@ -184,7 +177,7 @@ def matmul(
 
     Raises:
         TypeError: static isn't a number known from shapes.
-        ValueError: static isn't positive and finite, or no power of two beside exponents.
+        ValueError: static isn't positive and finite.
 
     Example:
         >>> a = ScaledArray(jnp.ones((4, 64), jnp.float16), 2.0**20)

@@ -1,8 +1,8 @@
 """Values with scales, and the rules by which operations propagate them; ``scalify``."""
 
 from ..primitives import Family as Family
-from ._rescale import rescale as rescale
-from ._rescale import rescale_gradient as rescale_gradient
+from ._results import rescale as rescale
+from ._results import rescale_gradient as rescale_gradient
 from ._rules import RULES as RULES
 from ._rules import register as register
 from ._scalify import scalify as scalify

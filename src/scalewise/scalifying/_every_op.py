@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.typing import DTypeLike
 
 from .._jax import ShapedArray
 from .._types import PyTree
@@ -42,7 +41,6 @@ from ..scaled import (
     ZERO_EXPONENT,
     ScaledArray,
     exponent_of,
-    has_exponent,
     is_stored,
     power_of_two,
     scaled_down,
@@ -53,7 +51,6 @@ from ..scaled import RULES as SCALE_RULES
 from ._contract import contract
 from ._overrides import FormatOverrides
 from ._pairs import PairInterpretation
-from ._rescale import is_rescale
 from ._results import (
     ADDS,
     BOUNDS,
@@ -75,6 +72,7 @@ from ._results import (
     is_independent,
     is_measured,
     is_packed,
+    is_rescale,
     keeps_all,
     larger_factor,
     only_bounds,
@@ -83,7 +81,7 @@ from ._results import (
     widest_dtype,
     with_factor,
 )
-from ._rules import FALLBACK, RULES, PrimitiveRule, terms_of, wide_flight
+from ._rules import FALLBACK, RULES, PrimitiveRule, wide_flight
 from ._settings import Scalify
 from ._value import (
     ScaledValue,
@@ -94,8 +92,8 @@ from ._value import (
     wide_dtype,
 )
 
-# The form of a function's float results: plain arrays, or ScaledArrays with either kind of scale.
-Outputs = Literal["arrays", "scales", "exponents"]
+# The form of a function's float results: plain arrays, or ScaledArrays.
+Outputs = Literal["arrays", "scales"]
 # Families whose results scale as their one operand does.
 LINEAR = (Family.STRUCTURAL, Family.HOMOGENEOUS, Family.ORDERED)
 # Devices have different exponents, so that they exchange plain numbers.
@@ -169,17 +167,13 @@ class EveryOp(PairInterpretation):
     def lift(self, x: Argument, aval: ShapedArray) -> ScaledValue:
         if self.overrides.keep:
             return self.unrounded.lift(x, aval)
-        scaled = None
-        if has_exponent(x):
-            scaled = ScaledValue(x.data.astype(jnp.float32), x.exponent)
-        elif self.outputs != "arrays" and has_scale(x):
+        if self.outputs != "arrays" and has_scale(x):
             mantissa, power = split_power(x.scale.astype(jnp.float32))
             scaled = EveryOpValue(x.data.astype(jnp.float32), exponent_of(power))
             factor = jnp.where((mantissa > 0) & jnp.isfinite(mantissa), mantissa, 1)
             scaled = dataclasses.replace(
                 scaled, data=scaled.data * (mantissa / factor), factor=factor
             )
-        if scaled is not None:
             return self.rounding.lifted(scaled if self.rounding.propagates else folded(scaled))
         plain = jnp.asarray(x.value() if is_stored(x) else x)
         return self.rounding.lifted(
@@ -214,15 +208,12 @@ class EveryOp(PairInterpretation):
 
     def _scaled_output(self, value: Value, aval: ShapedArray) -> ScaledArray:
         value = widened(self.read(self.stack(value, aval)))
-        value = folded(value) if self.outputs == "exponents" else value
         value = (
             self.rounding.clipped(value)
             if self.rounding.propagates
             else self.rounding.rescaled(value)
         )
         exponent = jnp.asarray(value.exponent, jnp.int32)
-        if self.outputs == "exponents":
-            return ScaledArray.from_exponent(value.data, exponent)
         kept = lax.clamp(LOWEST, exponent, HIGHEST)  # beyond it the value isn't a float32 number
         data = value.data.astype(jnp.float32) * power_of_two(
             lax.clamp(LOWEST, exponent - kept, HIGHEST)
@@ -475,36 +466,14 @@ class EveryOp(PairInterpretation):
         # without a static scale: the result's is found from the data
         exponent = SCALE_RULES["dot_general"].scale(EXPONENTS, a.exponent, b.exponent, 1)
         dtype, arithmetic = wide_flight(equation.out_avals[0]), self.recipe.arithmetic
-        data = accumulated(equation, [a.data, b.data], dtype, self.fmt, arithmetic)
-        return ScaledValue(data, exponent)
+        if arithmetic == "float32":
+            return ScaledValue(contract(equation, (a.data, b.data), dtype), exponent)
+        own = self.rounding.dtype
+        narrow = [x.data.astype(own) for x in (a, b)]
+        return ScaledValue(rebind(equation, narrow, own)[0].astype(dtype), exponent)
 
 
 def has_scale(x: object) -> bool:
     if not isinstance(x, ScaledArray) or isinstance(x.data, EncodedArray) or x.block is not None:
         return False
     return isinstance(x.scale, jax.Array) and x.scale.ndim == 0
-
-
-def accumulated(
-    equation: Equation,
-    operands: Sequence[jax.Array],
-    dtype: DTypeLike,
-    fmt: Format,
-    arithmetic: str,
-) -> jax.Array:
-    def wide(a: jax.Array, b: jax.Array) -> jax.Array:
-        return contract(equation, (a, b), dtype)
-
-    def narrow(a: jax.Array, b: jax.Array) -> jax.Array:
-        own = fmt.dtype
-        assert own is not None
-        return rebind(equation, [a.astype(own), b.astype(own)], own)[0].astype(dtype)
-
-    if arithmetic == "float32":
-        return wide(*operands)
-    if arithmetic == "narrow":
-        return narrow(*operands)
-    largest = [jnp.max(jnp.abs(x).astype(dtype), initial=0) for x in operands]
-    bound = np.float32(terms_of(equation)) * largest[0] * largest[1]
-    # half of the maximum, since rounding enlarges sums; a NaN selects the wide product
-    return lax.cond(bound <= np.float32(float(fmt.max) / 2), narrow, wide, *operands)

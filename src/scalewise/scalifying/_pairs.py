@@ -82,8 +82,8 @@ class PairInterpretation(Interpretation):
 
 
 def is_quantized(x: object) -> bool:
-    """Returns whether a ScaledArray has axes, at most 8 bits, and scales that aren't exponents."""
-    if not isinstance(x, ScaledArray) or x.exponent is not None or not x.ndim:
+    """Returns whether a ScaledArray has axes, and at most 8 bits."""
+    if not isinstance(x, ScaledArray) or not x.ndim:
         return False
     if isinstance(x.data, EncodedArray):
         return x.data.format.bits <= 8

@@ -9,15 +9,14 @@ from typing import Any
 import jax
 
 from .._check import checked
-from .._decorator import Params, Result, as_decorator
+from .._decorator import Params, Result
 from ..formats import FP16, FormatLike
 from ..interpret import mark, transform
-from ..scaled import ScaledArray, State, has_exponent, is_stored
-from ._every_op import EveryOp, Outputs
+from ..scaled import ScaledArray, State, is_stored
+from ._every_op import EveryOp
 from ._settings import Accumulation, Rescale, ResultFormats, Scalify
 
 
-@as_decorator
 @checked
 def scalify(
     f: Callable[Params, Result],
@@ -40,11 +39,10 @@ def scalify(
         format: of all results, FP16 or BF16.
         rescale: where else scales are found from the data. None: after contractions, sums, powers,
             quotients and functions without a rule, in an optimizer, and where a propagated scale
-            could overflow the format. ``"max"``, ``"l1"``, ``"l2"`` and ``"least_squares"``: after
-            each operation that can change the magnitude, by that measure. ``"never"``: nowhere
-            else. :class:`Scalify` describes them.
-        arithmetic: the dtype in which contractions accumulate; ``"narrow"`` is the format's own,
-            ``"auto"`` chooses at run time.
+            could overflow the format. ``"max"`` and ``"l2"``: after each operation that can change
+            the magnitude, by that measure. ``"never"``: nowhere else. :class:`Scalify` describes
+            them.
+        arithmetic: the dtype in which contractions accumulate; ``"narrow"`` is the format's own.
         keep: exceptions, ``{name: format}``, as in :class:`Recipe`, of FP16, BF16 or FP32.
         state: the outputs that are returned stored, as in :class:`Recipe`.
 
@@ -77,16 +75,11 @@ def scalified(f: Callable[..., Result], settings: Scalify, name: str = "scalify"
     @functools.wraps(f)
     def scaled(*args, **kwargs):
         leaves = jax.tree.leaves((args, kwargs), is_leaf=is_stored)
-        chosen = EveryOp.of(settings, outputs=_outputs(settings, leaves))
+        scales = not settings.state and any(isinstance(x, ScaledArray) for x in leaves)
+        chosen = EveryOp.of(settings, outputs="scales" if scales else "arrays")
         outs = transform(f, chosen, name=name)(*args, **kwargs)
         chosen.overrides.check(name)
         return outs
 
     mark(scaled, f, EveryOp.of(settings))
     return scaled
-
-
-def _outputs(settings: Scalify, leaves: list[object]) -> Outputs:
-    if settings.state or not any(isinstance(x, ScaledArray) for x in leaves):
-        return "arrays"
-    return "exponents" if any(map(has_exponent, leaves)) else "scales"

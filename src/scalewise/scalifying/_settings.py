@@ -13,8 +13,8 @@ from ..formats import BF16, FP16, Format, FormatLike
 from ..scaled import State, Storage, shown, storage_of
 from ._overrides import Scope
 
-Rescale: TypeAlias = Literal["max", "l1", "l2", "least_squares", "never"]
-Accumulation: TypeAlias = Literal["float32", "narrow", "auto"]
+Rescale: TypeAlias = Literal["max", "l2", "never"]
+Accumulation: TypeAlias = Literal["float32", "narrow"]
 ResultFormats: TypeAlias = Annotated[
     Mapping[Scope, FormatLike | None] | tuple[tuple[Scope, FormatLike | None], ...],
     Words("a dict from names to formats, keep={'head': 'fp32'}"),
@@ -32,23 +32,22 @@ class Scalify:
 
     Attributes:
         format: FP16 or BF16, with a scale for each result.
-        rescale: where scales are found from the data. ``"max"``, ``"l1"``, ``"l2"`` and
-            ``"least_squares"``: after each operation that can change the magnitude, by that
-            measure, except that a product with a constant keeps a scale that was found from its
-            operand. None: after contractions, sums, powers, quotients and functions without a rule,
-            in an optimizer, and where a propagated scale could overflow the format; elsewhere
-            scales are propagated, from scales that were found from the operands. In all of these
-            no two roundings in succession are at propagated scales, so that a chain or loop of
-            any length has the errors of its roundings alone. ``"never"``: all scales follow from
-            those of the arguments (which are found for plain arrays) and from shapes, as
-            :data:`scalewise.scaled.RULES` say, and data are never read to find one (but for
-            :func:`rescale`); a constant multiplies the scale; functions without a rule have results
-            of scale 1; data beyond the format's largest number saturate.
-        arithmetic: the dtype in which contractions accumulate: ``"float32"``, ``"narrow"`` (the
-            device's own product of that dtype, whose sums may overflow), or ``"auto"``, which
-            chooses at run time the narrow dtype if the operands' magnitudes let no sum overflow,
-            otherwise float32. That is for scales that leave data of unit size (propagated ones,
-            ``rescale="l2"``); with ``"max"`` FP16's sums would overflow.
+        rescale: where scales are found from the data. ``"max"`` and ``"l2"``: after each operation
+            that can change the magnitude, by that measure, except that a product with a constant
+            keeps a scale that was found from its operand. None: after contractions, sums, powers,
+            quotients and functions without a rule, in an optimizer, and where a propagated scale
+            could overflow the format; elsewhere scales are propagated, from scales that were found
+            from the operands. In all of these no two roundings in succession are at propagated
+            scales, so that a chain or loop of any length has the errors of its roundings alone.
+            ``"never"``: all scales follow from those of the arguments (which are found for plain
+            arrays) and from shapes, as :data:`scalewise.scaled.RULES` say, and data are never read
+            to find one (but for :func:`rescale`); a constant multiplies the scale; functions
+            without a rule have results of scale 1; data beyond the format's largest number
+            saturate.
+        arithmetic: the dtype in which contractions accumulate: ``"float32"``, or ``"narrow"``, the
+            device's own product of that dtype, whose sums may overflow. That is for scales that
+            leave data of unit size (propagated ones, ``rescale="l2"``); with ``"max"`` FP16's sums
+            would overflow.
         keep: exceptions, ``{name: format}``, named as in :class:`Recipe`, whose results are
             computed and kept in FP32, FP16 or BF16.
         state: the outputs that are returned stored, as in :class:`Recipe`.

@@ -4,12 +4,10 @@ from .._extras import require as _require
 
 _require("optax", "train", "scalewise.training")
 
-from . import mu_s as mu_s
 from ._gradients import all_finite as all_finite
 from ._gradients import mean_over as mean_over
 from ._loss_scale import DynamicLossScale as DynamicLossScale
 from ._loss_scale import StaticLossScale as StaticLossScale
-from ._loss_scale import layer_scaled as layer_scaled
 from ._loss_scale import loss_scale_of as loss_scale_of
 from ._loss_scale import loss_scaled as loss_scaled
 from ._loss_scale import scale_loss as scale_loss
@@ -34,12 +32,10 @@ __all__ = [
     "all_finite",
     "apply_updates",
     "compensated",
-    "layer_scaled",
     "loss_scale_of",
     "loss_scaled",
     "master_weights",
     "mean_over",
-    "mu_s",
     "scale_loss",
     "step",
     "stochastic_rounding",

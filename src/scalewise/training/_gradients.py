@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
@@ -99,10 +98,6 @@ def real_parts(tree: PyTree) -> list[jax.Array]:
     return found
 
 
-def floats_as(dtype: DTypeLike, tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: x.astype(dtype) if is_float_array(x) else x, tree)
-
-
 def at_least_float32(x: jax.Array) -> jax.Array:
     """Returns a float array in float32; float64 and complex numbers stay."""
     wide = x.dtype == jnp.float64 or jnp.issubdtype(x.dtype, jnp.complexfloating)
@@ -111,26 +106,9 @@ def at_least_float32(x: jax.Array) -> jax.Array:
 
 def _largest(x: jax.Array) -> jax.Array:
     """Returns a float32 scalar that is finite if all elements are."""
-    if x.dtype.itemsize == 2 and x.ndim and x.shape[-1] % 2 == 0:
-        return _pairs_sign(x)
     if x.dtype.itemsize < 2:  # no backend compares FP8
         x = x.astype(jnp.float32)
     return jnp.max(jnp.abs(x)).astype(jnp.float32)
-
-
-def _pairs_sign(x: jax.Array) -> jax.Array:
-    """Returns infinity if a 16-bit element isn't finite, else 0; tests two elements at a time.
-
-    If all exponent bits are ones, adding the lowest of them carries into the sign bit. XLA on CPU
-    writes 16-bit operands of a reduction to memory first, but fuses a minimum of float32.
-    """
-    ones = int(np.asarray(np.inf, x.dtype).view(np.uint16))
-    lowest = 1 << jnp.finfo(x.dtype).nmant
-    pairs = lax.bitcast_convert_type(x.reshape(*x.shape[:-1], -1, 2), jnp.uint32)
-    sums = (pairs & np.uint32(ones * 0x10001)) + np.uint32(lowest * 0x10001)
-    carry = (sums | (sums << np.uint32(16))) & np.uint32(0x80000000)
-    one = lax.bitcast_convert_type(carry | np.uint32(0x3F800000), jnp.float32)  # 1 or -1
-    return jnp.where(jnp.min(one) > 0, np.float32(0), np.float32(np.inf))
 
 
 def update_if(

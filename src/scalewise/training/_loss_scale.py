@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.typing import ArrayLike
 
 from .._check import Count, Fraction, Positive, Range, checked
 from .._types import AxisName, PyTree
@@ -30,19 +28,12 @@ class LossScaleState(NamedTuple):
         good_steps: number of finite steps since the scale last changed, int32.
         skipped: number of steps left out so far, int32.
         skipped_in_a_row: number of steps left out since the last finite one, int32.
-        tainted_scale: the scale for batches that hold NaN or infinity, float32. They have one of
-            their own, since a non-finite gradient of such a batch says nothing about ``scale``.
     """
 
     scale: jax.Array
     good_steps: jax.Array
     skipped: jax.Array
     skipped_in_a_row: jax.Array
-    tainted_scale: jax.Array
-
-    def of_batch(self, finite: ArrayLike) -> LossScaleState:
-        """Returns the state with, as ``scale``, the scale for a batch that is finite, or isn't."""
-        return self._replace(scale=jnp.where(finite, self.scale, self.tainted_scale))
 
 
 @checked
@@ -56,10 +47,9 @@ class StaticLossScale:
 
     scale: Positive = 2.0**15
 
-    @checked
-    def init(self, layers: Count | None = None) -> LossScaleState:
-        """Returns the state before the first step; of so many layers, in arrays."""
-        return _state(self.scale, layers)
+    def init(self) -> LossScaleState:
+        """Returns the state before the first step."""
+        return _state(self.scale)
 
     def update(self, state: LossScaleState, finite: jax.Array) -> LossScaleState:
         """Returns the state after a step whose gradients were all finite, or not."""
@@ -97,10 +87,9 @@ class DynamicLossScale:
                 f"min_scale {self.min_scale} and max_scale {self.max_scale}"
             )
 
-    @checked
-    def init(self, layers: Count | None = None) -> LossScaleState:
-        """Returns the state before the first step; of so many layers, in arrays."""
-        return _state(self.initial, layers)
+    def init(self) -> LossScaleState:
+        """Returns the state before the first step."""
+        return _state(self.initial)
 
     def update(self, state: LossScaleState, finite: jax.Array) -> LossScaleState:
         """Returns the state after a step whose gradients were all finite, or not."""
@@ -179,10 +168,6 @@ def loss_scaled(
     ``update`` also takes the unscaled loss as optax's ``value=``. If that isn't finite, the step is
     left out and the loss scale stays, since no other scale would have helped.
 
-    ``update`` also takes ``finite_batch=``, a boolean: False for a batch with NaN or infinity,
-    whose loss was scaled by ``loss_scale_of(state).of_batch(False)``. If its gradients aren't
-    finite, the step is left out and the scale for finite batches stays.
-
     Args:
         optimizer: any optax transformation.
         scaling: how the loss scale changes; :class:`DynamicLossScale` by default.
@@ -223,8 +208,7 @@ def loss_scaled(
         return LossScaledState(scaling.init(), inner.init(params))
 
     def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: PyTree):
-        value, finite_batch = extra.get("value", jnp.float32(0)), extra.pop("finite_batch", True)
-        before = state.loss_scale.of_batch(finite_batch)
+        value, before = extra.get("value", jnp.float32(0)), state.loss_scale
         factor, tested = 1 / before.scale, updates
         if clip is not None:
             tested = _norm(updates)
@@ -241,11 +225,7 @@ def loss_scaled(
 
         updates, after = update_if(finite, step, state.inner, unscaled, state.inner, params, extra)
         same_scale = _counted(before, finite, before.good_steps)
-        used = tree_where(finite_loss, scaling.update(before, finite), same_scale)
-        scale = used._replace(
-            scale=jnp.where(finite_batch, used.scale, state.loss_scale.scale),
-            tainted_scale=jnp.where(finite_batch, before.tainted_scale, used.scale),
-        )
+        scale = tree_where(finite_loss, scaling.update(before, finite), same_scale)
         return updates, LossScaledState(scale, after)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -270,66 +250,7 @@ def loss_scales(tree: PyTree) -> list[LossScaleState]:
     return [x for x in jax.tree.leaves(tree, is_leaf=is_state) if is_state(x)]
 
 
-def _state(scale: float, layers: int | None) -> LossScaleState:
-    shape = () if layers is None else (layers,)
+def _state(scale: float) -> LossScaleState:
     # arrays of their own: a state is donated only if no two leaves share a buffer
-    first, tainted = (jnp.full(shape, scale, jnp.float32) for _ in range(2))
-    good, skipped, in_a_row = (jnp.zeros(shape, jnp.int32) for _ in range(3))
-    return LossScaleState(first, good, skipped, in_a_row, tainted)
-
-
-@checked
-def layer_scaled(
-    layer: Callable[[PyTree, PyTree], PyTree],
-) -> Callable[[jax.Array, PyTree, PyTree], PyTree]:
-    """Returns a layer whose backward pass is scaled by a scale of its own.
-
-    For layers whose gradients lie further apart than FP16's 40 binades (Zhao et al., "Adaptive loss
-    scaling for mixed precision training", 2019; here the scales follow a whole loss's rule).
-
-    The forward pass is the layer's. The backward pass multiplies the cotangent by the scale in
-    float32, and divides the layer's gradients by it, in float32 if the parameters or inputs have
-    that dtype. Non-finite gradients become zero, so that they don't reach the layers below; the
-    gradient with respect to the scale is their number. Differentiate with respect to the scales as
-    well, and leave out the step if one of these counts isn't zero. ``scaling.init(layers)`` and
-    ``scaling.update(state, counts == 0)`` of a :class:`DynamicLossScale` keep the scales.
-
-    A layer ``(params, x) -> y`` on pytrees of floats becomes ``(scale, params, x) -> y``, where
-    ``scale`` is a float32 scalar; reverse mode only.
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> def layer(w, x):  # in FP16, whose smallest number is 6e-8
-        ...     return (x.astype(jnp.float16) * w.astype(jnp.float16)).astype(jnp.float32)
-        >>> def loss(scale, w):
-        ...     return 1e-9 * layer_scaled(layer)(scale, w, jnp.float32(1.0))
-        >>> count, gradient = jax.grad(loss, argnums=(0, 1))(jnp.float32(2.0**20), jnp.float32(1.0))
-        >>> float(count), round(float(gradient) * 1e9, 2)
-        (0.0, 1.0)
-    """
-
-    @jax.custom_vjp
-    def scaled(scale: jax.Array, params: PyTree, x: PyTree) -> PyTree:
-        return layer(params, x)
-
-    def forward(scale: jax.Array, params: PyTree, x: PyTree):
-        y, pull = jax.vjp(layer, params, x)
-        return y, (scale, pull)
-
-    def backward(saved: PyTree, cotangent: PyTree):
-        scale, pull = saved
-
-        def multiplied(g: jax.Array) -> jax.Array:
-            return by_parts(lambda x: x * scale, g).astype(g.dtype)
-
-        gradients = pull(jax.tree.map(multiplied, cotangent))
-        floats = real_parts(gradients)
-        wrong = sum((jnp.sum(~jnp.isfinite(g)) for g in floats), jnp.int32(0))
-
-        def divided(g: jax.Array) -> jax.Array:
-            return by_parts(lambda x: jnp.where(jnp.isfinite(x), x / scale, 0), g).astype(g.dtype)
-
-        return (wrong.astype(scale.dtype), *jax.tree.map(divided, gradients))
-
-    scaled.defvjp(forward, backward)
-    return scaled
+    counts = (jnp.zeros((), jnp.int32) for _ in range(3))
+    return LossScaleState(jnp.full((), scale, jnp.float32), *counts)

@@ -7,7 +7,6 @@ that passes a module has imported its library.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib
 import sys
 from collections.abc import Callable, Hashable
@@ -16,13 +15,13 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import DTypeLike
 
 from .._check import shown
 from .._types import PyTree, TreeDef
 from ..autocasting import Policy, autocast
 from ..autocasting import policy as policy_
-from ..autoscaling import AmaxHistory, Recipe, Schedule, autoscale
+from ..autoscaling import AmaxHistory, Recipe, autoscale
 from ..interpret import has_objects
 from ..scalifying import Scalify
 from ._gradients import is_array, is_float_array
@@ -165,29 +164,23 @@ def loss_and_aux(out: PyTree, has_aux: bool) -> tuple[jax.Array, PyTree]:
 
 
 def loss_transform(
-    policy: Policy | Recipe | Scalify | Schedule | DTypeLike | None,
-) -> tuple[Callable[[Callable, ArrayLike], Callable], np.dtype | None, bool]:
-    """Returns the transformation of the loss function, the parameters' dtype, and if it is float16.
-
-    The transformation takes the step, too, by which a Schedule chooses.
-    """
-    recipe = policy.recipe(0) if isinstance(policy, Schedule) else policy
-    if isinstance(recipe, Recipe | Scalify) and recipe.state:
+    policy: Policy | Recipe | Scalify | DTypeLike | None,
+) -> tuple[Callable[[Callable], Callable], np.dtype | None, bool]:
+    """Returns the transformation of the loss, the parameters' dtype, and if that is float16."""
+    if isinstance(policy, Recipe | Scalify) and policy.state:
         raise ValueError(
             f"step: the recipe's state says how parts of a training state are stored, first "
-            f"{recipe.state[0][0]!r}; here moments={{...}} and the policy's p= do. Expected a "
+            f"{policy.state[0][0]!r}; here moments={{...}} and the policy's p= do. Expected a "
             "recipe without, or autoscale of a training step of your own"
         )
     # Step differentiates a recipe with a history together with that
     if policy is None or (isinstance(policy, Recipe) and policy.is_delayed):
-        return lambda f, step: f, None, False
-    if isinstance(policy, Schedule):
-        return lambda f, step: functools.partial(autoscale(f, policy), step), None, False
+        return lambda f: f, None, False
     if isinstance(policy, Recipe | Scalify):
-        return lambda f, step: autoscale(f, policy), None, False
+        return lambda f: autoscale(f, policy), None, False
     chosen = policy_(policy)
     narrow = jnp.float16 in (chosen.compute, chosen.params)
     params = None if chosen.params is None else np.dtype(chosen.params)
     # Step casts the parameters, and the loss is float32: autocast only casts operations
     inner = dataclasses.replace(chosen, params=None, output=None)
-    return lambda f, step: autocast(f, inner), params, narrow
+    return lambda f: autocast(f, inner), params, narrow

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import DTypeLike
 
 from .._check import Count, Positive, checked
 from .._jax import per_device
 from .._resolve import resolve
 from .._types import AxisName, PyTree
 from ..autocasting import PolicyLike
-from ..autoscaling import AmaxHistory, Recipe, RecipeLike, Schedule, WithHistory, warn_of_second
+from ..autoscaling import AmaxHistory, Recipe, RecipeLike, WithHistory, warn_of_second
 from ..formats import FormatLike
 from ..scalifying import Scalify
 from . import _model as models
-from ._gradients import (
-    all_finite,
-    at_least_float32,
-    floats_as,
-    mean_over,
-    own_buffers,
-    tree_where,
-)
+from ._gradients import at_least_float32, mean_over, own_buffers, tree_where
 from ._loss_scale import (
     DynamicLossScale,
     LossScale,
@@ -61,14 +53,10 @@ class Step:
     accumulate: int = 1  # microbatches
     has_aux: bool = False
     # of the function from parameters to loss, by the policy
-    transform: Callable[[Callable, ArrayLike], Callable] = lambda f, step: f
+    transform: Callable[[Callable], Callable] = lambda f: f
     delayed: Recipe | None = None  # a recipe with a history, under which the gradient is computed
     axis_name: AxisName = None  # mapped axes over which gradients are averaged
     comm_format: FormatLike | None = None  # of gradients that devices send
-    warn_after: int | None = None  # steps left out in a row
-    min_scale: float = 0.0  # the smallest loss scale; 0 for a constant one
-    narrow: bool = False  # whether the loss is computed in float16
-    check_finite: bool = True
 
     def __repr__(self) -> str:
         name = getattr(self.loss, "__name__", "a loss")
@@ -108,11 +96,7 @@ class Step:
                 arrays have the examples along their first axis.
         """
         models.check_call(state, batch)
-        finite_batch = jnp.bool_(True)
-        if self.check_finite:
-            computed = floats_as(jnp.float16, batch) if self.narrow else batch
-            finite_batch = all_finite(computed, axis_name=self.axis_name)
-        before = loss_scale_of(state.optimizer).of_batch(finite_batch)
+        before = loss_scale_of(state.optimizer)
         gradients, loss, rest, aux, newest = self._gradients(state, batch, before)
         if self.axis_name is not None:
             members = self._members()
@@ -121,7 +105,7 @@ class Step:
             loss = jax.lax.pmean(loss, self.axis_name)
             newest = jax.tree.map(lambda n: jax.lax.pmax(n, self.axis_name), newest)
         updates, optimizer = self.optimizer.update(
-            gradients, state.optimizer, state.params, value=loss, finite_batch=finite_batch
+            gradients, state.optimizer, state.params, value=loss
         )
         after = loss_scale_of(optimizer)
         finite = after.skipped == before.skipped
@@ -133,8 +117,6 @@ class Step:
             rest=tree_where(finite, rest, state.rest), optimizer=optimizer, history=history,
             step=state.step + 1,
         )  # fmt: skip
-        if self.warn_after is not None:
-            _warn_of_skipped(self.warn_after, after, finite_batch, self.min_scale, self.narrow)
         in_a_row = after.skipped_in_a_row
         return new, models.Metrics(loss, finite, before.scale, after.skipped, in_a_row, aux)
 
@@ -142,7 +124,7 @@ class Step:
         self, state: models.TrainState, batch: PyTree, scaling: LossScaleState
     ) -> tuple[PyTree, jax.Array, PyTree, PyTree, jax.Array | None]:
         """Returns scaled gradients, loss, other arrays, aux, and the operands' amaxes or None."""
-        differentiate = self._differentiate(state.structure, self._members(), state.step)
+        differentiate = self._differentiate(state.structure, self._members())
         params = self._own(state.params)
 
         def one(rest: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
@@ -171,11 +153,9 @@ class Step:
         newest = jax.tree.map(lambda n: n.max(axis=0), newest)
         return mean, jnp.mean(losses), rest, aux, newest
 
-    def _differentiate(
-        self, structure: models.Structure, members: PyTree, step: ArrayLike = 0
-    ) -> Callable:
+    def _differentiate(self, structure: models.Structure, members: PyTree) -> Callable:
         def scaled(params: PyTree, rest: PyTree, batch: PyTree, scaling: LossScaleState):
-            loss, rest, aux = self._apply(structure, step, params, rest, batch)
+            loss, rest, aux = self._apply(structure, params, rest, batch)
             # a device's share of the mean over the batch: gradients are summed over devices
             return scale_loss(loss, scaling) / members, (at_least_float32(loss), rest, aux)
 
@@ -206,7 +186,6 @@ class Step:
     def _apply(
         self,
         structure: models.Structure,
-        step: ArrayLike,
         params: PyTree,
         rest: PyTree,
         batch: PyTree,
@@ -221,14 +200,14 @@ class Step:
             loss, aux = models.loss_and_aux(out, self.has_aux)
             return at_least_float32(loss), structure.rest(model), aux
 
-        return self.transform(whole, step)(params, rest, arrays)
+        return self.transform(whole)(params, rest, arrays)
 
 
 @checked
 def step(
     loss: Callable[..., Any],
     optimizer: optax.GradientTransformation,
-    policy: PolicyLike | RecipeLike | Schedule | None = None,
+    policy: PolicyLike | RecipeLike | None = None,
     *,
     scaling: LossScale | None = None,
     weights: Weights | None = None,
@@ -238,7 +217,6 @@ def step(
     has_aux: bool = False,
     axis_name: AxisName = None,
     comm_format: FormatLike | None = None,
-    warn_after: Count | None = None,
     check_finite: bool = True,
 ) -> Step:
     """Returns a mixed-precision training step for a loss function and an optax optimizer.
@@ -250,9 +228,7 @@ def step(
 
     A step with a non-finite gradient changes only the loss scale: weights, moments, statistics and
     the history of delayed scaling keep their bits. If the loss itself isn't finite, before it is
-    scaled, or the batch holds NaN or infinity, the loss scale stays as well; so it does for numbers
-    beyond 65504 if the policy computes in float16. (Such batches, whose gradients may be finite, as
-    with the infinities of a mask, have a loss scale of their own.)
+    scaled, the loss scale stays as well: no other one would have helped.
 
     Args:
         loss: ``(model, batch) -> scalar``, or ``(model, inputs, labels, ...) -> scalar``, where
@@ -260,8 +236,7 @@ def step(
         optimizer: any optax transformation.
         policy: the precision of the loss: a :class:`~scalewise.Policy` or its string, for
             :func:`~scalewise.autocast`; a :class:`~scalewise.Recipe` or the name of one
-            (``"fp8"``), or a :class:`~scalewise.Schedule` of recipes by the state's step, for
-            :func:`~scalewise.autoscale`; None changes nothing. With delayed
+            (``"fp8"``), for :func:`~scalewise.autoscale`; None changes nothing. With delayed
             scaling ``init`` takes a batch, too, and all microbatches of a step on all devices share
             one history.
         scaling: how the loss is scaled; by default :class:`DynamicLossScale` if the policy
@@ -276,9 +251,6 @@ def step(
             and loss are averaged over them, and all devices make or leave out the same steps. Not
             needed under ``jit`` with shardings.
         comm_format: format in which gradients are sent between devices, see :func:`mean_over`.
-        warn_after: the host warns once this many steps in a row were left out. This adds a host
-            callback (``jax.debug.callback``) to the program, which then can't be exported or cached
-            on disk. By default look at ``metrics.skipped_in_a_row`` instead.
         check_finite: False makes every step without looking for infinities and NaN, which is what
             most programs in bfloat16 do; ``metrics.finite`` is then always True. Not with a loss
             scale that changes.
@@ -304,7 +276,7 @@ def step(
     if isinstance(policy, str):
         policy = resolve(policy, "policy", "recipe", where="step")
     transform, params, narrow = models.loss_transform(policy)
-    if isinstance(policy, Recipe | Scalify | Schedule):
+    if isinstance(policy, Recipe | Scalify):
         warn_of_second(loss, "training.step", stacklevel=4)
     delayed = policy if isinstance(policy, Recipe) and policy.is_delayed else None
     if weights is None:
@@ -313,47 +285,15 @@ def step(
         optimizer = store_state(optimizer, moments)
     if scaling is None:
         scaling = DynamicLossScale() if narrow else StaticLossScale(1.0)
-    if warn_after is not None and not check_finite:
-        raise ValueError("step: check_finite=False leaves no step out: give no warn_after")
     whole = loss_scaled(
         WEIGHTS[weights](optimizer), scaling, clip=clip, axis_name=axis_name,
         check_finite=check_finite,
     )  # fmt: skip
     if comm_format is not None and axis_name is None:
         raise ValueError("step: comm_format needs axis_name, the axes that gradients are sent over")
-    floor = scaling.min_scale if isinstance(scaling, DynamicLossScale) else 0.0
     return Step(
-        loss, whole, params, accumulate, has_aux, transform, delayed, axis_name, comm_format,
-        warn_after, floor, narrow, check_finite,
-    )  # fmt: skip
-
-
-def _warn_of_skipped(
-    limit: int, state: LossScaleState, finite_batch: jax.Array, floor: float, narrow: bool
-) -> None:
-    beyond = ", or numbers beyond float16's 65504" if narrow else ""
-
-    def warn(scale: jax.Array, finite_batch: jax.Array) -> None:
-        why = "A smaller scale doesn't help against NaN in the weights"
-        if not finite_batch:
-            why = f"The batch holds NaN or infinity{beyond}, which says nothing about the scale"
-        elif float(scale) <= floor:
-            why = "That is its smallest, min_scale, so that it stays there"
-        do = (
-            "run scalewise.audit on the step"
-            if finite_batch
-            else "so that it stays: check the data"
-        )
-        warnings.warn(
-            f"training.step: {limit} steps in a row were left out, their gradients or losses not "
-            f"finite; the loss scale is {float(scale):g}. {why}: {do}",
-            stacklevel=2,
-        )
-
-    jax.lax.cond(
-        state.skipped_in_a_row == limit, lambda *args: jax.debug.callback(warn, *args),
-        lambda *args: None, state.scale, finite_batch,
-    )  # fmt: skip
+        loss, whole, params, accumulate, has_aux, transform, delayed, axis_name, comm_format
+    )
 
 
 def microbatches(batch: PyTree, n: int) -> PyTree:

@@ -81,8 +81,6 @@ def _of_loss_scale(low: LossScaled, equation: Equation) -> tuple[Interpretation,
 
 
 def _of_recipe(low: Boundaries | EveryOp, equation: Equation) -> tuple[Interpretation, Hashable]:
-    if isinstance(low, Boundaries) and low.traced:
-        return _as_it_is(low, equation)
     recipe = low.recipe
     if RULES[equation.name].family is not Family.CONTRACTION:
         recipe = _without_products(recipe)
