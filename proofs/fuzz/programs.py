@@ -216,7 +216,11 @@ def _recipe(name: str) -> tuple[Callable, Model]:
     blocks = isinstance(recipe.products.formats()[0][0], BlockFormat)
     stacked = current(recipe.residuals)
     apply = _delayed if name == "fp8_delayed" else lambda f: sw.autoscale(f, recipe)
-    return apply, Model(None, forward, backward, blocks, stacked, predicted=predicted)
+    few = static(recipe.residuals) if predicted else forward
+    return apply, Model(
+        None, forward, backward, blocks, stacked, predicted=predicted, few=few,
+        features=recipe.features if predicted else 0,
+    )  # fmt: skip
 
 
 # `fp16_every_op` brings the largest magnitude to 2^14, so that the smallest number, 2^-24, is
