@@ -1,8 +1,8 @@
 """Runs the fuzz targets: ``python -m proofs.fuzz [programs|chains|files|folders|arguments]``.
 
 A target is a module of this package with ``PROPERTIES``: tests of hypothesis, each of which is
-called with ``count`` random cases. The same seed makes the same cases; a failure is reduced to a
-small one and printed.
+called with ``count`` random cases. The same seed makes the same cases; a failure is printed,
+reduced to a small one unless a case is a seed.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ TARGETS = {
 }  # cases of a property in a full run
 
 
-def run(name: str, test: Callable[[], Any], count: int, seed: int) -> bool:
+def run(name: str, test: Callable[[], Any], count: int, seed: int, seeded: bool) -> bool:
     """Runs a property on a number of cases, and returns whether it holds."""
     checks = list(hypothesis.HealthCheck)
     options = {"database": None, "deadline": None, "suppress_health_check": checks}
+    if seeded:
+        options["phases"] = [hypothesis.Phase.generate]
     began, held = time.perf_counter(), True
     try:
         hypothesis.seed(seed)(hypothesis.settings(max_examples=count, **options)(test))()
@@ -52,8 +54,11 @@ def main() -> int:
     for target in [given.target] if given.target else TARGETS:
         module = importlib.import_module(f"proofs.fuzz.{target}")
         getattr(module, "prepare", lambda: None)()
+        seeded = getattr(module, "SEEDED", False)
         for name, test in module.PROPERTIES.items():
-            held &= run(f"{target}, {name}", test, given.count or TARGETS[target], given.seed)
+            held &= run(
+                f"{target}, {name}", test, given.count or TARGETS[target], given.seed, seeded
+            )
     return int(not held)
 
 

@@ -25,7 +25,9 @@ from jax import lax
 
 import scalewise as sw
 from proofs.fuzz.disturbed import Model, Rounding, disturbed, traced, wide
-from proofs.fuzz.programs import EVERY_OP, SAMPLES, UNIT_SIZE, unlike
+from proofs.fuzz.programs import EVERY_OP, SAMPLES, UNIT_SIZE, forget, unlike
+from proofs.fuzz.programs import SEEDED as SEEDED
+from proofs.fuzz.programs import prepare as prepare
 
 SIZE = 4
 LONGEST = 1000
@@ -127,13 +129,9 @@ RECIPES: dict[str, tuple[sw.Recipe, Model]] = {
 }
 
 
-def prepare() -> None:
-    """Compiles quickly."""
-    jax.config.update("jax_disable_most_optimizations", True)
-
-
 def check(seed: int, index: int) -> list[str]:
     """How the chain's results under a recipe differ by more than roundings explain."""
+    forget()
     rng = random.Random(f"chains {seed}/{index}")
     name = rng.choice([*RECIPES])
     recipe, model = RECIPES[name]

@@ -32,7 +32,7 @@ from scalewise.interpret import (
     trace,
 )
 from scalewise.primitives import Family, params
-from scalewise.scalifying import ScaledValue
+from scalewise.scalifying import ScaledValue, features
 from scalewise.scalifying._rules import RULES
 
 # Of float32 XLA's elementary functions are some ulps off, and sums are added in another order.
@@ -110,6 +110,7 @@ class Model:
             whatever their own largest magnitude is.
         predicted: the operands' scale is that of ``ScaledValue.log2_std``, the standard deviation
             that the recipe predicts from shapes.
+        few: both operands of a product of fewer features than ``features``.
     """
 
     results: Rounding | None = None
@@ -119,6 +120,8 @@ class Model:
     stacked: Rounding | None = None
     propagated: bool = False
     predicted: bool = False
+    few: Rounding | None = None
+    features: int = 0
 
 
 @jax.tree_util.register_pytree_node_class
@@ -193,7 +196,8 @@ class Disturbed(Interpretation):
         data = [x.data if isinstance(x, Value) else x for x in inputs]
         if equation.name in CONTRACTIONS:
             axes = params.contracted_axes(equation)
-            data[:2] = [self.operand(x, over) for x, over in zip(inputs[:2], axes, strict=True)]
+            few = features(equation) < self.model.features
+            data[:2] = [self.operand(*x, few=few) for x in zip(inputs[:2], axes, strict=True)]
         outs = equation.bind(*data)
         if equation.name in SUMS:  # in another order: relative to the terms, not to their sum
             terms = equation.bind(*[np.abs(x) if is_float(x) else x for x in data])
@@ -252,8 +256,9 @@ class Disturbed(Interpretation):
         y = self.rounded(y, self.model.results, size)
         return Value(y, 0, origin, constant_value, log2_std, size=size)
 
-    def operand(self, x: Value, contracted: tuple[int, ...]) -> np.ndarray:
+    def operand(self, x: Value, contracted: tuple[int, ...], *, few: bool) -> np.ndarray:
         rounding = self.model.backward if x.origin == "backward" else self.model.forward
+        rounding = self.model.few if few and rounding is not None else rounding
         size: Any = largest(x.data)
         if self.model.predicted:
             size = 2.0 ** round(x.log2_std)

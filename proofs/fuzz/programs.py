@@ -18,6 +18,7 @@ What has to hold, of a value and (in some programs) of gradients:
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 import warnings
 from collections.abc import Callable, Sequence
@@ -32,6 +33,7 @@ from jax import lax
 
 import scalewise as sw
 from proofs.fuzz.disturbed import LEAST, Model, Rounding, current, disturbed, static, traced, wide
+from proofs.records import REPOSITORY
 from scalewise.formats import BlockFormat
 from scalewise.interpret import Program as Traced
 
@@ -214,7 +216,11 @@ def _recipe(name: str) -> tuple[Callable, Model]:
     blocks = isinstance(recipe.products.formats()[0][0], BlockFormat)
     stacked = current(recipe.residuals)
     apply = _delayed if name == "fp8_delayed" else lambda f: sw.autoscale(f, recipe)
-    return apply, Model(None, forward, backward, blocks, stacked, predicted=predicted)
+    few = static(recipe.residuals) if predicted else forward
+    return apply, Model(
+        None, forward, backward, blocks, stacked, predicted=predicted, few=few,
+        features=recipe.features if predicted else 0,
+    )  # fmt: skip
 
 
 # `fp16_every_op` brings the largest magnitude to 2^14, so that the smallest number, 2^-24, is
@@ -245,13 +251,28 @@ def _arrays(values: Any) -> list[np.ndarray]:
     return [wide(v) for v in values]
 
 
+SEEDED = True  # a smaller seed is no smaller program
+KEPT = 100  # programs whose compiled code is kept: of a thousand it takes all memory
+checked = itertools.count(1)
+
+
 def prepare() -> None:
-    """Compiles quickly: each primitive runs a few times."""
+    """Compiles quickly, since each primitive runs a few times, and each module once: loops of equal
+    bodies, and what an earlier run has compiled, are read from ``.prove/compiled``."""
     jax.config.update("jax_disable_most_optimizations", True)
+    jax.config.update("jax_compilation_cache_dir", str(REPOSITORY / ".prove" / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def forget() -> None:
+    if next(checked) % KEPT == 0:
+        jax.clear_caches()
 
 
 def check(seed: int, index: int) -> list[str]:
     """The properties that a random program fails under the transformations chosen for it."""
+    forget()
     rng = random.Random(f"{seed}/{index}")
     made, (given, kind) = program(rng), inputs(rng)
     text = " ".join(f"{s.name}{list(s.reads)}".replace(" ", "") for s in made.steps)

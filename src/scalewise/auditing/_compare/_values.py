@@ -110,7 +110,7 @@ class Taped(Forward):
 
 
 class Summary(NamedTuple):
-    """What a recording knows of all numbers of an array; the means are of the finite ones."""
+    """Statistics of all numbers of a recorded array; the means are of the finite ones."""
 
     shape: tuple[int, ...]
     non_finite: int
