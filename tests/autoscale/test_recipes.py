@@ -1,6 +1,7 @@
 """Every recipe on one network; exceptions, block formats, static scales, narrow collectives."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -207,3 +208,40 @@ def test_few_features_have_no_fp8():
     assert formats(
         3, dataclasses.replace(sw.recipes.fp8, keep={"conv_general_dilated": E4M3FN})
     ) == {"f8E4M3FN"}
+
+
+def stacked(ws, x):
+    for i, w in enumerate(ws):
+        with jax.named_scope(f"layer_{i}"), jax.named_scope("dense"):
+            x = jnp.tanh(x @ w)
+    return jnp.sum(x**2)
+
+
+def formats(recipe):
+    rows = sw.explain(jax.grad(stacked), recipe)(
+        [normal(0, (32, 32)) / 6] * 12, normal(1, (16, 32))
+    ).rows
+    return [(r.direction, r.format) for r in rows if r.kind == "contraction"]
+
+
+def test_a_pattern_keeps_the_first_and_the_last_layer():
+    keep = {re.compile(r"^layer_(0|11)/"): "bf16"}
+    found = formats(dataclasses.replace(sw.recipes.nvfp4, keep=keep))
+    forward = [fmt for direction, fmt in found if direction == "forward"]
+    assert forward == ["bf16 x bf16", *["nvfp4 x nvfp4"] * 10, "bf16 x bf16"]
+    assert [fmt for d, fmt in found if d == "backward"].count("bf16 x bf16") == 3
+
+
+def test_a_recipe_with_a_pattern_evaluates_from_its_repr():
+    recipe = dataclasses.replace(sw.recipes.fp8, keep={re.compile("^head"): "bf16"})
+    assert eval(repr(recipe), {"re": re, **vars(sw.autoscaling)}) == recipe
+    assert hash(recipe) == hash(dataclasses.replace(recipe))
+
+
+def test_a_name_that_is_in_no_scope_is_refused():
+    with pytest.raises(
+        ValueError, match=r"'\^head', which is found in no scope where .*layer_0/dense"
+    ):
+        formats(sw.Recipe(keep={re.compile("^head"): "bf16"}))
+    with pytest.raises(ValueError, match="'head', which is neither a primitive, nor a scope"):
+        formats(sw.Recipe(keep={"head": "bf16"}))
