@@ -1,4 +1,4 @@
-"""What a long call does at the moment, on one line of a terminal."""
+"""The progress of a long call, on one line of a terminal."""
 
 from __future__ import annotations
 
