@@ -95,6 +95,7 @@ def _exchange(file: str, edits: Sequence[Edit], undo: list[Callable[[], object]]
         f for f in gc.get_objects()
         if type(f) is FunctionType  # isinstance raises for a dead weak reference
         and f.__code__.co_filename == file
+        and f.__builtins__  # without them it only lends its line to tracebacks
     ]  # fmt: skip
     for scope in {id(f.__globals__): f.__globals__ for f in functions}.values():
         _keep(scope, undo)
