@@ -48,6 +48,9 @@ A = torch.ops.aten
             ["exp"],
             "y = torch.exp((x @ b * a.float().exp()).float())",
         ),
+        ("y = self.softmax(x + (x * b))", ["softmax"], "y = self.softmax((x + x * b).float())"),
+        ("y = (x * b).sum()", ["sum"], "y = (x * b).float().sum()"),
+        ("y = self.b.sum()", ["sum"], "y = self.b.float().sum()"),
         ("if (x * b).any():  # a comment", ["mul"], "if (x.float() * b).any():  # a comment"),
         ("y = (x + b).half() * a", ["mul", "to"], "y = (x + b).float() * a"),
     ],
@@ -91,6 +94,7 @@ def test_a_statement_under_autocast_gets_a_region_without_it(tmp_path):
         ("y = F.embedding(ids, b)", "y = F.embedding(ids, b.float())"),
         ("y = ids.to(b.dtype)", "y = ids.float()"),
         ("y = ids * b", "y = ids * b.float()"),
+        ("y = self.embedding(ids)", "y = self.embedding.float()(ids)"),
     ],
 )
 def test_an_edited_line_leaves_integers_as_they_are(tmp_path, line, expected):
@@ -219,7 +223,7 @@ def test_two_fixes_that_help_only_together_are_edited_lines_of_a_trainable_modul
     assert worst.kind == "underflow"
     assert ", together with float32 for" in str(worst.fix)
     text = "\n".join(map(str, report.edits))
-    assert "states.float() @ a.float() * b[:, s]" in text
+    assert "(states.float() @ a.float()) * b[:, s]" in text
     assert re.search(r"return states(.float\(\))? / states.float\(\).sum\(\)", text)
     fixed = worst.fix.apply(Markov())
     fixed(seen)[0].backward()

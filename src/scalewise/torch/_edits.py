@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import linecache
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from ..auditing import Edit, spliced, statement
-from ._torch import Node
+from ._torch import Node, torch
 
 BINARY: dict[str, type[ast.operator]] = {
     "mul": ast.Mult, "add": ast.Add, "sub": ast.Sub, "rsub": ast.Sub, "div": ast.Div,
@@ -83,6 +85,8 @@ def edits(
 
 def _edit(file: str, old: ast.stmt, new: ast.stmt, wide: str, autocast: bool) -> Edit | None:
     changed = [(node, _as_dtype(text, wide)) for node, text in _differences(old, new)]
+    for node, text in changed:
+        _with_parentheses(file, node, text)
     compound = hasattr(old, "body") and changed
     last = max(node.end_lineno or 0 for node, _ in changed) if compound else old.end_lineno
     edit = spliced(file, old.lineno, last or old.lineno, changed)
@@ -91,6 +95,16 @@ def _edit(file: str, old: ast.stmt, new: ast.stmt, wide: str, autocast: bool) ->
     indent = edit.before[0][: len(edit.before[0]) - len(edit.before[0].lstrip())]
     after = f"{indent}{WITHOUT_AUTOCAST}", *(f"    {line}" for line in edit.after)
     return dataclasses.replace(edit, after=after)
+
+
+def _with_parentheses(file: str, node: ast.expr | ast.stmt, text: str) -> None:
+    """Lets an expression that becomes ``(a * b).float()`` have its own parentheses, if any."""
+    line, end = (linecache.getline(file, n or 0).encode() for n in (node.lineno, node.end_lineno))
+    first, last = node.col_offset, node.end_col_offset or 0
+    opened = line[max(first - 1, 0) : first] + end[last : last + 1] == b"()"
+    called = re.search(rb"[\w\])]$", line[: max(first - 1, 0)])
+    if text.startswith("(") and opened and not called:
+        node.col_offset, node.end_col_offset = first - 1, last + 1
 
 
 def _as_dtype(text: str, wide: str) -> str:
@@ -163,10 +177,12 @@ class _Editor(ast.NodeTransformer):
             return node
         func = node.func
         called = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
-        of_module = isinstance(func, ast.Attribute) and _root(func) == "self"
+        own = isinstance(func, ast.Attribute) and _root(func) == "self"
+        of_self = own and isinstance(func.value, ast.Name)
+        of_module = own and (of_self or not hasattr(torch.Tensor, called))
         if called == "finfo" and "float" in self.operations.values():
             node.args = [FLOAT32]
-        how = self.method(called, *DECOMPOSED.get(called, ()))
+        how = self.method(called, *DECOMPOSED.get(called, ()), *["to"] * (called in CASTS))
         layer = self.method(*LAYERS) if of_module and node.args else ""
         if called in CREATION:
             for keyword in node.keywords if how == "float" else ():
@@ -175,8 +191,8 @@ class _Editor(ast.NodeTransformer):
             return node
         if not (how or layer):
             return node
-        if not how:
-            node.args[0] = self._cast(node.args[0], layer)
+        if of_module and node.args:
+            node.args[0] = self._cast(node.args[0], how or layer)
             if layer == "float" and self.modules:
                 node.func = _called(func, layer)  # converts its parameters in place
         elif called in CASTS and isinstance(func, ast.Attribute):
