@@ -229,3 +229,44 @@ def test_two_fixes_that_help_only_together_are_edited_lines_of_a_trainable_modul
     fixed(seen)[0].backward()
     assert all(p.grad.isfinite().all() and p.grad.any() for p in fixed.parameters())
     assert len(list(fixed.parameters())) == 2
+
+
+class Energy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(64, 4)
+
+    def forward(self, x):
+        h = self.out(x)
+        return (h * h).sum()
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_edits_of_a_gradient_are_run_with_its_loss_scale(autocast):
+    torch.manual_seed(0)
+    x = 300 * torch.randn(4, 64)
+    report = st.audit(Energy(), (x,), low="fp16", grad=True, autocast=autocast)
+    fixes = [finding.fix for finding in report.findings if finding.fix]
+    assert any(fix.power for fix in fixes) or autocast
+    for edit in report.edits:
+        assert autocast == ("enabled=False" in str(edit))
+    assert bool(report.edits) == any(fix.edits for fix in fixes)
+    assert report.edits or autocast
+
+
+class OneDtype(nn.Module):
+    def forward(self, x):
+        squares = x * x
+        if squares.dtype != x.dtype:
+            raise TypeError("dtypes differ")
+        return squares.mean(-1).sqrt()
+
+
+def test_an_edit_that_torch_refuses_to_run_is_not_printed(capsys):
+    model, x = OneDtype(), torch.full((2, 64), 400.0)
+    report = st.audit(model, (x,), low="fp16")
+    assert report.findings[0].fix.edits
+    assert report.edits == ()
+    report.show()
+    assert "no edit of the source that was run has this error" in capsys.readouterr().out
+    assert model(x).tolist() == [400, 400]  # its own code again

@@ -177,9 +177,11 @@ class _Editor(ast.NodeTransformer):
             return node
         func = node.func
         called = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
-        own = isinstance(func, ast.Attribute) and _root(func) == "self"
-        of_self = own and isinstance(func.value, ast.Name)
-        of_module = own and (of_self or not hasattr(torch.Tensor, called))
+        of_module = (
+            isinstance(func, ast.Attribute)
+            and _root(func) == "self"
+            and (isinstance(func.value, ast.Name) or not hasattr(torch.Tensor, called))
+        )
         if called == "finfo" and "float" in self.operations.values():
             node.args = [FLOAT32]
         how = self.method(called, *DECOMPOSED.get(called, ()), *["to"] * (called in CASTS))
