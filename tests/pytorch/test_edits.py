@@ -49,6 +49,7 @@ A = torch.ops.aten
             "y = torch.exp((x @ b * a.float().exp()).float())",
         ),
         ("y = self.softmax(x + (x * b))", ["softmax"], "y = self.softmax((x + x * b).float())"),
+        ("y = self.e(x)", ["embedding"], "y = self.e.float()(x)"),
         ("y = (x * b).sum()", ["sum"], "y = (x * b).float().sum()"),
         ("y = self.b.sum()", ["sum"], "y = self.b.float().sum()"),
         ("if (x * b).any():  # a comment", ["mul"], "if (x.float() * b).any():  # a comment"),

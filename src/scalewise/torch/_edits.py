@@ -194,7 +194,8 @@ class _Editor(ast.NodeTransformer):
         if not (how or layer):
             return node
         if of_module and node.args:
-            node.args[0] = self._cast(node.args[0], how or layer)
+            if {*self.operations} & LAYERS != {"embedding"}:  # whose argument are indices
+                node.args[0] = self._cast(node.args[0], how or layer)
             if layer == "float" and self.modules:
                 node.func = _called(func, layer)  # converts its parameters in place
         elif called in CASTS and isinstance(func, ast.Attribute):

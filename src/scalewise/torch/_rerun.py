@@ -43,30 +43,25 @@ class Rerun:
     factor: float
     unscaled: Callable[[Any], Any]
     kept: frozenset[str]
-    reference: Sequence[Tensor] = ()  # the outputs of the model as it was
+    references: Sequence[Sequence[Tensor]] = ()  # the outputs of the model as it was
 
     def __call__(self) -> OutputError:
-        low, wide = self._outputs(*self.low.low, low=True), self.reference
-        found = measured(low, wide)
-        if found is not None:
-            return OutputError(found[1], found[0])
-        pairs = list(zip(low, wide, strict=True))
-        differ = sum(int((a != b).sum()) for a, b in pairs)
-        return OutputError(0, differ / max(sum(b.numel() for _, b in pairs), 1), decided=True)
+        low = self._outputs(*self.low.low, low=True)
+        return min(_error(low, wide) for wide in self.references)
 
     def with_reference(self) -> Rerun | None:
-        """Returns it with the outputs of the model as it is now, in float64 where it runs there;
-        None if torch doesn't run it in float32 either."""
-        given, dtype = self.low.wide
+        """Returns it with the outputs of the model as it is now, in float64 and in float32: an
+        edited line has no more digits than the model in float32. None if torch runs neither."""
+        found, (given, dtype) = [], self.low.wide
         floats = [x for x in _leaves(given) if x.is_floating_point()]
         dtypes = dict.fromkeys({x.dtype for x in floats}, torch.float64)
         with contextlib.suppress(Exception):  # a dtype that the program names isn't the others'
-            return dataclasses.replace(
-                self, reference=self._outputs(with_dtypes(given, dtypes), torch.float64, low=False)
-            )
+            found += [self._outputs(with_dtypes(given, dtypes), torch.float64, low=False)]
         with contextlib.suppress(Exception):  # exporting tells what is wrong
-            return dataclasses.replace(self, reference=self._outputs(given, dtype, low=False))
-        return None
+            wide = self._outputs(given, dtype, low=False)
+            finite = all(x.isfinite().all() for x in wide)  # only finite numbers are compared
+            found += [wide] if finite or not found else []
+        return dataclasses.replace(self, references=found) if found else None
 
     def _outputs(self, given: Any, dtype: Any, low: bool) -> list[Tensor]:
         model, named = self.model, {}
@@ -135,6 +130,15 @@ class Rerun:
         gradients = [x.float() for x in found]
         gradients = to_torch(self.unscaled([to_jax(x) for x in gradients]))
         return [value, *gradients]
+
+
+def _error(low: Sequence[Tensor], wide: Sequence[Tensor]) -> OutputError:
+    found = measured(low, wide)
+    if found is not None:
+        return OutputError(found[1], found[0])
+    pairs = list(zip(low, wide, strict=True))
+    differ = sum(int((a != b).sum()) for a, b in pairs)
+    return OutputError(0, differ / max(sum(b.numel() for _, b in pairs), 1), decided=True)
 
 
 def _map(change: Callable[[Any], Any], tree: Any) -> Any:
