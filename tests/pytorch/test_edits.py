@@ -255,6 +255,30 @@ def test_edits_of_a_gradient_are_run_with_its_loss_scale(autocast):
     assert report.edits or autocast
 
 
+class Squares(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(64, 4)
+
+    def forward(self, x):
+        squares = x * x
+        return {"y": self.out(squares / squares.sum(-1, keepdim=True)), "n": 3}
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_edits_are_run_with_a_loss_of_jax(grad):
+    def loss(outs):
+        return (outs["y"] ** 2).sum()
+
+    torch.manual_seed(0)
+    x = 300 * torch.randn(4, 64)
+    report = st.audit(Squares(), (x,), low="fp16", grad=grad, loss=loss)
+    assert report.edits[0].after[0].endswith("squares = x.float() * x")
+    run = report.run_again()  # of the source as it is
+    assert run.non_finite == report.error.non_finite
+    assert run.relative == pytest.approx(report.error.relative, rel=0.05)
+
+
 class OneDtype(nn.Module):
     def forward(self, x):
         squares = x * x
