@@ -32,7 +32,7 @@ from ._export import Granularity
 from ._fixes import AuditedModel, TorchEmulation, in_torch
 from ._function import function, tensors_of
 from ._place import is_in_torch
-from ._ran import told
+from ._ran import Ran, told
 from ._rerun import Rerun
 from ._torch import GradScaler, Module, torch
 
@@ -160,12 +160,8 @@ def audit(
         scale = LossScale(factor, skips=scale is not None and scale.skips)
         kept = frozenset(name for fix in fixes for name in fix.held)
         again = Rerun(model, method, chosen, autocast, loss, grad, factor, scale.gradients, kept)
-        with_edits = any(fix.edits or fix.replaces for fix in fixes)
-        again = again.with_reference() if with_edits else None
     found = dataclasses.replace(found, run_again=again)
-    if low_run is None:
-        return found
-    return told(found, low_run, wide_run if own and loss is None and not grad else None)
+    return told(found, low_run or Ran(), wide_run if own and loss is None and not grad else None)
 
 
 def _recipe_for_device(low: Any) -> Any:

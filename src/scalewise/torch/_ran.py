@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..auditing import Report
+from ..auditing import Edit, Report
 from ._export import ExportError, first_line, use_as_forward, without_validation
 from ._place import line_of_error
 from ._torch import Module, Tensor, torch
@@ -98,6 +99,16 @@ class TorchReport(Report):
 
     raised: str = ""
     ran: str = ""
+
+    @functools.cached_property
+    def edits(self) -> tuple[Edit, ...]:
+        """The changes of the source that make the fixes; those with which torch ran the model, and
+        had the error that the fixes have."""
+        again: Any = self.run_again
+        if again is None or not any(x.fix is not None for x in self.findings):
+            return ()
+        again = again.with_references()  # before the source is edited
+        return Report.edits.func(dataclasses.replace(self, run_again=again))
 
     @property
     def verdict(self) -> str:

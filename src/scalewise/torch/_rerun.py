@@ -43,15 +43,16 @@ class Rerun:
     factor: float
     unscaled: Callable[[Any], Any]
     kept: frozenset[str]
-    references: Sequence[Sequence[Tensor]] = ()  # the outputs of the model as it was
+    references: Sequence[Sequence[Tensor]] = ()  # outputs of the model before it was edited
 
     def __call__(self) -> OutputError:
+        references = self.references or self.with_references().references
         low = self._outputs(*self.low.low, low=True)
-        return min(_error(low, wide) for wide in self.references)
+        return min(_error(low, wide) for wide in references)
 
-    def with_reference(self) -> Rerun | None:
+    def with_references(self) -> Rerun:
         """Returns it with the outputs of the model as it is now, in float64 and in float32: an
-        edited line has no more digits than the model in float32. None if torch runs neither."""
+        edited line has no more digits than the model in float32."""
         found, (given, dtype) = [], self.low.wide
         floats = [x for x in _leaves(given) if x.is_floating_point()]
         dtypes = dict.fromkeys({x.dtype for x in floats}, torch.float64)
@@ -61,7 +62,7 @@ class Rerun:
             wide = self._outputs(given, dtype, low=False)
             finite = all(x.isfinite().all() for x in wide)  # only finite numbers are compared
             found += [wide] if finite or not found else []
-        return dataclasses.replace(self, references=found) if found else None
+        return dataclasses.replace(self, references=found)
 
     def _outputs(self, given: Any, dtype: Any, low: bool) -> list[Tensor]:
         model, named = self.model, {}
