@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import scalewise.torch as st
-from scalewise.torch._edits import edited, operation_of
+from scalewise.torch._edits import Line, edits, operation_of
 
 A = torch.ops.aten
 
@@ -29,9 +29,8 @@ A = torch.ops.aten
         (
             "y = self.layer(x)",
             ["linear"],
-            "y = self.layer(x.float())  # after model.half(): self.layer.float()",
+            "y = self.layer.float()(x.float())",
         ),
-        ("y = torch.arange(5)", ["arange"], ""),
         ("y = x.index_add(0, i, b)", ["index_add"], "y = x.float().index_add(0, i, b.float())"),
         (
             "y = torch.arange(5, dtype=x.dtype) + b",
@@ -49,28 +48,59 @@ A = torch.ops.aten
             ["exp"],
             "y = torch.exp((x @ b * a.float().exp()).float())",
         ),
+        ("y = self.softmax(x + (x * b))", ["softmax"], "y = self.softmax((x + x * b).float())"),
+        ("y = self.e(x)", ["embedding"], "y = self.e.float()(x)"),
+        ("y = (x * b).sum()", ["sum"], "y = (x * b).float().sum()"),
+        ("y = self.b.sum()", ["sum"], "y = self.b.float().sum()"),
+        ("if (x * b).any():  # a comment", ["mul"], "if (x.float() * b).any():  # a comment"),
+        ("y = (x + b).half() * a", ["mul", "to"], "y = (x + b).float() * a"),
     ],
 )
 def test_an_edited_line_has_its_operands_in_float32(tmp_path, line, operations, expected):
+    assert edited(tmp_path, line, dict.fromkeys(operations, "float")) == expected
+
+
+def edited(folder, line, operations, **fields):
+    file = folder / "model.py"
+    file.write_text(line + "\n    pass\n" * line.startswith("if "))
+    own = fields.pop("numbers", ())
+    (edit,) = edits(str(file), {1: Line(operations, own)}, **fields)
+    assert edit.before == (line,)
+    return "\n".join(edit.after)
+
+
+def test_a_line_without_these_operations_has_no_edit(tmp_path):
     file = tmp_path / "model.py"
-    file.write_text(f"{line}\n")
-    assert edited(str(file), 1, dict.fromkeys(operations, "float")) == expected
+    file.write_text("y = torch.arange(5)\n")
+    assert edits(str(file), {1: Line({"arange": "float"})}) == []
+
+
+def test_lines_of_one_statement_are_one_edit(tmp_path):
+    file = tmp_path / "model.py"
+    file.write_text("y = (\n    x * b  # a product\n    + a.exp()\n)\n")
+    lines = {2: Line({"mul": "float"}), 3: Line({"exp": "float"})}
+    (edit,) = edits(str(file), lines, wide="double")
+    assert edit.after[1:3] == ("    x.double() * b  # a product", "    + a.double().exp()")
+
+
+def test_a_statement_under_autocast_gets_a_region_without_it(tmp_path):
+    text = edited(tmp_path, "y = self.layer(x)", {"linear": "float"}, autocast=True)
+    assert text == 'with torch.autocast("cuda", enabled=False):\n    y = self.layer(x.float())'
 
 
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("y = self.e(ids)", "y = self.e(ids)  # after model.half(): self.e.float()"),
+        ("y = self.e(ids)", "y = self.e.float()(ids)"),
         ("y = F.embedding(ids, b)", "y = F.embedding(ids, b.float())"),
         ("y = ids.to(b.dtype)", "y = ids.float()"),
         ("y = ids * b", "y = ids * b.float()"),
+        ("y = self.embedding(ids)", "y = self.embedding.float()(ids)"),
     ],
 )
 def test_an_edited_line_leaves_integers_as_they_are(tmp_path, line, expected):
-    file = tmp_path / "model.py"
-    file.write_text(f"{line}\n")
     operations = dict.fromkeys(["embedding", "to", "mul"], "float")
-    assert edited(str(file), 1, operations, {"ids"}) == expected
+    assert edited(tmp_path, line, operations, numbers={"ids"}) == expected
 
 
 def test_the_edited_line_of_an_embedding_is_torchs():
@@ -85,9 +115,9 @@ def test_the_edited_line_of_an_embedding_is_torchs():
 
     ids = torch.zeros(16, 600, dtype=torch.long)
     report = st.audit(Text(), (ids,), low="bf16", grad=True)
-    edits = [text for x in report.findings for _, _, text in x.fix.lines if "embedding" in text]
-    assert edits
-    assert not any("ids.float()" in text for text in edits)
+    found = [str(edit) for edit in report.edits if "embedding" in str(edit)]
+    assert found
+    assert not any("ids.float()" in text for text in found)
 
 
 @pytest.mark.parametrize(
@@ -149,18 +179,18 @@ def test_the_edited_lines_run_in_torch(tmp_path, name):
     torch.manual_seed(0)
     model, x = names["Model"](), torch.rand(3, 900, 8) * size
     low = "bf16" if name == "constant" else "fp16"
-    fixes = [f.fix for f in st.audit(model, (x,), low=low, trials=8).findings]
+    report = st.audit(model, (x,), low=low, trials=8)
+    assert report.edits
     lines = source.split("\n")
-    for _, number, text in (line for fix in fixes for line in fix.lines):
-        lines[number - 1] = " " * 8 + text
+    for edit in report.edits:
+        assert lines[edit.line - 1] == edit.before[0]
+        lines[edit.line - 1] = "\n".join(edit.after)
     exec(compile("\n".join(lines), str(file), "exec"), names)
     edited_model = names["Model"]()
     edited_model.load_state_dict(model.state_dict())
     dtype = torch.bfloat16 if low == "bf16" else torch.float16
     edited_model.to(dtype)
-    shown = ", ".join(map(str, fixes))
-    for layer in re.findall(r"half\(\): self\.(\w+)", shown):
-        getattr(edited_model, layer).float()
+    shown = ", ".join(str(finding.fix) for finding in report.findings)
     if "keep lowest in float32" in shown:
         edited_model.lowest = model.lowest
     got, want = edited_model(x.to(dtype)).float(), model(x)
@@ -193,9 +223,75 @@ def test_two_fixes_that_help_only_together_are_edited_lines_of_a_trainable_modul
     worst = report.findings[0]
     assert worst.kind == "underflow"
     assert ", together with float32 for" in str(worst.fix)
-    assert "states.float() @ a.float() * b[:, s]" in str(worst.fix)
-    assert re.search(r"return states(.float\(\))? / states.float\(\).sum\(\)", str(worst.fix))
+    text = "\n".join(map(str, report.edits))
+    assert "(states.float() @ a.float()) * b[:, s]" in text
+    assert re.search(r"return states(.float\(\))? / states.float\(\).sum\(\)", text)
     fixed = worst.fix.apply(Markov())
     fixed(seen)[0].backward()
     assert all(p.grad.isfinite().all() and p.grad.any() for p in fixed.parameters())
     assert len(list(fixed.parameters())) == 2
+
+
+class Energy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(64, 4)
+
+    def forward(self, x):
+        h = self.out(x)
+        return (h * h).sum()
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_edits_of_a_gradient_are_run_with_its_loss_scale(autocast):
+    torch.manual_seed(0)
+    x = 300 * torch.randn(4, 64)
+    report = st.audit(Energy(), (x,), low="fp16", grad=True, autocast=autocast)
+    fixes = [finding.fix for finding in report.findings if finding.fix]
+    assert any(fix.power for fix in fixes) or autocast
+    for edit in report.edits:
+        assert autocast == ("enabled=False" in str(edit))
+    assert bool(report.edits) == any(fix.edits for fix in fixes)
+    assert report.edits or autocast
+
+
+class Squares(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(64, 4)
+
+    def forward(self, x):
+        squares = x * x
+        return {"y": self.out(squares / squares.sum(-1, keepdim=True)), "n": 3}
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_edits_are_run_with_a_loss_of_jax(grad):
+    def loss(outs):
+        return (outs["y"] ** 2).sum()
+
+    torch.manual_seed(0)
+    x = 300 * torch.randn(4, 64)
+    report = st.audit(Squares(), (x,), low="fp16", grad=grad, loss=loss)
+    assert report.edits[0].after[0].endswith("squares = x.float() * x")
+    run = report.run_again()  # of the source as it is
+    assert run.non_finite == report.error.non_finite
+    assert run.relative == pytest.approx(report.error.relative, rel=0.05)
+
+
+class OneDtype(nn.Module):
+    def forward(self, x):
+        squares = x * x
+        if squares.dtype != x.dtype:
+            raise TypeError("dtypes differ")
+        return squares.mean(-1).sqrt()
+
+
+def test_an_edit_that_torch_refuses_to_run_is_not_printed(capsys):
+    model, x = OneDtype(), torch.full((2, 64), 400.0)
+    report = st.audit(model, (x,), low="fp16")
+    assert report.findings[0].fix.edits
+    assert report.edits == ()
+    report.show()
+    assert "no edit of the source that was run has this error" in capsys.readouterr().out
+    assert model(x).tolist() == [400, 400]  # its own code again

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import scalewise.torch as st
-from scalewise.torch._ran import Ran, measured
+from scalewise.torch._ran import measured
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 X = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
@@ -48,6 +48,6 @@ def test_an_error_that_is_not_as_predicted_is_told():
 
 def test_errors_and_numbers_that_are_not_finite_are_measured():
     wide, low = torch.tensor([3.0, 4.0]), torch.tensor([3.0, float("inf")])
-    assert measured(Ran((low,)), Ran((wide,))) == (0.0, 1)
-    assert measured(Ran((wide * 1.5,)), Ran((wide,))) == (pytest.approx(0.5), 0)
-    assert measured(Ran(()), Ran((wide,))) is None
+    assert measured((low,), (wide,)) == (0.0, 1)
+    assert measured((wide * 1.5,), (wide,)) == (pytest.approx(0.5), 0)
+    assert measured((), (wide,)) is None

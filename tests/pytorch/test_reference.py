@@ -401,6 +401,6 @@ def test_a_mask_of_a_dtypes_lowest_number_is_float32s_in_the_reference():
     torchs = float((got - want).norm() / want.norm())
     assert 0.9 < report.error.relative / torchs < 1.1
     worst = report.findings[0]
-    assert "torch.finfo(torch.float32).min" in str(worst.fix)
+    assert "torch.finfo(torch.float32).min" in str(report.edits[0])
     fixed = worst.fix.apply(attention)(scores, attended)
     assert (fixed - want).norm() < 2e-3 * want.norm()

@@ -45,10 +45,12 @@ from ._file import made_by as made_by
 from ._file import name_of as name_of
 from ._file import user_errors as user_errors
 from ._record._recording import recordable as recordable
+from ._report._edits import spliced as spliced
 from ._report._edits import statement as statement
 from ._run._dataflow import Origins as Origins
 from ._run._dataflow import Walk as Walk
 from ._run._equation_statistics import display_name as display_name
 from ._search._apply import FormatChoice as FormatChoice
+from ._search._fixes import Edit as Edit
 from ._tape._interpretations import FP32_MAX as FP32_MAX
 from ._tape._interpretations import TableEmulation as TableEmulation

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -31,7 +32,8 @@ from ._export import Granularity
 from ._fixes import AuditedModel, TorchEmulation, in_torch
 from ._function import function, tensors_of
 from ._place import is_in_torch
-from ._ran import told
+from ._ran import Ran, told
+from ._rerun import Rerun
 from ._torch import GradScaler, Module, torch
 
 
@@ -110,7 +112,8 @@ def audit(
         >>> report.findings[0].kind, report.findings[0].primitive
         ('overflow', 'sum')
     """
-    model, chosen, own = checked_model(model, args, kwargs), None, False
+    model, chosen = checked_model(model, args, kwargs), None
+    own = torchs_own = False
     if grad and (hooked := _with_backward_hooks(model)):
         raise ValueError(f"audit: {hooked} has backward hooks, which the audit doesn't run")
     scale = as_loss_scale(loss_scale)
@@ -133,7 +136,8 @@ def audit(
         chosen = low_function(model, args, kwargs, fmt, reference=True, **run)
         f, params = chosen.f, chosen.params
         low = TorchEmulation(fmt, saturation(saturate, fmt), chosen.dtype)
-        own = fmt == format_(chosen.dtype) and saturate is False and granularity == "operation"
+        torchs_own = fmt == format_(chosen.dtype) and saturate is False
+        own = torchs_own and granularity == "operation"
     if scale is not None and scale.skips and jnp.float16 in {x.dtype for x in params.values()}:
         raise ValueError(
             "audit: GradScaler refuses float16 gradients: give a model with float32 parameters"
@@ -142,16 +146,22 @@ def audit(
     target = _target(f, loss, scale, grad)
     given = params, *to_jax(tensors_of(args, kwargs))
     report = audit_function(target, low, **options)(*given)
-    if chosen is None:
-        return report
+    if chosen is None:  # JAX's edits are none of torch's source
+        return dataclasses.replace(report, run_again=None)
     assert isinstance(low, TorchEmulation)
     program = functools.cache(lambda: trace(target, low, given, {}, name="audit", as_jit=True))
     dtype = torch_dtype(chosen.dtype)
     audited = AuditedModel(chosen.exported, chosen.constants, dtype, program, autocast)
     found, (low_run, wide_run) = in_torch(report, audited), chosen.runs
-    if low_run is None:
-        return found
-    return told(found, low_run, wide_run if own and loss is None and not grad else None)
+    again = None
+    if report.run_again is not None and torchs_own:
+        fixes = [x.fix for x in found.findings if x.fix is not None]
+        factor = math.prod((2.0**fix.power for fix in fixes), start=scale.factor if scale else 1.0)
+        scale = LossScale(factor, skips=scale is not None and scale.skips)
+        kept = frozenset(name for fix in fixes for name in fix.held)
+        again = Rerun(model, method, chosen, autocast, loss, grad, factor, scale.gradients, kept)
+    found = dataclasses.replace(found, run_again=again)
+    return told(found, low_run or Ran(), wide_run if own and loss is None and not grad else None)
 
 
 def _recipe_for_device(low: Any) -> Any:

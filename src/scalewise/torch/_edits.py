@@ -1,14 +1,16 @@
-"""Source lines of torch with some operations in float32."""
+"""Edits of source lines of torch that compute some operations in float32."""
 
 from __future__ import annotations
 
 import ast
-import contextlib
+import dataclasses
 import linecache
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
-from ..auditing import statement
-from ._torch import Node
+from ..auditing import Edit, spliced, statement
+from ._torch import Node, torch
 
 BINARY: dict[str, type[ast.operator]] = {
     "mul": ast.Mult, "add": ast.Add, "sub": ast.Sub, "rsub": ast.Sub, "div": ast.Div,
@@ -27,6 +29,7 @@ INTO = ("index_add", "index_copy", "index_put", "scatter", "scatter_add", "maske
 STRICT.update(INTO)
 CALLED = ("self", "torch", "F", "nn")  # a module of the first may return float32
 CASTS = ("to", "float", "half", "bfloat16", "type", "type_as")
+WITHOUT_AUTOCAST = 'with torch.autocast("cuda", enabled=False):'
 FLOAT32 = ast.parse("torch.float32", mode="eval").body
 # Functions that torch.export decomposes, and the operations that they become.
 DECOMPOSED = {
@@ -45,45 +48,97 @@ def operation_of(node: Node) -> str:
     return "to" if name == "to_copy" else name.removeprefix("safe_").removeprefix("native_")
 
 
-def edited(
-    file: str,
-    line: int,
-    operations: Mapping[str, str],
-    numbers: Collection[str] = (),
-    half: bool = True,
-    second: Collection[str] = (),
-) -> str:
-    """Returns a line with casts of the operands of operations, "" if they aren't found:
-    ``operations`` has the method for each, ``numbers`` names of Python numbers and of tensors
-    of integers, which have none;
-    ``half``: whether the parameters of modules have 16 bits; ``second``: operations whose first
-    operand has no axes, so that its dtype isn't that of the result."""
-    found = statement(file, line)
-    with contextlib.suppress(SyntaxError, IndexError):  # of a page that isn't all Python
-        own = ast.parse(linecache.getline(file, line).strip())
-        found = found or ast.increment_lineno(own, line - 1).body[0]
-    if found is None:
-        return ""
-    editor = _Editor(operations, line, numbers, second)
-    text = ast.unparse(editor.visit(found)).partition("\n")[0]
-    wide = "; ".join(f"{name}.float()" for name in editor.modules if half)
-    text = f"{text}  # after model.half(): {wide}" if wide else text
-    return text if editor.found else ""
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """What a line needs: operations whose operands are cast, and what isn't or needn't be.
+
+    Attributes:
+        operations: by name, the method that casts the operands.
+        numbers: names of Python numbers and of tensors of integers, which have no such method.
+        scalars: operations whose first operand has no axes, so that its dtype isn't the result's.
+    """
+
+    operations: Mapping[str, str]
+    numbers: Collection[str] = ()
+    scalars: Collection[str] = ()
+
+
+def edits(
+    file: str, lines: Mapping[int, Line], *, wide: str = "float", autocast: bool = False
+) -> list[Edit]:
+    """Returns the edits of a file's statements: operands become ``wide``, "float" or "double".
+
+    Under ``autocast`` each statement gets a region without it; else the parameters of modules have
+    16 bits.
+    """
+    found: dict[tuple[int, int], tuple[ast.stmt, ast.stmt]] = {}
+    for number, line in sorted(lines.items()):
+        old, new = statement(file, number), statement(file, number)
+        if old is None or new is None or (autocast and hasattr(old, "body")):
+            continue
+        old, new = found.setdefault((old.lineno, old.col_offset), (old, new))
+        changed = _Editor(line, number, modules=not autocast).visit(new)
+        found[old.lineno, old.col_offset] = old, ast.fix_missing_locations(changed)
+    edits = [_edit(file, *pair, wide, autocast) for pair in found.values()]
+    return [edit for edit in edits if edit is not None]
+
+
+def _edit(file: str, old: ast.stmt, new: ast.stmt, wide: str, autocast: bool) -> Edit | None:
+    changed = [(node, _as_dtype(text, wide)) for node, text in _differences(old, new)]
+    for node, text in changed:
+        _with_parentheses(file, node, text)
+    compound = hasattr(old, "body") and changed
+    last = max(node.end_lineno or 0 for node, _ in changed) if compound else old.end_lineno
+    edit = spliced(file, old.lineno, last or old.lineno, changed)
+    if edit is None or not autocast:
+        return edit
+    indent = edit.before[0][: len(edit.before[0]) - len(edit.before[0].lstrip())]
+    after = f"{indent}{WITHOUT_AUTOCAST}", *(f"    {line}" for line in edit.after)
+    return dataclasses.replace(edit, after=after)
+
+
+def _with_parentheses(file: str, node: ast.expr | ast.stmt, text: str) -> None:
+    """Lets an expression that becomes ``(a * b).float()`` have its own parentheses, if any."""
+    line, end = (linecache.getline(file, n or 0).encode() for n in (node.lineno, node.end_lineno))
+    first, last = node.col_offset, node.end_col_offset or 0
+    opened = line[max(first - 1, 0) : first] + end[last : last + 1] == b"()"
+    called = re.search(rb"[\w\])]$", line[: max(first - 1, 0)])
+    if text.startswith("(") and opened and not called:
+        node.col_offset, node.end_col_offset = first - 1, last + 1
+
+
+def _as_dtype(text: str, wide: str) -> str:
+    if wide == "float":
+        return text
+    return text.replace(".float()", f".{wide}()").replace("float32", "float64")
+
+
+def _differences(old: ast.AST, new: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
+    """Yields the smallest expressions or statements that differ, and what they become."""
+    fields: list[Any] = [(getattr(old, x), getattr(new, x, None)) for x in old._fields]
+    lists = [x if isinstance(x[0], list) else ([x[0]], [x[1]]) for x in fields]
+    same = type(old) is type(new) and all(
+        len(a) == len(b)
+        and all(x == y for x, y in zip(a, b, strict=True) if not isinstance(x, ast.AST))
+        for a, b in lists
+    )
+    positioned = isinstance(old, ast.expr | ast.stmt)
+    if positioned and not same:
+        simple = isinstance(new, ast.Call | ast.Name | ast.Attribute | ast.stmt)
+        yield old, ast.unparse(new) if simple else f"({ast.unparse(new)})"
+        return
+    for a, b in lists:
+        for x, y in zip(a, b, strict=True):
+            if isinstance(x, ast.AST):
+                yield from _differences(x, y)
 
 
 class _Editor(ast.NodeTransformer):
-    def __init__(
-        self,
-        operations: Mapping[str, str],
-        line: int,
-        numbers: Collection[str],
-        second: Collection[str],
-    ):
-        self.operations, self.line, self.found = {**operations}, line, False
-        self.second = second
-        self.numbers, self.modules = numbers, dict[str, None]()
-        if "convolution" in operations:
-            self.operations |= dict.fromkeys(CONVOLUTIONS, operations["convolution"])
+    def __init__(self, line: Line, number: int, modules: bool):
+        self.operations, self.line, self.modules = {**line.operations}, number, modules
+        self.numbers, self.scalars = line.numbers, line.scalars
+        if "convolution" in self.operations:
+            self.operations |= dict.fromkeys(CONVOLUTIONS, self.operations["convolution"])
 
     def method(self, *names: str) -> str:
         """Returns how the operands of one of some operations are cast; "" for others."""
@@ -98,9 +153,8 @@ class _Editor(ast.NodeTransformer):
         how = self.method(*names)
         self.generic_visit(node)
         if how and self.is_here(node):
-            self.found = True
             counts = self._is_number(node.left) or not self.method(
-                *{*names}.intersection(self.second)
+                *{*names}.intersection(self.scalars)
             )
             if counts:
                 node.left = self._cast(node.left, how)
@@ -123,23 +177,27 @@ class _Editor(ast.NodeTransformer):
             return node
         func = node.func
         called = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
-        of_module = isinstance(func, ast.Attribute) and _root(func) == "self"
+        of_module = (
+            isinstance(func, ast.Attribute)
+            and _root(func) == "self"
+            and (isinstance(func.value, ast.Name) or not hasattr(torch.Tensor, called))
+        )
         if called == "finfo" and "float" in self.operations.values():
             node.args = [FLOAT32]
-        how = self.method(called, *DECOMPOSED.get(called, ()))
+        how = self.method(called, *DECOMPOSED.get(called, ()), *["to"] * (called in CASTS))
         layer = self.method(*LAYERS) if of_module and node.args else ""
         if called in CREATION:
             for keyword in node.keywords if how == "float" else ():
                 if keyword.arg == "dtype":
-                    keyword.value, self.found = FLOAT32, True
+                    keyword.value = FLOAT32
             return node
         if not (how or layer):
             return node
-        self.found = True
-        if not how:
-            node.args[0] = self._cast(node.args[0], layer)
-            if layer == "float":
-                self.modules[ast.unparse(func)] = None
+        if of_module and node.args:
+            if {*self.operations} & LAYERS != {"embedding"}:  # whose argument are indices
+                node.args[0] = self._cast(node.args[0], how or layer)
+            if layer == "float" and self.modules:
+                node.func = _called(func, layer)  # converts its parameters in place
         elif called in CASTS and isinstance(func, ast.Attribute):
             x = func.value  # also a tensor of integers
             return x if self._is_cast(x, how) else _called(x, how)
@@ -167,7 +225,9 @@ class _Editor(ast.NodeTransformer):
                 return name == how
             case ast.Call(keywords=[*_, ast.keyword(arg="dtype", value=dtype)]):
                 return how == "float" and ast.unparse(dtype) == ast.unparse(FLOAT32)
-            case ast.Call(func=func, args=[x, *_]) if _root(func) in CALLED[how != "float" :]:
+            case ast.Call(func=func, args=[x, *_]) if (
+                _root(_module(func)) in CALLED[how != "float" :]
+            ):
                 return self._is_cast(x, how)
             case ast.BinOp(left=x, right=y):
                 return self._is_cast(y if self._is_number(x) else x, how)
@@ -197,7 +257,16 @@ class _Editor(ast.NodeTransformer):
 
 
 def _called(node: ast.expr, method: str) -> ast.expr:
-    return ast.Call(ast.Attribute(node, method, ast.Load()), [], [])
+    call = ast.Call(ast.Attribute(node, method, ast.Load()), [], [])
+    return ast.fix_missing_locations(ast.copy_location(call, node))
+
+
+def _module(func: ast.expr) -> ast.expr:
+    """Returns ``self.layer`` of ``self.layer.float()``."""
+    match func:
+        case ast.Call(func=ast.Attribute(value=own, attr="float"), args=[]):
+            return own
+    return func
 
 
 def _root(node: ast.expr) -> str:

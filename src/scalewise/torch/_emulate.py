@@ -34,7 +34,7 @@ from ..rounding import round_to, saturation, to_float64
 from ._arguments import as_module, check_inputs
 from ._convert import jax_dtype, to_jax, to_torch
 from ._export import Exported, Granularity, held
-from ._function import tensors_of, traced, with_dtypes
+from ._function import Given, tensors_of, traced, with_dtypes
 from ._graph import converted, draws, torchs_seed
 from ._place import at_class, mark
 from ._ran import Ran, ran
@@ -144,6 +144,9 @@ class LowFunction:
     exported: Exported  # the model in that dtype; in its own dtypes under ``autocast``
     constants: Mapping[str, Any]  # by placeholder, its value in the float32 model
     runs: tuple[Ran | None, Ran | None]  # torch's own in the dtype and in float32; None without
+    # low, wide: arguments, and the dtype that the model is converted to, if any
+    low: tuple[Given, Any]
+    wide: tuple[Given, Any]
 
 
 def low_function(
@@ -196,7 +199,7 @@ def low_function(
     if is_converted:
         own = dict(model.named_parameters())
         params = {name: to_jax(own[name]) for name in params}
-    dtype, place = jax_dtype(low), at_class(model)
+    converted_to, dtype, place = dtype, jax_dtype(low), at_class(model)
 
     def lowered(name: str, x: jax.Array) -> jax.Array:
         if not is_converted or x.dtype != jnp.float32:
@@ -215,7 +218,10 @@ def low_function(
     in_low.__name__ = in_low.__qualname__ = f.__name__
     constants = beside.constants if beside is not None else {}
     runs = low_run, None if draws(exported) else wide_run
-    return LowFunction(in_low, params, dtype, exported, constants, runs)
+    of_wide = wide[:2] if wide is not None else (given, None)
+    return LowFunction(
+        in_low, params, dtype, exported, constants, runs, (given, converted_to), of_wide
+    )
 
 
 def _check_autocast(fmt: Format, granularity: str) -> None:

@@ -393,7 +393,8 @@ def is_marked(node: Node, mark: str) -> bool:
     return mark in (node.meta.get("custom") or {}).get(_KEY, ())
 
 
-CONVERSIONS = {torch.float16: "half", torch.bfloat16: "bfloat16", torch.float32: "float"}
+CONVERSIONS = {torch.float16: "half", torch.bfloat16: "bfloat16", torch.float32: "float",
+               torch.float64: "double"}  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -6,12 +6,12 @@ import copy
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
-from ..auditing import FP32_MAX, Fix, FormatChoice, TableEmulation
+from ..auditing import FP32_MAX, Edit, Fix, FormatChoice, TableEmulation
 from ..interpret import Equation, is_float
 from ..primitives import having
 from ..rounding import FP32_PARAMS, format_params, is_wide
@@ -26,18 +26,17 @@ from ._derivatives import (
     differentiated,
     gradient,
 )
-from ._edits import CASTS, STRICT, edited, operation_of
+from ._edits import CASTS, STRICT, Line, edits, operation_of
 from ._export import CONVERSIONS, Exported, is_marked
 from ._function import tensors_of
 from ._graph import to_dtype
-from ._place import frames, marked
+from ._place import frames, is_of_torch, marked
 from ._reference import BY_RUN
 from ._registry import evaluated
 from ._torch import Module, Node, Tensor, torch
 
 SCALED = "call (loss * {0}).backward(), and divide the gradients by {0} in float32"
 SCALER = "train with torch.amp.GradScaler('cuda', init_scale={0})"
-WITHOUT_AUTOCAST = "within torch.autocast('cuda', enabled=False)"
 # Names of torch for primitives of JAX.
 NAMES = {
     "dot_general": "matmul", "conv_general_dilated": "convolution", "logistic": "sigmoid",
@@ -45,7 +44,7 @@ NAMES = {
     "convert_element_type": "to", "_to_copy": "to", "integer_pow": "pow", "iota": "arange",
 }  # fmt: skip
 MOVES = having("exact") | having("indexes")
-SHOWN = 4  # lines of an edit that are printed
+SHOWN = 4  # names that are printed
 
 
 class TorchEmulation(TableEmulation):
@@ -100,6 +99,52 @@ class AuditedModel:
     def backward(self) -> dict[Node, list[Node]]:
         return backward_passes(self.exported.graph_module.graph)
 
+    @functools.cached_property
+    def scalars(self) -> dict[tuple[str, int], set[str]]:
+        """By file and line, operations whose first operand has no axes, and another one has."""
+        found: dict[tuple[str, int], set[str]] = {}
+        for node in self.nodes.values():
+            read = node.all_input_nodes
+            values = [n.meta["val"] for n in read if isinstance(n.meta.get("val"), torch.Tensor)]
+            first = values and read[0] is node.args[0] and not values[0].ndim
+            if first and any(x.ndim for x in values) and (places := frames(node)):
+                found.setdefault(places[-1][:2], set()).add(operation_of(node))
+        return found
+
+    def casts(
+        self, names: Collection[str], out_of_range: Collection[str], indices: Any
+    ) -> dict[tuple[str, int], dict[str, str]]:
+        """Returns by file and line operations, and the method that casts their operands.
+
+        Args:
+            names: the operations, parameters and inputs that are computed in float32.
+            out_of_range: those of them whose numbers the narrow dtype can't hold.
+            indices: see ``AuditedArithmetic``.
+        """
+        rounded = self.rounded(indices)
+        float32, beyond = set[Node](), set[Node]()  # of the second, 16 bits may not hold numbers
+        places: dict[tuple[str, int], dict[str, str]] = {}
+        for node in self.nodes.values():
+            operation, read, name = operation_of(node), {*node.all_input_nodes}, self.name_of(node)
+            how = "float" if name in names else ""
+            if not how and not self.autocast and float32 & read:
+                if operation in STRICT:
+                    how = "float" if beyond & read else CONVERSIONS[self.dtype]
+                else:
+                    how = "promotes" if _promotes(float32 & read, read) else "float"
+            leaves = torch.utils._pytree.tree_leaves(node.meta.get("val"))
+            narrow = any(getattr(x, "dtype", None) == self.dtype for x in leaves)
+            if how == "float" or (how == "promotes" and narrow and operation not in CASTS):
+                float32.add(node)
+                if name in out_of_range or (node.name not in rounded and beyond & read):
+                    beyond.add(node)
+            if node.op == "placeholder" and name == node.name:  # a constant has the line of its use
+                node, operation = next(iter(node.users), node), "tensor"
+            if how and how != "promotes" and (found := frames(node)):
+                casts = places.setdefault(found[-1][:2], {})
+                casts[operation] = how if how == "float" else casts.get(operation, how)
+        return places
+
     def named(self, paths: Iterable[tuple[int, ...]]) -> dict[str, None]:
         """Returns what the equations at some paths compute, without repetitions."""
         return dict.fromkeys(self.names[path[0]] for path in paths if self.names[path[0]])
@@ -113,7 +158,6 @@ class AuditedModel:
 class TorchFix(Fix):
     """A fix with the lines of torch that it edits."""
 
-    tells_edits: ClassVar[bool] = True
     audited: AuditedModel | None = dataclasses.field(default=None, repr=False)  # the program
     out_of_range: bool = False  # whether the narrow dtype can't hold what the fix computes
 
@@ -154,24 +198,6 @@ class TorchFix(Fix):
         return self.audited is not None and self.audited.autocast
 
     @property
-    def lines(self) -> list[tuple[str, int, str]]:
-        """File, number and edited source of each line that the fix computes in float32, and of
-        those behind it that take operands of one dtype alone."""
-        if self.audited is None:
-            return []
-        numbers, half = self.audited.exported.numbers, not self._autocast
-        places = self._casts.items()
-        scalars = self._scalars
-        lines = [
-            (*at, edited(*at, casts, numbers.get(at, ()), half, scalars.get(at, ())))
-            for at, casts in places
-        ]
-        if self._dtype is torch.float32:
-            return lines
-        return [(file, n, text.replace("float()", "double()").replace("float32", "float64"))
-                for file, n, text in lines]  # fmt: skip
-
-    @property
     def _dtype(self) -> Any:
         """The dtype in which the fix computes."""
         if self.origin is None or self.origin.start is None or not self.indices:
@@ -179,58 +205,20 @@ class TorchFix(Fix):
         formats = self.change(self.origin.start).formats[list(self.indices)]
         return wide_dtype(formats)
 
-    @property
-    def _scalars(self) -> dict[tuple[str, int], set[str]]:
-        """By file and line, operations whose first operand has no axes, and another one has."""
-        assert self.audited is not None
-        found: dict[tuple[str, int], set[str]] = {}
-        for node in self.audited.nodes.values():
-            read = node.all_input_nodes
-            values = [n.meta["val"] for n in read if isinstance(n.meta.get("val"), torch.Tensor)]
-            first = values and read[0] is node.args[0] and not values[0].ndim
-            if first and any(x.ndim for x in values) and (places := frames(node)):
-                found.setdefault(places[-1][:2], set()).add(operation_of(node))
-        return found
-
-    @property
-    def _casts(self) -> dict[tuple[str, int], dict[str, str]]:
-        """By file and line, operations and the method that casts their operands."""
-        assert self.audited is not None
-        assert self.origin is not None
-        names, dtype, name_of = {*self._names}, self.audited.dtype, self.audited.name_of
-        rounded = self.audited.rounded(self.origin.indices)
-        float32, beyond = set[Node](), set[Node]()  # of the second, 16 bits may not hold numbers
-        places: dict[tuple[str, int], dict[str, str]] = {}
-        for node in self.audited.nodes.values():
-            operation, read, name = operation_of(node), {*node.all_input_nodes}, name_of(node)
-            how = "float" if name in names else ""
-            if not how and not self._autocast and float32 & read:
-                if operation in STRICT:
-                    how = "float" if beyond & read else CONVERSIONS[dtype]
-                else:
-                    how = "promotes" if _promotes(float32 & read, read) else "float"
-            leaves = torch.utils._pytree.tree_leaves(node.meta.get("val"))
-            narrow = any(getattr(x, "dtype", None) == dtype for x in leaves)
-            if how == "float" or (how == "promotes" and narrow and operation not in CASTS):
-                float32.add(node)
-                moved = node.name not in rounded and beyond & read
-                if self.out_of_range and (name in names or moved):
-                    beyond.add(node)
-            if node.op == "placeholder" and name == node.name:  # a constant has the line of its use
-                node, operation = next(iter(node.users), node), "tensor"
-            if how and how != "promotes" and (found := frames(node)):
-                casts = places.setdefault(found[-1][:2], {})
-                casts[operation] = how if how == "float" else casts.get(operation, how)
-        return places
-
-    @property
-    def _names(self) -> list[str]:
+    @functools.cached_property
+    def names(self) -> list[str]:
         """The operations, parameters and inputs that the fix computes in float32."""
         if self.audited is None or self.origin is None or not self.indices:
             return []
         chosen = set(self.indices)
         found = (path for path, (index, _) in self.origin.indices.items() if index in chosen)
         return [*self.audited.named(found)]
+
+    @property
+    def held(self) -> list[str]:
+        """The parameters, buffers and inputs among them, which no line computes."""
+        known = {BY_RUN, *(self.audited.nodes if self.audited is not None else ())}
+        return [name for name in self.names if name not in known]
 
     @property
     def headline(self) -> str:
@@ -242,16 +230,11 @@ class TorchFix(Fix):
         if self.kind is not None and self.kind.name == "wider_format":
             how = "torch.autocast('cuda', torch.bfloat16)" if self._autocast else "model.bfloat16()"
             return f"{self.text}: {how}"
-        edits = [f"line {line}: {text}" for _, line, text in self.lines if text]
-        more = f" and {len(edits) - SHOWN} more lines" if len(edits) > SHOWN else ""
-        shown = "; ".join(edits[:SHOWN]) + more
-        known = {BY_RUN, *(self.audited.nodes if self.audited is not None else ())}
-        if held := [name for name in self._names if name not in known]:
-            names = ", ".join(held[:SHOWN]) + (", ..." if len(held) > SHOWN else "")
-            shown = "; ".join(filter(None, (shown, f"keep {names} in float32")))
         text = in_torchs_names(self.text)
-        within = f"{WITHOUT_AUTOCAST}, " if self._autocast and edits else ""
-        return f"{text}: {within}{shown}" if shown else text
+        if not self.held:
+            return text
+        more = ", ..." if len(self.held) > SHOWN else ""
+        return f"{text}: keep {', '.join(self.held[:SHOWN])}{more} in float32"
 
 
 def wide_dtype(formats: Iterable[np.ndarray]) -> Any:
@@ -260,16 +243,20 @@ def wide_dtype(formats: Iterable[np.ndarray]) -> Any:
 
 
 class FixedModel(torch.nn.Module):
-    """A model in a narrow dtype with some operations in float32, as torch computes it."""
+    """A model in a narrow dtype with some operations in float32, as torch computes it; none without
+    ``now``."""
 
-    def __init__(self, model: Module, audited: AuditedModel, indices: Any, now: FormatChoice):
+    def __init__(
+        self, model: Module, audited: AuditedModel, indices: Any, now: FormatChoice | None
+    ):
         super().__init__()
         self.model = model
         self.audited, self.indices, self.now = audited, indices, now
         self._rounded = audited.rounded(indices)
-        wide = {p: now.formats[i] for p, (i, _) in indices.items() if is_wide(now.formats[i])}
+        formats, constants = (now.formats, now.constants) if now is not None else ([], ())
+        wide = {p: formats[i] for p, (i, _) in indices.items() if is_wide(formats[i])}
         self._wide, self._dtype = audited.named(wide), wide_dtype(wide.values())
-        self._numbers = {old: new for old, new in now.constants if old != new}
+        self._numbers = {old: new for old, new in constants if old != new}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FixedModel:
         model = copy.deepcopy(self.model, memo)
@@ -385,6 +372,8 @@ def in_torchs_names(text: str) -> str:
 
 
 def in_torch(report: Any, audited: AuditedModel) -> Any:
+    """Returns a report whose findings have torch's names, and fixes in its terms."""
+
     def one(finding: Any) -> Any:
         fix = finding.fix
         if fix is not None:
@@ -394,6 +383,44 @@ def in_torch(report: Any, audited: AuditedModel) -> Any:
         primitive = in_torchs_names(finding.primitive)
         return dataclasses.replace(finding, fix=fix, primitive=primitive)
 
-    return dataclasses.replace(
-        report, findings=tuple(map(one, report.findings)), unfixed=tuple(map(one, report.unfixed))
-    )
+    findings, unfixed = ([one(x) for x in own] for own in (report.findings, report.unfixed))
+    written = _written([x.fix for x in findings if x.fix is not None], audited)
+    for i, finding in enumerate(findings):
+        if finding.fix is not None:
+            fix = dataclasses.replace(finding.fix, edits=tuple(written.pop(0)))
+            findings[i] = dataclasses.replace(finding, fix=fix)
+    return dataclasses.replace(report, findings=tuple(findings), unfixed=tuple(unfixed))
+
+
+def _written(fixes: Sequence[TorchFix], audited: AuditedModel) -> list[list[Edit]]:
+    """Returns the edits of each fix. A line that several of them change is edited once, for all of
+    them: each has that edit."""
+    wide = [fix for fix in fixes if fix.names]
+    if not wide:
+        return [[] for _ in fixes]
+    assert wide[0].origin is not None
+    indices = wide[0].origin.indices
+    every = {name for fix in wide for name in fix.names}
+    beyond = {name for fix in wide if fix.out_of_range for name in fix.names}
+    method = "double" if any(fix._dtype is torch.float64 for fix in wide) else "float"
+    files: dict[str, dict[int, Line]] = {}
+    for (file, n), operations in audited.casts(every, beyond, indices).items():
+        numbers, scalars = (
+            x.get((file, n), ()) for x in (audited.exported.numbers, audited.scalars)
+        )
+        if not is_of_torch(file):
+            files.setdefault(file, {})[n] = Line(operations, numbers, scalars)
+    found = [
+        edit for file, lines in files.items()
+        for edit in edits(file, lines, wide=method, autocast=audited.autocast)
+    ]  # fmt: skip
+
+    def of(fix: TorchFix) -> list[Edit]:
+        own = audited.casts(fix.names, fix.names if fix.out_of_range else (), indices)
+        return [x for x in found if any(
+            (x.file, x.line + i) in own for i in range(len(x.before)))]  # fmt: skip
+
+    shares = list(map(of, fixes))
+    if shares:  # what only all fixes together need
+        shares[0] += [x for x in found if not any(x in share for share in shares)]
+    return shares

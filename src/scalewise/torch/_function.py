@@ -138,7 +138,7 @@ def traced(
             )
         seed = None if key is None else seed_of(key)
         outs, updated = run(own, params, arrays, low, wide if own is first else None, seed)
-        results = _plain(torch.utils._pytree.tree_unflatten(outs, own.tree))
+        results = as_plain(torch.utils._pytree.tree_unflatten(outs, own.tree))
         return (results, updated) if buffers else results
 
     f.__name__ = f.__qualname__ = type(model).__name__
@@ -175,14 +175,14 @@ def tensors_of(args: Sequence[PyTree], kwargs: Mapping[str, PyTree] | None) -> l
     return [x for x in leaves if isinstance(x, torch.Tensor)]
 
 
-def _plain(tree: PyTree) -> PyTree:
+def as_plain(tree: PyTree) -> PyTree:
     """Returns nested results as tuples and dicts, which JAX knows."""
     if dataclasses.is_dataclass(tree) and not isinstance(tree, Mapping):
         tree = {f.name: getattr(tree, f.name) for f in dataclasses.fields(tree)}
     if isinstance(tree, Mapping):
-        plain = {name: _plain(x) for name, x in tree.items()}
+        plain = {name: as_plain(x) for name, x in tree.items()}
         return {name: x for name, x in plain.items() if x is not None}
     if isinstance(tree, tuple | list):
-        return tuple(map(_plain, tree))
+        return tuple(map(as_plain, tree))
     is_array = isinstance(tree, jax.Array | np.ndarray | bool | int | float)
     return jnp.asarray(tree) if is_array else None

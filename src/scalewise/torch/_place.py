@@ -114,6 +114,10 @@ def line_of(node: Node) -> str:
     return f"{os.path.basename(found[-1][0])}:{found[-1][1]}" if found else "an unknown line"
 
 
+def is_of_torch(file: str) -> bool:
+    return file.startswith(_TORCH)
+
+
 def is_torchs_own(error: BaseException) -> bool:
     parts = os.path.join("nn", "functional.py"), "distributions" + os.sep
     own = tuple(os.path.join(_TORCH, x) for x in parts)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
-from ..auditing import Report
+from ..auditing import Edit, Report
 from ._export import ExportError, first_line, use_as_forward, without_validation
 from ._place import line_of_error
-from ._torch import Module, torch
+from ._torch import Module, Tensor, torch
 
 # Errors that aren't about the model: kernels that a device doesn't have.
 NO_KERNEL = "not implemented for", "could not create a primitive"
@@ -36,12 +38,9 @@ class Ran:
 def ran(model: Module, args: Any, kwargs: Any, method: str, dtype: Any) -> Ran:
     """Runs a :func:`held` model; raises where torch refuses to, for example since dtypes differ:
     exporting doesn't look at the dtypes of all operands."""
-    use_as_forward(model, method)
-    buffers = {name: x.detach().clone() for name, x in model.named_buffers()}
-    args, kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), without_validation():
-            outs = torch.func.functional_call(model, buffers, tuple(args), dict(kwargs))
+        with torch.no_grad():
+            outs = called(model, (args, kwargs), method)
     except torch.linalg.LinAlgError:
         return Ran()  # a matrix may be singular in 16 bits, which the audit is to find
     except Exception as error:
@@ -60,12 +59,22 @@ def ran(model: Module, args: Any, kwargs: Any, method: str, dtype: Any) -> Ran:
     return Ran(tuple(x for x in leaves if isinstance(x, torch.Tensor)))
 
 
-def measured(low: Ran, wide: Ran) -> tuple[float, int] | None:
+def called(model: Module, given: Any, method: str) -> Any:
+    """Returns what a method of a :func:`held` model returns; buffers and arguments stay as they
+    are."""
+    use_as_forward(model, method)
+    buffers = {name: x.detach().clone() for name, x in model.named_buffers()}
+    args, kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, torch.clone, given)
+    with torch.random.fork_rng(devices=[]), without_validation():
+        return torch.func.functional_call(model, buffers, tuple(args), dict(kwargs))
+
+
+def measured(low: Sequence[Tensor], wide: Sequence[Tensor]) -> tuple[float, int] | None:
     """Returns the error of results as :class:`OutputError` has it, and how many numbers are not
     finite; None if there is nothing to compare."""
-    pairs = [(a.double(), b.double()) for a, b in zip(low.results, wide.results, strict=False)
+    pairs = [(a.double(), b.double()) for a, b in zip(low, wide, strict=False)
              if b.is_floating_point() and a.shape == b.shape]  # fmt: skip
-    if not pairs or len(low.results) != len(wide.results):
+    if not pairs or len(low) != len(wide):
         return None
     squares, beyond = [], 0
     for a, b in pairs:
@@ -91,6 +100,16 @@ class TorchReport(Report):
     raised: str = ""
     ran: str = ""
 
+    @functools.cached_property
+    def edits(self) -> tuple[Edit, ...]:
+        """The changes of the source that make the fixes; those with which torch ran the model, and
+        had the error that the fixes have."""
+        again: Any = self.run_again
+        if again is None or not any(x.fix is not None for x in self.findings):
+            return ()
+        again = again.with_references()  # before the source is edited
+        return Report.edits.func(dataclasses.replace(self, run_again=again))
+
     @property
     def verdict(self) -> str:
         own = super().verdict
@@ -102,7 +121,7 @@ class TorchReport(Report):
 def told(report: Report, low: Ran, wide: Ran | None) -> Report:
     """Returns a report with what torch's own run says; ``wide`` is the float32 model's run, None if
     the audited results aren't the model's."""
-    text, found = "", None if wide is None else measured(low, wide)
+    text, found = "", None if wide is None else measured(low.results, wide.results)
     if low.missing:
         text = f"torch's CPU has no kernel to run it: {low.missing}."
     elif found is not None:

@@ -24,6 +24,7 @@ from .._search._measure import better
 from .._thresholds import ENOUGH, FEW_ROUNDINGS, TIMES_PREDICTED
 from ._edits import Edit
 
+COMPREHENSIONS = ("comp>", "expr>")
 FIELDS = ("__code__", "__defaults__", "__kwdefaults__")
 
 
@@ -95,6 +96,8 @@ def _exchange(file: str, edits: Sequence[Edit], undo: list[Callable[[], object]]
         f for f in gc.get_objects()
         if type(f) is FunctionType  # isinstance raises for a dead weak reference
         and f.__code__.co_filename == file
+        and f.__builtins__  # without them it only lends its line to tracebacks
+        and not f.__code__.co_name.endswith(COMPREHENSIONS)  # one that runs now
     ]  # fmt: skip
     for scope in {id(f.__globals__): f.__globals__ for f in functions}.values():
         _keep(scope, undo)
@@ -160,7 +163,7 @@ def _pairs(
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
     """Yields the code of functions; that of comprehensions belongs to the function around it."""
-    if not code.co_name.endswith(("comp>", "expr>")):
+    if not code.co_name.endswith(COMPREHENSIONS):
         yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

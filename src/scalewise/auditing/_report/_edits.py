@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import inspect
 import io
 import linecache
 import re
 import sys
-import textwrap
 import tokenize
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -20,10 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..._output import place
 from .._run._equation_statistics import EquationStatistics
 from .._search._findings import Finding
-from .._search._fixes import Fix
+from .._search._fixes import Edit, Fix
 from ._conversions import Loop, converted, loop_around, numpy_in, operands, starts
 from ._patterns import expressions, replacement, scaled_gradient, uncast
 from ._summary import Summary
@@ -40,21 +37,6 @@ MODULES = {
 }  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True)
-class Edit:
-    """A statement of a file, before and after; without one before, lines to insert."""
-
-    file: str
-    line: int
-    before: tuple[str, ...]
-    after: tuple[str, ...]
-
-    def __str__(self) -> str:
-        lines = textwrap.dedent("\n".join([*self.before, *self.after])).split("\n")
-        marked = [f"{'-' if i < len(self.before) else '+'} {x}" for i, x in enumerate(lines)]
-        return "\n".join([place(self.file, self.line), *marked])
-
-
 def edits(report: Summary, finding: Finding) -> list[Edit]:
     """A constant is replaced where it is written, a library's by the argument that changes it.
     Lines that are computed in float32 get their operands converted. A module that they need, and
@@ -69,7 +51,8 @@ def _of_fix(report: Summary, finding: Finding) -> list[Edit]:
         return []
     user = [_place(x) for x in finding.callers] or [(str(finding.file), finding.line)]
     if fix.replaces is not None and fix.replaces[0] == fix.replaces[1]:
-        return [] if finding.callers else _kept(*user[0], fix.replaces[0], fix.word)
+        jaxs = not finding.callers and fix.edits is None
+        return _kept(*user[0], fix.replaces[0], fix.word) if jaxs else []
     if fix.replaces is not None:
         constant = _first(_constant(*place, *fix.replaces) for place in user)
         if constant is not None:
@@ -78,8 +61,8 @@ def _of_fix(report: Summary, finding: Finding) -> list[Edit]:
             _anywhere(file, *fix.replaces, bool(finding.callers)) for file, _ in user
         )
         return [found] if found else []
-    if fix.tells_edits:
-        return []
+    if fix.edits is not None:
+        return list(fix.edits)
     if not fix.indices:
         return _expressed(report, fix, user)
     if finding.callers:
@@ -213,13 +196,18 @@ def _changed(file: str, scope: ast.AST, change: Callable[[ast.expr], str | None]
         whole = node if at is None or hasattr(at, "body") else at
         span = whole.lineno, whole.end_lineno or whole.lineno
         statements.setdefault(span, []).append((node, text))
-    found = [
-        _edited(file, *span, partial(_spliced, own, span[0])) for span, own in statements.items()
-    ]
+    found = [spliced(file, *span, own) for span, own in statements.items()]
     return [edit for edit in found if edit]
 
 
-def _spliced(new: Sequence[tuple[ast.expr, str]], first: int, source: str) -> str:
+def spliced(
+    file: str, first: int, last: int, new: Sequence[tuple[ast.expr | ast.stmt, str]]
+) -> Edit | None:
+    """Returns the edit of some lines that gives expressions, or statements, other texts."""
+    return _edited(file, first, last, partial(_spliced, new, first))
+
+
+def _spliced(new: Sequence[tuple[ast.expr | ast.stmt, str]], first: int, source: str) -> str:
     lines = [x.encode() for x in source.splitlines(keepends=True)]
     for node, text in sorted(new, key=lambda x: (-x[0].lineno, -x[0].col_offset)):
         start, end = node.lineno - first, (node.end_lineno or node.lineno) - first

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, ClassVar, overload
+from typing import Any, overload
 
 from ..._decorator import Target
 from ..._output import place, place_of
@@ -38,6 +39,21 @@ class FixKind:
 FIXES: dict[str, FixKind] = {}  # by name, in the order in which a search tries them
 
 
+@dataclasses.dataclass(frozen=True)
+class Edit:
+    """A statement of a file, before and after; without one before, lines to insert."""
+
+    file: str
+    line: int
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lines = textwrap.dedent("\n".join([*self.before, *self.after])).split("\n")
+        marked = [f"{'-' if i < len(self.before) else '+'} {x}" for i, x in enumerate(lines)]
+        return "\n".join([place(self.file, self.line), *marked])
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Fix:
     """A change under which an audit measured the outputs' error; ``str(fix)`` describes it.
@@ -58,11 +74,10 @@ class Fix:
             first.
         replaces: a constant and the number that takes its place, itself if it is kept in float32.
         undoes: whether nothing of a policy or recipe is left.
+        edits: changes of the source for programs that JAX doesn't compute from it; else None.
         kind: its entry in ``FIXES``.
         origin: the arithmetic of the audit that tried it.
     """
-
-    tells_edits: ClassVar[bool] = False  # whether ``str(fix)`` has the edited lines
 
     text: str
     change: Callable[[Any], Any] = dataclasses.field(repr=False)
@@ -77,6 +92,7 @@ class Fix:
     rewrites: tuple[int, ...] = dataclasses.field(default=(), repr=False)
     replaces: tuple[float, float] | None = dataclasses.field(default=None, repr=False)
     undoes: bool = dataclasses.field(default=False, repr=False)
+    edits: tuple[Edit, ...] | None = dataclasses.field(default=None, repr=False)
     kind: FixKind | None = dataclasses.field(default=None, repr=False)
     origin: AuditedArithmetic | None = dataclasses.field(default=None, repr=False)
 
