@@ -238,6 +238,11 @@ def conv(
     """
 
     def terms(m: Sequence[int], n: Sequence[int]) -> int:
+        if len(window_strides) != len(m) - 2:  # JAX's words are NumPy's, about broadcasting
+            raise ValueError(
+                f"conv: window_strides={window_strides!r}; expected {len(m) - 2} of them, one for "
+                f"each axis of {m} besides those of batch and features"
+            )
         numbers = lax.conv_dimension_numbers(m, n, options.get("dimension_numbers"))
         return math.prod(n) // n[numbers.rhs_spec[0]]
 
