@@ -19,7 +19,9 @@ FORMATS = ["fp16", "e5m2", "e4m3fn"]
 
 
 def loaded(x, fmt):
-    stored = jax.jit(lambda x: store_value(ScaledValue(x, 0), format_(fmt)).load().data)
+    stored = jax.jit(
+        lambda x: store_value(ScaledValue(x, 0, largest_constant=MOST), format_(fmt)).load().data
+    )
     return np.asarray(stored(jnp.asarray(x, jnp.float32)), np.float64)
 
 

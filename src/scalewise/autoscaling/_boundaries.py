@@ -53,7 +53,7 @@ from ._history import OperandAmaxes
 from ._layout import force_materialize
 from ._operand_settings import GRADIENT, Operand
 from ._operands import Operands
-from ._predict import of_argument, predict, role_of
+from ._predict import largest_constant, of_argument, predict, role_of
 from ._products import DeferredProduct
 from ._quantized import QuantizedValue, assigned, moved, quantized_argument
 from ._recipe import Recipe
@@ -347,6 +347,11 @@ class Boundaries(PairInterpretation):
             dataclasses.replace(y, **fields) if isinstance(y, ScaledValue | DeferredProduct) else y
             for y in outs
         ]
+        if size := largest_constant(rule.family, inputs):
+            outs = [
+                dataclasses.replace(y, largest_constant=size) if isinstance(y, ScaledValue) else y
+                for y in outs
+            ]
         if equation.direction == "forward" and isinstance(outs[0], ScaledValue):
             outs[0] = self.residuals.with_lineage(equation, inputs, outs[0])
         return outs

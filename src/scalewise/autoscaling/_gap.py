@@ -17,7 +17,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from ..formats import Format
-from ..scaled import amax, exponent_of, layout, power_of_two
+from ..scaled import amax, exponent_of, power_of_two
 from ..scalifying import leading, wide_dtype
 
 ABOVE = 2  # binades from the largest number below to the smallest above: roundings don't meet
@@ -39,9 +39,10 @@ class Gap(NamedTuple):
         return jnp.where(jnp.abs(x) > end, x * factor * factor, x)
 
 
-def may_have_gap(fmt: Format, dtype: DTypeLike) -> bool:
-    """Returns whether numbers of a dtype can lie farther apart than a format reaches."""
-    return reach(fmt) < 2 * layout(wide_dtype(dtype))[2]
+def may_have_gap(fmt: Format, largest_constant: float) -> bool:
+    """Returns whether a constant of the program's, a mask's, is so large that one scale for it and
+    for numbers near 1 leaves these less than half of the format's binades."""
+    return largest_constant >= 2.0 ** (reach(fmt) // 2)
 
 
 def reach(fmt: Format) -> int:

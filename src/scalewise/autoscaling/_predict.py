@@ -54,6 +54,17 @@ def _of(x: ScaledValue) -> float:
     return math.log2(abs(number)) if number and math.isfinite(number) else 0.0
 
 
+def largest_constant(family: Family, inputs: Sequence[Value]) -> float:
+    """Returns the largest magnitude of constants that may be among an equation's results."""
+    if family not in (Family.STRUCTURAL, Family.ALIGNED, Family.ORDERED, Family.PRODUCT):
+        return 0.0
+    known = [x for x in inputs if isinstance(x, ScaledValue)]
+    sizes = [
+        abs(x.largest_constant if x.constant_value is None else x.constant_value) for x in known
+    ]
+    return max(filter(math.isfinite, sizes), default=0.0)
+
+
 def roles(equation: Equation, values: Sequence[ScaledValue], attention: bool) -> tuple[Role, Role]:
     if attention:
         return "activation", "activation"

@@ -50,8 +50,9 @@ class Recipe:
             format have the scaling of a short form, else one scale, their largest magnitude's.
         residuals: format of all other values of the forward pass that the backward pass reads or
             computes its inputs from; also of attention's operands if the other operands have at
-            most 8 bits. Each array has one scale, and a second one for the numbers above a gap in
-            its magnitudes (a mask's) that is wider than the format's normal numbers reach.
+            most 8 bits. Each array has one scale. An array among whose numbers a large constant of
+            the program may be (a mask's) has a second one for the numbers above a gap in its
+            magnitudes, if that is wider than the format's normal numbers reach.
         collective: format in which a ``shard_map``'s all_gather and psum send their data, with a
             scale common to all devices; None sends the compute dtype.
         state: pairs of a regular expression and a :class:`Storage`; an output whose path (as

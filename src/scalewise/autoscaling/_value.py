@@ -77,7 +77,7 @@ class StoredValue:
 def store_value(value: ScaledValue, fmt: Format) -> StoredValue:
     def stored() -> StoredValue:
         x, purpose = value.data, ("copy", fmt)
-        if not may_have_gap(fmt, x.dtype):
+        if not may_have_gap(fmt, value.largest_constant):
             copy, gap = value.memo.once(purpose, lambda: outlined(_one_scale, fmt, x)), None
         elif purpose in value.memo.made:  # a product reads it, with one scale
             copy, gap = value.memo.made[purpose], no_gap(x.dtype)

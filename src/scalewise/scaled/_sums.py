@@ -238,15 +238,15 @@ def conv(
     """
 
     def terms(m: Sequence[int], n: Sequence[int]) -> int:
-        if len(window_strides) != len(m) - 2:  # JAX's words are NumPy's, about broadcasting
-            raise ValueError(
-                f"conv: window_strides={window_strides!r}; expected {len(m) - 2} of them, one for "
-                f"each axis of {m} besides those of batch and features"
-            )
         numbers = lax.conv_dimension_numbers(m, n, options.get("dimension_numbers"))
         return math.prod(n) // n[numbers.rhs_spec[0]]
 
     def product(x: jax.Array, y: jax.Array) -> jax.Array:
+        if len(window_strides) != x.ndim - 2:  # JAX's words are NumPy's, about broadcasting
+            raise ValueError(
+                f"conv: window_strides={window_strides!r}; expected {x.ndim - 2} numbers, one for "
+                f"each axis of {x.shape} besides those of batch and features"
+            )
         return lax.conv_general_dilated(x, y, window_strides, padding, **options)
 
     return _contraction("conv", a, kernel, terms, product, static, dtype)

@@ -79,6 +79,8 @@ class ScaledValue:
         constant_value: the number that every element equals; None if tracing doesn't know one. A
             constant takes the exponent of the other operands.
         log2_std: log2 of the standard deviation that shapes alone predict (for ``Unit`` scaling).
+        largest_constant: the largest magnitude of the program's constants that may be among the
+            numbers: a mask's.
         narrowed: True if a product of narrow operands has read the value before it went through a
             loop. Within one trace, ``memo`` holds the same information.
         role: ``"weight"`` or ``"activation"`` if a forward product has read the value before it
@@ -92,13 +94,17 @@ class ScaledValue:
         memo: what was made of the value so far, which copies of it share.
     """
 
-    STATIC: ClassVar = ("origin", "constant_value", "log2_std", "narrowed", "role", "is_statistic")
+    STATIC: ClassVar = (
+        "origin", "constant_value", "log2_std", "largest_constant", "narrowed", "role",
+        "is_statistic",
+    )  # fmt: skip
 
     data: jax.Array
     exponent: Exponent = 0
     origin: Origin = "stored"
     constant_value: float | None = None
     log2_std: float = 0.0
+    largest_constant: float = 0.0
     narrowed: bool = False
     role: Any = ""
     is_statistic: bool = False
