@@ -297,7 +297,7 @@ def test_weights_that_stay_what_they_are():
     line = marked(step).pop()
     assert (first.kind, [c.endswith(f":{line}") for c in first.callers]) == ("swamping", [True])
     assert str(first.fix) == "float32 for this add, its result kept in float32"
-    assert f": swamping in add at {first.where}. Change: float32 for this add" in report.verdict
+    assert f": swamping in add at {first.where} ({first.library}). Change: " in report.verdict
 
 
 @pytest.mark.slow

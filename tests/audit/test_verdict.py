@@ -150,7 +150,7 @@ def test_a_step_that_loses_its_updates():
     def step(w, x):
         return w - 1e-4 * jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w)
 
-    report = sw.audit(step, "bf16", trials=1)(jnp.ones(8), jnp.ones((4, 8)))
+    report = sw.audit(step, "bf16", trials=0)(jnp.ones(8), jnp.ones((4, 8)))
     assert report.verdict.startswith(
         "No: step hardly trains in bf16 (100% of the optimizer's additions change nothing)"
     )

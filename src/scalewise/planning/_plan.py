@@ -12,6 +12,7 @@ import numpy as np
 
 from .._check import Natural, Positive, checked
 from .._decorator import Params, Pending
+from .._output import progress
 from .._types import PyTree
 from ..auditing import name_of as function_name
 from ..autoscaling import Boundaries, Operand, Products, Recipe, operand_format
@@ -86,8 +87,9 @@ def plan(
     lists = Lists(_operands(formats), "weights" if tied else _operands([activations]))
 
     def planned(*args: PyTree, **kwargs: PyTree) -> Plan:
-        program = trace(f, Boundaries.of(WIDE), args, kwargs, name="plan")
-        return solved(Space(program, lists, objective, seed, function_name(f)), bits, error)
+        with progress(f"plan {(name := function_name(f))}") as tell:
+            program = trace(f, Boundaries.of(WIDE), args, kwargs, name="plan")
+            return solved(Space(program, lists, objective, seed, name, tell), bits, error)
 
     return Pending(planned, "plan")
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._output import Tell
 from ..autoscaling import Operand, Role
 from ..interpret import Program
 from ._predict import (
@@ -91,9 +92,10 @@ class Space:
     """
 
     def __init__(
-        self, program: Program, lists: Lists, name: ObjectiveName, seed: int, function: str
+        self, program: Program, lists: Lists, name: ObjectiveName, seed: int, function: str,
+        tell: Tell = lambda text: None,
     ):  # fmt: skip
-        self.program, self.seed, self.function = program, seed, function
+        self.program, self.seed, self.function, self.tell = program, seed, function, tell
         self.sites, index = sites(program)
         self.options = [lists.options(site) for site in self.sites]
         if not any(len(some) > 1 for some in self.options):
@@ -167,6 +169,7 @@ class Space:
         """Returns the measured objective of a vector; formats are data to one compiled program."""
         key = theta.tobytes()
         if key not in self.measured:
+            self.tell(f"run {self.runs + 1:,}")
             outputs = self._outputs(theta, list(self.program.arrays))
             found = float(self._measure(self.reference, outputs))
             self.measured[key] = min(max(found, -WORST), WORST) if found == found else WORST

@@ -15,6 +15,7 @@ from jax.typing import ArrayLike
 from ..._check import checked
 from ..._decorator import Params, Pending
 from ..._jax import Tracer, jex
+from ..._output import progress
 from ..._types import PyTree
 from ...interpret import Program, State, Value, trace
 from .._file import name_of
@@ -68,15 +69,16 @@ def record(f: Callable[Params, Any], *, fused: bool = False) -> Callable[Params,
         def whole(arrays: Sequence[ArrayLike]) -> tuple[State, list[Value]]:
             return recorder.record(program, arrays)
 
-        state, outs = (jax.jit(whole) if fused else whole)(list(program.arrays))
-        return Recording(
-            function=name_of(f),
-            device=_device(outs),
-            versions=(("jax", version("jax")), ("jaxlib", version("jaxlib"))),
-            fused=fused,
-            arrays=recorded_arrays(recorder.sites, state),
-            jit_difference=_jit_difference(program, outs),
-        )
+        with progress(f"record {name_of(f)}"):
+            state, outs = (jax.jit(whole) if fused else whole)(list(program.arrays))
+            return Recording(
+                function=name_of(f),
+                device=_device(outs),
+                versions=(("jax", version("jax")), ("jaxlib", version("jaxlib"))),
+                fused=fused,
+                arrays=recorded_arrays(recorder.sites, state),
+                jit_difference=_jit_difference(program, outs),
+            )
 
     return Pending(recorded, "record")
 
