@@ -450,3 +450,15 @@ def test_a_healthy_step_whose_activations_are_decided_otherwise_has_no_finding()
     report = sw.audit(step, "p=f32,c=f16,o=f32")(w, x, y)
     assert 10 * 2.0**-11 < report.gradients.relative < unusable(11)
     assert report.findings == ()
+
+
+def test_a_fix_of_a_program_that_converts_a_python_integer_is_applied():
+    """As jnp.var does; emulation takes it for a constant, the audit for an operation."""
+
+    def normal(x):
+        return x / jnp.sqrt(jnp.var(x, axis=-1, keepdims=True) + 1e-12)
+
+    x = jnp.zeros((4, 8))
+    report = sw.audit(normal, "fp16")(x)
+    assert report.error.non_finite == 32
+    assert jnp.isfinite(report.apply_fixes(normal)(x)).all()
