@@ -54,6 +54,10 @@ def test_equal_formats_are_on_policy_and_narrower_rollouts_are_farther():
     assert found["bf16", "bf16"].ratio == 1
     assert 0 < found["as written", "bf16"].kl < found["as written", "fp8"].kl
     assert found["as written", "plan"].mean > 0
+    assert not found["bf16", "bf16"].comparison.causes
+    (cause,) = found["as written", "fp8"].comparison.causes
+    assert cause.kind == "quantised" and "test_exports.py" in cause.where[0]
+    assert f"as written and fp8: {cause}" in str(found)
     assert "KL(rollout || trainer)" in str(found)
     assert "&lt;table&gt;" in found._repr_html_()
     with pytest.raises(KeyError, match="no pair"):
@@ -73,7 +77,7 @@ def test_a_divergence_is_exact_for_small_differences():
 
 
 def test_what_returns_no_logits_is_refused():
-    with pytest.raises(ValueError, match=r"one array, the logits .* returns \(4,\), \(4,\)"):
+    with pytest.raises(ValueError, match=r"one array, rows of logits .* returns \(4,\), \(4,\)"):
         sw.rollouts(lambda x: (x, x))(jnp.ones(4))
     with pytest.raises(ValueError, match=r"returns \(\)"):
         sw.rollouts(jnp.sum)(jnp.ones(4))

@@ -35,8 +35,9 @@ _DOCUMENTED = dir()  # the reference has these names
 
 # for other packages of scalewise, not for users
 from .._output import writable as writable
-from ._compare._gap import gap as gap
 from ._compare._gap import kl as kl
+from ._compare._values import Side as Side
+from ._compare._values import side_of as side_of
 from ._file import arguments as arguments
 from ._file import as_arguments as as_arguments
 from ._file import inputs as inputs

@@ -1,19 +1,19 @@
-"""``rollouts``: how far a policy in one format is from the same policy in another one."""
+"""``rollouts``: how far a policy in one format is from the same policy in another one, and why."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from .._check import Natural, checked
+from .._check import checked
 from .._output import Rows, Tabular
 from .._types import PyTree
-from ..auditing import Gap, gap, name_of
+from ..auditing import Comparison, Gap, Side, compare, name_of, side_of
 from ..autoscaling import RecipeLike, autoscale
 from ..interpret import check_callable
 from ._result import Plan, figure
@@ -25,10 +25,16 @@ AS_WRITTEN = "as written"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pair(Gap):
-    """A trainer and a rollout engine with the same weights, each in its own formats."""
+    """A trainer and a rollout engine with the same weights, each in its own formats.
 
-    trainer: str  # the names of their formats
+    Attributes:
+        trainer, rollout: the names of their formats.
+        comparison: where the two part, and why.
+    """
+
+    trainer: str
     rollout: str
+    comparison: Comparison = dataclasses.field(repr=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +63,8 @@ class Rollouts(Tabular):
         return f"Rollouts of {self.function}"
 
     def sentences(self) -> list[str]:
-        return []
+        rows = [(f"{p.trainer} and {p.rollout}", p.comparison) for p in self.pairs]
+        return [f"{names}: {found.verdict}" for names, found in rows if found.causes]
 
     def tables(self, *, everything: bool = True) -> list[Rows]:
         trainers, engines = (
@@ -84,22 +91,20 @@ def rollouts(
     f: Callable[..., Any],
     trainers: Sequence[Policy] | Mapping[str, Policy] = (None, "bf16", "fp8"),
     rollouts: Sequence[Policy] | Mapping[str, Policy] = (None, "bf16", "fp8", "nvfp4"),
-    *,
-    seed: Natural = 0,
 ) -> Callable[..., Rollouts]:
     """Returns a function of ``f``'s arguments that compares a policy's formats in reinforcement
     learning.
 
     A rollout engine samples tokens, and a trainer computes the gradient for their probabilities.
     If both compute in other formats, the samples are off-policy, though the weights are equal. For
-    each pair of formats, tokens are drawn from the rollout's probabilities at each position of the
-    arguments, and their log probabilities are compared.
+    each pair of formats, :func:`scalewise.auditing.compare` draws tokens from the rollout's
+    probabilities at each position of the arguments, compares their log probabilities, and names the
+    operation that makes most of the difference.
 
     Args:
-        f: returns the policy's logits, with the classes on the last axis.
+        f: returns the policy's logits, at least one row of them, with the classes on the last axis.
         trainers, rollouts: recipes, their names, plans, or None for the program as written; a
             mapping gives them other names.
-        seed: of the tokens that are drawn.
 
     Example:
         >>> import jax, jax.numpy as jnp, scalewise as sw
@@ -110,21 +115,24 @@ def rollouts(
         >>> found = sw.rollouts(policy, ["bf16"], ["bf16", "fp8"])(w, x)
         >>> found["bf16", "bf16"].kl, found["bf16", "fp8"].kl > 1e-5
         (0.0, True)
+        >>> found["bf16", "fp8"].comparison.cause.kind
+        'quantised'
     """
     check_callable(f, "rollouts")
     rows, columns = _named(trainers), _named(rollouts)
 
     def compared(*args: PyTree, **kwargs: PyTree) -> Rollouts:
-        policies = rows | columns
         if any(rows[n] != columns[n] for n in rows.keys() & columns.keys()):
             raise ValueError(
                 "rollouts: one name stands for a trainer's and another rollout's formats"
             )
-        logits = {name: _logits(f, x, args, kwargs) for name, x in policies.items()}
+        sides = {name: _side(f, x, args, kwargs) for name, x in (rows | columns).items()}
         pairs = []
         for rollout, trainer in itertools.product(columns, rows):
-            apart = gap(logits[trainer], logits[rollout], seed)
-            pairs.append(Pair(**dataclasses.asdict(apart), trainer=trainer, rollout=rollout))
+            found = compare(sides[trainer], sides[rollout])
+            assert found.gap is not None
+            figures = dataclasses.asdict(found.gap)
+            pairs.append(Pair(**figures, trainer=trainer, rollout=rollout, comparison=found))
         return Rollouts(name_of(f), tuple(pairs))
 
     return compared
@@ -152,14 +160,18 @@ def _name(policy: Policy) -> str:
     return policy if isinstance(policy, str) else repr(policy)
 
 
-def _logits(f: Callable, policy: Policy, args: tuple, kwargs: dict[str, PyTree]) -> jax.Array:
+def _side(f: Callable, policy: Policy, args: tuple, kwargs: dict[str, PyTree]) -> Side:
+    @functools.wraps(f)
+    def called(args: tuple, kwargs: dict[str, PyTree]) -> Any:
+        return f(*args, **kwargs)
+
+    found = jax.tree.leaves(jax.eval_shape(called, args, kwargs))
+    if len(found) != 1 or found[0].ndim < 2 or found[0].shape[-1] < 2 or not found[0].size:
+        shapes = ", ".join(str(x.shape) for x in found)
+        raise ValueError(
+            "rollouts: the function returns one array, rows of logits of at least two classes on "
+            f"the last axis; this one returns {shapes or 'nothing'}"
+        )
     recipe = policy.recipe if isinstance(policy, Plan) else policy
     # the same transformation for all, so that XLA fuses all of them alike
-    leaves = jax.tree.leaves(jax.jit(autoscale(f, recipe or WIDE))(*args, **kwargs))
-    if len(leaves) != 1 or leaves[0].ndim < 1 or leaves[0].shape[-1] < 2:
-        shapes = ", ".join(str(x.shape) for x in leaves)
-        raise ValueError(
-            "rollouts: the function returns one array, the logits of at least two classes on the "
-            f"last axis; this one returns {shapes or 'nothing'}"
-        )
-    return leaves[0].astype(jnp.float32)
+    return side_of((autoscale(called, recipe or WIDE), args, kwargs), _name(policy))

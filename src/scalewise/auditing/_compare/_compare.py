@@ -212,12 +212,11 @@ def _of_programs(sides: tuple[Side, Side]) -> Comparison:
         small = parting.apart < 0.5 * low_difference(sides)  # what the programs mean
         causes = [*found, *causes] if small else [*causes, *found]
     measured = predicted = None
-    if causes and len(a.outputs) == 1 and _is_logits(a.values[a.outputs[0]]):
+    if len(a.outputs) == 1 and _is_logits(a.values[a.outputs[0]]):
         logits = [s.values[s.outputs[0]] for s in sides]
-        outs = [jax.tree.leaves(s.call())[0] for s in sides if s.call is not None]
         order = aligned(*logits)[0]
-        measured = gap(outs[0], np.ravel(outs[1])[order])
-        if not parting.parts:
+        measured = gap(a.returned[0], np.ravel(b.returned[0])[order])
+        if causes and not parting.parts:
             predicted = gap(logits[0].low, logits[1].low.ravel()[order])
     rows = [
         _difference(x, b.values[j]) for i, j in _paired(a.values, b.values, parting.same)
@@ -231,7 +230,7 @@ def _of_programs(sides: tuple[Side, Side]) -> Comparison:
 
 
 def _is_logits(x: Array) -> bool:
-    return x.array.dtype.kind == "f" and x.array.ndim > 1 and x.array.shape[-1] > 1
+    return x.is_float and x.array.ndim > 1 and x.array.shape[-1] > 1 and x.array.size > 0
 
 
 def _seeds(sides: tuple[Side, Side]) -> list[list[np.ndarray]] | None:

@@ -206,15 +206,21 @@ class Side:
     arithmetic: Arithmetic | None = None
     sites: dict[int | None, Mapping[int, list[int]]] = dataclasses.field(default_factory=dict)
 
+    @cached_property
+    def returned(self) -> list[Any]:
+        """The program's outputs on its device."""
+        assert self.call is not None
+        return jax.tree.leaves(self.call())
+
     @property
     def is_sampled(self) -> bool:
         return any(x.summary for x in self.values)
 
     def again(self, instead: Instead) -> Side:
         """Runs the program again with another arithmetic in some operations."""
-        assert self.run is not None
-        low = self.run.low if isinstance(self.arithmetic, OwnArithmetic) else None
-        return of_program(self.title, self.run.program, None, low, instead)
+        assert self.run is not None and self.arithmetic is not None
+        own = dataclasses.replace(self.arithmetic)  # the same compiled code, new histories
+        return of_program(self.title, self.run.program, None, own, instead)
 
     def above(self, some: Iterable[int], inside: AbstractSet[int]) -> set[int]:
         """Returns the values among ``inside`` that lead to some of them by such values alone."""
@@ -270,6 +276,8 @@ def side_of(x: Any, which: str) -> Side:
     Raises:
         TypeError, ValueError: it is nothing that has values; the message says what is expected.
     """
+    if isinstance(x, Side):
+        return x
     if isinstance(x, tuple) and x:
         call, *args = x
         if not callable(call):
@@ -308,26 +316,24 @@ def of_function(f: Callable, args: Sequence[Any], call: Callable[[], Any] | None
     refuse_tracers(program, "compare", f)
     if known is not None:
         # as each equation's code is shared, see OwnArithmetic
-        return of_program(name_of(f), program, call or (lambda: jax.jit(f)(*args)), low)
+        own = OwnArithmetic(low)
+        return of_program(name_of(f), program, call or (lambda: jax.jit(f)(*args)), own)
 
     def compiled() -> Any:
         run = jax.jit(jex.jaxpr_as_fun(program.jaxpr), compiler_options=AS_WRITTEN)
         return run(*program.arrays)
 
-    return of_program(name_of(f), program, call or compiled)
+    return of_program(name_of(f), program, call or compiled, RoundedOnce(low))
 
 
 def of_program(
-    title: str, program: Program, call: Callable[[], Any] | None = None,
-    low: Interpretation | None = None,
+    title: str, program: Program, call: Callable[[], Any] | None, own: Arithmetic,
     instead: Instead = MappingProxyType({}),
 ) -> Side:  # fmt: skip
-    """Runs a program, each result rounded once to its dtype or as an interpretation rounds it; some
-    operations, by path, in another arithmetic or unrounded."""
-    own = RoundedOnce(AsWritten()) if low is None else OwnArithmetic(low)
+    """Runs a program in an arithmetic; some operations, by path, in another one or unrounded."""
     arithmetic: Any = Altered(own, instead) if instead else own
-    with on_host() if low is not None else contextlib.nullcontext():
-        formats = formats_of(program, low)
+    with on_host():
+        formats = formats_of(program, own.low)
     run = run_both(program, own.low, forward=Taped(arithmetic))
     values: list[Array] = []
     numbers: dict[int, int] = {}  # by the id of a cell
