@@ -100,6 +100,10 @@ class Interpretation:
         """Returns the value of a literal."""
         return self.lift(x, aval)
 
+    def number(self, value: Value) -> np.ndarray | None:
+        """Returns the number of the program's source that a value is; None of other values."""
+        return value if isinstance(value, np.ndarray) and not value.ndim else None
+
     def lower(self, value: Value, aval: ShapedArray) -> jax.Array:
         """Returns the plain array that ``value`` stands for, in the dtype of ``aval``."""
         return value
@@ -335,11 +339,11 @@ def _apply(interpretation, equation: Equation, state, inputs):
     body = operation_body(equation)
     if body is not None and interpretation.opens(equation):
         return interpret_jaxpr(interpretation, body, state, inputs, equation)
-    if equation.name == "convert_element_type" and isinstance(inputs[0], np.ndarray):
+    if equation.name == "convert_element_type":
         # a program's Python integer, which a jitted function such as jnp.clip converts
-        (aval,) = equation.out_avals
-        if not inputs[0].ndim and interpretation.lifts(aval):
-            return state, [interpretation.constant(inputs[0].astype(aval.dtype), aval)]
+        (aval,), number = equation.out_avals, interpretation.number(inputs[0])
+        if number is not None and interpretation.lifts(aval):
+            return state, [interpretation.constant(number.astype(aval.dtype), aval)]
     if equation.lifted:
         return interpretation.apply(state, equation, inputs)
     return interpretation.unlifted(state, equation, inputs)

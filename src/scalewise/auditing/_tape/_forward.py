@@ -24,7 +24,7 @@ from ...interpret import (
     is_float,
 )
 from ...primitives import params
-from ._arithmetic import Arithmetic
+from ._arithmetic import CONSTANT, Arithmetic
 from ._cells import At, Cell, Entry, Leaf, Node, Operation, cell, is_key
 from ._kernels import kernel_of
 from ._meshes import on_one_device
@@ -83,14 +83,18 @@ class Forward(Interpretation):
             return Node(self.arithmetic.lift(x, aval, leaf))
         return self.unrounded(x)
 
-    def unrounded(self, x: Any) -> Node:
+    def unrounded(self, x: Any, leaf: Leaf | None = None) -> Node:
         x = x if is_key(x) else np.asarray(x)
         inexact = not is_key(x) and x.dtype.kind == "c"
-        return Node(cell(x, x), constant=not inexact, literal=not inexact)
+        return Node(cell(x, x, leaf=leaf), constant=not inexact, literal=not inexact)
+
+    def number(self, value: Node) -> np.ndarray | None:
+        own = value.cell
+        return own.low if own.leaf is CONSTANT and not own.is_float and not own.low.ndim else None
 
     def constant(self, x: np.ndarray, aval: ShapedArray) -> Node:
         if not is_float(aval):
-            return self.unrounded(np.asarray(x))
+            return self.unrounded(np.asarray(x), CONSTANT)
         found, literal = self.arithmetic.constant(np.asarray(x), aval)
         return Node(found, constant=True, literal=literal)
 
