@@ -462,3 +462,20 @@ def test_a_fix_of_a_program_that_converts_a_python_integer_is_applied():
     report = sw.audit(normal, "fp16")(x)
     assert report.error.non_finite == 32
     assert jnp.isfinite(report.apply_fixes(normal)(x)).all()
+
+
+def test_what_an_overflow_hid_is_a_fault_with_a_fix_of_its_own():
+    """The derivative of the root overflows; behind it gradients are flushed."""
+
+    def loss(params, y):
+        x, w = params
+        z = x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-5) @ w
+        return 1e-6 * jnp.mean((z - y) ** 2)
+
+    args = (0.01 * normal(0, (8, 16)), normal(1, (16,))), normal(2, (8,))
+    report = sw.audit(jax.grad(loss), "fp16", dtypes="all")(*args)
+    first, second, *_ = report.findings
+    assert (first.kind, first.fix.word, first.non_finite_after) == ("overflow", "float32", 0)
+    assert (second.kind, second.direction) == ("underflow", "backward")
+    assert second.fix.power > 0
+    assert report.error_fixed.relative < 1e-3

@@ -218,7 +218,8 @@ class Side:
 
     def again(self, instead: Instead) -> Side:
         """Runs the program again with another arithmetic in some operations."""
-        assert self.run is not None and self.arithmetic is not None
+        assert self.run is not None
+        assert self.arithmetic is not None
         own = dataclasses.replace(self.arithmetic)  # the same compiled code, new histories
         return of_program(self.title, self.run.program, None, own, instead)
 

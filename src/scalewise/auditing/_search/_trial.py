@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...formats import Format
@@ -54,17 +54,18 @@ class Suspect:
     of_user: Place
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class StageError:
-    """The error of one part of the outputs; see :class:`Stage`.
-
-    Attributes:
-        fails: whether a cause is looked for.
-    """
+    """The error of one part of the outputs; see :class:`Stage`."""
 
     name: str
     error: OutputError
-    fails: bool
+    needs_a_cause: Callable[[], bool] = bool
+
+    @functools.cached_property
+    def fails(self) -> bool:
+        """Whether a cause is looked for; of a small error it takes a balance sheet to say so."""
+        return self.needs_a_cause()
 
 
 @dataclasses.dataclass(eq=False)
@@ -89,7 +90,7 @@ class Trial:
     @functools.cached_property
     def stages(self) -> list[StageError]:
         found = [x for x in self._stages if not x.is_change and not x.is_part]
-        return [StageError(x.name, _error_of(x), self._needs_a_cause(x)) for x in found]
+        return [_stage_error(x, functools.partial(self._needs_a_cause, x)) for x in found]
 
     def _needs_a_cause(self, stage: Stage) -> bool:
         """Returns whether a stage is wrong, or most of a smaller error is made by a device's sums,
@@ -113,17 +114,17 @@ class Trial:
 
     def is_enough(self, name: str) -> bool:
         """Returns whether nothing is wrong any more, and little of a part's error is left."""
-        return not self.fails and self.stage(name).error.relative <= self.few
+        return self.stage(name).error.relative <= self.few and not self.fails
 
     @functools.cached_property
     def outputs(self) -> list[StageError]:
         """Each of several outputs by itself."""
         own = (x for x in self._stages if x.is_part)
-        return [StageError(x.name, _error_of(x), x.fails) for x in own]
+        return [_stage_error(x, lambda x=x: x.fails) for x in own]
 
     def stage(self, name: str) -> StageError:
         every = [*self.stages, *self.outputs]
-        return next((x for x in every if x.name == name), StageError(name, NO_ERROR, False))
+        return next((x for x in every if x.name == name), StageError(name, NO_ERROR))
 
     @functools.cached_property
     def _balances(self) -> dict[str, Balance]:
@@ -156,8 +157,10 @@ def helps(after: StageError, before: StageError) -> bool:
     return better(after.error, before.error, ENOUGH)
 
 
-def _error_of(stage: Stage) -> OutputError:
-    return OutputError(stage.non_finite, float(stage.error), decided=stage.name == "decisions")
+def _stage_error(stage: Stage, needs_a_cause: Callable[[], bool]) -> StageError:
+    decided = stage.name == "decisions"
+    error = OutputError(stage.non_finite, float(stage.error), decided=decided)
+    return StageError(stage.name, error, needs_a_cause)
 
 
 def suspects_of(

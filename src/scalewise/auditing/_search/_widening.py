@@ -7,6 +7,8 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+import numpy as np
+
 from .._run._equation_statistics import EquationStatistics
 from .._thresholds import LINES
 from ._evidence import finding_of, literal_of
@@ -23,23 +25,26 @@ Line: TypeAlias = tuple[Suspect, Finding]  # what to widen, and what it does
 
 
 def widen(search: Search, stage: StageError) -> bool:
-    """Widens the line with the largest share, then what this shows, until the error is small.
+    """Widens the line with the largest share, then those that the sheet says would do, until the
+    error is small.
 
-    Nothing is counted behind the first infinity: faults show one by one. Lines without which the
-    fix helps as much are left out again.
+    Nothing is counted behind the first infinity: such faults show one by one, and what is wrong
+    when all numbers are finite is another fault. Lines without which the fix helps as much are left
+    out again.
     """
     trial, lines = search.now, list[Line]()
     best: tuple[list[Line], Trial] | None = None
     while len(lines) <= LINES:
         chosen, kept = _parts(search, [x for x, _ in lines])
-        fresh = (
+        fresh = [
             x for x, own in ((x, _parts(search, [x])) for x in search.suspects(trial, stage.name))
             if x.share > 0 and not (own[0].keys() <= chosen.keys() and own[1].keys() <= kept.keys())
-        )  # fmt: skip
-        suspect = next(fresh, None)
-        if suspect is None:
+        ]  # fmt: skip
+        if not fresh:
             break
-        lines = _with_line(search, lines, (suspect, finding_of(search, suspect, trial, stage)))
+        most = _sufficient(fresh, trial, stage.name) if lines else 1
+        for suspect in fresh[: min(most, LINES + 1 - len(lines))]:
+            lines = _with_line(search, lines, (suspect, finding_of(search, suspect, trial, stage)))
         # another fix may have been the same run; what is next is seen in this one
         after = search.attempt(wide(search, lines), again=True)
         if after is None:
@@ -48,12 +53,22 @@ def widen(search: Search, stage: StageError) -> bool:
         error, least = trial.stage(stage.name), stage if best is None else best[1].stage(stage.name)
         if helps(error, stage) and error.error <= least.error:
             best = lines, trial
-            if trial.is_enough(stage.name):
+            finite = stage.error.non_finite and not error.error.non_finite
+            if finite or trial.is_enough(stage.name):
                 break
     if best is None:
         return False
     _accept_lines(search, stage, *_fewer(search, stage, *best))
     return True
+
+
+def _sufficient(suspects: Sequence[Suspect], trial: Trial, name: str) -> int:
+    """Returns how many lines leave a few roundings of the error, by their shares."""
+    error = trial.stage(name).error
+    if error.non_finite:
+        return 1
+    left = error.relative * (1 - np.cumsum([x.share for x in suspects]))
+    return int(np.argmax(left <= trial.few)) + 1 if (left <= trial.few).any() else len(suspects)
 
 
 def _with_line(search: Search, lines: Sequence[Line], new: Line) -> list[Line]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,10 +29,11 @@ class Balance:
     Attributes:
         shares: by equation or leaf, and by cause, in units of the functional.
         iterations: by the outermost loop's line, and iteration.
-        own: by equation the largest relative error, in norm, of its own rounding.
         total: the functional.
+        tape: what the pass read.
     """
 
+    tape: Sequence[Entry]
     total: float
     smallest_normal: float
     top: float
@@ -42,7 +43,6 @@ class Balance:
     iterations: dict[tuple[str, int], float] = dataclasses.field(
         default_factory=lambda: collections.defaultdict(float)
     )
-    own: dict[Equation, float] = dataclasses.field(default_factory=dict)
 
     def charge(self, what: Equation | Leaf, cause: str, share: float, entry: Entry | None) -> None:
         if share:
@@ -61,8 +61,21 @@ class Balance:
         for (what, _), share in self.shares.items():
             by_equation[what] += share
         least = HIDDEN_SHARE * abs(self.total)
-        wrong = (e for e, error in self.own.items() if error >= HIDDEN_ERROR)
-        return [e for e in wrong if abs(by_equation[e]) >= least]
+        found: dict[Equation, None] = {}
+        for entry in reversed(self.tape):
+            equation = entry.operation.equation
+            charged = equation not in found and abs(by_equation[equation]) >= least
+            if charged and any(_is_wrong(entry, y) for y in entry.outs):
+                found[equation] = None
+        return list(found)
+
+
+def _is_wrong(entry: Entry, y: Cell) -> bool:
+    """Returns whether an operation's own rounding makes half of its result, in norm."""
+    rounds = y.middle is not y.end and entry.operation.pull is not copied
+    if not rounds or not any(map(is_float, entry.operation.equation.out_avals)):
+        return False
+    return 0 < HIDDEN_ERROR * size(y.middle) <= size(y.end - y.middle)
 
 
 @dataclasses.dataclass(eq=False)
@@ -98,7 +111,7 @@ def balance(
     """
     seeds, bars = list(seeds), Bars()
     total = sum(inner(bar, x.end - x.start) for x, bar in seeds)
-    found = Balance(total, smallest_normal, top)
+    found = Balance(tape, total, smallest_normal, top)
     for x, bar in seeds:
         bars.add(x, np.broadcast_to(bar, np.shape(x.end)), False)
     for entry in reversed(tape):
@@ -162,29 +175,25 @@ def _made(found: Balance, entry: Entry, y: Cell, bar: Any, decided: bool) -> Any
         parts = np.where(cancels, left * np.abs(made), parts)
         safe = np.where(given != 0, given, 1.0)
         bar = np.where(cancels & (given != 0), left * np.abs(given) / safe, bar)
-    if operation.pull is not copied and any(map(is_float, equation.out_avals)):
-        norm = size(y.middle)
-        error = size(made) / norm if norm else 0.0
-        found.own[equation] = max(found.own.get(equation, 0.0), error)
-    parts, rest = np.asarray(parts), np.ones(np.shape(parts), bool)
-    for cause, mask in _events(entry, y, found.smallest_normal).items() if not decided else ():
-        charged = rest & mask
-        if charged.any():
-            found.charge(equation, cause, float(np.sum(parts[charged])), entry)
-            rest &= ~mask
-    own = "decision" if decided else "rounding"
-    found.charge(equation, own, float(np.sum(parts[rest])), entry)
+    parts = np.array(parts)
+    for cause, mask in _events(entry, y, found.smallest_normal) if not decided else ():
+        if mask.any():
+            found.charge(equation, cause, float(np.sum(parts[mask])), entry)
+            parts[mask] = 0.0
+    found.charge(equation, "decision" if decided else "rounding", float(np.sum(parts)), entry)
     return bar
 
 
-def _events(entry: Entry, y: Cell, smallest_normal: float) -> Mapping[str, Any]:
-    """Returns where a result is beyond the format, flushed or swamped, by cause."""
+def _events(entry: Entry, y: Cell, smallest_normal: float) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields where a result is beyond the format, flushed or swamped, by cause."""
     low, exact = np.asarray(y.low), np.asarray(y.exact)
-    swamped = np.full(np.shape(low), entry.operation.rounds_each and low.dtype.kind == "f")
-    if entry.operation.equation.name in ADDS and entry.operation.pull is not copied:
+    if not (finite := np.isfinite(low)).all():
+        yield "overflow", ~finite & np.isfinite(exact)
+    size = np.abs(exact)
+    yield "underflow", (size < smallest_normal) & (np.abs(y.end - y.middle) > 0.5 * size)
+    if entry.operation.rounds_each and low.dtype.kind == "f":
+        yield "swamping", low != exact
+    elif entry.operation.equation.name in ADDS and entry.operation.pull is not copied:
         a, b = (np.asarray(x.low) for x in entry.ins)
-        swamped = ((low == a) & (b != 0)) | ((np.abs(low) == np.abs(b)) & (a != 0))
-    apart = np.abs(y.end - y.middle) > 0.5 * np.abs(exact)
-    flushed = (np.abs(exact) < smallest_normal) & (low != exact) & apart
-    overflowed = ~np.isfinite(low) & np.isfinite(exact)
-    return {"overflow": overflowed, "underflow": flushed, "swamping": swamped & (low != exact)}
+        unchanged = ((low == a) & (b != 0)) | ((np.abs(low) == np.abs(b)) & (a != 0))
+        yield "swamping", unchanged & (low != exact)
