@@ -5,6 +5,7 @@ import csv
 import dataclasses
 import hashlib
 import re
+import types
 from pathlib import Path
 
 import jax
@@ -208,7 +209,11 @@ def test_layout_sorting_and_links_in_a_browser(tmp_path):
     # long names and large counts
     large = dict.fromkeys(("elements", "overflowed", "flushed", "subnormal", "nan"), 123_456_789.0)
     equations = [
-        dataclasses.replace(e, numbers=e.numbers | large, scope="transpose(jvp(Transformer))" * 3)
+        dataclasses.replace(
+            e,
+            scope="transpose(jvp(Transformer))" * 3,
+            counted=types.SimpleNamespace(found=(e.numbers | large, e.histogram)),
+        )
         for e in report.equations
     ]
     report = dataclasses.replace(report, findings=(own, library), equations=tuple(equations))

@@ -56,7 +56,8 @@ def test_equal_formats_are_on_policy_and_narrower_rollouts_are_farther():
     assert found["as written", "plan"].mean > 0
     assert not found["bf16", "bf16"].comparison.causes
     (cause,) = found["as written", "fp8"].comparison.causes
-    assert cause.kind == "quantised" and "test_exports.py" in cause.where[0]
+    assert cause.kind == "quantised"
+    assert "test_exports.py" in cause.where[0]
     assert f"as written and fp8: {cause}" in str(found)
     assert "KL(rollout || trainer)" in str(found)
     assert "&lt;table&gt;" in found._repr_html_()

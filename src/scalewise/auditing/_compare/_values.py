@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import cached_property
 from pathlib import Path
@@ -87,6 +87,9 @@ class RoundedOnce(FormatArithmetic):
 
     def constant(self, x: np.ndarray, aval: ShapedArray) -> tuple[Cell, bool]:
         return self.lift(x, aval, CONSTANT), True
+
+    def key_of(self, equation: Equation) -> Hashable:
+        return None
 
     def operands(self, equation: Equation, nodes: Sequence[Node]) -> list[Cell]:
         return [node.cell for node in nodes]

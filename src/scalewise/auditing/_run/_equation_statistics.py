@@ -15,6 +15,7 @@ from ..._jax import entry, jex
 from ..._output import place
 from ...interpret import Equation, is_float
 from ...primitives import Family, having, names
+from .._tape._both import Counted
 from .._thresholds import ACCUMULATED, EPSILON
 from ._dataflow import Dataflow
 
@@ -42,10 +43,9 @@ class EquationStatistics:
         scope: the name stack.
         direction: "forward", "backward" or "optimizer".
         looped: whether it ran more than once.
-        numbers: statistics by name, see ``_statistics``.
+        counted: the statistics; :attr:`numbers` has them by name, see ``_statistics``.
         adds_constant: whether it adds a small constant, such as an epsilon.
         gradient: of a product in the backward pass, "weight" or "input"; else "".
-        histogram: how many of the reference run's numbers have each exponent from ``LOWEST`` up.
         call_site: ``path:line`` of the user's line that called ``function``, if the function's name
             is ambiguous (a lambda, ``__call__``); else "".
         exact_sum: of a product that a device's matrix units add up, the error made here if they
@@ -64,14 +64,22 @@ class EquationStatistics:
     scope: str
     direction: str
     looped: bool
-    numbers: dict[str, float]
-    histogram: tuple[int, ...]
+    counted: Counted
     call_site: str = ""
     adds_constant: bool = False
     gradient: str = ""
     exact_sum: float = math.nan
     is_output: bool = True
     operation: str = ""
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        return self.counted.found[0]
+
+    @property
+    def histogram(self) -> tuple[int, ...]:
+        """How many of the reference run's numbers have each exponent from ``LOWEST`` up."""
+        return self.counted.found[1]
 
     def __getitem__(self, name: str) -> float:
         return self.numbers[name]
@@ -159,7 +167,7 @@ def _ratio(noise: float, signal: float) -> float:
 
 def equation_statistics(
     equations: Sequence[Equation],
-    statistics: Mapping[tuple[int, ...], tuple[dict[str, float], tuple[int, ...]]],
+    statistics: Mapping[tuple[int, ...], Counted],
     dataflow: Dataflow,
     exact_sums: Mapping[int, float] = MappingProxyType({}),
 ) -> list[EquationStatistics]:
@@ -172,7 +180,7 @@ def equation_statistics(
     for i, equation in enumerate(equations):
         if equation.path not in statistics:
             continue
-        row = _of_equation(i, equation, trained, *statistics[equation.path])
+        row = _of_equation(i, equation, trained, statistics[equation.path])
         is_output = i in produced or i not in read
         sums_of = exact_sums.get(i, math.nan)
         gradient = gradient_of.get(i, "")
@@ -212,13 +220,7 @@ def _before_gradients(equations: Sequence[Equation], operands: Operands) -> set[
     return {i for i in before - after if equations[i].direction == "update"}
 
 
-def _of_equation(
-    i: int,
-    equation: Equation,
-    trained: bool,
-    numbers: dict[str, float],
-    histogram: tuple[int, ...],
-) -> EquationStatistics:
+def _of_equation(i: int, equation: Equation, trained: bool, counted: Counted) -> EquationStatistics:
     place = written_at(equation, trained)
     floats = [a for a in equation.out_avals if is_float(a)]
     aval = (floats or list(equation.out_avals))[0]
@@ -229,9 +231,8 @@ def _of_equation(
         shape=tuple(aval.shape),
         dtype=str(aval.dtype),
         **place,
-        looped=numbers["visits"] > 1,
-        numbers=numbers,
-        histogram=histogram,
+        looped=counted.visits > 1,
+        counted=counted,
         call_site="{}:{}".format(*site) if site else "",
         adds_constant=equation.name in ADDITIONS and any(map(_is_small, equation.eqn.invars)),
     )

@@ -47,6 +47,7 @@ class Session:
         recorded, indices: the equations that round or decide, in the order in which they first ran,
             and the place of each there, by its path.
         limits: literals that are the largest number of the program's own narrow dtype.
+        before: the run whose steps later runs don't compute again.
     """
 
     program: Program
@@ -61,6 +62,7 @@ class Session:
     recorded: list[Equation] = dataclasses.field(default_factory=list)
     indices: dict[tuple[int, ...], int] = dataclasses.field(default_factory=dict)
     limits: set[float] = dataclasses.field(default_factory=set)
+    before: TapedRun | None = None
     # how many equations were recorded when the dataflow was found, and that
     known: tuple[int, Dataflow] | None = None
 
@@ -74,7 +76,7 @@ class Session:
 
     def with_low(self, low: Interpretation) -> Session:
         """Returns a session of the same program, which knows what this one does."""
-        return dataclasses.replace(self, low=low)
+        return dataclasses.replace(self, low=low, before=None)
 
     @property
     def dataflow(self) -> Dataflow:
@@ -134,7 +136,10 @@ class Session:
         choice = Choice()
         if formats is not None:
             choice = Choice(formats, dict(self.indices), dict(constants or {}))
-        made = run_both(self.program, self.low, self.steps, self.batches, choice, self.code, arrays)
+        made = run_both(
+            self.program, self.low, self.steps, self.batches, choice, self.code, arrays,
+            before=self.before,
+        )  # fmt: skip
         self.limits |= made.limits
         for path, (equation, _) in made.visited.items():
             if path not in self.indices:

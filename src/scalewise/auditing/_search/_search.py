@@ -220,6 +220,7 @@ class Search:
             for x in findings
         ]
         self.now = after
+        self.session.before = after.outcome.made
 
 
 def find_fixes(search: Search, start: Outcome) -> OutputError:
@@ -232,6 +233,7 @@ def find_fixes(search: Search, start: Outcome) -> OutputError:
     session, by_table = search.session, search.session.adjustable
     search.double = search.fmt.mantissa_bits >= FP32.mantissa_bits
     search.now = search.trial(search.start() if by_table else session.low, start)
+    session.before = start.made
     search.tried.add(key_of(search.current))
     if search.trials <= 0 or session.kind.run is None:
         search.unfixed += _left(search, search.now)

@@ -209,6 +209,10 @@ class FormatArithmetic:
             )  # fmt: skip
         return self.plans[equation.path]
 
+    def key_of(self, equation: Equation) -> Hashable:
+        """Returns what results depend on besides the operands' cells; None if that isn't known."""
+        return self._plan(equation).params.tobytes(), bool(self.limits)
+
     def operands(self, equation: Equation, nodes: Sequence[Node]) -> list[Cell]:
         """Returns cells in which literals aren't rounded, if the operation is in float32: what a
         user gets who computes the line in float32. One that the program has in float32 keeps the
@@ -315,6 +319,9 @@ class OwnArithmetic:
 
     def constant(self, x: np.ndarray, aval: ShapedArray) -> tuple[Cell, bool]:
         return self._cell(self.low.constant(x, aval), in_float64(x), aval, CONSTANT), True
+
+    def key_of(self, equation: Equation) -> Hashable:
+        return None
 
     def operands(self, equation: Equation, nodes: Sequence[Node]) -> list[Cell]:
         return [node.cell for node in nodes]

@@ -13,10 +13,10 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ..._jax import ShapedArray, unchecked
-from ...interpret import Argument, Equation, Interpretation, Program, is_float, run
-from ._arithmetic import Choice, arithmetic_of
-from ._cells import Cell, Leaf, Node, cell, is_key
-from ._forward import Forward
+from ...interpret import Argument, Equation, Interpretation, Program, run
+from ._arithmetic import Choice, FormatArithmetic, arithmetic_of
+from ._cells import Cell, Leaf, Node, cell
+from ._forward import Forward, Replay
 from ._statistics import Visit, statistics
 
 
@@ -44,10 +44,30 @@ class TapedRun:
         return getattr(self.forward.arithmetic, "limits", set())
 
     @functools.cached_property
-    def statistics(self) -> dict[tuple[int, ...], tuple[dict[str, float], tuple[int, ...]]]:
+    def statistics(self) -> dict[tuple[int, ...], Counted]:
         """The statistics of each equation that rounds or decides, by its path."""
+        return {path: Counted(*own) for path, own in self.visited.items()}
+
+
+class Counted:
+    """The statistics of an equation's visits, computed when they are first read: a trial needs few.
+
+    Attributes:
+        visits: how many there were.
+    """
+
+    def __init__(self, equation: Equation, visits: Sequence[Visit]) -> None:
+        self.visits = len(visits)
+        self._source: tuple[Equation, Sequence[Visit]] | None = (equation, visits)
+
+    @functools.cached_property
+    def found(self) -> tuple[dict[str, float], tuple[int, ...]]:
+        """What :func:`statistics` returns."""
+        assert self._source is not None
         with on_host():
-            return {path: statistics(*own) for path, own in self.visited.items()}
+            found = statistics(*self._source)
+        self._source = None  # the arrays of a run
+        return found
 
 
 def run_both(
@@ -59,6 +79,7 @@ def run_both(
     code: dict[Hashable, Callable[..., Any]] | None = None,
     arrays: Sequence[Argument] | None = None,
     forward: Forward | None = None,
+    before: TapedRun | None = None,
 ) -> TapedRun:
     """Runs a program on the host, in low precision and in float64.
 
@@ -67,13 +88,17 @@ def run_both(
         choice: of a run with fixes, see :class:`Choice`.
         code: compiled code, which runs of one program share.
         arrays: in place of the program's arguments.
+        before: a run under the same format, with other fixes, whose equal steps aren't computed
+            again.
         forward: runs the program, in place of one that is made of the other arguments.
 
     Raises:
         ValueError: the program computes too many operations.
     """
     if forward is None:
-        forward = Forward(arithmetic_of(low, choice or Choice(), {} if code is None else code))
+        arithmetic = arithmetic_of(low, choice or Choice(), {} if code is None else code)
+        earlier = before if isinstance(arithmetic, FormatArithmetic) else None
+        forward = Forward(arithmetic, Replay(earlier.forward.replay.steps if earlier else ()))
     arithmetic = forward.arithmetic
     with on_host():
         given = zip(arrays or program.arrays, program.in_avals, program.arguments, strict=True)
@@ -107,8 +132,6 @@ def on_host() -> contextlib.ExitStack:
 
 
 def _argument(forward: Forward, x: Argument, aval: ShapedArray, path: str) -> Node:
-    if not is_float(aval) and not is_key(x):
-        x = np.asarray(x).astype(aval.dtype)
     return forward.leaf(x, aval, Leaf("argument", path))
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,48 @@ MIN_APART, TIMES_APART = 2_000, 10
 ON_ONE_DEVICE = -1  # of paths, in place of the body of a ``shard_map``
 
 
+class Step(NamedTuple):
+    """A step of a run: what it depends on besides arrays, the cells or arrays read, the results."""
+
+    key: Hashable = None
+    ins: Sequence[Any] = ()
+    made: Any = None
+
+
+@dataclasses.dataclass(eq=False)
+class Replay:
+    """The steps of a run, in order, for a later run of the program with a fix.
+
+    A step that reads the very cells that the earlier run's has read makes the same; its reference
+    values are the same already if its operands' are.
+    """
+
+    before: Sequence[Step] = ()
+    steps: list[Step] = dataclasses.field(default_factory=list)
+
+    @property
+    def earlier(self) -> Step:
+        n = len(self.steps)
+        return self.before[n] if n < len(self.before) else Step()
+
+    def made(self, key: Hashable, ins: Sequence[Any], make: Callable[[Step], Any]) -> Any:
+        """Returns what a step makes, from the earlier run or by a function of its step."""
+        step = self.earlier
+        if step.key != key or any(x is not y for x, y in zip(step.ins, ins, strict=True)):
+            step = Step(key, ins, make(step))
+        self.steps.append(step)
+        return step.made
+
+
+class Evaluated(NamedTuple):
+    """An equation's operands, as they were given and as they are computed with, and results."""
+
+    given: Sequence[Cell]
+    cells: Sequence[Cell]
+    outs: Sequence[Cell]
+    visit: Visit
+
+
 @dataclasses.dataclass(eq=False)
 class Forward(Interpretation):
     """Computes each equation exactly on both runs' operands, and as the low-precision run does.
@@ -47,6 +89,7 @@ class Forward(Interpretation):
     """
 
     arithmetic: Arithmetic
+    replay: Replay = dataclasses.field(default_factory=Replay)
     tape: list[Entry] = dataclasses.field(default_factory=list)
     operations: dict[tuple[int, ...], Operation] = dataclasses.field(default_factory=dict)
     # by path, each visit of the equations that round or decide, without those of the reference run
@@ -79,9 +122,12 @@ class Forward(Interpretation):
         return self.leaf(x, aval, Leaf("constant", "closed over"))
 
     def leaf(self, x: Any, aval: ShapedArray, leaf: Leaf) -> Node:
-        if is_float(aval):
-            return Node(self.arithmetic.lift(x, aval, leaf))
-        return self.unrounded(x)
+        def make(earlier: Step) -> Node:
+            if is_float(aval):
+                return Node(self.arithmetic.lift(x, aval, leaf))
+            return self.unrounded(x if is_key(x) else np.asarray(x).astype(aval.dtype))
+
+        return self.replay.made((leaf, aval), [x], make)
 
     def unrounded(self, x: Any, leaf: Leaf | None = None) -> Node:
         x = x if is_key(x) else np.asarray(x)
@@ -94,9 +140,13 @@ class Forward(Interpretation):
 
     def constant(self, x: np.ndarray, aval: ShapedArray) -> Node:
         if not is_float(aval):
-            return self.unrounded(np.asarray(x), CONSTANT)
+            own = np.asarray(x)
+            return self.replay.made(
+                (own.tobytes(), aval), (), lambda _: self.unrounded(own, CONSTANT)
+            )
         found, literal = self.arithmetic.constant(np.asarray(x), aval)
-        return Node(found, constant=True, literal=literal)
+        key = found.low.tobytes(), found.reference.tobytes(), aval, literal
+        return self.replay.made(key, (), lambda _: Node(found, constant=True, literal=literal))
 
     def unlifted(self, state: State, equation: Equation, inputs: Sequence[Node]) -> Applied:
         return self.apply(state, equation, inputs)
@@ -136,11 +186,17 @@ class Forward(Interpretation):
             exact = x.draw or not own.is_float
             return own if exact else cell(own.reference, own.reference)
 
-        cells = [unrounded(x) for x in inputs]
         operation = self._operation(equation)
-        refs = operation.compute([x.reference for x in cells])
-        lows = refs if not _differ(cells) else operation.compute([x.low for x in cells])
-        outs = [cell(y, r, top=self.arithmetic.top) for y, r in zip(lows, refs, strict=True)]
+
+        def make(earlier: Step) -> tuple[Sequence[Cell], Sequence[Cell]]:
+            cells = [unrounded(x) for x in inputs]
+            refs = operation.compute([x.reference for x in cells])
+            lows = refs if not _differ(cells) else operation.compute([x.low for x in cells])
+            pairs = zip(lows, refs, strict=True)
+            return cells, [cell(y, r, top=self.arithmetic.top) for y, r in pairs]
+
+        key = equation.path, tuple(x.draw for x in inputs)
+        cells, outs = self.replay.made(key, [x.cell for x in inputs], make)
         self.record(operation, cells, outs)
         return [Node(y, draw=is_float(a)) for y, a in zip(outs, equation.out_avals, strict=True)]
 
@@ -155,25 +211,36 @@ class Forward(Interpretation):
 
     def _evaluated(self, operation: Operation, inputs: Sequence[Node]) -> list[Node]:
         equation = operation.equation
+        key = equation.path, self.arithmetic.key_of(equation), tuple(x.literal for x in inputs)
+        found: Evaluated = self.replay.made(
+            key, [x.cell for x in inputs], lambda step: self._computed(operation, inputs, step)
+        )
+        self.record(operation, found.cells, found.outs)
+        if operation.counts and not self.alone:
+            self.visited.setdefault(equation.path, (equation, []))[1].append(found.visit)
+        return self._with_flags(operation, inputs, found.outs)
+
+    def _computed(self, operation: Operation, inputs: Sequence[Node], earlier: Step) -> Evaluated:
+        equation = operation.equation
         cells = given = self.arithmetic.operands(equation, inputs)
         run = self.arithmetic.run(equation, cells)
         if run.rounded:
             pairs = zip(cells, run.rounded, strict=True)
             cells = [self.changed(x, (y, x.value), equation) for x, y in pairs]
-        refs = operation.compute([x.reference for x in cells])
+        if _same_references(equation, cells, earlier):
+            refs = [y.reference for y in earlier.made.outs]
+        else:
+            refs = operation.compute([x.reference for x in cells])
         exact = operation.compute([x.low for x in cells]) if _differ(cells) else refs
         results = self.arithmetic.results(equation, cells, exact, run)
         outs = [
             cell(y, r, e, top=self.arithmetic.top, value=value)
             for (y, value), r, e in zip(results, refs, exact, strict=True)
         ]
-        self.record(operation, cells, outs)
-        if operation.counts and not self.alone:
-            value = next((y.value for y in outs if y.is_float), None)
-            fmt = self.arithmetic.params_of(equation, value)
-            visit = Visit(given, outs, fmt, given is not cells, run.events)
-            self.visited.setdefault(equation.path, (equation, []))[1].append(visit)
-        return self._with_flags(operation, inputs, outs)
+        value = next((y.value for y in outs if y.is_float), None)
+        fmt = self.arithmetic.params_of(equation, value)
+        visit = Visit(given, outs, fmt, given is not cells, run.events)
+        return Evaluated(given, cells, outs, visit)
 
     def _with_flags(
         self, operation: Operation, inputs: Sequence[Node], outs: Sequence[Cell]
@@ -199,7 +266,10 @@ class Forward(Interpretation):
         low, value = new
         if low is x.low:
             return x if value is x.value else dataclasses.replace(x, value=value)
-        out = cell(low, x.reference, x.low, top=self.arithmetic.top, value=value)
+        out = self.replay.made(
+            (equation.path, "changed"), [x],
+            lambda _: cell(low, x.reference, x.low, top=self.arithmetic.top, value=value),
+        )  # fmt: skip
         self.record(Operation(equation, list, copied), [x], [out])
         return out
 
@@ -217,20 +287,24 @@ class Forward(Interpretation):
         return Node(self.changed(own, new, equation))
 
     def _step(
-        self, equation: Equation, ins: Sequence[Cell], new: tuple[Any, Any], compute: Any, pull: Any
-    ) -> Cell:
-        reference = compute([x.reference for x in ins])[0]
-        reference = reference if is_key(reference) else np.asarray(reference)
-        same = not any(x.differs for x in ins) and not is_key(reference)
-        low = reference if same else new[0]
-        out = cell(low, reference, top=self.arithmetic.top, value=new[1])
+        self, what: Hashable, equation: Equation, ins: Sequence[Cell], new: tuple[Any, Any],
+        compute: Any, pull: Any,
+    ) -> Cell:  # fmt: skip
+        def make(earlier: Step) -> Cell:
+            reference = compute([x.reference for x in ins])[0]
+            reference = reference if is_key(reference) else np.asarray(reference)
+            same = not any(x.differs for x in ins) and not is_key(reference)
+            low = reference if same else new[0]
+            return cell(low, reference, top=self.arithmetic.top, value=new[1])
+
+        out = self.replay.made((equation.path, what), ins, make)
         self.record(Operation(equation, compute, pull), ins, [out])
         return out
 
     def _index(self, x: Node, aval: ShapedArray, equation: Equation, i: int) -> Node:
         new = self.arithmetic.indexed(x.cell, aval, i)
         out = self._step(
-            equation, [x.cell], new, lambda arrays: [arrays[0][i]],
+            i, equation, [x.cell], new, lambda arrays: [arrays[0][i]],
             lambda entry, bars, top: [At(i, bars[0])],
         )  # fmt: skip
         return Node(out, x.constant and not is_float(aval), x.literal and not is_float(aval))
@@ -239,7 +313,7 @@ class Forward(Interpretation):
         cells = [x.cell for x in rows]
         new = self.arithmetic.stacked(cells, aval)
         out = self._step(
-            equation, cells, new,
+            "stack", equation, cells, new,
             lambda arrays: [jnp.stack(arrays) if is_key(arrays[0]) else np.stack(arrays)],
             lambda entry, bars, top: list(bars[0]),
         )  # fmt: skip
@@ -269,7 +343,7 @@ class Forward(Interpretation):
                 ),
                 off.cell.value, on.cell.value,
             )  # fmt: skip
-        return Node(self._step(equation, ins, (low, value), choose, secants))
+        return Node(self._step("select", equation, ins, (low, value), choose, secants))
 
     # -- control flow ------------------------------------------------------------------------------
 
@@ -381,7 +455,7 @@ class Forward(Interpretation):
             return [np.asarray(arrays[0]) != index.cell.reference]
 
         new = np.asarray(True), None
-        which = self._step(equation, [index.cell], new, elsewhere, secants)
+        which = self._step("elsewhere", equation, [index.cell], new, elsewhere, secants)
         before, self.alone = self.alone, True
         others = taken(reference)
         self.alone = before
@@ -390,6 +464,15 @@ class Forward(Interpretation):
 
 def _differ(cells: Sequence[Cell]) -> bool:
     return any(x.low is not x.reference for x in cells)
+
+
+def _same_references(equation: Equation, cells: Sequence[Cell], earlier: Step) -> bool:
+    """Returns whether an earlier run has computed the equation on the same reference values."""
+    made = earlier.made
+    if not isinstance(made, Evaluated) or earlier.key[0] != equation.path:  # pyright: ignore
+        return False
+    pairs = zip(made.cells, cells, strict=True)
+    return all(x.reference is y.reference for x, y in pairs)
 
 
 def _without_flags(x: Node) -> Node:
