@@ -154,10 +154,12 @@ class Report(Summary, Saved):
             for some in (self.findings, self.unfixed)
         )
         report: Any = dataclasses.replace(
-            self, findings=tuple(found), unfixed=tuple(unfixed), **dict.fromkeys(HOLDS_PROGRAM)
-        )
+            self, findings=tuple(found), unfixed=tuple(unfixed), equations=(),
+            **dict.fromkeys(HOLDS_PROGRAM),
+        )  # fmt: skip
         fields = dataclasses.asdict(report)
         fields = {name: x for name, x in fields.items() if name not in HOLDS_PROGRAM}
+        fields["equations"] = [e.as_dict() for e in self.equations]
         fields["edits"] = [dataclasses.asdict(edit) for edit in self.edits]
         if "sheet" in self.__dict__:
             fields["sheet"] = self.sheet.as_dict()

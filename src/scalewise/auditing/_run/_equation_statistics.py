@@ -64,7 +64,7 @@ class EquationStatistics:
     scope: str
     direction: str
     looped: bool
-    counted: Counted
+    counted: Counted = dataclasses.field(repr=False)
     call_site: str = ""
     adds_constant: bool = False
     gradient: str = ""
@@ -83,6 +83,11 @@ class EquationStatistics:
 
     def __getitem__(self, name: str) -> float:
         return self.numbers[name]
+
+    def as_dict(self) -> dict[str, Any]:
+        own = {x.name: getattr(self, x.name) for x in dataclasses.fields(self)}
+        del own["counted"]
+        return own | {"numbers": self.numbers, "histogram": self.histogram}
 
     @property
     def quantizes(self) -> bool:
