@@ -207,8 +207,9 @@ def _delayed(f: Callable) -> Callable:
 def _recipe(name: str) -> tuple[Callable, Model]:
     recipe = sw.recipes.CATALOGUE[name]
     predicted = isinstance(recipe.products.scaling, sw.Unit)
+    up = recipe.products.scaling == sw.Mx("rceil")
     forward, backward = (
-        static(f) if predicted else current(f)
+        static(f) if predicted else current(f, up=up)
         for f in (recipe.products.formats()[0][0], recipe.products.formats()[1][0])
     )
     blocks = isinstance(recipe.products.formats()[0][0], BlockFormat)
