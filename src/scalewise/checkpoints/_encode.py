@@ -156,7 +156,7 @@ def _whole(
     with np.errstate(over="ignore"):
         whole = most / top if layout.divides else top / most
     normal = np.finfo(np.float32)
-    return np.clip(whole, normal.smallest_normal, normal.max).reshape(())
+    return np.asarray(np.clip(whole, normal.smallest_normal, normal.max))
 
 
 def _rows(x: np.ndarray | Decoded, out: Packed, writer: Writer, choice: Choice) -> None:

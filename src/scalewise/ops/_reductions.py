@@ -125,7 +125,7 @@ def _var(
     compute: np.dtype | None = None,
 ) -> jax.Array:
     wide = _widened(x, compute)
-    return _stored(jnp.var(wide, axis=axis, keepdims=keepdims, ddof=float(ddof)), x.dtype)
+    return _stored(jnp.var(wide, axis=axis, keepdims=keepdims, correction=float(ddof)), x.dtype)
 
 
 @checked

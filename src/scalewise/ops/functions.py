@@ -25,7 +25,8 @@ from ._operation import operation
 class _Dtypes(dict[np.dtype, np.dtype]):
     def __missing__(self, dtype: object) -> np.dtype:
         with contextlib.suppress(TypeError, ValueError):  # a name, a scalar type or a format
-            if (known := format_(dtype).dtype) in self:
+            known = format_(dtype).dtype
+            if known is not None and known in self:
                 return self[known]
         raise TypeError(f"COMPUTE[{dtype!r}]: expected one of {', '.join(map(str, self))}")
 
