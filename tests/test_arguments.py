@@ -108,12 +108,39 @@ def test_messages_say_what_to_write_instead(call, message):
     assert str(raised.value) == " ".join(str(raised.value).split())
 
 
-@pytest.mark.parametrize("axis", [2, -3, (0, 0), 2**70])
+@pytest.mark.parametrize("axis", [2, -3, (0, 0), 2**70, range(2)])
 @pytest.mark.parametrize("function", [sw.ops.sum, sw.ops.softmax, sw.scaled.sum, sw.scaled.max])
 def test_an_axis_that_cant_be_is_named(function, axis):
     x = X if function.__module__.startswith("scalewise.ops") else S
     with pytest.raises((TypeError, ValueError), match=rf"{function.__name__}: axis is "):
         function(x, axis=axis)
+
+
+BEYOND = 10**400  # every dtype and every float
+NUMBERS = {
+    lambda: sw.scaled.abs([-1, np.uint32(1)]): "abs: .*-1 out of bounds for uint32",
+    lambda: sw.cast([2**40], "fp16"): "cast: .*1099511627776 out of bounds for int32",
+    lambda: sw.ops.var(X, ddof=BEYOND): "var: int too large to convert to float",
+    lambda: sw.formats.ulp("fp16", BEYOND): "ulp: int too large to convert to float",
+    lambda: sw.ops.layer_norm(X, eps=BEYOND): "eps is 1000.*; expected a finite number",
+    lambda: sw.Amax(headroom=BEYOND): "headroom is 1000.*; expected a positive finite number",
+    lambda: sw.Quest(sigmas=BEYOND): "sigmas is 1000.*; expected a positive finite number",
+    lambda: sw.scaled.integer_pow(S, BEYOND): "n is 1000.*; expected an integer",
+}
+
+
+@pytest.mark.parametrize(("call", "message"), NUMBERS.items(), ids=NUMBERS.values())
+def test_numbers_that_no_array_holds_are_refused(call, message):
+    with pytest.raises(ValueError, match=message) as raised:
+        call()
+    assert len(str(raised.value)) < 250
+
+
+def test_the_largest_numbers_of_an_argument_are_taken():
+    x = np.arange(12, dtype=np.float32).reshape(4, 3)
+    assert np.isnan(sw.ops.var(x, ddof=2**70))
+    np.testing.assert_array_equal(sw.ops.rms_norm(x, eps=1e308), 0 * x)
+    assert training.apply_updates(1.5, 0.25) == 1.75
 
 
 def test_items_of_collections_are_checked_all():

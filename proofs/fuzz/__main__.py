@@ -1,8 +1,9 @@
 """Runs the fuzz targets: ``python -m proofs.fuzz [programs|chains|files|folders|arguments]``.
 
-A target is a module of this package with ``PROPERTIES``: tests of hypothesis, each of which is
-called with ``count`` random cases. The same seed makes the same cases; a failure is printed,
-reduced to a small one unless a case is a seed.
+A target is a module of this package. One with ``check(seed, index)`` has numbered cases, each of
+which is repeated by ``--first INDEX --count 1``; the others have ``PROPERTIES``: tests of
+hypothesis, each of which is called with ``count`` random cases and reduced to a small one if it
+fails. The same seed makes the same cases.
 """
 
 from __future__ import annotations
@@ -26,12 +27,26 @@ TARGETS = {
 }  # cases of a property in a full run
 
 
-def run(name: str, test: Callable[[], Any], count: int, seed: int, seeded: bool) -> bool:
+def run_numbered(
+    target: str, check: Callable[[int, int], list[str]], count: int, seed: int, first: int
+) -> bool:
+    """Checks a number of cases, prints each failure, and returns whether there was none."""
+    began, failed = time.perf_counter(), 0
+    for done, index in enumerate(range(first, first + count), 1):
+        failures = check(seed, index)
+        failed += bool(failures)
+        for failure in failures:
+            print(f"{target} --seed {seed} --first {index} --count 1: {failure}", flush=True)
+        if done % 50 == 0 or done == count:
+            seconds = time.perf_counter() - began
+            print(f"{target}: {failed} failed of {done} cases, {seconds:.0f} s", flush=True)
+    return not failed
+
+
+def run_property(name: str, test: Callable[[], Any], count: int, seed: int) -> bool:
     """Runs a property on a number of cases, and returns whether it holds."""
     checks = list(hypothesis.HealthCheck)
     options = {"database": None, "deadline": None, "suppress_health_check": checks}
-    if seeded:
-        options["phases"] = [hypothesis.Phase.generate]
     began, held = time.perf_counter(), True
     try:
         hypothesis.seed(seed)(hypothesis.settings(max_examples=count, **options)(test))()
@@ -49,16 +64,17 @@ def main() -> int:
     parser.add_argument("target", nargs="?", choices=TARGETS, help="default: all of them")
     parser.add_argument("--count", type=int, help="cases of each property; default: a full run")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="the first case of programs or chains")
     given = parser.parse_args()
     held = True
     for target in [given.target] if given.target else TARGETS:
         module = importlib.import_module(f"proofs.fuzz.{target}")
         getattr(module, "prepare", lambda: None)()
-        seeded = getattr(module, "SEEDED", False)
-        for name, test in module.PROPERTIES.items():
-            held &= run(
-                f"{target}, {name}", test, given.count or TARGETS[target], given.seed, seeded
-            )
+        count = given.count or TARGETS[target]
+        if check := getattr(module, "check", None):
+            held &= run_numbered(target, check, count, given.seed, given.first)
+        for name, test in getattr(module, "PROPERTIES", {}).items():
+            held &= run_property(f"{target}, {name}", test, count, given.seed)
     return int(not held)
 
 

@@ -19,14 +19,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
 from jax import lax
 
 import scalewise as sw
 from proofs.fuzz.disturbed import Model, Rounding, disturbed, traced, wide
 from proofs.fuzz.programs import EVERY_OP, SAMPLES, UNIT_SIZE, forget, unlike
-from proofs.fuzz.programs import SEEDED as SEEDED
 from proofs.fuzz.programs import prepare as prepare
 
 SIZE = 4
@@ -157,11 +154,3 @@ def check(seed: int, index: int) -> list[str]:
             pairs = enumerate(zip(got, want, strict=True))
             found = [s for s in (unlike(i, a, b, runs) for i, (a, b) in pairs) if s]
     return [f"{sentence} in {text}" for sentence in found]
-
-
-@given(st.integers(0, 2**32))
-def chains_keep_to_their_bounds(seed: int) -> None:
-    assert not (failures := check(seed, 0)), "\n".join(failures)
-
-
-PROPERTIES = {"chains": chains_keep_to_their_bounds}

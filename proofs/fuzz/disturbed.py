@@ -62,6 +62,7 @@ class Rounding:
             where something else decides (a mean, what was known before): each rounding takes one
             end or the other, since several together may decide.
         infinite: whether there are infinities; where not, they become NaN.
+        up: where ``size`` itself would lie beyond ``most``, the scale is a binade larger.
     """
 
     bits: int
@@ -70,13 +71,14 @@ class Rounding:
     nonzero: bool = False
     finer: int = 0
     infinite: bool = True
+    up: bool = False
 
 
-def current(fmt: Format | BlockFormat) -> Rounding:
+def current(fmt: Format | BlockFormat, *, up: bool = False) -> Rounding:
     """Rounding to a format behind a scale found from the largest magnitude.
 
     That lies below the format's last full binade, and not above 2^15. OCP MX brings it into the
-    last binade, full or not.
+    last binade, full or not; ``up`` into the one below where the largest magnitude would saturate.
     """
     if isinstance(fmt, BlockFormat):
         last = 2.0**fmt.element.max_exponent
@@ -85,6 +87,7 @@ def current(fmt: Format | BlockFormat) -> Rounding:
             float(fmt.element.smallest) / last,
             float(fmt.element.max) / last,
             infinite=False,
+            up=up,
         )
     least = float(fmt.smallest) / 2.0 ** min(fmt.max_exponent - 1, 14)
     return Rounding(fmt.mantissa_bits, least, infinite=fmt.infinities)
@@ -280,6 +283,8 @@ class Disturbed(Interpretation):
         magnitude = finite(x).astype(np.float64)
         finer = self.rng.choice((0, rounding.finer)) if rounding.finer else 0
         scale = power_below(size) * 2.0**-finer
+        if rounding.up:
+            scale = np.where(size > rounding.most * scale, 2 * scale, scale)
         step = np.maximum(power_below(magnitude) * 2.0**-rounding.bits, rounding.least * scale)
         step = np.maximum(step, np.finfo(np.float64).smallest_normal)
         near = step * np.floor(magnitude / step + self.rng.random(x.shape))

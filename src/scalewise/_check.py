@@ -79,8 +79,10 @@ def _is_pattern(text: str) -> bool:
 
 Count = Annotated[int, Range(lambda n: 1 <= n < 2**31, "a positive integer")]
 Natural = Annotated[int, Range(lambda n: n >= 0, "an integer of at least 0")]
-Positive = Annotated[float, Range(lambda x: 0 < x < math.inf, "a positive finite number")]
-NonNegative = Annotated[float, Range(lambda x: 0 <= x < math.inf, "a finite number of at least 0")]
+Positive = Annotated[float, Range(lambda x: x > 0 and is_finite(x), "a positive finite number")]
+NonNegative = Annotated[
+    float, Range(lambda x: x >= 0 and is_finite(x), "a finite number of at least 0")
+]
 Fraction = Annotated[float, Range(lambda x: 0 < x < 1, "a number between 0 and 1")]
 AnyFloat = Annotated[float, Range(lambda x: True, "a number")]
 Pattern = Annotated[str, Range(_is_pattern, "a regular expression")]
@@ -145,7 +147,10 @@ def _checked(function: Any, name: str, types: bool = True) -> Any:
             raise TypeError(f"{name}: {left[0].name} is missing; expected {words}")
         given = map(accepted, positional, args)
         options = {p: accepted(p, x) for p, x in kwargs.items()}
-        return function(*given, *args[len(positional) :], **options)
+        try:
+            return function(*given, *args[len(positional) :], **options)
+        except OverflowError as error:  # JAX's of a Python number: its dtype follows from x64
+            raise ValueError(f"{name}: {error}") from error
 
     return call
 
@@ -279,10 +284,16 @@ def _is_number(value: Any) -> bool:
     return kind is not None and np.ndim(value) == 0 and (kind.kind in "iuf" or "float" in str(kind))
 
 
+def is_finite(value: Any) -> bool:
+    with contextlib.suppress(OverflowError):  # of an integer beyond every float
+        return math.isfinite(value)
+    return False
+
+
 def checked_axes(name: str, axis: Any, ndim: int) -> tuple[int, ...]:
     """Returns axes (None: all) from 0 on, sorted; a ValueError if they aren't different axes."""
     given = range(ndim) if axis is None else axis if isinstance(axis, tuple | list) else (axis,)
-    axes = sorted({a % ndim for a in map(operator.index, given) if -ndim <= a < ndim})
+    axes = sorted({int(a) % ndim for a in given if is_integer(a) and -ndim <= a < ndim})
     if len(axes) != len(given):
         raise ValueError(f"{name}: axis is {axis!r}; expected different axes of {ndim} dimensions")
     return tuple(axes)
@@ -321,8 +332,8 @@ def _is_traced(value: Any) -> bool:
 
 PLAIN: dict[Any, Check] = {
     **dict.fromkeys((Any, object, inspect.Parameter.empty), FREE),
-    int: _rule(is_integer, "an integer", True),
-    float: _rule(_is_number, "a finite number", True, math.isfinite),
+    int: _rule(is_integer, "an integer", True, lambda n: -(2**63) <= n < 2**64),
+    float: _rule(_is_number, "a finite number", True, is_finite),
     bool: _rule(lambda x: isinstance(x, bool | np.bool_), "True or False", True),
     str: _rule(lambda x: isinstance(x, str), "a string"),
     type(None): _rule(lambda x: x is None, "None"),

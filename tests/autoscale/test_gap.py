@@ -77,19 +77,31 @@ SHARES = {
 }  # fmt: skip
 
 
-def attention(mask, shares, p, x):
+# Masks that the program gets as arguments, whose numbers it doesn't know.
+GIVEN = {
+    "given": lambda s, padding, causal: s + padding,
+    "two given": lambda s, padding, causal: s + padding + causal[None],
+    "chosen": lambda s, padding, causal: jnp.where(padding < 0, padding, s),
+}
+
+
+def attention(mask, shares, p, x, given):
     scores, bias = ((x @ p[n]) @ jnp.swapaxes(x, 1, 2) / 8 for n in ("scores", "bias"))
-    keep = x[:, None, :, 0] > -0.8
-    scores = scores + MASKS[mask](bias, keep, jnp.tril(jnp.ones((x.shape[1],) * 2, bool)))
-    return jnp.mean(SHARES[shares](scores) @ jnp.sin(x) @ p["scores"])
+    if mask in GIVEN:
+        masked = GIVEN[mask](bias, *given)
+    else:
+        masked = MASKS[mask](bias, *(m == 0 for m in given))
+    return jnp.mean(SHARES[shares](scores + masked) @ jnp.sin(x) @ p["scores"])
 
 
 def gradient_error(mask, shares, recipe):
     rng = np.random.default_rng(0)
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
     p, x = {"scores": draw(64, 64) / 8, "bias": draw(64, 64) / 8}, draw(4, 64, 64)
-    step = jax.grad(lambda p, x: attention(mask, shares, p, x))
-    want, got = jax.jit(step)(p, x), jax.jit(sw.autoscale(step, recipe))(p, x)
+    kept = x[:, None, :, 0] > -0.8, jnp.tril(jnp.ones((64, 64), bool))
+    given = [jnp.where(k, 0, -MOST / 2) for k in kept]
+    step = jax.grad(lambda p, *rest: attention(mask, shares, p, *rest))
+    want, got = (jax.jit(f)(p, x, given) for f in (step, sw.autoscale(step, recipe)))
     norm = jnp.linalg.norm
     return max(float(norm(got[n] - want[n]) / norm(want[n])) for n in p)
 
@@ -106,5 +118,5 @@ NARROW = {
 @pytest.mark.parametrize("recipe", ["fp16", "e4m3fn", *nightly(["fp8", "fp16 alone", "e5m2"])])
 def test_a_mask_leaves_gradients_as_they_are(recipe, shares):
     alone = gradient_error("none", shares, NARROW[recipe])
-    for mask in MASKS:
+    for mask in (*MASKS, *GIVEN):
         assert gradient_error(mask, shares, NARROW[recipe]) < 1.5 * alone + 1e-4, mask

@@ -212,6 +212,9 @@ def test_what_reads_an_array_says_whether_it_is_an_embedding():
     assert kept(program=program) == by_use | {"router"}
     assert kept(program=program, wide=()) == by_use
     assert kept(program=lambda p: jax.jit(jax.checkpoint(program))(p), wide=()) == by_use
+    for token in (3, jnp.int32(3)):  # of a decoding step, which slices the array
+        step = lambda p, i=token: tokens_model(p | {"emb_in": p["emb_in"][i][None]}, tokens * 0)  # noqa: E731
+        assert kept(program=step, wide=()) == by_use
     with pytest.raises(TypeError, match="program is 'fp8'; expected a function or None"):
         kept(program="fp8")
 

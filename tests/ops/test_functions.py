@@ -11,6 +11,7 @@ from proofs.function_errors import EXACT, function_table, reference
 from proofs.function_tables import cast_table, function_ranges
 
 from cases import nightly
+from scalewise import ops
 from scalewise.formats import format as format_
 from scalewise.ops import functions, isinf_sign
 from scalewise.ops.functions import FUNCTIONS
@@ -136,6 +137,12 @@ def test_the_computing_type_can_be_chosen_and_gradients_go_through():
     assert functions.sin(x, compute=jnp.float16).dtype == jnp.float16
     slope = jax.grad(lambda v: functions.tanh(v).astype(jnp.float32).sum())(x)
     np.testing.assert_allclose(slope, 1 - np.tanh([0.1, 0.2]) ** 2, rtol=1e-3)
+
+
+def test_a_format_is_given_by_its_name_its_dtype_or_itself():
+    for fmt in ("fp16", "float16", jnp.float16, np.dtype("float16"), format_("fp16")):
+        assert functions.COMPUTE[fmt] == np.float32
+        assert ops.ulp_bound(fmt, 16) == ops.ulp_bound("fp16", 16)
 
 
 def test_which_infinity():

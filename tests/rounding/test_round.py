@@ -214,8 +214,14 @@ INTEGERS = [np.int8, np.uint8, np.int16, np.int32, np.uint32, np.int64, np.uint6
 def test_integers_are_rounded_once_from_all_their_bits(dtype, rounding):
     limits, rng = np.iinfo(dtype), np.random.default_rng(0)
     x = rng.integers(limits.min, limits.max, 500, dtype=dtype, endpoint=True)
-    near = [limits.min, limits.max, 2**24 + 1, 2**24 + 3, 2**53 + 1, 2**60 + 2**36 + 1]
-    x = np.concatenate([x, np.array([n for n in near if n <= limits.max], dtype)])
+    # the number halfway between two neighbours of 8 and of 24 digits, and the two beside it
+    halves = [
+        sign * ((digits << width - 8 | 1) << shift) + beside
+        for width in (9, 25) for digits in (128, 129, 255) for shift in range(55)
+        for sign in (1, -1) for beside in (-1, 0, 1)
+    ]  # fmt: skip
+    near = [limits.min, limits.max, *(n for n in halves if limits.min <= n <= limits.max)]
+    x = np.concatenate([x, np.array(near, dtype)])
 
     def expected(number, digits):  # in Python's integers
         k = max(abs(number).bit_length() - digits, 0)

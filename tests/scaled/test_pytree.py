@@ -103,6 +103,55 @@ def test_a_loop_over_arrays_made_together_gets_each_of_them(batches):
             np.testing.assert_allclose(got, want[kind], rtol=2e-6)
 
 
+def every_result(a):
+    """Returns each operation on a ScaledArray of two axes: those of its own class and of scaled."""
+    small = sw.scaled.mul(a, 2.0**-20)
+    unary = {
+        name: getattr(sw.scaled, name)(small)
+        for name in ("abs", "cos", "erf", "exp", "gelu", "log_softmax", "neg", "relu", "sigmoid",
+                     "sin", "softmax", "square", "tanh")
+    }  # fmt: skip
+    binary = {
+        name: getattr(sw.scaled, name)(small, sw.scaled.add(sw.scaled.abs(small), 1.0))
+        for name in ("add", "sub", "mul", "div", "maximum", "minimum")
+    }
+    along = {
+        f"{name} {axis}": getattr(sw.scaled, name)(small, axis=axis)
+        for name in ("sum", "mean", "max", "min") for axis in (None, 0, -1)
+    }  # fmt: skip
+    others = {
+        "cumsum": sw.scaled.cumsum(small, -1), "clip": sw.scaled.clip(small, -0.5, 0.5),
+        "sqrt": sw.scaled.sqrt(sw.scaled.abs(small)), "power": sw.scaled.integer_pow(small, 3),
+        "matmul": sw.scaled.matmul(small, jnp.ones((small.shape[-1], 2))),
+        "where": sw.scaled.where(small.value() > 0, small, sw.scaled.neg(small)),
+        "concatenated": sw.scaled.concatenate([small, a]),
+        "beside": sw.scaled.concatenate([a, small], -1), "rebalanced": sw.rebalance(small, 4.0),
+        "cast": sw.scaled.cast_data(small, jnp.float32), "transposed": a.T, "operator": a * 3.0 - a,
+        "row": a[1], "rows": a[1:3], "columns": a[:, ::2], "reversed": a[::-1],
+    }  # fmt: skip
+    found = unary | binary | along | others
+    return {k: y.value() if isinstance(y, sw.ScaledArray) else y for k, y in found.items()}
+
+
+KINDS = [
+    "tensor", "rows", "columns", "elements", "codes", "mxfp8", "mxfp4 by columns", "nvfp4", "none",
+    "bfloat16", "from the right", "rows by hand", "stored scale",
+]  # fmt: skip
+LOOPS = [("map", kind) for kind in ("columns", "mxfp8")]
+
+
+@pytest.mark.parametrize(
+    ("way", "kind"), nightly([*(("vmap", k) for k in KINDS), *LOOPS], but=[("vmap", "mxfp8")])
+)
+def test_operations_on_arrays_together_are_those_on_each(batches, way, kind):
+    together, one = batches[1]["vmap"][kind], jax.jit(every_result)
+    run = jax.vmap(one) if way == "vmap" else lambda t: lax.map(one, t)
+    want = [one(row[kind]) for row in batches[0]]
+    for name, got in jax.jit(run)(together).items():
+        each = np.stack([w[name] for w in want])
+        np.testing.assert_allclose(got, each, rtol=2e-5, atol=1e-6, err_msg=name)
+
+
 @pytest.mark.parametrize("axis", [1, *nightly([-1])])
 def test_arrays_are_made_together_and_taken_apart_along_any_axis(batches, axis):
     with_axes = lambda x: {k: a for k, a in every_kind(x).items() if a.ndim}  # noqa: E731

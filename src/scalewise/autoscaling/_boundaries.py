@@ -53,7 +53,7 @@ from ._history import OperandAmaxes
 from ._layout import force_materialize
 from ._operand_settings import GRADIENT, Operand
 from ._operands import Operands
-from ._predict import largest_constant, of_argument, predict, role_of
+from ._predict import has_rows, largest_constant, may_be_mask, of_argument, predict, role_of
 from ._products import DeferredProduct
 from ._quantized import QuantizedValue, assigned, moved, quantized_argument
 from ._recipe import Recipe
@@ -65,6 +65,7 @@ from ._value import StoredValue, holds, store_value
 PERMUTES = having("same_order") | {"convert_element_type", "transpose"}
 # cuDNN's attention stays in the program's 16 bits, as recipes leave attention's products in theirs
 OPAQUE = frozenset(name for name in KERNELS if not name.startswith("dot_product_attention"))
+MASKS = having("masks")
 # Sums of gradients with at least this many elements are computed once: see `force_materialize`.
 MATERIALIZED_SIZE = 4096
 
@@ -126,7 +127,9 @@ class Boundaries(PairInterpretation):
         if (quantized := quantized_argument(x, dtype)) is not None:
             return quantized
         plain = jnp.asarray(x.value() if is_stored(x) else x).astype(dtype)
-        return ScaledValue(plain, log2_std=of_argument(aval.shape))
+        return ScaledValue(
+            plain, log2_std=of_argument(aval.shape), may_be_mask=has_rows(aval.shape)
+        )
 
     def constant(self, x: np.ndarray, aval: ShapedArray) -> ScaledValue:
         dtype = self.setup.flight(aval)
@@ -185,7 +188,10 @@ class Boundaries(PairInterpretation):
             return value.unstacked()
         if value.constant_value is not None:
             return ScaledValue(materialize(value), 0, value.origin)
-        return dataclasses.replace(value, memo=Memo(extreme=self._extremes(value)))
+        mask = value.may_be_mask and has_rows(aval.shape[1:])
+        return dataclasses.replace(
+            value, memo=Memo(extreme=self._extremes(value)), may_be_mask=mask
+        )
 
     def _extremes(self, value: ScaledValue) -> jax.Array | None:
         """Returns the largest magnitudes of an argument's slices, found once for all loops."""
@@ -347,11 +353,16 @@ class Boundaries(PairInterpretation):
             dataclasses.replace(y, **fields) if isinstance(y, ScaledValue | DeferredProduct) else y
             for y in outs
         ]
-        if size := largest_constant(rule.family, inputs):
+        size, mask = (of(rule.family, inputs) for of in (largest_constant, may_be_mask))
+        if size or mask:
             outs = [
-                dataclasses.replace(y, largest_constant=size) if isinstance(y, ScaledValue) else y
+                dataclasses.replace(y, largest_constant=size, may_be_mask=mask)
+                if isinstance(y, ScaledValue)
+                else y
                 for y in outs
             ]
+        if equation.name in MASKS:
+            self.residuals.masked(inputs[0])
         if equation.direction == "forward" and isinstance(outs[0], ScaledValue):
             outs[0] = self.residuals.with_lineage(equation, inputs, outs[0])
         return outs

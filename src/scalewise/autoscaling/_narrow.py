@@ -29,7 +29,7 @@ from ..interpret import (
     run,
     trace,
 )
-from ..primitives import Family, names, params
+from ..primitives import Family, having, names, params
 from ..scaled import (
     Amax,
     ScaledArray,
@@ -44,6 +44,7 @@ from .recipes import products_of
 from .recipes import recipe as recipe_
 
 MOVES = names(lambda row: row.family is Family.STRUCTURAL)
+TAKES = MOVES & having("drops")
 Use = Literal["product", "lookup", "other"]
 
 
@@ -89,14 +90,16 @@ class _Reads(Interpretation):
 def _use(equation: Equation) -> Use | None:
     """Returns what an equation does with an operand; None if it moves the elements of one.
 
-    A gather of vectors looks them up, as in an embedding; one of matrices selects weights, as of a
-    layer or an expert.
+    A gather or a slice of vectors looks them up, as in an embedding; one of matrices selects
+    weights, as of a layer or an expert.
     """
     if equation.name in CONTRACTIONS:
         return "product"
-    if equation.name == "gather":
-        return "lookup" if sum(n != 1 for n in params.slice_sizes(equation)) < 2 else None
-    return None if equation.name in MOVES else "other"
+    if equation.name not in MOVES:
+        return "other"
+    is_gather = equation.name == "gather"
+    taken = params.slice_sizes(equation) if is_gather else equation.out_avals[0].shape
+    return "lookup" if equation.name in TAKES and sum(n != 1 for n in taken) < 2 else None
 
 
 def parameter_uses(f: Callable, tree: PyTree, name: str) -> dict[str, set[Use]]:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from ..interpret import Equation, Value
 from ..primitives import Family, names, params
-from ..scaled import predicted_size
+from ..scaled import at_least, predicted_size
 from ..scalifying import ScaledValue, terms_of
 from ._operand_settings import Role
 
@@ -54,15 +54,33 @@ def _of(x: ScaledValue) -> float:
     return math.log2(abs(number)) if number and math.isfinite(number) else 0.0
 
 
+# Families whose results have the numbers of an operand, or their sums and multiples.
+KEEP = (Family.STRUCTURAL, Family.ALIGNED, Family.ORDERED, Family.PRODUCT)
+
+
 def largest_constant(family: Family, inputs: Sequence[Value]) -> float:
     """Returns the largest magnitude of constants that may be among an equation's results."""
-    if family not in (Family.STRUCTURAL, Family.ALIGNED, Family.ORDERED, Family.PRODUCT):
+    if family not in KEEP:
         return 0.0
     known = [x for x in inputs if isinstance(x, ScaledValue)]
     sizes = [
         abs(x.largest_constant if x.constant_value is None else x.constant_value) for x in known
     ]
     return max(filter(math.isfinite, sizes), default=0.0)
+
+
+def has_rows(shape: Sequence[int]) -> bool:
+    """Returns whether an argument of this shape may be a mask: a vector is rather a bias."""
+    return sum(at_least(n, 2) for n in shape) >= 2
+
+
+def may_be_mask(family: Family, inputs: Sequence[Value]) -> bool:
+    """Returns whether what may be a mask is among an equation's results, or was added to them.
+
+    Of other arguments, such as positions, it is told by what reads the results
+    (``Memo.in_exponential``).
+    """
+    return family in KEEP and any(x.may_be_mask for x in inputs if isinstance(x, ScaledValue))
 
 
 def roles(equation: Equation, values: Sequence[ScaledValue], attention: bool) -> tuple[Role, Role]:

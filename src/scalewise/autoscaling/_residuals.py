@@ -151,6 +151,11 @@ class Residuals:
             return result
         return dataclasses.replace(result, lineage=how, is_statistic=statistic)
 
+    def masked(self, value: Value) -> None:
+        for x in (value, _source(value)) if isinstance(value, ScaledValue) else ():
+            if x is not None:
+                x.memo.in_exponential = True
+
     def read_late(self, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
         """Returns an equation's operands as the backward pass reads them."""
         fmt = self.setup.overrides.find(equation, self.format)

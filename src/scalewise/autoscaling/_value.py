@@ -77,7 +77,8 @@ class StoredValue:
 def store_value(value: ScaledValue, fmt: Format) -> StoredValue:
     def stored() -> StoredValue:
         x, purpose = value.data, ("copy", fmt)
-        if not may_have_gap(fmt, value.largest_constant):
+        masked = value.may_be_mask and value.memo.in_exponential
+        if not masked and not may_have_gap(fmt, value.largest_constant):
             copy, gap = value.memo.once(purpose, lambda: outlined(_one_scale, fmt, x)), None
         elif purpose in value.memo.made:  # a product reads it, with one scale
             copy, gap = value.memo.made[purpose], no_gap(x.dtype)

@@ -151,11 +151,12 @@ def _whole(
         return None
     top = np.float32(largest)
     most = np.float32(6 * (256 if choice == "four_over_six" else 448))
-    if top == 0:
+    if not 0 < top < np.inf:
         return np.full((), most if layout.divides else 1, np.float32)
     with np.errstate(over="ignore"):
         whole = most / top if layout.divides else top / most
-    return np.where(np.isfinite(whole) & (whole > 0), whole, np.float32(1)).reshape(())
+    normal = np.finfo(np.float32)
+    return np.asarray(np.clip(whole, normal.smallest_normal, normal.max))
 
 
 def _rows(x: np.ndarray | Decoded, out: Packed, writer: Writer, choice: Choice) -> None:

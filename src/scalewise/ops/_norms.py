@@ -433,7 +433,8 @@ def _with_inverse(
             d, moved = centred(A, d)
         total = sum_of_squares(A, jnp.abs(d), p)
         if eps > 0:
-            total = add(total, constant(n * eps, 2 * moved, p), p)
+            m, e = math.frexp(eps)
+            total = add(total, constant(n * m, 2 * moved + e, p), p)
         whole = n.bit_length() - 1
         total = dataclasses.replace(total, exponent=total.exponent - whole)
         parts = root_of(A, total)

@@ -64,7 +64,7 @@ def sum(
     """
     if accumulator is None:
         return _operation(sum_along, _sum, x, axis, compute, arithmetic, keepdims=keepdims)
-    x = _checked(x, "sum", axis, compute, arithmetic, accumulator)
+    x, axis = _checked(x, "sum", axis, compute, arithmetic, accumulator)
     rows, axes = as_rows(x, axis, "sum")
     y = matmul(rows, jnp.ones(rows.shape[-1], x.dtype), accumulator=accumulator)
     return jnp.expand_dims(y, axes) if keepdims else y
@@ -125,7 +125,7 @@ def _var(
     compute: np.dtype | None = None,
 ) -> jax.Array:
     wide = _widened(x, compute)
-    return _stored(jnp.var(wide, axis=axis, keepdims=keepdims, ddof=ddof), x.dtype)
+    return _stored(jnp.var(wide, axis=axis, keepdims=keepdims, correction=float(ddof)), x.dtype)
 
 
 @checked
@@ -231,7 +231,7 @@ def cross_entropy(
         TypeError: logits aren't floats or labels aren't integers.
         ValueError: labels of another shape.
     """
-    logits = _checked(logits, "cross_entropy", axis)
+    logits, (axis,) = _checked(logits, "cross_entropy", axis)
     labels = jnp.asarray(labels)
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise TypeError(f"cross_entropy takes integer labels, not {labels.dtype}")
@@ -272,7 +272,7 @@ def _operation(
 ) -> jax.Array:
     """Computes a function in one format along axes, or in a wide dtype."""
     name = wide.__name__.removeprefix("_")
-    x = _checked(x, name, axis, compute, arithmetic)
+    x, axis = _checked(x, name, axis, compute, arithmetic)
     if arithmetic is None:
         own = None if compute is None else np.dtype(compute)
         return operation(name, wide, x, axis=axis, compute=own, **options)
@@ -285,14 +285,16 @@ def _operation(
     )
 
 
-def _checked(x: ArrayLike, name: str, axis: Axis, *ways: object) -> jax.Array:
+def _checked(
+    x: ArrayLike, name: str, axis: Axis, *ways: object
+) -> tuple[jax.Array, tuple[int, ...]]:
     x = float_array(x, name)
-    checked_axes(name, axis, x.ndim)
+    axes = checked_axes(name, axis, x.ndim)
     if len([way for way in ways if way is not None]) > 1:
         raise ValueError(
             f"{name}: compute, arithmetic and accumulator exclude each other; give one"
         )
-    return x
+    return x, axes
 
 
 def _widened(x: jax.Array, compute: np.dtype | None) -> jax.Array:

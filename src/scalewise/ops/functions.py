@@ -6,6 +6,7 @@ type computes for which is ``COMPUTE``; ``compute=`` overrides it. ``FUNCTIONS``
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 
@@ -23,9 +24,10 @@ from ._operation import operation
 
 class _Dtypes(dict[np.dtype, np.dtype]):
     def __missing__(self, dtype: object) -> np.dtype:
-        for known, wide in self.items():
-            if known == dtype:  # a name such as "float16", or a scalar type such as jnp.float16
-                return wide
+        with contextlib.suppress(TypeError, ValueError):  # a name, a scalar type or a format
+            known = format_(dtype).dtype
+            if known is not None and known in self:
+                return self[known]
         raise TypeError(f"COMPUTE[{dtype!r}]: expected one of {', '.join(map(str, self))}")
 
 

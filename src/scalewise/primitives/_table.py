@@ -95,7 +95,8 @@ contraction low bilinear: ragged_dot ragged_dot_general
 
 # All others that compute with floats.
 fallback - elementwise nan=beyond_1: acos asin
-fallback range elementwise costly: acosh cosh erfc exp2 sinh
+fallback range elementwise costly: acosh cosh erfc sinh
+fallback range elementwise costly masks: exp2
 fallback -: all_gather_done all_gather_reduced all_gather_reduced_start all_gather_start
   all_to_all_done all_to_all_start bcoo_extract bcoo_fromdense bcoo_sort_indices bcoo_sum_duplicates
   bcoo_todense bcoo_transpose bcsr_extract bcsr_fromdense bcsr_todense coo_fromdense coo_todense
@@ -121,12 +122,12 @@ fallback - own_dtype: custom_root fft random_gamma rng_uniform select_and_gather
 fallback - own_dtype host: debug_callback debug_print
 fallback range elementwise nan=pole: digamma
 fallback range elementwise nan=beyond_1 pole=one: erf_inv
-fallback range elementwise direct costly: exp expm1
+fallback range elementwise direct costly masks: exp expm1
 fallback - elementwise series: igamma_grad_a
 fallback range elementwise pole=pole: lgamma
 fallback range elementwise direct costly nan=negative pole=log: log log1p
 fallback range elementwise: log2
-fallback - elementwise direct stable costly: logistic
+fallback - elementwise direct stable costly masks: logistic
 fallback - elementwise own_dtype: nextafter
 fallback range elementwise costly nan=negative pole=power: pow
 fallback - direct: ragged_all_to_all
@@ -235,6 +236,7 @@ FACTS = MappingProxyType({
     "within a rounding error of one (tanh)",
     "costly": "recomputed by several operations for each element: its result is stored if it is "
     "read twice",
+    "masks": "a mask's large negative numbers become its zeros",
     "in_norms": "may stand between the squares and the root of a norm that is written out",
     "adds": "adds or subtracts two operands",
     "accumulates": "adds elements of another operand to, or subtracts them from, some of its first",

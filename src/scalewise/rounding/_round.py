@@ -406,7 +406,7 @@ def _float_of(x: ArrayLike, name: str, fmt: Format) -> jax.Array:
         raise TypeError(f"{name} to {fmt.name} takes integers of at most 32 bits, not {x.dtype}")
     low = x.dtype.type(0x7FF)
     odd = (x >> x.dtype.type(11)) | ((x & low) != 0).astype(x.dtype)
-    exact = (odd >> x.dtype.type(42)) + x.dtype.type(1) <= x.dtype.type(1)
+    exact = x >> x.dtype.type(53) == x >> x.dtype.type(63)  # all others repeat the sign
     return jnp.where(exact, x.astype(jnp.float64), odd.astype(jnp.float64) * 2.0**11)
 
 

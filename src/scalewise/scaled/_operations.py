@@ -171,7 +171,9 @@ def minimum(a: Operand, b: Operand) -> ScaledArray:
 
 
 def _is_number(x: Operand) -> bool:
-    return not isinstance(x, ScaledArray) and not jnp.ndim(x)
+    if isinstance(x, ScaledArray | int | float):
+        return not isinstance(x, ScaledArray)
+    return not jnp.ndim(x) and jnp.issubdtype(jnp.result_type(x), jnp.floating)
 
 
 def _array_first(a: Operand, b: Operand) -> tuple[Operand, Operand]:

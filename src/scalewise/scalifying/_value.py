@@ -39,6 +39,8 @@ class Memo:
         role: in the forward products that have read it.
         narrowed: whether a product of narrow operands has read it.
         unrounded: whether a product has read it unrounded, so that it is stored.
+        in_exponential: whether an exponential or a logistic function has read it, which makes zeros
+            of a mask's numbers.
         explained: whether ``explain`` has a row for it.
     """
 
@@ -50,6 +52,7 @@ class Memo:
     role: Any = ""
     narrowed: bool = False
     unrounded: bool = False
+    in_exponential: bool = False
     explained: bool = False
 
     def once(self, purpose: Hashable, make: Callable[[], Any]) -> Any:
@@ -81,6 +84,8 @@ class ScaledValue:
         log2_std: log2 of the standard deviation that shapes alone predict (for ``Unit`` scaling).
         largest_constant: the largest magnitude of the program's constants that may be among the
             numbers: a mask's.
+        may_be_mask: whether an argument of two axes or more, which may be a mask, is among the
+            numbers, or was added to them.
         narrowed: True if a product of narrow operands has read the value before it went through a
             loop. Within one trace, ``memo`` holds the same information.
         role: ``"weight"`` or ``"activation"`` if a forward product has read the value before it
@@ -95,8 +100,8 @@ class ScaledValue:
     """
 
     STATIC: ClassVar = (
-        "origin", "constant_value", "log2_std", "largest_constant", "narrowed", "role",
-        "is_statistic",
+        "origin", "constant_value", "log2_std", "largest_constant", "may_be_mask",
+        "narrowed", "role", "is_statistic",
     )  # fmt: skip
 
     data: jax.Array
@@ -105,6 +110,7 @@ class ScaledValue:
     constant_value: float | None = None
     log2_std: float = 0.0
     largest_constant: float = 0.0
+    may_be_mask: bool = False
     narrowed: bool = False
     role: Any = ""
     is_statistic: bool = False

@@ -147,6 +147,7 @@ def apply_updates(params: PyTree, updates: PyTree) -> PyTree:
     """Returns ``params + updates``, summed in float32, rounded once to each parameter's dtype."""
 
     def leaf(p: jax.Array, u: ArrayLike) -> jax.Array:
+        p = jnp.asarray(p)
         return (at_least_float32(p) + jnp.asarray(u, at_least_float32(p).dtype)).astype(p.dtype)
 
     kinds = jax.tree.structure(params), jax.tree.structure(updates)
