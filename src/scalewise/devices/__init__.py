@@ -27,7 +27,6 @@ _DOCUMENTED = dir()  # the reference has these names
 
 # for other packages of scalewise, not for users
 from ._matrix_units import MatrixUnitsLike as MatrixUnitsLike
-from ._matrix_units import architecture_of as architecture_of
 from ._table import Units as Units
 from ._table import best_units as best_units
 from ._table import device_for as device_for

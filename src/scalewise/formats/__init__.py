@@ -87,6 +87,5 @@ from ._catalogue import FloatDType as FloatDType
 from ._catalogue import FormatName as FormatName
 from ._codes import SATURATE as SATURATE
 from ._codes import check_codes as check_codes
-from ._codes import check_saturate as check_saturate
 from ._roundings import Rest as Rest
 from ._roundings import rounding_mode as rounding_mode
