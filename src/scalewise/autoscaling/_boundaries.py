@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +56,7 @@ from ._predict import largest_constant, of_argument, predict, role_of
 from ._products import DeferredProduct
 from ._quantized import QuantizedValue, assigned, moved, quantized_argument
 from ._recipe import Recipe
-from ._residuals import Residuals, load, load_product
+from ._residuals import load, load_product
 from ._sending import Sending
 from ._setup import Setup
 from ._value import StoredValue, holds, store_value
@@ -69,10 +68,6 @@ OPAQUE = frozenset(name for name in KERNELS if not name.startswith("dot_product_
 MATERIALIZED_SIZE = 4096
 
 
-After: TypeAlias = Callable[[State, Equation, Sequence[Value], list[Value]], Applied]
-"""From a state, an equation, its operands and results: the next state and the results."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Boundaries(PairInterpretation):
     """Rounds stored values as the recipe says; values in flight keep their flight dtype.
@@ -80,11 +75,9 @@ class Boundaries(PairInterpretation):
     Attributes:
         operands: the policy for operands of contractions; it has those for residuals, and what all
             have in common.
-        after: what is done after each equation; None for nothing.
     """
 
     operands: Operands
-    after: After | None = None
 
     @classmethod
     def of(cls, recipe: Recipe, **fields: Any) -> Boundaries:
@@ -102,14 +95,6 @@ class Boundaries(PairInterpretation):
     @property
     def overrides(self) -> FormatOverrides:  # pyright: ignore
         return self.setup.overrides
-
-    @property
-    def residuals(self) -> Residuals:
-        return self.operands.residuals
-
-    @functools.cached_property
-    def sending(self) -> Sending:
-        return Sending(self.setup)
 
     @property
     def amaxes(self) -> OperandAmaxes | None:
@@ -185,19 +170,15 @@ class Boundaries(PairInterpretation):
             return value.unstacked()
         if value.constant_value is not None:
             return ScaledValue(materialize(value), 0, value.origin)
-        return dataclasses.replace(value, memo=Memo(extreme=self._extremes(value)))
-
-    def _extremes(self, value: ScaledValue) -> jax.Array | None:
-        """Returns the largest magnitudes of an argument's slices, found once for all loops."""
         x, setting = value.data, self.recipe.products.operand("forward", "weight")
-        if value.origin != "stored" or setting is None or not setting.per_tensor or x.ndim < 3:
-            return None
-        if setting.scaling.source not in ("amax", "history"):
-            return None
-        if value.memo.extreme is None:
+        one = setting is not None and setting.per_tensor
+        measured = one and setting.scaling.source in ("amax", "history")
+        if value.origin != "stored" or not measured or x.ndim < 3:
+            return dataclasses.replace(value, memo=Memo())
+        if value.memo.extreme is None:  # of an argument's slices, once for all loops
             wide = x.astype(wide_dtype(x.dtype))
             value.memo.extreme = amax(wide, range(1, x.ndim), True)
-        return value.memo.extreme
+        return dataclasses.replace(value, memo=Memo(extreme=value.memo.extreme))
 
     def invariant(self, value: Value, readers: Readers, equation: Equation) -> Value:
         """Rounds weights that each iteration of a loop multiplies by once, before the loop."""
@@ -285,7 +266,7 @@ class Boundaries(PairInterpretation):
         value = load_product(value)
         if not isinstance(value, ScaledValue):
             return value
-        return self.residuals.stored(value.marked(), self.recipe.residuals)
+        return self.operands.residuals.stored(value.marked(), self.recipe.residuals)
 
     # -- equations -------------------------------------------------------------------------------
 
@@ -297,12 +278,16 @@ class Boundaries(PairInterpretation):
         outs = by._applied(equation, inputs)
         if newest:
             state = state | {i: jnp.maximum(state[i], amax) for i, amax in newest.items()}
-        return (state, outs) if self.after is None else self.after(state, equation, inputs, outs)
+        return state, outs
 
     def _applied(self, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-        transposed = _transposed_product(equation, inputs)
-        if transposed is not None:
-            return [transposed]
+        backward = equation.direction == "backward"
+        x = inputs[0] if equation.name == "transpose" else None
+        # not of a product that is stored between the passes
+        if isinstance(x, DeferredProduct) and backward == (x.origin == "backward"):
+            transposed = x.transposed(params.permutation(equation))
+            if transposed is not None:
+                return [transposed]
         if equation.name in OPAQUE:
             self.overrides.warn(equation)
         for same in (moved, assigned, self._moved):
@@ -317,12 +302,11 @@ class Boundaries(PairInterpretation):
         if equation.name in ("add", "add_any"):
             inputs = [_added(equation, i, x) for i, x in enumerate(inputs)]
         origin = _origin(equation, inputs, rule.family)
-        if equation.direction == "backward" and rule.family not in (
-            Family.CONTRACTION,
-            Family.KERNEL,  # which gets the numbers that the forward one has returned
-        ):
-            inputs = self.residuals.read_late(equation, inputs)
-        outs = self.sending.results(equation, inputs)
+        # a kernel gets the numbers that the forward one has returned
+        as_they_are = rule.family in (Family.CONTRACTION, Family.KERNEL)
+        if equation.direction == "backward" and not as_they_are:
+            inputs = self.operands.residuals.read_late(equation, inputs)
+        outs = Sending(self.setup).results(equation, inputs)
         if outs is None:
             flight, multiply = self.setup.flight, self.operands.multiply
             outs = self.by_rule(rule, flight, multiply, equation, inputs)
@@ -343,17 +327,14 @@ class Boundaries(PairInterpretation):
             fields["role"] = roles.pop() if len(roles) == 1 else ""
         if self.recipe.products.scaling.source == "shapes":
             fields["log2_std"] = predict(equation, rule.family, inputs)
+        if size := largest_constant(rule.family, inputs):  # never of a product
+            fields["largest_constant"] = size
         outs = [
             dataclasses.replace(y, **fields) if isinstance(y, ScaledValue | DeferredProduct) else y
             for y in outs
         ]
-        if size := largest_constant(rule.family, inputs):
-            outs = [
-                dataclasses.replace(y, largest_constant=size) if isinstance(y, ScaledValue) else y
-                for y in outs
-            ]
         if equation.direction == "forward" and isinstance(outs[0], ScaledValue):
-            outs[0] = self.residuals.with_lineage(equation, inputs, outs[0])
+            outs[0] = self.operands.residuals.with_lineage(equation, inputs, outs[0])
         return outs
 
 
@@ -364,15 +345,6 @@ def _added(equation: Equation, position: int, x: Value) -> Value:
     if not is_carry(equation, 1 - position):
         return x
     return dataclasses.replace(x, data=x.memo.in_float32(), lineage=None, memo=Memo())
-
-
-def _transposed_product(equation: Equation, inputs: Sequence[Value]) -> ScaledValue | None:
-    if equation.name != "transpose" or not isinstance(inputs[0], DeferredProduct):
-        return None
-    backward = equation.direction == "backward"
-    if backward != (inputs[0].origin == "backward"):  # stored between the passes
-        return None
-    return inputs[0].transposed(params.permutation(equation))
 
 
 def _origin(equation: Equation, inputs: Sequence[Value], family: Family):

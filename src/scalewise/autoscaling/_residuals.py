@@ -45,7 +45,8 @@ def lineage(
         return None
     floats = [x for x in inputs if isinstance(x, ScaledValue) and x.constant_value is None]
     large = [x for x in floats if at_least(x.data.size, small) and not x.is_statistic]
-    sources = {id(s): s for s in map(_source, large) if s is not None}
+    sources = (x if x.lineage is None else x.lineage.source for x in large)
+    sources = {id(s): s for s in sources if s is not None}
     depth = 1 + max((x.lineage.depth for x in large if x.lineage), default=0)
     if len(sources) > 1 or depth > DEEPEST:
         return None
@@ -81,10 +82,6 @@ def is_statistic(equation: Equation, inputs: Sequence[Value]) -> bool:
     if equation.name not in RECOMPUTED or not arrays or not is_known(size):
         return False
     return all(x.is_statistic for x in arrays) and any(at_least(x.data.size, size) for x in arrays)
-
-
-def _source(x: ScaledValue) -> ScaledValue | None:
-    return x if x.lineage is None else x.lineage.source
 
 
 def _is_stable(equation: Equation, floats: Sequence[ScaledValue]) -> bool:

@@ -14,7 +14,6 @@ from ..formats import Format
 from ..interpret import Equation, Value
 from ..scalifying import FormatOverrides, wide_dtype
 from ._recipe import Recipe
-from ._units import MissingUnits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,13 +24,14 @@ class Setup:
         recipe: the formats.
         overrides: the recipe's ``keep``, and what of it has been met.
         record: called with each decision on a format, by ``explain``; see ``_explain._Recorder``.
-        missing_units: what has been said of formats that the device's units don't multiply.
+        without_units: the pairs of formats of which it was said that the device's units don't
+            multiply them.
     """
 
     recipe: Recipe
     overrides: FormatOverrides = dataclasses.field(default_factory=lambda: FormatOverrides(()))
     record: Callable[..., None] | None = None
-    missing_units: MissingUnits = dataclasses.field(default_factory=MissingUnits)
+    without_units: set[str] = dataclasses.field(default_factory=set, compare=False)
 
     @property
     def device(self) -> Device | None:

@@ -21,7 +21,6 @@ from jax import lax
 
 from .._jax import ShapedArray
 from .._types import PyTree
-from ..formats import Format
 from ..interpret import (
     Applied,
     Argument,
@@ -76,12 +75,11 @@ from ._results import (
     keeps_all,
     larger_factor,
     only_bounds,
-    propagating_rule,
     widened,
     widest_dtype,
     with_factor,
 )
-from ._rules import FALLBACK, RULES, PrimitiveRule, wide_flight
+from ._rules import FALLBACK, RULES, PrimitiveRule, propagated_power, wide_flight
 from ._settings import Scalify
 from ._value import (
     ScaledValue,
@@ -94,6 +92,9 @@ from ._value import (
 
 # The form of a function's float results: plain arrays, or ScaledArrays.
 Outputs = Literal["arrays", "scales"]
+PROPAGATED = {
+    "integer_pow": PrimitiveRule(Family.POWER, propagated_power), "reduce_prod": FALLBACK
+}  # fmt: skip
 # Families whose results scale as their one operand does.
 LINEAR = (Family.STRUCTURAL, Family.HOMOGENEOUS, Family.ORDERED)
 # Devices have different exponents, so that they exchange plain numbers.
@@ -152,10 +153,6 @@ class EveryOp(PairInterpretation):
         """The policy for results."""
         return ResultRounding(self.recipe, self.keeps_float32)
 
-    @property
-    def fmt(self) -> Format:
-        return self.rounding.fmt
-
     @functools.cached_property
     def unrounded(self) -> EveryOp:
         """The interpretation of equations that ``keep`` leaves in float32."""
@@ -186,7 +183,7 @@ class EveryOp(PairInterpretation):
             return by.rounding.rounded(ScaledValue(jnp.asarray(x, jnp.float32)))
         number, exact = float(x), self.keeps_float32 or bool(self.overrides.keep)
         if math.isfinite(number) and not exact:
-            top = largest_rounded(self.fmt, wide_dtype(aval.dtype))
+            top = largest_rounded(self.recipe.format, wide_dtype(aval.dtype))
             number = max(-top, min(top, number))
         mantissa, exponent = math.frexp(number) if math.isfinite(number) else (number, 0)
         dtype = jnp.float32 if exact else self.rounding.dtype
@@ -275,32 +272,32 @@ class EveryOp(PairInterpretation):
     # -- equations -------------------------------------------------------------------------------
 
     def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
-        fmt = self.overrides.find(equation, self.fmt)
+        fmt = self.overrides.find(equation, self.recipe.format)
         if fmt is None:
             plain = [folded(widened(x)) if isinstance(x, ScaledValue) else x for x in inputs]
             return self.unrounded.apply(state, equation, plain)
-        if fmt != self.fmt:
+        if fmt != self.recipe.format:
             own = dataclasses.replace(self.recipe, keep=(), format=fmt)
             other = EveryOp(own, record=self.record)
             return other.apply(state, equation, [other._in_format(x) for x in inputs])
         state, outs = self._applied(state, equation, [self._own(x) for x in inputs])
-        for y in outs if self.record is not None else ():
-            self._recorded(equation, y)
-        return state, outs
-
-    def _recorded(self, equation: Equation, y: Value) -> None:
-        if self.record is None or not isinstance(y, ScaledValue) or y.constant_value is not None:
-            return
+        if self.record is None:
+            return state, outs
         contraction = RULES[equation.name].family is Family.CONTRACTION
         kind, count = ("contraction", 2) if contraction else ("result", 1)
-        narrow = y.data.dtype == self.rounding.dtype and not self.keeps_float32
-        scale = (y.memo.measure or "propagated") if narrow else "none"
-        self.record(kind, equation, y.shape, [y.data.dtype] * count, scale)
+        for y in outs:
+            if isinstance(y, ScaledValue) and y.constant_value is None:
+                narrow = y.data.dtype == self.rounding.dtype and not self.keeps_float32
+                scale = (y.memo.measure or "propagated") if narrow else "none"
+                self.record(kind, equation, y.shape, [y.data.dtype] * count, scale)
+        return state, outs
 
     def _applied(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         if not self.keeps_float32:
             self.overrides.warn(equation)
-        rule = propagating_rule(equation.name) if self.rounding.propagates else RULES[equation.name]
+        rule = RULES[equation.name]
+        if self.rounding.propagates:  # without an exponent that is found from data
+            rule = PROPAGATED.get(equation.name, rule)
         floats = [x for x in inputs if isinstance(x, ScaledValue)]
         mixed = rule.family is Family.CONTRACTION and len(floats) < len(equation.in_avals[:2])
         if mixed or equation.name in COLLECTIVES:
@@ -453,7 +450,7 @@ class EveryOp(PairInterpretation):
         if self.keeps_float32 and not is_independent(x):
             return x
         if exact and not self.rounding.propagates:
-            data, found = scaled_down(x.data, "max", self.fmt)
+            data, found = scaled_down(x.data, "max", self.recipe.format)
             return ScaledValue(data, jnp.where(found == ZERO_EXPONENT, found, found + x.exponent))
         purpose = "changed", self.rounding.dtype
         rounded = x.memo.once(purpose, functools.partial(self.rounding.lifted, x))
