@@ -171,8 +171,8 @@ class Boundaries(PairInterpretation):
         if value.constant_value is not None:
             return ScaledValue(materialize(value), 0, value.origin)
         x, setting = value.data, self.recipe.products.operand("forward", "weight")
-        one = setting is not None and setting.per_tensor
-        measured = one and setting.scaling.source in ("amax", "history")
+        scaling = setting.scaling if setting is not None and setting.per_tensor else None
+        measured = scaling is not None and scaling.source in ("amax", "history")
         if value.origin != "stored" or not measured or x.ndim < 3:
             return dataclasses.replace(value, memo=Memo())
         if value.memo.extreme is None:  # of an argument's slices, once for all loops

@@ -10,15 +10,9 @@ from ._table import device as device
 from ._table import present as present
 
 __all__ = [
-    "DEVICES",
-    "UNITS",
-    "MatrixUnit",
-    "MatrixUnits",
-    "device",
-    "matrix_unit",
-    "matrix_units",
+    "DEVICES", "UNITS", "MatrixUnit", "MatrixUnits", "device", "matrix_unit", "matrix_units",
     "present",
-]
+]  # fmt: skip
 
 # the classes of results, for annotations
 from ._table import Device as Device
