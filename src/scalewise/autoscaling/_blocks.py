@@ -399,10 +399,6 @@ def in_four_bits(data: EncodedArray) -> jax.Array:
     return lax.slice_in_dim(whole, 0, data.length, axis=-1)
 
 
-def _by_units(x, y, x_scale, y_scale, *, dtype):
-    return jax.nn.scaled_matmul(x, y, x_scale, y_scale, preferred_element_type=dtype)
-
-
 def _in_float32(x, y, x_scale, y_scale, *, dtype):
     def whole(data, scale):
         size = data.shape[-1] // scale.shape[-1]
@@ -440,7 +436,9 @@ block_product_p.def_abstract_eval(_abstract)
 batching.primitive_batchers[block_product_p] = _batched
 ad.primitive_jvps[block_product_p] = _jvp
 mlir.register_lowering(block_product_p, mlir.lower_fun(_in_float32, multiple_results=False))
-mlir.register_lowering(
-    block_product_p, mlir.lower_fun(_by_units, multiple_results=False), platform="cuda"
+_by_units = mlir.lower_fun(
+    lambda *x, dtype: jax.nn.scaled_matmul(*x, preferred_element_type=dtype),
+    multiple_results=False,
 )
+mlir.register_lowering(block_product_p, _by_units, platform="cuda")
 needs_devices(block_product_p)

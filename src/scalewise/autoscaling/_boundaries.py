@@ -29,12 +29,7 @@ from ..interpret import (
     is_float,
 )
 from ..primitives import Family, having, params
-from ..scaled import (
-    amax,
-    at_least,
-    is_stored,
-    store_array,
-)
+from ..scaled import amax, at_least, is_stored, storage_of, store_array
 from ..scalifying import (
     MULTIPLIES,
     RULES,
@@ -125,7 +120,7 @@ class Boundaries(PairInterpretation):
         if isinstance(value, QuantizedValue) and value.argument is not None:
             return value.argument
         value = load(value)
-        storage = self.recipe.state_storage(path, value.data.size)
+        storage = storage_of(self.recipe.state, path, value.data.size)
         if self.setup.record is not None:
             self.setup.record(
                 "output", path, value.shape, [storage.format if storage else aval.dtype]

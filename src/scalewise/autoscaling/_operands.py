@@ -76,7 +76,7 @@ class Operands:
         """Returns a contraction of two values, whose operands are rounded."""
         dtype = self.setup.flight(equation.out_avals[0])
         operands, exponent = self.operands(equation, values)
-        device, units = self.setup.device, self.setup.units
+        device, units = self.setup.device, self.setup.recipe.emulate
         if equation.name == "dot_general" and any(map(is_narrow, operands)):
             return DeferredProduct(equation, operands, dtype, exponent, device=device, units=units)
         return ScaledValue(multiply(equation, operands, dtype, device, units).value(), exponent)

@@ -124,10 +124,6 @@ class Residuals:
 
     setup: Setup
 
-    @property
-    def format(self) -> Format | None:
-        return self.setup.recipe.residuals
-
     def _is_small(self, value: ScaledValue) -> bool:
         return value.is_statistic or not at_least(value.data.size, self.setup.recipe.min_size)
 
@@ -150,7 +146,7 @@ class Residuals:
 
     def read_late(self, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
         """Returns an equation's operands as the backward pass reads them."""
-        fmt = self.setup.overrides.find(equation, self.format)
+        fmt = self.setup.overrides.find(equation, self.setup.recipe.residuals)
         fmt = fmt if isinstance(fmt, Format) else None
         late = [self.for_backward(x, fmt) for x in inputs]
         if self.setup.record is not None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from .._jax import ShapedArray
-from ..devices import Device, MatrixUnits, device_for
+from ..devices import Device, device_for
 from ..formats import Format
 from ..interpret import Equation, Value
 from ..scalifying import FormatOverrides, wide_dtype
@@ -37,11 +37,6 @@ class Setup:
     def device(self) -> Device | None:
         """The device that products are compiled for; None for JAX's default."""
         return device_for(self.recipe.device)
-
-    @property
-    def units(self) -> MatrixUnits | None:
-        """The units whose arithmetic products have on every platform; None for the platform's."""
-        return self.recipe.emulate
 
     @property
     def prefers_speed(self) -> bool:

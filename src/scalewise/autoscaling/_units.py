@@ -16,7 +16,7 @@ from ..interpret import Equation
 from ..primitives import params
 from ..scaled import is_known
 from ..scalifying import ScaledValue
-from ._operand_settings import Operand, Operands, is_narrow_pair, shown_pair
+from ._operand_settings import Operand
 
 GROUPED = ("ragged_dot", "ragged_dot_general")
 
@@ -34,17 +34,19 @@ def units_of(
 
 
 def warn_of_missing(
-    equation: Equation, formats: Operands, device: Device | None, told: set[str]
+    equation: Equation,
+    formats: Sequence[Format | BlockFormat | None],
+    device: Device | None,
+    told: set[str],
 ) -> None:
     """Warns, once for each pair of formats, that products are computed wide for lack of units."""
     a, b = formats
-    if device is None or device.platform == "cpu" or not is_narrow_pair(formats):
+    if device is None or device.platform == "cpu" or a is None or b is None:
         return
-    assert a is not None
-    assert b is not None
-    if units_of(equation, a, b, device) is not None:
+    narrow = all(isinstance(f, BlockFormat) or f.bits < 16 for f in (a, b))
+    if not narrow or units_of(equation, a, b, device) is not None:
         return
-    what = shown_pair(formats)
+    what = " x ".join(sorted((a.name, b.name)))
     if equation.name != "dot_general":
         what = f"{what} in {equation.name}"
     if what not in told:

@@ -44,6 +44,7 @@ from ..scaled import (
     power_of_two,
     scaled_down,
     split_power,
+    storage_of,
     store_array,
 )
 from ..scaled import RULES as SCALE_RULES
@@ -194,7 +195,7 @@ class EveryOp(PairInterpretation):
         return materialize(folded(widened(value, wide_dtype(aval.dtype)))).astype(aval.dtype)
 
     def emit(self, value: Value, aval: ShapedArray, path: str) -> PyTree:
-        storage = self.recipe.state_storage(path, value.data.size)
+        storage = storage_of(self.recipe.state, path, value.data.size)
         if self.record is not None:
             self.record("output", path, value.shape, [storage.format if storage else aval.dtype])
         if storage is not None:
