@@ -46,7 +46,7 @@ def test_operands_are_rounded_as_quantize_does(recipe):
 def test_large_computed_values_wait_in_the_residuals_format():
     policy = Residuals(Setup(sw.Recipe(min_size=8)))
     value = ScaledValue(jnp.asarray(1e6 * normal(0, (4, 8))), origin="forward")
-    stored = policy.stored(value, policy.format)
+    stored = policy.stored(value, policy.setup.recipe.residuals)
     assert isinstance(stored, StoredValue)
     assert stored.data.dtype == jnp.float16
     np.testing.assert_allclose(load(stored).value(), value.data, rtol=2.0**-11)
