@@ -55,7 +55,7 @@ def test_large_computed_values_wait_in_the_residuals_format():
         ScaledValue(value.data[0, :4], origin="forward"),
         dataclasses.replace(value, data=value.data.astype(jnp.bfloat16)),
     ):
-        assert policy.stored(other, policy.format) is other
+        assert policy.stored(other, policy.setup.recipe.residuals) is other
 
 
 def test_interpretations_inherit_two_levels_at_most():
