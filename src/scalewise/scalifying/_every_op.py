@@ -21,6 +21,7 @@ from jax import lax
 
 from .._jax import ShapedArray
 from .._types import PyTree
+from ..formats import Format
 from ..interpret import (
     Applied,
     Argument,
@@ -154,6 +155,10 @@ class EveryOp(PairInterpretation):
         """The policy for results."""
         return ResultRounding(self.recipe, self.keeps_float32)
 
+    @property
+    def fmt(self) -> Format:
+        return self.recipe.format
+
     @functools.cached_property
     def unrounded(self) -> EveryOp:
         """The interpretation of equations that ``keep`` leaves in float32."""
@@ -184,7 +189,7 @@ class EveryOp(PairInterpretation):
             return by.rounding.rounded(ScaledValue(jnp.asarray(x, jnp.float32)))
         number, exact = float(x), self.keeps_float32 or bool(self.overrides.keep)
         if math.isfinite(number) and not exact:
-            top = largest_rounded(self.recipe.format, wide_dtype(aval.dtype))
+            top = largest_rounded(self.fmt, wide_dtype(aval.dtype))
             number = max(-top, min(top, number))
         mantissa, exponent = math.frexp(number) if math.isfinite(number) else (number, 0)
         dtype = jnp.float32 if exact else self.rounding.dtype
@@ -273,11 +278,11 @@ class EveryOp(PairInterpretation):
     # -- equations -------------------------------------------------------------------------------
 
     def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
-        fmt = self.overrides.find(equation, self.recipe.format)
+        fmt = self.overrides.find(equation, self.fmt)
         if fmt is None:
             plain = [folded(widened(x)) if isinstance(x, ScaledValue) else x for x in inputs]
             return self.unrounded.apply(state, equation, plain)
-        if fmt != self.recipe.format:
+        if fmt != self.fmt:
             own = dataclasses.replace(self.recipe, keep=(), format=fmt)
             other = EveryOp(own, record=self.record)
             return other.apply(state, equation, [other._in_format(x) for x in inputs])
@@ -451,7 +456,7 @@ class EveryOp(PairInterpretation):
         if self.keeps_float32 and not is_independent(x):
             return x
         if exact and not self.rounding.propagates:
-            data, found = scaled_down(x.data, "max", self.recipe.format)
+            data, found = scaled_down(x.data, "max", self.fmt)
             return ScaledValue(data, jnp.where(found == ZERO_EXPONENT, found, found + x.exponent))
         purpose = "changed", self.rounding.dtype
         rounded = x.memo.once(purpose, functools.partial(self.rounding.lifted, x))
