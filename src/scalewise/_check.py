@@ -96,14 +96,9 @@ def checked(entry: T) -> T:
     """
     if not isinstance(entry, type):
         return _checked(entry, entry.__name__)
-    return checked_names(entry, types=True)  # pyright: ignore
-
-
-def checked_names(entry: T, types: bool = False) -> T:
-    """Checks the names of a class's arguments, whose ``__init__`` checks the values."""
     init: Any = getattr(entry, "__init__")  # noqa: B009
-    setattr(entry, "__init__", _checked(init, entry.__name__, types))  # noqa: B010
-    return entry
+    setattr(entry, "__init__", _checked(init, entry.__name__))  # noqa: B010
+    return entry  # pyright: ignore
 
 
 def near(name: str, known: Iterable[str]) -> str:
@@ -112,7 +107,7 @@ def near(name: str, known: Iterable[str]) -> str:
     return f"did you mean {' or '.join(map(repr, close))}? " if close else ""
 
 
-def _checked(function: Any, name: str, types: bool = True) -> Any:
+def _checked(function: Any, name: str) -> Any:
     parameters = inspect.signature(function).parameters.values()
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     positional = [p.name for p in named if p.kind is not p.KEYWORD_ONLY]
@@ -120,12 +115,8 @@ def _checked(function: Any, name: str, types: bool = True) -> Any:
     names = getattr(inspect.unwrap(function), "__globals__")  # noqa: B009
 
     @functools.cache
-    def hints() -> dict[str, Any]:
-        return {p.name: _evaluated(p.annotation, names) for p in named}
-
-    @functools.cache
     def rules() -> dict[str, Check]:
-        return {key: rule_of(hint) for key, hint in hints().items()} if types else {}
+        return {p.name: rule_of(_evaluated(p.annotation, names)) for p in named}
 
     def accepted(argument: str, value: Any) -> Any:
         rule = rules().get(argument, FREE)
@@ -136,14 +127,14 @@ def _checked(function: Any, name: str, types: bool = True) -> Any:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        other = next((k for k in kwargs if k not in hints()), None)
+        other = next((k for k in kwargs if k not in rules()), None)
         if other is not None and not takes_all:
-            known = [k for k in hints() if k != "self"]
+            known = [k for k in rules() if k != "self"]
             instead = near(other, known).rstrip() or f"expected one of {', '.join(known)}"
             raise TypeError(f"{name}: unexpected keyword argument {other!r}; {instead}")
         left = [p for p in named[len(args) :] if p.default is p.empty and p.name not in kwargs]
         if left:
-            words = rules().get(left[0].name, FREE).words
+            words = rules()[left[0].name].words
             raise TypeError(f"{name}: {left[0].name} is missing; expected {words}")
         given = map(accepted, positional, args)
         options = {p: accepted(p, x) for p, x in kwargs.items()}
@@ -164,27 +155,21 @@ def _evaluated(annotation: Any, names: dict[str, Any]) -> Any:
 
 
 class Check(NamedTuple):
-    """A function from a value to the error that it raises, if any, and the values expected."""
+    """The values that an argument may have: of a type, and of that type those that hold."""
 
-    error: Callable[[Any], type[Exception] | None]
+    accepts: Callable[[Any], bool]
     words: str
+    holds: Callable[[Any], bool] = lambda x: True
     is_scalar: bool = False  # a Python number, which a scalar of NumPy becomes
 
-
-FREE = Check(lambda x: None, ANYTHING)
-
-
-def _rule(
-    of_type: Callable[[Any], bool], words: str, is_scalar: bool = False, holds: Any = None
-) -> Check:
-    """Returns the rule of a type: a TypeError for others, a ValueError for what doesn't hold."""
-
-    def error(x: Any) -> type[Exception] | None:
-        if not of_type(x):
+    def error(self, value: Any) -> type[Exception] | None:
+        """Returns the class of the error that a value raises, if any."""
+        if not self.accepts(value):
             return TypeError
-        return None if holds is None or _is_traced(x) or holds(x) else ValueError
+        return None if _is_traced(value) or self.holds(value) else ValueError
 
-    return Check(error, words, is_scalar)
+
+FREE = Check(lambda x: True, ANYTHING)
 
 
 def rule_of(hint: Any) -> Check:
@@ -193,10 +178,7 @@ def rule_of(hint: Any) -> Check:
     if origin is Annotated:
         note = args[1]
         base = rule_of(note.hint if isinstance(note, Accepts) else args[0])
-        if isinstance(note, Range):
-            of_type = lambda x: base.error(x) is not TypeError  # noqa: E731
-            return _rule(of_type, note.words, base.is_scalar, note.holds)
-        return base._replace(words=note.words) if isinstance(note, Words) else base
+        return base._replace(**note._asdict()) if isinstance(note, Range | Words) else base
     if origin is Converted:
         return rule_of(args[1])
     if origin in (typing.Union, types.UnionType):
@@ -204,15 +186,13 @@ def rule_of(hint: Any) -> Check:
     if origin is Literal:
         kinds, words = tuple(map(type, args)), ", ".join(map(repr, args))
         words = f"one of {words}" if len(args) > 1 else words
-        holds = lambda x: any(type(x) is type(y) and x == y for y in args)  # noqa: E731
-        return _rule(lambda x: isinstance(x, kinds), words, holds=holds)
+        same = lambda x: any(type(x) is type(y) and x == y for y in args)  # noqa: E731
+        return Check(lambda x: isinstance(x, kinds), words, same)
     if origin is tuple and Ellipsis not in args:
         parts = [rule_of(x) for x in args]
-        fits = lambda x: isinstance(x, tuple) and len(x) == len(parts)  # noqa: E731
         words = f"a tuple of {', '.join(part.words for part in parts)}"
-        return _rule(
-            fits, words, holds=lambda x: not any(p.error(y) for p, y in zip(parts, x, strict=True))
-        )
+        fits = lambda x: isinstance(x, tuple) and len(x) == len(parts)  # noqa: E731
+        return Check(fits, words, lambda x: not any(p.error(y) for p, y in zip(parts, x)))  # noqa: B905
     if origin in COLLECTIONS:
         item = rule_of(args[0])
         words = f"a {COLLECTIONS[origin]}"
@@ -220,21 +200,21 @@ def rule_of(hint: Any) -> Check:
         of_type = lambda x: isinstance(x, origin) and not isinstance(x, str | bytes)  # noqa: E731
         listed = tuple | list | set | frozenset  # an iterator is read once, by the function
         holds = lambda x: not isinstance(x, listed) or not any(map(item.error, x))  # noqa: E731
-        return _rule(of_type, words, holds=holds)
+        return Check(of_type, words, holds)
     if origin in (dict, Mapping):
         key, value = map(rule_of, args)
         words = f"a dict from {key.words} to {value.words}"
         holds = lambda x: not any((*map(key.error, x), *map(value.error, x.values())))  # noqa: E731
-        return _rule(lambda x: isinstance(x, Mapping), words, holds=holds)
+        return Check(lambda x: isinstance(x, Mapping), words, holds)
     kind = origin or hint
     if kind in PLAIN:
         return PLAIN[kind]
     if not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
         return FREE
     if kind.__name__.endswith("Array") and kind.__module__.startswith("jax"):
-        return _rule(lambda x: isinstance(x, kind | np.ndarray) and is_array(x), "an array")
+        return Check(lambda x: isinstance(x, kind | np.ndarray) and is_array(x), "an array")
     name = f"{'an' if kind.__name__[0] in 'AEIO' else 'a'} {kind.__name__}"
-    return _rule(lambda x: isinstance(x, kind), name)
+    return Check(lambda x: isinstance(x, kind), name)
 
 
 COLLECTIONS = {
@@ -247,27 +227,22 @@ def _union(args: tuple[Any, ...]) -> Check:
     """Returns the rule of a union, in which the parts of ArrayLike and DTypeLike are one each."""
     rules, rest = [], list(args)
     if np.ndarray in args:
-        rules.append(_rule(is_array, "an array of numbers"))
+        rules.append(Check(is_array, "an array of numbers"))
         rest = [x for x in rest if not _is_part_of_array(x)]
     if np.dtype in args:
-        rules.append(_rule(_is_dtype, "a dtype"))
+        rules.append(Check(_is_dtype, "a dtype"))
         rest = [x for x in rest if typing.get_origin(x) is not type and x is not np.dtype]
         rest = [x for x in rest if getattr(x, "__name__", "") != "SupportsDType"]
         if set(rest) <= {str, type(None)}:  # of a format a string is a name, which is looked up
             rest = [x for x in rest if x is not str]
     rules += map(rule_of, rest)
-
-    def error(x: Any) -> type[Exception] | None:
-        kinds = set()
-        for rule in rules:
-            if (kind := rule.error(x)) is None:
-                return None
-            kinds.add(kind)
-        return ValueError if ValueError in kinds else TypeError
-
     words = dict.fromkeys(w for rule in rules for w in rule.words.split(" or "))
-    is_scalar = any(rule.is_scalar for rule in rules) and np.ndarray not in args
-    return Check(error, " or ".join(sorted(words, key="None".__eq__)), is_scalar)
+    return Check(
+        lambda x: any(rule.accepts(x) for rule in rules),
+        " or ".join(sorted(words, key="None".__eq__)),
+        lambda x: any(rule.error(x) is None for rule in rules),
+        any(rule.is_scalar for rule in rules) and np.ndarray not in args,
+    )
 
 
 def is_integer(value: Any) -> bool:
@@ -332,12 +307,12 @@ def _is_traced(value: Any) -> bool:
 
 PLAIN: dict[Any, Check] = {
     **dict.fromkeys((Any, object, inspect.Parameter.empty), FREE),
-    int: _rule(is_integer, "an integer", True, lambda n: -(2**63) <= n < 2**64),
-    float: _rule(_is_number, "a finite number", True, is_finite),
-    bool: _rule(lambda x: isinstance(x, bool | np.bool_), "True or False", True),
-    str: _rule(lambda x: isinstance(x, str), "a string"),
-    type(None): _rule(lambda x: x is None, "None"),
-    Callable: _rule(callable, "a function"),
+    int: Check(is_integer, "an integer", lambda n: -(2**63) <= n < 2**64, True),
+    float: Check(_is_number, "a finite number", is_finite, True),
+    bool: Check(lambda x: isinstance(x, bool | np.bool_), "True or False", is_scalar=True),
+    str: Check(lambda x: isinstance(x, str), "a string"),
+    type(None): Check(lambda x: x is None, "None"),
+    Callable: Check(callable, "a function"),
 }
 
 

@@ -46,7 +46,7 @@ def test_operands_are_rounded_as_quantize_does(recipe):
 def test_large_computed_values_wait_in_the_residuals_format():
     policy = Residuals(Setup(sw.Recipe(min_size=8)))
     value = ScaledValue(jnp.asarray(1e6 * normal(0, (4, 8))), origin="forward")
-    stored = policy.stored(value, policy.format)
+    stored = policy.stored(value, policy.setup.recipe.residuals)
     assert isinstance(stored, StoredValue)
     assert stored.data.dtype == jnp.float16
     np.testing.assert_allclose(load(stored).value(), value.data, rtol=2.0**-11)
@@ -55,7 +55,7 @@ def test_large_computed_values_wait_in_the_residuals_format():
         ScaledValue(value.data[0, :4], origin="forward"),
         dataclasses.replace(value, data=value.data.astype(jnp.bfloat16)),
     ):
-        assert policy.stored(other, policy.format) is other
+        assert policy.stored(other, policy.setup.recipe.residuals) is other
 
 
 def test_interpretations_inherit_two_levels_at_most():

@@ -22,9 +22,8 @@ import numpy as np
 
 from .._check import checked
 from .._decorator import Params, Result
-from .._types import PyTree
 from ..devices import MatrixUnitsLike
-from ..interpret import Program, is_float, mark, pure_call, run, trace, transform
+from ..interpret import is_float, mark, pure_call, run, trace, transform
 from ..scaled import Amax, Delayed, is_stored
 from ..scalifying import FormatOverrides, Scalify, scalified
 from ._boundaries import Boundaries, interpretation
@@ -271,27 +270,21 @@ class WithHistory(Generic[Params, Result]):
             )
         with pure_call(self.f, args, kwargs, is_stored) as call:
             program, boundaries = self._program(call.f, call.args, call.kwargs)
-            outs, newest = self._observed(history, program, boundaries)
-            return call.finish(program.outputs(outs)), newest
-
-    def _observed(
-        self, history: AmaxHistory, program: Program, boundaries: Boundaries
-    ) -> tuple[list[PyTree], jax.Array]:
-        program = dataclasses.replace(program, arrays=_undifferentiated(list(program.arrays)))
-        earlier = dict(zip(history.operand_ids, jnp.max(history.amaxes, axis=1), strict=True))
-        amaxes = OperandAmaxes(earlier)
-        here = boundaries.with_amaxes(amaxes)
-        state = dict.fromkeys(history.operand_ids, jnp.zeros((), jnp.float32))
-        newest, values = run(program, here, state)
-        boundaries.overrides.check(NAME)
-        others = sorted(set(history.operand_ids) - amaxes.seen)
-        if others:
-            raise foreign_history(f"has an operand {others[0]}, which this program has not")
-        outs = [
-            here.emit(v, a, path) if is_float(a) else v
-            for v, a, path in zip(values, program.out_avals, program.paths, strict=True)
-        ]
-        return outs, _column(history.operand_ids, newest)
+            arrays = _undifferentiated(list(program.arrays))
+            earlier = dict(zip(history.operand_ids, jnp.max(history.amaxes, axis=1), strict=True))
+            amaxes = OperandAmaxes(earlier)
+            here = boundaries.with_amaxes(amaxes)
+            state = dict.fromkeys(history.operand_ids, jnp.zeros((), jnp.float32))
+            newest, values = run(program, here, state, arrays)
+            boundaries.overrides.check(NAME)
+            others = sorted(set(history.operand_ids) - amaxes.seen)
+            if others:
+                raise foreign_history(f"has an operand {others[0]}, which this program has not")
+            outs = [
+                here.emit(v, a, path) if is_float(a) else v
+                for v, a, path in zip(values, program.out_avals, program.paths, strict=True)
+            ]
+            return call.finish(program.outputs(outs)), _column(history.operand_ids, newest)
 
     def _program(self, f: Callable, args, kwargs, as_jit: bool = False):
         overrides = FormatOverrides(self.recipe.keep)

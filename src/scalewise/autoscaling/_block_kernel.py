@@ -197,7 +197,10 @@ def _round_tile(rule: BlockRounding, columns: int, at: tuple, x, *refs) -> None:
     own, outs = dict(zip(rule.operands, refs, strict=False)), list(refs[len(rule.operands) :])
     signs = own["signs"][...] if "signs" in own else None
     for axis in rule.axes:
-        blocks = split_blocks(_numbers(rule, x[...], axis, signs), fmt.size, 1)
+        tile = (x[...] if axis else x[...].T).astype(rule.dtype).astype(jnp.float32)
+        if signs is not None:
+            tile = butterflies(tile, signs).astype(rule.dtype).astype(jnp.float32)
+        blocks = split_blocks(tile, fmt.size, 1)
         if fmt.scale == E8M0:
             exponent = (rule.scaling or Mx()).exponents(blocks, element, (2,))
             data = in_range(blocks, jnp.expand_dims(exponent, 2), element).astype(element.dtype)
@@ -211,18 +214,20 @@ def _round_tile(rule: BlockRounding, columns: int, at: tuple, x, *refs) -> None:
             options = {"whole": own["whole"][0], "encode": _encode}
             scale, factor = scales_of(finite, tainted, fmt, 2, rule.scaling, **options)
             bits = _bits(own["key"], columns, at, axis) if "key" in own else None
-            data = _codes(over_scales(blocks, factor, 2, rule.rounding), rule, bits)
+            data = over_scales(blocks, factor, 2, rule.rounding)
+            if bits is None:
+                data = nearest_codes(data, element, "finite")
+            else:
+                bits = bits.reshape(data.shape)
+                data = codes_of(round_bits(data, element, "finite", rule.rounding, bits), element)
             scale = lax.bitcast_convert_type(jnp.asarray(scale), jnp.uint8)
         data = data.reshape(TILE, TILE)
-        outs.pop(0)[...] = _packed(data) if rule.packed > 1 else data
+        if rule.packed > 1:
+            pairs = data.astype(jnp.uint32).reshape(TILE, -1, 2)
+            shift = 4 * lax.broadcasted_iota(jnp.uint32, pairs.shape, 2)
+            data = jnp.sum(pairs << shift, axis=-1, dtype=jnp.uint32).astype(jnp.uint8)
+        outs.pop(0)[...] = data
         outs.pop(0)[...] = scale
-
-
-def _numbers(rule: BlockRounding, x: jax.Array, axis: int, signs: jax.Array | None) -> jax.Array:
-    x = (x if axis else x.T).astype(rule.dtype).astype(jnp.float32)
-    if signs is None:
-        return x
-    return butterflies(x, signs).astype(rule.dtype).astype(jnp.float32)
 
 
 def butterflies(x: jax.Array, signs: jax.Array) -> jax.Array:
@@ -241,19 +246,6 @@ def butterflies(x: jax.Array, signs: jax.Array) -> jax.Array:
 
 def _encode(x: jax.Array, fmt: Format, saturate: bool = True) -> jax.Array:
     return stored(nearest_codes(x, fmt, saturate), fmt)
-
-
-def _codes(x: jax.Array, rule: BlockRounding, bits: jax.Array | None) -> jax.Array:
-    fmt = rule.fmt.element
-    if bits is None:
-        return nearest_codes(x, fmt, "finite")
-    return codes_of(round_bits(x, fmt, "finite", rule.rounding, bits.reshape(x.shape), True), fmt)
-
-
-def _packed(codes: jax.Array) -> jax.Array:
-    pairs = codes.astype(jnp.uint32).reshape(codes.shape[0], -1, 2)
-    shift = 4 * lax.broadcasted_iota(jnp.uint32, pairs.shape, 2)
-    return jnp.sum(pairs << shift, axis=-1, dtype=jnp.uint32).astype(jnp.uint8)
 
 
 def _bits(key, columns: int, at: tuple, axis: int) -> jax.Array:

@@ -75,7 +75,11 @@ class Blocks:
     @property
     def dtype(self) -> np.dtype:
         """BF16 holds an FP8, FP6 or FP4 number times a power of two: it has float32's exponents."""
-        return _dtype(self.format, self.in_flight)
+        fmt, dtype = self.format, jnp.dtype(self.in_flight)
+        if not isinstance(fmt, BlockFormat) or fmt.scale != E8M0:
+            return dtype
+        exact = fmt.element.mantissa_bits <= BF16.mantissa_bits
+        return jnp.dtype(jnp.bfloat16) if exact and dtype in (jnp.float32, jnp.bfloat16) else dtype
 
     def value(self, dtype: DTypeLike | None = None) -> jax.Array:
         dtype = jnp.dtype(self.dtype if dtype is None else dtype)
@@ -129,13 +133,6 @@ def in_blocks(
     routes = {"default": _in_blocks, "whole_cpu": _unread}
     copy = by_platform(routes, options, _copy_type(x.shape, fmt, axis), x, data)
     return Blocks(copy, fmt, x.dtype, x, data, options)
-
-
-def _dtype(fmt: BlockFormat | Format, dtype: DTypeLike) -> np.dtype:
-    if not isinstance(fmt, BlockFormat) or fmt.scale != E8M0:
-        return jnp.dtype(dtype)
-    exact = fmt.element.mantissa_bits <= BF16.mantissa_bits
-    return jnp.dtype(jnp.bfloat16 if exact and dtype in (jnp.float32, jnp.bfloat16) else dtype)
 
 
 def _copy_type(
@@ -208,7 +205,10 @@ def _from_source(
     key = None if key is None else jax.random.wrap_key_data(key, impl=kind)
     nearest = rounding == "nearest_even" and key is None
     if nearest and tile is None and rounds_in_blocks(fmt, scaling):
-        rows = _rows(source, axis, fmt.size)
+        outer, length, inner = (source.shape[s] for s in (slice(axis), axis, slice(axis + 1, None)))
+        count, length = (1, length) if length % fmt.size else (length // fmt.size, fmt.size)
+        # the middle one of three axes is that of blocks
+        rows = source.reshape(math.prod(outer) * count, length, math.prod(inner))
         return outlined(_rounded, (fmt, dtype, scaling), rows).reshape(source.shape)
     if fmt.scale == E8M0 or not isinstance(scaling, Amax | None):
         given = source, None if key is None else jax.random.key_data(key)
@@ -239,13 +239,6 @@ def _from_source(
     if nan_scales(fmt, scaling) and square:
         value = outlined(_with_nan, (fmt, along), source, value)
     return _through(value, fmt, narrow).astype(dtype)
-
-
-def _rows(x: jax.Array, axis: int, size: int) -> jax.Array:
-    """Returns an array as three axes, the middle one of which is that of blocks."""
-    outer, length, inner = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
-    count, length = (1, length) if length % size else (length // size, size)
-    return x.reshape(math.prod(outer) * count, length, math.prod(inner))
 
 
 def _rounded(options: tuple, x: jax.Array) -> jax.Array:
@@ -340,7 +333,7 @@ def takes_blocks(equation: Equation, a: ScaledArray, b: ScaledArray) -> bool:
     """
     if equation.name != "dot_general" or has_explicit_mesh():
         return False
-    if not (isinstance(a, ScaledArray) and isinstance(b, ScaledArray) and a.block and b.block):
+    if a.block is None or b.block is None:
         return False
     (left, right), _ = params.dot_dimensions(equation)
     (i, size), (j, other) = a.block, b.block
@@ -359,11 +352,16 @@ def block_product(
     ``multiply`` gets each operand's numbers and both operands' scales, ``[batch, free, ...]``.
     """
     contracted, batch = dimensions
-    (x, x_scale), (y, y_scale) = _arranged_pair(dimensions, a, b)
-    out = multiply(x, y, x_scale, y_scale)
-    shape = [a.shape[i] for i in batch[0]]
+    assert a.block is not None
+    # of several contracted axes, the one along which blocks lie becomes the innermost
+    last = contracted[0].index(a.block[0] + a.ndim)
+    order = [k for k in range(len(contracted[0])) if k != last] + [last]
+    shape, arranged = [a.shape[i] for i in batch[0]], []
     for z, axes, own in zip((a, b), contracted, batch, strict=True):
         shape += [n for i, n in enumerate(z.shape) if i not in (*axes, *own)]
+        arranged.append(_arranged(z, [axes[k] for k in order], own))
+    (x, x_scale), (y, y_scale) = arranged
+    out = multiply(x, y, x_scale, y_scale)
     scales = [z.tensor_scale for z in (a, b)]
     return out.reshape(shape), tuple(s.astype(jnp.float32) for s in scales if s is not None)
 
@@ -373,24 +371,10 @@ def on_device(x, y, x_scale, y_scale, *, dtype: DTypeLike) -> jax.Array:
     return block_product_p.bind(x, y, x_scale, y_scale, dtype=jnp.dtype(dtype))
 
 
-def _arranged_pair(
-    dimensions: Sequence[params.AxisPair], a: ScaledArray, b: ScaledArray
-) -> list[tuple[jax.Array, jax.Array]]:
-    """Returns each operand's numbers, ``[batch, free, contracted]``, and its scales likewise."""
-    contracted, batch = dimensions
-    assert a.block is not None
-    last = contracted[0].index(a.block[0] + a.ndim)
-    order = [k for k in range(len(contracted[0])) if k != last] + [last]
-    return [
-        _arranged(x, [axes[k] for k in order], own)
-        for x, axes, own in zip((a, b), contracted, batch, strict=True)
-    ]
-
-
 def _arranged(
     x: ScaledArray, contracted: Sequence[int], batch: Sequence[int]
 ) -> tuple[jax.Array, jax.Array]:
-    """Of several contracted axes, the one along which blocks lie becomes the innermost."""
+    """Returns an operand's numbers, ``[batch, free, contracted]``, and its scales likewise."""
     assert x.block is not None
     data = in_four_bits(x.data) if isinstance(x.data, EncodedArray) else x.data
     scale = x.scale.data if isinstance(x.scale, ScaledArray) else x.scale
@@ -413,10 +397,6 @@ def in_four_bits(data: EncodedArray) -> jax.Array:
     pairs = lax.bitcast_convert_type(data.codes, jnp.float4_e2m1fn)
     whole = pairs.reshape(*data.codes.shape[:-1], -1)
     return lax.slice_in_dim(whole, 0, data.length, axis=-1)
-
-
-def _by_units(x, y, x_scale, y_scale, *, dtype):
-    return jax.nn.scaled_matmul(x, y, x_scale, y_scale, preferred_element_type=dtype)
 
 
 def _in_float32(x, y, x_scale, y_scale, *, dtype):
@@ -456,7 +436,9 @@ block_product_p.def_abstract_eval(_abstract)
 batching.primitive_batchers[block_product_p] = _batched
 ad.primitive_jvps[block_product_p] = _jvp
 mlir.register_lowering(block_product_p, mlir.lower_fun(_in_float32, multiple_results=False))
-mlir.register_lowering(
-    block_product_p, mlir.lower_fun(_by_units, multiple_results=False), platform="cuda"
+_by_units = mlir.lower_fun(
+    lambda *x, dtype: jax.nn.scaled_matmul(*x, preferred_element_type=dtype),
+    multiple_results=False,
 )
+mlir.register_lowering(block_product_p, _by_units, platform="cuda")
 needs_devices(block_product_p)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,12 +29,7 @@ from ..interpret import (
     is_float,
 )
 from ..primitives import Family, having, params
-from ..scaled import (
-    amax,
-    at_least,
-    is_stored,
-    store_array,
-)
+from ..scaled import amax, at_least, is_stored, storage_of, store_array
 from ..scalifying import (
     MULTIPLIES,
     RULES,
@@ -57,7 +51,7 @@ from ._predict import has_rows, largest_constant, may_be_mask, of_argument, pred
 from ._products import DeferredProduct
 from ._quantized import QuantizedValue, assigned, moved, quantized_argument
 from ._recipe import Recipe
-from ._residuals import Residuals, load, load_product
+from ._residuals import load, load_product
 from ._sending import Sending
 from ._setup import Setup
 from ._value import StoredValue, holds, store_value
@@ -70,10 +64,6 @@ MASKS = having("masks")
 MATERIALIZED_SIZE = 4096
 
 
-After: TypeAlias = Callable[[State, Equation, Sequence[Value], list[Value]], Applied]
-"""From a state, an equation, its operands and results: the next state and the results."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Boundaries(PairInterpretation):
     """Rounds stored values as the recipe says; values in flight keep their flight dtype.
@@ -81,11 +71,9 @@ class Boundaries(PairInterpretation):
     Attributes:
         operands: the policy for operands of contractions; it has those for residuals, and what all
             have in common.
-        after: what is done after each equation; None for nothing.
     """
 
     operands: Operands
-    after: After | None = None
 
     @classmethod
     def of(cls, recipe: Recipe, **fields: Any) -> Boundaries:
@@ -103,14 +91,6 @@ class Boundaries(PairInterpretation):
     @property
     def overrides(self) -> FormatOverrides:  # pyright: ignore
         return self.setup.overrides
-
-    @property
-    def residuals(self) -> Residuals:
-        return self.operands.residuals
-
-    @functools.cached_property
-    def sending(self) -> Sending:
-        return Sending(self.setup)
 
     @property
     def amaxes(self) -> OperandAmaxes | None:
@@ -143,7 +123,7 @@ class Boundaries(PairInterpretation):
         if isinstance(value, QuantizedValue) and value.argument is not None:
             return value.argument
         value = load(value)
-        storage = self.recipe.state_storage(path, value.data.size)
+        storage = storage_of(self.recipe.state, path, value.data.size)
         if self.setup.record is not None:
             self.setup.record(
                 "output", path, value.shape, [storage.format if storage else aval.dtype]
@@ -189,21 +169,16 @@ class Boundaries(PairInterpretation):
         if value.constant_value is not None:
             return ScaledValue(materialize(value), 0, value.origin)
         mask = value.may_be_mask and has_rows(aval.shape[1:])
-        return dataclasses.replace(
-            value, memo=Memo(extreme=self._extremes(value)), may_be_mask=mask
-        )
-
-    def _extremes(self, value: ScaledValue) -> jax.Array | None:
-        """Returns the largest magnitudes of an argument's slices, found once for all loops."""
         x, setting = value.data, self.recipe.products.operand("forward", "weight")
-        if value.origin != "stored" or setting is None or not setting.per_tensor or x.ndim < 3:
-            return None
-        if setting.scaling.source not in ("amax", "history"):
-            return None
-        if value.memo.extreme is None:
+        scaling = setting.scaling if setting is not None and setting.per_tensor else None
+        measured = scaling is not None and scaling.source in ("amax", "history")
+        if value.origin != "stored" or not measured or x.ndim < 3:
+            return dataclasses.replace(value, memo=Memo(), may_be_mask=mask)
+        if value.memo.extreme is None:  # of an argument's slices, once for all loops
             wide = x.astype(wide_dtype(x.dtype))
             value.memo.extreme = amax(wide, range(1, x.ndim), True)
-        return value.memo.extreme
+        memo = Memo(extreme=value.memo.extreme)
+        return dataclasses.replace(value, memo=memo, may_be_mask=mask)
 
     def invariant(self, value: Value, readers: Readers, equation: Equation) -> Value:
         """Rounds weights that each iteration of a loop multiplies by once, before the loop."""
@@ -291,7 +266,7 @@ class Boundaries(PairInterpretation):
         value = load_product(value)
         if not isinstance(value, ScaledValue):
             return value
-        return self.residuals.stored(value.marked(), self.recipe.residuals)
+        return self.operands.residuals.stored(value.marked(), self.recipe.residuals)
 
     # -- equations -------------------------------------------------------------------------------
 
@@ -303,12 +278,16 @@ class Boundaries(PairInterpretation):
         outs = by._applied(equation, inputs)
         if newest:
             state = state | {i: jnp.maximum(state[i], amax) for i, amax in newest.items()}
-        return (state, outs) if self.after is None else self.after(state, equation, inputs, outs)
+        return state, outs
 
     def _applied(self, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-        transposed = _transposed_product(equation, inputs)
-        if transposed is not None:
-            return [transposed]
+        backward = equation.direction == "backward"
+        x = inputs[0] if equation.name == "transpose" else None
+        # not of a product that is stored between the passes
+        if isinstance(x, DeferredProduct) and backward == (x.origin == "backward"):
+            transposed = x.transposed(params.permutation(equation))
+            if transposed is not None:
+                return [transposed]
         if equation.name in OPAQUE:
             self.overrides.warn(equation)
         for same in (moved, assigned, self._moved):
@@ -323,12 +302,11 @@ class Boundaries(PairInterpretation):
         if equation.name in ("add", "add_any"):
             inputs = [_added(equation, i, x) for i, x in enumerate(inputs)]
         origin = _origin(equation, inputs, rule.family)
-        if equation.direction == "backward" and rule.family not in (
-            Family.CONTRACTION,
-            Family.KERNEL,  # which gets the numbers that the forward one has returned
-        ):
-            inputs = self.residuals.read_late(equation, inputs)
-        outs = self.sending.results(equation, inputs)
+        # a kernel gets the numbers that the forward one has returned
+        as_they_are = rule.family in (Family.CONTRACTION, Family.KERNEL)
+        if equation.direction == "backward" and not as_they_are:
+            inputs = self.operands.residuals.read_late(equation, inputs)
+        outs = Sending(self.setup).results(equation, inputs)
         if outs is None:
             flight, multiply = self.setup.flight, self.operands.multiply
             outs = self.by_rule(rule, flight, multiply, equation, inputs)
@@ -349,22 +327,18 @@ class Boundaries(PairInterpretation):
             fields["role"] = roles.pop() if len(roles) == 1 else ""
         if self.recipe.products.scaling.source == "shapes":
             fields["log2_std"] = predict(equation, rule.family, inputs)
+        if size := largest_constant(rule.family, inputs):  # never of a product
+            fields["largest_constant"] = size
+        if may_be_mask(rule.family, inputs):
+            fields["may_be_mask"] = True
         outs = [
             dataclasses.replace(y, **fields) if isinstance(y, ScaledValue | DeferredProduct) else y
             for y in outs
         ]
-        size, mask = (of(rule.family, inputs) for of in (largest_constant, may_be_mask))
-        if size or mask:
-            outs = [
-                dataclasses.replace(y, largest_constant=size, may_be_mask=mask)
-                if isinstance(y, ScaledValue)
-                else y
-                for y in outs
-            ]
         if equation.name in MASKS:
-            self.residuals.masked(inputs[0])
+            self.operands.residuals.masked(inputs[0])
         if equation.direction == "forward" and isinstance(outs[0], ScaledValue):
-            outs[0] = self.residuals.with_lineage(equation, inputs, outs[0])
+            outs[0] = self.operands.residuals.with_lineage(equation, inputs, outs[0])
         return outs
 
 
@@ -375,15 +349,6 @@ def _added(equation: Equation, position: int, x: Value) -> Value:
     if not is_carry(equation, 1 - position):
         return x
     return dataclasses.replace(x, data=x.memo.in_float32(), lineage=None, memo=Memo())
-
-
-def _transposed_product(equation: Equation, inputs: Sequence[Value]) -> ScaledValue | None:
-    if equation.name != "transpose" or not isinstance(inputs[0], DeferredProduct):
-        return None
-    backward = equation.direction == "backward"
-    if backward != (inputs[0].origin == "backward"):  # stored between the passes
-        return None
-    return inputs[0].transposed(params.permutation(equation))
 
 
 def _origin(equation: Equation, inputs: Sequence[Value], family: Family):

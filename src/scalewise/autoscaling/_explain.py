@@ -15,8 +15,8 @@ from .._types import PyTree
 from ..formats import BlockFormat, BlockFormatLike, Format
 from ..formats import format as format_
 from ..interpret import Argument, Equation, Value, is_array, transform
-from ..scalifying import EveryOp, FormatOverrides, Scalify
-from ._boundaries import Boundaries, interpretation
+from ..scalifying import FormatOverrides, Scalify
+from ._boundaries import interpretation
 from ._history import OperandAmaxes
 from ._operand_settings import Operand
 from ._quantized import QuantizedValue
@@ -131,10 +131,12 @@ def explain(f: Callable[Params, Any], recipe: RecipeLike = fp16) -> Callable[Par
             i: x for i, x in enumerate(leaves) if is_array(x) or isinstance(x, jax.ShapeDtypeStruct)
         }
         record = _Recorder(recipe)
+        amaxes = OperandAmaxes(newest={}) if recipe.is_delayed else None
+        by = interpretation(recipe, amaxes=amaxes, overrides=record.overrides, record=record)
 
         def dry(arrays: Mapping[int, Argument]) -> list[Value]:
             args, kwargs = tree.unflatten([arrays.get(i, x) for i, x in enumerate(leaves)])
-            outs = transform(f, record.interpretation(), name="explain")(*args, **kwargs)
+            outs = transform(f, by, name="explain")(*args, **kwargs)
             return [x for x in jax.tree.leaves(outs) if isinstance(x, jax.Array)]
 
         jax.eval_shape(dry, arrays)
@@ -148,12 +150,8 @@ class _Recorder:
     """Collects rows, each once however often a loop's body is traced."""
 
     def __init__(self, recipe: Recipe | Scalify):
-        self.recipe, self.overrides = recipe, FormatOverrides(recipe.keep)
+        self.overrides = FormatOverrides(recipe.keep)
         self.rows: dict[Hashable, ExplanationRow] = {}
-
-    def interpretation(self) -> Boundaries | EveryOp:
-        amaxes = OperandAmaxes(newest={}) if self.recipe.is_delayed else None
-        return interpretation(self.recipe, amaxes=amaxes, overrides=self.overrides, record=self)
 
     def __call__(
         self,

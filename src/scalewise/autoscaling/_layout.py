@@ -4,6 +4,7 @@ lowered."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,9 @@ stored_p = jex.Primitive("stored_copy")
 separate_p = jex.Primitive("separate_copy")
 materialized_p = jex.Primitive("materialized")
 after_p = jex.Primitive("after")
+
+
+_lowered = functools.partial(mlir.lower_fun, multiple_results=False)
 
 
 def narrow_copy(
@@ -103,7 +107,7 @@ def _after(scale: jax.Array, other: jax.Array) -> jax.Array:
 def _lower_after(ctx, scale, other):
     if is_partitioned(ctx) or not ctx.avals_in[1].size:
         return [scale]
-    return mlir.lower_fun(_after, multiple_results=False)(ctx, scale, other)
+    return _lowered(_after)(ctx, scale, other)
 
 
 def _row_major(data: jax.Array) -> jax.Array:
@@ -114,7 +118,7 @@ def _row_major(data: jax.Array) -> jax.Array:
 def _lower_for_device(ctx, data):
     if ctx.avals_in[0].ndim < 2 or is_partitioned(ctx) or is_exported(ctx):
         return [data]
-    return mlir.lower_fun(_row_major, multiple_results=False)(ctx, data)
+    return _lowered(_row_major)(ctx, data)
 
 
 def separate_copy(x: jax.Array, purpose: int) -> jax.Array:
@@ -123,10 +127,6 @@ def separate_copy(x: jax.Array, purpose: int) -> jax.Array:
     XLA merges two copies of one number. On a CPU it stores less if it may share results.
     """
     return separate_p.bind(x, purpose=purpose)
-
-
-def _behind(x: jax.Array, *, purpose: int) -> jax.Array:
-    return lax.optimization_barrier((x, np.int32(purpose)))[0]
 
 
 def force_materialize(total: jax.Array, part: jax.Array) -> jax.Array:
@@ -140,10 +140,6 @@ def force_materialize(total: jax.Array, part: jax.Array) -> jax.Array:
     platforms get ``total`` itself.
     """
     return materialized_p.bind(*with_common_axes((total, part)))
-
-
-def _selected(total: jax.Array, part: jax.Array) -> jax.Array:
-    return lax.select(lax.ne(part, part), part, total)
 
 
 def _register(
@@ -165,11 +161,13 @@ def _register(
 
 
 _register(stored_p, _lower_for_device, tpu=lambda ctx, data: [data])
-_register(separate_p, mlir.lower_fun(_behind, multiple_results=False))
+_register(
+    separate_p, _lowered(lambda x, purpose: lax.optimization_barrier((x, np.int32(purpose)))[0])
+)
 _register(
     materialized_p,
     lambda ctx, total, part: [total],
-    mlir.lower_fun(_selected, multiple_results=False),
+    _lowered(lambda total, part: lax.select(lax.ne(part, part), part, total)),
 )
 _register(after_p, lambda ctx, scale, other: [scale], _lower_after)
 batching.defvectorized(stored_p)

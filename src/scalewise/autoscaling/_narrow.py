@@ -36,6 +36,7 @@ from ..scaled import (
     is_stored,
     quantize,
     quantize_measured,
+    storage_of,
     store_array,
 )
 from ._operand_settings import CURRENT, Operand
@@ -150,7 +151,7 @@ def store(tree: PyTree, recipe: RecipeLike) -> PyTree:
     def leaf(path, x):
         if is_stored(x) or not jnp.issubdtype(jnp.result_type(x), jnp.floating):
             return x
-        storage = recipe.state_storage(jax.tree_util.keystr(path), jnp.size(x))
+        storage = storage_of(recipe.state, jax.tree_util.keystr(path), jnp.size(x))
         return x if storage is None else store_array(jnp.asarray(x), storage)
 
     return jax.tree_util.tree_map_with_path(leaf, tree, is_leaf=is_stored)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 from typing import Annotated, Literal, TypedDict
 
 from .._check import Converted, Count, Natural, Words, checked, kept
@@ -15,12 +14,10 @@ from ..formats import (
     BlockFormat,
     BlockFormatLike,
     Format,
-    FormatLike,
     RoundingMode,
 )
 from ..scaled import Amax, Scaling, shown
 
-Operands = Sequence[Format | BlockFormat | None]  # the formats of a product's two
 Role = Literal["activation", "weight", "gradient"]
 CURRENT = Amax()
 
@@ -161,7 +158,12 @@ class Products:
         for field in ROLES:
             given = getattr(self, field)
             try:
-                pair = tuple(map(_as_operand, given))
+                pair = tuple(
+                    x
+                    if x is None or isinstance(x, Operand)
+                    else Operand(as_format(x, "Operand", blocks=True))
+                    for x in given
+                )
             except (TypeError, ValueError) as error:
                 raise type(error)(f"Products.{field} is {given!r}: {error}") from None
             object.__setattr__(self, field, pair)
@@ -301,21 +303,7 @@ def plain_operand(
     return Operand(fmt, scaling, "tensor" if isinstance(fmt, BlockFormat) else per)
 
 
-def _as_operand(x: Operand | FormatLike | BlockFormat | None) -> Operand | None:
-    return (
-        x if x is None or isinstance(x, Operand) else Operand(as_format(x, "Operand", blocks=True))
-    )
-
-
 def _transform(operand: Operand | None) -> tuple[int, str]:
     if operand is None or operand.hadamard < 2:
         return 0, "fixed"
     return operand.hadamard, operand.signs
-
-
-def is_narrow_pair(formats: Operands) -> bool:
-    return all(isinstance(f, BlockFormat) or (f is not None and f.bits < 16) for f in formats)
-
-
-def shown_pair(formats: Operands) -> str:
-    return " x ".join(sorted(f.name for f in formats if f is not None))

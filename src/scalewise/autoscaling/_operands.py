@@ -45,10 +45,10 @@ from ._layout import loaded_after, narrow_copy, stored_copy
 from ._operand_settings import GRADIENT, Operand, Role
 from ._predict import between_activations, is_reread, role_read_later, roles
 from ._products import DeferredProduct, is_narrow, multiply, plain
-from ._quantized import QuantizedOperand, QuantizedValue, apart
+from ._quantized import QuantizedOperand, QuantizedValue
 from ._residuals import Residuals, before_cast, load
 from ._setup import Setup
-from ._units import reason_to_leave
+from ._units import reason_to_leave, warn_of_missing
 from ._value import StoredValue, holds
 
 
@@ -76,7 +76,7 @@ class Operands:
         """Returns a contraction of two values, whose operands are rounded."""
         dtype = self.setup.flight(equation.out_avals[0])
         operands, exponent = self.operands(equation, values)
-        device, units = self.setup.device, self.setup.units
+        device, units = self.setup.device, self.setup.recipe.emulate
         if equation.name == "dot_general" and any(map(is_narrow, operands)):
             return DeferredProduct(equation, operands, dtype, exponent, device=device, units=units)
         return ScaledValue(multiply(equation, operands, dtype, device, units).value(), exponent)
@@ -87,7 +87,8 @@ class Operands:
         axes, wanted = params.contracted_axes(equation), self.settings(equation, values)
         settings, why = self.faster(equation, values, wanted, axes)
         known, given = _narrowed(values, settings), _narrowed(values, wanted)
-        self.setup.missing_units.check(equation, [x and x.format for x in given], self.setup.device)
+        formats, told = [x and x.format for x in given], self.setup.without_units
+        warn_of_missing(equation, formats, self.setup.device, told)
         if self.setup.record is not None:
             formats = [v.data.dtype if x is None else x for v, x in zip(values, known, strict=True)]
             self.setup.record("contraction", equation, equation.out_avals[0].shape, formats, why)
@@ -98,8 +99,11 @@ class Operands:
             other = _scales(made.get(1 - i))
             made[i] = self._operand(values[i], equation, settings[i], axes[i], i, other)
         operands = made[0], made[1]
-        stored = any(isinstance(value, QuantizedOperand) for value in values)
-        return (apart(operands) if stored else operands), exponent
+        if any(isinstance(value, QuantizedOperand) for value in values):
+            # XLA on a GPU joins products that have an operand in common: it would write the weights
+            # of an attention's queries, keys and values side by side in each call
+            operands = lax.optimization_barrier(operands)
+        return operands, exponent
 
     def faster(
         self,
@@ -127,15 +131,18 @@ class Operands:
     def settings(self, equation: Equation, values: Sequence[ScaledValue]) -> list[Operand | None]:
         """Returns how to round a contraction's operands; None leaves the flight dtype."""
         attention = between_activations(equation, values)
-        few = bool(self.setup.recipe.residuals) and not at_least(
-            features(equation), self.setup.recipe.features
-        )
-        kept = self.setup.overrides.setting(equation) is not None
+        few, kept = self._has_few_features(equation), self.setup.overrides.setting(equation)
+        products = kept or self.setup.recipe.products
+        if kept is None and products.short_form is not None:
+            x, gradient = products.operand("forward", "weight"), products.operand(*GRADIENT)
+            wanted = [gradient if value.origin == "backward" else x for value in values]
+        else:
+            wanted = [products.operand(*use) for use in self.uses(equation, values, attention)]
         chosen: list[Operand | None] = []
-        for value, own in zip(values, self._own_settings(equation, values, attention), strict=True):
+        for value, own in zip(values, wanted, strict=True):
             fmt = None if own is None else own.format
             narrow = own is not None and own.format.element.bits <= 8
-            if own is not None and not kept and (few or (attention and narrow)):
+            if own is not None and kept is None and (few or (attention and narrow)):
                 fmt = self.setup.recipe.residuals
             fmt = self.setup.overrides.find(equation, fmt)
             held = isinstance(fmt, Format) and holds(value.data.dtype, fmt)
@@ -153,15 +160,9 @@ class Operands:
                 value.memo.narrowed = True
         return chosen
 
-    def _own_settings(
-        self, equation: Equation, values: Sequence[ScaledValue], attention: bool
-    ) -> list[Operand | None]:
-        kept = self.setup.overrides.setting(equation)
-        products = kept or self.setup.recipe.products
-        if kept is None and products.short_form is not None:
-            x, gradient = products.operand("forward", "weight"), products.operand(*GRADIENT)
-            return [gradient if value.origin == "backward" else x for value in values]
-        return [products.operand(*use) for use in self.uses(equation, values, attention)]
+    def _has_few_features(self, equation: Equation) -> bool:
+        recipe = self.setup.recipe
+        return bool(recipe.residuals) and not at_least(features(equation), recipe.features)
 
     def uses(
         self, equation: Equation, values: Sequence[ScaledValue], attention: bool
@@ -217,10 +218,11 @@ class Operands:
         carries = [v.origin == "backward" for v in values]
         if products.backward_from == "original" or sum(carries) != 1:
             return values
-        if equation.name != "dot_general" or not self._is_recipes_own(equation, values):
+        kept = self.setup.overrides.find(equation, self) is not self
+        if equation.name != "dot_general" or kept or self._has_few_features(equation):
             return values
         i = carries.index(False)
-        if isinstance(values[i], QuantizedOperand):
+        if isinstance(values[i], QuantizedOperand) or between_activations(equation, values):
             return values
         value, reread = values[i], is_reread(values[i], equation)
         role = role_read_later(value)
@@ -269,13 +271,6 @@ class Operands:
             data = lax.slice_in_dim(data, 0, x.shape[axis], axis=axis)
         return data.astype(x.dtype)
 
-    def _is_recipes_own(self, equation: Equation, values: Sequence[ScaledValue]) -> bool:
-        few = bool(self.setup.recipe.residuals) and not at_least(
-            features(equation), self.setup.recipe.features
-        )
-        kept = self.setup.overrides.find(equation, self) is not self
-        return not few and not kept and not between_activations(equation, values)
-
     def _operand(
         self,
         value: ScaledValue,
@@ -298,7 +293,13 @@ class Operands:
             return value.data, None
         reread = is_reread(value, equation)
         operand_id = f"{place_of(equation)}/{position}"
-        if reread and not self._reuses_copy(value, setting):
+        # the copy that the forward product has made, where the backward one may multiply it
+        reused = setting.per_tensor and setting.scaling.reuses_copy
+        reused = reused and (
+            self.setup.recipe.products.short_form is not None
+            or self._purpose(setting, ()) in value.memo.made
+        )
+        if reread and not reused:
             stored = self.residuals.stored(value, self.setup.recipe.residuals)
             if isinstance(stored, StoredValue):
                 scale = loaded_after(stored.scale, other)
@@ -341,12 +342,6 @@ class Operands:
         if setting != self.setup.recipe.setting(setting.format):
             return "copy", setting, contracted
         return ("copy", setting.format, *(() if setting.per_tensor else (contracted,)))
-
-    def _reuses_copy(self, value: ScaledValue, setting: Operand) -> bool:
-        if not setting.per_tensor or not setting.scaling.reuses_copy:
-            return False
-        short = self.setup.recipe.products.short_form is not None
-        return short or self._purpose(setting, ()) in value.memo.made
 
     def _copy(
         self, value: ScaledValue, setting: Operand, contracted: tuple[int, ...], operand_id: str

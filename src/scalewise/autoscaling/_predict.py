@@ -28,7 +28,10 @@ def predict(equation: Equation, family: Family, inputs: Sequence[Value]) -> floa
     floats = [x for x in inputs if isinstance(x, ScaledValue)]
     if not floats:
         return 0.0
-    stds = [_of(x) for x in floats]
+    stds = [x.log2_std for x in floats]
+    for i, number in enumerate(x.constant_value for x in floats):
+        if number is not None:
+            stds[i] = math.log2(abs(number)) if number and math.isfinite(number) else 0.0
     match family:
         case Family.STRUCTURAL | Family.ORDERED:
             return stds[0]
@@ -45,13 +48,6 @@ def predict(equation: Equation, family: Family, inputs: Sequence[Value]) -> floa
         case Family.CONTRACTION:
             return sum(stds) + math.log2(max(1, terms_of(equation))) / 2
     return 0.0
-
-
-def _of(x: ScaledValue) -> float:
-    number = x.constant_value
-    if number is None:
-        return x.log2_std
-    return math.log2(abs(number)) if number and math.isfinite(number) else 0.0
 
 
 # Families whose results have the numbers of an operand, or their sums and multiples.

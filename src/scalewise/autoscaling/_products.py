@@ -93,14 +93,15 @@ class DeferredProduct:
         with self.placed():  # not on the line that reads the value
             product = multiply(equation, operands, self.dtype, self.device, self.units)
             value = self._as_value(product.value(), product)
-        if len(product.factors) == 2 and not any(map(jnp.ndim, product.factors)):
-            value.memo.in_float32 = functools.partial(self._in_float32, equation, operands)
-        return value
 
-    def _in_float32(self, equation: Equation, operands: Sequence[Factor]) -> jax.Array:
-        with self.placed():
-            product = multiply(equation, operands, jnp.float32, self.device, self.units)
-            return product.by_one_factor()
+        def in_float32() -> jax.Array:
+            with self.placed():
+                product = multiply(equation, operands, jnp.float32, self.device, self.units)
+                return product.by_one_factor()
+
+        if len(product.factors) == 2 and not any(map(jnp.ndim, product.factors)):
+            value.memo.in_float32 = in_float32
+        return value
 
     def _exchange(self, first: int, second: int) -> tuple[int, ...]:
         """Returns the permutation that moves one operand's axes in a result behind the other's."""
@@ -176,7 +177,10 @@ def multiply(
     def narrow(arrays: Sequence[Factor]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         assert unit_dtypes is not None
         arrays, ones = plain(arrays), tuple(map(jnp.ones_like, _tensor_scales(arrays)))
-        factors = [_in_dtype(x, d, k) for (x, _), (d, k) in zip(arrays, unit_dtypes, strict=True)]
+        factors = []
+        for (x, _), (own, k) in zip(arrays, unit_dtypes, strict=True):
+            made = widened(x, own, k)  # one that becomes narrower is stored once
+            factors.append(stored_copy(made) if own.itemsize < x.dtype.itemsize else made)
         exact = equation.direction == "backward" and all(x.dtype.itemsize == 1 for x in factors)
         precise = equation.with_params(precision=precision_of(equation, exact))
         out = bound(precise, factors, dtype)
@@ -190,8 +194,13 @@ def multiply(
         return UnscaledProduct(bound(equation, [x for x, _ in plain(operands)], dtype))
     if unit_dtypes is None:
         return UnscaledProduct(wide(operands)[0])
-    by_units = functools.partial(_by_block_units, equation, dtype)
-    routes = {device.platform: by_units} if by_blocks else {}
+
+    def by_block_units(arrays: Sequence[Factor]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        (a, _), (b, _) = arrays
+        multiply = functools.partial(on_device, dtype=dtype)
+        return block_product(params.dot_dimensions(equation), a.copy, b.copy, multiply)  # pyright: ignore
+
+    routes = {device.platform: by_block_units} if by_blocks else {}
     routes |= {"cpu": wide, "default": narrow}
     arrays = with_common_axes(tuple(operands))
     raw, factors = _by_platform(equation, routes, arrays, dtype)
@@ -233,22 +242,6 @@ def _shape(equation: Equation, operands: Sequence[tuple[int, ...]]) -> tuple[int
     for own, summed, kept in zip(operands, contracted, batch, strict=True):
         shape += [n for i, n in enumerate(own) if i not in (*summed, *kept)]
     return tuple(shape)
-
-
-def _in_dtype(x: jax.Array, dtype: np.dtype, shift: int) -> jax.Array:
-    """Returns an operand in the dtype of its units; one that becomes narrower is stored once."""
-    made = widened(x, dtype, shift)
-    return stored_copy(made) if dtype.itemsize < x.dtype.itemsize else made
-
-
-def _by_block_units(
-    equation: Equation, dtype: DTypeLike, operands: Sequence[Factor]
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    (a, _), (b, _) = operands
-    assert isinstance(a, Blocks)
-    assert isinstance(b, Blocks)
-    by_device = functools.partial(on_device, dtype=dtype)
-    return block_product(params.dot_dimensions(equation), a.copy, b.copy, by_device)
 
 
 def is_narrow(operand: Factor) -> bool:

@@ -206,15 +206,6 @@ def quantized_argument(x: Argument, dtype: DTypeLike) -> QuantizedValue | None:
     return QuantizedValue(stored, dtype, tuple(s.shape for s in jax.tree.leaves(x.scale)))
 
 
-def apart(operands: tuple[Factor, Factor]) -> tuple[Factor, Factor]:
-    """Returns operands in a form in which XLA computes their product by itself.
-
-    XLA on a GPU joins products that have an operand in common: it would write the weights of an
-    attention's queries, keys and values side by side in each call.
-    """
-    return lax.optimization_barrier(operands)
-
-
 def moved(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
     move = MOVES.get(equation.name)
     floats = [x for x, a in zip(inputs, equation.in_avals, strict=True) if is_float(a)]

@@ -12,7 +12,7 @@ from .._resolve import as_format
 from ..devices import MatrixUnits, MatrixUnitsLike, matrix_units
 from ..devices import device as device_
 from ..formats import FP16, BlockFormat, BlockFormatLike, Format, FormatLike
-from ..scaled import State, Storage, shown, storable, storage_of
+from ..scaled import State, shown, storable
 from ..scalifying import Scalify, Scope
 from ._operand_settings import (
     CURRENT,
@@ -175,10 +175,6 @@ class Recipe:
             (None, None)
         """
         return dataclasses.replace(self, products=dataclasses.replace(self.products, **changes))
-
-    def state_storage(self, path: str, size: int) -> Storage | None:
-        """Returns how an output is stored; None for a plain one."""
-        return storage_of(self.state, path, size)
 
 
 RecipeName: TypeAlias = Annotated[

@@ -45,7 +45,8 @@ def lineage(
         return None
     floats = [x for x in inputs if isinstance(x, ScaledValue) and x.constant_value is None]
     large = [x for x in floats if at_least(x.data.size, small) and not x.is_statistic]
-    sources = {id(s): s for s in map(_source, large) if s is not None}
+    sources = (x if x.lineage is None else x.lineage.source for x in large)
+    sources = {id(s): s for s in sources if s is not None}
     depth = 1 + max((x.lineage.depth for x in large if x.lineage), default=0)
     if len(sources) > 1 or depth > DEEPEST:
         return None
@@ -81,10 +82,6 @@ def is_statistic(equation: Equation, inputs: Sequence[Value]) -> bool:
     if equation.name not in RECOMPUTED or not arrays or not is_known(size):
         return False
     return all(x.is_statistic for x in arrays) and any(at_least(x.data.size, size) for x in arrays)
-
-
-def _source(x: ScaledValue) -> ScaledValue | None:
-    return x if x.lineage is None else x.lineage.source
 
 
 def _is_stable(equation: Equation, floats: Sequence[ScaledValue]) -> bool:
@@ -127,10 +124,6 @@ class Residuals:
 
     setup: Setup
 
-    @property
-    def format(self) -> Format | None:
-        return self.setup.recipe.residuals
-
     def _is_small(self, value: ScaledValue) -> bool:
         return value.is_statistic or not at_least(value.data.size, self.setup.recipe.min_size)
 
@@ -152,13 +145,14 @@ class Residuals:
         return dataclasses.replace(result, lineage=how, is_statistic=statistic)
 
     def masked(self, value: Value) -> None:
-        for x in (value, _source(value)) if isinstance(value, ScaledValue) else ():
-            if x is not None:
+        if isinstance(value, ScaledValue):
+            source = None if value.lineage is None else value.lineage.source
+            for x in filter(None, (value, source)):
                 x.memo.in_exponential = True
 
     def read_late(self, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
         """Returns an equation's operands as the backward pass reads them."""
-        fmt = self.setup.overrides.find(equation, self.format)
+        fmt = self.setup.overrides.find(equation, self.setup.recipe.residuals)
         fmt = fmt if isinstance(fmt, Format) else None
         late = [self.for_backward(x, fmt) for x in inputs]
         if self.setup.record is not None:

@@ -8,10 +8,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.typing import DTypeLike
 
 from .._jax import gather_invariant
-from .._types import AxisName
 from ..formats import Format
 from ..interpret import Equation, Value
 from ..primitives import params
@@ -33,38 +31,24 @@ class Sending:
 
     def results(self, equation: Equation, inputs: Sequence[Value]) -> list[Value] | None:
         """Returns what devices get that send narrow data; None for any other equation."""
-        if equation.name not in (*GATHERS, *SUMS):
+        gathers = equation.name in GATHERS
+        if not gathers and equation.name not in SUMS:
             return None
         (x, *others), axes = inputs, params.axis_name(equation)
-        whole = equation.name in GATHERS or params.axis_groups(equation) is None
+        whole = gathers or params.axis_groups(equation) is None
         if others or not isinstance(x, ScaledValue) or per_slice(x) or not whole:
             return None
-        sent = self._narrowed(x, axes, equation)
-        if sent is None:
-            return None
-        data, scale = sent
-        if equation.name in GATHERS:
-            (gathered,) = equation.bind(data)
-            return [ScaledValue(_loaded(gathered, scale, x.data.dtype), x.exponent)]
-        parts = gather_invariant(data, axes).astype(scale.dtype)
-        return [ScaledValue(_loaded(jnp.sum(parts, 0), scale, x.data.dtype), x.exponent)]
-
-    def _narrowed(
-        self, value: ScaledValue, axis_name: AxisName, equation: Equation
-    ) -> tuple[jax.Array, jax.Array] | None:
-        """Returns the narrow data that a collective sends, and all devices' scale, or None."""
         fmt = self.setup.overrides.find(equation, self.setup.recipe.collective)
-        sent = fmt if isinstance(fmt, Format) and not holds(value.data.dtype, fmt) else None
-        self.setup.recorded("collective", equation, value, sent)
-        if sent is None:
+        fmt = fmt if isinstance(fmt, Format) and not holds(x.data.dtype, fmt) else None
+        self.setup.recorded("collective", equation, x, fmt)
+        if fmt is None:
             return None
-        x = value.data.astype(wide_dtype(value.data.dtype))
-        scale, _ = Amax().scale(x, sent, range(x.ndim))
-        scale = lax.pmax(scale, axis_name)
-        data = encode(x * (1 / scale), sent)
-        assert isinstance(data, jax.Array)
-        return data, scale
-
-
-def _loaded(data: jax.Array, scale: jax.Array, dtype: DTypeLike) -> jax.Array:
-    return (data.astype(scale.dtype) * scale).astype(dtype)
+        wide = x.data.astype(wide_dtype(x.data.dtype))
+        scale = lax.pmax(Amax().scale(wide, fmt, range(wide.ndim))[0], axes)
+        narrow = encode(wide * (1 / scale), fmt)
+        assert isinstance(narrow, jax.Array)
+        if gathers:
+            received = equation.bind(narrow)[0].astype(wide.dtype)
+        else:
+            received = jnp.sum(gather_invariant(narrow, axes).astype(wide.dtype), 0)
+        return [ScaledValue((received * scale).astype(x.data.dtype), x.exponent)]

@@ -9,12 +9,11 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from .._jax import ShapedArray
-from ..devices import Device, MatrixUnits, device_for
+from ..devices import Device, device_for
 from ..formats import Format
 from ..interpret import Equation, Value
 from ..scalifying import FormatOverrides, wide_dtype
 from ._recipe import Recipe
-from ._units import MissingUnits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,23 +24,19 @@ class Setup:
         recipe: the formats.
         overrides: the recipe's ``keep``, and what of it has been met.
         record: called with each decision on a format, by ``explain``; see ``_explain._Recorder``.
-        missing_units: what has been said of formats that the device's units don't multiply.
+        without_units: the pairs of formats of which it was said that the device's units don't
+            multiply them.
     """
 
     recipe: Recipe
     overrides: FormatOverrides = dataclasses.field(default_factory=lambda: FormatOverrides(()))
     record: Callable[..., None] | None = None
-    missing_units: MissingUnits = dataclasses.field(default_factory=MissingUnits)
+    without_units: set[str] = dataclasses.field(default_factory=set, compare=False)
 
     @property
     def device(self) -> Device | None:
         """The device that products are compiled for; None for JAX's default."""
         return device_for(self.recipe.device)
-
-    @property
-    def units(self) -> MatrixUnits | None:
-        """The units whose arithmetic products have on every platform; None for the platform's."""
-        return self.recipe.emulate
 
     @property
     def prefers_speed(self) -> bool:

@@ -16,7 +16,7 @@ from ..interpret import Equation
 from ..primitives import params
 from ..scaled import is_known
 from ..scalifying import ScaledValue
-from ._operand_settings import Operand, Operands, is_narrow_pair, shown_pair
+from ._operand_settings import Operand
 
 GROUPED = ("ragged_dot", "ragged_dot_general")
 
@@ -33,32 +33,31 @@ def units_of(
     return units_for(a, b, device) if equation.name == "dot_general" or grouped else None
 
 
-class MissingUnits:
+def warn_of_missing(
+    equation: Equation,
+    formats: Sequence[Format | BlockFormat | None],
+    device: Device | None,
+    told: set[str],
+) -> None:
     """Warns, once for each pair of formats, that products are computed wide for lack of units."""
-
-    def __init__(self):
-        self.pairs: set[str] = set()
-
-    def check(self, equation: Equation, formats: Operands, device: Device | None) -> None:
-        a, b = formats
-        if device is None or device.platform == "cpu" or not is_narrow_pair(formats):
-            return
-        assert a is not None
-        assert b is not None
-        if units_of(equation, a, b, device) is not None:
-            return
-        what = shown_pair(formats)
-        if equation.name != "dot_general":
-            what = f"{what} in {equation.name}"
-        if what not in self.pairs:
-            self.pairs.add(what)
-            warnings.warn(
-                f"autoscale: {equation.where()}: {device.name} has no matrix units for {what}: "
-                'such products are computed in 16 bits from here on. "scalewise formats --device '
-                f'{device.name}" lists those that it has.',
-                UserWarning,
-                stacklevel=2,
-            )
+    a, b = formats
+    if device is None or device.platform == "cpu" or a is None or b is None:
+        return
+    narrow = all(isinstance(f, BlockFormat) or f.bits < 16 for f in (a, b))
+    if not narrow or units_of(equation, a, b, device) is not None:
+        return
+    what = " x ".join(sorted((a.name, b.name)))
+    if equation.name != "dot_general":
+        what = f"{what} in {equation.name}"
+    if what not in told:
+        told.add(what)
+        warnings.warn(
+            f"autoscale: {equation.where()}: {device.name} has no matrix units for {what}: "
+            'such products are computed in 16 bits from here on. "scalewise formats --device '
+            f'{device.name}" lists those that it has.',
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 Narrow = Any  # of an operand: its setting, a quantized argument; None for one that stays in flight
@@ -91,68 +90,45 @@ def reason_to_leave(
         return ""
     shared = 1 if equation.direction == "update" else 2
     transposed = shared == 2 and device.platform == "cuda"
-    converted = [
-        0.0 if done else _conversion(v, x, device, transposed)
-        for v, x, done in zip(values, narrow, made, strict=True)
-    ]
     sizes = [math.prod(shape) for shape in shapes]
     in_flight = [float(np.dtype(v.data.dtype).itemsize) for v in values]
-    wide = _seconds(equation, sizes, in_flight, _wide_rate(values, device), device)
-    wide += sum(_widening(v, x, device) for v, x in zip(values, narrow, strict=True))
-    bits = [f.bits_per_element if f else 8 * w for f, w in zip(formats, in_flight, strict=True)]
-    fast = _seconds(equation, sizes, [b / 8 for b in bits], rate, device)
+    stored = [f.bits_per_element / 8 if f else w for f, w in zip(formats, in_flight, strict=True)]
+    converted, decoded = [0.0, 0.0], 0.0
+    for i, (setting, own, whole) in enumerate(zip(narrow, stored, in_flight, strict=True)):
+        if isinstance(setting, Operand) and not made[i]:
+            reads = 1 + (setting.scaling.source not in ("history", "shapes"))
+            passes = 3 if transposed and isinstance(setting.format, Format) else 1
+            converted[i] = sizes[i] * (reads * whole + passes * own) / device.bandwidth
+        elif setting is not None and not isinstance(setting, Operand):  # stored before
+            decoded += sizes[i] * (own + whole) / device.bandwidth
+    if all(v.data.dtype in (jnp.bfloat16, jnp.float16) for v in values):
+        wide_rate = device.rate("bf16", "bf16") or device.rate("fp16", "fp16") or 1.0
+    else:
+        wide_rate = device.rate("tf32", "tf32") or device.rate("fp32", "fp32") or 0.5
+    wide = _seconds(equation, sizes, in_flight, wide_rate, device) + decoded
+    fast = _seconds(equation, sizes, stored, rate, device)
     if fast + sum(converted) / shared < wide:
         return ""
-    stored = [c for v, c in zip(values, converted, strict=True) if v.origin == "stored"]
-    if shared == 1 and fast + sum(converted) - max(stored, default=0.0) < wide:
-        _advise(equation, device)
+    of_weights = [c for v, c in zip(values, converted, strict=True) if v.origin == "stored"]
+    if shared == 1 and fast + sum(converted) - max(of_weights, default=0.0) < wide:
+        warnings.warn(
+            f"autoscale: {equation.where()}: quantizing a weight in each call takes longer than "
+            f"its product saves on {device.name}: the product is left as it is. "
+            "scalewise.quantize_params quantizes weights once.",
+            UserWarning,
+            stacklevel=2,
+        )
     return TOO_SMALL
-
-
-def _advise(equation: Equation, device: Device) -> None:
-    warnings.warn(
-        f"autoscale: {equation.where()}: quantizing a weight in each call takes longer than its "
-        f"product saves on {device.name}: the product is left as it is. scalewise.quantize_params "
-        "quantizes weights once.",
-        UserWarning,
-        stacklevel=2,
-    )
 
 
 def _rate(
     equation: Equation, formats: Sequence[Format | BlockFormat | None], device: Device
 ) -> float:
     a, b = formats
-    grouped = equation.name in GROUPED
-    if (equation.name != "dot_general" and not grouped) or a is None or b is None:
-        stored = [f for f in formats if f is not None and f.bits_per_element > 8]
-        return 1.0 if len(stored) == len([f for f in formats if f]) else 0.0
+    if equation.name not in ("dot_general", *GROUPED) or a is None or b is None:
+        return 1.0 if all(f is None or f.bits_per_element > 8 for f in formats) else 0.0
     units = units_of(equation, a, b, device)
     return 0.0 if units is None else units.rate
-
-
-def _wide_rate(values: Sequence[ScaledValue], device: Device) -> float:
-    if all(v.data.dtype in (jnp.bfloat16, jnp.float16) for v in values):
-        return device.rate("bf16", "bf16") or device.rate("fp16", "fp16") or 1.0
-    return device.rate("tf32", "tf32") or device.rate("fp32", "fp32") or 0.5
-
-
-def _conversion(value: ScaledValue, narrow: Narrow, device: Device, transposed: bool) -> float:
-    if not isinstance(narrow, Operand):
-        return 0.0
-    reads = 1 + (narrow.scaling.source not in ("history", "shapes"))
-    passes = 3 if transposed and isinstance(narrow.format, Format) else 1
-    own = narrow.format.bits_per_element / 8
-    bytes_ = reads * np.dtype(value.data.dtype).itemsize + passes * own
-    return value.data.size * bytes_ / device.bandwidth
-
-
-def _widening(value: ScaledValue, narrow: Narrow, device: Device) -> float:
-    """Returns the time to decode a stored operand for a product in the dtype in flight."""
-    if narrow is None or isinstance(narrow, Operand):
-        return 0.0
-    bytes_ = narrow.format.bits_per_element / 8 + np.dtype(value.data.dtype).itemsize
-    return value.data.size * bytes_ / device.bandwidth
 
 
 def _seconds(

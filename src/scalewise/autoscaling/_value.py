@@ -19,8 +19,10 @@ from ..scalifying import ScaledValue, leading, wide_dtype
 from ._gap import Gap, closed, may_have_gap, no_gap
 from ._operand_settings import Role
 
+STATIC = {"static": True}
 
-@jax.tree_util.register_pytree_node_class
+
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredValue:
     """A value that is narrow in memory until it is loaded: ``data * scale * 2**own``, with a gap
@@ -40,11 +42,11 @@ class StoredValue:
 
     data: jax.Array
     scale: jax.Array
-    own: int
-    dtype: DTypeLike
+    own: int = dataclasses.field(metadata=STATIC)
+    dtype: DTypeLike = dataclasses.field(metadata=STATIC)
     gap: Gap | None = None
-    narrowed: bool = False
-    role: Role | Literal[""] = ""
+    narrowed: bool = dataclasses.field(default=False, metadata=STATIC)
+    role: Role | Literal[""] = dataclasses.field(default="", metadata=STATIC)
 
     def load(self) -> ScaledValue:
         narrow = self.data.astype(self.scale.dtype)
@@ -62,16 +64,6 @@ class StoredValue:
             lambda x: x if x.ndim else jnp.broadcast_to(x, (count,)), (self.scale, self.gap)
         )
         return dataclasses.replace(self, scale=scale, gap=gap)
-
-    def tree_flatten(self):
-        known = self.dtype, self.narrowed, self.role
-        return (self.data, self.scale, self.gap), (self.own, *known)
-
-    @classmethod
-    def tree_unflatten(cls, static, children):
-        own, dtype, *known = static
-        data, scale, gap = children
-        return cls(data, scale, own, dtype, gap, *known)
 
 
 def store_value(value: ScaledValue, fmt: Format) -> StoredValue:

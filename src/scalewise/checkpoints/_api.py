@@ -6,7 +6,7 @@ import dataclasses
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -25,7 +25,7 @@ from ._match import intact, refuse_undecodable, refuse_unscaled
 from ._open import Source, family_of
 from ._report import CastReport
 from ._weights import Weight, original_dtype
-from ._write import Shard, publish, staging, write_shards
+from ._write import publish, staging, write_shards
 
 Array: TypeAlias = jax.Array | np.ndarray | ScaledArray | EncodedArray
 
@@ -180,7 +180,11 @@ def cast(
     single = target.suffix == ".safetensors"
     if single and len(shards) > 1:
         raise UnreadableError(f"{path} has {len(shards)} shards; give a folder as out (--out)")
-    _check_space(shards, target)
+    need = sum(e.nbytes for s in shards for job in s.jobs for e in job.entries)
+    parent = Path(os.path.abspath(target)).parent
+    if parent.is_dir() and need > (free := shutil.disk_usage(parent).free):
+        what = f"it takes {need:,} bytes, {free:,} are free"
+        raise TargetError(f"cannot write {str(target)!r}: {what}")
     records: list[Json] = []
 
     def record(found: Json, size: int) -> None:
@@ -197,12 +201,3 @@ def cast(
         publish(folder, target, shards[0].name if single else None)
     return CastReport(str(path), str(target), options.to, options.layout or "", records,
                       plan.dropped)  # fmt: skip
-
-
-def _check_space(shards: Sequence[Shard], target: Path) -> None:
-    need = sum(e.nbytes for s in shards for job in s.jobs for e in job.entries)
-    parent = Path(os.path.abspath(target)).parent
-    free = shutil.disk_usage(parent).free if parent.is_dir() else need
-    if need > free:
-        what = f"it takes {need:,} bytes, {free:,} are free"
-        raise TargetError(f"cannot write {str(target)!r}: {what}")

@@ -32,7 +32,7 @@ from ._layouts import (
 )
 from ._match import is_side
 from ._open import Source, without_quantization
-from ._packed import Decoded, Packed, loss, values
+from ._packed import Decoded, loss, values
 from ._weights import Weight
 from ._write import FileEntry, Job, Shard, entry_of
 
@@ -133,8 +133,8 @@ class CastJobs:
             if fmt is None or not self._castable(weight, fmt):
                 self.kept.append(weight.name)
                 self.copied.append(weight)
-                entry = FileEntry(x.name, x.dtype, x.shape)
-                return Job((entry,), partial(_copied, weight))
+                record = weight.record_of("copied", x.dtype, math.prod(x.shape))
+                return Job((FileEntry(x.name, x.dtype, x.shape),), lambda: ([x.bytes], record))
         if fmt is None:
             fmt = options.to  # a pattern of names to keep doesn't protect what is narrow already
         if fmt in WIDE:
@@ -195,7 +195,13 @@ class CastJobs:
                 raise UnreadableError(_again(weight))
             note = None
         make = partial(self._make, weight, layout, base, note)
-        template = _template(weight, layout, self.options, note)
+        # the shapes of what is written; its bytes are arbitrary and take no memory
+        if note is not None:
+            template = lay.repacked(weight.packed, layout)
+        else:
+            *lead, rows, columns = weight.shape
+            shape = (*lead, columns, rows) if layout.transposed else weight.shape
+            template = shaped(shape, layout, self.options.strategy or "channel")
         self.written[weight.name] = layout, strategy_of(template)
         arrays = lay.laid_out(template, layout, base)
         if note is not None and "pre" in weight.parts:
@@ -284,12 +290,6 @@ def rows_of(weight: Weight) -> np.ndarray | Decoded:
     return values(packed) if packed.transposed else Decoded(packed)
 
 
-def _copied(weight: Weight) -> tuple[Sequence[np.ndarray], Json]:
-    x = weight.parts["codes"]
-    size = int(np.prod(x.shape, dtype=object))
-    return [x.bytes], weight.record_of("copied", x.dtype, size)
-
-
 def _decoded(weight: Weight, entry: FileEntry) -> tuple[Sequence[np.ndarray | Decoded], Json]:
     dtype = DTYPES[entry.dtype]
     rows = weight.layout is not None and not weight.packed.transposed and weight.channels is None
@@ -301,15 +301,6 @@ def _decoded(weight: Weight, entry: FileEntry) -> tuple[Sequence[np.ndarray | De
     if what == "cast" and weight.parts["codes"].dtype not in (*EXACT[entry.dtype], *FP8):
         lost = loss(weight.parts["codes"].array(), y)
     return [y], weight.record_of(what, entry.dtype, math.prod(entry.shape), lost)
-
-
-def _template(weight: Weight, layout: Layout, options: Options, note: str | None) -> Packed:
-    """Returns the shapes of what is written; its bytes are arbitrary and take no memory."""
-    if note is not None:
-        return lay.repacked(weight.packed, layout)
-    *lead, rows, columns = weight.shape
-    shape = (*lead, columns, rows) if layout.transposed else weight.shape
-    return shaped(shape, layout, options.strategy or "channel")
 
 
 def shards_of(source: Source, plan: CastJobs) -> list[Shard]:

@@ -175,28 +175,32 @@ def quantization_config(
     ignored = sorted(name.removesuffix(".weight") for name in kept if name.endswith(".weight"))
     first, _ = next(iter(written.values()))
     if first.family == "compressed-tensors":
-        return _compressed_tensors(written, ignored)
+        kinds: dict[tuple[Layout, Strategy], list[str]] = {}
+        for name, (layout, strategy) in written.items():
+            kind = layout, strategy if layout.block is None else ""
+            kinds.setdefault(kind, []).append(name.removesuffix(".weight"))
+        groups = [(kind, _activations(*kind), names) for kind, names in kinds.items()]
+        found = compressed_tensors(groups, ignored)
+        if len(groups) == 1:
+            found["config_groups"]["group_0"]["targets"] = ["Linear"]
+        return found | {"quantization_status": "compressed"}
     if first.family == "modelopt":
-        return {"quant_method": "modelopt", **_modelopt(written, ignored, channels)}
+        each = {
+            name.removesuffix(".weight"): algorithm_of(*kind, name in channels)
+            for name, kind in written.items()
+        }
+        algorithm = next(iter(each.values()))
+        common = {"kv_cache_quant_algo": None, "exclude_modules": list(ignored)}
+        if any(own != algorithm for own in each.values()):
+            algorithm = {"quant_algo": "MIXED_PRECISION"}
+            common["quantized_layers"] = each
+        return {"quant_method": "modelopt", **algorithm, **common}
     if first.family == "deepseek":
         return {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
                 "weight_block_size": [128, 128], "modules_to_not_convert": ignored}  # fmt: skip
     if first.family == "gpt-oss":
         return {"modules_to_not_convert": ignored, "quant_method": "mxfp4"}
     return {}
-
-
-def _compressed_tensors(written: Written, ignored: Sequence[str]) -> dict[str, Json]:
-    kinds: dict[tuple[Layout, Strategy], list[str]] = {}
-    for name, kind in written.items():
-        kinds.setdefault(kind if kind[0].block is None else (kind[0], ""), []).append(
-            name.removesuffix(".weight")
-        )
-    groups = [(kind, _activations(*kind), names) for kind, names in kinds.items()]
-    found = compressed_tensors(groups, ignored)
-    if len(groups) == 1:
-        found["config_groups"]["group_0"]["targets"] = ["Linear"]
-    return found | {"quantization_status": "compressed"}
 
 
 def compressed_tensors(
@@ -256,20 +260,6 @@ def algorithm_of(layout: Layout, strategy: Strategy, awq: bool = False) -> dict[
         return {"quant_algo": name if strategy == "tensor" else "FP8_PER_CHANNEL_PER_TOKEN"}
     weight_only = "W4A16_NVFP4" if name == "NVFP4" else name
     return {"quant_algo": weight_only, "group_size": layout.block[1]}
-
-
-def _modelopt(
-    written: Written, ignored: Sequence[str], channels: Container[str]
-) -> dict[str, Json]:
-    each = {
-        name.removesuffix(".weight"): algorithm_of(*kind, name in channels)
-        for name, kind in written.items()
-    }
-    first = next(iter(each.values()))
-    common: dict[str, Json] = {"kv_cache_quant_algo": None, "exclude_modules": list(ignored)}
-    if all(algorithm == first for algorithm in each.values()):
-        return first | common
-    return {"quant_algo": "MIXED_PRECISION", **common, "quantized_layers": each}
 
 
 def hf_quant_config(quantization: Mapping[str, Json]) -> dict[str, Json] | None:

@@ -24,7 +24,13 @@ def find(source: Source) -> dict[str, Weight]:
     found: dict[str, Weight] = {}
     records = _records(source)
     if family == "scalewise":
-        found |= _own(source, records)
+        for name, record in records.items():
+            given = name, f"{name}.scale", f"{name}.scale.scale"
+            names = [n for n in given if n in source.tensors]
+            if name not in names:
+                raise UnreadableError(f"{source.path}: {name!r} is described, but not there")
+            parts = {str(i) if i else "codes": source.tensors[n] for i, n in enumerate(names)}
+            found[name] = Weight(name, None, parts, record)  # pyright: ignore[reportArgumentType]
         taken = {t.name: w for w in found.values() for t in w.parts.values()}
     by_suffix: dict[str, list[str]] = {}
     suffixes = {_suffix(x.scale) for x in LAYOUTS}
@@ -114,18 +120,6 @@ def _records(source: Source) -> dict[str, Json]:
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise UnreadableError(f"{file.path}: its metadata can't be read ({error!r})") from None
         found |= own | others
-    return found
-
-
-def _own(source: Source, records: Mapping[str, Json]) -> dict[str, Weight]:
-    found = {}
-    for name, record in records.items():
-        given = name, f"{name}.scale", f"{name}.scale.scale"
-        names = [n for n in given if n in source.tensors]
-        if name not in names:
-            raise UnreadableError(f"{source.path}: {name!r} is described, but not there")
-        parts = {str(i) if i else "codes": source.tensors[n] for i, n in enumerate(names)}
-        found[name] = Weight(name, None, parts, record)  # pyright: ignore[reportArgumentType]
     return found
 
 

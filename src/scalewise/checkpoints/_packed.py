@@ -115,10 +115,9 @@ def values(packed: Packed, dtype: np.dtype | type = np.float32) -> np.ndarray:
     """Returns the values, float32, or rounded once to a narrower dtype."""
     dtype = np.dtype(dtype)
     out = np.empty(packed.stored_shape, dtype)
-    lead = out.shape[:-2]
-    flat = out.reshape(math.prod(lead), *out.shape[-2:])
+    flat = out.reshape(math.prod(out.shape[:-2]), *out.shape[-2:])
     for matrix, into in zip(packed.matrices(), flat, strict=True):
-        Decoder(matrix, dtype).rows(0, into)
+        Decoded(matrix, dtype).rows(0, into)
     return np.swapaxes(out, -1, -2) if packed.transposed else out
 
 
@@ -129,7 +128,9 @@ class Decoded:
         self._packed, self._dtype = packed, np.dtype(dtype)
         self.shape = packed.stored_shape
         self.nbytes = packed.size * self._dtype.itemsize
-        self._decoder = functools.cache(lambda: Decoder(packed, self._dtype))
+        # a table of all pairs of bytes, or one of codes, which factors multiply
+        by_row = packed.kind != WIDE and packed.block[0] == 1
+        self._of_bytes = by_row and packed.size >= TABULATED
 
     def __getitem__(self, key: tuple[int, ...] | slice) -> Decoded | np.ndarray:
         """Returns a matrix of leading axes' indices, or rows of a matrix."""
@@ -141,7 +142,7 @@ class Decoded:
             return Decoded(next(p.matrices_at([at])), self._dtype)
         start, stop, _ = key.indices(self.shape[0])
         out = np.empty((stop - start, self.shape[1]), self._dtype)
-        self._decoder().rows(start, out)
+        self.rows(start, out)
         return out
 
     def streamed(self) -> Iterator[np.ndarray]:
@@ -150,41 +151,26 @@ class Decoded:
         step = max(1, BUFFER // max(1, columns))
         buffer = np.empty((min(step, rows), columns), self._dtype)
         for matrix in self._packed.matrices():
-            decoder = Decoder(matrix, self._dtype)
+            decoded = Decoded(matrix, self._dtype)
             for i in range(0, rows, step):
                 part = buffer[: min(step, rows - i)]
-                decoder.rows(i, part)
+                decoded.rows(i, part)
                 yield part
 
-
-def slabs(
-    x: np.ndarray | Decoded, dtype: np.dtype | type = np.float32
-) -> Iterator[tuple[tuple[int, ...], int, np.ndarray]]:
-    """Yields (index of leading axes, first row, rows) over an array of two axes or more."""
-    *lead, rows, columns = x.shape
-    step = max(1, CHUNK // max(1, columns))
-    for index in np.ndindex(*lead):
-        matrix = x[index] if lead else x
-        for i in range(0, rows, step):
-            yield index, i, np.asarray(matrix[i : i + step]).astype(dtype, copy=False)
-
-
-class Decoder:
-    """Decodes rows of a matrix, with a table that is made once."""
-
-    def __init__(self, packed: Packed, dtype: np.dtype):
-        self._packed = packed
-        by_row = packed.kind != WIDE and packed.block[0] == 1
-        self._of_bytes = by_row and packed.size >= TABULATED
+    @functools.cached_property
+    def _table(self) -> np.ndarray:
         if self._of_bytes:
-            self._table = _table(packed, dtype)
-        else:
-            table = elements(packed.element)
-            fp4 = packed.element == E2M1FN
-            self._table = _pairs(table).view(np.uint64)[:, 0] if fp4 else table
-            self._factors = np.asarray(packed.factors())
+            return _table(self._packed, self._dtype)
+        table = elements(self._packed.element)
+        fp4 = self._packed.element == E2M1FN
+        return _pairs(table).view(np.uint64)[:, 0] if fp4 else table
+
+    @functools.cached_property
+    def _factors(self) -> np.ndarray:
+        return np.asarray(self._packed.factors())
 
     def rows(self, first: int, out: np.ndarray) -> None:
+        """Decodes rows of a matrix from the first one on."""
         step = max(1, CHUNK // max(1, out.shape[1]))
         decode = self._by_bytes if self._of_bytes else self._by_factors
         for i in range(0, len(out), step):
@@ -212,6 +198,18 @@ class Decoder:
             factors = np.repeat(factors, c, axis=1)[:, :columns]
         with np.errstate(all="ignore"):
             out[...] = np.multiply(wide, factors, out=wide)
+
+
+def slabs(
+    x: np.ndarray | Decoded, dtype: np.dtype | type = np.float32
+) -> Iterator[tuple[tuple[int, ...], int, np.ndarray]]:
+    """Yields (index of leading axes, first row, rows) over an array of two axes or more."""
+    *lead, rows, columns = x.shape
+    step = max(1, CHUNK // max(1, columns))
+    for index in np.ndindex(*lead):
+        matrix = x[index] if lead else x
+        for i in range(0, rows, step):
+            yield index, i, np.asarray(matrix[i : i + step]).astype(dtype, copy=False)
 
 
 def largest_of_blocks(blocks: np.ndarray) -> np.ndarray:

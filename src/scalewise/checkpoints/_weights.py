@@ -18,9 +18,10 @@ from ..rounding import EncodedArray
 from ..scaled import ScaledArray, join_parts
 from ._files import Tensor, UnreadableError
 from ._layouts import Layout, Role
-from ._packed import ELEMENTS, Loss, Packed, nibbles, pack_nibbles, values
+from ._packed import E4M3, E8M0, ELEMENTS, WIDE, Loss, Packed, nibbles, pack_nibbles, values
 
 BLOCK_SIZES = (128, 64, 32, 16)
+KINDS = {"U8": E8M0, "F8_E8M0": E8M0, "F8_E4M3": E4M3}  # of scales; others are wide floats
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -142,8 +143,9 @@ def _packed(weight: Weight) -> Packed:
         raw = raw[None]
     if raw.ndim < 2:
         raise UnreadableError(f"{weight.name!r} has no axis; {layout.name} has one or more")
-    packed = Packed(raw, element, scale, _kind(parts["scale"]), (1, 1), _whole(weight),
-                    layout.divides, layout.transposed)  # fmt: skip
+    kind, shared = KINDS.get(parts["scale"].dtype, WIDE), (1, 1)
+    packed = Packed(raw, element, scale, kind, shared, _whole(weight), layout.divides,
+                    layout.transposed)  # fmt: skip
     swizzled = layout.swizzled or bool(weight.record and weight.record.get("is_swizzled_scales"))
     block, scale = _blocks(weight, packed, swizzled)
     scale = scale.astype(np.float32) if packed.kind == "fp32" else scale.view(np.uint8)
@@ -158,12 +160,6 @@ def _whole(weight: Weight) -> np.ndarray | None:
     if whole.size not in (1, math.prod(lead)):
         raise _misfit(weight, whole.shape, weight.parts["codes"].shape)
     return whole.reshape(()) if whole.size == 1 else whole.reshape(lead)
-
-
-def _kind(scale: Tensor) -> str:
-    if scale.dtype in ("U8", "F8_E8M0"):
-        return "e8m0"
-    return "e4m3fn" if scale.dtype == "F8_E4M3" else "fp32"
 
 
 def _blocks(weight: Weight, packed: Packed, swizzled: bool) -> tuple[tuple[int, int], np.ndarray]:

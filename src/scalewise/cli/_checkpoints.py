@@ -88,15 +88,10 @@ def check(
 
 
 def _checkpoint(path: Path) -> Path:
-    if not (_there(path).is_dir() or path.name.endswith((".safetensors", ".index.json"))):
-        raise ValueError(f"{path} is no checkpoint; expected a folder or .safetensors")
-    return path
-
-
-def _there(path: Path) -> Path:
-    """Returns a path that is a folder, or a file that can be read."""
     if not path.is_dir():
         check_source(path)
+    if not (path.is_dir() or path.name.endswith((".safetensors", ".index.json"))):
+        raise ValueError(f"{path} is no checkpoint; expected a folder or .safetensors")
     return path
 
 
@@ -148,7 +143,12 @@ def cast(
         if not data.is_dir():
             check_source(data)
         check_reports(reports)
-        rules = dict(_rule(text) for text in tensors or ())
+        rules = {}
+        for text in tensors or ():
+            pattern, equals, own = text.rpartition("=")
+            if not equals or not pattern:
+                raise ValueError(f"--tensors {text!r}: expected PATTERN=FORMAT")
+            rules[pattern] = own
         from .. import checkpoints  # numpy and JAX take time to import: not for --help
         from ..formats import BLOCK_FORMATS, CATALOGUE
 
@@ -166,10 +166,3 @@ def cast(
                 requantise=requantise, unscaled_fp8=unscaled, told=told, **options,
             )  # fmt: skip
         shown(found, reports, json, everything=everything)
-
-
-def _rule(text: str) -> tuple[str, str]:
-    pattern, equals, fmt = text.rpartition("=")
-    if not equals or not pattern:
-        raise ValueError(f"--tensors {text!r}: expected PATTERN=FORMAT")
-    return pattern, fmt

@@ -1,18 +1,11 @@
 """`scalewise formats` and `recipes`: catalogues."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from .._output import print_rows
 from ._command import refusal
-
-if TYPE_CHECKING:
-    pass
 
 
 def formats(*, device: str | None = None) -> None:

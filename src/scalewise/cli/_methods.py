@@ -27,9 +27,7 @@ class Method:
 
     name: str  # on the command line and in reports
     what: str = ""  # a short description
-    recipe: Recipe | Scalify | None = (
-        None  # of `autoscale`, for the whole step and its stored state
-    )
+    recipe: Recipe | Scalify | None = None  # for the whole step and its stored state
     options: Mapping[str, Any] | None = None  # of `training.step`, of `loss_of` and `OPTIMIZER`
     dtype: Any = None  # of all floats
 

@@ -10,15 +10,9 @@ from ._table import device as device
 from ._table import present as present
 
 __all__ = [
-    "DEVICES",
-    "UNITS",
-    "MatrixUnit",
-    "MatrixUnits",
-    "device",
-    "matrix_unit",
-    "matrix_units",
+    "DEVICES", "UNITS", "MatrixUnit", "MatrixUnits", "device", "matrix_unit", "matrix_units",
     "present",
-]
+]  # fmt: skip
 
 # the classes of results, for annotations
 from ._table import Device as Device
@@ -27,7 +21,6 @@ _DOCUMENTED = dir()  # the reference has these names
 
 # for other packages of scalewise, not for users
 from ._matrix_units import MatrixUnitsLike as MatrixUnitsLike
-from ._matrix_units import architecture_of as architecture_of
 from ._table import Units as Units
 from ._table import best_units as best_units
 from ._table import device_for as device_for

@@ -32,35 +32,11 @@ from ._neighbours import ulp as ulp
 from ._roundings import ROUNDINGS as ROUNDINGS
 
 __all__ = [
-    "BF16",
-    "BLOCK_FORMATS",
-    "CATALOGUE",
-    "E2M1FN",
-    "E2M3FN",
-    "E3M2FN",
-    "E4M3FN",
-    "E4M3FNUZ",
-    "E5M2",
-    "E5M2FNUZ",
-    "E8M0",
-    "FP16",
-    "FP32",
-    "FP64",
-    "MXFP4",
-    "MXFP6_E2M3",
-    "MXFP6_E3M2",
-    "MXFP8_E4M3",
-    "MXFP8_E5M2",
-    "NVFP4",
-    "ROUNDINGS",
-    "TF32",
-    "BlockFormat",
-    "bits",
-    "block_format",
-    "next_up",
-    "p3109",
-    "ulp",
-]
+    "BF16", "BLOCK_FORMATS", "CATALOGUE", "E2M1FN", "E2M3FN", "E3M2FN", "E4M3FN", "E4M3FNUZ",
+    "E5M2", "E5M2FNUZ", "E8M0", "FP16", "FP32", "FP64", "MXFP4", "MXFP6_E2M3", "MXFP6_E3M2",
+    "MXFP8_E4M3", "MXFP8_E5M2", "NVFP4", "ROUNDINGS", "TF32", "BlockFormat", "bits", "block_format",
+    "next_up", "p3109", "ulp",
+]  # fmt: skip
 
 # types for annotations, and formats that no hardware multiplies: by name, ``format("e3m4")``
 from ._catalogue import DLFLOAT16 as DLFLOAT16
@@ -87,6 +63,5 @@ from ._catalogue import FloatDType as FloatDType
 from ._catalogue import FormatName as FormatName
 from ._codes import SATURATE as SATURATE
 from ._codes import check_codes as check_codes
-from ._codes import check_saturate as check_saturate
 from ._roundings import Rest as Rest
 from ._roundings import rounding_mode as rounding_mode

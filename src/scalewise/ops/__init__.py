@@ -27,30 +27,11 @@ from .functions import isinf_sign as isinf_sign
 NORM_METHODS = ("auto", *_PUBLISHED)
 
 __all__ = [
-    "NORM_METHODS",
-    "ORDERS",
-    "Accumulator",
-    "Arithmetic",
-    "accumulate",
-    "beta_high",
-    "beta_low",
-    "conv_general_dilated",
-    "cross_entropy",
-    "dot_general",
-    "functions",
-    "isinf_sign",
-    "l2_norm",
-    "layer_norm",
-    "log_softmax",
-    "logsumexp",
-    "matmul",
-    "mean",
-    "rms_norm",
-    "softmax",
-    "sum",
-    "ulp_bound",
-    "var",
-]
+    "NORM_METHODS", "ORDERS", "Accumulator", "Arithmetic", "accumulate", "beta_high", "beta_low",
+    "conv_general_dilated", "cross_entropy", "dot_general", "functions", "isinf_sign", "l2_norm",
+    "layer_norm", "log_softmax", "logsumexp", "matmul", "mean", "rms_norm", "softmax", "sum",
+    "ulp_bound", "var",
+]  # fmt: skip
 
 # for other packages of scalewise, not for users
 from ._matrix_units import unit_product as unit_product

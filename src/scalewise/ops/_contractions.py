@@ -137,24 +137,20 @@ def matmul(
         )
     out = np.dtype(a.dtype if out is None else out)
     if isinstance(accumulator, MatrixUnit) and scales is not None:
-        _check_scales(accumulator, left.shape, right.shape, scales)
+        own, other = accumulator.left, accumulator.right
+        assert isinstance(own, BlockFormat)
+        assert isinstance(other, BlockFormat)
+        (*_, m, k), (*_, depth, n) = left.shape, right.shape
+        wanted = (m, -(-k // own.size)), (-(-depth // other.size), n)
+        given = tuple(jnp.shape(s)[-2:] for s in scales)
+        if given != wanted:
+            raise ValueError(
+                f"matmul: scales of shapes {given[0]} and {given[1]}; expected {wanted[0]} and "
+                f"{wanted[1]}, one for each block of {own.size} numbers along K"
+            )
     factors = [jnp.broadcast_to(s, batch + jnp.shape(s)[-2:]) for s in scales or ()]
     y = _matmul(accumulator, out, left, right, *factors)
     return jnp.squeeze(y, (-2,) * (a.ndim == 1) + (-1,) * (b.ndim == 1))
-
-
-def _check_scales(
-    unit: MatrixUnit, a: Sequence[int], b: Sequence[int], scales: tuple[ArrayLike, ArrayLike]
-) -> None:
-    assert isinstance(unit.left, BlockFormat)
-    assert isinstance(unit.right, BlockFormat)
-    wanted = (a[-2], -(-a[-1] // unit.left.size)), (-(-b[-2] // unit.right.size), b[-1])
-    given = tuple(jnp.shape(s)[-2:] for s in scales)
-    if given != wanted:
-        raise ValueError(
-            f"matmul: scales of shapes {given[0]} and {given[1]}; expected {wanted[0]} and "
-            f"{wanted[1]}, one for each block of {unit.left.size} numbers along K"
-        )
 
 
 def dot_general(

@@ -229,7 +229,11 @@ def unit_product(
         def add(total: jax.Array, part: tuple[_Terms, _Terms]) -> tuple[jax.Array, None]:
             return round_bits(total + inner(zero, part), FP32), None
 
-        return lax.scan(add, c, jax.tree.map(lambda t: _parts(t, size), terms))[0]
+        def parts(t: jax.Array) -> jax.Array:
+            t = jnp.pad(t, [(0, -t.shape[0] % size)] + [(0, 0)] * (t.ndim - 1))
+            return t.reshape(t.shape[0] // size, size, *t.shape[1:])
+
+        return lax.scan(add, c, jax.tree.map(parts, terms))[0]
 
     inner: Callable = run
     if unit.promote is not None:
@@ -239,12 +243,6 @@ def unit_product(
         steps = max(1, -(-left.values.shape[0] // unit.splits))
         return added(c, (left, right), steps, inner)
     return inner(c, (left, right))
-
-
-def _parts(t: jax.Array, size: int) -> jax.Array:
-    fill = -t.shape[0] % size
-    t = jnp.pad(t, [(0, fill)] + [(0, 0)] * (t.ndim - 1))
-    return t.reshape(t.shape[0] // size, size, *t.shape[1:])
 
 
 unit_p = jex.Primitive("matrix_unit")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from ..formats import Format
 from ._arithmetic import Arithmetic, Axis, as_rows
 from ._auto import plan, rounded, sum_of, sum_of_squares
 from ._operation import with_derivative_of
+from .functions import rounded_once
 
 
 def in_one_format(
@@ -31,7 +33,7 @@ def in_one_format(
     **options: Hashable,
 ) -> jax.Array:
     """Computes a function in one format along axes; ``keepdims=None``: it keeps the shape."""
-    rows, axes = as_rows(x, axis, exact.__name__)
+    rows, axes = as_rows(x, axis, "axis")
     of = (("along", along), ("A", Arithmetic(arithmetic)), *options.items())
     y = with_derivative_of(partial(_exactly, exact), _narrow, of, rows)
     if keepdims is None:
@@ -49,9 +51,9 @@ def _narrow(
 
 
 def _exactly(
-    exact: Callable[..., jax.Array], x: jax.Array, *, along: object, A: object, **options: Hashable
+    exact: Callable[..., jax.Array], x: jax.Array, *, along: object, A: object, **options: Any
 ) -> jax.Array:
-    return exact(x, axis=-1, **options)
+    return rounded_once(x, of=exact, axis=-1, **options)
 
 
 def softmax_along(A: Arithmetic, x: jax.Array) -> jax.Array:

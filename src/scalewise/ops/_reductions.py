@@ -8,13 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
 from .._check import Natural, checked, checked_axes
 from .._resolve import as_format
 from ..formats import FloatDType, FormatLike
-from ..formats import format as format_
-from ..rounding import float_array, round_to
+from ..rounding import float_array
 from ._arithmetic import Arithmetic, Axis, as_rows
 from ._contractions import Accumulator, matmul
 from ._one_format import (
@@ -27,7 +26,7 @@ from ._one_format import (
     var_along,
 )
 from ._operation import operation
-from .functions import COMPUTE
+from .functions import COMPUTE, rounded_once
 
 
 @checked
@@ -63,17 +62,13 @@ def sum(
         1000.0
     """
     if accumulator is None:
-        return _operation(sum_along, _sum, x, axis, compute, arithmetic, keepdims=keepdims)
+        return _operation(
+            "sum", sum_along, jnp.sum, x, axis, compute, arithmetic, keepdims=keepdims
+        )
     x, axis = _checked(x, "sum", axis, compute, arithmetic, accumulator)
     rows, axes = as_rows(x, axis, "sum")
     y = matmul(rows, jnp.ones(rows.shape[-1], x.dtype), accumulator=accumulator)
     return jnp.expand_dims(y, axes) if keepdims else y
-
-
-def _sum(
-    x: jax.Array, *, axis: Axis, keepdims: bool = False, compute: np.dtype | None = None
-) -> jax.Array:
-    return _stored(jnp.sum(_widened(x, compute), axis=axis, keepdims=keepdims), x.dtype)
 
 
 @checked
@@ -89,13 +84,7 @@ def mean(
 
     Of nothing: NaN. Arguments and errors as of :func:`sum`.
     """
-    return _operation(mean_along, _mean, x, axis, compute, arithmetic, keepdims=keepdims)
-
-
-def _mean(
-    x: jax.Array, *, axis: Axis, keepdims: bool = False, compute: np.dtype | None = None
-) -> jax.Array:
-    return _stored(jnp.mean(_widened(x, compute), axis=axis, keepdims=keepdims), x.dtype)
+    return _operation("mean", mean_along, jnp.mean, x, axis, compute, arithmetic, keepdims=keepdims)
 
 
 @checked
@@ -113,19 +102,11 @@ def var(
     Of nothing (or of ``ddof`` numbers): NaN. Arguments and errors as of :func:`sum`.
     """
     options = {"keepdims": keepdims, "ddof": ddof}
-    return _operation(var_along, _var, x, axis, compute, arithmetic, **options)
+    return _operation("var", var_along, _var, x, axis, compute, arithmetic, **options)
 
 
-def _var(
-    x: jax.Array,
-    *,
-    axis: Axis,
-    ddof: int,
-    keepdims: bool = False,
-    compute: np.dtype | None = None,
-) -> jax.Array:
-    wide = _widened(x, compute)
-    return _stored(jnp.var(wide, axis=axis, keepdims=keepdims, correction=float(ddof)), x.dtype)
+def _var(x: jax.Array, *, axis: Axis, keepdims: bool, ddof: int) -> jax.Array:
+    return jnp.var(x, axis=axis, keepdims=keepdims, correction=float(ddof))
 
 
 @checked
@@ -159,14 +140,13 @@ def softmax(
         >>> softmax(jnp.asarray([0.0, 0.0, -65504.0, -jnp.inf], jnp.float16)).tolist()
         [0.5, 0.5, 0.0, 0.0]
     """
-    return _operation(softmax_along, _softmax, x, axis, compute, arithmetic)
+    return _operation("softmax", softmax_along, _softmax, x, axis, compute, arithmetic)
 
 
-def _softmax(x: jax.Array, *, axis: Axis, compute: np.dtype | None = None) -> jax.Array:
-    wide = _widened(x, compute)
+def _softmax(wide: jax.Array, *, axis: Axis) -> jax.Array:
     powers = jnp.exp(wide - _shift(wide, axis))
     total = jnp.sum(powers, axis=axis, keepdims=True)
-    return _stored(powers / jnp.where(total == 0, jnp.ones_like(total), total), x.dtype)
+    return powers / jnp.where(total == 0, jnp.ones_like(total), total)
 
 
 @checked
@@ -181,15 +161,14 @@ def log_softmax(
 
     Arguments and errors as of :func:`softmax`.
     """
-    return _operation(log_softmax_along, _log_softmax, x, axis, compute, arithmetic)
+    return _operation("log_softmax", log_softmax_along, _log_softmax, x, axis, compute, arithmetic)
 
 
-def _log_softmax(x: jax.Array, *, axis: Axis, compute: np.dtype | None = None) -> jax.Array:
-    wide = _widened(x, compute)
+def _log_softmax(wide: jax.Array, *, axis: Axis) -> jax.Array:
     shifted = wide - _shift(wide, axis)
     total = jnp.sum(jnp.exp(shifted), axis=axis, keepdims=True)
     logarithm = jnp.log(jnp.where(total == 0, jnp.ones_like(total), total))
-    return _stored(shifted - logarithm, x.dtype)
+    return shifted - logarithm
 
 
 @checked
@@ -205,14 +184,10 @@ def logsumexp(
 
     Arguments and errors as of :func:`softmax`.
     """
-    return _operation(logsumexp_along, _logsumexp, x, axis, compute, arithmetic, keepdims=keepdims)
-
-
-def _logsumexp(
-    x: jax.Array, *, axis: Axis, keepdims: bool = False, compute: np.dtype | None = None
-) -> jax.Array:
-    wide = _widened(x, compute)
-    return _stored(jax.nn.logsumexp(wide, axis=axis, keepdims=keepdims), x.dtype)
+    options = {"keepdims": keepdims}
+    return _operation(
+        "logsumexp", logsumexp_along, jax.nn.logsumexp, x, axis, compute, arithmetic, **options
+    )
 
 
 @checked
@@ -251,7 +226,7 @@ def cross_entropy(
 def _cross_entropy(
     logits: jax.Array, labels: jax.Array, *, axis: int, compute: np.dtype | None
 ) -> jax.Array:
-    wide = _widened(logits, compute)
+    wide = logits.astype(COMPUTE[logits.dtype] if compute is None else compute)
     classes = wide.shape[axis]
     shifted = wide - _shift(wide, axis)
     inside = (labels >= 0) & (labels < classes)
@@ -262,6 +237,7 @@ def _cross_entropy(
 
 
 def _operation(
+    name: str,
     along: Callable[..., jax.Array],
     wide: Callable[..., jax.Array],
     x: ArrayLike,
@@ -271,11 +247,10 @@ def _operation(
     **options: Any,
 ) -> jax.Array:
     """Computes a function in one format along axes, or in a wide dtype."""
-    name = wide.__name__.removeprefix("_")
     x, axis = _checked(x, name, axis, compute, arithmetic)
     if arithmetic is None:
         own = None if compute is None else np.dtype(compute)
-        return operation(name, wide, x, axis=axis, compute=own, **options)
+        return operation(name, rounded_once, x, of=wide, axis=axis, compute=own, **options)
     fmt = as_format(arithmetic, name)
     if not fmt.signed or not fmt.zero:
         raise ValueError(f"{name}: {fmt.name} has no sign or no zero; expected a signed format")
@@ -295,16 +270,6 @@ def _checked(
             f"{name}: compute, arithmetic and accumulator exclude each other; give one"
         )
     return x, axes
-
-
-def _widened(x: jax.Array, compute: np.dtype | None) -> jax.Array:
-    return x.astype(COMPUTE[x.dtype] if compute is None else compute)
-
-
-def _stored(y: jax.Array, dtype: DTypeLike) -> jax.Array:
-    if y.dtype == dtype or y.dtype.itemsize < 4:
-        return y.astype(dtype)
-    return round_to(y, format_(dtype)).astype(dtype)
 
 
 def _shift(x: jax.Array, axis: Axis) -> jax.Array:

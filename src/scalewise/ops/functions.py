@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import jax
 import jax.numpy as jnp
@@ -63,17 +63,19 @@ class Elementary:
         """
         x = float_array(x, self.name)
         own = None if compute is None else np.dtype(compute)
-        return operation(self.name, _elementary, x, of=self.definition, compute=own)
+        return operation(self.name, rounded_once, x, of=self.definition, compute=own)
 
 
-def _elementary(
-    x: jax.Array, *, of: Callable[[jax.Array], jax.Array], compute: np.dtype | None
+def rounded_once(
+    x: jax.Array,
+    *,
+    of: Callable[..., jax.Array],
+    compute: np.dtype | None = None,
+    **options: Hashable,
 ) -> jax.Array:
-    wide = COMPUTE[x.dtype] if compute is None else compute
-    y = of(x.astype(wide))
-    if wide == x.dtype:
-        return y
-    if wide.itemsize < 4:  # its numbers are rounded by the cast itself
+    """Returns a function's values, computed in a wider dtype, in x's dtype."""
+    y = of(x.astype(COMPUTE[x.dtype] if compute is None else compute), **options)
+    if y.dtype == x.dtype or y.dtype.itemsize < 4:  # narrow numbers are rounded by the cast itself
         return y.astype(x.dtype)
     return round_to(y, format_(x.dtype)).astype(x.dtype)
 

@@ -17,12 +17,7 @@ from .._types import PyTree
 from ..auditing import name_of as function_name
 from ..autoscaling import Boundaries, Operand, Products, Recipe, operand_format
 from ..formats import BlockFormatLike
-from ..interpret import (
-    Argument,
-    check_callable,
-    run,
-    trace,
-)  # fmt: skip
+from ..interpret import Argument, check_callable, run, trace
 from ..scalifying import FormatOverrides
 from ._predict import Front, ObjectiveName
 from ._result import FrontPoint, Plan, PlanLine
@@ -107,7 +102,13 @@ def _operands(some: Sequence[OperandLike]) -> list[Operand | None]:
 
 def solved(space: Space, bits: float | None, error: float | None) -> Plan:
     aim, found = space.aim, space.predict.front(space.columns, space.costs)
-    best = _within(space, found, bits) if bits is not None else _keeping(space, found, error or 0.0)
+    if bits is None:
+        best = _keeping(space, found, error or 0.0)
+    elif (at := found.within(bits)) < 0:
+        least = f"{found.costs[0]:.4g} bits a weight, more than {bits:.4g}"
+        raise ValueError(f"plan: the cheapest plan of {space.function} takes {least}")
+    else:
+        best = space.confirmed(found.choices[at], bits)
     recipe = _recipe(space, best.choice)
     measured = _confirmed(space, recipe, best)
     return Plan(
@@ -116,13 +117,6 @@ def solved(space: Space, bits: float | None, error: float | None) -> Plan:
         lines=lines(space, best), front=front(space, found), runs=space.runs + 1,
         exact=found.exact,
     )  # fmt: skip
-
-
-def _within(space: Space, found: Front, bits: float) -> Tried:
-    if (at := found.within(bits)) < 0:
-        least = f"{found.costs[0]:.4g} bits a weight, more than {bits:.4g}"
-        raise ValueError(f"plan: the cheapest plan of {space.function} takes {least}")
-    return space.confirmed(found.choices[at], bits)
 
 
 def _keeping(space: Space, found: Front, error: float) -> Tried:

@@ -121,18 +121,14 @@ class _Perturbed(Operands):
             role = EXCHANGED[role] if equation.path in self.swapped else role
             settings = self.columns.get((site, role), {})
             if settings and not value.integers and value.constant_value is None:
-                value = self._perturbed(value, settings, own)
+                still = dataclasses.replace(value, data=lax.stop_gradient(value.data), memo=Memo())
+                moved = value.data
+                for setting, column in settings.items():
+                    rounded = self.numbers(still, setting, own)
+                    moved = self._moved_by(column, moved, still.data, rounded)
+                value = dataclasses.replace(value, data=moved, memo=Memo())
             changed.append(value)
         return super().operands(equation, changed)
-
-    def _perturbed(
-        self, value: ScaledValue, settings: Mapping[Operand, int], axes: tuple[int, ...]
-    ) -> ScaledValue:
-        moved = value.data
-        still = dataclasses.replace(value, data=lax.stop_gradient(moved), memo=Memo())
-        for setting, column in settings.items():
-            moved = self._moved_by(column, moved, still.data, self.numbers(still, setting, axes))
-        return dataclasses.replace(value, data=moved, memo=Memo())
 
     def _moved_by(
         self, column: int, moved: jax.Array, x: jax.Array, rounded: jax.Array
@@ -320,7 +316,12 @@ def prediction(
     diagonal = sensitivity.bias + np.diag(sensitivity.hessian) / 2
     jumps = np.where(jumping, np.maximum(alone - diagonal, 0.0), 0.0)
     smooth = alone - jumps
-    for i, j in _strongest(sensitivity, owners)[: PAIRS * count]:
+    hessian = sensitivity.hessian
+    size = np.sqrt(np.maximum(np.diag(hessian), 0.0))
+    known = np.abs(hessian) > sensitivity.noise * np.outer(size, size)
+    known &= (hessian != 0) & (owners[:, None] < owners)
+    strongest = np.argwhere(known)[np.argsort(-np.abs(hessian[known]), kind="stable")]
+    for i, j in strongest[: PAIRS * count]:
         apart = smooth[i] + smooth[j] + float(np.hypot(jumps[i], jumps[j]))
         pairs[i, j] = pairs[j, i] = measure(single[i] + single[j]) - apart
     return Prediction(smooth, pairs, jumps)
@@ -336,17 +337,6 @@ def _among_others(
     kept = np.abs(measured) < WORST
     x, rest = plans[kept].astype(np.float64), measured[kept] - plans[kept] @ alone
     return alone + np.linalg.solve(x.T @ x + np.eye(len(alone)), x.T @ rest)
-
-
-def _strongest(sensitivity: Sensitivity, owners: np.ndarray) -> list[tuple[int, int]]:
-    """Returns the pairs whose element of the Hessian isn't noise, the largest first."""
-    hessian = sensitivity.hessian
-    size = np.sqrt(np.maximum(np.diag(hessian), 0.0))
-    known = np.abs(hessian) > sensitivity.noise * np.outer(size, size)
-    known &= (hessian != 0) & (owners[:, None] < owners)
-    found = np.argwhere(known)
-    order = np.argsort(-np.abs(hessian[known]), kind="stable")
-    return [(int(i), int(j)) for i, j in found[order]]
 
 
 MOST = 1 << 14  # plans that are kept beside each other
@@ -392,7 +382,13 @@ def front(errors: Sequence[np.ndarray], costs: Sequence[np.ndarray], most: int =
         kept = order[np.concatenate([[True], best[1:] < best[:-1]])]
         if len(kept) > most:
             exact = False
-            kept = _thinned(kept, total[kept], most)
+            # the last in each interval of the cost, which has the least error; and the cheapest
+            span = max(float(total[kept[-1]] - total[kept[0]]), 1e-300)
+            interval = ((total[kept] - total[kept[0]]) / span * most).astype(int)
+            interval = np.minimum(interval, most - 1)
+            last = np.concatenate([interval[1:] != interval[:-1], [True]])
+            last[0] = True
+            kept = kept[last]
         cost, error = total[kept], sums[kept]
         steps.append((kept // options, kept % options))
     choices = np.zeros((len(cost), len(steps)), int)
@@ -402,12 +398,3 @@ def front(errors: Sequence[np.ndarray], costs: Sequence[np.ndarray], most: int =
         choices[:, i] = option[at]
         at = before[at]
     return Front(cost, error, choices, exact)
-
-
-def _thinned(kept: np.ndarray, cost: np.ndarray, most: int) -> np.ndarray:
-    """Returns the last of the choices in each interval of the cost, which has the least error."""
-    span = max(float(cost[-1] - cost[0]), 1e-300)
-    interval = np.minimum(((cost - cost[0]) / span * most).astype(int), most - 1)
-    last = np.concatenate([interval[1:] != interval[:-1], [True]])
-    last[0] = True  # the cheapest of all
-    return kept[last]

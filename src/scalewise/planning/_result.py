@@ -97,7 +97,18 @@ class Plan(Tabular):
             rename: the name of a module in the served model, from its name here, which is the
                 path of the argument: ``"blocks.0.qkv"``.
         """
-        return compressed_tensors(self._layers(), rename)
+        layers: dict[str, Layer] = {}
+        for x in self.lines:
+            for name in map(module_name, x.weights):
+                layer = name, x.operands.get("weight"), x.operands.get("activation")
+                if layers.setdefault(name, layer) != layer:
+                    raise ValueError(
+                        f"parts of {name} have several formats in this plan, for which a file has "
+                        "no place: make each part an argument of its own"
+                    )
+        if not layers:
+            raise ValueError("this plan rounds no weights: there is nothing to export")
+        return compressed_tensors([*layers.values()], rename)
 
     @property
     def title(self) -> str:
@@ -120,20 +131,6 @@ class Plan(Tabular):
         ]
         own = {"verdict": self.verdict, "recipe": repr(self.recipe), "lines": lines}
         return plain(vars(self) | own | {"front": [vars(p) for p in self.front]})
-
-    def _layers(self) -> list[Layer]:
-        found: dict[str, Layer] = {}
-        for x in self.lines:
-            for name in map(module_name, x.weights):
-                layer = name, x.operands.get("weight"), x.operands.get("activation")
-                if found.setdefault(name, layer) != layer:
-                    raise ValueError(
-                        f"parts of {name} have several formats in this plan, for which a file has "
-                        "no place: make each part an argument of its own"
-                    )
-        if not found:
-            raise ValueError("this plan rounds no weights: there is nothing to export")
-        return list(found.values())
 
     def tables(self, *, everything: bool = True) -> list[Rows]:
         heads = ("line", "weights", "formats", "bits", "numbers", "predicted", "measured", "note")
@@ -188,7 +185,7 @@ def compressed_tensors(layers: Sequence[Layer], rename: Rename) -> dict[str, Jso
         else:
             kinds.setdefault((weight, _narrow(activation)), []).append(rename(name))
     groups = [
-        (_layout("compressed-tensors", weight), activation and _activation(activation), names)
+        (_layout(weight), activation and _activation(activation), names)
         for (weight, activation), names in kinds.items()
     ]
     return quantization_groups(groups, ignored)
@@ -201,8 +198,8 @@ def _narrow(operand: Operand | None) -> Operand | None:
     return operand if operand.format.bits < WIDE_BITS else None
 
 
-def _layout(family: str, operand: Operand) -> tuple[Layout, Strategy]:
-    layout = writable(family, operand.format.name)
+def _layout(operand: Operand) -> tuple[Layout, Strategy]:
+    layout = writable("compressed-tensors", operand.format.name)
     return layout, layout.block or ("channel" if operand.per == "channel" else "tensor")
 
 

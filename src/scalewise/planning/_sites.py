@@ -7,6 +7,7 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -71,8 +72,7 @@ def name_of(place: Place) -> str:
     return " ".join(filter(None, (place.scope, f"{place.line}{number}")))
 
 
-@dataclasses.dataclass
-class _Found:
+class _Found(NamedTuple):
     equation: Equation
     place: Place
     roles: tuple[Role, Role]
@@ -114,11 +114,13 @@ def sites(program: Program) -> tuple[list[Site], dict[tuple[int, ...], int]]:
     for place, own in groups.items():
         swapped = all(_is_swapped(x, origins) for x in own)
         if swapped:
-            own = [dataclasses.replace(x, roles=x.roles[::-1]) for x in own]
+            own = [x._replace(roles=x.roles[::-1]) for x in own]
         if lines[place.scope, place.line] == 1:
             place = dataclasses.replace(place, number=0)
         paths = {x.equation.path for x in own if swapped}
-        group = _Group({place: swapped}, own, _whole(own, origins), paths)
+        reads = [read for x in own for read in _reads(x, origins)]
+        whole = {i for i, size in reads if size >= origins.avals[i].size > 1}
+        group = _Group({place: swapped}, own, whole, paths)
         # a weight that several places read is stored once, in one format
         first, *more = [g for g in joined if g.weights & group.weights] or [group]
         for other in more if first is group else [*more, group]:
@@ -137,11 +139,6 @@ class _Group:
     found: list[_Found]
     weights: set[int]  # the arguments that are read as a whole
     swapped: set[tuple[int, ...]]
-
-
-def _whole(found: Sequence[_Found], origins: _Origins) -> set[int]:
-    reads = [read for x in found for read in _reads(x, origins)]
-    return {i for i, size in reads if size >= origins.avals[i].size > 1}
 
 
 def _reads(x: _Found, origins: _Origins) -> Iterator[tuple[int, int]]:
@@ -174,20 +171,17 @@ def _site(group: _Group, origins: _Origins) -> Site:
     for i, size in (read for x in own for read in _reads(x, origins)):
         weights[i] = max(weights.get(i, 0), size)
     sizes = {i: min(n, origins.avals[i].size) for i, n in weights.items()}
+    bits = [8 * np.dtype(origins.avals[i].dtype).itemsize for i in sizes]
     source = own[0].equation.caller or own[0].equation.source
     return Site(
         places=group.places, primitives=tuple(dict.fromkeys(x.equation.name for x in own)),
         roles=tuple(dict.fromkeys(role for x in own for role in x.roles)),
         weights=tuple(origins.names[i] for i in sizes), elements=sum(sizes.values()),
-        bits=max((_bits(origins.avals[i]) for i in sizes), default=FP32.bits),
+        bits=max(bits, default=FP32.bits),
         swapped=frozenset(group.swapped),
         function=source[2] if source else "",
         discrete=tuple(origins.behind({x.equation.path for x in own})),
     )  # fmt: skip
-
-
-def _bits(aval) -> int:
-    return 8 * np.dtype(aval.dtype).itemsize
 
 
 def _times(equation: Equation) -> int:

@@ -59,17 +59,6 @@ class Lists:
         return found
 
 
-def _roundings(options: Sequence[Sequence[Option]]) -> dict[tuple[int, Role], dict[Operand, int]]:
-    found: dict[tuple[int, Role], dict[Operand, int]] = {}
-    count = itertools.count()
-    for i, some in enumerate(options):
-        for role, operand in (item for option in some for item in option.items()):
-            own = found.setdefault((i, role), {})
-            if operand is not None and operand not in own:
-                own[operand] = next(count)
-    return found
-
-
 def bits_of(operand: Operand | None, own: float) -> float:
     """Returns the bits of a number, with its share of scales of blocks; ``own`` if unrounded."""
     return own if operand is None else min(operand.format.bits_per_element, own)
@@ -103,7 +92,13 @@ class Space:
                 f"plan: {function} has no product whose operands have several formats to "
                 "choose from; expected weights among them, and two formats or more"
             )
-        roundings = _roundings(self.options)
+        roundings: dict[tuple[int, Role], dict[Operand, int]] = {}
+        numbers = itertools.count()
+        for i, some in enumerate(self.options):
+            for role, operand in (item for option in some for item in option.items()):
+                own = roundings.setdefault((i, role), {})
+                if operand is not None and operand not in own:
+                    own[operand] = next(numbers)
         swapped = frozenset(path for site in self.sites for path in site.swapped)
         count = sum(map(len, roundings.values()))
         self.family = Plans(program, index, roundings, swapped, count)
@@ -113,10 +108,10 @@ class Space:
         ]
         outputs = jax.eval_shape(self.family.outputs, self.family.zero, list(program.arrays))
         self.aim = objective(name, outputs)
-        numbers = max(1, sum(site.elements for site in self.sites))
+        weights = max(1, sum(site.elements for site in self.sites))
         # what each option adds to the mean bits of a weight
         self.costs = [
-            np.array([s.elements * bits_of(o.get("weight"), s.bits) / numbers for o in some])
+            np.array([s.elements * bits_of(o.get("weight"), s.bits) / weights for o in some])
             for s, some in zip(self.sites, self.options, strict=True)
         ]
         # the same compiled function for all plans: XLA fuses another one in another way
@@ -158,12 +153,13 @@ class Space:
         for number, ((i, _), own) in enumerate(self.family.columns.items()):
             owners[list(own.values())] = number
             jumping[list(own.values())] = bool(self.sites[i].discrete)
-        return prediction(self.slopes, jumping, owners, self.emulate, self._random)
 
-    def _random(self, count: int) -> np.ndarray:
-        draw = np.random.default_rng((self.seed, count))
-        choices = ([int(draw.integers(len(o))) for o in self.options] for _ in range(count))
-        return np.stack([self.theta(choice) for choice in choices])
+        def random(count: int) -> np.ndarray:
+            draw = np.random.default_rng((self.seed, count))
+            choices = ([int(draw.integers(len(o))) for o in self.options] for _ in range(count))
+            return np.stack([self.theta(choice) for choice in choices])
+
+        return prediction(self.slopes, jumping, owners, self.emulate, random)
 
     def emulate(self, theta: np.ndarray) -> float:
         """Returns the measured objective of a vector; formats are data to one compiled program."""

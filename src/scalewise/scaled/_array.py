@@ -14,14 +14,14 @@ import dataclasses
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, ClassVar, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from .._check import checked, checked_names, shown
+from .._check import Accepts, checked, shown
 from .._jax import ShapedArray, Tracer
 from ..rounding import PACKED_AXIS, EncodedArray, StoredArray, is_packed
 from ._power import ldexp, ldexp_subnormal
@@ -135,7 +135,7 @@ def _on_value(operate: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     return compute
 
 
-@checked_names
+@checked
 @dataclasses.dataclass(frozen=True, eq=False)
 class ScaledArray(StoredArray):
     """An array stored as ``data * scale``.
@@ -174,10 +174,11 @@ class ScaledArray(StoredArray):
 
     STATIC: ClassVar = ("block", "value_dtype")
 
-    data: jax.Array | EncodedArray
-    scale: jax.Array | EncodedArray | ScaledArray | None = None
-    block: tuple[int, int] | None = None
-    value_dtype: np.dtype | None = None
+    # whatever is given, `__post_init__` says what is wrong with it
+    data: Annotated[jax.Array | EncodedArray, Accepts(Any)]
+    scale: Annotated[jax.Array | EncodedArray | ScaledArray | None, Accepts(Any)] = None
+    block: Annotated[tuple[int, int] | None, Accepts(Any)] = None
+    value_dtype: Annotated[np.dtype | None, Accepts(Any)] = None
     _one: ClassVar[bool]  # of an instance: whether its scale was made without axes
 
     def __post_init__(self):

@@ -154,9 +154,12 @@ def scaled_down(data: jax.Array, measure: str, fmt: Format) -> tuple[jax.Array, 
     XLA doesn't repeat a division in each of the kernels that read its result, as it repeats a
     product: that made an optimizer step compile three times as long.
     """
-    if data.dtype == jnp.float64:
-        data, moved = _as_float32(data)
-        data, exponent = scaled_down(data, measure, fmt)
+    if data.dtype == jnp.float64:  # divided by the largest magnitude's power of two first
+        size = jnp.where(jnp.isfinite(data), jnp.abs(data), 0)
+        moved = exponent_of(jnp.maximum(jnp.max(size, initial=0.0), 2.0**-1000))
+        moved = lax.clamp(np.int32(-1000), moved.astype(jnp.int32), np.int32(1000))
+        narrower = (data * power_of_two(-moved, jnp.float64)).astype(jnp.float32)
+        data, exponent = scaled_down(narrower, measure, fmt)
         return data, jnp.where(exponent == ZERO_EXPONENT, exponent, exponent + moved)
     exponent, zero = _exponent(data, measure, fmt)
     exponent = lax.clamp(LOWEST, exponent, HIGHEST)
@@ -178,11 +181,3 @@ def _exponent(data: jax.Array, measure: str, fmt: Format) -> tuple[jax.Array, ja
 
 def _log2(x: jax.Array) -> jax.Array:
     return (lax.bitcast_convert_type(x, jnp.int32) >> 23) - np.int32(127)
-
-
-def _as_float32(data: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns float64 data divided by their largest finite magnitude's power of two, its log2."""
-    size = jnp.where(jnp.isfinite(data), jnp.abs(data), 0)
-    moved = exponent_of(jnp.maximum(jnp.max(size, initial=0.0), 2.0**-1000))
-    moved = lax.clamp(np.int32(-1000), moved.astype(jnp.int32), np.int32(1000))
-    return (data * power_of_two(-moved, jnp.float64)).astype(jnp.float32), moved

@@ -65,16 +65,15 @@ class Algebra(Generic[S]):
     static: Callable[[float], S]
 
 
-def _larger_exponent(a: Exponent, b: Exponent) -> Exponent:
-    if isinstance(a, int) and isinstance(b, int):
-        return max(a, b)
-    return lax.max(jnp.int32(a), jnp.int32(b))
+def _of_exponents(
+    known: Callable[[int, int], int], traced: Callable[..., jax.Array]
+) -> Callable[[Exponent, Exponent], Exponent]:
+    def chosen(a: Exponent, b: Exponent) -> Exponent:
+        if isinstance(a, int) and isinstance(b, int):
+            return known(a, b)
+        return traced(jnp.int32(a), jnp.int32(b))
 
-
-def _smaller_exponent(a: Exponent, b: Exponent) -> Exponent:
-    if isinstance(a, int) and isinstance(b, int):
-        return min(a, b)
-    return lax.min(jnp.int32(a), jnp.int32(b))
+    return chosen
 
 
 def as_factor(x: jax.Array, exponent: int | jax.Array = 0) -> Factor:
@@ -144,8 +143,8 @@ EXPONENTS: Algebra[Exponent] = Algebra(
     one=0,
     times=lambda a, b: a + b,
     over=lambda a, b: a - b,
-    larger=_larger_exponent,
-    smaller=_smaller_exponent,
+    larger=_of_exponents(max, lax.max),
+    smaller=_of_exponents(min, lax.min),
     power=lambda a, n: a * n,
     root=lambda a, n: a // n,
     static=lambda s: math.frexp(s)[1] - 1,

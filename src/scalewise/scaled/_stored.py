@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 from .._check import Converted, Natural, Pattern, Words, checked, kept
 from .._resolve import as_format
 from ..formats import BlockFormat, BlockFormatLike, Format
-from ..rounding import EncodedArray, StoredArray, encode
+from ..rounding import StoredArray, encode
 from ._amax import at_least
 from ._array import ScaledArray
 from ._quantize import quantize, storable
@@ -99,14 +99,11 @@ def store_array(
         stored = quantize(x, fmt, axis=storage.axis)
     stored = dataclasses.replace(stored, value_dtype=dtype)
     if storage.nonzero or storage.root == 2:
-        stored = dataclasses.replace(stored, data=_nonzero(stored.data, x, fmt.element))
+        wide = stored.data.astype(jnp.float32)
+        tiny = jnp.copysign(jnp.asarray(float(fmt.element.smallest), jnp.float32), wide)
+        wide = jnp.where((wide == 0) & (x != 0), tiny, wide)
+        stored = dataclasses.replace(stored, data=encode(wide, fmt.element))
     return SqrtStored(stored) if storage.root == 2 else stored
-
-
-def _nonzero(data: jax.Array | EncodedArray, x: jax.Array, fmt: Format) -> jax.Array | EncodedArray:
-    wide = data.astype(jnp.float32)
-    tiny = jnp.copysign(jnp.asarray(float(fmt.smallest), jnp.float32), wide)
-    return encode(jnp.where((wide == 0) & (x != 0), tiny, wide), fmt)
 
 
 def is_stored(x: object) -> TypeGuard[ScaledArray | SqrtStored]:

@@ -45,6 +45,7 @@ from ..scaled import (
     power_of_two,
     scaled_down,
     split_power,
+    storage_of,
     store_array,
 )
 from ..scaled import RULES as SCALE_RULES
@@ -76,12 +77,11 @@ from ._results import (
     keeps_all,
     larger_factor,
     only_bounds,
-    propagating_rule,
     widened,
     widest_dtype,
     with_factor,
 )
-from ._rules import FALLBACK, RULES, PrimitiveRule, wide_flight
+from ._rules import FALLBACK, RULES, PrimitiveRule, propagated_power, wide_flight
 from ._settings import Scalify
 from ._value import (
     ScaledValue,
@@ -94,6 +94,9 @@ from ._value import (
 
 # The form of a function's float results: plain arrays, or ScaledArrays.
 Outputs = Literal["arrays", "scales"]
+PROPAGATED = {
+    "integer_pow": PrimitiveRule(Family.POWER, propagated_power), "reduce_prod": FALLBACK
+}  # fmt: skip
 # Families whose results scale as their one operand does.
 LINEAR = (Family.STRUCTURAL, Family.HOMOGENEOUS, Family.ORDERED)
 # Devices have different exponents, so that they exchange plain numbers.
@@ -154,7 +157,7 @@ class EveryOp(PairInterpretation):
 
     @property
     def fmt(self) -> Format:
-        return self.rounding.fmt
+        return self.recipe.format
 
     @functools.cached_property
     def unrounded(self) -> EveryOp:
@@ -197,7 +200,7 @@ class EveryOp(PairInterpretation):
         return materialize(folded(widened(value, wide_dtype(aval.dtype)))).astype(aval.dtype)
 
     def emit(self, value: Value, aval: ShapedArray, path: str) -> PyTree:
-        storage = self.recipe.state_storage(path, value.data.size)
+        storage = storage_of(self.recipe.state, path, value.data.size)
         if self.record is not None:
             self.record("output", path, value.shape, [storage.format if storage else aval.dtype])
         if storage is not None:
@@ -284,23 +287,23 @@ class EveryOp(PairInterpretation):
             other = EveryOp(own, record=self.record)
             return other.apply(state, equation, [other._in_format(x) for x in inputs])
         state, outs = self._applied(state, equation, [self._own(x) for x in inputs])
-        for y in outs if self.record is not None else ():
-            self._recorded(equation, y)
-        return state, outs
-
-    def _recorded(self, equation: Equation, y: Value) -> None:
-        if self.record is None or not isinstance(y, ScaledValue) or y.constant_value is not None:
-            return
+        if self.record is None:
+            return state, outs
         contraction = RULES[equation.name].family is Family.CONTRACTION
         kind, count = ("contraction", 2) if contraction else ("result", 1)
-        narrow = y.data.dtype == self.rounding.dtype and not self.keeps_float32
-        scale = (y.memo.measure or "propagated") if narrow else "none"
-        self.record(kind, equation, y.shape, [y.data.dtype] * count, scale)
+        for y in outs:
+            if isinstance(y, ScaledValue) and y.constant_value is None:
+                narrow = y.data.dtype == self.rounding.dtype and not self.keeps_float32
+                scale = (y.memo.measure or "propagated") if narrow else "none"
+                self.record(kind, equation, y.shape, [y.data.dtype] * count, scale)
+        return state, outs
 
     def _applied(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         if not self.keeps_float32:
             self.overrides.warn(equation)
-        rule = propagating_rule(equation.name) if self.rounding.propagates else RULES[equation.name]
+        rule = RULES[equation.name]
+        if self.rounding.propagates:  # without an exponent that is found from data
+            rule = PROPAGATED.get(equation.name, rule)
         floats = [x for x in inputs if isinstance(x, ScaledValue)]
         mixed = rule.family is Family.CONTRACTION and len(floats) < len(equation.in_avals[:2])
         if mixed or equation.name in COLLECTIVES:

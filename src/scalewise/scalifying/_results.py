@@ -28,7 +28,7 @@ from ..scaled import (
     split_power,
     static_scale,
 )
-from ._rules import FALLBACK, INFINITE, RULES, PrimitiveRule, propagated_power, terms_of
+from ._rules import INFINITE, terms_of
 from ._settings import Scalify
 from ._value import Exponent, Memo, ScaledValue, largest_rounded, leading, wide_dtype
 
@@ -197,22 +197,19 @@ def has_found_exponent(x: Value) -> bool:
 
 
 def _wanted(x: ScaledValue, limit: int) -> Exponent | None:
-    if x.constant_value is not None:
-        return wanted_by_constant(x.constant_value, limit)
-    return x.exponent if isinstance(x.exponent, int) else jnp.int32(x.exponent)
+    """Returns an operand's exponent; of a constant, that at which its data are below
+    ``2**limit``."""
+    if x.constant_value is None:
+        return x.exponent if isinstance(x.exponent, int) else jnp.int32(x.exponent)
+    if not x.constant_value or not math.isfinite(x.constant_value):
+        return None
+    return math.frexp(x.constant_value)[1] - limit
 
 
 def may_be_mask(x: ScaledValue, *, constants: bool = True) -> bool:
     if x.constant_value is not None:
         return constants and 2.0**MASK <= abs(x.constant_value) < math.inf
     return getattr(x, "independent", False)
-
-
-def wanted_by_constant(constant_value: float, limit: int) -> int | None:
-    """Returns the exponent at which a constant's data are below ``2**limit``."""
-    if not constant_value or not math.isfinite(constant_value):
-        return None
-    return math.frexp(constant_value)[1] - limit
 
 
 def finite_factor(x: Value) -> Value:
@@ -450,12 +447,6 @@ def is_nonzero_constant(x: ScaledValue) -> bool:
     return bool(x.constant_value) and math.isfinite(x.constant_value or 0)
 
 
-def may_bound(x: ScaledValue) -> bool:
-    if x.constant_value is None:
-        return is_independent(x)
-    return is_nonzero_constant(x) and abs(x.constant_value) < 2.0**MASK
-
-
 def widest_dtype(equation: Equation) -> DTypeLike:
     own = [a.dtype for a in equation.in_avals + equation.out_avals if is_float(a)]
     return jnp.float64 if np.dtype("float64") in own else jnp.float32
@@ -490,16 +481,18 @@ def propagated_bound(
     if any(map(is_packed, floats)):
         return None
     several = sum(x.constant_value is None for x in floats) > 1
-    bounds_all = name in BOUNDS and any(map(is_nonzero_constant, floats))
-    if name in BOUNDED and (several or bounds_all or any(map(may_bound, floats))):
+    nonzero = list(filter(is_nonzero_constant, floats))
+    bounds_all = nonzero if name in BOUNDS else [x for x in nonzero if not may_be_mask(x)]
+    random = any(x.constant_value is None and is_independent(x) for x in floats)
+    if name in BOUNDED and (several or bounds_all or random):
         # the chosen elements determine its scale: at a huge x's, clip(x, -1, 1), where(ok, x, 1)
         # and minimum(x, y) would lose 1 and y
         return None
     if family is Family.INVARIANT:
         return 0
     # beside zeros alone the result is the operand's elements
-    nonzero = sum(x.constant_value != 0 for x in floats)
-    if not all(map(is_measured, floats)) and not (name in KEEPS_SCALE and nonzero < 2):
+    alone = sum(x.constant_value != 0 for x in floats) < 2
+    if not all(map(is_measured, floats)) and not (name in KEEPS_SCALE and alone):
         return None
     if name in KEEPS_SCALE:
         return max(bounds)
@@ -532,12 +525,6 @@ def bound_aligned(settings: Scalify, x: ScaledValue) -> int:
 # Families whose results need the format's whole range (of aligned operands, one may be a mask).
 FULL_RANGE = (Family.FALLBACK, Family.POWER, Family.ALIGNED)
 PACKED = having("packed")
-
-
-def propagating_rule(name: str) -> PrimitiveRule:
-    if name == "integer_pow":
-        return PrimitiveRule(Family.POWER, propagated_power)
-    return FALLBACK if name == "reduce_prod" else RULES[name]  # which finds an exponent from data
 
 
 def static_exponent(equation: Equation) -> int:

@@ -150,16 +150,8 @@ def _degree(equation: Equation) -> tuple[float, ...]:
     return (int(params.degree(equation)),)
 
 
-def _in_range(x: ScaledValue, degree: tuple[float, ...]) -> ScaledValue:
-    return normalised(x, 0) if abs(degree[0]) > 2 else x
-
-
-def product(name: str) -> Function:
-    return by_scale(SCALE_RULES[name], prepare=_normalised)
-
-
 propagated_power = by_scale(POWER, _degree)
-power = by_scale(POWER, _degree, _in_range)
+power = by_scale(POWER, _degree, lambda x, n: normalised(x, 0) if abs(n[0]) > 2 else x)
 
 
 def root(degree: int, rule: ScaleRule = ROOT) -> Function:
@@ -256,15 +248,22 @@ def contraction_of(equation: Equation, inputs: Sequence[Value]) -> Contraction |
             if all(a.dtype.itemsize == 1 for a in equation.in_avals[:2]):
                 return None
             a, b, *scales = [materialize(x).astype(jnp.float32) for x in inputs]
-            pairs = zip((a, b), scales, strict=True)
-            inputs = [ScaledValue(x * _blockwise(scale, x.shape)) for x, scale in pairs]
+            inputs = []
+            for x, scale in zip((a, b), scales, strict=True):
+                for axis, (n, blocks) in enumerate(zip(x.shape, scale.shape, strict=True)):
+                    scale = jnp.repeat(scale, n // blocks, axis)
+                inputs.append(ScaledValue(x * scale))
             changed = {"precision": None, "out_sharding": None, **equation.params}
             equation = equation.with_primitive(lax.dot_general_p, changed).with_operands(0, 1)
         case "symmetric_product":
             equation, inputs, finish = _gram(equation, inputs)
-    values = [_materialize_stack(x) for x in with_integers(equation, inputs)]
+    values = with_integers(equation, inputs)
     if not all(isinstance(x, ScaledValue) for x in values):
         return None
+    values = [
+        dataclasses.replace(x, data=materialize(x), exponent=0) if per_slice(x) else x
+        for x in values
+    ]
     return Contraction(equation, values, finish)
 
 
@@ -302,12 +301,6 @@ def with_integers(equation: Equation, inputs: Sequence[Value]) -> Sequence[Value
     return [as_float(x) if exact else x for x, exact in zip(inputs, real, strict=True)]
 
 
-def _blockwise(scale: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    for axis, (n, blocks) in enumerate(zip(shape, scale.shape, strict=True)):
-        scale = jnp.repeat(scale, n // blocks, axis)
-    return scale
-
-
 def features(equation: Equation) -> int:
     """Returns how many features a contraction sums over; a convolution's fewer, in or out."""
     shape = equation.in_avals[1].shape
@@ -321,31 +314,21 @@ def terms_of(equation: Equation) -> int:
     left, right = equation.in_avals[:2]
     if equation.name != "conv_general_dilated":
         terms = predicted_size(left.shape[a] for a in params.contracted_axes(equation)[0])
-        groups = predicted_size(equation.out_avals[0].shape[:1]) if _sums_groups(equation) else 1
+        numbers = params.ragged_dimensions(equation)
+        if numbers is None or numbers.rhs_group_dimensions:
+            return max(1, terms)
+        if not set(numbers.lhs_ragged_dimensions) <= set(params.contracted_axes(equation)[0]):
+            return max(1, terms)
+        groups = predicted_size(equation.out_avals[0].shape[:1])  # each sums terms of its own
         return max(1, terms // groups)
     out_features = params.conv_dimensions(equation).rhs_spec[0]
     return predicted_size(n for axis, n in enumerate(right.shape) if axis != out_features)
-
-
-def _sums_groups(equation: Equation) -> bool:
-    numbers = params.ragged_dimensions(equation)
-    return (
-        numbers is not None
-        and not numbers.rhs_group_dimensions
-        and set(numbers.lhs_ragged_dimensions) <= set(params.contracted_axes(equation)[0])
-    )
 
 
 def mixes_freely(equation: Equation) -> bool:
     if equation.name == "conv_general_dilated":
         return params.conv_groups(equation) == (1, 1)
     return equation.name == "dot_general" and bool(params.contracted_axes(equation)[0])
-
-
-def _materialize_stack(x: Value) -> Value:
-    if not isinstance(x, ScaledValue) or not per_slice(x):
-        return x
-    return dataclasses.replace(x, data=materialize(x), exponent=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -378,8 +361,7 @@ PARTICULAR: dict[str, Function] = {
     "convert_element_type": convert,
     "rem": remainder,
     "select_n": select_n,
-    "mul": product("mul"),
-    "div": product("div"),
+    **{name: by_scale(SCALE_RULES[name], prepare=_normalised) for name in ("mul", "div")},
     "integer_pow": power,
     "square": power,
     "sqrt": root(2),
@@ -394,23 +376,14 @@ PARTICULAR: dict[str, Function] = {
 }
 
 
-def _rules() -> RuleTable:
-    table = RuleTable()
-    for name, row in PRIMITIVES.items():
-        rule = PARTICULAR.get(name) or FAMILIES.get(row.family)
-        if rule is not None:
-            counts_as = Family.FALLBACK if row.family is Family.SPARSE else row.family
-            table[name] = PrimitiveRule(counts_as, rule)
-    return table
-
-
-RULES = _rules()
+RULES = RuleTable()
+for _name, _row in PRIMITIVES.items():
+    if _rule := PARTICULAR.get(_name) or FAMILIES.get(_row.family):
+        _family = Family.FALLBACK if _row.family is Family.SPARSE else _row.family
+        RULES[_name] = PrimitiveRule(_family, _rule)
 MULTIPLIES = names(lambda row: row.family is Family.CONTRACTION)
 # and operations that contain a contraction
-CONTRACTS = MULTIPLIES | {
-    "scaled_dot",
-    "symmetric_product",
-}
+CONTRACTS = MULTIPLIES | {"scaled_dot", "symmetric_product"}
 
 
 @checked

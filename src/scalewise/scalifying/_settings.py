@@ -10,7 +10,7 @@ from .._check import Converted, Words, checked, kept
 from .._repr import changed_fields
 from .._resolve import as_format
 from ..formats import BF16, FP16, Format, FormatLike
-from ..scaled import State, Storage, shown, storage_of
+from ..scaled import State, shown
 from ._overrides import Scope
 
 Rescale: TypeAlias = Literal["max", "l2", "never"]
@@ -79,10 +79,6 @@ class Scalify:
 
     def __repr__(self) -> str:
         return f"Scalify({', '.join(changed_fields(self, text=shown))})"
-
-    def state_storage(self, path: str, size: int) -> Storage | None:
-        """Returns how an output is stored; None for a plain one."""
-        return storage_of(self.state, path, size)
 
 
 def _kept(fmt: FormatLike | None) -> Format | None:

@@ -24,25 +24,10 @@ from ._weights import master_weights as master_weights
 from ._weights import stochastic_rounding as stochastic_rounding
 
 __all__ = [
-    "STATES",
-    "DynamicLossScale",
-    "ExpandedStorage",
-    "StaticLossScale",
-    "TableStorage",
-    "all_finite",
-    "apply_updates",
-    "compensated",
-    "loss_scale_of",
-    "loss_scaled",
-    "master_weights",
-    "mean_over",
-    "scale_loss",
-    "step",
-    "stochastic_rounding",
-    "store_state",
-    "unscale",
-    "widen",
-]
+    "STATES", "DynamicLossScale", "ExpandedStorage", "StaticLossScale", "TableStorage",
+    "all_finite", "apply_updates", "compensated", "loss_scale_of", "loss_scaled", "master_weights",
+    "mean_over", "scale_loss", "step", "stochastic_rounding", "store_state", "unscale", "widen",
+]  # fmt: skip
 
 # the classes of results, for annotations
 from ._loss_scale import LossScaledState as LossScaledState

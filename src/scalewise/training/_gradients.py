@@ -39,7 +39,9 @@ def all_finite(tree: PyTree, *, axis_name: AxisName = None) -> jax.Array:
         >>> bool(all_finite({"w": jnp.array([1.0, jnp.inf]), "n": jnp.int32(3)}))
         False
     """
-    largest = [_largest(x) for x in real_parts(tree) if x.size]
+    # no backend compares FP8
+    wide = (x.astype(jnp.float32) if x.dtype.itemsize < 2 else x for x in real_parts(tree))
+    largest = [jnp.max(jnp.abs(x)).astype(jnp.float32) for x in wide if x.size]
     finite = jnp.isfinite(jnp.stack(largest)).all() if largest else jnp.asarray(True)
     if axis_name is not None:
         finite = jax.lax.pmin(finite.astype(jnp.int32), axis_name) > 0
@@ -102,13 +104,6 @@ def at_least_float32(x: jax.Array) -> jax.Array:
     """Returns a float array in float32; float64 and complex numbers stay."""
     wide = x.dtype == jnp.float64 or jnp.issubdtype(x.dtype, jnp.complexfloating)
     return x if wide else x.astype(jnp.float32)
-
-
-def _largest(x: jax.Array) -> jax.Array:
-    """Returns a float32 scalar that is finite if all elements are."""
-    if x.dtype.itemsize < 2:  # no backend compares FP8
-        x = x.astype(jnp.float32)
-    return jnp.max(jnp.abs(x)).astype(jnp.float32)
 
 
 def update_if(

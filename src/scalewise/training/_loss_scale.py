@@ -137,12 +137,6 @@ def _times(gradients: PyTree, factor: jax.Array) -> PyTree:
     return jax.tree.map(leaf, gradients)
 
 
-def _norm(tree: PyTree) -> jax.Array:
-    floats = map(at_least_float32, real_parts(tree))
-    sums = (jnp.sum(jnp.square(x)).astype(jnp.float32) for x in floats)
-    return jnp.sqrt(sum(sums, jnp.float32(0)))
-
-
 class LossScaledState(NamedTuple):
     """The state of :func:`loss_scaled`: that of the loss scale, and the inner optimizer's."""
 
@@ -211,7 +205,9 @@ def loss_scaled(
         value, before = extra.get("value", jnp.float32(0)), state.loss_scale
         factor, tested = 1 / before.scale, updates
         if clip is not None:
-            tested = _norm(updates)
+            floats = map(at_least_float32, real_parts(updates))
+            sums = (jnp.sum(jnp.square(x)).astype(jnp.float32) for x in floats)
+            tested = jnp.sqrt(sum(sums, jnp.float32(0)))
             factor = jnp.minimum(factor, clip / tested)
         unscaled = _times(updates, factor)
         if not check_finite:

@@ -250,7 +250,14 @@ def store_state(
 
     def init(params: PyTree) -> PyTree:
         state = inner.init(params)
-        _check_patterns([p for p, _ in pairs], state)
+        leaves = jax.tree_util.tree_leaves_with_path(state)
+        floats = [p for p, x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
+        paths = list(map(jax.tree_util.keystr, floats))
+        for pattern, _ in pairs:
+            if not any(re.search(pattern, path) for path in paths):
+                shown = ", ".join(paths[:6]) + (", ..." if len(paths) > 6 else "")
+                there = f"the optimizer's state has: {shown or 'none at all'}"
+                raise ValueError(f"store_state: {pattern!r} is in no float leaf's path; {there}")
         return _stored(state, pairs)
 
     def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: PyTree):
@@ -281,13 +288,3 @@ def _stored(state: PyTree, pairs: Sequence[tuple[str, STORAGES]]) -> PyTree:
         return store_array(x, storage) if isinstance(storage, Storage) else storage.store(x)
 
     return jax.tree_util.tree_map_with_path(leaf, state)
-
-
-def _check_patterns(patterns: Sequence[str], state: PyTree) -> None:
-    leaves = jax.tree_util.tree_leaves_with_path(state)
-    paths = [jax.tree_util.keystr(p) for p, x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
-    for pattern in patterns:
-        if not any(re.search(pattern, path) for path in paths):
-            shown = ", ".join(paths[:6]) + (", ..." if len(paths) > 6 else "")
-            there = f"the optimizer's state has: {shown or 'none at all'}"
-            raise ValueError(f"store_state: {pattern!r} is in no float leaf's path; {there}")
