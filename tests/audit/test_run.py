@@ -429,3 +429,29 @@ EXPLICIT = """
 
 def test_a_shard_map_over_an_explicit_mesh_whose_fix_is_not_applied():
     run_on_devices(2, EXPLICIT)
+
+
+def test_a_run_after_another_one_computes_the_same():
+    """Each equation in float32 in turn, after the run without it and without an earlier run."""
+
+    def f(x, key):
+        x = x + 0.1 * jax.random.normal(key, x.shape)
+        x, sums = jax.lax.scan(lambda c, y: (c * 0.9 + y, jnp.sum(c * c)), x[0], x)
+        x = jax.lax.cond(x[0] > 0.1, jnp.exp, jnp.tanh, x)
+        x = jax.lax.while_loop(lambda x: jnp.max(jnp.abs(x)) > 0.3, lambda x: x * 0.7, x)
+        return jnp.log(1 + x * x) / (1e-8 + jnp.mean(sums)), jnp.argmax(x)
+
+    after, alone = (session(f, normal(0, (5, 8)), jax.random.key(1)) for _ in range(2))
+    first = after.run()
+    alone.run()
+    for index in range(len(first.recorded)):
+        formats = after.formats()
+        formats[index] = format_params("fp32")
+        after.before = first.made
+        own, other = (s.run(formats, {1e-8: 1e-8}) for s in (after, alone))
+        for some in zip((*own.low, *own.reference), (*other.low, *other.reference), strict=True):
+            np.testing.assert_array_equal(*some)
+        assert [e.numbers for e in own.equations] == [e.numbers for e in other.equations]
+    again = after.run(after.formats()).made.forward.replay.steps
+    kept = first.made.forward.replay.steps
+    assert all(x.made is y.made for x, y in zip(again, kept, strict=True))

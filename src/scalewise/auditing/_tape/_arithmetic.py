@@ -210,7 +210,7 @@ class FormatArithmetic:
         return self.plans[equation.path]
 
     def key_of(self, equation: Equation) -> Hashable:
-        """Returns what results depend on besides the operands' cells; None if that isn't known."""
+        """Returns what results depend on besides the operands' cells, for :class:`Replay`."""
         return self._plan(equation).params.tobytes(), bool(self.limits)
 
     def operands(self, equation: Equation, nodes: Sequence[Node]) -> list[Cell]:
@@ -321,7 +321,7 @@ class OwnArithmetic:
         return self._cell(self.low.constant(x, aval), in_float64(x), aval, CONSTANT), True
 
     def key_of(self, equation: Equation) -> Hashable:
-        return None
+        return None  # these runs aren't replayed
 
     def operands(self, equation: Equation, nodes: Sequence[Node]) -> list[Cell]:
         return [node.cell for node in nodes]

@@ -97,8 +97,9 @@ def run_both(
     """
     if forward is None:
         arithmetic = arithmetic_of(low, choice or Choice(), {} if code is None else code)
-        earlier = before if isinstance(arithmetic, FormatArithmetic) else None
-        forward = Forward(arithmetic, Replay(earlier.forward.replay.steps if earlier else ()))
+        earlier = () if before is None else before.forward.replay.steps
+        replayed = isinstance(arithmetic, FormatArithmetic)
+        forward = Forward(arithmetic, Replay(earlier if replayed else None))
     arithmetic = forward.arithmetic
     with on_host():
         given = zip(arrays or program.arrays, program.in_avals, program.arguments, strict=True)

@@ -52,19 +52,20 @@ class Replay:
 
     A step that reads the very cells that the earlier run's has read makes the same; its reference
     values are the same already if its operands' are.
+
+    Attributes:
+        before: the steps of the earlier run, () without one; None to keep no steps.
     """
 
-    before: Sequence[Step] = ()
+    before: Sequence[Step] | None = None
     steps: list[Step] = dataclasses.field(default_factory=list)
-
-    @property
-    def earlier(self) -> Step:
-        n = len(self.steps)
-        return self.before[n] if n < len(self.before) else Step()
 
     def made(self, key: Hashable, ins: Sequence[Any], make: Callable[[Step], Any]) -> Any:
         """Returns what a step makes, from the earlier run or by a function of its step."""
-        step = self.earlier
+        if self.before is None:
+            return make(Step())
+        n = len(self.steps)
+        step = self.before[n] if n < len(self.before) else Step()
         if step.key != key or any(x is not y for x, y in zip(step.ins, ins, strict=True)):
             step = Step(key, ins, make(step))
         self.steps.append(step)
@@ -72,9 +73,8 @@ class Replay:
 
 
 class Evaluated(NamedTuple):
-    """An equation's operands, as they were given and as they are computed with, and results."""
+    """An equation's operands, as the low-precision run rounds them, and its results."""
 
-    given: Sequence[Cell]
     cells: Sequence[Cell]
     outs: Sequence[Cell]
     visit: Visit
@@ -240,7 +240,7 @@ class Forward(Interpretation):
         value = next((y.value for y in outs if y.is_float), None)
         fmt = self.arithmetic.params_of(equation, value)
         visit = Visit(given, outs, fmt, given is not cells, run.events)
-        return Evaluated(given, cells, outs, visit)
+        return Evaluated(cells, outs, visit)
 
     def _with_flags(
         self, operation: Operation, inputs: Sequence[Node], outs: Sequence[Cell]
