@@ -389,14 +389,20 @@ def test_an_update_of_another_object_is_refused(name):
         (keeps_in_list, r"argument \[0\].inner\[0\]\['x'\]\[0\]"),
         (keeps_and_returns, r"argument \[0\].kept"),
     ):
+        o = Plain()
         with pytest.raises(TypeError, match=f"{f.__name__} updates its {path} in place"):
-            ALL[name](f)(Plain(), x)
+            ALL[name](f)(o, x)
+        assert vars(o) == vars(Plain())  # nothing of the update is left
+    o = Slotted()
     with pytest.raises(TypeError, match=r"updates its argument \[0\].kept"):
-        ALL[name](keeps_in_attribute)(Slotted(), x)
+        ALL[name](keeps_in_attribute)(o, x)
+    assert not hasattr(o, "kept")
+    o = Plain()
     with pytest.raises(TypeError, match=r"step updates its own object.kept"):
-        ALL[name](Plain().step)(x)
+        ALL[name](o.step)(x)
     with pytest.raises(TypeError, match=r"updates its own object.history\[0\]"):
-        ALL[name](Plain())(x)
+        ALL[name](o)(x)
+    assert vars(o) == vars(Plain())
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -110,8 +111,17 @@ def test_scales_that_leave_float32s_range_move_to_the_data():
     ):  # fmt: skip
         assert np.finfo(np.float32).tiny <= float(y.scale) <= np.finfo(np.float32).max
         np.testing.assert_allclose(exact(y) * 2.0**-exponent, want, rtol=0, atol=2.0**-10)
-    with pytest.raises(ValueError, match="scale is 1e-40, below the smallest normal float32"):
-        sw.ScaledArray(jnp.ones(2), 1e-40)
+
+
+@pytest.mark.parametrize("make", [sw.ScaledArray, scaled.as_scaled, sw.rebalance])
+def test_a_scale_out_of_float32s_normal_range_is_refused(make):
+    x = scaled.as_scaled(jnp.ones(2)) if make is sw.rebalance else jnp.ones(2)
+    for c, why in ((1e-40, "below the smallest normal"), (1e39, "beyond the largest")):
+        for given in (c, np.float64(c), np.array([1.0, -c])):
+            with pytest.raises(ValueError, match=re.escape(f"{c}, {why} float32")):
+                make(x, given)
+    with pytest.raises(ValueError, match="below the smallest normal"):
+        make(x, np.float32(1e-40))
 
 
 @pytest.mark.parametrize("seed", nightly(range(6), but=[0, 1]))

@@ -4,7 +4,7 @@ A function may update an NNX object in place: a model's parameters, an optimizer
 counters of random streams. Flax's own protocol takes the objects apart outside of a transformation,
 puts them together inside, and does both again in the other direction after the call. Flax isn't
 imported here: a caller that passes one of its objects has imported it. Updates of other objects are
-found (:func:`tracers_held`), so that they can be refused.
+found (:func:`tracers_held`), so that they can be refused and undone.
 """
 
 from __future__ import annotations
@@ -149,12 +149,14 @@ def owner_of(f: Callable) -> object:
     return None if own else owner
 
 
-def tracers_held(objects: Mapping[str, object]) -> dict[str, Tracer]:
+def tracers_held(objects: Mapping[str, object]) -> tuple[dict[str, Tracer], Callable[[], None]]:
     """Returns the tracers among attributes of objects that aren't pytrees, by their paths.
 
-    Also of those of their attributes, and of lists and dictionaries there.
+    Also of those of their attributes, and of lists and dictionaries there. With a function that
+    puts everything back as it is now.
     """
     found: dict[str, Tracer] = {}
+    copies: list[tuple[Any, Any]] = []
     rest, seen = list(objects.items()), set()
     while rest:
         path, x = rest.pop()
@@ -163,16 +165,36 @@ def tracers_held(objects: Mapping[str, object]) -> dict[str, Tracer]:
         elif isinstance(x, OPAQUE) or id(x) in seen:
             continue
         elif isinstance(x, dict):
+            copies.append((x, dict(x)))
             rest += [(f"{path}[{key!r}]", value) for key, value in x.items()]
         elif isinstance(x, list | tuple | set | frozenset):
+            copies.append((x, list(x)))
             rest += [(f"{path}[{i}]", value) for i, value in enumerate(x)]
         else:
-            slots = [s for kind in type(x).__mro__ for s in getattr(kind, "__slots__", ())]
-            own = {name: getattr(x, name) for name in slots if hasattr(x, name)}
-            own |= getattr(x, "__dict__", {})
-            rest += [(f"{path}.{name}", value) for name, value in own.items()]
+            copies.append((x, _attributes(x)))
+            rest += [(f"{path}.{name}", value) for name, value in copies[-1][1].items()]
         seen.add(id(x))
-    return found
+
+    def put_back() -> None:
+        for x, copy in copies:
+            if isinstance(x, list):
+                x[:] = copy
+            elif isinstance(x, dict | set):
+                x.clear()
+                x.update(copy)
+            elif not isinstance(x, tuple | frozenset):
+                now = _attributes(x)
+                for name in now.keys() - copy.keys():
+                    object.__delattr__(x, name)
+                for name in (n for n in copy if now.get(n) is not copy[n]):
+                    object.__setattr__(x, name, copy[name])
+
+    return found, put_back
+
+
+def _attributes(x: object) -> dict[str, Any]:
+    slots = [s for kind in type(x).__mro__ for s in getattr(kind, "__slots__", ())]
+    return {s: getattr(x, s) for s in slots if hasattr(x, s)} | getattr(x, "__dict__", {})
 
 
 def _is_object(nnx: Any, x: object) -> bool:

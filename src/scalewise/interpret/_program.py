@@ -153,11 +153,12 @@ def _traced(
 
     def flat(*arrays):
         a, k = jax.tree.unflatten(tree, with_items(skeleton, traced, arrays))
-        before, held = jax.tree.leaves((a, k)), tracers_held(objects)
+        before, (held, put_back) = jax.tree.leaves((a, k)), tracers_held(objects)
         outs, out_tree = jax.tree_util.tree_flatten_with_path(f(*a, **k))
         check_updates((a, k), [*before, *(leaf for _, leaf in outs)], f, name)
-        for path, tracer in tracers_held(objects).items():
+        for path, tracer in tracers_held(objects)[0].items():
             if tracer is not held.get(path):
+                put_back()
                 raise _lost_update(f, name, path)
         static = {i: leaf for i, (_, leaf) in enumerate(outs) if not is_array(leaf)}
         for i, leaf in static.items():

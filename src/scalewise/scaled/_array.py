@@ -147,7 +147,8 @@ class ScaledArray(StoredArray):
             floats are kept as they are, integers become floats), or a ScaledArray (two levels of
             scales, as in NVFP4); None for no scale. 0 makes every element zero. Its shape
             broadcasts to that of data, except along the blocked axis, where it has one entry per
-            block. It is stored without axes or with as many as data.
+            block. It is stored without axes or with as many as data. XLA may take subnormal
+            numbers of a ``jax.Array`` for 0.
         block: None, or (axis, size): one scale per ``size`` consecutive elements along ``axis``;
             the last block may be shorter. The axis is stored counted from the last, as -1.
         value_dtype: the dtype of the array that this one stands for in a program: a quantized
@@ -162,8 +163,8 @@ class ScaledArray(StoredArray):
 
     Raises:
         TypeError: data that aren't an array of real numbers, or a scale that isn't of real numbers.
-        ValueError: a scale that doesn't broadcast, a Python number out of the range of
-            :attr:`dtype`, or an invalid block.
+        ValueError: a scale that doesn't broadcast, a Python number or a NumPy one out of the normal
+            range of :attr:`wide_dtype`, or an invalid block.
 
     Example:
         >>> import jax.numpy as jnp
@@ -563,22 +564,29 @@ def _taken(x: Any, index: Index) -> Any:
 
 
 def as_number(name: str, x: Any, dtype: DTypeLike) -> jax.Array:
-    """Returns a number, or an array of them: arrays of floats as they are, others in ``dtype``."""
-    if isinstance(x, int | float) and float(jnp.finfo(dtype).max) < abs(x) < np.inf:
-        raise ValueError(f"{name} is {x!r}, beyond the largest {np.dtype(dtype).name}")
-    if isinstance(x, int | float) and 0 < abs(x) < float(jnp.finfo(dtype).tiny):
-        raise ValueError(
-            f"{name} is {x!r}, below the smallest normal {np.dtype(dtype).name}, and XLA takes it "
-            "for 0"
-        )
-    if isinstance(x, int | float) and not isinstance(x, bool):
-        return jnp.asarray(x, dtype)
-    found = x if isinstance(x, jax.Array) else _as_array(x)
-    if jnp.issubdtype(found.dtype, jnp.floating):
-        return jnp.asarray(x)
-    if not jnp.issubdtype(found.dtype, jnp.integer):
+    """Returns a number, or an array of them: arrays of floats as they are, others in ``dtype``.
+
+    Numbers that the host knows are refused out of the range of ``dtype``. A ``jax.Array`` isn't
+    read: that would wait for the device.
+    """
+    number = isinstance(x, int | float) and not isinstance(x, bool)
+    found: Any = x if number or isinstance(x, jax.Array) else _as_array(x)
+    if not number and not any(jnp.issubdtype(found.dtype, kind) for kind in REAL[:2]):
         raise TypeError(f"{name} is {x!r}; expected a real number, or an array of them")
-    return jnp.asarray(x).astype(dtype)
+    if number or (isinstance(found, np.ndarray) and np.issubdtype(found.dtype, np.floating)):
+        size = abs(x) if number else np.abs(found.astype(np.float64))
+        limits, of = jnp.finfo(dtype), np.dtype(dtype)
+        for refused, why in (
+            ((size > float(limits.max)) & (size < np.inf), f"beyond the largest {of}"),
+            (
+                (size > 0) & (size < float(limits.tiny)),
+                f"below the smallest normal {of}, and XLA takes it for 0",
+            ),
+        ):
+            if np.any(refused):
+                raise ValueError(f"{name} is {np.extract(refused, found).tolist()[0]!r}, {why}")
+    floats = not number and jnp.issubdtype(found.dtype, jnp.floating)
+    return jnp.asarray(x) if floats else jnp.asarray(x, dtype)
 
 
 def _as_array(x: Any) -> np.ndarray:

@@ -18,7 +18,7 @@ from ..formats import format as format_
 from ..rounding import EncodedArray
 from . import scaled_tree
 from ._amax import is_known, top_exponent
-from ._array import ScaledArray, rebalance
+from ._array import ScaledArray, as_number, rebalance
 from ._power import HIGHEST, LOWEST, ZERO_EXPONENT, exponent_of, power_of_two, split_power
 from ._rules import stored
 from .scaled_tree import is_scaled
@@ -43,7 +43,7 @@ def as_scaled(
             lies beyond its largest number becomes that.
 
     Raises:
-        ValueError: an unknown measure.
+        ValueError: an unknown measure, or a scale out of the normal range.
 
     Example:
         >>> a = as_scaled(jnp.array([3e6, -1e6]), "l2", dtype=jnp.float16)
@@ -71,7 +71,8 @@ def _as_scaled(x: PyTree, scale: ArrayLike | Measure | None, dtype: FormatLike |
     elif scale is None and not x.ndim:
         data, power = split_power(wide)
     else:
-        power = jnp.asarray(1 if scale is None else scale, wide.dtype)
+        power = as_number("as_scaled: scale", 1.0 if scale is None else scale, wide.dtype)
+        power = power.astype(wide.dtype)
         data = jnp.where(power == 0, 0, wide / jnp.where(power == 0, 1, power))
     return ScaledArray(stored(data, x.dtype if dtype is None else dtype), power)
 

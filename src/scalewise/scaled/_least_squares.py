@@ -2,8 +2,9 @@
 
 The error of ``s * round(x / s)`` is a quadratic function of ``s`` as long as no element's code
 changes, so it has a local minimum for each assignment of codes, and many of them where a few large
-elements carry the error. It is evaluated on a geometric grid that is dense around the scale of the
-largest magnitude.
+elements carry the error. From each point of a geometric grid that is dense around the scale of the
+largest magnitude, steps of Lloyd's algorithm (IEEE Trans. Inf. Theory 28:2, 1982) go to the minimum
+for the codes there, ``sum(x * q) / sum(q * q)``. None of them makes the error larger.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ GRID = 256  # candidates by default: 64 an octave near the largest magnitude's s
 # Of more elements behind one scale, so many stand for all while the grid is searched: the largest,
 # each for itself, and a regular sample of the others. Of so many in all, fewer for each scale.
 SKETCH, SKETCHES, FEWEST = 8192, 1 << 21, 1024
+STEPS = 2
 
 
 def least_squares_scale(
@@ -45,12 +47,22 @@ def least_squares_scale(
     sketch, weights = _sketch(rows)
     grid = jnp.asarray(_grid(n, candidates or GRID), x.dtype)
 
-    def error(scale: jax.Array) -> jax.Array:
-        rounded = scale * round_to(sketch / scale, fmt, saturate="finite")
-        return jnp.sum(weights * jnp.square(sketch - rounded), axis=1)
+    def total(terms: jax.Array) -> jax.Array:
+        return jnp.sum(weights * terms, axis=1, keepdims=True)
 
-    best = jnp.argmin(lax.map(error, grid), axis=0)
-    return unit * grid[best].reshape(unit.shape)
+    def fit(scale: jax.Array) -> tuple[jax.Array, jax.Array]:
+        scale = jnp.full((len(rows), 1), scale)
+        for _ in range(STEPS):
+            q = round_to(sketch / scale, fmt, saturate="finite")
+            square = total(q * q)
+            better = total(sketch * q) / jnp.where(square > 0, square, 1)
+            scale = jnp.where(square > 0, better, scale)
+        q = round_to(sketch / scale, fmt, saturate="finite")
+        return total(jnp.square(sketch - scale * q)), scale
+
+    errors, scales = lax.map(fit, grid)
+    best = jnp.argmin(errors, axis=0, keepdims=True)
+    return unit * jnp.take_along_axis(scales, best, axis=0).reshape(unit.shape)
 
 
 def _grid(n: int, count: int) -> np.ndarray:

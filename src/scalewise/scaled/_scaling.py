@@ -143,7 +143,7 @@ class LeastSquares(Scaling):
     With ``power_of_two`` the candidates are :class:`Amax`'s scale and its halves; each costs a
     rounding and a sum over the data. Without it a dense search finds a scale within 1 % of the
     error of an exhaustive one for common distributions; it rounds at most 8,192 elements per scale
-    once for each candidate.
+    three times for each candidate.
 
     Attributes:
         candidates: how many scales are tried. None: 6 powers of two, or 256 on a grid from twice
