@@ -227,6 +227,11 @@ def stable(b):
     return True
 
 
+def masks(b):
+    """A large negative number becomes 0."""
+    return all(not np.any(y) for y in b.replaced(0, np.full_like(b.operands[0], -1e4)))
+
+
 def in_norms(b):
     positive = [np.abs(x) if i in b.floats else x for i, x in enumerate(b.operands)]
     return all(bool((y >= 0).all()) for y in b(*positive))
@@ -288,7 +293,7 @@ HOLDS = {
     "single": single, "packed": packed,
     "drops": drops, "keeps_scale": keeps_scale, "reduces": reduces, "stable": stable,
     "in_norms": in_norms, "adds": adds, "accumulates": accumulates, "indexes": indexes,
-    "host": host, "whole": whole,
+    "host": host, "whole": whole, "masks": masks,
     "contraction": linear_algebra, "bilinear": bilinear, "collective": collective,
     "series": lambda b: instructions(b) > 20,
     "recomputed": lambda b: exact(b) or elementwise(b),

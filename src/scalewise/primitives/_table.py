@@ -122,7 +122,8 @@ fallback - own_dtype: custom_root fft random_gamma rng_uniform select_and_gather
 fallback - own_dtype host: debug_callback debug_print
 fallback range elementwise nan=pole: digamma
 fallback range elementwise nan=beyond_1 pole=one: erf_inv
-fallback range elementwise direct costly masks: exp expm1
+fallback range elementwise direct costly masks: exp
+fallback range elementwise direct costly: expm1
 fallback - elementwise series: igamma_grad_a
 fallback range elementwise pole=pole: lgamma
 fallback range elementwise direct costly nan=negative pole=log: log log1p
