@@ -308,3 +308,10 @@ def test_what_is_rounded_up_beyond_float16_stays_finite():
 def test_a_dtype_that_is_no_float_is_refused():
     with pytest.raises(TypeError, match=r"value_dtype is .*int32.*; expected a float dtype"):
         sw.ScaledArray(jnp.ones(3), 2.0, value_dtype=jnp.int32)
+
+
+@pytest.mark.parametrize("columns", [32, 64])
+@pytest.mark.parametrize("part", [slice(0), slice(64, None), slice(8, 8)])
+def test_an_empty_slice_of_blocks_is_empty(columns, part):
+    x = sw.quantize(jnp.ones((2, columns)), "mxfp8_e4m3")
+    assert x[:, part].shape == (2, 0)

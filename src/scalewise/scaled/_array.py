@@ -103,7 +103,7 @@ def _first(entry: Any) -> Any:
 
 
 def _of_blocks(entry: Any, n: int, blocks: int, size: int) -> Any:
-    if blocks == 1:
+    if blocks == 1 and not (isinstance(entry, slice) and not range(n)[entry]):
         return _first(entry)
     if isinstance(entry, slice):
         start, stop, step = entry.indices(n)
