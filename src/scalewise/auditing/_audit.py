@@ -337,7 +337,7 @@ def _report(
         search_lost_updates(search)
     error_fixed = search.outcome.error
     for e in outcome.equations:
-        e.counted.found  # noqa: B018  # the report keeps no arrays of a run
+        _ = e.numbers  # counted now: the report keeps no arrays of a run
     after, wide = search.outcome, session.stays_wide
     narrow = [e for e in after.equations if not wide(after.recorded[e.index])]
     return Report(

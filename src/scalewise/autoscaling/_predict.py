@@ -73,8 +73,8 @@ def has_rows(shape: Sequence[int]) -> bool:
 def may_be_mask(family: Family, inputs: Sequence[Value]) -> bool:
     """Returns whether what may be a mask is among an equation's results, or was added to them.
 
-    Of other arguments, such as positions, it is told by what reads the results
-    (``Memo.in_exponential``).
+    Other arguments, such as positions, count as well: a mask is one whose results an exponential
+    reads (``Memo.in_exponential``).
     """
     return family in KEEP and any(x.may_be_mask for x in inputs if isinstance(x, ScaledValue))
 

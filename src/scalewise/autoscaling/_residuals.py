@@ -145,6 +145,7 @@ class Residuals:
         return dataclasses.replace(result, lineage=how, is_statistic=statistic)
 
     def masked(self, value: Value) -> None:
+        """Notes that an exponential reads a value, and the one that it is computed again from."""
         if isinstance(value, ScaledValue):
             source = None if value.lineage is None else value.lineage.source
             for x in filter(None, (value, source)):

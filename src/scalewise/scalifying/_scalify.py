@@ -36,7 +36,15 @@ def scalify(
 
     Args:
         f: any function of pytrees made of JAX primitives, as for :func:`autoscale`.
-        format, rescale, arithmetic, keep, state: as the attributes of :class:`Scalify`.
+        format: of all results, FP16 or BF16.
+        rescale: where else scales are found from the data. None: after contractions, sums, powers,
+            quotients and functions without a rule, in an optimizer, and where a propagated scale
+            could overflow the format. ``"max"`` and ``"l2"``: after each operation that can change
+            the magnitude, by that measure. ``"never"``: nowhere else. :class:`Scalify` describes
+            them.
+        arithmetic: the dtype in which contractions accumulate; ``"narrow"`` is the format's own.
+        keep: exceptions, ``{name: format}``, as in :class:`Recipe`, of FP16, BF16 or FP32.
+        state: the outputs that are returned stored, as in :class:`Recipe`.
 
     Returns:
         The transformed function. It composes with ``jit``, ``vmap`` and derivatives of every mode

@@ -28,9 +28,9 @@ def widen(search: Search, stage: StageError) -> bool:
     """Widens the line with the largest share, then those that the sheet says would do, until the
     error is small.
 
-    Nothing is counted behind the first infinity: such faults show one by one, and what is wrong
-    when all numbers are finite is another fault. Lines without which the fix helps as much are left
-    out again.
+    Nothing is counted behind the first infinity: such faults show one by one. If the part fails
+    when all its numbers are finite, that is another fault. Lines without which the fix helps as
+    much are left out again.
     """
     trial, lines = search.now, list[Line]()
     best: tuple[list[Line], Trial] | None = None
@@ -54,7 +54,7 @@ def widen(search: Search, stage: StageError) -> bool:
         if helps(error, stage) and error.error <= least.error:
             best = lines, trial
             finite = stage.error.non_finite and not error.error.non_finite
-            if finite or trial.is_enough(stage.name):
+            if (finite and error.fails) or trial.is_enough(stage.name):
                 break
     if best is None:
         return False
