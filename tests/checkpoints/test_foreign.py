@@ -94,6 +94,14 @@ def test_codes_that_no_layout_decodes_are_refused(method, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("method", [[1, 0], {"a": 1}, 3, True])
+def test_a_method_that_is_no_name_is_one_that_is_not_known(method, tmp_path):
+    save_safetensors(tmp_path / "model.safetensors", {"b.weight": WIDE})
+    config = {"quantization_config": {"quant_method": method}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert f"quant_method is {method!r}, which is not known" in str(checkpoints.inspect(tmp_path))
+
+
 def test_integers_that_are_no_codes_are_copied(tmp_path):
     arrays = {
         "attn.relative_position_index": np.arange(64).reshape(8, 8), "attn.logit_scale": WIDE[0],

@@ -148,7 +148,7 @@ def family_of(source: Source) -> tuple[str | None, str]:
         return "comfyui", "tensors are called *.comfy_quant"
     if method is None and "quant_algo" in source.quantization:
         method = "modelopt"
-    if method in METHODS:
+    if isinstance(method, str) and method in METHODS:
         return METHODS[method], f"quant_method is {method!r}"
     return None, "no config and no metadata names a layout" if method is None else (
         f"quant_method is {method!r}, which is not known")  # fmt: skip
