@@ -209,10 +209,11 @@ def user_frames(eqn: jex.JaxprEqn) -> Iterator[tuple[str, int, str]]:
         yield frame.file_name, frame.start_line, frame.function_name
 
 
-def user_positions(eqn: jex.JaxprEqn) -> Iterator[tuple[str, int, int]]:
-    """Yields file, line and column of the same frames."""
+def user_positions(eqn: jex.JaxprEqn) -> Iterator[tuple[str, int, int, int, int]]:
+    """Yields file, line, column, last line and last column of the same frames."""
     for frame in source_info_util.user_frames(eqn.source_info.traceback):
-        yield frame.file_name, frame.start_line, frame.start_column
+        file, _, *span = frame
+        yield file, *span
 
 
 def entry(eqn: jex.JaxprEqn) -> str:

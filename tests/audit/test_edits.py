@@ -399,7 +399,7 @@ def test_each_way_that_the_audit_finds_is_known():
 
 STATEMENTS = {
     "y = x * x + 1e-3": "y = jnp.float32(x) * jnp.float32(x) + 1e-3",
-    "y = x.astype(w.dtype) * 2": "y = jnp.float32(x) * 2",
+    "y = x.astype(w.dtype) * 2": "y = x.astype(jnp.float32) * 2",
     "y = s * jnp.arange(9, dtype=x.dtype)": "y = jnp.float32(s) * jnp.arange(9, dtype=jnp.float32)",
     "y = jnp.sum(x * x, dtype=x.dtype)": None,
     "y = t.at[i].add(x)": "y = jnp.float32(t).at[i].add(jnp.float32(x))",

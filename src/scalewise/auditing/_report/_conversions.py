@@ -80,28 +80,31 @@ def converted(
     """Returns the source of a statement that begins at line ``first`` with parts converted, those
     in ``trees`` leaf by leaf.
 
-    A part's own cast, ``x.astype(y.dtype)``, is removed; its ``dtype=`` is replaced."""
+    A dtype that a part itself asks for, as ``x.astype(y.dtype)`` does, is replaced."""
     numpy = numpy_in(names)
     changes: set[tuple[Position, Position, str]] = set()
     for part in parts:
-        given = [x.value for x in getattr(part, "keywords", ()) if x.arg == "dtype"]
-        if given:
-            changes.add((_start(given[0]), _end(given[0]), f"{numpy}.{dtype}"))
-            continue
-        match part:
-            case ast.Call(ast.Attribute(inner, "astype")):
-                pass
-            case _:
-                inner = part
-        call = f"jax.tree.map({numpy}.{dtype}, " if part in trees else f"{numpy}.{dtype}("
-        changes.add((_start(part), _start(part), call))
-        changes.add((_end(inner), _end(part), ")"))
+        asked = _dtypes(part)
+        changes |= {(_start(x), _end(x), f"{numpy}.{dtype}") for x in asked}
+        if not asked:
+            call = f"jax.tree.map({numpy}.{dtype}, " if part in trees else f"{numpy}.{dtype}("
+            changes |= {(_start(part), _start(part), call), (_end(part), _end(part), ")")}
     lines = [x.encode() for x in source.splitlines(keepends=True)]
     for (row, column), (last, end), text in sorted(changes, reverse=True):
         row, last = row - first, last - first
         after = lines[last][end:]
         lines[row : last + 1] = [lines[row][:column] + text.encode() + after]
     return b"".join(lines).decode()
+
+
+def _dtypes(node: ast.expr) -> list[ast.expr]:
+    """Returns the dtypes that a call asks for: ``dtype=``, or an argument that names one."""
+    if not isinstance(node, ast.Call):
+        return []
+    given = [x.value for x in node.keywords if x.arg == "dtype"]
+    casts = name_of(node.func) == "astype"
+    named = [x for x in node.args if casts or name_of(x).startswith(("dtype", "float", "bfloat"))]
+    return [*given, *named[:1]]
 
 
 def numpy_in(names: Mapping[str, Any]) -> str:
@@ -306,7 +309,7 @@ def _operands(node: ast.expr, names: Mapping[str, Any], top: bool = False) -> It
             name_of(function) in GRADIENTS
         ):
             yield from _operands(body, names, top=True)
-        case ast.Call(keywords=keywords) if any(x.arg == "dtype" for x in keywords):
+        case ast.Call() if _dtypes(node):
             yield from _result(node)
         case ast.Call(ast.Attribute(owner, name)) if name in ARITHMETIC:
             if _root(owner) in names and names[_root(owner)] is None:

@@ -86,7 +86,10 @@ class TableEmulation(Emulation):
             return x
         limits = float(jnp.finfo(self.low_dtype).max) - np.array([0.0, 1000.0])
         is_limit = np.isin(np.abs(x), limits)
-        return np.where(is_limit, np.copysign(FP32_MAX, x), x) if is_limit.any() else x
+        if not is_limit.any():
+            return x
+        wide = x.astype(np.float64)  # 16 bits don't hold float32's largest number
+        return np.where(is_limit, np.copysign(FP32_MAX, wide), wide)
 
     @functools.cached_property
     def carrier(self) -> DTypeLike:
@@ -209,7 +212,8 @@ def traced_as_written(
         raise ValueError(
             "audit: dtypes='as_written'; expected low to be a format of fewer bits than float32"
         )
-    if native is None or dtypes == "all":
+    # the host's functions return the dtypes that the program declares
+    if native is None or dtypes == "all" or (dtypes is None and program.calls_back):
         return program, low
     assert isinstance(low, TableEmulation)
     written = dataclasses.replace(low, low_dtype=native)
@@ -224,8 +228,6 @@ def traced_as_written(
         if dtypes is None:  # it runs in float32 alone
             return program, low
         raise
-    if dtypes is None and not any(map(_is_wide, all_equations(narrow.jaxpr))):
-        return program, low
     return with_wide_constants(narrow, program), written
 
 
@@ -241,7 +243,7 @@ def restored(
     try:
         wide = trace(f, low, args, kwargs, name="audit", as_jit=True)
     except Exception:  # it converts to 16 bits itself, and mixes them with no other dtype
-        return program
+        wide = program
     return with_wide_constants(program, wide)
 
 
@@ -253,9 +255,3 @@ def _narrow(program: Program) -> bool:
 def _float_bits(atoms: Sequence[jex.Var | jex.Literal]) -> list[int]:
     avals = [atom.aval for atom in atoms if isinstance(atom.aval, ShapedArray)]
     return [bits_of(a.dtype) for a in avals if is_float(a)]
-
-
-def _is_wide(eqn: jex.JaxprEqn) -> bool:
-    """Returns whether an equation computes in more than 16 bits, as the program asks for or JAX
-    itself does: in a mean, or of integers."""
-    return any(bits > 16 for bits in _float_bits(eqn.outvars))

@@ -1,4 +1,4 @@
-"""The constants of a program traced in 16 bits, as they are where it is traced in float32."""
+"""The constants of a program traced in 16 bits, as its float32 trace or its source has them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from ..._jax import Jaxpr, Tracer, avals_of, jex, open_jaxpr, user_frames, with_literals
 from ...interpret import Program, all_equations, is_float
+from ._written import written
 
 Place = tuple[object, ...]
 
@@ -20,8 +21,9 @@ def with_wide_constants(program: Program, wide: Program) -> Program:
     While JAX traces, it rounds a Python number to the dtype of the array that it meets: the jaxpr
     of ``x + 1e-8`` adds 0 in FP16. The trace in float32 has the number, but not always the same
     equations, since the program may convert. So a literal becomes the one that stands at its place
-    in ``wide``, or else the only one of its primitive and position that is rounded to it. An array
-    becomes the only one that is rounded to it. Other constants stay as they are.
+    in ``wide``, or else the only one of its primitive and position that is rounded to it, or else
+    the only number of the source's expression that is. An array becomes the only one that is
+    rounded to it. Other constants stay as they are.
     """
     numbers: dict[int, np.ndarray] = {}
     for by_stack in (True, False):
@@ -32,6 +34,12 @@ def with_wide_constants(program: Program, wide: Program) -> Program:
             for literal, number in zip(narrow, _matched(narrow, known), strict=True):
                 if number is not None:
                     numbers[id(literal)] = np.asarray(number, np.float32)
+    for eqn in all_equations(program.jaxpr):
+        left = [x for x in eqn.invars if isinstance(x, jex.Literal) and id(x) not in numbers]
+        for literal in filter(_in_16_bits, left):
+            number = _only(literal.val, written(eqn))
+            if number is not None:
+                numbers[id(literal)] = np.asarray(number, np.float32)
     body, consts = open_jaxpr(program.jaxpr)
     arrays = [x for x in open_jaxpr(wide.jaxpr)[1] if not isinstance(x, Tracer) and is_float(x)]
     wider = [_only(x, arrays) if _in_16_bits(x) else None for x in consts]

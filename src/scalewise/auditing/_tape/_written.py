@@ -1,0 +1,81 @@
+"""The numbers that a program's source has, of which JAX's trace has only the rounded ones."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+from collections.abc import Iterator
+from typing import Any
+
+from ..._jax import jex, user_positions
+
+CONSTANT = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop)
+
+
+def written(eqn: jex.JaxprEqn) -> list[float]:
+    """Returns the numbers in the source's expression of an equation.
+
+    A name stands for the numbers that its file assigns to it, gives it as a default, or passes as
+    it.
+    """
+    file, *span = next(user_positions(eqn), ("", 0, 0, 0, 0))
+    tree, expressions = _parsed("".join(linecache.getlines(file)))
+    return [n for x in expressions.get(tuple(span), ()) for n in _numbers(x, tree)]
+
+
+@functools.lru_cache(16)
+def _parsed(text: str) -> tuple[ast.Module, dict[tuple, list[ast.expr]]]:
+    """Returns the tree of a source, and its expressions by their span."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        tree = ast.Module([], [])
+    found: dict[tuple, list[ast.expr]] = {}
+    for x in ast.walk(tree):
+        if isinstance(x, ast.expr):
+            span = x.lineno, x.col_offset, x.end_lineno, x.end_col_offset
+            found.setdefault(span, []).append(x)
+    return tree, found
+
+
+def _numbers(node: ast.AST, tree: ast.Module) -> Iterator[float]:
+    constant = _constant(node)
+    if isinstance(node, ast.Name | ast.Attribute):
+        name = _name(node)
+        yield from (x for own, given in _given(tree) if own == name for x in _constant(given))
+    elif constant:
+        yield from constant
+    else:
+        for child in ast.iter_child_nodes(node):
+            yield from _numbers(child, tree)
+
+
+def _constant(node: ast.AST | None) -> list[float]:
+    """Returns the number that an expression of numbers alone is; [] for another expression."""
+    if not isinstance(node, ast.expr) or not all(isinstance(x, CONSTANT) for x in ast.walk(node)):
+        return []
+    number = eval(compile(ast.Expression(node), "", "eval"), {})  # the program has run it already
+    return [float(number)] if isinstance(number, int | float) else []
+
+
+def _name(node: ast.AST) -> str | None:
+    return getattr(node, "attr", None) or getattr(node, "id", None)
+
+
+def _given(tree: ast.Module) -> Iterator[tuple[str | None, ast.expr | None]]:
+    """Yields the names that a file gives expressions, each with the expression."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign(targets, value):
+                yield from ((_name(x), value) for x in targets)
+            case ast.AnnAssign(target, _, value):
+                yield _name(target), value
+            case ast.keyword(name, value):
+                yield name, value
+            case ast.arguments():
+                positional = [*node.posonlyargs, *node.args]
+                defaults: list[Any] = [None] * (len(positional) - len(node.defaults))
+                pairs = zip(positional, [*defaults, *node.defaults], strict=True)
+                yield from ((x.arg, value) for x, value in pairs)
+                yield from zip((x.arg for x in node.kwonlyargs), node.kw_defaults, strict=True)
