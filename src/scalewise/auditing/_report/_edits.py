@@ -145,14 +145,17 @@ def _expressed(report: Summary, fix: Fix, user: Sequence[tuple[str, int]]) -> li
     A loss in the format can't be multiplied by a scale that the format doesn't hold.
     """
     found: list[Edit] = []
-    for file, line in dict.fromkeys(user):
-        tree, source = _tree(file), "".join(linecache.getlines(file))
-        scope = _function(tree, line) if tree else None
-        if fix.power and tree and 2.0**fix.power <= report.largest:
+    if fix.power and 2.0**fix.power <= report.largest:
+        places = (e.caller.rpartition(":")[0] or e.file for e in report.equations)
+        for file in filter(None, dict.fromkeys(places)):
+            tree, source = _tree(file), "".join(linecache.getlines(file))
             change = partial(scaled_gradient, scale=f"2.0**{fix.power}", source=source)
-            edits = _changed(file, tree, change)
-            found += edits if len(edits) == 1 else []
-        elif tree and scope:
+            found += _changed(file, tree, change) if tree else []
+        return found if len(found) == 1 else []
+    for file, line in dict.fromkeys(user):
+        tree = _tree(file)
+        scope = _function(tree, line) if tree else None
+        if scope:
             change = partial(replacement, texts=fix.better, scope=scope)
             edits = sorted(_changed(file, scope, change), key=lambda x: abs(x.line - line))
             found += edits if fix.everywhere or len(fix.better) > 1 else edits[:1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -56,10 +57,11 @@ class Suspect:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StageError:
-    """The error of one part of the outputs; see :class:`Stage`."""
+    """The error of one part of the outputs, and its limit; see :class:`Stage`."""
 
     name: str
     error: OutputError
+    limit: float = math.inf
     needs_a_cause: Callable[[], bool] = bool
 
     @functools.cached_property
@@ -160,7 +162,7 @@ def helps(after: StageError, before: StageError) -> bool:
 def _stage_error(stage: Stage, needs_a_cause: Callable[[], bool]) -> StageError:
     decided = stage.name == "decisions"
     error = OutputError(stage.non_finite, float(stage.error), decided=decided)
-    return StageError(stage.name, error, needs_a_cause)
+    return StageError(stage.name, error, stage.limit, needs_a_cause)
 
 
 def suspects_of(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from .._run._equation_statistics import EquationStatistics
-from .._thresholds import LINES
+from .._thresholds import ENOUGH, LINES
 from ._evidence import finding_of, literal_of
 from ._findings import Finding
 from ._fix_kinds import kept_in
@@ -26,7 +26,7 @@ Line: TypeAlias = tuple[Suspect, Finding]  # what to widen, and what it does
 
 def widen(search: Search, stage: StageError) -> bool:
     """Widens the line with the largest share, then those that the sheet says would do, until the
-    error is small.
+    part doesn't fail.
 
     Nothing is counted behind the first infinity: such faults show one by one. If the part fails
     when all its numbers are finite, that is another fault. Lines without which the fix helps as
@@ -42,7 +42,7 @@ def widen(search: Search, stage: StageError) -> bool:
         ]  # fmt: skip
         if not fresh:
             break
-        most = _sufficient(fresh, trial, stage.name) if lines else 1
+        most = _sufficient(fresh, trial.stage(stage.name)) if lines else 1
         for suspect in fresh[: min(most, LINES + 1 - len(lines))]:
             lines = _with_line(search, lines, (suspect, finding_of(search, suspect, trial, stage)))
         # another fix may have been the same run; what is next is seen in this one
@@ -53,8 +53,7 @@ def widen(search: Search, stage: StageError) -> bool:
         error, least = trial.stage(stage.name), stage if best is None else best[1].stage(stage.name)
         if helps(error, stage) and error.error <= least.error:
             best = lines, trial
-            finite = stage.error.non_finite and not error.error.non_finite
-            if (finite and error.fails) or trial.is_enough(stage.name):
+            if not error.fails or (stage.error.non_finite and not error.error.non_finite):
                 break
     if best is None:
         return False
@@ -62,13 +61,13 @@ def widen(search: Search, stage: StageError) -> bool:
     return True
 
 
-def _sufficient(suspects: Sequence[Suspect], trial: Trial, name: str) -> int:
-    """Returns how many lines leave a few roundings of the error, by their shares."""
-    error = trial.stage(name).error
-    if error.non_finite:
+def _sufficient(suspects: Sequence[Suspect], error: StageError) -> int:
+    """Returns how many lines leave too small an error to fail, by their shares."""
+    if error.error.non_finite:
         return 1
-    left = error.relative * (1 - np.cumsum([x.share for x in suspects]))
-    return int(np.argmax(left <= trial.few)) + 1 if (left <= trial.few).any() else len(suspects)
+    left = error.error.relative * (1 - np.cumsum([x.share for x in suspects]))
+    enough = left <= ENOUGH * error.limit
+    return int(np.argmax(enough)) + 1 if enough.any() else len(suspects)
 
 
 def _with_line(search: Search, lines: Sequence[Line], new: Line) -> list[Line]:
@@ -117,14 +116,16 @@ def wide(search: Search, lines: Sequence[Line]) -> Fix:
 def _fewer(
     search: Search, stage: StageError, lines: list[Line], trial: Trial
 ) -> tuple[list[Line], Trial]:
-    for line in lines[:-1] if len(lines) > 1 else []:
+    """Returns the lines without those that the error doesn't need, and the run with them."""
+    whole = trial.stage(stage.name).error
+    enough = max(2 * whole.relative, trial.few)
+    for line in sorted(lines, key=lambda x: x[0].share):
         rest = [x for x in lines if x is not line]
-        after = search.attempt(wide(search, rest))
-        if after is None:
-            continue
-        error, whole = after.stage(stage.name).error, trial.stage(stage.name).error
-        if error.non_finite <= whole.non_finite and error.relative <= 2 * whole.relative:
-            lines, trial = rest, after
+        after = search.attempt(wide(search, rest)) if rest else None
+        if after is not None:
+            error = after.stage(stage.name).error
+            if error.non_finite <= whole.non_finite and error.relative <= enough:
+                lines, trial = rest, after
     return lines, trial
 
 
