@@ -1,8 +1,7 @@
-"""The built site (``make docs``): questions of newcomers lead to their pages, 28 of 35 with the first
-result, and no table is wider than its column.
+"""The built site (``make docs``): questions of newcomers lead to their pages, 28 of 35 with the
+first result, and no table is wider than its column.
 
-The index is ranked as lunr does, by BM25 over stemless
-words with the titles of sections weighted.
+The index is ranked as lunr does, by BM25 over stemless words with the titles of sections weighted.
 """
 
 import json
