@@ -113,9 +113,10 @@ def torture(records: list[dict[str, str]]) -> list[str]:
         f"{cases}; n = {lengths}: {count} vectors for each format, all of whose norms the format "
         "holds. Worst and mean error in ulps where the result is finite; lost: results that aren't "
         "finite (overflow, or a negative or undefined intermediate); flushed: 0 that isn't 0.",
+        "Each cell: worst (mean); lost; flushed.",
         "",
-        "| method | " + " | ".join(f"{f}: worst | mean | lost | flushed" for f in formats) + " |",
-        "|---|" + "---:|---:|---:|---:|" * len(formats),
+        f"| method | {' | '.join(formats)} |",
+        "|---|" + "---:|" * len(formats),
     ]
     for method in NORM_METHODS:
         cells = []
@@ -127,7 +128,7 @@ def torture(records: list[dict[str, str]]) -> list[str]:
                 sum(finite), 1
             )
             lost, flushed = (sum(int(r[c]) for r in rows) for c in ("overflows", "flushes"))
-            cells.append(f"{worst:.3g} | {mean:.2g} | {lost} | {flushed}")
+            cells.append(f"{worst:.3g} ({mean:.2g}); {lost}; {flushed}")
         lines.append(f"| `{method}` | " + " | ".join(cells) + " |")
     return lines
 

@@ -1,6 +1,6 @@
 """Makes the pages that scalewise writes, and takes pictures of them for docs/screenshots.md.
 
-    make screenshots
+    make docs screenshots  # the home page and a notebook are those of the built site
 
 Each page is opened in Chromium at 1280 and at 390 pixels, light and dark. The script exits with 1
 if a page is wider than its window or if the browser reports an error, such as a refused script.
@@ -29,6 +29,7 @@ from scalewise.cli._program import load_program
 
 HERE = Path(__file__).parent
 PICTURES = HERE / "screenshots"
+SITE = HERE.parent / "site"
 WIDTHS = {1280: 800, 390: 800}  # of the window, and its height
 KEPT = {(1280, "light"), (390, "dark")}  # in the repository; the others are looked at alone
 
@@ -76,6 +77,8 @@ def pages(folder: Path) -> Iterator[Path]:
     sw.plan(loss_of, 6.5)(params, x).save(plan)
     yield plan
     yield HERE / "explore.html"
+    yield SITE / "index.html"
+    yield SITE / "notebooks" / "train_nnx.html"
 
 
 def problems(

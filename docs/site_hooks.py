@@ -42,6 +42,7 @@ PACKAGES = {  # and what each page says first
 }
 ELSEWHERE = {"cli", "layers", "torch"}  # packages with pages made in other ways
 # the search's first results: what helps, before reference and results
+WIDE = {"checkpoints.md", "formats.md"}  # whose tables need the room of the table of contents
 FIRST = {"get-started", "guides", "tutorials", "notebooks", "faq.md", "frameworks.md", "torch.md"}
 SHIM = "https://unpkg.com/iframe-worker/shim"  # of the theme's plugin "offline"
 FOREIGN = re.compile(
@@ -92,6 +93,8 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
         page.meta["search"] = {"exclude": True}
     else:
         page.meta.setdefault("search", {"boost": 2.0 if folder in FIRST else 1.0})
+    if page.file.src_uri in WIDE:
+        page.meta["hide"] = ["toc"]
     generated = GENERATED.search(markdown)
     if generated:
         foot = " ".join(generated[1].split())

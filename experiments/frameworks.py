@@ -25,6 +25,9 @@ FRAMEWORKS = {
     "Flax Linen": "digits_linen",
     "Equinox": "digits_equinox",
     "Haiku": "digits_haiku",
+    "Keras": "digits_keras",
+    "NumPyro": "digits_numpyro",
+    "as MaxText": "gpt_linen",
 }
 RECIPES = (
     "fp8", "mxfp8", "fp16", "bf16", "fp8_rowwise", "fp8_blockwise", "nvfp4", "mxfp4",

@@ -38,6 +38,8 @@ def test_there_are_no_integer_formats(integer):
     ):
         with pytest.raises(ValueError, match="no integer formats: its smallest are e4m3fn"):
             call()
+    with pytest.raises(ValueError, match="no integer formats"):
+        sw.autoscale(loss_of, "int8")
 
 
 def pair():

@@ -125,7 +125,7 @@ def unknown(text: str, *kinds: str, where: str) -> str:
     expected = f"expected one of {_listed(names)}" if names else "expected"
     if "policy" in kinds:
         expected += f"{' or' if names else ''} a policy such as 'p=f32,c=bf16,o=f32'"
-    if both and is_of_integers(text):
+    if "rounding mode" not in kinds and is_of_integers(text):
         return f"{where}: {text!r} {OF_INTEGERS}"
     other = kind_of(text)
     if other is not None:
