@@ -111,9 +111,10 @@ def torture(records: list[dict[str, str]]) -> list[str]:
         "## The torture set",
         "",
         f"{cases}; n = {lengths}: {count} vectors for each format, all of whose norms the format "
-        "holds. Worst and mean error in ulps where the result is finite; lost: results that aren't "
-        "finite (overflow, or a negative or undefined intermediate); flushed: 0 that isn't 0.",
-        "Each cell: worst (mean); lost; flushed.",
+        "holds.",
+        "",
+        "Each cell: the worst (the mean) error in ulps where the result is finite; how many results "
+        "aren't (overflow, or a negative or undefined intermediate); how many are 0 and shouldn't be.",
         "",
         f"| method | {' | '.join(formats)} |",
         "|---|" + "---:|" * len(formats),

@@ -176,3 +176,34 @@ def test_an_overflow_of_an_own_cast_is_told_in_its_format():
     assert "exceeds E4M3FN's maximum" in worst.evidence
     assert worst.fix.indices == worst.equations
     assert worst.error_after < 1e-3
+
+
+def masked(scores, mask):
+    scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
+    return scores - jnp.max(scores, -1, keepdims=True)
+
+
+def masked_attention(scores, mask):
+    return jax.nn.softmax(masked(scores, mask)) + 0.0 * jnp.sum(scores)
+
+
+@pytest.mark.parametrize("f", [masked, masked_attention])
+def test_a_row_without_unmasked_scores_is_no_fault(f):
+    """A dtype's smallest number is FP16's own in FP16, and float32's in the reference."""
+    report = sw.audit(f, "fp16")(SMALL, (jnp.arange(8) < 5)[:, None])
+    assert not report.findings
+    assert float(report.error) < 2.0**-10
+
+
+SMALLEST = 1e-9
+
+
+def test_constants_that_the_program_rounds_itself_are_those_of_the_source():
+    def entropy(x, eps=1e-9):
+        p = jax.nn.softmax(x.astype(jnp.float16))
+        return jnp.mean(jnp.log(p + 1e-9)) + jnp.mean(jnp.log(p + eps) + jnp.log(p + SMALLEST))
+
+    report = sw.audit(entropy, "fp16")(jnp.array([[20.0, 0.0, 1.0], [1.0, 30.0, 0.0]]))
+    first = report.findings[0]
+    assert (first.kind, first.evidence) == ("underflow", "the constant 1e-09 flushed to zero")
+    assert float(report.error_fixed) < 1e-3

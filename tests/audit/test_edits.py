@@ -402,6 +402,8 @@ STATEMENTS = {
     "y = x.astype(w.dtype) * 2": "y = x.astype(jnp.float32) * 2",
     "y = s * jnp.arange(9, dtype=x.dtype)": "y = jnp.float32(s) * jnp.arange(9, dtype=jnp.float32)",
     "y = jnp.sum(x * x, dtype=x.dtype)": None,
+    "y = x * jnp.asarray(0.1, w.dtype)": "y = jnp.float32(x) * jnp.asarray(0.1, jnp.float32)",
+    "y = {'a': x, 'b': s + t}": "y = {'a': x, 'b': jnp.float32(s) + jnp.float32(t)}",
     "y = t.at[i].add(x)": "y = jnp.float32(t).at[i].add(jnp.float32(x))",
     "y = relu(self.inner(x)) ** 2": "y = relu(jnp.float32(self.inner(x))) ** 2",
     "y = x.sum() / self.mean": "y = jnp.float32(x).sum() / jnp.float32(self.mean)",

@@ -13,7 +13,8 @@ from scalewise.cli import _program
 
 ROOT = Path(__file__).parents[2]
 NAMES = {
-    "cnn", "digits_equinox", "digits_haiku", "digits_linen", "digits_nnx", "gpt", "graph",
+    "cnn", "digits_equinox", "digits_haiku", "digits_keras", "digits_linen", "digits_nnx",
+    "digits_numpyro", "gpt", "gpt_linen", "graph",
     "logistic", "lstm", "mlp", "moe", "pole", "resnet", "unet", "wave",
 }  # fmt: skip
 

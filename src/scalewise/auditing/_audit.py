@@ -146,7 +146,8 @@ def audit(
         dtypes: under a format, ``"as_written"`` for what the program computes in the format's
             dtype: arguments are cast to it, and what the program or JAX itself computes in float32
             (a conversion, a mean) stays there; ``"all"`` to round each operation's result to the
-            format. None for "as_written" if the function takes 16-bit arrays.
+            format. None for "as_written", unless the function takes float32 alone or calls back to
+            the host.
         device: under a recipe, the device whose matrix units add up the products, bit for bit, as
             for :func:`scalewise.autoscale`'s ``emulate``. Products that lose accuracy by these
             sums, and not by their operands, are findings of kind "accumulation".

@@ -103,7 +103,7 @@ def _dtypes(node: ast.expr) -> list[ast.expr]:
         return []
     given = [x.value for x in node.keywords if x.arg == "dtype"]
     casts = name_of(node.func) == "astype"
-    named = [x for x in node.args if casts or name_of(x).startswith(("dtype", "float", "bfloat"))]
+    named = [x for x in node.args if casts or name_of(x) in ("dtype", "float16", "bfloat16")]
     return [*given, *named[:1]]
 
 
@@ -278,7 +278,8 @@ def _operands(node: ast.expr, names: Mapping[str, Any], top: bool = False) -> It
         case ast.Compare(left, _, others):
             for x in (left, *others):
                 yield from _operands(x, names)
-        case ast.Tuple(elements) | ast.List(elements):  # which may be trees of arrays
+        # which may be trees of arrays
+        case ast.Tuple(elements) | ast.List(elements) | ast.Dict(values=elements):
             for x in elements:
                 computes = any(isinstance(y, ast.BinOp | ast.Call) for y in ast.walk(x))
                 yield from _operands(x, names, top) if computes else ()
