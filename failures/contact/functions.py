@@ -157,9 +157,8 @@ def overlaps_fixed(boxes):
 
 def equal_boxes():
     first = np.float32([[1.43, 0.256, 3.78, 7.37], [2.0, 3.0, 4.0, 2.0], [5.0, 5.0, 2.0, 3.0]])
-    return first, np.float32(
-        [[1.43, 0.256, 3.78, 7.37], [2.5, 3.0, 4.5, 2.0], [5.0, 5.0, 2.0, 3.0]]
-    )
+    second = np.float32([[1.43, 0.256, 3.78, 7.37], [2.5, 3.0, 4.5, 2.0], [5.0, 5.0, 2.0, 3.0]])
+    return first, second
 
 
 @failing(
