@@ -48,6 +48,7 @@ SETS = {  # modules with the programs of each set
     "steps": ("torch.steps",),
     "paddle": ("paddle",),
     "trainings": ("trainings.transformers", "trainings.classifiers", "trainings.healthy"),
+    "contact": ("contact.functions", "contact.trainings", "contact.healthy"),
 }  # fmt: skip
 SCORED = {"corpus": 2, "trainings": 3}  # one program in so many is only scored, by a hash
 OPTIONAL = ("keras", "numpyro")  # without them their programs are left out

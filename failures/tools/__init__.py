@@ -11,7 +11,7 @@ from typing import Any
 from ..programs import Answer
 
 REPEATS = 5  # calls of a compiled program whose median time is taken
-JAX = ("gallery", "corpus", "trainings")
+JAX = ("gallery", "corpus", "trainings", "contact")
 TORCH = ("torch", "steps")
 
 
