@@ -113,8 +113,9 @@ def torture(records: list[dict[str, str]]) -> list[str]:
         f"{cases}; n = {lengths}: {count} vectors for each format, all of whose norms the format "
         "holds.",
         "",
-        "Each cell: the worst (the mean) error in ulps where the result is finite; how many results "
-        "aren't (overflow, or a negative or undefined intermediate); how many are 0 and shouldn't be.",
+        "Each cell: the worst (the mean) error in ulps where the result is finite; how many "
+        "results aren't (overflow, or a negative or undefined intermediate); how many are 0 and "
+        "shouldn't be.",
         "",
         f"| method | {' | '.join(formats)} |",
         "|---|" + "---:|" * len(formats),

@@ -301,7 +301,7 @@ def _operands(node: ast.expr, names: Mapping[str, Any], top: bool = False) -> It
         case ast.Call(ast.Name() | ast.Attribute(), arguments) if name_of(node.func) in NUMBERS_AT:
             for i in NUMBERS_AT[name_of(node.func)]:
                 yield from _operands(arguments[i], names) if i < len(arguments) else ()
-        case ast.Call(ast.Attribute(owner, "astype"), [dtype]) if _is_integers(dtype):
+        case ast.Call(ast.Attribute(owner, "astype"), [dtype]) if _quantizes(dtype):
             yield from _operands(owner, names)
         case ast.Call(ast.Attribute(ast.Subscript(ast.Attribute(array, "at"))), arguments):
             for x in (array, *arguments):
@@ -350,8 +350,9 @@ def _is_jaxs(names: Mapping[str, Any], name: str) -> bool:
     return str(getattr(names.get(name), "__module__", "")).partition(".")[0] == "jax"
 
 
-def _is_integers(dtype: ast.expr) -> bool:
-    return name_of(dtype).startswith(("int", "uint", "bool"))
+def _quantizes(dtype: ast.expr) -> bool:
+    """Returns whether numbers of a dtype are codes of the program's own."""
+    return name_of(dtype).startswith(("int", "uint", "bool", "float8", "float6", "float4"))
 
 
 def _is_of_scipy(node: ast.expr, names: Mapping[str, Any]) -> bool:

@@ -413,7 +413,7 @@ def _widened(
     file: str, lines: Mapping[int, Sequence[EquationStatistics]], dtype: str
 ) -> list[Edit]:
     """Returns the edits of statements, and of what a loop begins with if a statement computes what
-    it carries: a loop carries one type. [] if one of them isn't known."""
+    it carries: a loop carries one type. [] if what it begins with isn't known."""
     tree = _tree(file)
     if tree is None:
         return []
@@ -424,7 +424,7 @@ def _widened(
         gathers = any(e.primitive.startswith("scatter") for e in computed)
         parts = operands(node, names, gathers) if node else []
         if node is None or not parts:
-            return []
+            continue  # a run of the program with the others tells whether they do
         found.setdefault(_span(node), []).extend(parts)
         if loop is not None:
             loops.setdefault(loop.body, (loop, {}))[1][node] = parts

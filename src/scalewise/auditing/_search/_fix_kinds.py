@@ -162,7 +162,7 @@ def _rewrite(context: Context) -> Iterator[Fix]:
     own = set(group.indices)
     equations = {e.index: e for e in context.equations}
     found: dict[str, list[Rewrite]] = {}
-    known = [x for x in context.rewrites if x.root in equations]
+    known = [x for x in context.rewrites if x.root in equations and not _overflows(x, context)]
     for rewrite in known:
         found.setdefault(rewrite.text, []).append(rewrite)
     for alike in sorted(found.values(), key=lambda own: -len(own[0].inner)):
@@ -173,6 +173,16 @@ def _rewrite(context: Context) -> Iterator[Fix]:
         for some in (line, alike) if len(alike) > len(line) else (line,):
             if written:
                 yield _rewritten(some, known, everywhere=some is not line)
+
+
+def _overflows(rewrite: Rewrite, context: Context) -> bool:
+    """Returns whether a sum of exponentials exceeds the format divided by the largest one, too."""
+    inner = [e for e in context.equations if e.index in rewrite.inner]
+    total, largest = (
+        max((e["amax"] for e in inner if e.primitive == name), default=0.0)
+        for name in ("reduce_sum", "exp")
+    )
+    return largest > 0 and total > float(context.fmt.max) * largest
 
 
 def _rewritten(some: Sequence[Rewrite], known: Sequence[Rewrite], *, everywhere: bool) -> Fix:
