@@ -133,6 +133,7 @@ def _local(html: str, uri: str) -> str:
         PluginError: the page would load something else from another host.
     """
     html = html.replace(SHIM, "../" * uri.count("/") + "assets/worker.js")
+    html = html.replace('data-md-component="source"', "")  # asks GitHub for numbers of the project
     foreign = FOREIGN.search(html)
     if foreign:
         raise PluginError(f"{uri or '404.html'} loads {foreign[0]}")
