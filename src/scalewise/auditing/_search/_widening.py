@@ -133,8 +133,7 @@ def _accept_lines(search: Search, stage: StageError, lines: Sequence[Line], tria
     whole, found = wide(search, lines), []
     some = [e for e in search.outcome.equations if e.index in {*whole.indices}]
     all_lines = f"{search.word} for {described(some, some)}" if some else str(whole)
-    # what amplifies an ordinary error, or leaves the range, stands before where that is made
-    for line in sorted(lines, key=lambda x: x[1].kind == "amplified"):
+    for line in lines:
         own = wide(search, [line])
         others = [str(wide(search, [x])) for x in lines if x is not line]
         text = f"{own}, together with {joined(others)}" if others else str(whole)
