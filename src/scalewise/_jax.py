@@ -212,8 +212,8 @@ def user_frames(eqn: jex.JaxprEqn) -> Iterator[tuple[str, int, str]]:
 def user_positions(eqn: jex.JaxprEqn) -> Iterator[tuple[str, int, int, int, int]]:
     """Yields file, line, column, last line and last column of the same frames."""
     for frame in source_info_util.user_frames(eqn.source_info.traceback):
-        file, _, *span = frame
-        yield file, *span
+        start, end = (frame.start_line, frame.start_column), (frame.end_line, frame.end_column)
+        yield frame.file_name, *start, *end
 
 
 def entry(eqn: jex.JaxprEqn) -> str:
