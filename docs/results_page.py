@@ -258,8 +258,8 @@ CLAIMS = (
     Claim(said("The wheel works on Python 3.11 to 3.13; a typed program passes pyright --strict"),
           "python -m proofs.wheels --torch", "index.md", (), ON_24),
     Claim(said("From a clone to one's own step in FP8, two lines changed: 214 s for the"
-               " installation with all frameworks and torch, then 11 to 26 s each for plain JAX, NNX, Equinox,"
-               " Keras, torch"),
+               " installation with all frameworks and torch, then 11 to 26 s each for plain JAX,"
+               " NNX, Equinox, Keras, torch"),
           "python -m proofs.first_minutes", "get-started/install.md", (), ON_29),
     Claim(said("160 faults put into quantised checkpoints are named beside the original, 122 alone,"
                " with no false alarm in 36 clean files"), "python -m proofs.checkpoints.mutants",
