@@ -10,7 +10,7 @@ from typing import Any
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
 import jax
-import keras
+import keras  # pyright: ignore[reportMissingImports]
 import numpy as np
 
 Tree = Any

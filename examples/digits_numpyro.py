@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
-from numpyro.infer import SVI, Trace_ELBO
-from numpyro.infer.autoguide import AutoNormal
+import numpyro  # pyright: ignore[reportMissingImports]
+import numpyro.distributions as dist  # pyright: ignore[reportMissingImports]
+from numpyro.infer import SVI, Trace_ELBO  # pyright: ignore[reportMissingImports]
+from numpyro.infer.autoguide import AutoNormal  # pyright: ignore[reportMissingImports]
 
 Tree = Any
 IMAGES = 1797
