@@ -103,9 +103,9 @@ nightly: $(VENV)/.ready  ## every command of docs/results.md, recorded anew
 	run $(BIN)/python -m failures score --tool scalewise --set gallery --record --again; \
 	run $(MAKE) corpus; \
 	run $(MAKE) scoreboard; \
+	run $(MAKE) screenshots; \
 	run $(MAKE) prove; \
 	run $(MAKE) references; \
-	run $(MAKE) screenshots; \
 	run $(BIN)/python docs/functions_page.py measure; \
 	run $(BIN)/python -m proofs.norms; \
 	run $(BIN)/python -m proofs.normalise; \
@@ -166,7 +166,7 @@ docs: .venv-docs/.ready   ## the site, in site/; warnings are errors
 	.venv-docs/bin/python $(INSTALL) --quiet --editable '.[train]' --group docs
 	@touch $@
 
-screenshots: $(VENV)/.ready  ## pictures of the pages for docs/screenshots.md; needs Chromium
+screenshots: $(VENV)/.ready docs  ## pictures of the pages for docs/screenshots.md; needs Chromium
 	$(BIN)/python $(INSTALL) --quiet --group screenshots
 	$(BIN)/python docs/screenshots.py
 

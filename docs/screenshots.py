@@ -1,6 +1,6 @@
 """Makes the pages that scalewise writes, and takes pictures of them for docs/screenshots.md.
 
-    make docs screenshots  # the home page and a notebook are those of the built site
+    make screenshots  # the home page and a notebook are those of the site that it builds
 
 Each page is opened in Chromium at 1280 and at 390 pixels, light and dark. The script exits with 1
 if a page is wider than its window or if the browser reports an error, such as a refused script.

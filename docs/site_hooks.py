@@ -41,8 +41,8 @@ PACKAGES = {  # and what each page says first
     "primitives": "One row of facts for each primitive of JAX.",
 }
 ELSEWHERE = {"cli", "layers", "torch"}  # packages with pages made in other ways
+WIDE = {"checkpoints.md", "formats.md"}  # pages without a table of contents, for wide tables
 # the search's first results: what helps, before reference and results
-WIDE = {"checkpoints.md", "formats.md"}  # whose tables need the room of the table of contents
 FIRST = {"get-started", "guides", "tutorials", "notebooks", "faq.md", "frameworks.md", "torch.md"}
 SHIM = "https://unpkg.com/iframe-worker/shim"  # of the theme's plugin "offline"
 FOREIGN = re.compile(

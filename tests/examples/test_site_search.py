@@ -1,5 +1,5 @@
 """The built site (``make docs``): questions of newcomers lead to their pages, 28 of 35 with the
-first result.
+first result, and no table is wider than its column.
 
 The index is ranked as lunr does, by BM25 over stemless words with the titles of sections weighted.
 """
@@ -11,6 +11,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+
+from browsers import needs_a_browser, opened
 
 INDEX = Path(__file__).parents[2] / "site" / "search" / "search_index.json"
 QUESTIONS = {
@@ -50,6 +52,9 @@ QUESTIONS = {
     "hugging face": ("torch", "tutorials/pytorch", "faq", "guides/convert-a-checkpoint"),
     "recipe by name with mypy": ("guides/recipes",),
 }
+WIDE_TABLES = """() => [...document.querySelectorAll(".md-typeset table:not([class])")]
+    .filter(table => table.scrollWidth > document.querySelector("article").clientWidth)
+    .map(table => table.innerText.slice(0, 60))"""
 STOP = {"a", "an", "the", "to", "in", "on", "is", "my", "of", "for", "with", "by", "it", "and"}
 
 
@@ -92,3 +97,18 @@ def test_there_are_35_questions_whose_pages_exist():
         any((docs / f"{p}{end}").is_file() for p in pages for end in (".md", ".ipynb"))
         for pages in QUESTIONS.values()
     )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not INDEX.exists(), reason="the site isn't built: make docs")
+@needs_a_browser
+def test_no_table_is_wider_than_its_column():
+    wide = {}
+    with opened("about:blank") as page:
+        page.set_viewport_size({"width": 1280, "height": 800})
+        for path in sorted(INDEX.parents[1].rglob("*.html")):
+            if "<table>" in path.read_text():
+                page.goto(path.as_uri(), wait_until="domcontentloaded")
+                if found := page.evaluate(WIDE_TABLES):
+                    wide[path.name] = found
+    assert not wide

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..._jax import Jaxpr, Tracer, avals_of, jex, open_jaxpr, user_frames, with_literals
 from ...interpret import Program, all_equations, is_float
-from ._written import written
+from ._source_numbers import source_numbers
 
 Place = tuple[object, ...]
 
@@ -37,7 +37,7 @@ def with_wide_constants(program: Program, wide: Program) -> Program:
     for eqn in all_equations(program.jaxpr):
         left = [x for x in eqn.invars if isinstance(x, jex.Literal) and id(x) not in numbers]
         for literal in filter(_in_16_bits, left):
-            number = _only(literal.val, written(eqn))
+            number = _only(literal.val, source_numbers(eqn))
             if number is not None:
                 numbers[id(literal)] = np.asarray(number, np.float32)
     body, consts = open_jaxpr(program.jaxpr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import linecache
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from ..._jax import jex, user_positions
 CONSTANT = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop)
 
 
-def written(eqn: jex.JaxprEqn) -> list[float]:
+def source_numbers(eqn: jex.JaxprEqn) -> list[float]:
     """Returns the numbers in the source's expression of an equation.
 
     A name stands for the numbers that its file assigns to it, gives it as a default, or passes as
@@ -55,8 +56,16 @@ def _constant(node: ast.AST | None) -> list[float]:
     """Returns the number that an expression of numbers alone is; [] for another expression."""
     if not isinstance(node, ast.expr) or not all(isinstance(x, CONSTANT) for x in ast.walk(node)):
         return []
-    number = eval(compile(ast.Expression(node), "", "eval"), {})  # the program has run it already
-    return [float(number)] if isinstance(number, int | float) else []
+    own = copy.deepcopy(node)
+    for x in ast.walk(own):
+        if isinstance(x, ast.Constant):
+            if not isinstance(x.value, int | float):
+                return []
+            x.value = float(x.value)  # a power of floats takes no time, and no memory
+    try:
+        return [float(eval(compile(ast.Expression(own), "", "eval"), {}))]
+    except (ArithmeticError, TypeError):  # of code that never runs
+        return []
 
 
 def _name(node: ast.AST) -> str | None:
