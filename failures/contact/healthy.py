@@ -1,4 +1,4 @@
-"""Programs with correct mixed precision: masks, clamps, float32 islands, loss scales."""
+"""Programs with correct mixed precision: masks, clamps, parts in float32, loss scales."""
 
 from functools import partial
 
