@@ -457,3 +457,24 @@ def test_an_overflow_behind_another_is_named_rather_than_a_rounding():
     found = {(f.kind, f.primitive) for f in report.findings if f.fix}
     assert found == {("overflow", "reduce_sum"), ("overflow", "mul")}  # of two lengths of 680 too
     assert report.error_fixed.relative < 2.0**-10
+
+
+def test_a_fix_that_leaves_no_error_hides_nothing():
+    """The tanh's derivative is 0 for all of these numbers, in float32 too."""
+
+    def f(w):
+        return jax.grad(lambda w: jnp.mean(1e-7 * jnp.tanh(w)))(w)
+
+    report = sw.audit(f, "fp16")(jnp.full(8, 40.0))
+    assert report.verdict.startswith("Yes")
+
+
+def test_a_part_that_is_not_finite_is_explained_before_one_that_is_inexact():
+    def step(w, x):
+        loss, g = jax.value_and_grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(w)
+        direction = g * 3e4
+        return {"w": w - direction / jnp.sqrt(jnp.sum(direction * direction))}, loss
+
+    report = sw.audit(step, "fp16")(normal(0, 64, 8), normal(1, 4, 64))
+    assert report.findings[0].kind == "overflow"
+    assert "direction * direction" in report.findings[0].source

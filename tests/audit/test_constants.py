@@ -138,3 +138,17 @@ def test_a_flushed_constant_beside_a_larger_error_is_no_cause():
     (finding, *_) = sw.audit(ridge, "fp16")(1e-4 * normal(2, (20, 4)), normal(3, (20,))).findings
     assert finding.kind == "underflow"
     assert finding.source.startswith("squares =")
+
+
+def test_a_number_that_float32_rounds_as_well_is_that_of_the_source():
+    """``1 + 1e-9`` is 1 in float32 too, so that no fix in float32 helps."""
+
+    def f(x):
+        return (1 - x) / (1.0 + 1e-9 - x)
+
+    x = jnp.ones(3)
+    report = sw.audit(f, "fp16")(x)
+    assert "1.000000001 becomes 1" in report.findings[0].evidence
+    assert report.wide == "float64"
+    assert report.error_fixed.non_finite == 0
+    assert np.isfinite(report.apply_fixes(f)(x)).all()

@@ -60,7 +60,7 @@ def operands(node: ast.stmt, names: Mapping[str, Any], gathers: bool) -> list[as
     accumulated in that dtype."""
     value = getattr(node, "value", None)
     assigns = isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Return)
-    if not assigns or not isinstance(value, ast.expr) or _is_leaf(value):
+    if not assigns or not isinstance(value, ast.expr) or is_leaf(value):
         return []
     try:
         found = list(_operands(value, names, top=True))
@@ -259,7 +259,7 @@ def _read(node: ast.AST) -> set[str]:
     return {name for x in ast.iter_child_nodes(node) for name in _read(x)}
 
 
-def _is_leaf(node: ast.expr) -> bool:
+def is_leaf(node: ast.expr) -> bool:
     """Returns True for a name, ``p["w"]`` and ``self.w``."""
     while isinstance(node, ast.Attribute | ast.Subscript):
         node = node.value
@@ -291,7 +291,7 @@ def _operands(node: ast.expr, names: Mapping[str, Any], top: bool = False) -> It
             yield from _operands(value, names) if attribute in ARRAYS else ()
         case ast.Attribute(value) if _is_imported(value, names):
             return  # jnp.pi
-        case ast.Subscript(value) if not _is_leaf(node):
+        case ast.Subscript(value) if not is_leaf(node):
             known = list(_operands(value, names, top))
             yield from [node] if known == [value] else known  # which may be one of several results
         case ast.Call(ast.Attribute(owner, name)) if name in FIRST & METHODS and not _is_imported(
@@ -327,7 +327,7 @@ def _operands(node: ast.expr, names: Mapping[str, Any], top: bool = False) -> It
             yield from _arguments(node, names)
         case ast.Call(ast.Name() | ast.Attribute()):
             yield from _result(node, top)
-        case _ if _is_leaf(node):
+        case _ if is_leaf(node):
             yield node
         case _:
             raise _NotKnownError

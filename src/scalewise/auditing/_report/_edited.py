@@ -149,11 +149,11 @@ def _pairs(
 ) -> Iterator[tuple[tuple[str, int], tuple[CodeType, CodeType | None]]]:
     """Yields, by the name and line of a function, its new code and, if its defaults are other ones,
     code that defines a function ``f`` with them."""
-    codes = [list(_codes(compile(text, file, "exec"))) for text in (old, new)]
-    if [x.co_qualname for x in codes[0]] != [x.co_qualname for x in codes[1]]:
-        raise NotEditableError("the edited file has other functions")
+    codes = [_codes_by_name(text, file) for text in (old, new)]
     definitions = [_definitions(text) for text in (old, new)]
-    for own, other in zip(*codes, strict=True):
+    # an edit may add functions; which of several of one name a live one is, isn't known then
+    same = [name for name, own in codes[0].items() if len(own) == len(codes[1].get(name, ()))]
+    for own, other in (pair for x in same for pair in zip(codes[0][x], codes[1][x], strict=True)):
         before = definitions[0].get(own.co_firstlineno)
         after = definitions[1].get(other.co_firstlineno)
         defaults = None
@@ -162,6 +162,13 @@ def _pairs(
             tree = ast.fix_missing_locations(ast.Module([function], []))
             defaults = compile(tree, file, "exec")
         yield _name(own), (other, defaults)
+
+
+def _codes_by_name(text: str, file: str) -> dict[str, list[CodeType]]:
+    found = collections.defaultdict(list)
+    for code in _codes(compile(text, file, "exec")):
+        found[code.co_qualname].append(code)
+    return found
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

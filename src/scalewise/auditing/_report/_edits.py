@@ -9,7 +9,7 @@ import linecache
 import re
 import sys
 import tokenize
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import numpy as np
 from .._run._equation_statistics import EquationStatistics
 from .._search._findings import Finding
 from .._search._fixes import Edit, Fix
-from ._conversions import Loop, converted, loop_around, numpy_in, operands, starts
+from ._conversions import Loop, converted, is_leaf, loop_around, numpy_in, operands, starts
 from ._patterns import expressions, replacement, scaled_gradient, uncast
 from ._summary import Summary
 
@@ -66,7 +66,9 @@ def _of_fix(report: Summary, finding: Finding) -> list[Edit]:
     if not fix.indices:
         return _expressed(report, fix, user)
     if finding.callers:
-        found = _first(_argument(finding, *place, None) for place in user)
+        found = _first(_argument(finding, *place, None) for place in user) or _first(
+            _called_with(finding, *place, fix.word) for place in user
+        )
         return [found] if found else []
     chosen = [e for e in report.equations if e.index in set(fix.indices)]
     if chosen and all(e.quantizes for e in chosen):
@@ -146,11 +148,13 @@ def _expressed(report: Summary, fix: Fix, user: Sequence[tuple[str, int]]) -> li
     """
     found: list[Edit] = []
     if fix.power and 2.0**fix.power <= report.largest:
-        places = (e.caller.rpartition(":")[0] or e.file for e in report.equations)
-        for file in filter(None, dict.fromkeys(places)):
+        places = {_place(e.caller) if e.caller else (e.file, e.line) for e in report.equations}
+        for file in sorted({file for file, _ in places if file}):
             tree, source = _tree(file), "".join(linecache.getlines(file))
             change = partial(scaled_gradient, scale=f"2.0**{fix.power}", source=source)
-            found += _changed(file, tree, change) if tree else []
+            for edit in _changed(file, tree, change) if tree else ():
+                lines = _body(_function(tree, edit.line))
+                found += [edit] if any(x == file and line in lines for x, line in places) else []
         return found if len(found) == 1 else []
     for file, line in dict.fromkeys(user):
         tree = _tree(file)
@@ -178,6 +182,12 @@ def _function(tree: ast.Module, line: int) -> ast.AST:
     ]  # fmt: skip
     named = [node for node in around if isinstance(node, ast.FunctionDef)]
     return max(named, key=lambda node: node.lineno, default=tree)
+
+
+def _body(node: ast.AST) -> Container[int]:
+    """Returns the lines of a function; of a module, all."""
+    last = getattr(node, "end_lineno", sys.maxsize)
+    return range(getattr(node, "lineno", 1), last + 1)
 
 
 def _changed(file: str, scope: ast.AST, change: Callable[[ast.expr], str | None]) -> list[Edit]:
@@ -318,6 +328,20 @@ def _argument(
     before = [x for x in found if x[0].lineno <= line]
     node, (name, value) = max(before or found, key=lambda x: x[0].lineno)
     return _with_argument(file, node, name, value)
+
+
+def _called_with(finding: Finding, file: str, line: int, dtype: str) -> Edit | None:
+    """Returns the edit of a library's call at a line, whose trees of arrays get a dtype."""
+    tree = _tree(file)
+    node, names = (_statement(tree, line), _imports(tree)) if tree else (None, {})
+    calls = [x for x in ast.walk(node) if isinstance(x, ast.Call)] if node else []
+    own = [x for x in calls if _is_of(_resolved(x.func, names), finding)]
+    parts = [x for call in own[:1] for x in call.args if is_leaf(x)]
+    if node is None or not parts:
+        return None
+    first, last = _span(node)
+    change = partial(converted, parts=parts, first=first, names=names, dtype=dtype, trees=parts)
+    return _edited(file, first, last, change)
 
 
 def _in_function(tree: ast.Module, node: ast.expr) -> bool:

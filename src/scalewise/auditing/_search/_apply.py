@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from ..._jax import ShapedArray, is_tracing
 from ..._types import PyTree
@@ -103,6 +104,11 @@ class FixedEmulation(EmulationWithDraws, TableEmulation):
     indices: Indices = dataclasses.field(default_factory=dict)
     seen: set[tuple[int, ...]] = dataclasses.field(default_factory=set)  # paths interpreted so far
     limits: set[float] = dataclasses.field(default_factory=set)  # as in the audit
+
+    @functools.cached_property
+    def carrier(self) -> DTypeLike:
+        double = self.setting is not None and self.setting.double
+        return jnp.float64 if double else super().carrier
 
     def constant(self, x: np.ndarray, aval: ShapedArray) -> Any:
         assert self.setting is not None

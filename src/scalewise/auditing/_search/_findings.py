@@ -77,7 +77,7 @@ class Finding:
 
     @property
     def where(self) -> str:
-        """``model.py:12``, the user's line; it calls a library's where ``library`` isn't ""."""
+        """``model.py:12``: the user's line, which calls that of ``library`` unless this is ""."""
         return place_of(self.callers[0]) if self.callers else place(self.file, self.line)
 
     @property

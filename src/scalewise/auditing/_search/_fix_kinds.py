@@ -146,11 +146,12 @@ def _norm(context: Context) -> Iterator[Fix]:
 
 @register("logarithm", "format")
 def _logarithm(context: Context) -> Iterator[Fix]:
-    group = context.group
+    """Of a product that float32 doesn't hold either."""
+    group, needed = context.group, context.word == "float64" and context.kind.out_of_range
     product = group.first.primitive in PRODUCTS or (
         group.first.primitive == "mul" and _reads_itself(context, {"mul"})
     )
-    if context.kind.out_of_range and product:
+    if needed and product:
         change = partial(FormatChoice.with_format, indices=group.indices, params=FP64_PARAMS)
         better = ("sum(log(x))",)
         yield Fix(f"{better[0]} in place of prod(x), kept as a logarithm", change, better=better)

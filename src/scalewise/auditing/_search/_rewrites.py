@@ -73,6 +73,7 @@ PATTERNS = (
     ("log", "sub", FIRST, "", "log1p(-x) in place of log(1 - x)"),
     ("log", "sub", LAST, "exp", "x + log(-expm1(-x)) in place of log(exp(x) - 1)"),
     ("log", "reduce_prod", (), "exp", "sum(x) in place of log(prod(exp(x)))"),
+    ("log", "reduce_prod", (), "", "sum(log(x)) in place of log(prod(x))"),
     ("log", "add", EITHER, "exp", "softplus(x) in place of log(1 + exp(x))"),
     ("log", "add", EITHER, "", "log1p(x) in place of log(1 + x)"),
     ("acos", "sub", FIRST, "", "2 * arcsin(sqrt(x / 2)) in place of arccos(1 - x)"),

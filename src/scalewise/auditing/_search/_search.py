@@ -336,6 +336,8 @@ def _failing(search: Search, given_up: Iterable[str]) -> StageError | None:
     if search.all_wide is not None and near(search.outcome.error, search.float32_error):
         own, wide = (dict(x.outputs) for x in (search.outcome, search.wide))
         found = [x for x in search.now.outputs if not near(own[x.name], wide[x.name])]
+    # what isn't finite spoils other parts too
+    found = sorted(found, key=lambda x: not x.error.non_finite)
     return next((x for x in found if x.fails and x.name not in given_up), None)
 
 
@@ -444,7 +446,7 @@ def _best(search: Search, helped: Sequence[tuple[Fix, Trial]], name: str) -> tup
     close = [
         x for x, error in zip(some, errors, strict=True)
         if error.non_finite <= least.non_finite
-        and error.relative <= 2 * max(least.relative, x[1].few)
+        and error.relative <= max(2 * least.relative, x[1].few)
     ]  # fmt: skip
     return min(close, key=lambda x: x[0].size)
 

@@ -64,7 +64,7 @@ class Balance:
         found: dict[Equation, None] = {}
         for entry in reversed(self.tape):
             equation = entry.operation.equation
-            charged = equation not in found and abs(by_equation[equation]) >= least
+            charged = equation not in found and abs(by_equation[equation]) > least
             if charged and any(_is_wrong(entry, y) for y in entry.outs):
                 found[equation] = None
         return list(found)

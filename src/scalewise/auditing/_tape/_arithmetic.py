@@ -180,7 +180,7 @@ class FormatArithmetic:
         else:
             own = np.full(own.shape, new)
         rounds = self.low.is_low(aval) and (new is None or replaced)
-        low = nearest(own, self.low.params_of(aval)) if rounds else own
+        low = nearest(own, self.low.params_of(aval) if rounds else FP32_PARAMS)
         return cell(low, in_float64(wide), top=self.top, leaf=CONSTANT), not replaced
 
     @functools.cached_property
@@ -214,16 +214,18 @@ class FormatArithmetic:
         return self._plan(equation).params.tobytes(), bool(self.limits)
 
     def operands(self, equation: Equation, nodes: Sequence[Node]) -> list[Cell]:
-        """Returns cells in which literals aren't rounded, if the operation is in float32: what a
-        user gets who computes the line in float32. One that the program has in float32 keeps the
-        program's own limits."""
+        """Returns cells in which literals have the operation's width, if it is in float32 or wider:
+        what a user gets who computes the line in float32. One that the program has in float32 keeps
+        the program's own limits."""
         cells, plan = [node.cell for node in nodes], self._plan(equation)
         if not plan.wide or (self.limits and plan.keeps_limits):
             return cells
-        return [
-            cell(c.reference, c.reference) if node.literal and c.is_float else c
-            for node, c in zip(nodes, cells, strict=True)
-        ]
+
+        def literal(c: Cell) -> Cell:
+            return cell(nearest(c.reference, plan.params), c.reference, top=self.top, leaf=CONSTANT)
+
+        pairs = zip(nodes, cells, strict=True)
+        return [literal(c) if node.literal and c.is_float else c for node, c in pairs]
 
     def run(self, equation: Equation, cells: Sequence[Cell]) -> Run:
         return Run()

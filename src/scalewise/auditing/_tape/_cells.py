@@ -84,6 +84,7 @@ def cell(
     end, middle, start = (np.asarray(x, to) for x in (low, exact, reference))
     if inexact and not np.isfinite(end + middle + start).all():
         end, middle, start = _finite([end, middle, start], top)
+        middle = np.where(np.isfinite(exact), middle, end)  # the operation rounds no number
     return Cell(low, exact, reference, end, end if exact is low else middle, start, value, leaf)
 
 

@@ -35,11 +35,16 @@ def with_wide_constants(program: Program, wide: Program) -> Program:
                 if number is not None:
                     numbers[id(literal)] = np.asarray(number, np.float32)
     for eqn in all_equations(program.jaxpr):
-        left = [x for x in eqn.invars if isinstance(x, jex.Literal) and id(x) not in numbers]
-        for literal in filter(_in_16_bits, left):
-            number = _only(literal.val, source_numbers(eqn))
+        literals = [x for x in eqn.invars if isinstance(x, jex.Literal) and _in_16_bits(x)]
+        for literal in literals:
+            known = numbers.get(id(literal))
+            if known is not None and not _rounds_to(literal.val, known):
+                continue
+            # float32 may have rounded the number to this one, too
+            given = [x for x in source_numbers(eqn) if known is None or _rounds_to(x, known)]
+            number = _only(literal.val, given)
             if number is not None:
-                numbers[id(literal)] = np.asarray(number, np.float32)
+                numbers[id(literal)] = np.asarray(number, np.float64)
     body, consts = open_jaxpr(program.jaxpr)
     arrays = [x for x in open_jaxpr(wide.jaxpr)[1] if not isinstance(x, Tracer) and is_float(x)]
     wider = [_only(x, arrays) if _in_16_bits(x) else None for x in consts]
