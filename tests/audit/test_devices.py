@@ -47,7 +47,7 @@ def test_the_report_names_the_device():
 
 
 def test_a_device_needs_a_recipe():
-    with pytest.raises(ValueError, match="expected low to be a recipe"):
+    with pytest.raises(ValueError, match="needs a recipe as low"):
         sw.audit(pooled, "fp16", device="h100")
     with pytest.raises(ValueError, match="no matrix units are known of 'h1000'"):
         sw.audit(pooled, "fp8", device="h1000")

@@ -158,7 +158,7 @@ def test_parts_of_a_stacked_weight_have_formats_of_their_own():
     found = sw.plan(stacked, 6.0, objective="error")(*given)
     assert [x.elements for x in found.lines] == [1024] * 3
     assert len({x.formats for x in found.lines}) > 1
-    with pytest.raises(ValueError, match=r"parts of .* have several formats in this plan"):
+    with pytest.raises(ValueError, match=r"this plan gives parts of .* different formats"):
         found.compressed_tensors()
 
 

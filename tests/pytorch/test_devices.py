@@ -85,5 +85,5 @@ def test_a_device_that_is_not_known_is_refused(inputs):
         st.emulate(Pooled(), device="v5e")
     with pytest.raises(ValueError, match="a format or a device"):
         st.emulate(Pooled())
-    with pytest.raises(ValueError, match="expected low to be a recipe"):
+    with pytest.raises(ValueError, match="needs a recipe as low"):
         st.audit(Pooled(), (inputs,), low="e4m3fn", device="h100")

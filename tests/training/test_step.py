@@ -277,7 +277,7 @@ def test_equinox(policy):
         (
             lambda: step(loss, optax.sgd(1.0)).init(params() | {"n": jnp.arange(3)}),
             TypeError,
-            r"params\['n'\] is int32\[3\]; trained are real float arrays: keep anything else out",
+            r"params\['n'\] is int32\[3\]; expected real float arrays, which are trained",
         ),
         (lambda: step(loss, optax.sgd(1.0)).init({"n": 3}), TypeError, r"\['n'\] is a int"),
         (lambda: step(loss, optax.sgd(1.0)).init({}), TypeError, "nothing to train"),
@@ -301,7 +301,7 @@ def test_equinox(policy):
                 ),
             ),
             ValueError,
-            r"the recipe's state says how parts .* first '\\\\.mu'; here moments=",
+            r"the recipe has state patterns \('\\\\.mu'\); .* moments=",
         ),
         (lambda: step(loss, optax.sgd(1.0), "c=f4"), ValueError, "'f4' is no dtype to compute in"),
         (

@@ -132,9 +132,9 @@ def audit(
             name of one (``"fp16"`` and ``"bf16"`` name the formats: pass ``recipes.fp16``); or an
             interpretation. Fixes are tried for all but the last. Under a format they need no
             compilation; an exception to a policy or recipe compiles what it changes.
-        reference: ``"float32"`` or ``"float64"``, wider than ``low``: what has no digits in this
-            format either isn't counted as an error. None for float64 if ``f`` has any or ``low`` is
-            float32, else float32.
+        reference: ``"float32"`` or ``"float64"``, wider than ``low``: numbers that have
+            no correct digit in this format either aren't compared. None for float64 if ``f`` has
+            any or ``low`` is float32, else float32.
         saturate: as for :func:`scalewise.round_to`.
         trials: how many runs may be spent on fixes; 0 for none.
         steps: how often ``f`` is called, its first result as its next first argument (a training
@@ -477,8 +477,8 @@ def _environment() -> tuple[tuple[str, str], ...]:
 def on_device(low: Interpretation, device: MatrixUnitsLike) -> Interpretation:
     if not isinstance(low, Boundaries):
         raise ValueError(
-            f"audit: device={device!r}; expected low to be a recipe then, such as 'fp8' or "
-            "recipes.bf16"
+            f"audit: device={device!r} needs a recipe as low, such as 'fp8' or recipes.bf16; got "
+            f"{kind_of_run(low).name(low)}"
         )
     return of_recipe(dataclasses.replace(low.recipe, emulate=device))
 

@@ -87,9 +87,9 @@ def autoscale(
         keyed: True for a function that takes a JAX random key before ``f``'s arguments, for
             recipes that round stochastically or draw signs (``"nvfp4"``). Each operand's
             key is folded from it, from the operand's place in the program and from its bits, so
-            that steps and iterations differ. False takes the key of seed 0 in place of that key:
-            equal arguments then give equal results. Save the key with a training state, and split
-            it each step, for a run that other seeds repeat and that continues where it stopped.
+            that steps and iterations differ. False takes the key of seed 0: equal arguments
+            then give equal results. Save the key with a training state, and split it each step:
+            then a run can be repeated with other seeds, and continues where it stopped.
         emulate: in place of ``Recipe.emulate``: the device whose matrix units' arithmetic products
             have on every platform, bit for bit: ``"h100"``.
 

@@ -188,9 +188,9 @@ def quantize_params(
             ``[inputs, outputs]``, also of stacked ones. Or pairs of a regular expression and an
             axis, the first found decides, ``-2`` for all others.
         program: a function of ``params`` that calls the model, which is traced, not run. Arrays
-            that it looks up by index, or that no product reads, then stay as they are, and what is
-            an embedding doesn't depend on names: a default pattern for names of embeddings doesn't
-            count for arrays that products alone read.
+            that it looks up by index, or that no product reads, then stay as they are, whatever
+            their names; arrays that products alone read are quantized although a default pattern
+            of ``wide`` takes them for embeddings.
 
     Returns:
         The same tree with :class:`ScaledArray` in place of the weights. To the program each is an

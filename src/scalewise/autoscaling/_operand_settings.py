@@ -129,9 +129,10 @@ class Products:
     the dtype in flight. Operands that differ between the products are quantized for each of them
     from the original, which waits for the backward pass in ``Recipe.residuals``.
 
-    Of a product's operands the weight is an argument of the program, or a part of one. If both are,
-    or none is and the product has no batch axes, it is the right one (a convolution's kernel). A
-    product of two computed arrays with batch axes (attention) multiplies two activations.
+    The weight of a product is the operand that is an argument of the program, or part of an
+    argument; if both operands are, or neither is and the product has no batch axes, the right
+    operand (a convolution's kernel). A product of two computed arrays with batch axes (attention)
+    multiplies two activations.
 
     Attributes:
         forward: of activation and weight, ``y = x @ w``.

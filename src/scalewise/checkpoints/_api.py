@@ -40,7 +40,7 @@ class Tree(Mapping[str, Array]):
 
     Attributes:
         layout: family of the layouts, None for plain tensors.
-        evidence: what says so.
+        evidence: what the layout was recognised by.
         source: the files.
     """
 

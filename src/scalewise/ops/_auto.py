@@ -117,9 +117,9 @@ def top_exponent(fmt: Format) -> int:
 def ulp_bound(fmt: FormatLike, n: Count) -> float:
     """A bound on the error of ``auto``'s norm of n numbers, in ulps of the result.
 
-    Half an ulp is the least that any result in the format can promise. To it comes half the
-    relative error of the sum of squares, over an ulp, which is at least u; and what float64 adds,
-    in which the root is emulated.
+    Half an ulp is the least that any result in the format can promise. Added to it are half
+    the relative error of the sum of squares, over an ulp, which is at least u, and the error of
+    float64, in which the root is emulated.
     """
     fmt = as_format(fmt, "ulp_bound")
     arithmetic = Arithmetic(fmt, "nearest_even" if fmt.signed else "toward_zero")

@@ -39,8 +39,8 @@ class Accumulator:
     Attributes:
         fmt: the format of the running sum, of up to 25 significant bits, or a name or dtype of one.
         rounding: of each addition: ``"nearest_even"``, ``"toward_zero"``, ...
-        chunk: after so many terms the running sum is added to one in ``into`` and starts anew;
-            None: never.
+        chunk: number of terms after which the running sum is added to a sum in the format ``into``
+            and starts anew; None: never.
         into: the format of that sum, rounded to nearest.
 
     Raises:
@@ -106,7 +106,7 @@ def matmul(
 
     Raises:
         TypeError: operands that aren't float arrays of one dtype.
-        ValueError: shapes that don't match, an accumulator there can't be, or ``scales`` without a
+        ValueError: shapes that don't match, an unsupported accumulator, or ``scales`` without a
             unit for block formats, or such a unit without scales.
 
     Example:

@@ -266,7 +266,7 @@ def rms_norm(
         x: float array.
         weight, bias: (n,), or None for 1 and 0.
         eps: not negative; it is kept to more than the format's precision and range.
-        axis: the one that is normalised.
+        axis: the normalised axis.
         arithmetic: a signed format of up to 25 significant bits. Default: that of x's dtype.
 
     Returns:

@@ -125,7 +125,7 @@ def softmax(
 
     Args:
         x: float array.
-        axis: that sum up to one.
+        axis: the axis along which the results sum to one.
         compute: dtype to compute in. Default: ``functions.COMPUTE`` of x's.
         arithmetic: a format to compute in instead, as of :func:`sum`; exp and log are the format's
             own, correctly rounded for 16 bits and less. Differences from the largest keep what
@@ -133,7 +133,7 @@ def softmax(
 
     Raises:
         TypeError: x isn't a float array.
-        ValueError: both compute and arithmetic, or a format there can't be.
+        ValueError: both compute and arithmetic, or an unsupported format.
 
     Example:
         >>> import jax.numpy as jnp

@@ -94,8 +94,8 @@ class Plan(Tabular):
         """Returns ``quantization_config`` of compressed-tensors, with its ``config_groups``.
 
         Args:
-            rename: the name of a module in the served model, from its name here, which is the
-                path of the argument: ``"blocks.0.qkv"``.
+            rename: returns the name that a module has in the served model, from the path of the
+                argument here (``"blocks.0.qkv"``).
         """
         layers: dict[str, Layer] = {}
         for x in self.lines:
@@ -103,8 +103,8 @@ class Plan(Tabular):
                 layer = name, x.operands.get("weight"), x.operands.get("activation")
                 if layers.setdefault(name, layer) != layer:
                     raise ValueError(
-                        f"parts of {name} have several formats in this plan, for which a file has "
-                        "no place: make each part an argument of its own"
+                        f"this plan gives parts of {name} different formats, which a file can't "
+                        "hold: make each part an argument of its own"
                     )
         if not layers:
             raise ValueError("this plan rounds no weights: there is nothing to export")

@@ -124,7 +124,7 @@ def rollouts(
     def compared(*args: PyTree, **kwargs: PyTree) -> Rollouts:
         if any(rows[n] != columns[n] for n in rows.keys() & columns.keys()):
             raise ValueError(
-                "rollouts: one name stands for a trainer's and another rollout's formats"
+                "rollouts: trainers and rollouts give the same name to different formats"
             )
         sides = {name: _side(f, x, args, kwargs) for name, x in (rows | columns).items()}
         pairs = []

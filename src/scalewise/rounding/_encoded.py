@@ -253,8 +253,8 @@ class EncodedArray(StoredArray):
     no dtype for DLFLOAT16, TF32 and users' formats. Codes of 3, 4 and 6 bits are packed along the
     last axis without gaps; others are stored in the narrowest unsigned integers that hold them.
 
-    ``vmap`` may add axes in front of packed codes alone. Behind them it is refused when the array
-    is read, unless the new axis is as long as they are, which nothing tells from one in front.
+    ``vmap`` may add axes in front of packed codes alone. An axis behind them is refused when the
+    array is read; an axis behind them that is as long as the codes can't be told from one in front.
 
     Attributes:
         codes: the codes, packed or not, see above.
@@ -340,7 +340,9 @@ def encode(x: ArrayLike, fmt: Format | str, **options: Any) -> jax.Array | Encod
     if stored.dtype == fmt.dtype:
         return stored
     if fmt.bits > 32 and not has_float64():
-        raise ValueError(f"{fmt.name} is stored in 64 bits; enable JAX's x64, or expected up to 32")
+        raise ValueError(
+            f"{fmt.name} is stored in 64 bits; enable JAX's x64, or choose a format of up to 32"
+        )
     if not is_packed(fmt):
         return EncodedArray(stored, fmt, 0)
     if stored.ndim == 0:

@@ -39,8 +39,8 @@ def as_scaled(
             data: ``"l2"`` (root mean square) or ``"max"``. None: 1 for arrays; numbers without axes
             get their power of two, so that data are from 1 to 2.
         dtype: of the data, or a format, by default the array's own; data are rounded to it once,
-            after they are divided by the scale. Found scales bring them into its range; what still
-            lies beyond its largest number becomes that.
+            after they are divided by the scale. Found scales bring them into its range; numbers
+            still beyond its largest number become the largest.
 
     Raises:
         ValueError: an unknown measure, or a scale out of the normal range.

@@ -197,10 +197,10 @@ def concatenate(xs: Sequence[Operand], axis: int = 0) -> ScaledArray:
 
 @checked
 def clip(a: Operand, min: Operand | None = None, max: Operand | None = None) -> ScaledArray:
-    """Returns ``a`` limited to ``[min, max]``, with the scale ``min(sA, sB)`` if that contains 0.
+    """Returns ``a`` limited to ``[min, max]``, with the scale ``min(sA, sB)`` if that has 0.
 
-    sB is the larger scale of two bounds, and sA itself of one. The result is then no larger than
-    ``a`` and than the bounds. An interval without 0 gives the scale ``max(sA, sB)``.
+    sB is the larger scale of two bounds, or sA with one bound. The result is then no larger than
+    ``a`` and the bounds. An interval without 0 gives the scale ``max(sA, sB)``.
 
     Args:
         a: the operand.

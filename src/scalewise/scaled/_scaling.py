@@ -188,8 +188,8 @@ def find_optimal_scaling(
     Args:
         x: an array of floats. NaN and infinities don't count.
         fmt: a format, or its name.
-        axis: axes that keep a scale for each of their indices, which then have length 1 elsewhere;
-            by default one scale, without axes.
+        axis: axes that keep a scale for each of their indices (the scales' other axes have length
+            1); by default one scale, without axes.
         power_of_two: False for a search over all scales.
 
     Example:
@@ -268,9 +268,9 @@ class Delayed(Scaling):
     """Scales by the largest magnitude of the last few arrays (delayed scaling), one per tensor.
 
     The magnitudes are explicit state of :func:`scalewise.autoscale`, see
-    :class:`~scalewise.autoscaling.WithHistory`; without one the scale is that of the array itself.
-    Elements that have grown beyond the history saturate. (FP8 training as in NVIDIA's Transformer
-    Engine.)
+    :class:`~scalewise.autoscaling.WithHistory`; without a history each array determines its own
+    scale. Elements that have grown beyond the history saturate. (FP8 training as in NVIDIA's
+    Transformer Engine.)
 
     Attributes:
         history: how many arrays are remembered.
@@ -329,7 +329,7 @@ class Mx(Scaling):
             the smallest power of two with which nothing saturates. ``"up"``, ``"down"`` and
             ``"nearest"``: ``amax / max``, computed exactly, rounded to a power of two as ONNX's
             Cast rounds to E8M0 (opset 24, ``round_mode``): ``"up"`` is ``"rceil"``; with
-            ``"nearest"``, 1.5 times a power of two is rounded up; with both others than ``"up"``
+            ``"nearest"``, 1.5 times a power of two is rounded up; with ``"down"`` and ``"nearest"``
             magnitudes above the element's largest number saturate.
         nan_scale: True makes the scale of a block with a NaN or an infinity NaN, and so all of its
             elements, as torchao's MX does. False keeps the finite elements where the element format

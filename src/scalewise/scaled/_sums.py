@@ -69,8 +69,8 @@ min = _reduction("min", lambda x, over, _: jnp.min(x, **over), "the smallest ele
 
 @checked
 def cumsum(a: Operand, axis: int = -1) -> ScaledArray:
-    """Returns running sums along an axis with the scale ``sA s``, s as for :func:`sum`: that of the
-    last of them.
+    """Returns running sums along an axis with the scale ``sA s`` of the last sum, s as for
+    :func:`sum`.
     """
     s = _static_of("cumsum", a, axis)
     return applied("cumsum", lambda x: jnp.cumsum(x, axis=axis) / s, a, static=(s,))

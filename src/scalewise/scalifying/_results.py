@@ -39,9 +39,9 @@ SCOPE = "scalewise.rescale"
 def rescale(x: jax.Array) -> jax.Array:
     """Returns ``x``; under :func:`scalify`, finds its scale from data in the forward pass.
 
-    Where scales are only propagated and a program's numbers leave unit size, for example after many
-    products. The scale is found by the measure that ``rescale`` names, or by the root mean square.
-    The gradient passes unchanged.
+    Use it where scales are only propagated and a program's numbers leave unit size, for example
+    after many products. The scale is found by the measure that ``rescale`` names, or by the root
+    mean square. The gradient passes unchanged.
 
     Args:
         x: an array of floats.

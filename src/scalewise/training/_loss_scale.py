@@ -193,8 +193,8 @@ def loss_scaled(
     scaling = DynamicLossScale() if scaling is None else scaling
     if not check_finite and not isinstance(scaling, StaticLossScale):
         raise ValueError(
-            f"check_finite=False leaves overflows undetected, but scaling is {scaling!r}, which "
-            "they change; expected StaticLossScale(...), and no FP16 without it"
+            f"check_finite=False needs scaling=StaticLossScale(...), not {scaling!r}, which "
+            "changes with the overflows that are then not looked for"
         )
     inner = optax.with_extra_args_support(optimizer)
 

@@ -103,8 +103,8 @@ def split(model: Model) -> tuple[PyTree, PyTree, Structure]:
         if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
             kind = f"a {type(x).__name__}" if dtype is None else f"{dtype}{list(x.shape)}"
             raise TypeError(
-                f"training.step: params{jax.tree_util.keystr(path)} is {kind}; trained are real "
-                "float arrays: keep anything else out of params (in the batch, or closed over)"
+                f"training.step: params{jax.tree_util.keystr(path)} is {kind}; expected real float "
+                "arrays, which are trained: put anything else into the batch, or close over it"
             )
     return params, rest, structure
 
@@ -169,9 +169,9 @@ def loss_transform(
     """Returns the transformation of the loss, the parameters' dtype, and if that is float16."""
     if isinstance(policy, Recipe | Scalify) and policy.state:
         raise ValueError(
-            f"step: the recipe's state says how parts of a training state are stored, first "
-            f"{policy.state[0][0]!r}; here moments={{...}} and the policy's p= do. Expected a "
-            "recipe without, or autoscale of a training step of your own"
+            f"step: the recipe has state patterns ({policy.state[0][0]!r}); expected a recipe "
+            "without them: moments={...} and the policy's p= say how the state is stored. Or "
+            "autoscale a training step of your own"
         )
     # Step differentiates a recipe with a history together with that
     if policy is None or (isinstance(policy, Recipe) and policy.is_delayed):

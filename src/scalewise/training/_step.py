@@ -132,7 +132,10 @@ class Step:
             if self.delayed is None:
                 return differentiate(*args), None
             if state.history is None:
-                raise TypeError("step: the state has no history: init it by this step")
+                raise TypeError(
+                    "step: delayed scaling needs a state with a history; make it by "
+                    "step.init(model, batch)"
+                )
             return WithHistory(differentiate, self.delayed).observe(state.history, *args)
 
         if self.accumulate == 1:

@@ -324,8 +324,7 @@ def _of_recorded(sides: tuple[Side, Side]) -> Comparison:
     pairs = list(_paired(own, other, same))
     if not pairs:
         raise ValueError(
-            "compare: no value of a has as many numbers as one of b; record both with the same "
-            "inputs"
+            "compare: a and b have no values of the same size; record both with the same inputs"
         )
     rows = [_difference(own[i], other[j]) for i, j in pairs]
     found: list[tuple[bool, int, Cause]] = []
