@@ -480,3 +480,15 @@ def test_what_an_overflow_hid_is_a_fault_with_a_fix_of_its_own():
     assert (second.kind, second.direction) == ("underflow", "backward")
     assert second.fix.power > 0
     assert report.error_fixed.relative < 1e-3
+
+
+def test_a_fix_holds_numbers_beyond_float32():
+    """``exp`` of 340 is 2^491, which the logarithm of the sum takes back."""
+
+    def f(x):
+        return jnp.log(jnp.sum(jnp.exp(x)))
+
+    x = jnp.linspace(300.0, 340.0, 8)
+    report = sw.audit(f, "fp16")(x)
+    assert report.findings[0].fix.better == ("logsumexp(x)",)
+    assert float(report.apply_fixes(f)(x)) == pytest.approx(340.0, rel=1e-3)

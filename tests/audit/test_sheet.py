@@ -492,3 +492,12 @@ def test_a_run_without_error_says_so():
     found = sheet(lambda x: x + x, jnp.ones(3), low=FP16, dtypes="all")
     assert found.sentence == "The low-precision run has no error."
     assert found.shares == ()
+
+
+def test_an_operation_without_a_derivative_is_charged_by_size():
+    def f(x):
+        return jnp.sum(x.at[jnp.array([2, 0])].apply(jnp.sin) ** 2, 1)
+
+    found = sheet(f, numbers(4, 4), low="bf16")
+    assert found.residual < 1e-9
+    assert found.lines

@@ -107,8 +107,9 @@ class FixedEmulation(EmulationWithDraws, TableEmulation):
 
     @functools.cached_property
     def carrier(self) -> DTypeLike:
-        double = self.setting is not None and self.setting.double
-        return jnp.float64 if double else super().carrier
+        assert self.setting is not None
+        beyond_float32 = np.any(self.setting.formats[:, 0] > FP32_PARAMS[0])
+        return jnp.float64 if beyond_float32 else super().carrier
 
     def constant(self, x: np.ndarray, aval: ShapedArray) -> Any:
         assert self.setting is not None

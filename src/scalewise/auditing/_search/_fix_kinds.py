@@ -56,9 +56,6 @@ def _constant(context: Context) -> Iterator[Fix]:
         alike = [e for e in context.equations if (e.file, e.line) in context.places]
         if len(alike) > len(line):
             yield widened(context.word, described(alike, alike), alike)
-        function = like(line[0], context.equations, "file", "function")
-        if len(function) > len(line):
-            yield widened(context.word, f"all of {line[0].name}", function)
 
 
 def kept_in(word: str, literal: Literal) -> Fix:

@@ -247,11 +247,15 @@ def smooth(entry: Entry, bars: Sequence[Any], top: float) -> Multipliers:
     carried -= whole
     guess, mean = 0.0, {}
     for points in POINTS:
-        mean = _mean_derivative(entry, bars, floats, points)
+        try:
+            mean = _mean_derivative(entry, bars, floats, points)
+        except NotImplementedError:  # the primitive has no derivative
+            guess = np.nan
+            break
         guess = sum(inner(g, ins[i].end - ins[i].start) for i, g in mean.items())
         if abs(carried - guess) <= EXACT * abs(carried):
             break
-    if not np.isfinite(guess):  # no derivative exists there: of a matrix that isn't definite, say
+    if not np.isfinite(guess):  # nor has a matrix that isn't definite, say
         _spread(multipliers, ins, floats, carried)
         mean = {i: 0.0 if multipliers[i] is None else multipliers[i] for i in floats}
         guess = carried
