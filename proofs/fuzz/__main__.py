@@ -1,4 +1,4 @@
-"""Runs the fuzz targets: ``python -m proofs.fuzz [programs|chains|files|folders|arguments]``.
+"""Runs the fuzz targets, one or all: ``python -m proofs.fuzz [TARGET]``.
 
 A target is a module of this package. One with ``check(seed, index)`` has numbered cases, each of
 which is repeated by ``--first INDEX --count 1``; the others have ``PROPERTIES``: tests of
@@ -21,6 +21,7 @@ import hypothesis
 TARGETS = {
     "programs": 1000,
     "chains": 500,
+    "audits": 300,
     "files": 2000,
     "folders": 461,
     "arguments": 500,
@@ -64,7 +65,9 @@ def main() -> int:
     parser.add_argument("target", nargs="?", choices=TARGETS, help="default: all of them")
     parser.add_argument("--count", type=int, help="cases of each property; default: a full run")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--first", type=int, default=0, help="the first case of programs or chains")
+    parser.add_argument(
+        "--first", type=int, default=0, help="the first case of programs, chains or audits"
+    )
     given = parser.parse_args()
     held = True
     for target in [given.target] if given.target else TARGETS:

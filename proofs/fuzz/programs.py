@@ -21,7 +21,7 @@ import dataclasses
 import itertools
 import random
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -70,7 +70,7 @@ class Operation:
     function: Callable[..., jax.Array]
 
 
-def _of(takes: Any, gives: tuple[int, ...], **functions: Callable) -> dict[str, Operation]:
+def of(takes: Any, gives: tuple[int, ...], **functions: Callable) -> dict[str, Operation]:
     return {name: Operation(takes, gives, f) for name, f in functions.items()}
 
 
@@ -89,9 +89,9 @@ BINARY: dict[str, Callable] = {
     "atan2": lambda x, y: lax.atan2(x, 1 + jnp.abs(y)), "logaddexp": jnp.logaddexp,
 }  # fmt: skip
 OPERATIONS: dict[str, Operation] = {
-    **_of((MATRIX,), MATRIX, **ELEMENTWISE),
-    **_of((MATRIX, MATRIX), MATRIX, **BINARY),
-    **_of(
+    **of((MATRIX,), MATRIX, **ELEMENTWISE),
+    **of((MATRIX, MATRIX), MATRIX, **BINARY),
+    **of(
         (MATRIX,), MATRIX,
         transpose=jnp.transpose, rev=lambda x: lax.rev(x, (0,)), sort=lambda x: jnp.sort(x, 1),
         softmax=jax.nn.softmax, cumsum=lambda x: jnp.cumsum(x, 1) / SIZE,
@@ -105,18 +105,18 @@ OPERATIONS: dict[str, Operation] = {
         remat=jax.checkpoint(lambda x: jnp.sin(jnp.tanh(x) * 3)),
         scan=_scanned, loop=_looped, branch=_branched,
     ),
-    **_of(
+    **of(
         (MATRIX,), VECTOR,
         mean=lambda x: jnp.mean(x, 1), top=lambda x: jnp.max(x, 0), low=lambda x: jnp.min(x, 1),
         logsumexp=lambda x: jax.nn.logsumexp(x, 1), first=lambda x: x[0],
         diagonal=jnp.diagonal, square=lambda x: jnp.mean(jnp.square(jnp.tanh(x)), 0),
     ),
-    **_of((VECTOR,), MATRIX, spread=lambda x: jnp.broadcast_to(x[:, None], MATRIX)),
-    **_of((VECTOR, VECTOR), MATRIX, outer=lambda x, y: jnp.tanh(x)[:, None] * y[None, :]),
-    **_of((MATRIX, MATRIX), MATRIX, dot=lambda x, y: x @ y / SIZE,
+    **of((VECTOR,), MATRIX, spread=lambda x: jnp.broadcast_to(x[:, None], MATRIX)),
+    **of((VECTOR, VECTOR), MATRIX, outer=lambda x, y: jnp.tanh(x)[:, None] * y[None, :]),
+    **of((MATRIX, MATRIX), MATRIX, dot=lambda x, y: x @ y / SIZE,
           dot_t=lambda x, y: lax.dot_general(x, y, (((0,), (1,)), ((), ()))) / SIZE),
-    **_of((MATRIX, VECTOR), VECTOR, matvec=lambda x, y: x @ y / SIZE),
-    **_of((VECTOR,), VECTOR, vector_tanh=jnp.tanh, vector_softmax=jax.nn.softmax),
+    **of((MATRIX, VECTOR), VECTOR, matvec=lambda x, y: x @ y / SIZE),
+    **of((VECTOR,), VECTOR, vector_tanh=jnp.tanh, vector_softmax=jax.nn.softmax),
 }  # fmt: skip
 LOOPS = ("scan", "loop", "branch", "remat", "apply")  # compiled anew in each program
 NOT_DIFFERENTIABLE = ("apply",)
@@ -127,6 +127,7 @@ class Step:
     """One operation of a program and which of the values before it takes."""
 
     name: str
+    operation: Operation
     reads: tuple[int, ...]
 
 
@@ -137,13 +138,17 @@ class Program:
     steps: tuple[Step, ...]
     gradient: bool
 
+    def __str__(self) -> str:
+        text = " ".join(f"{s.name}{list(s.reads)}".replace(" ", "") for s in self.steps)
+        return text + " with its gradient" * self.gradient
+
     def __call__(self, *inputs: Any) -> Any:
         """The last two values; with ``gradient``, that of their mean for each input as well."""
 
         def results(*inputs: Any) -> list[Any]:
             values = list(inputs)
             for step in self.steps:
-                values.append(OPERATIONS[step.name].function(*[values[i] for i in step.reads]))
+                values.append(step.operation.function(*[values[i] for i in step.reads]))
             return values[-2:]
 
         def loss(*inputs: Any) -> jax.Array:
@@ -154,21 +159,21 @@ class Program:
         return [*results(*inputs), *jax.grad(loss, (0, 1, 2))(*inputs)]
 
 
-def program(rng: random.Random) -> Program:
+def program(rng: random.Random, operations: Mapping[str, Operation] = OPERATIONS) -> Program:
     """A random program of 3 to 10 operations, at most one of them a loop."""
     shapes = [MATRIX, MATRIX, VECTOR]
     steps: list[Step] = []
     gradient = rng.random() < 0.4
-    names = [n for n in OPERATIONS if not (gradient and n in NOT_DIFFERENTIABLE)]
+    names = [n for n in operations if not (gradient and n in NOT_DIFFERENTIABLE)]
     for _ in range(rng.randint(3, 10)):
         name = rng.choice(names)
         if name in LOOPS:
             names = [n for n in names if n not in LOOPS]
-        takes = OPERATIONS[name].takes
+        takes = operations[name].takes
         # later values more often, so that programs are deep rather than wide
         reads = tuple(rng.choice([i for i, s in enumerate(shapes) if s == t][-3:]) for t in takes)
-        steps.append(Step(name, reads))
-        shapes.append(OPERATIONS[name].gives)
+        steps.append(Step(name, operations[name], reads))
+        shapes.append(operations[name].gives)
     return Program(tuple(steps), gradient)
 
 
@@ -273,8 +278,7 @@ def check(seed: int, index: int) -> list[str]:
     forget()
     rng = random.Random(f"{seed}/{index}")
     made, (given, kind) = program(rng), inputs(rng)
-    text = " ".join(f"{s.name}{list(s.reads)}".replace(" ", "") for s in made.steps)
-    text += " with its gradient" if made.gradient else ""
+    text = str(made)
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)
         want, jaxpr = _arrays(made(*given)), traced(made, given)
