@@ -57,12 +57,14 @@ class Recipe:
             reach.
         attention: how the operands of attention's products are rounded, see :class:`Attention`;
             None: in ``residuals``.
-        collective: format in which a ``shard_map``'s all_gather and psum send their data, with a
-            scale common to all devices; None sends the compute dtype.
+        collective: format in which a ``shard_map``'s all_gather, all_to_all, ppermute and psum send
+            their data, with a scale common to all devices; None sends the compute dtype. A psum is
+            a gather and a sum; one over so many devices that this sends more bytes than a ring's
+            sum is left alone (in 8 bits: over more than 4 of bfloat16, 8 of float32).
         state: pairs of a regular expression and a :class:`Storage`; an output whose path (as
             ``jax.tree_util.keystr`` prints it) matches is returned stored so.
-        min_size: residuals with fewer elements (for example the statistics of a norm) stay in the
-            compute dtype, since a narrow copy saves less than its scale costs.
+        min_size: residuals and messages with fewer elements (for example the statistics of a norm,
+            a loss) stay in the compute dtype, since a narrow copy saves less than its scale costs.
         features: a contraction of fewer features (an image's one or three channels, a convolution
             that makes one, a depthwise convolution) has operands in ``residuals``: no hardware
             multiplies so few in FP8, and the whole input or output of a network passes through
