@@ -61,7 +61,7 @@ def test_names_and_reasons():
     assert second.wrong == "too large: 128 times what the numbers need"
     (missing, _) = check_cache_scales({}, {"a": (k, k)})
     assert missing.wrong == "missing"
-    with pytest.raises(ValueError, match="a.k_scale has 3 scales for 2 heads; expected one, or"):
+    with pytest.raises(ValueError, match=r"a.k_scale has 3 scales for 2 heads; expected one, or"):
         check_cache_scales({"a.k_scale": np.ones(3)}, {"a": (k, k)})
 
 
