@@ -326,14 +326,15 @@ class Attention:
 
     def current(self) -> Attention:
         """Returns the settings with scales from the arrays themselves in place of a history."""
-        return Attention(
-            *(
-                dataclasses.replace(x, scaling=Amax(x.scaling.power_of_two))
-                if x and x.scaling.source == "history"
-                else x
-                for x in self.settings()
-            )
-        )  # pyright: ignore
+        fields = zip(dataclasses.fields(self), self.settings(), strict=True)
+        delayed = {f.name: x for f, x in fields if x and x.scaling.source == "history"}
+        return dataclasses.replace(
+            self,
+            **{
+                name: dataclasses.replace(x, scaling=Amax(x.scaling.power_of_two))
+                for name, x in delayed.items()
+            },
+        )
 
     def settings(self) -> tuple[Operand | None, ...]:
         """Returns the settings of all fields."""

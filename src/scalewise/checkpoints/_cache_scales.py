@@ -68,7 +68,7 @@ def cache_scales(
     """
     top = float(as_format(format, "cache_scales").max)
     return {
-        form.format(name): np.float32([_largest(x) / top or 1])
+        form.format(name): np.asarray([_largest(x) / top or 1], np.float32)
         for name, pair in layers.items()
         for form, x in zip(NAMES[layout], pair, strict=True)
     }
@@ -82,7 +82,7 @@ def check_cache_scales(
 
     A scale is wrong if it cuts off more than 0.1 % of the numbers, if it is more than 16 times the
     one that they need, if it isn't a positive number, or if it is missing. Between those an FP8
-    cache has the same errors with any scale.
+    cache has nearly the same errors with any scale.
 
     Args:
         stored: a checkpoint's arrays by name, as :func:`load` returns them, in either layout's
