@@ -1,9 +1,11 @@
 """Bytes that devices send each other in 16 and in 8 bits, and the bits that arrive.
 
     python -m benchmarks.messages          # the table of docs/guides/sharding.md, checked
+    PYTHONPATH=.gpu-plugin python -m benchmarks.messages --device h100   # compiled for 8 GPUs
 
-Counted in the compiled program of 8 virtual CPU devices. XLA's CPU compiler sends bfloat16, the
-dtype of all large messages here, as float32: these count as two bytes a number.
+Counted in the compiled program of 8 virtual CPU devices; or of GPUs, by the compiler that `make
+gpu-hlo` installs. XLA's CPU compiler sends bfloat16, the dtype of all large messages here, as
+float32: these count as two bytes a number.
 """
 
 import os
@@ -12,6 +14,7 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 # isort: split
+import argparse
 import collections
 import dataclasses
 
@@ -19,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import AxisType
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import scalewise as sw
@@ -48,10 +51,6 @@ def exchanged(w, x):
     return jnp.square(back.reshape(x.shape) - x)
 
 
-def mapped(f, specs, rows):
-    return jax.shard_map(f, mesh=MESH, in_specs=(specs, rows), out_specs=rows)
-
-
 def random(*shape):
     x = jax.random.normal(jax.random.key(len(shape)), shape) * shape[-2] ** -0.5
     return x.astype(jnp.bfloat16)
@@ -60,18 +59,27 @@ def random(*shape):
 WHOLE = {"up": random(WIDTH, HIDDEN), "down": random(HIDDEN, WIDTH)}
 EXPERTS = {"up": random(8, WIDTH, HIDDEN), "down": random(8, HIDDEN, WIDTH)}
 BOTH = P(("fsdp", "tensor"))
-PROGRAMS = {
-    "weights gathered": (
-        mapped(gathered, {"up": P("fsdp", "tensor"), "down": P("tensor", "fsdp")}, P("fsdp")),
-        WHOLE,
-    ),
-    "tokens to experts and back": (mapped(exchanged, {"up": BOTH, "down": BOTH}, BOTH), EXPERTS),
-}
+SPLIT = {"up": P("fsdp", "tensor"), "down": P("tensor", "fsdp")}
 
 
-def sent(f, *arguments):
+def programs(mesh):
+    def mapped(f, specs, rows):
+        return jax.shard_map(f, mesh=mesh, in_specs=(specs, rows), out_specs=rows)
+
+    experts = mapped(exchanged, {"up": BOTH, "down": BOTH}, BOTH)
+    return {
+        "weights gathered": (mapped(gathered, SPLIT, P("fsdp")), WHOLE),
+        "tokens to experts and back": (experts, EXPERTS),
+    }
+
+
+def sent(f, mesh, *arguments):
     """Returns the bytes that a device sends, by opcode and dtype; of large messages alone."""
-    text = jax.jit(f).lower(*arguments).compile().as_text()
+    everywhere = NamedSharding(mesh, P())
+    types = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), arguments
+    )
+    text = jax.jit(f).lower(*types).compile().as_text()
     found = collections.Counter()
     for each in hlo.collectives(hlo.parse(text)):
         if each.bytes >= LARGE or each.opcode == "all-to-all":  # of which it has 8 operands
@@ -108,7 +116,10 @@ def unlike():
         gathered, mesh=ROW_MESH, out_specs=P("fsdp"),
         in_specs=({"up": P("fsdp"), "down": P(None, "fsdp")}, P("fsdp")),
     )  # fmt: skip
-    pairs = (whole, rows, WHOLE), (PROGRAMS["tokens to experts and back"][0], experts, EXPERTS)
+    pairs = (
+        (whole, rows, WHOLE),
+        (programs(MESH)["tokens to experts and back"][0], experts, EXPERTS),
+    )
     runs = [
         (jax.jit(sw.autoscale(f, wide))(w, x), jax.jit(reference)(w, x))
         for f, reference, own in pairs
@@ -117,11 +128,16 @@ def unlike():
     return [int(np.sum(np.asarray(a) != np.asarray(b))) for a, b in runs]
 
 
-def main():
+def main(device=None):
+    mesh = MESH
+    if device:
+        from benchmarks.gpu_hlo import gpus
+
+        mesh = Mesh(np.array(gpus(device, 8)).reshape(4, 2), MESH.axis_names)
     x = random(ROWS, WIDTH)
     print("| program | recipe | sent by a device, kB | what moves, of bfloat16's |")
     print("|---|---|---|---:|")
-    for name, (f, weights) in PROGRAMS.items():
+    for name, (f, weights) in programs(mesh).items():
 
         def training(w, x, f=f):
             return jax.value_and_grad(lambda w: f(w, x).astype(jnp.float32).mean())(w)
@@ -134,16 +150,20 @@ def main():
             "inference, stored weights": (sw.autoscale(f, "fp8"), stored),
         }  # fmt: skip
         for recipe, (g, w) in runs.items():
-            found = sent(g, w, x)
-            plain = moved(sent(f if recipe.startswith("inference") else training, weights, x))
+            found = sent(g, mesh, w, x)
+            plain = moved(sent(f if recipe.startswith("inference") else training, mesh, weights, x))
             ratio = moved(found) / plain
             kilobytes = ", ".join(f"{n / 1e3:.0f} {o} {t}" for (o, t), n in sorted(found.items()))
             print(f"| {name} | {recipe} | {kilobytes} | {ratio:.2f} |", flush=True)
             assert ratio < 0.505 or "collective" not in recipe
+    if device:
+        return
     found = unlike()
     print(f"losses that differ from one device's: {found} of {[x.size] * 2}")
     assert not any(found)
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--device", help="compile for 8 of it, in place of CPUs")
+    main(parser.parse_args().device)
