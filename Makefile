@@ -122,6 +122,7 @@ nightly: $(VENV)/.ready  ## every command of docs/results.md, recorded anew
 	run $(BIN)/python -m benchmarks.autoscale; \
 	run $(BIN)/python -m benchmarks.audit; \
 	run $(BIN)/python -m benchmarks.monitor; \
+	run $(BIN)/python -m benchmarks.messages; \
 	for page in gallery scoreboard functions norms scalify results; do \
 		run env PYTHONPATH=. $(BIN)/python docs/$${page}_page.py; \
 	done; \
@@ -138,6 +139,7 @@ experiments: $(VENV)/.ready  ## models beside float32, tortured, planned; method
 	$(BIN)/python -m experiments.operand_bias
 	$(BIN)/python -m experiments.optimizers
 	$(BIN)/python -m experiments.frameworks
+	$(BIN)/python -m experiments.attention
 	PYTHONPATH=. $(BIN)/python docs/recipe_results_page.py
 	$(BIN)/python -m experiments.plan --models gpt moe resnet --out docs/plan.jsonl
 

@@ -190,6 +190,9 @@ CHECKS: dict[Run, Expected] = {
     Run("llama_scan_cudnn", "fp8", "full"): Expected(
         narrow=45, kernels=495, outside=1.19, speed=1.36
     ),
+    Run("llama", "fp8+attention", "full", narrow="always"): Expected(
+        narrow=49, kernels=480, outside=1.33, speed=1.13
+    ),
     Run("accumulation", "fp8", "full"): Expected(narrow=148, kernels=1380, outside=0.9, speed=1.33),
     Run("lora", "fp8"): Expected(narrow=54, kernels=525, outside=0.86, speed=1.2),
     Run("moe_einsum", "fp8"): Expected(narrow=0, kernels=210, outside=1.01, speed=0.99),

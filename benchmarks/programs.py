@@ -214,7 +214,7 @@ def variant(
     Args:
         program: one of ``PROGRAMS``, or of ``MODELS``.
         size: as in ``SIZES``.
-        recipe: a name of scalewise's, or of ``BY_HAND``.
+        recipe: a name of scalewise's, with ``+attention`` for attention in FP8, or of ``BY_HAND``.
         devices: how many there are.
         device: the recipe's, for which the program is compiled.
         narrow: the recipe's, for programs of ``MODELS``; others have narrow products throughout.
@@ -243,8 +243,10 @@ def under(
     history is the first argument."""
     if recipe in BY_HAND:
         return program
+    name, _, attention = recipe.partition("+")
     chosen = dataclasses.replace(
-        sw.recipes.CATALOGUE[recipe],
+        sw.recipes.CATALOGUE[name],
+        attention=sw.Attention() if attention else None,
         device=device,
         narrow=narrow,  # pyright: ignore[reportArgumentType]
     )

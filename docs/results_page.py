@@ -171,6 +171,22 @@ def optimizers_compared() -> str:
     return f"{', '.join(names)} under recipes, their own products rounded or left alone"
 
 
+def attention_compared() -> str:
+    losses = {(r["model"], r["recipe"], r["seed"]): r["loss"] for r in jsonl("attention.jsonl")}
+
+    def ratio(model: str) -> float:
+        own, plain = (
+            sum(x for (m, r, _), x in losses.items() if (m, r) == (model, recipe))
+            for recipe in ("fp8, attention", "float32")
+        )
+        return own / plain
+
+    return (
+        f"With attention in FP8, forward and backward, a GPT reaches {ratio('gpt'):.4f} and a ViT "
+        f"{ratio('vit'):.4f} of float32's loss"
+    )
+
+
 def scored() -> str:
     tools = len({row["tool"] for row in jsonl("scoreboard.jsonl")} - {"scalewise"})
     return f"{tools} checks of JAX, PyTorch, Hugging Face and Paddle on the same programs"
@@ -213,6 +229,8 @@ CLAIMS = (
           ("recipe_training.jsonl",), lambda: made(parity.rows(recipe_training.FILE))),
     Claim(frameworks_compared, "python -m experiments.frameworks", "frameworks.md",
           ("frameworks.jsonl",), ON_29),
+    Claim(attention_compared, "python -m experiments.attention",
+          "results/training.md#attention-in-fp8", ("attention.jsonl",), ON_29),
     Claim(optimizers_compared, "python -m experiments.optimizers", "guides/optimizers.md",
           ("optimizers.jsonl",), ON_28),
     Claim(audited, "python -m failures score --tool scalewise --set gallery --record",
@@ -274,6 +292,9 @@ CLAIMS = (
           "python -m benchmarks.audit", "benchmarks.md#audit", (), ON_28),
     Claim(said("A reading of the monitor takes 0.09 % of ten steps"),
           "python -m benchmarks.monitor", "guides/monitor.md", (), ON_21),
+    Claim(said("Weights and tokens are sent in half of bfloat16's bytes, and arrive bit for bit as "
+               "one device rounds them"),
+          "python -m benchmarks.messages", "guides/sharding.md#messages-in-eight-bits", (), ON_29),
 )  # fmt: skip
 
 

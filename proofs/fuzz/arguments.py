@@ -127,7 +127,7 @@ ENTRIES = {
         "autoscale": {"f": jnp.sin}, "explain": {"f": jnp.sin},
         "store": {"tree": X, "recipe": STORED},
         "quantize_params": {"params": {"w": X}, "recipe": "fp8"},
-        "Operand": {"format": "e4m3fn"},
+        "Operand": {"format": "e4m3fn"}, "Attention": {},
         "Products": dict.fromkeys(("forward", "input_gradient", "weight_gradient"), (None, None)),
         "Recipe": {},
         "Storage": {"format": "e4m3fn"},

@@ -17,6 +17,7 @@ from .auditing import audit as audit
 from .auditing import literals as literals
 from .autocasting import Policy as Policy
 from .autocasting import autocast as autocast
+from .autoscaling import Attention as Attention
 from .autoscaling import Operand as Operand
 from .autoscaling import Products as Products
 from .autoscaling import Recipe as Recipe

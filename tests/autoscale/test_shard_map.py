@@ -51,7 +51,7 @@ near(jax.jit(jax.grad(mapped(transforms["fp8"](loss))))(W, X), want, 0.1, "gradi
 # stored narrow arrays go in, and gradients are sent narrow
 stored = sw.quantize(W, "e4m3fn")
 assert jax.eval_shape(mapped(sw.autoscale(loss, "fp8")), stored, X).shape == ()
-sent = dataclasses.replace(sw.recipes.fp16, collective="fp16")
+sent = dataclasses.replace(sw.recipes.fp16, collective="fp16", min_size=1)
 total = lambda w, x: jax.lax.psum(x @ w, "d")
 near(mapped(sw.autoscale(total, sent))(W, X), mapped(total)(W, X), 1e-2, "collective")
 
@@ -116,7 +116,7 @@ for name in KINDS.split():
         code = jax.jit(f).lower(array, x).as_text()
         sent = re.findall(r"all_gather.*?: \\(tensor<(\\S+?)>\\)", code)
         numbers = max(sent, key=lambda t: np.prod([int(n) for n in re.findall(r"\\d+(?=x)", t)]))
-        assert numbers.endswith(("f8E4M3FN", "ui8")), (name, axis, tiled, sent)
+        assert numbers.endswith("ui8"), (name, axis, tiled, sent)
         want = x @ array.value()
         got = f(array, x)
         assert np.linalg.norm(got - want) < 0.02 * np.linalg.norm(want), (name, axis, tiled)
@@ -202,3 +202,8 @@ for kind, (fmt, axis) in kinds.items():
         cut = kind in ("blocks", "packed", "six bits")
         assert len(numbers) >= 5 and len(wide) <= 3 * cut, (kind, f is given, spec, wide)
 """
+
+
+@pytest.mark.slow
+def test_weights_and_tokens_move_in_half_the_bytes_and_arrive_as_they_are_rounded():
+    run_on_devices(8, "from benchmarks import messages\nmessages.main()")

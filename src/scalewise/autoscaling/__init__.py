@@ -13,6 +13,7 @@ from ._autoscale import autoscale as autoscale
 from ._explain import explain as explain
 from ._narrow import quantize_params as quantize_params
 from ._narrow import store as store
+from ._operand_settings import Attention as Attention
 from ._operand_settings import Operand as Operand
 from ._operand_settings import Products as Products
 from ._recipe import Recipe as Recipe

@@ -46,8 +46,16 @@ from ..scalifying import (
 from ._history import OperandAmaxes
 from ._layout import force_materialize
 from ._operand_settings import GRADIENT, Operand
-from ._operands import Operands
-from ._predict import has_rows, largest_constant, may_be_mask, of_argument, predict, role_of
+from ._operands import Operands, batch_axes
+from ._predict import (
+    has_rows,
+    largest_constant,
+    may_be_mask,
+    of_argument,
+    predict,
+    role_of,
+    softmax_role,
+)
 from ._products import DeferredProduct
 from ._quantized import QuantizedValue, assigned, moved, quantized_argument
 from ._recipe import Recipe
@@ -191,7 +199,8 @@ class Boundaries(PairInterpretation):
             setting = self._setting_of_weight(value, reader)
             if setting is not None and not setting.is_random and setting.hadamard < 2:
                 contracted = params.contracted_axes(reader)[position]
-                self.operands.rounded(value, setting, contracted, "")
+                batch = batch_axes(reader, position, setting)
+                self.operands.rounded(value, setting, contracted, "", batch)
         return value
 
     def _setting_of_weight(self, value: ScaledValue, reader: Equation) -> Operand | None:
@@ -288,7 +297,7 @@ class Boundaries(PairInterpretation):
             transposed = x.transposed(params.permutation(equation))
             if transposed is not None:
                 return [transposed]
-        if equation.name in OPAQUE:
+        if equation.name in (OPAQUE if self.recipe.attention is None else KERNELS):
             self.overrides.warn(equation)
         for same in (moved, assigned, self._moved):
             if (found := same(equation, inputs)) is not None:
@@ -325,6 +334,10 @@ class Boundaries(PairInterpretation):
         ):
             roles = {role_of(x) for x in inputs if isinstance(x, ScaledValue)}
             fields["role"] = roles.pop() if len(roles) == 1 else ""
+        if self.recipe.attention is not None and (
+            role := softmax_role(equation, rule.family, inputs)
+        ):
+            fields["role"] = role
         if self.recipe.products.scaling.source == "shapes":
             fields["log2_std"] = predict(equation, rule.family, inputs)
         if size := largest_constant(rule.family, inputs):  # never of a product

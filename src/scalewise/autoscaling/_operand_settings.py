@@ -10,13 +10,15 @@ from .._check import Converted, Count, Natural, Words, checked, kept
 from .._repr import changed_fields
 from .._resolve import as_format
 from ..formats import (
+    E4M3FN,
+    E5M2,
     E8M0,
     BlockFormat,
     BlockFormatLike,
     Format,
     RoundingMode,
 )
-from ..scaled import Amax, Scaling, shown
+from ..scaled import Amax, Fixed, Scaling, shown
 
 Role = Literal["activation", "weight", "gradient"]
 CURRENT = Amax()
@@ -36,8 +38,9 @@ class Operand:
         rounding: of the numbers: ``"nearest_even"``, ``"stochastic"``, or another mode of
             :func:`scalewise.cast`. Stochastic rounding draws from a key, see
             :func:`scalewise.autoscale`.
-        tile: how many rows of blocks share a scale, along the last axis that isn't contracted. With
-            blocks of as many elements, a matrix has the same scales in both orientations.
+        tile: how many rows of blocks share a scale, along the last axis longer than 1 that is
+            neither contracted nor a batch axis. With blocks of as many elements, a matrix has the
+            same scales in both orientations.
         hadamard: a power of two n: before it is rounded, the operand is multiplied along the
             contracted axis, n numbers at a time, by an orthogonal Hadamard matrix whose rows have
             random signs. Zeros fill up the last n. Both operands of the product need the same n and
@@ -159,12 +162,7 @@ class Products:
         for field in ROLES:
             given = getattr(self, field)
             try:
-                pair = tuple(
-                    x
-                    if x is None or isinstance(x, Operand)
-                    else Operand(as_format(x, "Operand", blocks=True))
-                    for x in given
-                )
+                pair = tuple(map(_as_operand, given))
             except (TypeError, ValueError) as error:
                 raise type(error)(f"Products.{field} is {given!r}: {error}") from None
             object.__setattr__(self, field, pair)
@@ -273,6 +271,77 @@ class Products:
         return self.pair(product)[roles.index(role) if role in roles else 0]
 
 
+@checked
+@dataclasses.dataclass(frozen=True, repr=False)
+class Attention:
+    """How the operands of attention's products are rounded, forward and backward.
+
+    These are all products of two computed arrays with batch axes. Scales may be those of cuDNN's
+    FP8 attention (one for a tensor, from its largest magnitude now or in the steps before), or of
+    FlashAttention-3 (arXiv 2407.08608): ``operands=Operand(blocks, tile=n, hadamard=64)`` with a
+    block format has one scale for n rows, and rotates queries and keys ("incoherent processing").
+    A Hadamard transform is left out of products of which another operand has none.
+
+    Each field is an :class:`Operand` or a format.
+
+    Attributes:
+        operands: of queries, keys and values, and of all that isn't known to be one of the others.
+        probabilities: of a softmax's results: exponentials divided by their sum, and these masked,
+            moved or cast. They are at most 1, so that the default is a constant scale of 2^-8,
+            with which E4M3 holds 1.75 and less. Where a loop divides at its end (online softmax),
+            its exponentials have the setting of ``operands``.
+        gradients: of operands that carry a gradient (of the attention's result, and of the scores);
+            None leaves the backward products as ``Recipe.residuals`` says.
+
+    Raises:
+        TypeError, ValueError: an unknown format, or a contradictory combination.
+
+    Example:
+        >>> import dataclasses, scalewise as sw
+        >>> e4m3 = sw.Attention(gradients="e4m3fn")
+        >>> dataclasses.replace(sw.recipes.fp8, attention=e4m3).attention
+        Attention(gradients=Operand('e4m3fn'))
+    """
+
+    operands: Operand | BlockFormatLike = Operand(E4M3FN)
+    probabilities: Operand | BlockFormatLike = Operand(E4M3FN, Fixed(-8))
+    gradients: Operand | BlockFormatLike | None = Operand(E5M2)
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            given = getattr(self, field.name)
+            try:
+                object.__setattr__(self, field.name, _as_operand(given))
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"Attention.{field.name} is {given!r}: {error}") from None
+
+    def __repr__(self) -> str:
+        return f"Attention({', '.join(changed_fields(self, text=shown))})"
+
+    def operand(self, origin: str, role: str) -> Operand | None:
+        """Returns how an operand is rounded, by its origin and its role in a softmax."""
+        operands, probabilities, gradients = self.settings()
+        if origin == "backward":
+            return gradients
+        return probabilities if role == "probabilities" else operands
+
+    def current(self) -> Attention:
+        """Returns the settings with scales from the arrays themselves in place of a history."""
+        fields = zip(dataclasses.fields(self), self.settings(), strict=True)
+        delayed = {f.name: x for f, x in fields if x and x.scaling.source == "history"}
+        return dataclasses.replace(
+            self,
+            **{
+                name: dataclasses.replace(x, scaling=Amax(x.scaling.power_of_two))
+                for name, x in delayed.items()
+            },
+        )
+
+    def settings(self) -> tuple[Operand | None, ...]:
+        """Returns the settings of all fields."""
+        return self.operands, self.probabilities, self.gradients  # pyright: ignore[reportReturnType]
+
+
 ROLES: dict[str, tuple[Role, Role]] = {
     "forward": ("activation", "weight"),
     "input_gradient": ("gradient", "weight"),
@@ -281,6 +350,12 @@ ROLES: dict[str, tuple[Role, Role]] = {
 
 
 GRADIENT: tuple[str, Literal["gradient"]] = "input_gradient", "gradient"
+
+
+def _as_operand(given: Operand | BlockFormatLike | None) -> Operand | None:
+    if given is None or isinstance(given, Operand):
+        return given
+    return Operand(as_format(given, "Operand", blocks=True))
 
 
 def operand_format(

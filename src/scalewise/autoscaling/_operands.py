@@ -43,7 +43,7 @@ from ._history import OperandAmaxes
 from ._keys import hadamard_signs, hadamard_transform, operand_key, place_of
 from ._layout import loaded_after, narrow_copy, stored_copy
 from ._operand_settings import GRADIENT, Operand, Role
-from ._predict import between_activations, is_reread, role_read_later, roles
+from ._predict import between_activations, is_reread, role_of, role_read_later, roles
 from ._products import DeferredProduct, is_narrow, multiply, plain
 from ._quantized import QuantizedOperand, QuantizedValue
 from ._residuals import Residuals, before_cast, load
@@ -133,7 +133,13 @@ class Operands:
         attention = between_activations(equation, values)
         few, kept = self._has_few_features(equation), self.setup.overrides.setting(equation)
         products = kept or self.setup.recipe.products
-        if kept is None and products.short_form is not None:
+        rule = self.setup.recipe.attention if attention and kept is None else None
+        if rule and not rule.gradients and any(x.origin == "backward" for x in values):
+            rule = None
+        unset = attention and rule is None
+        if rule is not None:
+            wanted = [rule.operand(value.origin, role_of(value)) for value in values]
+        elif kept is None and products.short_form is not None:
             x, gradient = products.operand("forward", "weight"), products.operand(*GRADIENT)
             wanted = [gradient if value.origin == "backward" else x for value in values]
         else:
@@ -142,7 +148,7 @@ class Operands:
         for value, own in zip(values, wanted, strict=True):
             fmt = None if own is None else own.format
             narrow = own is not None and own.format.element.bits <= 8
-            if own is not None and kept is None and (few or (attention and narrow)):
+            if own is not None and kept is None and (few or (unset and narrow)):
                 fmt = self.setup.recipe.residuals
             fmt = self.setup.overrides.find(equation, fmt)
             held = isinstance(fmt, Format) and holds(value.data.dtype, fmt)
@@ -232,7 +238,10 @@ class Operands:
         if setting is None or not contracted or value.integers:
             return values
         purpose = "changed", "forward", setting, contracted, reread
-        numbers = functools.partial(self.numbers, setting=setting, contracted=contracted)
+        batch = batch_axes(equation, i, setting)
+        numbers = functools.partial(
+            self.numbers, setting=setting, contracted=contracted, batch=batch
+        )
         made = self._changed(value, purpose, reread, numbers)
         made = dataclasses.replace(made, role=role)
         return [made, values[1]] if i == 0 else [values[0], made]
@@ -255,14 +264,18 @@ class Operands:
         return value.memo.once(purpose, changed)
 
     def numbers(
-        self, value: ScaledValue, setting: Operand, contracted: tuple[int, ...]
+        self,
+        value: ScaledValue,
+        setting: Operand,
+        contracted: tuple[int, ...],
+        batch: tuple[int, ...] = (),
     ) -> jax.Array:
         x, axis = value.data, contracted[-1]
         signs = hadamard_signs(setting.hadamard, None)
         if setting.hadamard > 1:
             data = hadamard_transform(x, axis, signs).astype(x.dtype)
             value = dataclasses.replace(value, data=data, memo=Memo())
-        copy = self.rounded(value, setting, contracted, "forward")
+        copy = self.rounded(value, setting, contracted, "forward", batch)
         if not isinstance(copy, Blocks):
             copy = Blocks(copy, setting.format, x.dtype)
         data = copy.value(wide_dtype(x.dtype))
@@ -306,7 +319,8 @@ class Operands:
                 stored = dataclasses.replace(stored, scale=scale)
             value = load(stored)
             reread = False
-        copy = self.rounded(value, setting, contracted, operand_id)
+        batch = batch_axes(equation, position, setting)
+        copy = self.rounded(value, setting, contracted, operand_id, batch)
         if isinstance(copy, Blocks):
             return copy, None
         if not setting.per_tensor:
@@ -326,15 +340,17 @@ class Operands:
         setting: Operand,
         contracted: tuple[int, ...],
         operand_id: str,
+        batch: tuple[int, ...] = (),
     ) -> ScaledArray | Blocks:
         """Returns the narrow copy for a setting and axes; random ones are made for each operand."""
         purpose = self._purpose(setting, contracted)
+        purpose = (purpose, batch) if batch else purpose
         if setting.rounding != "nearest_even" or setting.draws:
             purpose = purpose, operand_id
         if purpose in value.memo.made and self.amaxes is not None:
             # so that the ids don't depend on which operands are one array
             self.amaxes.record(operand_id, self._largest(value))
-        make = functools.partial(self._copy, value, setting, contracted, operand_id)
+        make = functools.partial(self._copy, value, setting, contracted, operand_id, batch)
         return value.memo.once(purpose, make)
 
     def _purpose(self, setting: Operand, contracted: tuple[int, ...]) -> Hashable:
@@ -344,7 +360,12 @@ class Operands:
         return ("copy", setting.format, *(() if setting.per_tensor else (contracted,)))
 
     def _copy(
-        self, value: ScaledValue, setting: Operand, contracted: tuple[int, ...], operand_id: str
+        self,
+        value: ScaledValue,
+        setting: Operand,
+        contracted: tuple[int, ...],
+        operand_id: str,
+        batch: tuple[int, ...],
     ) -> ScaledArray | Blocks:
         fmt, rounding = setting.format, setting.rounding
         scaling, x = setting.scaling.predicted(value.log2_std), value.data
@@ -354,7 +375,8 @@ class Operands:
         kept = tuple(a for a in range(x.ndim) if a not in contracted)
         if isinstance(fmt, BlockFormat):
             axis = _block_axis(setting, contracted, x.ndim)
-            tile = (kept[-1], setting.tile) if setting.tile > 1 and kept else None
+            rows = _rows(x.shape, contracted, batch)
+            tile = (rows[-1], setting.tile) if setting.tile > 1 and rows else None
             known = self.setup.device, wide, signs
             return in_blocks(x, fmt, scaling.of_blocks(), axis, rounding, tile, key, *known)
         if setting.per == "channel":
@@ -366,7 +388,7 @@ class Operands:
     def copied(
         self, value: ScaledValue, fmt: Format, scaling: Scaling, operand_id: str
     ) -> ScaledArray:
-        if self.amaxes is None:
+        if self.amaxes is None or scaling.source == "shapes":
             known = isinstance(scaling, Amax) or value.memo.extreme is None
             measured = self.residuals.measured(value) if known else value.data
             return narrow_copy(value.data, measured, fmt, scaling)
@@ -389,7 +411,11 @@ class Operands:
         operands, _ = self.operands(equation, values)
         given, axes = self.transformed(equation, values, settings, axes)
         rounded = zip(given, operands, settings, axes, strict=True)
-        return [_rounded_operand(x, y, s, a) for x, y, s, a in rounded if s is not None]
+        return [
+            _rounded_operand(x, y, s, a, batch_axes(equation, i, s))
+            for i, (x, y, s, a) in enumerate(rounded)
+            if s is not None
+        ]
 
     def _largest(self, value: ScaledValue) -> jax.Array:
         def largest() -> jax.Array:
@@ -400,6 +426,13 @@ class Operands:
 
     def magnitudes(self, inputs: Sequence[Value]) -> jax.Array:
         return jnp.stack([self._largest(load(x)) for x in inputs[:2]])
+
+
+def batch_axes(equation: Equation, position: int, setting: Operand) -> tuple[int, ...]:
+    """Returns an operand's batch axes, along which no tile lies; () for a setting without tiles."""
+    if setting.tile == 1 or equation.name != "dot_general":
+        return ()
+    return params.dot_dimensions(equation)[1][position]
 
 
 def _narrowed(
@@ -424,29 +457,41 @@ def _block_axis(setting: Operand, contracted: tuple[int, ...], ndim: int) -> int
     return contracted[-1] if setting.hadamard > 1 else max(contracted, default=ndim - 1)
 
 
+def _rows(shape: tuple[int, ...], contracted: tuple[int, ...], batch: tuple[int, ...]) -> list[int]:
+    """Returns the axes of which the last has the rows of a tile."""
+    kept = [a for a in range(len(shape)) if a not in contracted]
+    return [a for a in kept if a not in batch and shape[a] != 1] or kept
+
+
 def _rounded_operand(
-    value: ScaledValue, operand: Factor, setting: Operand, contracted: tuple[int, ...]
+    value: ScaledValue,
+    operand: Factor,
+    setting: Operand,
+    contracted: tuple[int, ...],
+    batch: tuple[int, ...],
 ) -> RoundedOperand:
     ((rounded, scale),) = plain([operand], jnp.float32)
     exact, rounded = value.data.astype(jnp.float32), rounded.astype(jnp.float32)
     own = 1.0 if scale is None else leading(scale, rounded)
     rounded = rounded if scale is None else rounded * own
-    largest = _largest_beside(rounded, setting, contracted)
+    largest = _largest_beside(rounded, setting, contracted, batch)
     saturated = _is_saturated(exact, rounded, largest, setting)
     top = float(setting.format.element.max)
     limit = top * own if setting.scaling.source == "shapes" else math.inf
     return RoundedOperand(exact, rounded, saturated, limit)
 
 
-def _largest_beside(rounded: jax.Array, setting: Operand, contracted: tuple[int, ...]) -> jax.Array:
+def _largest_beside(
+    rounded: jax.Array, setting: Operand, contracted: tuple[int, ...], batch: tuple[int, ...]
+) -> jax.Array:
     """Returns for each number the largest magnitude with the same scale."""
     size, fmt = jnp.abs(rounded), setting.format
     largest = functools.partial(jnp.max, initial=0.0)  # of no numbers, too
     if not isinstance(fmt, BlockFormat):
         return largest(size, contracted if setting.per == "channel" else None, keepdims=True)
-    kept = [a for a in range(size.ndim) if a not in contracted][-1:]
     spans = [(_block_axis(setting, contracted, size.ndim), fmt.size)]
-    spans += [(a, setting.tile) for a in kept if setting.tile > 1]
+    rows = _rows(size.shape, contracted, batch)[-1:]
+    spans += [(a, setting.tile) for a in rows if setting.tile > 1]
     for span in spans:
         size = over_tiles(largest, size, span)
     return size

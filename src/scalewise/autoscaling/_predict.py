@@ -108,5 +108,21 @@ def between_activations(equation: Equation, values: Sequence[ScaledValue]) -> bo
     return equation.direction != "backward" or not read
 
 
+def softmax_role(equation: Equation, family: Family, inputs: Sequence[Value]) -> str:
+    """Returns ``"probabilities"`` of a softmax's results, ``"exponential"`` of its exponentials and
+    their sums; else nothing."""
+    if equation.name in ("exp", "exp2"):
+        return "exponential"
+    if equation.name == "ops.softmax":
+        return "probabilities"
+    known = [x for x in inputs if isinstance(x, ScaledValue) and x.constant_value is None]
+    own = {role_of(x) for x in known}
+    if equation.name == "div":
+        return "probabilities" if own == {"exponential"} and len(known) == 2 else ""
+    kept = family is Family.STRUCTURAL or equation.name in ("select_n", "reduce_sum")
+    found = own.pop() if kept and len(own) == 1 else ""
+    return found if found in ("exponential", "probabilities") else ""
+
+
 def is_reread(value: ScaledValue, equation: Equation) -> bool:
     return equation.direction == "backward" and value.origin == "forward"

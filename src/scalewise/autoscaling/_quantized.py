@@ -20,15 +20,14 @@ from .._jax import manual_now
 from ..formats import BLOCK_FORMATS, E4M3FN, NVFP4, BlockFormat, Format
 from ..formats import format as format_
 from ..interpret import Argument, Equation, Value, is_float
-from ..primitives import Family, names, params
+from ..primitives import params
 from ..rounding import EncodedArray, encode
 from ..scaled import ScaledArray, quotient
 from ..scalifying import ScaledValue, is_quantized, materialize
 from ._blocks import Blocks, Factor, in_four_bits
+from ._sending import COLLECTIVES, as_bits
 
 STATIC = {"static": True}
-# which move numbers from device to device and leave them as they are
-COLLECTIVES = names(lambda row: row.family is Family.STRUCTURAL and "collective" in row.facts)
 
 
 @jax.tree_util.register_dataclass
@@ -405,9 +404,7 @@ def _sent(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
             return scale if new is None else lax.expand_dims(scale, (new,)), shared
         if split is not None and split in one:
             scale = jnp.repeat(scale, count, split)
-        # as bytes: a device that gets nothing gets zeros, and a zero in E8M0 is NaN
-        code = lax.bitcast_convert_type(scale, f"uint{8 * scale.dtype.itemsize}")
-        scale = lax.bitcast_convert_type(equation.bind(code)[0], scale.dtype)
+        scale = as_bits(lambda x: equation.bind(x)[0], scale)
         if joined is not None and joined in one:  # of each device one scale
             times = lengths[joined] // (size if joined == x.blocked else 1)
             scale = jnp.repeat(scale, times, joined)
@@ -419,7 +416,7 @@ def _sent(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
         length = after[-1] if packed else 0
         data = dataclasses.replace(data, codes=equation.bind(data.codes)[0], length=length)
     else:
-        (data,) = equation.bind(data)
+        data = as_bits(lambda x: equation.bind(x)[0], data)
     if block is not None and new is not None and new > x.data.ndim + block[0]:
         block = (block[0] - 1, size)
     stored = dataclasses.replace(x.stored, data=data, scale=scale, block=block)

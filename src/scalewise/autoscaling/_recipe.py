@@ -16,6 +16,7 @@ from ..scaled import State, shown, storable
 from ..scalifying import Scalify, Scope
 from ._operand_settings import (
     CURRENT,
+    Attention,
     Operand,
     OperandPair,
     Products,
@@ -50,15 +51,20 @@ class Recipe:
             format have the scaling of a short form, else one scale, their largest magnitude's.
         residuals: format of all other values of the forward pass that the backward pass reads or
             computes its inputs from; also of attention's operands if the other operands have at
-            most 8 bits. Each array has one scale. An array among whose numbers a large constant of
-            the program may be (a mask's) has a second one for the numbers above a gap in its
-            magnitudes, if that is wider than the format's normal numbers reach.
-        collective: format in which a ``shard_map``'s all_gather and psum send their data, with a
-            scale common to all devices; None sends the compute dtype.
+            most 8 bits and ``attention`` is None. Each array has one scale. An array among whose
+            numbers a large constant of the program may be (a mask's) has a second one for the
+            numbers above a gap in its magnitudes, if that is wider than the format's normal numbers
+            reach.
+        attention: how the operands of attention's products are rounded, see :class:`Attention`;
+            None: in ``residuals``.
+        collective: format in which a ``shard_map``'s all_gather, all_to_all, ppermute and psum send
+            their data, with a scale common to all devices; None sends the compute dtype. A psum is
+            a gather and a sum; one over so many devices that this sends more bytes than a ring's
+            sum is left alone (in 8 bits: over more than 4 of bfloat16, 8 of float32).
         state: pairs of a regular expression and a :class:`Storage`; an output whose path (as
             ``jax.tree_util.keystr`` prints it) matches is returned stored so.
-        min_size: residuals with fewer elements (for example the statistics of a norm) stay in the
-            compute dtype, since a narrow copy saves less than its scale costs.
+        min_size: residuals and messages with fewer elements (for example the statistics of a norm,
+            a loss) stay in the compute dtype, since a narrow copy saves less than its scale costs.
         features: a contraction of fewer features (an image's one or three channels, a convolution
             that makes one, a depthwise convolution) has operands in ``residuals``: no hardware
             multiplies so few in FP8, and the whole input or output of a network passes through
@@ -101,6 +107,7 @@ class Recipe:
 
     products: Products = HALF
     residuals: Converted[Format | None, FormatLike | None] = kept(FP16)
+    attention: Attention | None = None
     collective: Converted[Format | None, FormatLike | None] = kept(None)
     state: State = ()
     min_size: Natural = 8192
@@ -124,6 +131,12 @@ class Recipe:
             fmt = getattr(self, field)
             if fmt is not None:
                 own[field] = storable(as_format(fmt, f"Recipe.{field}"))
+        settings = () if self.attention is None else self.attention.settings()
+        if not self.is_delayed and any(x and x.scaling.source == "history" for x in settings):
+            raise ValueError(
+                "Recipe.attention has delayed scaling, products has not; use it for both, as "
+                "dataclasses.replace(recipes.fp8_delayed, attention=...) does"
+            )
         for field, value in own.items():
             object.__setattr__(self, field, value)
 
@@ -138,7 +151,8 @@ class Recipe:
     @property
     def is_random(self) -> bool:
         """Whether operands are rounded or transformed by random numbers."""
-        return self.products.is_random
+        own = () if self.attention is None else self.attention.settings()
+        return self.products.is_random or any(x is not None and x.is_random for x in own)
 
     def setting(self, fmt: Format | BlockFormat) -> Operand:
         """Returns how operands are rounded to a format that ``products`` doesn't give them."""
@@ -148,6 +162,8 @@ class Recipe:
 
     def with_operands(self, **changes: Unpack[ShortForm]) -> Recipe:
         """Returns the recipe with changed arguments of :meth:`Products.short`.
+
+        Without delayed scaling ``attention`` has none either.
 
         Raises:
             ValueError: its products have operands of more than two kinds.
@@ -163,7 +179,10 @@ class Recipe:
                 "Recipe.with_operands: the products have operands of more than two kinds; change "
                 "them by with_products"
             )
-        return dataclasses.replace(self, products=Products.short(**form | changes))
+        products, attention = Products.short(**form | changes), self.attention
+        if attention is not None and products.scaling.source != "history":
+            attention = attention.current()
+        return dataclasses.replace(self, products=products, attention=attention)
 
     def with_products(self, **changes: OperandPair | Literal["original", "forward"]) -> Recipe:
         """Returns the recipe with changed fields of its ``products``.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -12,15 +12,29 @@ from jax import lax
 from .._jax import gather_invariant
 from ..formats import Format
 from ..interpret import Equation, Value
-from ..primitives import params
+from ..primitives import Family, names, params
 from ..rounding import encode
-from ..scaled import Amax
+from ..scaled import Amax, at_least
 from ..scalifying import ScaledValue, per_slice, wide_dtype
 from ._setup import Setup
 from ._value import holds
 
-GATHERS = ("all_gather", "all_gather_invariant")
+# which move numbers from device to device and leave them as they are
+COLLECTIVES = names(lambda row: row.family is Family.STRUCTURAL and "collective" in row.facts)
 SUMS = ("psum", "psum_invariant")
+
+
+def as_bits(send: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    """Sends an array as unsigned integers of its width.
+
+    A CPU's compiler sends FP8 in 16 bits, and a device that gets nothing gets zeros, which are NaN
+    in E8M0.
+    """
+    bits = jnp.finfo(x.dtype).bits
+    if bits < 8:
+        return send(x)
+    code = lax.bitcast_convert_type(x, f"uint{bits}")
+    return lax.bitcast_convert_type(send(code), x.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,15 +45,19 @@ class Sending:
 
     def results(self, equation: Equation, inputs: Sequence[Value]) -> list[Value] | None:
         """Returns what devices get that send narrow data; None for any other equation."""
-        gathers = equation.name in GATHERS
-        if not gathers and equation.name not in SUMS:
+        moves = equation.name in COLLECTIVES
+        if not moves and equation.name not in SUMS:
             return None
         (x, *others), axes = inputs, params.axis_name(equation)
-        whole = gathers or params.axis_groups(equation) is None
+        whole = moves or params.axis_groups(equation) is None
         if others or not isinstance(x, ScaledValue) or per_slice(x) or not whole:
+            return None
+        if not at_least(x.data.size, self.setup.recipe.min_size) or lax.axis_size(axes) == 1:
             return None
         fmt = self.setup.overrides.find(equation, self.setup.recipe.collective)
         fmt = fmt if isinstance(fmt, Format) and not holds(x.data.dtype, fmt) else None
+        if fmt and not moves and lax.axis_size(axes) * fmt.bits > 16 * x.data.dtype.itemsize:
+            fmt = None  # a ring's sum sends fewer bytes than a gather
         self.setup.recorded("collective", equation, x, fmt)
         if fmt is None:
             return None
@@ -47,8 +65,9 @@ class Sending:
         scale = lax.pmax(Amax().scale(wide, fmt, range(wide.ndim))[0], axes)
         narrow = encode(wide * (1 / scale), fmt)
         assert isinstance(narrow, jax.Array)
-        if gathers:
-            received = equation.bind(narrow)[0].astype(wide.dtype)
+        if moves:
+            received = as_bits(lambda x: equation.bind(x)[0], narrow).astype(wide.dtype)
         else:
-            received = jnp.sum(gather_invariant(narrow, axes).astype(wide.dtype), 0)
+            gathered = as_bits(lambda x: gather_invariant(x, axes), narrow)
+            received = jnp.sum(gathered.astype(wide.dtype), 0)
         return [ScaledValue((received * scale).astype(x.data.dtype), x.exponent)]

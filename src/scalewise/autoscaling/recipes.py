@@ -26,7 +26,7 @@ from ..formats import CATALOGUE as FORMATS
 from ..formats import NVFP4 as NVFP4_BLOCKS
 from ..scaled import SCALINGS, Amax, Delayed, Fixed, FourOverSix, MsEden, Mx, Quest, Storage, Unit
 from ..scalifying import Scalify
-from ._operand_settings import Operand, Products
+from ._operand_settings import Attention, Operand, Products
 from ._recipe import Recipe, RecipeLike
 
 
@@ -164,7 +164,7 @@ def products_of(given: RecipeLike, where: str, what: str = "recipe") -> Recipe:
 _PARTS = {
     kind.__name__: kind
     for kind in (
-        BlockFormat, Format, MatrixUnits, Operand, Products, Storage, *SCALINGS.values()
+        Attention, BlockFormat, Format, MatrixUnits, Operand, Products, Storage, *SCALINGS.values()
     )
 }  # fmt: skip
 

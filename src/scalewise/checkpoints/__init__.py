@@ -8,6 +8,8 @@ describes it, :func:`check` looks for faults.
 from ._api import Tree as Tree
 from ._api import cast as cast
 from ._api import load as load
+from ._cache_scales import cache_scales as cache_scales
+from ._cache_scales import check_cache_scales as check_cache_scales
 from ._check import check as check
 from ._files import UnreadableError as UnreadableError
 from ._inspect import inspect as inspect
@@ -15,6 +17,7 @@ from ._inspect import inspect as inspect
 __all__ = ["Tree", "UnreadableError", "check", "inspect", "load"]
 
 # the classes of results, for annotations
+from ._cache_scales import CacheScale as CacheScale
 from ._inspect import InspectReport as InspectReport
 from ._report import CastReport as CastReport
 from ._report import CheckReport as CheckReport

@@ -257,6 +257,7 @@ class Fixed(Scaling):
     exponent: Annotated[int, Range(lambda n: -126 <= n <= 126, "an integer from -126 to 126")] = 0
     name = "fixed"
     source = "shapes"
+    reuses_copy = True
 
     def scale(self, x: jax.Array, fmt: Format, axes: Axes, keepdims: bool = False) -> Scales:
         return Unit(4.0**self.exponent).scale(x, fmt, axes, keepdims)
