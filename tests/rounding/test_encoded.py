@@ -68,6 +68,10 @@ def test_packed_arrays_have_the_expected_size():
             ValueError,
             "represent all numbers of fp64",
         ),
+        *(
+            (lambda f=f: encode(jnp.ones(3), f), ValueError, "float32 doesn't represent all numb")
+            for f in (Format("low", 6, 9, bias=142), Format("high", 9, 3))
+        ),
         (lambda: encode(jnp.float32(1), "e2m1fn"), ValueError, "encode: x is a scalar; expected"),
     ],
 )
