@@ -7,7 +7,7 @@ import pytest
 
 from arrays import normal
 from cases import nightly
-from scalewise import Format, round_to
+from scalewise import Format, cast, round_to
 from scalewise.formats import CATALOGUE, p3109
 from scalewise.rounding import EncodedArray, decode, encode
 
@@ -72,6 +72,11 @@ def test_packed_arrays_have_the_expected_size():
             (lambda f=f: encode(jnp.ones(3), f), ValueError, "float32 doesn't represent all numb")
             for f in (Format("low", 6, 9, bias=142), Format("high", 9, 3))
         ),
+        (
+            lambda: cast(jnp.ones(3), Format("long", 11, 40)),
+            ValueError,
+            "cast: codes of long have 52 bits; pass x as float64",
+        ),
         (lambda: encode(jnp.float32(1), "e2m1fn"), ValueError, "encode: x is a scalar; expected"),
     ],
 )
@@ -85,3 +90,10 @@ def test_codes_in_a_jax_array_are_decoded_outside_of_jit_too(fmt):
     fmt = CATALOGUE[fmt]
     codes = np.arange(0, 2**fmt.bits, 7, np.uint8 if fmt.bits <= 8 else np.uint16)
     np.testing.assert_array_equal(decode(jnp.asarray(codes), fmt), fmt.decode(codes))
+
+
+def test_codes_of_more_bits_than_the_numbers_are_those_of_the_same_numbers():
+    fmt, x = Format("long", 11, 40), normal(0, (5,))
+    with jax.enable_x64(True):
+        got = cast(x, fmt)
+    np.testing.assert_array_equal(fmt.decode(np.asarray(got)), np.asarray(x))

@@ -194,9 +194,14 @@ def test_shared_scales_are_given_to_each_index_of_an_axis(batches, axis):
         check(spread, a.value())
         rows = jax.vmap(lambda r: r.value(), in_axes=axis)(spread)
         np.testing.assert_array_equal(rows, jnp.moveaxis(a.value(), axis, 0), err_msg=kind)
+        if axis == 0:
+            rows = jax.lax.map(lambda i, a=a: jnp.asarray(a[i]), jnp.arange(len(a.value())))
+            np.testing.assert_array_equal(rows, a.value(), err_msg=kind)
     for kind in ("tensor", "columns", "nvfp4"):
-        with pytest.raises(ValueError, match="vmap"):
+        with pytest.raises(ValueError, match="vmap got inconsistent sizes for array axes"):
             jax.vmap(lambda r: r.value())(batches[0][0][kind])
+        with pytest.raises(ValueError, match="scan got values with different leading axis sizes"):
+            jax.lax.map(lambda r: r.value(), batches[0][0][kind])
 
 
 def test_leaves_that_dont_fit_are_refused_when_they_are_read():

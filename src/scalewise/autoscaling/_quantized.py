@@ -405,9 +405,7 @@ def _sent(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
             return scale if new is None else lax.expand_dims(scale, (new,)), shared
         if split is not None and split in one:
             scale = jnp.repeat(scale, count, split)
-        # as bytes: a device that gets nothing gets zeros, and a zero in E8M0 is NaN
-        code = lax.bitcast_convert_type(scale, f"uint{8 * scale.dtype.itemsize}")
-        scale = lax.bitcast_convert_type(equation.bind(code)[0], scale.dtype)
+        scale = _sent_as_bits(equation, scale)
         if joined is not None and joined in one:  # of each device one scale
             times = lengths[joined] // (size if joined == x.blocked else 1)
             scale = jnp.repeat(scale, times, joined)
@@ -417,15 +415,28 @@ def _sent(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
     scale = jax.tree.unflatten(jax.tree.structure(x.scale), [scale for scale, _ in pairs])
     if isinstance(data, EncodedArray):
         length = after[-1] if packed else 0
-        data = dataclasses.replace(data, codes=equation.bind(data.codes)[0], length=length)
+        data = dataclasses.replace(data, codes=_sent_as_bits(equation, data.codes), length=length)
     else:
-        (data,) = equation.bind(data)
+        data = _sent_as_bits(equation, data)
     if block is not None and new is not None and new > x.data.ndim + block[0]:
         block = (block[0] - 1, size)
     stored = dataclasses.replace(x.stored, data=data, scale=scale, block=block)
     return dataclasses.replace(
         x, stored=stored, given=None, shared=tuple(shared for _, shared in pairs)
     )
+
+
+def _sent_as_bits(equation: Equation, x: jax.Array) -> jax.Array:
+    """Sends numbers as integers of their width.
+
+    XLA sends FP8 as FP16 where a device has no such operations, as on a CPU. And a device that gets
+    nothing gets zeros, which are NaN in E8M0.
+    """
+    bits = jnp.finfo(x.dtype).bits if jnp.issubdtype(x.dtype, jnp.floating) else 0
+    if bits not in (8, 16, 32):
+        return equation.bind(x)[0]
+    code = lax.bitcast_convert_type(x, f"uint{bits}")
+    return lax.bitcast_convert_type(equation.bind(code)[0], x.dtype)
 
 
 Move = Callable[[Equation, Sequence[Value]], QuantizedValue | None]
