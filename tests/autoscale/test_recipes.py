@@ -112,13 +112,10 @@ def test_a_kept_name_that_matches_nothing_is_refused():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (
-            {"keep": {"head": "mxfp8"}},
-            "'mxfp8' is a recipe, not a format; .*mxfp8_e4m3",
-        ),
+        ({"keep": {"head": "mxfp8"}}, "'mxfp8' is a recipe, not a format; .*mxfp8_e4m3"),
         ({"residuals": "e2m1fn"}, "e2m1fn has no storage dtype of whole bytes"),
     ],
-)
+)  # fmt: skip
 def test_contradictory_recipes_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         sw.Recipe(**fields)

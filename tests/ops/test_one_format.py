@@ -26,21 +26,16 @@ ORACLES = {
     "softmax": (ops.softmax, lambda x: np.exp(logs(x)), 3, lambda x, y: y),
     "log_softmax": (ops.log_softmax, logs, 2, lambda x, y: y),
     "logsumexp": (
-        ops.logsumexp,
-        lambda x: np.log(np.exp(x).sum(-1)),
-        2,
-        lambda x, y: np.maximum(np.abs(x.max(-1)), np.abs(y - x.max(-1))),
+        ops.logsumexp, lambda x: np.log(np.exp(x).sum(-1)), 2,
+        lambda x, y: np.maximum(np.abs(x.max(-1)), np.abs(y - x.max(-1)))
     ),
     "sum": (partial(ops.sum, axis=-1), lambda x: x.sum(-1), 1, lambda x, y: np.abs(x).sum(-1)),
     "mean": (partial(ops.mean, axis=-1), lambda x: x.mean(-1), 2, lambda x, y: np.abs(x).mean(-1)),
     "var": (partial(ops.var, axis=-1), lambda x: x.var(-1), 4, lambda x, y: y),
     "var, ddof": (
-        partial(ops.var, axis=-1, ddof=1),
-        lambda x: x.var(-1, ddof=1),
-        4,
-        lambda x, y: y,
+        partial(ops.var, axis=-1, ddof=1), lambda x: x.var(-1, ddof=1), 4, lambda x, y: y
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", nightly(["fp16", "bf16", "e4m3"]))
