@@ -83,12 +83,9 @@ SECOND = {
     "transposed": ("weight", {}, {"w2": P["w2"].T}),
     "vectors swapped": ("weight", {}, {"b1": P["b2"], "b2": P["b1"]}),
     "another weight": ("weight", {}, {"w3": normal(24, 9, seed=60)}),
-    "head in bf16": (
-        "dtype",
-        {"last": lambda p, h: (h.astype(BF16) @ p["w3"].astype(BF16)).astype(jnp.float32)},
-        {},
-    ),
-}
+    "head in bf16": ("dtype",
+        {"last": lambda p, h: (h.astype(BF16) @ p["w3"].astype(BF16)).astype(jnp.float32)}, {}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SECOND)
