@@ -87,15 +87,6 @@ def test_what_is_no_scale_is_refused(scale, error, match):
         sw.ScaledArray(jnp.ones(1), scale)
 
 
-def test_a_pytree_through_jit_scan_and_vmap():
-    a = sw.quantize(jnp.arange(12.0).reshape(3, 4), "fp16", axis=0)
-    np.testing.assert_array_equal(jax.jit(lambda a: a.value())(a), a.value())
-    np.testing.assert_array_equal(jax.vmap(lambda a: a.value())(a), a.value())
-    rows = jax.lax.scan(lambda c, row: (c, row.value()), 0, a)[1]
-    np.testing.assert_array_equal(rows, a.value())
-    assert jax.tree.map(lambda x: x, a).block is None
-
-
 @pytest.mark.parametrize("fmt", nightly(NARROW, but=["fp16", "e4m3fn", "e5m2fnuz"]))
 @pytest.mark.parametrize("k", [-100, *nightly([-20, 0, 20, 100])])
 def test_quantize_rounds_once_and_never_saturates(fmt, k):
