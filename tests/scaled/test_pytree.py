@@ -223,6 +223,12 @@ def test_leaves_that_dont_fit_are_refused_when_they_are_read():
         bad.value()
 
 
+def test_one_scale_has_no_axes_in_a_tree_and_out_of_it():
+    a = sw.quantize(X[0], "e4m3fn")
+    assert jax.tree.leaves(a)[1].shape == (1, 1)
+    assert jax.tree.map(lambda x: x, a).scale.shape == a.scale.shape == ()
+
+
 def test_other_leaves_are_passed_through(batches):
     for a in batches[0][0].values():
         leaves, tree = jax.tree.flatten(a)
