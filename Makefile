@@ -90,7 +90,7 @@ prove: $(VENV)/.ready    ## every cast on all 2^32 inputs, going on where it sto
 
 corpus: $(VENV)/.ready   ## the audit's totals on other people's failures: docs/corpus.json
 	$(BIN)/python -m pip install --quiet --group corpus
-	$(BIN)/python -m failures truth
+	$(BIN)/python -m failures truth --set corpus --set trainings
 	$(BIN)/python -m failures score --tool scalewise --record $(ARGS)
 
 fuzz: $(VENV)/.ready     ## random programs, malformed files and wrong arguments, seeded

@@ -1,6 +1,6 @@
-"""Parameters whose cases are left to ``make nightly``."""
+"""Cases that are left to ``make nightly``, and tables of calls that are refused."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import pytest
@@ -21,3 +21,20 @@ def nightly(values: Iterable[Any], but: Collection[Any] = ()) -> list:
     kept = sum(not parameter.marks for parameter in found)
     assert kept == len(but), f"{kept} of the {len(but)} values in {but} are there"
     return found
+
+
+def refused(*rows: tuple, error: Any = ValueError) -> Callable:
+    """Returns a test that each call raises an error with a message.
+
+    Args:
+        rows: ``(call, message)``, or ``(call, error, message)`` for errors of its own.
+        error: the others' type, or a tuple of types.
+    """
+    cases = [(call, *(() if own else (error,)), *own, message) for call, *own, message in rows]
+
+    @pytest.mark.parametrize(("call", "error", "message"), cases)
+    def test(call, error, message):
+        with pytest.raises(error, match=message):
+            call()
+
+    return test

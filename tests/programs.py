@@ -98,17 +98,9 @@ def randomness(x):
 
 
 DIFFERENTIABLE = [
-    elementwise,
-    contractions,
-    calls,
-    scan_with_everything,
-    branches,
-    remat,
-    custom_derivatives,
-    nested,
-    indexing,
-    randomness,
-]
+    elementwise, contractions, calls, scan_with_everything, branches, remat, custom_derivatives,
+    nested, indexing, randomness,
+]  # fmt: skip
 PROGRAMS = [*DIFFERENTIABLE, while_loop, fori_loop]
 
 

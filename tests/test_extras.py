@@ -53,22 +53,16 @@ WHERE = '"scalewise[{}] @ git+https://github.com/scalewise/scalewise"'
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        (
-            "import scalewise as sw; sw.training.step",
-            f"scalewise.training needs optax: pip install {WHERE.format('train')}",
-        ),
-        (
-            "import scalewise.torch",
-            f"scalewise.torch needs torch: pip install {WHERE.format('torch')}",
-        ),
+        ("import scalewise as sw; sw.training.step",
+         f"scalewise.training needs optax: pip install {WHERE.format('train')}"),
+        ("import scalewise.torch",
+         f"scalewise.torch needs torch: pip install {WHERE.format('torch')}"),
         ("import scalewise.layers.nnx", "scalewise.layers.nnx needs flax: pip install flax"),
         ("import scalewise.layers.linen", "scalewise.layers.linen needs flax: pip install flax"),
-        (
-            "import scalewise.layers.equinox",
-            "scalewise.layers.equinox needs equinox: pip install equinox",
-        ),
+        ("import scalewise.layers.equinox",
+         "scalewise.layers.equinox needs equinox: pip install equinox"),
     ],
-)
+)  # fmt: skip
 def test_the_error_says_what_to_install(code, message):
     assert ran(code, *TRAIN, *TORCH, "flax", "equinox").stderr.strip().endswith(message)
 

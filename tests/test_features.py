@@ -146,8 +146,6 @@ def skip_unavailable(name, interpretation):
         pytest.skip(
             "its coefficients, up to 6e16, are beyond FP16's range, which has no scales here"
         )
-    if name == "optimizer_step" and interpretation.startswith("emulate"):
-        pytest.skip("Adam's 1 - 0.999 is 0 in BF16, and its epsilon in FP16, if all is rounded")
 
 
 @pytest.mark.filterwarnings(UNROUNDED)
@@ -281,9 +279,6 @@ for f in lambda w, x: jnp.tanh(x @ w), loop:
 @pytest.mark.parametrize("low", ["bfloat16", *nightly(["fp8", "policy"])])
 @pytest.mark.parametrize("name", nightly(INSIDE, but=["cond_differentiated"]))
 def test_a_feature_is_audited(name, low):
-    if name == "optimizer_step" and low == "bfloat16":
-        pytest.skip("Adam's 1 - 0.999 is 0 in BF16")
-
     def audited(f):
         def call(*args, **kwargs):
             report = sw.audit(f, AUDITS[low], trials=0)(*args, **kwargs)

@@ -37,13 +37,10 @@ def test_a_family_that_scales_has_a_rule_for_each_of_its_primitives():
 @pytest.mark.parametrize(
     "line",
     [
-        "contractive - fast: sin",
-        "contractive - nan=fast: sin",
-        "contractive wide: sin",
-        "contractive -: sin\npower -: sin",
-        "contractive - sin",
+        "contractive - fast: sin", "contractive - nan=fast: sin", "contractive wide: sin",
+        "contractive -: sin\npower -: sin", "contractive - sin",
     ],
-)
+)  # fmt: skip
 def test_an_invalid_line_is_refused(line):
     with pytest.raises(ValueError, match=r"primitives/_table.py.* sin'"):
         parsed(line)

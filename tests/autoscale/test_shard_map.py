@@ -113,10 +113,11 @@ for name in KINDS.split():
     array = stored[name]
     for axis, tiled in ((0, True), (1, True), (0, False)):
         f = sw.autoscale(gathered(axis, tiled), "bf16")
-        code = jax.jit(f).lower(array, x).as_text()
-        sent = re.findall(r"all_gather.*?: \\(tensor<(\\S+?)>\\)", code)
-        numbers = max(sent, key=lambda t: np.prod([int(n) for n in re.findall(r"\\d+(?=x)", t)]))
-        assert numbers.endswith("ui8"), (name, axis, tiled, sent)
+        lines = jax.jit(f).lower(array, x).compile().as_text().splitlines()
+        sent = [line.partition(" all-gather(")[0] for line in lines if " all-gather(" in line]
+        types = [t for before in sent for t in re.findall(r"(\\w+)\\[([\\d,]*)\\]", before)]
+        numbers = max(types, key=lambda t: np.prod([int(n) for n in t[1].split(",") if n]))
+        assert numbers[0] == "u8", (name, axis, tiled, types)
         want = x @ array.value()
         got = f(array, x)
         assert np.linalg.norm(got - want) < 0.02 * np.linalg.norm(want), (name, axis, tiled)

@@ -41,34 +41,22 @@ def test_nothing_is_said_of_what_is_expected():
         ({"kernels": 21}, "kernels 21, expected at most 20"),
         ({"seconds_outside": 1.5}, "0.8 of plain's speed, expected at least 1"),
         ({"bytes_outside": 1300}, "bytes outside of products, of plain's, 1.3, expected at most"),
-        (
-            {"products": Counter({NARROW: 2, WIDE: 3})},
-            "2 products have 8-bit operands or less, expected 3",
-        ),
-        (
-            {"products": Counter({NARROW: 3, WIDE: 1})},
-            "4096 operations in products, expected the plain program's 5120",
-        ),
-        (
-            {"products": Counter({replace(NARROW, result="f32"): 3, WIDE: 2})},
-            "products return ['f32'], expected ['bf16']",
-        ),
-        (
-            {"products": Counter({replace(NARROW, target="dot"): 3, WIDE: 2})},
-            "narrow products by ['dot'], expected 'cublas$lt$matmul$f8'",
-        ),
-        (
-            {"collectives": GOOD.collectives | Counter({("all-gather", "f8e5m2"): 1 << 20})},
-            "gathers ['f8e4m3fn', 'f8e5m2'] over devices, expected ['f8e4m3fn']",
-        ),
-        (
-            {"collectives": GOOD.collectives | Counter({("reduce-scatter", "f32"): 1 << 20})},
-            "reduces ['bf16', 'f32'] over devices, expected ['bf16']",
-        ),
+        ({"products": Counter({NARROW: 2, WIDE: 3})},
+         "2 products have 8-bit operands or less, expected 3"),
+        ({"products": Counter({NARROW: 3, WIDE: 1})},
+         "4096 operations in products, expected the plain program's 5120"),
+        ({"products": Counter({replace(NARROW, result="f32"): 3, WIDE: 2})},
+         "products return ['f32'], expected ['bf16']"),
+        ({"products": Counter({replace(NARROW, target="dot"): 3, WIDE: 2})},
+         "narrow products by ['dot'], expected 'cublas$lt$matmul$f8'"),
+        ({"collectives": GOOD.collectives | Counter({("all-gather", "f8e5m2"): 1 << 20})},
+         "gathers ['f8e4m3fn', 'f8e5m2'] over devices, expected ['f8e4m3fn']"),
+        ({"collectives": GOOD.collectives | Counter({("reduce-scatter", "f32"): 1 << 20})},
+         "reduces ['bf16', 'f32'] over devices, expected ['bf16']"),
         ({"launches": Counter({"all-reduce": 10})}, "all-reduces 10, expected at most 9"),
         ({"sent": PLAIN.sent}, "bytes sent, of plain's, 1, expected at most 0.75"),
     ],
-)
+)  # fmt: skip
 def test_each_figure_that_moved_has_a_sentence(change, said):
     [sentence] = moved("mlp", replace(GOOD, **change), PLAIN, EXPECTED)
     assert sentence.startswith("mlp: ")

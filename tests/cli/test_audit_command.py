@@ -171,15 +171,12 @@ def test_several_steps_with_their_batches(folder):
         (("audit", "net.py:norm", "--args", "big", "--out", "a.pdf"), "with .html, .json or .csv"),
         (("audit", "net.py:norm", "--args", "big", "--out", "no/a.csv"), "there is no folder 'no'"),
         (("audit", "net.py:norm", "--args", "big", "--batches", "batch"), "leave the second"),
-        (
-            ("audit", "net.py:step", "--data", "no_pair"),
-            "returned a tuple of 1; expected",
-        ),
+        (("audit", "net.py:step", "--data", "no_pair"), "returned a tuple of 1; expected"),
         (("audit", "net.py:step", "--data", "data", "--args", "start"), "no --args or --batches"),
         (("record", "net.py:norm", "--args", "big", "--out", "a.npz"), "ends with .safetensors"),
         (("record", "net.py:nor"), "net.py defines no function 'nor'"),
     ],
-)
+)  # fmt: skip
 def test_errors_are_one_sentence(folder, arguments, message):
     done = run(*arguments)
     assert done.exit_code == 2

@@ -290,37 +290,22 @@ def test_a_users_own_method_is_compared(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"methods": ["fp61"]},
-            "is called 'fp61'; did you mean 'fp16'.*one of float32, ",
-        ),
+        ({"methods": ["fp61"]}, "is called 'fp61'; did you mean 'fp16'.*one of float32, "),
         ({"text": b""}, "tiny.batches: not one batch from 0 bytes of data"),
-        (
-            {"program": dataclasses.replace(TINY, init=lambda seed: {"weights": jnp.ones(2)})},
-            "tiny.init returned a dict without params: the state is a pytree with its parameters",
-        ),
-        (
-            {"program": dataclasses.replace(TINY, train_step=lambda s, b: s)},
-            r"tiny.train_step returned a dict; expected \(state, loss\)",
-        ),
-        (
-            {"program": dataclasses.replace(TINY, train_step=lambda s, b: (s, "low"))},
-            "tiny.train_step failed: TypeError",
-        ),
-        (
-            {"program": dataclasses.replace(TINY, train_step=lambda s, b: (s, jnp.ones(3)))},
-            r"returned a loss of float32\[3\]; expected a scalar float",
-        ),
-        (
-            {"program": dataclasses.replace(TINY, train_step=lambda s, b: ({}, jnp.ones(())))},
-            "returned a state of another structure than it got",
-        ),
-        (
-            {"program": dataclasses.replace(TINY, train_step=lambda s, b: 1 / 0)},
-            r"tiny.train_step failed: ZeroDivisionError: division by zero \(test_compare.py:\d+\)",
-        ),
+        ({"program": dataclasses.replace(TINY, init=lambda seed: {"weights": jnp.ones(2)})},
+         "tiny.init returned a dict without params: the state is a pytree with its parameters"),
+        ({"program": dataclasses.replace(TINY, train_step=lambda s, b: s)},
+         r"tiny.train_step returned a dict; expected \(state, loss\)"),
+        ({"program": dataclasses.replace(TINY, train_step=lambda s, b: (s, "low"))},
+         "tiny.train_step failed: TypeError"),
+        ({"program": dataclasses.replace(TINY, train_step=lambda s, b: (s, jnp.ones(3)))},
+         r"returned a loss of float32\[3\]; expected a scalar float"),
+        ({"program": dataclasses.replace(TINY, train_step=lambda s, b: ({}, jnp.ones(())))},
+         "returned a state of another structure than it got"),
+        ({"program": dataclasses.replace(TINY, train_step=lambda s, b: 1 / 0)},
+         r"tiny.train_step failed: ZeroDivisionError: division by zero \(test_compare.py:\d+\)"),
     ],
-)
+)  # fmt: skip
 def test_invalid_arguments_are_errors_and_nothing_is_written(tmp_path, changes, message):
     with pytest.raises(InputError, match=message) as caught:
         run(tmp_path, **changes)

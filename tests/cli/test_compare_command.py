@@ -53,17 +53,14 @@ def test_a_piped_comparison_prints_table_curves_and_where_its_files_are(folder, 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ("line.py", "--method", "fp61"),
-            "no method of training is called 'fp61'",
-        ),
+        (("line.py", "--method", "fp61"), "no method of training is called 'fp61'"),
         (("text",), "no program at 'text'"),
         (("bare.py",), "defines no init(seed) -> state and no train_step(state, batch)"),
         (("broken.py",), "broken.py doesn't run: SyntaxError"),
         (("line.py", "--data", "nowhere"), "no data at 'nowhere'; expected a text file"),
         (("line.py", "--data", "short"), "line.batches: at least 8 bytes are needed, not 2"),
     ],
-)
+)  # fmt: skip
 def test_bad_input_is_one_sentence_and_exit_code_2(folder, monkeypatch, arguments, message):
     (folder / "bare.py").write_text("x = 1\n")
     (folder / "broken.py").write_text("def f(:\n")

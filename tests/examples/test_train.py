@@ -13,7 +13,6 @@ import numpy as np
 import optax
 import pytest
 from examples.train import train
-from proofs.resume import prove
 
 from cases import nightly
 from scalewise import training
@@ -80,12 +79,6 @@ def test_it_makes_the_steps_of_a_plain_loop(tmp_path):
         state, metrics = jax.jit(step)(state, batch)
         losses.append(float(metrics.loss))
     assert [row["loss"] for row in rows] == pytest.approx(losses, rel=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 4])
-def test_a_kill_changes_no_bit(tmp_path, processes):
-    prove(processes, "fp8_delayed", 1, tmp_path, steps=8)
 
 
 @pytest.mark.slow

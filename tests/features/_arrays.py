@@ -26,14 +26,6 @@ def weights_of_8_bit_integers(t):
 
 
 @feature
-def gradient_beside_8_bit_integers(t):
-    def f(x, v, q):
-        return jnp.mean(jnp.tanh(product(x @ v, q) * STEP) ** 2)
-
-    return t(jax.grad(f, (0, 1)))(X, V, INT8)
-
-
-@feature
 def weights_of_4_bit_integers(t):
     q = jnp.asarray(np.clip(np.round(W * 8), -8, 7), jnp.int4)
     return t(lambda q, x: (product(x, q), x @ q.astype(x.dtype)))(q, X)
@@ -177,11 +169,6 @@ def sorting(t):
 
 
 @feature
-def gradient_of_sorting(t):
-    return t(jax.grad(lambda w, x: jnp.mean(jnp.sort(x, 0)[:3] @ w) ** 2))(W, X)
-
-
-@feature
 def sorting_integers_beside_floats(t):
     return t(lambda x, rows: lax.sort((rows, x[:, 0], rows * 2), num_keys=2))(X, ROWS)
 
@@ -234,24 +221,6 @@ def gradients_of_indexing(t):
         return jnp.sum(jnp.zeros(8).at[rows].add(y) ** 2) + jnp.sum(jnp.take(w, rows, 0) ** 2)
 
     return t(jax.grad(f))(W, X, ROWS)
-
-
-@feature
-def dynamic_slices(t):
-    def f(w, x, i):
-        part = lax.dynamic_slice(x @ w, (i, 0), (3, 16))
-        return lax.dynamic_update_slice(x, part, (i + 1, jnp.int32(0)))
-
-    return t(jax.jit(f))(W, X, jnp.int32(2))
-
-
-@feature
-def segment_sums(t):
-    def f(w, x, rows):
-        y = jax.ops.segment_sum(x @ w, rows // 2, num_segments=4)
-        return y, jax.ops.segment_max(x, rows // 4, num_segments=2)
-
-    return t(f)(W, X, ROWS)
 
 
 @feature

@@ -235,16 +235,6 @@ def jitted_functions(t):
 
 
 @feature
-def named_scopes(t):
-    def f(w, x):
-        with jax.named_scope("block"):
-            y = jax.named_call(lambda: x @ w, name="inner")()
-        return jnp.mean(y**2)
-
-    return t(jax.grad(f))(W, X)
-
-
-@feature
 def compile_time_evaluation(t):
     def f(w, x):
         with jax.ensure_compile_time_eval():
@@ -341,16 +331,6 @@ def arguments_in_pytrees(t):
 def functions_as_arguments(t):
     f = jax.tree_util.Partial(layer, W)
     return t(lambda f, x: f(x))(f, X)
-
-
-@feature
-def equinox_modules(t):
-    model = eqx.nn.MLP(16, 4, 16, 2, jnp.tanh, key=jax.random.key(0))
-
-    def f(model, x):
-        return jnp.mean(jax.vmap(model)(x) ** 2)
-
-    return jax.tree.leaves(t(eqx.filter_grad(f))(model, X))
 
 
 @feature

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from ._table import MASK, ROWS, B, S, V, W, X, feature
+from ._table import ROWS, B, S, V, W, X, feature
 
 
 def layer(w, x):
@@ -36,35 +36,10 @@ def while_that_reads_a_float(t):
 
 
 @feature
-def while_vmapped(t):
-    def f(w, n):
-        one = lambda n: lax.fori_loop(0, n, lambda i, c: c @ w, jnp.ones(16))  # noqa: E731
-        return jax.vmap(one)(n)
-
-    return t(f)(W, ROWS[:4])
-
-
-@feature
-def fori_loop_differentiated(t):
-    def f(w, x):
-        return jnp.mean(lax.fori_loop(0, 3, lambda i, c: layer(w, c) + i.astype(c.dtype), x))
-
-    return t(jax.value_and_grad(f))(W, X)
-
-
-@feature
 def scan_of_layers(t):
     def f(ws, x):
         y, means = lax.scan(lambda x, w: (layer(w, x), jnp.mean(x)), x, ws, reverse=True)
         return jnp.mean(y) + jnp.sum(means)
-
-    return t(jax.grad(f))(jnp.stack([W, V, W.T]), X)
-
-
-@feature
-def scan_unrolled(t):
-    def f(ws, x):
-        return jnp.mean(lax.scan(lambda x, w: (layer(w, x), None), x, ws, unroll=2)[0])
 
     return t(jax.grad(f))(jnp.stack([W, V, W.T]), X)
 
@@ -131,24 +106,6 @@ def map_in_batches(t):
 
 
 @feature
-def ode_solver(t):
-    def f(w, y):
-        slope = lambda y: jnp.tanh(w @ y) - y  # noqa: E731
-
-        def step(state):
-            t, h, y = state
-            first = slope(y)
-            second = slope(y + h * first)
-            good = h * jnp.max(jnp.abs(second - first)) < 0.1
-            after = y + h / 2 * (first + second)
-            return jnp.where(good, t + h, t), jnp.where(good, h, h / 2), jnp.where(good, after, y)
-
-        return lax.while_loop(lambda s: s[0] < 1, step, (jnp.float32(0), jnp.float32(0.25), y))
-
-    return t(f)(W, B)
-
-
-@feature
 def remat_policies(t):
     def f(w, x):
         def block(w, x):
@@ -199,24 +156,6 @@ def custom_vjp_with_static_and_integer_arguments(t):
         lambda scale, kept, g: (kept[1][kept[2]].T @ g, jnp.zeros_like(kept[1]), None),
     )
     return t(jax.grad(lambda w, x, rows: jnp.mean(f(2.0, w, x, rows))))(W, X, ROWS)
-
-
-@feature
-def custom_gradient(t):
-    @jax.custom_gradient
-    def f(x):
-        return x * x, lambda g: (3 * g * x,)
-
-    return t(jax.grad(lambda w, x: jnp.mean(f(x @ w))))(W, X)
-
-
-@feature
-def closure_convert(t):
-    def f(w, x):
-        g, consts = jax.closure_convert(lambda x: jnp.tanh(x @ w), x)
-        return g(x, *consts)
-
-    return t(f)(W, X)
 
 
 @feature
@@ -271,36 +210,8 @@ def linear_transpose(t):
 
 
 @feature
-def forward_mode_inside(t):
-    return t(lambda w, x: jax.jvp(lambda w: layer(w, x), (w,), (w,)))(W, X)
-
-
-@feature
-def jacobians_inside(t):
-    f = lambda w, b: jnp.tanh(b @ w)  # noqa: E731
-    return t(lambda w, b: (jax.jacfwd(f)(w, b), jax.jacrev(f, 1)(w, b)))(W[:, :4], B)
-
-
-@feature
 def hessian_inside(t):
     return t(lambda w, b: jax.hessian(lambda b: jnp.sum(jnp.tanh(b @ w) ** 2))(b))(W, B)
-
-
-@feature
-def linearize_inside(t):
-    def f(w, x):
-        y, tangent = jax.linearize(layer, w, x)
-        return y, tangent(w, x)
-
-    return t(f)(W, X)
-
-
-@feature
-def gradient_of_gradient_inside(t):
-    def penalty(w, x):
-        return jnp.sum(jax.grad(loss, 1)(w, x) ** 2)
-
-    return t(jax.grad(penalty))(W, 4 * X)
 
 
 @feature
@@ -310,27 +221,3 @@ def gradient_of_while_free_parts(t):
         return loss(w, x) * n.astype(jnp.float32)
 
     return t(jax.grad(f))(W, X)
-
-
-@feature
-def select_with_a_safe_gradient(t):
-    def f(w, x):
-        y = x @ w
-        safe = jnp.where(y > 0, y, 1.0)
-        return jnp.sum(jnp.where(y > 0, jnp.sqrt(safe), 0.0))
-
-    return t(lambda w, x: f(w, x))(W, X)
-
-
-@feature
-def stop_gradient(t):
-    return t(jax.grad(lambda w, x: jnp.mean(layer(w, x) * lax.stop_gradient(x @ w))))(W, X)
-
-
-@feature
-def boolean_masks(t):
-    def f(w, x, mask):
-        y = jnp.where(mask, x @ w, -jnp.inf)
-        return jax.nn.softmax(y, where=mask), mask & (x > 0.5) | ~mask
-
-    return t(f)(W, X, MASK)

@@ -86,30 +86,6 @@ def closures_over_traced_values(t):
 
 
 @feature
-def scans_without_inputs_backwards_and_without_iterations(t):
-    def f(w, x):
-        body = lambda y, r: (jnp.tanh(y @ w), jnp.mean(y) if r is None else r @ w)  # noqa: E731
-        first, means = lax.scan(body, x, None, length=3)
-        second, rows = lax.scan(body, first, x, reverse=True, unroll=2)
-        none, empty = lax.scan(body, second, x[:0])
-        return first, means, second, rows, none, empty
-
-    return t(f)(W, X)
-
-
-@feature
-def associative_scan_of_pairs_backwards(t):
-    def combine(a, b):
-        return a[0] * b[0], a[1] * b[0] + b[1]
-
-    def f(w, x):
-        gates, values = jax.nn.sigmoid(x @ w), jnp.tanh(x)
-        return lax.associative_scan(combine, (gates, values), reverse=True, axis=0)[1]
-
-    return t(jax.grad(lambda w, x: jnp.mean(f(w, x) ** 2)))(W, X)
-
-
-@feature
 def nested_recomputation(t):
     policies = jax.checkpoint_policies
 

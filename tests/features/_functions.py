@@ -7,7 +7,6 @@ import optax
 from jax import lax
 from jax.scipy import ndimage, optimize, signal, special
 
-from ._control import loss
 from ._table import MASK, ROWS, B, S, V, W, X, feature
 
 IMAGES = np.resize(X, (2, 8, 8, 4))
@@ -51,15 +50,6 @@ def matrix_exponential(t):
 @feature
 def eigenvalues(t):
     return t(lambda w: jnp.sort(jnp.abs(jnp.linalg.eigvals(w + 2 * jnp.diag(jnp.arange(16.0))))))(W)
-
-
-@feature
-def fourier_transforms(t):
-    def f(w, x):
-        y = jnp.fft.rfft(x @ w)
-        return jnp.abs(y), jnp.fft.irfft(y), jnp.real(jnp.fft.fft2(x))
-
-    return t(f)(W, X)
 
 
 @feature
@@ -148,17 +138,6 @@ def activations(t):
 
 
 @feature
-def normalization(t):
-    def f(w, x):
-        y = x @ w
-        mean = jnp.mean(y, 1, keepdims=True)
-        scaled = (y - mean) * lax.rsqrt(jnp.var(y, 1, keepdims=True) + 1e-6)
-        return jnp.mean(jnp.sum(scaled[:, :4], 1) ** 2)
-
-    return t(jax.grad(f))(W, X)
-
-
-@feature
 def recurrent_network(t):
     def f(w, v, x):
         def cell(state, row):
@@ -181,19 +160,6 @@ def cross_entropy(t):
 
     with jax.numpy_rank_promotion("allow"):
         return t(jax.value_and_grad(f))(W, X, ROWS)
-
-
-@feature
-def optimizer_step(t):
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
-
-    def step(w, state, x):
-        value, grads = jax.value_and_grad(loss)(w, x)
-        updates, state = optimizer.update(grads, state, w)
-        return optax.apply_updates(w, updates), value
-
-    with jax.numpy_dtype_promotion("standard"):
-        return t(step)(W, optimizer.init(W), X)
 
 
 @feature

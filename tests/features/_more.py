@@ -3,8 +3,6 @@
 import contextlib
 import functools
 
-import equinox as eqx
-import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,8 +10,8 @@ from jax import lax
 from jax.experimental import sparse
 from jax.sharding import AxisType, PartitionSpec
 
-from ._control import layer, loss
-from ._table import INT8, MASK, ROWS, B, S, V, W, X, feature
+from ._control import layer
+from ._table import INT8, ROWS, B, S, V, W, X, feature
 
 P = PartitionSpec
 
@@ -97,15 +95,6 @@ def collectives_of_all_kinds_over_a_mesh(t):
 
 
 @feature
-def axes_mapped_by_name_and_from_the_end(t):
-    f = jax.vmap(
-        lambda p, row: (row @ p["w"] + p["b"], jnp.sum(p["w"])),
-        in_axes=({"w": None, "b": 0}, -1), out_axes=(-1, None),
-    )  # fmt: skip
-    return t(f)({"w": W, "b": jnp.stack([B] * 8)}, X.T)
-
-
-@feature
 def products_with_precisions(t):
     def f(w, x):
         with jax.default_matmul_precision("float32"):
@@ -159,27 +148,6 @@ def cumulative_products_and_sums_backwards(t):
 
 
 @feature
-def scatters_that_multiply(t):
-    def f(w, x, rows):
-        y = jnp.ones((8, 16)).at[jnp.arange(8) * 0 + rows // 8].multiply(jnp.tanh(x) + 2)
-        z = jnp.zeros((4, 16)).at[rows // 2].max(x @ w, unique_indices=False)
-        return jax.ops.segment_min(x @ w, rows, num_segments=8)[:2], y, z
-
-    return t(f)(W, X, ROWS)
-
-
-@feature
-def images_and_signals_sampled(t):
-    def f(w, x):
-        places = [jnp.linspace(0.0, 6.0, 5), jnp.linspace(0.0, 14.0, 5)]
-        sampled = jax.scipy.ndimage.map_coordinates(x @ w, places, order=1)
-        convolved = jax.scipy.signal.convolve2d(x, w[:3, :3], mode="same")
-        return sampled, convolved, jax.scipy.integrate.trapezoid(x @ w)
-
-    return t(f)(W, X)
-
-
-@feature
 def mutable_arrays_inside(t):
     def f(w, x):
         total = jax.new_ref(jnp.zeros((8, 16)))
@@ -210,17 +178,6 @@ def functions_of_bits(t):
 
 
 @feature
-def infinities_and_nan_chosen_away(t):
-    def f(w, x):
-        y = jnp.log(jnp.where(x > 0, x, 0))
-        safe = jnp.nan_to_num(jnp.where(MASK, x / 0.0, jnp.nan), nan=0.0, posinf=1.0, neginf=-1.0)
-        scores = jnp.where(MASK, x @ w, -jnp.inf)
-        return jnp.exp(y), safe @ w, jnp.max(scores, 1), jax.nn.log_softmax(scores)[:, 0] > -9
-
-    return t(f)(W, X)
-
-
-@feature
 def choices_among_several(t):
     def f(w, x):  # by position and by sign, which no rounding changes
         y, column = x @ w, jnp.arange(w.shape[1]) % 3
@@ -245,31 +202,6 @@ def solvers_of_linear_systems(t):
 
 
 @feature
-def loops_with_counts_from_data(t):
-    def f(w, x, n):
-        def body(i, y):
-            inner = lax.while_loop(lambda s: s[0] < i, lambda s: (s[0] + 1, s[1] * 0.5), (0, y))
-            return jnp.tanh(inner[1] @ w)
-
-        return lax.fori_loop(0, n, body, x), lax.fori_loop(n, n, body, x)
-
-    return t(jax.jit(f))(W, X, jnp.int32(3))
-
-
-@feature
-def forward_derivatives_of_loops(t):
-    def f(w, x):
-        return lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, layer(w, s[1])), (0, x))[1]
-
-    def both(w, x):
-        y, dy = jax.jvp(f, (w, x), (w, x))
-        out, pull, kept = jax.vjp(lambda w: (loss(w, x), x @ w), w, has_aux=True)
-        return y, dy, out, pull(jnp.float32(2))[0], kept
-
-    return t(both)(W, X)
-
-
-@feature
 def wide_floats_inside(t):
     def f(w, x):
         with jax.enable_x64(True):
@@ -277,20 +209,6 @@ def wide_floats_inside(t):
         return x @ w, y
 
     return t(jax.jit(f))(W, X)
-
-
-@feature
-def jitted_functions_within_loops(t):
-    @functools.partial(jax.jit, inline=True)
-    def inlined(w, x, scale=1.0):
-        return jnp.tanh(x @ w) * scale
-
-    @functools.partial(jax.jit, static_argnums=2)
-    def twice(w, x, n, *, shift=0.0):
-        return lax.scan(lambda c, _: (inlined(w, c) + shift, None), x, None, length=n)[0]
-
-    f = lambda w, x: jnp.mean(twice(w, twice(w, x, 2), 1, shift=0.5) ** 2)  # noqa: E731
-    return t(jax.grad(f))(W, X)
 
 
 @feature
@@ -313,34 +231,3 @@ def promoting():
     contexts.enter_context(jax.numpy_dtype_promotion("standard"))
     contexts.enter_context(jax.numpy_rank_promotion("allow"))
     return contexts
-
-
-@feature
-def statistics_of_haiku(t):
-    def network(x):
-        return jnp.tanh(hk.BatchNorm(True, True, 0.9)(hk.Linear(16)(x), is_training=True))
-
-    with promoting():
-        f = hk.transform_with_state(network)
-        params, state = f.init(jax.random.key(1), X)
-
-        def mean(params, state, x):
-            y, state = f.apply(params, state, None, x)
-            return jnp.mean(y[:, :4] ** 2), state
-
-        (value, state), _ = t(jax.value_and_grad(mean, has_aux=True))(params, state, X)
-    return value, state
-
-
-@feature
-def statistics_of_equinox(t):
-    def run(model, state, x):
-        y, state = jax.vmap(model, axis_name="b", in_axes=(0, None), out_axes=(0, None))(x, state)
-        return jnp.mean(jnp.tanh(y)[:, :4] ** 2), state
-
-    with promoting():
-        norm = lambda: eqx.nn.BatchNorm(16, "b", mode="batch")  # noqa: E731
-        linear = eqx.nn.Linear(16, 16, key=jax.random.key(1))
-        model, state = eqx.nn.make_with_state(lambda: eqx.nn.Sequential([linear, norm()]))()
-        value, state = t(lambda model, state, x: run(model, state, x))(model, state, X)
-    return value, jax.tree.leaves(state)

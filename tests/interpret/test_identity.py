@@ -10,6 +10,7 @@ import pytest
 
 import scalewise as sw
 from arrays import normal
+from cases import nightly
 from programs import DIFFERENTIABLE, PROGRAMS, scalar, together
 from scalewise.interpret import Equation, Interpretation, transform
 
@@ -57,7 +58,7 @@ EXACT = {
 
 
 @pytest.mark.parametrize(
-    "way", [*list(EXACT)[:-1], pytest.param("gradient outside, eagerly", marks=pytest.mark.slow)]
+    "way", nightly(EXACT, but=["eagerly", "jit", "vmap outside", "gradient inside"])
 )
 def test_bits_are_the_programs_own(way):
     assert_same_bits(EXACT[way](identity), EXACT[way](lambda f: f))

@@ -42,16 +42,8 @@ for name in ["acos", "asin", "atanh", "erfinv"]:
 for name in ["log", "log10", "log1p", "log2", "rsqrt", "sqrt"]:
     SAMPLES[getattr(A, name).default] = [(POSITIVE,), (INTS.abs() + 1,)]
 for name in [
-    "abs",
-    "neg",
-    "sign",
-    "sgn",
-    "square",
-    "alias",
-    "detach",
-    "lift_fresh_copy",
-    "positive",
-]:
+    "abs", "neg", "sign", "sgn", "square", "alias", "detach", "lift_fresh_copy", "positive",
+]:  # fmt: skip
     SAMPLES[getattr(A, name).default] = [(X,), (INTS,)]
 for name in ["ceil", "floor", "trunc", "round"]:
     SAMPLES[getattr(A, name).default] = [(X * 3,), (INTS,), (torch.tensor([0.5, 1.5, 2.5, -0.5]),)]
@@ -106,13 +98,8 @@ SAMPLES |= {
     A.clone.default: [(X,)],
     A.contiguous.default: [(X,)],
     A.copy.default: [(X, INTS), (X, ROW)],
-    A._to_copy.default: [
-        (X, {"dtype": torch.float32}),
-        (X, {"dtype": torch.float16}),
-        (INTS, {"dtype": torch.bfloat16}),
-        (X * 9, {"dtype": torch.int32}),
-        (X,),
-    ],
+    A._to_copy.default: [(X, {"dtype": torch.float32}), (X, {"dtype": torch.float16}),
+        (INTS, {"dtype": torch.bfloat16}), (X * 9, {"dtype": torch.int32}), (X,)],
     A.to.dtype: [(X, torch.float32), (INTS, torch.float16)],
     A.clamp.default: [(X, -0.5, 0.3), (X, None, 0.3), (INTS, 0), (SPECIAL, -1, 1)],
     A.clip.default: [(X, -0.5, 0.3)],
@@ -130,26 +117,11 @@ SAMPLES |= {
     A.addcmul.default: [(X, Y, Z, {"value": 0.3})],
     A.addcdiv.default: [(X, Y, POSITIVE, {"value": 0.3})],
     A.xlogy.Tensor: [(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.0, 2.0, 3.0]))],
-}
+}  # fmt: skip
 for name in [
-    "relu",
-    "gelu",
-    "silu",
-    "mish",
-    "softplus",
-    "log_sigmoid",
-    "elu",
-    "selu",
-    "celu",
-    "leaky_relu",
-    "hardtanh",
-    "relu6",
-    "hardsigmoid",
-    "hardswish",
-    "hardshrink",
-    "softshrink",
-    "glu",
-]:
+    "relu", "gelu", "silu", "mish", "softplus", "log_sigmoid", "elu", "selu", "celu", "leaky_relu",
+    "hardtanh", "relu6", "hardsigmoid", "hardswish", "hardshrink", "softshrink", "glu",
+]:  # fmt: skip
     SAMPLES[getattr(A, name).default] = [(X * 4,)]
 SAMPLES |= {
     A.gelu.default: [(X * 4,), (X * 4, {"approximate": "tanh"})],
@@ -246,23 +218,17 @@ SAMPLES |= {
     A.replication_pad2d.default: [(IMAGE, [1, 2, 0, 1])],
     A.replication_pad3d.default: [(VOLUME, [1, 0, 1, 0, 1, 1])],
     A.index.Tensor: [(X, [INDEX[:, 0], INDEX[:, 1]]), (X, [None, INDEX])],
-    A.index_put.default: [
-        (X, [INDEX[:, 0]], Y[:2]),
-        (X, [torch.tensor([1, 1])], Y[:2], True),
-        (X, [MASK], torch.tensor(2.0)),
-    ],
+    A.index_put.default: [(X, [INDEX[:, 0]], Y[:2]), (X, [torch.tensor([1, 1])], Y[:2], True),
+        (X, [MASK], torch.tensor(2.0))],
     A.index_select.default: [(X, 1, torch.tensor([3, 0, 0]))],
     A.index_add.default: [(X, 0, torch.tensor([1, 1]), Y[:2])],
     A.gather.default: [(X, 0, INDEX), (X, 1, INDEX)],
     A.scatter.src: [(X, 0, INDEX[:1], Y)],
     A.scatter.value: [(X, 0, INDEX, 0.5)],
     A.scatter_add.default: [(X, 0, INDEX, Y)],
-    A.scatter_reduce.two: [
-        (X, 1, INDEX, Y, "amax"),
-        (X, 0, INDEX, Y, "sum", {"include_self": False}),
-        (X, 0, INDEX, Y, "mean"),
-        (X, 0, INDEX, Y, "prod"),
-    ],
+    A.scatter_reduce.two: [(X, 1, INDEX, Y, "amax"),
+        (X, 0, INDEX, Y, "sum", {"include_self": False}), (X, 0, INDEX, Y, "mean"),
+        (X, 0, INDEX, Y, "prod")],
     A.embedding.default: [(X, INDEX), (X, INDEX, 0)],
     A.masked_scatter.default: [(X, MASK, Y.reshape(-1))],
     A.full.default: [([2, 3], 0.1), ([2], 3), ([2], 1.0, {"dtype": torch.float16})],
@@ -281,25 +247,15 @@ SAMPLES |= {
     A.mv.default: [(X, ROW)],
     A.dot.default: [(ROW, X[0])],
     A.bmm.default: [(Q[0], K[0].transpose(1, 2))],
-    A.matmul.default: [
-        (Q, K[0].transpose(1, 2)),
-        (Q, V[0, 0].T),
-        (X, ROW),
-        (ROW, X.T),
-        (X[None], Y.T),
-    ],
+    A.matmul.default: [(Q, K[0].transpose(1, 2)), (Q, V[0, 0].T), (X, ROW), (ROW, X.T),
+        (X[None], Y.T)],
     A.linear.default: [(Q, K[0, 0]), (X, Y, ROW[:3])],
     A.addmm.default: [(ROW[:3], X, Y.T), (X[:, :3], X, Y.T, {"beta": 0.5, "alpha": 2})],
     A.baddbmm.default: [(Q[0] @ K[0].mT, Q[0], K[0].mT, {"beta": 0.5})],
-    A.pad.default: [
-        (X, [1, 2], "constant", 3.0),
-        (IMAGE, [1, 2, 0, 1], "reflect"),
-        (IMAGE, [2, 1, 1, 0], "circular"),
-    ],
-    A.conv1d.default: [
-        (SIGNAL, normal(3, 4, 3)),
-        (SIGNAL[0], normal(4, 2, 3), ROW, [2], [1], [1], 2),
-    ],
+    A.pad.default: [(X, [1, 2], "constant", 3.0), (IMAGE, [1, 2, 0, 1], "reflect"),
+        (IMAGE, [2, 1, 1, 0], "circular")],
+    A.conv1d.default: [(SIGNAL, normal(3, 4, 3)),
+        (SIGNAL[0], normal(4, 2, 3), ROW, [2], [1], [1], 2)],
     A.conv2d.default: [(IMAGE, normal(6, 4, 3, 3), None, [1, 2], [1, 0])],
     A.conv3d.default: [(normal(1, 2, 4, 5, 6), normal(3, 2, 2, 2, 2), normal(3))],
     A.to.device: [(X, "cpu", torch.float32), (torch.arange(4), "cpu", torch.int32)],
@@ -312,13 +268,10 @@ SAMPLES |= {
         (IMAGE, normal(4, 3, 3, 2, seed=11), normal(6), [2, 1], [1, 0], [1, 2], True, [1, 0], 2),
         (SIGNAL, normal(4, 4, 3, seed=12), None, [1], [1], [1], False, [0], 1),
     ],
-    A.scaled_dot_product_attention.default: [
-        (Q, K, V),
-        (Q, K, V, {"is_causal": True}),
+    A.scaled_dot_product_attention.default: [(Q, K, V), (Q, K, V, {"is_causal": True}),
         (Q, K, V, {"attn_mask": torch.ones(5, 5).tril().bool(), "scale": 0.3}),
         (Q, K, V, {"attn_mask": normal(2, 1, 5, 5)}),
-        (Q, K[:, :2], V[:, :2], {"enable_gqa": True}),
-    ],
+        (Q, K[:, :2], V[:, :2], {"enable_gqa": True})],
     A._grouped_mm.default: [],  # torch has it in bfloat16 only: test_grouped_mm
     A.native_layer_norm.default: [(X, [4], *AFFINE, 1e-5), (X, [3, 4], None, None, 1e-5)],
     A.layer_norm.default: [(X * 9 + 5, [4], *AFFINE)],
@@ -333,17 +286,11 @@ SAMPLES |= {
     A.max_pool1d.default: [(SIGNAL, [3]), (SIGNAL, [3], [2], [1], [2], True)],
     A.max_pool2d.default: [(IMAGE, [2, 3]), (IMAGE, [3], [2], [1], [1], True)],
     A.max_pool3d.default: [(VOLUME, [2])],
-    A.max_pool2d_with_indices.default: [
-        (IMAGE, [3, 2], [2, 2], [1, 1]),
-        (IMAGE, [3], [2], [1], [1], True),
-    ],
+    A.max_pool2d_with_indices.default: [(IMAGE, [3, 2], [2, 2], [1, 1]),
+        (IMAGE, [3], [2], [1], [1], True)],
     A.avg_pool1d.default: [(SIGNAL, [3], [2], [1])],
-    A.avg_pool2d.default: [
-        (IMAGE, [2]),
-        (IMAGE, [3], [2], [1], False, False),
-        (IMAGE, [3], [2], [1], True),
-        (IMAGE, [2], [2], [0], True, True, 3),
-    ],
+    A.avg_pool2d.default: [(IMAGE, [2]), (IMAGE, [3], [2], [1], False, False),
+        (IMAGE, [3], [2], [1], True), (IMAGE, [2], [2], [0], True, True, 3)],
     A.avg_pool3d.default: [(VOLUME, [2])],
     A.adaptive_avg_pool1d.default: [(SIGNAL, [4])],
     A._adaptive_avg_pool2d.default: [(IMAGE, [1, 1]), (IMAGE, [3, 4])],
@@ -353,7 +300,7 @@ SAMPLES |= {
     A.upsample_bilinear2d.vec: [(IMAGE, None, False, [2.0, 2.0]), (IMAGE, [5, 9], True, None)],
     A.native_dropout.default: [(X, 0.5, False)],
     A.dropout.default: [(X, 0.5, False)],
-}
+}  # fmt: skip
 # Rules that draw, check or change modes, which have tests of their own.
 OTHER = {
     A.empty_strided.default, A.randperm.default, A._local_scalar_dense.default,

@@ -11,6 +11,7 @@ import torch
 
 import scalewise as sw
 import scalewise.torch as st
+from cases import refused
 from scalewise.torch._graph import apply
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -91,22 +92,16 @@ def test_quantized_tensors():
     assert torch.equal(random, st.round_to(x, "e2m1fn", rounding="stochastic", key=3))
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: st.round_to(torch.ones(1, dtype=torch.int32), "fp16"), TypeError, "int32"),
-        (lambda: st.cast(1.0, "fp16"), TypeError, "takes a floating-point tensor, not float"),
-        (lambda: st.cast(torch.ones(1, dtype=torch.float64), "fp16"), TypeError, "x64 on"),
-        (lambda: st.round_to(torch.ones(1), "fp8"), ValueError, "'fp8' is a recipe, not a format"),
-        (lambda: st.round_to(torch.ones(1), "fp16", gradient="x"), ValueError, "'clipped'"),
-        (lambda: st.rule(A.exp), TypeError, "rule takes overloads, not aten.exp"),
-        (lambda: st.function(torch.nn.ReLU(), (torch.ones(1),), granularity="x"), ValueError, "gr"),
-        (lambda: st.function(torch.nn.ReLU(), (), method="x"), st.ExportError, "no method 'x'"),
-    ],
+test_what_is_refused = refused(
+    (lambda: st.round_to(torch.ones(1, dtype=torch.int32), "fp16"), TypeError, "int32"),
+    (lambda: st.cast(1.0, "fp16"), TypeError, "takes a floating-point tensor, not float"),
+    (lambda: st.cast(torch.ones(1, dtype=torch.float64), "fp16"), TypeError, "x64 on"),
+    (lambda: st.round_to(torch.ones(1), "fp8"), "'fp8' is a recipe, not a format"),
+    (lambda: st.round_to(torch.ones(1), "fp16", gradient="x"), "'clipped'"),
+    (lambda: st.rule(A.exp), TypeError, "rule takes overloads, not aten.exp"),
+    (lambda: st.function(torch.nn.ReLU(), (torch.ones(1),), granularity="x"), "gr"),
+    (lambda: st.function(torch.nn.ReLU(), (), method="x"), st.ExportError, "no method 'x'"),
 )  # fmt: skip
-def test_what_is_refused(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
 
 
 def test_all_missing_rules_are_listed_and_can_be_given():

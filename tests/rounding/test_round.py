@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cases import nightly
+from cases import nightly, refused
 from scalewise import formats
 from scalewise.formats import CATALOGUE, SATURATE, Format
 from scalewise.rounding import cast, round_to
@@ -247,54 +247,24 @@ def test_gradient_is_straight_through_and_not_rounded():
     assert jax.jvp(lambda x: round_to(x, "e4m3fn"), (x,), (x,))[1].tolist() == x.tolist()
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: round_to(jnp.ones(2), "fp8"), ValueError, "'fp8' is a recipe, not a format"),
-        (lambda: cast(jnp.ones(2), "e4m3fm"), ValueError, "did you mean 'e4m3fn'.* expected one"),
-        (lambda: round_to(jnp.ones(2, bool), "fp16"), TypeError, "round_to takes real .* not bool"),
-        (
-            lambda: cast(np.ones(2, int), "fp64"),
-            TypeError,
-            "integers of at most 32 bits, not int64",
-        ),
-        (lambda: cast(jnp.ones(2, complex), "fp16"), TypeError, "cast takes real .* not complex64"),
-        (
-            lambda: round_to(jnp.ones(2), "fp16", rounding="up"),
-            ValueError,
-            "rounding is 'up'; expected",
-        ),
-        (
-            lambda: round_to(jnp.ones(2), "fp16", rounding="stochastic"),
-            ValueError,
-            "expected either key, a JAX random key, or bits, uint32 of shape",
-        ),
-        (
-            lambda: round_to(jnp.ones(2), "fp16", rounding="stochastic", bits=jnp.ones(2)),
-            ValueError,
-            r"bits is float32 of shape \(2,\); expected uint32",
-        ),
-        (
-            lambda: round_to(jnp.ones(2), "fp16", key=jax.random.key(0)),
-            ValueError,
-            "key or bits is given; expected neither for rounding='nearest_even'",
-        ),
-        (lambda: cast(jnp.ones(2), "fp16", saturate=3), TypeError, "saturate is 3; expected"),
-        (
-            lambda: round_to(jnp.ones(2), "fp16", gradient="x"),
-            ValueError,
-            "gradient is 'x'; expected",
-        ),
-        (
-            lambda: round_to(jnp.ones(2), Format("wide", 11, 4)),
-            ValueError,
-            "float32 doesn't represent all numbers of wide; pass x as float64",
-        ),
-    ],
-)
-def test_invalid_arguments_are_rejected(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
+test_invalid_arguments_are_rejected = refused(
+    (lambda: round_to(jnp.ones(2), "fp8"), "'fp8' is a recipe, not a format"),
+    (lambda: cast(jnp.ones(2), "e4m3fm"), "did you mean 'e4m3fn'.* expected one"),
+    (lambda: round_to(jnp.ones(2, bool), "fp16"), TypeError, "round_to takes real .* not bool"),
+    (lambda: cast(np.ones(2, int), "fp64"), TypeError, "integers of at most 32 bits, not int64"),
+    (lambda: cast(jnp.ones(2, complex), "fp16"), TypeError, "cast takes real .* not complex64"),
+    (lambda: round_to(jnp.ones(2), "fp16", rounding="up"), "rounding is 'up'; expected"),
+    (lambda: round_to(jnp.ones(2), "fp16", rounding="stochastic"),
+     "expected either key, a JAX random key, or bits, uint32 of shape"),
+    (lambda: round_to(jnp.ones(2), "fp16", rounding="stochastic", bits=jnp.ones(2)),
+     r"bits is float32 of shape \(2,\); expected uint32"),
+    (lambda: round_to(jnp.ones(2), "fp16", key=jax.random.key(0)),
+     "key or bits is given; expected neither for rounding='nearest_even'"),
+    (lambda: cast(jnp.ones(2), "fp16", saturate=3), TypeError, "saturate is 3; expected"),
+    (lambda: round_to(jnp.ones(2), "fp16", gradient="x"), "gradient is 'x'; expected"),
+    (lambda: round_to(jnp.ones(2), Format("wide", 11, 4)),
+     "float32 doesn't represent all numbers of wide; pass x as float64"),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("saturate", SATURATE)

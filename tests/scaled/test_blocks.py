@@ -279,40 +279,22 @@ def test_empty_and_scale_at_the_lowest():
     ("call", "error", "message"),
     [
         (lambda: sw.quantize(jnp.ones(3), "mxfp8_e4m3", axis=1), ValueError, "axis is 1, but x"),
-        (
-            lambda: sw.quantize(jnp.ones(3), MXFP4, axis=(0,)),
-            ValueError,
-            "blocks lie along one axis; axis is (0,)",
-        ),
-        (
-            lambda: sw.quantize(jnp.ones(3), "mxfp9"),
-            ValueError,
-            "called 'mxfp9'; did you mean 'mxfp4'",
-        ),
-        (
-            lambda: sw.quantize(jnp.ones(3), MXFP4, scaling=Mx("upward")),
-            ValueError,
-            "Mx: exponent is 'upward'; expected",
-        ),
+        (lambda: sw.quantize(jnp.ones(3), MXFP4, axis=(0,)), ValueError,
+         "blocks lie along one axis; axis is (0,)"),
+        (lambda: sw.quantize(jnp.ones(3), "mxfp9"), ValueError,
+         "called 'mxfp9'; did you mean 'mxfp4'"),
+        (lambda: sw.quantize(jnp.ones(3), MXFP4, scaling=Mx("upward")), ValueError,
+         "Mx: exponent is 'upward'; expected"),
         (lambda: sw.quantize(jnp.arange(3), MXFP4), TypeError, "not int32"),
-        (
-            lambda: sw.quantize(jnp.ones(3), MXFP4, scaling=sw.Amax(power_of_two=False)),
-            ValueError,
-            "mxfp4 has powers of two for scales, Amax(power_of_two=False, headroom=1.0) has others",
-        ),
-        (
-            lambda: BlockFormat("b", MXFP4.element, tensor_scale=sw.formats.FP16),
-            ValueError,
-            "tensor_scale is fp16; expected FP32 or None",
-        ),
-        (
-            lambda: BlockFormat("b", MXFP4.element, size=0),
-            ValueError,
-            "size is 0; expected a positive",
-        ),
+        (lambda: sw.quantize(jnp.ones(3), MXFP4, scaling=sw.Amax(power_of_two=False)), ValueError,
+         "mxfp4 has powers of two for scales, Amax(power_of_two=False, headroom=1.0) has others"),
+        (lambda: BlockFormat("b", MXFP4.element, tensor_scale=sw.formats.FP16), ValueError,
+         "tensor_scale is fp16; expected FP32 or None"),
+        (lambda: BlockFormat("b", MXFP4.element, size=0), ValueError,
+         "size is 0; expected a positive"),
         (lambda: BlockFormat("b", MXFP4.element, scale=None), TypeError, "scale is None; expected"),
     ],
-)
+)  # fmt: skip
 def test_invalid_arguments_are_rejected(call, error, message):
     with pytest.raises(error, match=None) as caught:
         call()

@@ -9,7 +9,7 @@ import pytest
 
 import scalewise as sw
 from arrays import normal
-from cases import nightly
+from cases import nightly, refused
 from scalewise import scaled
 from scalewise.scaled import SCALINGS
 
@@ -171,21 +171,13 @@ def test_delayed_without_a_history_is_current_scaling():
     np.testing.assert_array_equal(got.value(), want.value())
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: sw.LeastSquares(0), "LeastSquares: candidates is 0; expected"),
-        (lambda: sw.Unit(-1), "Unit: terms is -1; expected"),
-        (lambda: sw.Delayed(0), "Delayed: history is 0; expected"),
-        (
-            lambda: sw.quantize(jnp.ones((2, 2)), "fp16", scaling=sw.Delayed(), axis=0),
-            "Delayed keeps one scale for the whole array",
-        ),
-    ],
-)
-def test_invalid_arguments_are_rejected(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+test_invalid_arguments_are_rejected = refused(
+    (lambda: sw.LeastSquares(0), "LeastSquares: candidates is 0; expected"),
+    (lambda: sw.Unit(-1), "Unit: terms is -1; expected"),
+    (lambda: sw.Delayed(0), "Delayed: history is 0; expected"),
+    (lambda: sw.quantize(jnp.ones((2, 2)), "fp16", scaling=sw.Delayed(), axis=0),
+     "Delayed keeps one scale for the whole array"),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("power_of_two", [False, *nightly([True])])

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import scalewise as sw
+from cases import refused
 from scalewise.testing import ULPS, assert_allclose, ulps_between
 
 FORMATS = [f for f in sw.formats.CATALOGUE.values() if f.signed and f.zero and f.bits <= 16]
@@ -67,23 +68,13 @@ def test_sums_that_cancel_are_compared_at_the_size_of_their_terms():
     assert_allclose(a.sum(dtype=np.float16), exact, magnitude=2.0, ulps=1)
 
 
-@pytest.mark.parametrize(
-    ("call", "kind", "message"),
-    [
-        (
-            lambda: assert_allclose(np.float16([1]), np.float16([1])),
-            TypeError,
-            "no wider than fp16",
-        ),
-        (lambda: assert_allclose(np.float16([1, 2]), [1.0, 2.0, 3.0]), ValueError, r"shape \(3,\)"),
-        (lambda: assert_allclose(np.array([1j]), [1.0], format="fp16"), TypeError, "real numbers"),
-        (lambda: assert_allclose(np.float16([1]), [1.0], ulps=-1.0), ValueError, "at least 0"),
-        (lambda: assert_allclose([1.0], [1.0], format="fp17"), ValueError, "fp17"),
-    ],
-)
-def test_what_can_not_be_compared_is_an_error(call, kind, message):
-    with pytest.raises(kind, match=message):
-        call()
+test_what_can_not_be_compared_is_an_error = refused(
+    (lambda: assert_allclose(np.float16([1]), np.float16([1])), TypeError, "no wider than fp16"),
+    (lambda: assert_allclose(np.float16([1, 2]), [1.0, 2.0, 3.0]), r"shape \(3,\)"),
+    (lambda: assert_allclose(np.array([1j]), [1.0], format="fp16"), TypeError, "real numbers"),
+    (lambda: assert_allclose(np.float16([1]), [1.0], ulps=-1.0), "at least 0"),
+    (lambda: assert_allclose([1.0], [1.0], format="fp17"), "fp17"),
+)  # fmt: skip
 
 
 def test_stored_arrays_are_results_too():

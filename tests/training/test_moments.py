@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from arrays import normal
-from cases import nightly
+from cases import nightly, refused
 from scalewise import ScaledArray, SqrtStored, Storage
 from scalewise.formats import E4M3FN, E5M2, FP16
 from scalewise.training import NARROW_ADAM, store_state, widen
@@ -115,21 +115,11 @@ def test_a_second_moment_is_never_zero_where_the_first_is_not(storage):
     assert updates.max() > 1e10  # what the plain storage does
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: store_state(optax.adam(1.0), {"nu": "fp61"}), "no format is called 'fp61'"),
-        (lambda: store_state(optax.adam(1.0), {"nu": "mxfp4"}), "e2m1fn has no storage dtype"),
-        (
-            lambda: store_state(optax.sgd(1.0), {"nu": "fp16"}).init(W),
-            "'nu' is in no float leaf's path; the optimizer's state has: none at all",
-        ),
-        (
-            lambda: store_state(optax.lion(1.0), {"nu": "fp16"}).init(W),
-            r"state has: \[0\].mu\['b'\], \[0\].mu\['w'\]",
-        ),
-    ],
-)
-def test_invalid_arguments_are_errors(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+test_invalid_arguments_are_errors = refused(
+    (lambda: store_state(optax.adam(1.0), {"nu": "fp61"}), "no format is called 'fp61'"),
+    (lambda: store_state(optax.adam(1.0), {"nu": "mxfp4"}), "e2m1fn has no storage dtype"),
+    (lambda: store_state(optax.sgd(1.0), {"nu": "fp16"}).init(W),
+     "'nu' is in no float leaf's path; the optimizer's state has: none at all"),
+    (lambda: store_state(optax.lion(1.0), {"nu": "fp16"}).init(W),
+     r"state has: \[0\].mu\['b'\], \[0\].mu\['w'\]"),
+)  # fmt: skip

@@ -274,11 +274,8 @@ def test_equinox(policy):
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (
-            lambda: step(loss, optax.sgd(1.0)).init(params() | {"n": jnp.arange(3)}),
-            TypeError,
-            r"params\['n'\] is int32\[3\]; expected real float arrays, which are trained",
-        ),
+        (lambda: step(loss, optax.sgd(1.0)).init(params() | {"n": jnp.arange(3)}), TypeError,
+         r"params\['n'\] is int32\[3\]; expected real float arrays, which are trained"),
         (lambda: step(loss, optax.sgd(1.0)).init({"n": 3}), TypeError, r"\['n'\] is a int"),
         (lambda: step(loss, optax.sgd(1.0)).init({}), TypeError, "nothing to train"),
         (
@@ -287,11 +284,8 @@ def test_equinox(policy):
             "weights is 'none'; expected one of 'plain', 'master'",
         ),
         (lambda: step(loss, optax.sgd(1.0), accumulate=0), ValueError, "accumulate is 0"),
-        (
-            lambda: step(loss, optax.sgd(1.0), sw.recipes.fp8_delayed).init(params()),
-            TypeError,
-            r"delayed scaling begins with a batch: init\(model, batch\)",
-        ),
+        (lambda: step(loss, optax.sgd(1.0), sw.recipes.fp8_delayed).init(params()), TypeError,
+         r"delayed scaling begins with a batch: init\(model, batch\)"),
         (
             lambda: step(
                 loss,
@@ -304,11 +298,8 @@ def test_equinox(policy):
             r"the recipe has state patterns \('\\\\.mu'\); .* moments=",
         ),
         (lambda: step(loss, optax.sgd(1.0), "c=f4"), ValueError, "'f4' is no dtype to compute in"),
-        (
-            lambda: run(step(loss, optax.sgd(1.0), accumulate=3), params()),
-            ValueError,
-            r"accumulate=3 splits each array .* into 3 equal parts; one has shape \(8,",
-        ),
+        (lambda: run(step(loss, optax.sgd(1.0), accumulate=3), params()), ValueError,
+         r"accumulate=3 splits each array .* into 3 equal parts; one has shape \(8,"),
         (lambda: step(loss, optax.sgd(1.0))(params(), 1.0), TypeError, "expected the TrainState"),
         *(
             (
@@ -324,7 +315,7 @@ def test_equinox(policy):
             ]
         ),
     ],
-)
+)  # fmt: skip
 def test_invalid_arguments_are_errors(make, error, message):
     with pytest.raises(error, match=message):
         make()

@@ -206,13 +206,18 @@ def decode(codes: ArrayLike, fmt: Format | str) -> jax.Array:
     codes = codes if isinstance(codes, jax.Array) else np.asarray(codes)
     if not jnp.issubdtype(codes.dtype, jnp.integer):
         raise TypeError(f"decode: codes of {fmt.name} are {codes.dtype}; expected integers")
-    if not fits(fmt, F32):
-        raise ValueError(
-            f"decode: float32 doesn't represent all numbers of {fmt.name}; use Format.decode"
-        )
+    check_decodes(fmt, "decode")
     if not isinstance(codes, Tracer):
         check_codes(fmt, codes)
     return decoded(codes, fmt)
+
+
+def check_decodes(fmt: Format, name: str) -> None:
+    """Raises ValueError for a format that :func:`decoded` can't decode."""
+    if not fits(fmt, F32):
+        raise ValueError(
+            f"{name}: float32 doesn't represent all numbers of {fmt.name}; use Format.decode"
+        )
 
 
 @partial(jax.jit, static_argnums=1, inline=True)

@@ -20,7 +20,7 @@ from .._jax import Tracer
 from .._types import PyTree
 from ..formats import BlockFormat, Format, check_codes
 from ..formats import format as format_
-from ._codes import decoded, has_float64
+from ._codes import check_decodes, decoded
 from ._round import cast
 
 Node = TypeVar("Node")
@@ -258,8 +258,11 @@ class EncodedArray(StoredArray):
 
     Attributes:
         codes: the codes, packed or not, see above.
-        format: the format of the codes.
+        format: the format of the codes, all of whose numbers float32 represents.
         length: the number of elements along the last axis.
+
+    Raises:
+        ValueError: float32 doesn't represent all numbers of the format.
 
     Example:
         >>> import jax.numpy as jnp
@@ -273,6 +276,10 @@ class EncodedArray(StoredArray):
     codes: jax.Array
     format: Format
     length: int
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_decodes(self.format, "EncodedArray")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -334,15 +341,14 @@ def encode(x: ArrayLike, fmt: Format | str, **options: Any) -> jax.Array | Encod
     Returns:
         An array of ``fmt.dtype`` if that has whole bytes, else an :class:`EncodedArray`. NaN
         becomes code 0 in a format without NaN, as in :func:`scalewise.cast`.
+
+    Raises:
+        ValueError: float32 doesn't represent all numbers of a format without such a dtype.
     """
     fmt = format_(fmt)
     stored = cast(x, fmt, **options)
     if stored.dtype == fmt.dtype:
         return stored
-    if fmt.bits > 32 and not has_float64():
-        raise ValueError(
-            f"{fmt.name} is stored in 64 bits; enable JAX's x64, or choose a format of up to 32"
-        )
     if not is_packed(fmt):
         return EncodedArray(stored, fmt, 0)
     if stored.ndim == 0:

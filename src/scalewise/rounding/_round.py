@@ -255,6 +255,10 @@ def _stored(x: jax.Array, noise: jax.Array | None, options: tuple) -> jax.Array:
         device = partial(converted, fmt=fmt, saturate=saturate)
         return lax.platform_dependent(x, cpu=coded, default=device)
     dtype = _rounded_dtype(x, options)
+    if dtype is None and _is_coded(fmt):  # x, of fewer bits, is rounded to itself
+        if not has_float64():
+            raise ValueError(f"cast: codes of {fmt.name} have {fmt.bits} bits; pass x as float64")
+        dtype = np.float64
     rounded = x if dtype is None else _rounded(x, noise, options, dtype)
     return codes_of(rounded, fmt) if _is_coded(fmt) else _exactly(rounded, fmt.dtype)
 

@@ -156,8 +156,10 @@ class ScaledArray(StoredArray):
             weak type under :func:`scalewise.autoscale` if the data have at most 8 bits.
 
     As a pytree, it means the same wherever it was made: ``vmap``, ``lax.map``, ``scan`` and
-    ``jax.tree.map`` of ``jnp.stack`` return ScaledArrays whose scales have the new axis, too. To
-    take one apart along an axis whose indices share scales, call :meth:`with_scales_along` first.
+    ``jax.tree.map`` of ``jnp.stack`` return ScaledArrays whose scales have the new axis, too.
+    Along an axis whose indices share scales (one for the tensor, in NVFP4 too, or for each column)
+    JAX refuses to take an array apart: "scan got values with different leading axis sizes: 4, 1".
+    Call :meth:`with_scales_along` first, or map over indices ``i`` of ``a[i]``.
     As a leaf, a scale has as many axes as the data. Codes packed into bytes stay the last axis:
     ``in_axes`` and ``out_axes`` have to be in front of it, others are refused when it is read.
 

@@ -151,8 +151,10 @@ def _expressed(report: Summary, fix: Fix, user: Sequence[tuple[str, int]]) -> li
         places = {_place(e.caller) if e.caller else (e.file, e.line) for e in report.equations}
         for file in sorted({file for file, _ in places if file}):
             tree, source = _tree(file), "".join(linecache.getlines(file))
+            if tree is None:
+                continue
             change = partial(scaled_gradient, scale=f"2.0**{fix.power}", source=source)
-            for edit in _changed(file, tree, change) if tree else ():
+            for edit in _changed(file, tree, change):
                 lines = _body(_function(tree, edit.line))
                 found += [edit] if any(x == file and line in lines for x, line in places) else []
         return found if len(found) == 1 else []
