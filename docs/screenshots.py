@@ -18,6 +18,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from markdown_it import MarkdownIt
 from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 from rich.console import Console
@@ -31,6 +32,15 @@ HERE = Path(__file__).parent
 PICTURES = HERE / "screenshots"
 SITE = HERE.parent / "site"
 WIDTHS = {1280: 800, 390: 800}  # of the window, and its height
+# A README as GitHub shows it, in the colours of the window.
+README_STYLE = """<meta charset="utf-8"><style>
+:root { color-scheme: light dark; font: 16px/1.5 "Noto Sans", Helvetica, Arial, sans-serif }
+body { max-width: 830px; margin: auto; padding: 32px }
+img { max-width: 100% }
+pre { background: #8882; padding: 16px; overflow: auto; font-size: 85%; border-radius: 6px }
+table { border-collapse: collapse; display: block; overflow: auto }
+td, th { border: 1px solid #8884; padding: 6px 13px }
+</style>"""
 KEPT = {(1280, "light"), (390, "dark")}  # in the repository; the others are looked at alone
 
 
@@ -76,6 +86,10 @@ def pages(folder: Path) -> Iterator[Path]:
     yield checkpoints
     sw.plan(loss_of, 6.5)(params, x).save(plan)
     yield plan
+    readme = folder / "readme.html"
+    text = (HERE.parent / "README.md").read_text().replace("](docs/", f"]({HERE.as_uri()}/")
+    readme.write_text(README_STYLE + MarkdownIt().enable("table").render(text))
+    yield readme
     yield HERE / "explore.html"
     yield SITE / "index.html"
     yield SITE / "notebooks" / "train_nnx.html"
