@@ -189,7 +189,7 @@ def plan(
     options |= {"formats": tuple(fmt)} if fmt else {}
     with refusal(ValueError, TypeError):
         if (bits is None) == (error is None):
-            raise ValueError("plan: expected --bits (the mean bits of a weight, 6 say) or --error")
+            raise ValueError("plan: expected --bits 6 (the mean bits of a weight) or --error")
     found = computed(
         lambda f: planned(f, bits, error=error, **options), target, args, seed, out, writable
     )

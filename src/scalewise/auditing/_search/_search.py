@@ -336,9 +336,15 @@ def _failing(search: Search, given_up: Iterable[str]) -> StageError | None:
     if search.all_wide is not None and near(search.outcome.error, search.float32_error):
         own, wide = (dict(x.outputs) for x in (search.outcome, search.wide))
         found = [x for x in search.now.outputs if not near(own[x.name], wide[x.name])]
-    # what isn't finite spoils other parts too
-    found = sorted(found, key=lambda x: not x.error.non_finite)
-    return next((x for x in found if x.fails and x.name not in given_up), None)
+    failing = [x for x in found if x.fails and x.name not in given_up]
+    first = next(iter(failing), None)
+    lost = next((x for x in failing if x.error.non_finite), None)
+    if first is None or lost is None or lost is first:
+        return first
+    # a part that isn't finite comes before an inexact one, unless that one's lines make it so
+    shown = [x for x in search.suspects(search.now, first.name) if x.share >= SHARE_SHOWN]
+    lead = next(iter(search.suspects(search.now, lost.name)), None)
+    return first if lead and lead.of_user in {x.of_user for x in shown} else lost
 
 
 def _left(search: Search, trial: Trial, stage: StageError | None = None) -> list[Finding]:
