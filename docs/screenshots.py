@@ -35,7 +35,7 @@ WIDTHS = {1280: 800, 390: 800}  # of the window, and its height
 # A README as GitHub shows it, in the colours of the window.
 README_STYLE = """<meta charset="utf-8"><style>
 :root { color-scheme: light dark; font: 16px/1.5 "Noto Sans", Helvetica, Arial, sans-serif }
-body { max-width: 830px; margin: auto; padding: 32px }
+body { max-width: 830px; margin: auto; padding: 32px; overflow-wrap: anywhere }
 img { max-width: 100% }
 pre { background: #8882; padding: 16px; overflow: auto; font-size: 85%; border-radius: 6px }
 table { border-collapse: collapse; display: block; overflow: auto }
@@ -87,8 +87,8 @@ def pages(folder: Path) -> Iterator[Path]:
     sw.plan(loss_of, 6.5)(params, x).save(plan)
     yield plan
     readme = folder / "readme.html"
-    text = (HERE.parent / "README.md").read_text().replace("](docs/", f"]({HERE.as_uri()}/")
-    readme.write_text(README_STYLE + MarkdownIt().enable("table").render(text))
+    text = MarkdownIt().enable("table").render((HERE.parent / "README.md").read_text())
+    readme.write_text(f'<base href="{HERE.parent.as_uri()}/">{README_STYLE}{text}')
     yield readme
     yield HERE / "explore.html"
     yield SITE / "index.html"
