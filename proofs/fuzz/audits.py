@@ -54,7 +54,8 @@ def check(seed: int, index: int) -> list[str]:
     forget()
     rng = random.Random(f"audits/{seed}/{index}")
     made, (given, kind) = program(rng, OPERATIONS | RISKY), inputs(rng)
-    given = [jnp.nan_to_num(x) for x in given]
+    # cubes and sums of larger numbers differ by less than float64's last digit
+    given = [jnp.clip(jnp.nan_to_num(x), -1e6, 1e6) for x in given]
     low, trials = rng.choice(LOWS), rng.choice([40, 40, 5, 0])
     own = rng.choice([None, "all"]) if low in LOWS[:3] else None
     with warnings.catch_warnings():
