@@ -55,7 +55,7 @@ def check(seed: int, index: int) -> list[str]:
     rng = random.Random(f"audits/{seed}/{index}")
     made, (given, kind) = program(rng, OPERATIONS | RISKY), inputs(rng)
     # cubes and sums of larger numbers differ by less than float64's last digit
-    given = [jnp.clip(jnp.nan_to_num(x), -1e6, 1e6) for x in given]
+    given = [jnp.clip(jnp.nan_to_num(x), -1e3, 1e3) for x in given]
     low, trials = rng.choice(LOWS), rng.choice([40, 40, 5, 0])
     own = rng.choice([None, "all"]) if low in LOWS[:3] else None
     with warnings.catch_warnings():
@@ -74,7 +74,7 @@ def _failures(f: Callable[..., Any], given: list[jax.Array], low: Any, **options
 
     report, found = sw.audit(audited, low, **options)(*given), []
     report.json()
-    if report.sheet.residual > 1e-6:
+    if report.sheet.residual > 1e-4:
         found.append(f"the shares are {report.sheet.residual:.1g} off")
     # a function in float32 can't return what only float64 holds
     if low in LOWS[:3] and report.wide == "float32" and any(x.fix for x in report.findings):
