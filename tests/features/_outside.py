@@ -8,7 +8,7 @@ import numpy as np
 from jax import export
 
 from ._control import layer, loss
-from ._table import V, W, X, outside
+from ._table import B, V, W, X, outside
 
 
 @outside
@@ -23,9 +23,20 @@ def gradient_with_auxiliary_results(t):
 
 
 @outside
+def gradient_of_some_arguments(t):
+    f = t(lambda w, n, x: loss(w, x) * n)
+    return jax.jit(jax.grad(f, argnums=(0, 2)))(W, 2, X)
+
+
+@outside
 def vector_jacobian_products(t):
     y, pull = jax.vjp(t(layer), W, X)
     return y, pull(y), jax.vmap(pull)(jnp.stack([y, 2 * y]))
+
+
+@outside
+def jacobian_by_rows(t):
+    return jax.jacrev(t(layer))(W, X[0])
 
 
 @outside
@@ -48,6 +59,17 @@ def gradients_of_examples(t):
 
 
 @outside
+def mapped_over_an_axis_name(t):
+    f = t(lambda w, row: row @ w - jax.lax.pmean(row @ w, "i"))
+    return jax.vmap(f, (None, 0), axis_name="i")(W, X)
+
+
+@outside
+def recomputed(t):
+    return jax.grad(jax.checkpoint(t(loss)))(W, X)
+
+
+@outside
 def within_a_loop(t):
     f = t(layer)
 
@@ -55,6 +77,17 @@ def within_a_loop(t):
         return jnp.mean(jax.lax.scan(lambda x, _: (f(w, x), None), x, None, 3)[0])
 
     return jax.grad(looped)(W, X)
+
+
+@outside
+def within_a_branch(t):
+    f = t(layer)
+    return jax.jit(lambda w, x: jax.lax.cond(x[0, 0] > 9, lambda: x, lambda: f(w, x)))(W, X)
+
+
+@outside
+def transformed_twice(t):
+    return t(lambda w, x: t(layer)(w, x) @ w)(W, X)
 
 
 @outside
@@ -150,6 +183,17 @@ def mapped_over_a_mesh(t):
 
 
 @outside
+def vectorized(t):
+    f = jnp.vectorize(t(lambda w, b: jnp.tanh(w @ b)), signature="(i,j),(j)->(i)")
+    return f(jnp.stack([W, V]), jnp.stack([B, 2 * B]))
+
+
+@outside
+def gradient_of_gradient(t):
+    return jax.grad(lambda w: jnp.sum(jax.grad(t(loss))(w, X) ** 2))(W)
+
+
+@outside
 def forward_mode(t):
     f = t(layer)
     y, pushforward = jax.linearize(f, W, X)
@@ -159,11 +203,27 @@ def forward_mode(t):
 
 
 @outside
+def jacobian_by_columns(t):
+    return jax.jacfwd(t(layer), 1)(W, X[0]), jax.jit(jax.jacfwd(t(loss)))(W, X)
+
+
+@outside
+def hessian(t):
+    f = t(lambda b: jnp.sum(jnp.tanh(b @ W) ** 2))
+    return jax.hessian(f)(B), jax.jacrev(jax.jacrev(f))(B)
+
+
+@outside
 def hessian_vector_product(t):
     f = t(loss)
     return jax.jvp(jax.grad(f), (W, X), (V, X))[1], jax.grad(
         lambda w: jnp.vdot(jax.grad(f)(w, X), V)
     )(W)
+
+
+@outside
+def third_derivative(t):
+    return jax.grad(jax.grad(jax.grad(t(lambda x: jnp.sin(x) * x))))(jnp.float32(0.5))
 
 
 @outside
