@@ -250,6 +250,14 @@ def test_a_program_of_too_many_operations_is_refused(monkeypatch):
         sheet(scanned(jnp.tanh), numbers(4))
 
 
+def test_a_program_is_refused_before_its_results_fill_the_memory(monkeypatch):
+    monkeypatch.setattr(_forward, "CHECKED_EVERY", 2)
+    assert sheet(scanned(jnp.tanh), numbers(4)).operations
+    monkeypatch.setattr(_forward, "LEAST_FREE", 1.0)
+    with pytest.raises(ValueError, match=r"GB of memory are free, since .* a smaller batch"):
+        sheet(scanned(jnp.tanh), numbers(4))
+
+
 # -- planted faults -----------------------------------------------------------------------------
 
 

@@ -161,7 +161,8 @@ def audit(
             tracer.
         ValueError: an unknown format or device; a device without a recipe; a reference that isn't
             wider than ``low``; negative ``trials``; no output that depends on floats; NaN in the
-            reference run's outputs; more than 400,000 operations, loops unrolled.
+            reference run's outputs; more than 400,000 operations, loops unrolled, or more
+            results than memory holds.
 
     Example:
         >>> import jax.numpy as jnp, scalewise as sw

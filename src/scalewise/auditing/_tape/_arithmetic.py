@@ -42,14 +42,26 @@ CONSTANT = Leaf("constant")
 DIGITS, BIAS = 52, 1023  # of float64
 EXPONENT = np.int64(0x7FF << DIGITS)
 HIGHEST = np.int64((BIAS + 900) << DIGITS)  # of numbers to which a power of two can be added
+AT_ONCE = 1 << 15  # numbers whose intermediate arrays stay in a processor's cache
 
 
 def nearest(x: Any, fmt: np.ndarray) -> np.ndarray:
     """Rounds float64 as :func:`round_by` does, on the host."""
     x = np.asarray(x, np.float64)
-    mantissa, lowest, largest, beyond, infinite, smallest, signed_zero, signed = fmt.tolist()
-    if mantissa >= 52:
+    if fmt[0] >= DIGITS:
         return x
+    if x.size <= AT_ONCE:
+        return _nearest(x, fmt.tolist())
+    flat = x.reshape(-1)
+    parts = (_nearest(flat[i : i + AT_ONCE], fmt.tolist()) for i in range(0, x.size, AT_ONCE))
+    y = np.empty(x.size)
+    for i, part in enumerate(parts):
+        y[i * AT_ONCE : i * AT_ONCE + part.size] = part
+    return y.reshape(x.shape)
+
+
+def _nearest(x: np.ndarray, fmt: Sequence[float]) -> np.ndarray:
+    mantissa, lowest, largest, beyond, infinite, smallest, signed_zero, signed = fmt
     size = np.abs(x)
     exponents = np.clip(size.view(np.int64) & EXPONENT, (int(lowest) + BIAS) << DIGITS, HIGHEST)
     power = (exponents + ((DIGITS - int(mantissa)) << DIGITS)).view(np.float64)

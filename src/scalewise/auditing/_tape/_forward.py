@@ -10,8 +10,10 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import psutil
 
 from ..._jax import Jaxpr, ShapedArray, out_of_meshes
+from ..._output import counted
 from ...emulating import rounds_each
 from ...interpret import (
     CALLBACKS,
@@ -32,6 +34,8 @@ from ._secants import copied, rule_of, secants
 from ._statistics import Visit, decides, records
 
 LONGEST = 400_000  # visits of equations, whose results all stay in memory
+CHECKED_EVERY = 1 << 22  # numbers; three arrays of them take 100 MB
+LEAST_FREE = 0.1  # of the machine's memory, for the pass backwards and other processes
 # A loop that has ended for one run, and has made this many more iterations for the other, and this
 # many times as many, is taken not to end there.
 MIN_APART, TIMES_APART = 2_000, 10
@@ -101,6 +105,7 @@ class Forward(Interpretation):
     alone: bool = False
     mapped: dict[tuple[int, ...], Jaxpr] = dataclasses.field(default_factory=dict)
     visits: int = 0
+    unchecked: int = 0  # numbers that are kept since memory was checked
     iteration: tuple[str, int] | None = None
     directions: set[str] = dataclasses.field(default_factory=set)
 
@@ -258,6 +263,20 @@ class Forward(Interpretation):
     def record(self, operation: Operation, ins: Sequence[Cell], outs: Sequence[Cell]) -> None:
         if any(y.differs or y.middle is not y.end for y in outs):
             self.tape.append(Entry(operation, ins, outs, self.iteration))
+            self.unchecked += sum(np.size(y.low) for y in outs)
+            if self.unchecked > CHECKED_EVERY:
+                self.unchecked = 0
+                self._check_memory()
+
+    def _check_memory(self) -> None:
+        """Raises before the results take all memory, and the system ends the process."""
+        memory = psutil.virtual_memory()
+        if memory.available < LEAST_FREE * memory.total:
+            raise ValueError(
+                f"audit: after {counted(self.visits, 'operation')} {memory.available / 1e9:.2g} of "
+                f"{memory.total / 1e9:.2g} GB of memory are free, since all results of both runs "
+                "are kept; audit a smaller batch, or fewer layers, iterations or steps"
+            )
 
     # -- steps between equations -------------------------------------------------------------------
 
