@@ -268,7 +268,7 @@ def is_leaf(node: ast.expr) -> bool:
 
 def _operands(node: ast.expr, names: Mapping[str, Any], top: bool = False) -> Iterator[ast.expr]:
     match node:
-        case ast.Constant():
+        case ast.Constant() | ast.Subscript(ast.Attribute(attr="shape")):
             return
         case ast.BinOp(left, _, right):
             yield from _operands(left, names)

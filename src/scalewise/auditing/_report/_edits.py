@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import io
+import itertools
 import linecache
 import re
 import sys
@@ -21,7 +22,7 @@ import numpy as np
 from .._run._equation_statistics import EquationStatistics
 from .._search._findings import Finding
 from .._search._fixes import Edit, Fix
-from ._conversions import Loop, converted, is_leaf, loop_around, numpy_in, operands, starts
+from ._conversions import Loop, converted, loop_around, numpy_in, operands, starts
 from ._patterns import expressions, replacement, scaled_gradient, uncast
 from ._summary import Summary
 
@@ -65,22 +66,20 @@ def _of_fix(report: Summary, finding: Finding) -> list[Edit]:
         return list(fix.edits)
     if not fix.indices:
         return _expressed(report, fix, user)
-    if finding.callers:
-        found = _first(_argument(finding, *place, None) for place in user) or _first(
-            _called_with(finding, *place, fix.word) for place in user
-        )
-        return [found] if found else []
     chosen = [e for e in report.equations if e.index in set(fix.indices)]
     if chosen and all(e.quantizes for e in chosen):
         return _uncast(chosen[0].dtype, {(e.file, e.line) for e in chosen if e.file})
-    if any(e.caller for e in chosen):
-        return []
+    if finding.callers and (found := _first(_argument(finding, *x, None) for x in user)):
+        return [found]
+    calls = {e.caller: str(e.file) for e in chosen if e.caller}
+    parts = [[_called_with(library, *_place(x), fix.word)] for x, library in sorted(calls.items())]
     files: dict[str, dict[int, list[EquationStatistics]]] = {}
     for e in chosen:
-        if e.file:
+        if e.file and not e.caller:
             files.setdefault(e.file, {}).setdefault(e.line, []).append(e)
-    found = [_widened(file, lines, fix.word) for file, lines in sorted(files.items())]
-    return [x for some in found for x in some] if all(found) else []
+    parts += [_widened(file, lines, fix.word) for file, lines in sorted(files.items())]
+    found = [x for some in parts for x in some]
+    return [x for x in found if x] if all(parts) and all(found) else []
 
 
 def _new_imports(found: Sequence[Edit]) -> Iterator[Edit]:
@@ -318,7 +317,7 @@ def _argument(
         called = _resolved(node.func, names) if isinstance(node, ast.Call) else None
         if not isinstance(node, ast.Call) or any(x.arg is None for x in node.keywords):
             continue  # ``**kwargs`` may have the argument
-        if called is not None and _is_of(called, finding):
+        if called is not None and _is_of(called, str(finding.file)):
             argument = _new_argument(called, node, finding, replaces)
             found += [(node, argument)] if argument else []
     own = next((x for x in tree.body if x.lineno <= line <= (x.end_lineno or 0)), None)
@@ -332,18 +331,29 @@ def _argument(
     return _with_argument(file, node, name, value)
 
 
-def _called_with(finding: Finding, file: str, line: int, dtype: str) -> Edit | None:
+def _called_with(library: str, file: str, line: int, dtype: str) -> Edit | None:
     """Returns the edit of a library's call at a line, whose trees of arrays get a dtype."""
     tree = _tree(file)
     node, names = (_statement(tree, line), _imports(tree)) if tree else (None, {})
-    calls = [x for x in ast.walk(node) if isinstance(x, ast.Call)] if node else []
-    own = [x for x in calls if _is_of(_resolved(x.func, names), finding)]
-    parts = [x for call in own[:1] for x in call.args if is_leaf(x)]
-    if node is None or not parts:
+    found = [x for x in ast.walk(node) if isinstance(x, ast.Call)] if node else []
+    calls = [(x, _resolved(x.func, names)) for x in found]
+    # what isn't imported may be a method of an object that the library has made
+    own = [x for x, f in calls if _is_of(f, library)] or [x for x, f in calls if f is None]
+    given = own[0].args if own else []
+    arrays = [*itertools.takewhile(lambda x: not isinstance(x, ast.Constant | ast.Starred), given)]
+    if node is None or not arrays:
         return None
-    first, last = _span(node)
-    change = partial(converted, parts=parts, first=first, names=names, dtype=dtype, trees=parts)
-    return _edited(file, first, last, change)
+    jnp, source = numpy_in(names), "".join(linecache.getlines(file))
+    wide = f"lambda x: x.astype({jnp}.{dtype}) if {jnp}.issubdtype(x.dtype, {jnp}.floating) else x"
+    texts = ", ".join(ast.get_source_segment(source, x) or ast.unparse(x) for x in arrays)
+    text = (
+        f"*jax.tree.map({wide}, ({texts}))" if len(arrays) > 1 else f"jax.tree.map({wide}, {texts})"
+    )
+    span = ast.Tuple(
+        arrays, lineno=arrays[0].lineno, col_offset=arrays[0].col_offset,
+        end_lineno=arrays[-1].end_lineno, end_col_offset=arrays[-1].end_col_offset,
+    )  # fmt: skip
+    return spliced(file, *_span(node), [(span, text)])
 
 
 def _in_function(tree: ast.Module, node: ast.expr) -> bool:
@@ -427,9 +437,9 @@ def _resolved(node: ast.expr, names: Mapping[str, Any]) -> Any:
     return None
 
 
-def _is_of(called: Any, finding: Finding) -> bool:
+def _is_of(called: Any, library: str) -> bool:
     package = str(getattr(called, "__module__", None)).partition(".")[0]
-    return package in Path(finding.file or "").parts
+    return package in Path(library).parts
 
 
 # -- lines in float32 -----------------------------------------------------------------------------

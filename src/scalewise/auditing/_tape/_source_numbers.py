@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import collections
 import copy
 import functools
 import linecache
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..._jax import jex, user_positions
@@ -21,35 +22,35 @@ def source_numbers(eqn: jex.JaxprEqn) -> list[float]:
     it.
     """
     file, *span = next(user_positions(eqn), ("", 0, 0, 0, 0))
-    tree, expressions = _parsed("".join(linecache.getlines(file)))
-    return [n for x in expressions.get(tuple(span), ()) for n in _numbers(x, tree)]
+    expressions, given = _parsed("".join(linecache.getlines(file)))
+    return [n for x in expressions.get(tuple(span), ()) for n in _numbers(x, given)]
 
 
 @functools.lru_cache(16)
-def _parsed(text: str) -> tuple[ast.Module, dict[tuple, list[ast.expr]]]:
-    """Returns the tree of a source, and its expressions by their span."""
+def _parsed(text: str) -> tuple[dict[tuple, list[ast.expr]], dict[str | None, list[float]]]:
+    """Returns the expressions of a source by their span, and the numbers that it gives names."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
         tree = ast.Module([], [])
-    found: dict[tuple, list[ast.expr]] = {}
+    found, given = collections.defaultdict(list), collections.defaultdict(list)
     for x in ast.walk(tree):
         if isinstance(x, ast.expr):
-            span = x.lineno, x.col_offset, x.end_lineno, x.end_col_offset
-            found.setdefault(span, []).append(x)
-    return tree, found
+            found[x.lineno, x.col_offset, x.end_lineno, x.end_col_offset].append(x)
+    for name, value in _given(tree):
+        given[name] += _constant(value)
+    return found, given
 
 
-def _numbers(node: ast.AST, tree: ast.Module) -> Iterator[float]:
+def _numbers(node: ast.AST, given: Mapping[str | None, Sequence[float]]) -> Iterator[float]:
     constant = _constant(node)
     if isinstance(node, ast.Name | ast.Attribute):
-        name = _name(node)
-        yield from (x for own, given in _given(tree) if own == name for x in _constant(given))
+        yield from given.get(_name(node), ())
     elif constant:
         yield from constant
     else:
         for child in ast.iter_child_nodes(node):
-            yield from _numbers(child, tree)
+            yield from _numbers(child, given)
 
 
 def _constant(node: ast.AST | None) -> list[float]:
