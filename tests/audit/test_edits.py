@@ -96,6 +96,12 @@ def applied(w, g):
     return optax.apply_updates(w, jax.tree.map(lambda d: -0.1 * d, g)), g
 
 
+def optimized(w, g):
+    size = np.sum(300 * w["a"] * w["a"])
+    moved, state = OPTIMIZER.update(g, OPTIMIZER.init(w), w)
+    return moved, size / 1024
+
+
 def small(w, x):
     return jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w)) / 2.0**14)(w)
 
@@ -135,7 +141,8 @@ CASES = {
         "scan(body, jnp.float32(np.zeros_like(rows[0])), rows)",
     ),
     "stepped": ("bf16", (W, G), "lambda w, d: jnp.float32(w) - 0.1 * jnp.float32(d), w, g), g"),
-    "applied": ("bf16", (W, G), "optax.apply_updates(jax.tree.map(jnp.float32, w), jax"),
+    "applied": ("bf16", (W, G), "else x, (w, jax.tree.map(lambda d: -0.1 * d, g))"),
+    "optimized": ("fp16", (W, G), "OPTIMIZER.update(*jax.tree.map(lambda x: x.astype(jnp.float32)"),
     "small": ("fp16", ((NORMAL.T - 8) / 64, NORMAL - 8), "jax.grad(lambda *args: 2.0**"),
     "cubed": ("fp16", (NORMAL * 5,), "lambda y: jnp.float32(y) * jnp.float32(y) * jnp.float32(y)"),
     "narrow": ("fp16", (NORMAL * 500,), "return (x.astype(x.dtype)) * 2"),

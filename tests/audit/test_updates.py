@@ -274,6 +274,23 @@ def test_a_step_that_changes_nothing_is_no_training(low):
     assert not sw.audit(flushed, low)(W, X, 1.0).wrong_changes
 
 
+def corrected(state, x):
+    """A step of RMSProp, whose bias correction is 0 in BF16."""
+    w, t = state
+    gradient = jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+    second = 0.001 * gradient**2 / (1 - 0.999**t)
+    return w - 0.3 * gradient / (jnp.sqrt(second) + 1e-6), t + 1
+
+
+def test_a_change_is_explained_by_the_lines_that_make_it_wrong():
+    """An infinite second moment makes it 0; no number that isn't finite leaves the step."""
+    report = sw.audit(corrected, "bf16")((W, jnp.float32(1)), X)
+    assert report.error.non_finite == 0
+    assert report.verdict.startswith("No: corrected does not train")
+    assert report.findings[0].line == corrected.__code__.co_firstlineno + 4
+    assert report.error_fixed.relative < 0.02 < 0.5 < report.error.relative
+
+
 @pytest.mark.slow
 def test_changes_that_are_roundings_are_not_judged():
     """The gradient of a key's bias is 0, and Adam moves it by noise as far as other weights."""

@@ -51,8 +51,9 @@ PART_OF_LINE = 0.05
 ENOUGH = 0.5
 # Lines that are widened together, before a fault is given up.
 LINES = 6
-# A fix that leaves so many roundings is accepted before others are tried.
-FEW_ROUNDINGS = 2.0
+# A fix that leaves so many roundings, or so small a part of the error from which an output or a
+# change is wrong, is accepted before others are tried.
+FEW_ROUNDINGS, FEW_OF_LIMIT = 2.0, 0.2
 # An edit of the source is printed if its run has at most so many times the error predicted.
 TIMES_PREDICTED = 4.0
 # Smaller errors are looked at from so many roundings on, if most is made by numbers that leave the

@@ -447,12 +447,12 @@ def _best(search: Search, helped: Sequence[tuple[Fix, Trial]], name: str) -> tup
     some = [(fix, trial) for fix, trial in some if sum(x.fails for x in trial.stages) == fewest]
     of_library = {e.index for e in search.outcome.equations if e.caller}
     some = [x for x in some if not of_library & {*x[0].indices}] or some
-    errors = [trial.stage(name).error for _, trial in some]
-    least = min(errors)
+    own = [trial.stage(name) for _, trial in some]
+    least = min(x.error for x in own)
     close = [
-        x for x, error in zip(some, errors, strict=True)
-        if error.non_finite <= least.non_finite
-        and error.relative <= max(2 * least.relative, x[1].few)
+        x for x, after in zip(some, own, strict=True)
+        if after.error.non_finite <= least.non_finite
+        and after.error.relative <= max(2 * least.relative, after.few)
     ]  # fmt: skip
     return min(close, key=lambda x: x[0].size)
 

@@ -22,6 +22,7 @@ from .._thresholds import (
     ACCUMULATED,
     ENOUGH,
     EVENTFUL,
+    FEW_OF_LIMIT,
     FEW_ROUNDINGS,
     MOST_OF_ERROR,
     PART_OF_LINE,
@@ -57,11 +58,18 @@ class Suspect:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StageError:
-    """The error of one part of the outputs, and its limit; see :class:`Stage`."""
+    """The error of one part of the outputs, or of a change; see :class:`Stage`.
+
+    Attributes:
+        name: the stage's, "change of " before that of a change.
+        limit: the error from which it is wrong.
+        few: so small an error that no other fix is looked for.
+    """
 
     name: str
     error: OutputError
     limit: float = math.inf
+    few: float = 0.0
     needs_a_cause: Callable[[], bool] = bool
 
     @functools.cached_property
@@ -90,15 +98,30 @@ class Trial:
         return stages_of(outcome.made, self.session.floors, self.session.started_at_zero(outcome))
 
     @functools.cached_property
+    def _errors(self) -> dict[str, StageError]:
+        return {_key(x): self._stage_error(x) for x in self._stages}
+
+    def _stage_error(self, stage: Stage) -> StageError:
+        decided = stage.name == "decisions"
+        error = OutputError(stage.non_finite, float(stage.error), decided=decided)
+        few = max(FEW_ROUNDINGS * 2.0**-self.fmt.precision, FEW_OF_LIMIT * stage.limit)
+        needs_a_cause = functools.partial(self._needs_a_cause, stage)
+        return StageError(_key(stage), error, stage.limit, few, needs_a_cause)
+
+    @functools.cached_property
     def stages(self) -> list[StageError]:
-        found = [x for x in self._stages if not x.is_change and not x.is_part]
-        return [_stage_error(x, functools.partial(self._needs_a_cause, x)) for x in found]
+        """The parts of the outputs, and the changes that a training step gets wrong."""
+        wrong = {x.path for x in self.session.wrong_changes(self.outcome)}
+        found = [x for x in self._stages if (x.name in wrong if x.is_change else not x.is_part)]
+        return [self._errors[_key(x)] for x in found]
 
     def _needs_a_cause(self, stage: Stage) -> bool:
         """Returns whether a stage is wrong, or most of a smaller error is made by a device's sums,
         or by numbers that leave the range or change nothing."""
         sums, error = self.session.exact_sums, stage.error
         by_sums = sums is not None and error > ACCUMULATED * sums.error
+        if stage.is_part:
+            return stage.fails
         if stage.fails or by_sums or error < EVENTFUL * 2.0**-self.fmt.precision:
             return stage.fails or by_sums
         balance = self.balance(stage.name)
@@ -109,24 +132,18 @@ class Trial:
     def fails(self) -> bool:
         return any(x.fails for x in self.stages)
 
-    @property
-    def few(self) -> float:
-        """The relative error of a few roundings."""
-        return FEW_ROUNDINGS * 2.0**-self.fmt.precision
-
     def is_enough(self, name: str) -> bool:
         """Returns whether nothing is wrong any more, and little of a part's error is left."""
-        return self.stage(name).error.relative <= self.few and not self.fails
+        own = self.stage(name)
+        return own.error.relative <= own.few and not self.fails
 
     @functools.cached_property
     def outputs(self) -> list[StageError]:
         """Each of several outputs by itself."""
-        own = (x for x in self._stages if x.is_part)
-        return [_stage_error(x, lambda x=x: x.fails) for x in own]
+        return [self._errors[x.name] for x in self._stages if x.is_part]
 
     def stage(self, name: str) -> StageError:
-        every = [*self.stages, *self.outputs]
-        return next((x for x in every if x.name == name), StageError(name, NO_ERROR))
+        return self._errors.get(name, StageError(name, NO_ERROR))
 
     @functools.cached_property
     def _balances(self) -> dict[str, Balance]:
@@ -134,7 +151,7 @@ class Trial:
 
     def balance(self, name: str) -> Balance:
         if name not in self._balances:
-            stage = next(x for x in self._stages if x.name == name and not x.is_change)
+            stage = next(x for x in self._stages if _key(x) == name)
             self._balances[name] = balance_of(self.outcome.made, stage)
         return self._balances[name]
 
@@ -159,10 +176,9 @@ def helps(after: StageError, before: StageError) -> bool:
     return better(after.error, before.error, ENOUGH)
 
 
-def _stage_error(stage: Stage, needs_a_cause: Callable[[], bool]) -> StageError:
-    decided = stage.name == "decisions"
-    error = OutputError(stage.non_finite, float(stage.error), decided=decided)
-    return StageError(stage.name, error, stage.limit, needs_a_cause)
+def _key(stage: Stage) -> str:
+    """Returns a name that an output's error and its change's don't share."""
+    return f"change of {stage.name}" if stage.is_change else stage.name
 
 
 def suspects_of(

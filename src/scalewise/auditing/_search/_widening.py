@@ -118,7 +118,7 @@ def _fewer(
 ) -> tuple[list[Line], Trial]:
     """Returns the lines without those that the error doesn't need, and the run with them."""
     whole = trial.stage(stage.name).error
-    enough = max(2 * whole.relative, trial.few)
+    enough = max(2 * whole.relative, stage.few)
     for line in sorted(lines, key=lambda x: x[0].share):
         rest = [x for x in lines if x is not line]
         after = search.attempt(wide(search, rest)) if rest else None
