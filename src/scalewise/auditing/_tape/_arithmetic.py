@@ -63,7 +63,8 @@ def nearest(x: Any, fmt: np.ndarray) -> np.ndarray:
 def _nearest(x: np.ndarray, fmt: Sequence[float]) -> np.ndarray:
     mantissa, lowest, largest, beyond, infinite, smallest, signed_zero, signed = fmt
     size = np.abs(x)
-    exponents = np.clip(size.view(np.int64) & EXPONENT, (int(lowest) + BIAS) << DIGITS, HIGHEST)
+    least = np.int64((int(lowest) + BIAS) << DIGITS)
+    exponents = np.minimum(np.maximum(size.view(np.int64) & EXPONENT, least), HIGHEST)
     power = (exponents + ((DIGITS - int(mantissa)) << DIGITS)).view(np.float64)
     y = (size + power) - power  # the sum has no bits behind the last one that the format keeps
     if not (y <= largest).all():  # beyond the range, or NaN
@@ -150,6 +151,7 @@ class _Plan(NamedTuple):
     """How an equation is computed in a format."""
 
     params: np.ndarray  # of the format
+    key: bytes  # the same, hashable
     floats: Sequence[bool]  # for each result
     rounds: bool
     wide: bool  # whether it rounds to float32 or wider
@@ -171,6 +173,9 @@ class FormatArithmetic:
     # transformers clamps), or the negative of one; in the reference run they are float32's
     limits: set[float] = dataclasses.field(default_factory=set)
     plans: dict[tuple[int, ...], _Plan] = dataclasses.field(default_factory=dict)
+    constants: dict[Hashable, tuple[Cell, bool]] = dataclasses.field(default_factory=dict)
+    # by a literal and the parameters of an operation's format
+    literals: dict[tuple[Cell, bytes], Cell] = dataclasses.field(default_factory=dict)
     rounds_draws = True
 
     @functools.cached_property
@@ -183,6 +188,12 @@ class FormatArithmetic:
 
     def constant(self, x: np.ndarray, aval: ShapedArray) -> tuple[Cell, bool]:
         """Returns a constant, and whether an operation in float32 has the program's own number."""
+        key = x.tobytes(), x.dtype, aval
+        if key not in self.constants:  # a loop reads it in each iteration
+            self.constants[key] = self._constant(x, aval)
+        return self.constants[key]
+
+    def _constant(self, x: np.ndarray, aval: ShapedArray) -> tuple[Cell, bool]:
         wide, own = self.low.in_float32(x), in_float64(x)
         number = float(x) if x.size == 1 else None
         new = self.choice.constants.get(number) if number is not None else None
@@ -215,7 +226,7 @@ class FormatArithmetic:
             if not np.array_equal(params[:RANGE], self._params[:RANGE]):
                 own = None
             self.plans[equation.path] = _Plan(
-                params, floats, rounds, rounds and is_wide(params), keeps_limits,
+                params, params.tobytes(), floats, rounds, rounds and is_wide(params), keeps_limits,
                 computes_in_float32(equation) and not is_wider(params), own,
                 rounds_each(equation), is_complex(equation),
             )  # fmt: skip
@@ -223,7 +234,7 @@ class FormatArithmetic:
 
     def key_of(self, equation: Equation) -> Hashable:
         """Returns what results depend on besides the operands' cells, for :class:`Replay`."""
-        return self._plan(equation).params.tobytes(), bool(self.limits)
+        return self._plan(equation).key, bool(self.limits)
 
     def operands(self, equation: Equation, nodes: Sequence[Node]) -> list[Cell]:
         """Returns cells in which literals have the operation's width, if it is in float32 or wider:
@@ -234,7 +245,10 @@ class FormatArithmetic:
             return cells
 
         def literal(c: Cell) -> Cell:
-            return cell(nearest(c.reference, plan.params), c.reference, top=self.top, leaf=CONSTANT)
+            if (c, plan.key) not in self.literals:
+                low = nearest(c.reference, plan.params)
+                self.literals[c, plan.key] = cell(low, c.reference, top=self.top, leaf=CONSTANT)
+            return self.literals[c, plan.key]
 
         pairs = zip(nodes, cells, strict=True)
         return [literal(c) if node.literal and c.is_float else c for node, c in pairs]

@@ -91,8 +91,8 @@ def cell(
 def _equal(x: Any, y: Any, inexact: bool) -> bool:
     if np.size(x) > MANY and not _equal(x.flat[:MANY], y.flat[:MANY], inexact):
         return False
-    same = x == y
-    return bool(np.all(same | ((x != x) & (y != y)) if inexact and not np.all(same) else same))
+    same = np.asarray(x == y)
+    return bool(same.all() or (inexact and (same | ((x != x) & (y != y))).all()))
 
 
 def _finite(arrays: Sequence[np.ndarray], top: float) -> list[np.ndarray]:

@@ -8,11 +8,12 @@ import copy
 import functools
 import linecache
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..._jax import jex, user_positions
 
 CONSTANT = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop)
+Given: TypeAlias = Mapping[str | None, Sequence[ast.expr | None]]  # expressions by their names
 
 
 def source_numbers(eqn: jex.JaxprEqn) -> list[float]:
@@ -27,8 +28,8 @@ def source_numbers(eqn: jex.JaxprEqn) -> list[float]:
 
 
 @functools.lru_cache(16)
-def _parsed(text: str) -> tuple[dict[tuple, list[ast.expr]], dict[str | None, list[float]]]:
-    """Returns the expressions of a source by their span, and the numbers that it gives names."""
+def _parsed(text: str) -> tuple[dict[tuple, list[ast.expr]], Given]:
+    """Returns the expressions of a source by their span, and those that it gives names."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
@@ -38,14 +39,14 @@ def _parsed(text: str) -> tuple[dict[tuple, list[ast.expr]], dict[str | None, li
         if isinstance(x, ast.expr):
             found[x.lineno, x.col_offset, x.end_lineno, x.end_col_offset].append(x)
     for name, value in _given(tree):
-        given[name] += _constant(value)
+        given[name].append(value)
     return found, given
 
 
-def _numbers(node: ast.AST, given: Mapping[str | None, Sequence[float]]) -> Iterator[float]:
+def _numbers(node: ast.AST, given: Given) -> Iterator[float]:
     constant = _constant(node)
     if isinstance(node, ast.Name | ast.Attribute):
-        yield from given.get(_name(node), ())
+        yield from (x for value in given.get(_name(node), ()) for x in _constant(value))
     elif constant:
         yield from constant
     else:
