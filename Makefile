@@ -117,6 +117,7 @@ nightly: $(VENV)/.ready  ## every command of docs/results.md, recorded anew
 	run $(BIN)/python -m proofs.first_minutes; \
 	run $(BIN)/python -m proofs.checkpoints.mutants; \
 	run $(MAKE) gpu-hlo; \
+	run env PYTHONPATH=$(GPU_PLUGIN) $(BIN)/python -m benchmarks.grouped; \
 	run $(MAKE) bench; \
 	run $(BIN)/python -m benchmarks.training; \
 	run $(BIN)/python -m benchmarks.autoscale; \

@@ -28,7 +28,8 @@ TILE = 128  # rows and columns of a result that one program of the kernel comput
 
 @dataclasses.dataclass(frozen=True)
 class GroupedProduct:
-    """What the kernel computes of ``(left, right, sizes)`` and, of MXFP8, both operands' scales.
+    """What the kernel computes of ``(left, right, sizes, factors)`` and, of MXFP8, the operands'
+    scales: ``lax.ragged_dot_general(left, right, sizes)``, times two numbers.
 
     Attributes:
         dimensions: as those of ``lax.ragged_dot_general``.
@@ -52,12 +53,12 @@ def is_supported(dimensions: lax.RaggedDotDimensionNumbers | None) -> bool:
     if dimensions is None or any(dimensions.dot_dimension_numbers[1]):
         return False
     contracted, groups = dimensions.dot_dimension_numbers[0], dimensions.rhs_group_dimensions
-    known = {((0,), (0,)): (), ((1,), (1,)): (0,), ((1,), (2,)): (0,)}
+    known: dict = {((0,), (0,)): (), ((1,), (1,)): (0,), ((1,), (2,)): (0,)}
     return dimensions.lhs_ragged_dimensions == (0,) and known.get(contracted) == groups
 
 
 def grouped_product(*operands: jax.Array, rule: GroupedProduct) -> jax.Array:
-    """Returns ``lax.ragged_dot_general(left, right, sizes)``, of operands' values."""
+    """Returns a product by the kernel where a program is compiled for CUDA, otherwise by XLA."""
     return grouped_p.bind(*operands, rule=rule)[0]
 
 
@@ -65,6 +66,7 @@ def by_kernel(
     left: jax.Array,
     right: jax.Array,
     sizes: jax.Array,
+    factors: jax.Array,
     *scales: jax.Array,
     rule: GroupedProduct,
     interpret: bool = False,
@@ -80,16 +82,17 @@ def by_kernel(
         scales = tuple(_padded(s, depth // 32) for s in moved)
     count, rows, columns = sizes.size, left.shape[-2], right.shape[-2]
     ends = jnp.cumsum(sizes.astype(jnp.int32))
+    ends = jnp.minimum(ends, left.shape[-1] if rule.sums_rows else rows)
     if rule.sums_rows:
-        index = [jnp.concatenate([jnp.zeros(1, jnp.int32), ends])]
+        given = [jnp.concatenate([jnp.zeros(1, jnp.int32), ends])]
         grid, shape = (rows // TILE, columns // TILE, count), (count, rows, columns)
-        kernel = partial(_sum_group, depth)
+        kernel = partial(_grouped_sums, depth)
     else:  # the rows behind the last group's are a group whose matrix is 0
         bounds = jnp.concatenate([jnp.zeros(1, jnp.int32), ends, jnp.full(1, rows, jnp.int32)])
-        index = [bounds, *_visits(bounds, rows // TILE)]
-        grid, shape = (index[1].size, columns // TILE), (rows, columns)
-        kernel = partial(_multiply_rows, depth, count)
-    whole = [(x, x.shape, None) for x in (*index, left, right, *scales)]
+        given = [bounds, *_visits(bounds, rows // TILE)]
+        grid, shape = (given[1].size, columns // TILE), (rows, columns)
+        kernel = partial(_grouped_rows, depth, count)
+    whole = [(x, x.shape, None) for x in (factors, *given, left, right, *scales)]
     result = jax.ShapeDtypeStruct(shape, rule.dtype)
     (out,) = gpu_kernel(kernel, grid, whole, [(result, shape, None)], interpret, warps=8, stages=3)
     (type_,) = _types(*(x for x, _ in pairs), sizes, rule=rule)
@@ -132,7 +135,7 @@ def _operand(at: tuple, span, step, depth: int, numbers, *scales) -> jax.Array:
     return wide.reshape(TILE, depth).astype(jnp.bfloat16)
 
 
-def _multiply_rows(depth: int, count: int, at: tuple, bounds, groups, tiles, *refs) -> None:
+def _grouped_rows(depth: int, count: int, at, factors, bounds, groups, tiles, *refs) -> None:
     from jax.experimental import pallas
     from jax.experimental.pallas import triton
 
@@ -149,10 +152,11 @@ def _multiply_rows(depth: int, count: int, at: tuple, bounds, groups, tiles, *re
     total = lax.fori_loop(np.int32(0), steps, step, jnp.zeros((TILE, TILE), jnp.float32))
     row = first + lax.broadcasted_iota(jnp.int32, (TILE, TILE), 0)
     inside = (row >= bounds[group]) & (row < bounds[group + 1])
-    triton.store(out.at[rows, columns], total.astype(out.dtype), mask=inside)
+    total = (total * factors[0] * factors[1]).astype(out.dtype)
+    triton.store(out.at[rows, columns], total, mask=inside)
 
 
-def _sum_group(depth: int, at: tuple, bounds, *refs) -> None:
+def _grouped_sums(depth: int, at, factors, bounds, *refs) -> None:
     from jax.experimental import pallas
 
     left, right, *scales, out = refs
@@ -175,7 +179,7 @@ def _sum_group(depth: int, at: tuple, bounds, *refs) -> None:
     total = lax.fori_loop(begin, jnp.minimum(inner, last), partial(step, cut=True), total)
     total = lax.fori_loop(inner, outer, partial(step, cut=False), total)
     total = lax.fori_loop(jnp.maximum(inner, outer), last, partial(step, cut=True), total)
-    out[(at[2], *spans)] = total.astype(out.dtype)
+    out[(at[2], *spans)] = (total * factors[0] * factors[1]).astype(out.dtype)
 
 
 # -- without the kernel --------------------------------------------------------------------------
@@ -185,6 +189,7 @@ def by_xla(
     left: jax.Array,
     right: jax.Array,
     sizes: jax.Array,
+    factors: jax.Array,
     *scales: jax.Array,
     rule: GroupedProduct,
 ) -> list[jax.Array]:
@@ -195,7 +200,7 @@ def by_xla(
     out = lax.ragged_dot_general(
         left, right, sizes, rule.dimensions, rule.precision, preferred_element_type=rule.dtype
     )
-    return [out]
+    return [(out.astype(jnp.float32) * factors[0] * factors[1]).astype(rule.dtype)]
 
 
 def _decoded(x: jax.Array, scale: jax.Array, axis: int) -> jax.Array:
@@ -204,11 +209,11 @@ def _decoded(x: jax.Array, scale: jax.Array, axis: int) -> jax.Array:
     return (widened(x).astype(jnp.float32) * factor).astype(jnp.bfloat16)
 
 
-def _types(left, right, sizes, *scales, rule: GroupedProduct) -> list[jax.ShapeDtypeStruct]:
-    del scales
-    (axes, others), _ = rule.dimensions.dot_dimension_numbers
+def _types(left, right, sizes, *others, rule: GroupedProduct) -> list[jax.ShapeDtypeStruct]:
+    del others
+    (axes, contracted), _ = rule.dimensions.dot_dimension_numbers
     rows = left.shape[1 - axes[0]]
-    columns = right.shape[-1] if rule.sums_rows else right.shape[3 - others[0]]
+    columns = right.shape[-1] if rule.sums_rows else right.shape[3 - contracted[0]]
     lead = (sizes.shape[0],) if rule.sums_rows else ()
     return [jax.ShapeDtypeStruct((*lead, rows, columns), rule.dtype)]
 

@@ -208,10 +208,11 @@ def multiply(
         assert grouped is not None
         copies = [x.copy for x, _ in arrays if isinstance(x, Blocks)]
         numbers = [x.copy.data if isinstance(x, Blocks) else x for x, _ in arrays]
-        given = *numbers, *equation.held, *(c.scale for c in copies)
-        return grouped_product(*map(jnp.asarray, given), rule=grouped), _result_scales(
-            equation, arrays
-        )
+        found = _result_scales(equation, arrays)
+        factors = jnp.stack([*_ordered(found), *(np.float32(1) for _ in range(2 - len(found)))])
+        given = *numbers, *equation.held, factors, *(c.scale for c in copies)
+        out = grouped_product(*map(jnp.asarray, given), rule=grouped)
+        return out, tuple(map(jnp.ones_like, found))
 
     routes = {device.platform: by_block_units} if by_blocks else {}
     routes |= {device.platform: by_groups} if grouped is not None else {}
