@@ -403,6 +403,20 @@ def gpu_dot(a: jax.Array, b: jax.Array, total: jax.Array) -> jax.Array:
     return _gpu_dot().bind(a, b, total)
 
 
+def gpu_span(start: ArrayLike, size: int) -> Any:
+    """Returns the index of ``size`` elements from ``start`` on, within a Pallas kernel."""
+    from jax.experimental import pallas
+
+    return pallas.ds(start, size)  # pyright: ignore[reportArgumentType]
+
+
+def gpu_store(ref: Any, x: jax.Array, mask: jax.Array) -> None:
+    """Writes those elements of ``x`` for which ``mask`` is true, within a Pallas kernel."""
+    from jax.experimental.pallas import triton
+
+    triton.store(ref, x, mask=mask)
+
+
 def compiles_gpu_kernels() -> bool:
     """Returns whether Triton's kernels can be compiled here: JAX 0.12 asks the GPU for its kind."""
     try:

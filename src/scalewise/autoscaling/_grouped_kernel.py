@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
-from .._jax import gpu_dot, gpu_kernel
+from .._jax import gpu_dot, gpu_kernel, gpu_span, gpu_store
 from ..rounding import widened
 from ._kernels import kernel_primitive
 
@@ -124,24 +124,19 @@ def _visits(bounds: jax.Array, tiles: int) -> tuple[jax.Array, jax.Array]:
 
 def _operand(at: tuple, span, step, depth: int, numbers, *scales) -> jax.Array:
     """Returns a tile of an operand; numbers in blocks times their scales, in bfloat16."""
-    from jax.experimental import pallas
-
-    tile = numbers[(*at, span, pallas.ds(step * depth, depth))]
+    tile = numbers[(*at, span, gpu_span(step * depth, depth))]
     if not scales:
         return tile
-    scale = scales[0][(*at, span, pallas.ds(step * (depth // 32), depth // 32))]
+    scale = scales[0][(*at, span, gpu_span(step * (depth // 32), depth // 32))]
     blocks = tile.astype(jnp.float32).reshape(TILE, -1, 32)
     wide = blocks * lax.expand_dims(scale.astype(jnp.float32), [2])
     return wide.reshape(TILE, depth).astype(jnp.bfloat16)
 
 
 def _grouped_rows(depth: int, count: int, at, factors, bounds, groups, tiles, *refs) -> None:
-    from jax.experimental import pallas
-    from jax.experimental.pallas import triton
-
     left, right, *scales, out = refs
     group, first = groups[at[0]], tiles[at[0]] * TILE
-    rows, columns = pallas.ds(first, TILE), pallas.ds(at[1] * TILE, TILE)
+    rows, columns = gpu_span(first, TILE), gpu_span(at[1] * TILE, TILE)
     own = jnp.minimum(group, count - 1)
 
     def step(i, total):
@@ -153,15 +148,13 @@ def _grouped_rows(depth: int, count: int, at, factors, bounds, groups, tiles, *r
     row = first + lax.broadcasted_iota(jnp.int32, (TILE, TILE), 0)
     inside = (row >= bounds[group]) & (row < bounds[group + 1])
     total = (total * factors[0] * factors[1]).astype(out.dtype)
-    triton.store(out.at[rows, columns], total, mask=inside)
+    gpu_store(out.at[rows, columns], total, inside)
 
 
 def _grouped_sums(depth: int, at, factors, bounds, *refs) -> None:
-    from jax.experimental import pallas
-
     left, right, *scales, out = refs
     start, end = bounds[at[2]], bounds[at[2] + 1]
-    spans = [pallas.ds(i * TILE, TILE) for i in at[:2]]
+    spans = [gpu_span(i * TILE, TILE) for i in at[:2]]
     begin, inner, outer, last = (
         start // depth, (start + depth - 1) // depth, end // depth, (end + depth - 1) // depth,
     )  # fmt: skip
