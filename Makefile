@@ -141,6 +141,7 @@ experiments: $(VENV)/.ready  ## models beside float32, tortured, planned; method
 	$(BIN)/python -m experiments.optimizers
 	$(BIN)/python -m experiments.frameworks
 	$(BIN)/python -m experiments.attention
+	$(BIN)/python -m experiments.cache_formats
 	PYTHONPATH=. $(BIN)/python docs/recipe_results_page.py
 	$(BIN)/python -m experiments.plan --models gpt moe resnet --out docs/plan.jsonl
 
