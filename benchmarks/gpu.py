@@ -5,8 +5,8 @@ Prints one JSON line for each check, so that docs/gpu.md can say where its figur
 - casts: bits on the GPU against bits on the CPU, over every exponent and random mantissas;
 - units: products of the device against those of `scalewise.devices.matrix_unit`, bit for bit;
 - blocks: the kernel that rounds to blocks against XLA's operations on the CPU, and its speed;
-- groups: the kernel for grouped products against sums on the CPU, and its speed in FP8 and bfloat16
-  beside XLA's;
+- groups: the kernel for grouped products against XLA's, of numbers whose sums are exact, and the
+  speed of both in FP8 and bfloat16;
 - speed: casts beside XLA's convert and a copy;
 - train: the example GPT's loss in float32 and on the device's FP8 units;
 - steps: the steps of `benchmarks.programs` under recipes, beside bfloat16 (``plain``), FP8

@@ -206,7 +206,7 @@ def decoded(own, w, source, tokens, kv, name):
 
 
 def errors(kv, name):
-    """What caches would hold of keys and values, less themselves."""
+    """Returns by how much caches would change keys and values that are written to them."""
     found = []
     for cache, (k, v) in zip(empty(kv, name), kv, strict=True):
         first = PROMPT if k.shape[1] == LENGTH else SOURCE  # a source's are written at once
