@@ -233,7 +233,8 @@ CLAIMS = (
           "results/training.md#attention-in-fp8", ("attention.jsonl",), ON_29),
     Claim(said("The KL that a cache's format costs, predicted from one pass, is within 11 % of that"
                " of decoding: ten models, five formats"),
-          "python -m experiments.cache_formats", "guides/kv-cache.md#what-a-format-costs", (), ON_29),
+          "python -m experiments.cache_formats", "guides/kv-cache.md#what-a-format-costs", (),
+          ON_29),
     Claim(optimizers_compared, "python -m experiments.optimizers", "guides/optimizers.md",
           ("optimizers.jsonl",), ON_28),
     Claim(audited, "python -m failures score --tool scalewise --set gallery --record",
