@@ -117,6 +117,7 @@ nightly: $(VENV)/.ready  ## every command of docs/results.md, recorded anew
 	run $(BIN)/python -m proofs.first_minutes; \
 	run $(BIN)/python -m proofs.checkpoints.mutants; \
 	run $(MAKE) gpu-hlo; \
+	run env PYTHONPATH=$(GPU_PLUGIN) $(BIN)/python -m benchmarks.grouped; \
 	run $(MAKE) bench; \
 	run $(BIN)/python -m benchmarks.training; \
 	run $(BIN)/python -m benchmarks.autoscale; \
@@ -140,6 +141,7 @@ experiments: $(VENV)/.ready  ## models beside float32, tortured, planned; method
 	$(BIN)/python -m experiments.optimizers
 	$(BIN)/python -m experiments.frameworks
 	$(BIN)/python -m experiments.attention
+	$(BIN)/python -m experiments.cache_formats
 	PYTHONPATH=. $(BIN)/python docs/recipe_results_page.py
 	$(BIN)/python -m experiments.plan --models gpt moe resnet --out docs/plan.jsonl
 

@@ -5,6 +5,8 @@ Prints one JSON line for each check, so that docs/gpu.md can say where its figur
 - casts: bits on the GPU against bits on the CPU, over every exponent and random mantissas;
 - units: products of the device against those of `scalewise.devices.matrix_unit`, bit for bit;
 - blocks: the kernel that rounds to blocks against XLA's operations on the CPU, and its speed;
+- groups: the kernel for grouped products against XLA's, of numbers whose sums are exact, and the
+  speed of both in FP8 and bfloat16;
 - speed: casts beside XLA's convert and a copy;
 - train: the example GPT's loss in float32 and on the device's FP8 units;
 - steps: the steps of `benchmarks.programs` under recipes, beside bfloat16 (``plain``), FP8
@@ -40,6 +42,7 @@ from jax import lax
 import scalewise as sw
 from benchmarks import hlo, programs
 from scalewise.autoscaling import _block_kernel as kernel
+from scalewise.autoscaling import _grouped_kernel as grouped
 from scalewise.devices import matrix_unit
 from scalewise.formats import MXFP8_E4M3, NVFP4
 
@@ -238,6 +241,37 @@ def blocks() -> None:
             us={k: round(t * 1e6) for k, t in times.items()})  # fmt: skip
 
 
+# -- the kernel for grouped products -------------------------------------------------------------
+
+FORMS = {
+    "forward": ((((1,), (1,)), ((), ())), [0]),
+    "rows' gradient": ((((1,), (2,)), ((), ())), [0]),
+    "matrices' gradient": ((((0,), (0,)), ((), ())), []),
+}
+
+
+def groups() -> None:
+    rows, width, hidden, count = 16384, 4096, 3584, 8
+    rng = np.random.default_rng(0)
+    for form, (dot, group) in FORMS.items():
+        numbers = lax.RaggedDotDimensionNumbers(dot, [0], group)
+        rule, run = grouped.GroupedProduct(numbers, jnp.bfloat16), {}
+        left = rows, hidden if form.startswith("rows") else width
+        right = (count, width, hidden) if group else (rows, hidden)
+        # integers, whose sums are exact in any order; not all rows belong to a group
+        x, w = (rng.integers(-2, 3, s).astype(np.float32) for s in (left, right))
+        sizes = np.bincount(rng.integers(0, count, rows - 100), minlength=count).astype(np.int32)
+        sizes[3], sizes[4] = 0, sizes[3] + sizes[4]
+        for dtype in (jnp.float8_e4m3fn, jnp.bfloat16):
+            given = jnp.asarray(x, dtype), jnp.asarray(w, dtype), jnp.asarray(sizes), jnp.ones(2)
+            for name, f in (("kernel", grouped.by_kernel), ("XLA", grouped.by_xla)):
+                run[f"{name}, {jnp.dtype(dtype)}"] = partial(jax.jit(partial(f, rule=rule)), *given)
+        found = [np.asarray(f()[0], np.float32) for f in run.values()]
+        unlike = {name: int(np.sum(y != found[-1])) for name, y in zip(run, found, strict=True)}
+        say(check="grouped kernel", form=form, unlike=unlike, times_ms={
+            k: round(t * 1e3, 3) for k, t in interleaved(run, 15).items()})  # fmt: skip
+
+
 # -- training ------------------------------------------------------------------------------------
 
 
@@ -327,7 +361,14 @@ def profile(run: Callable[[], Any], path: Path) -> None:
 
 
 TRAINED = {"mlp", "gpt", "llama", "llama_cudnn", "vit", "moe_ragged"}
-PARTS = {"casts": casts, "units": units, "blocks": blocks, "speed": speed, "train": train}
+PARTS = {
+    "casts": casts,
+    "units": units,
+    "blocks": blocks,
+    "groups": groups,
+    "speed": speed,
+    "train": train,
+}
 
 
 def main() -> None:

@@ -359,6 +359,8 @@ def _group(attributes: str) -> int:
 
 def product_of(module: Module, line: Instruction) -> Product | None:
     """The matrix product that an instruction computes, itself or inside of its fusion."""
+    if kernel := re.search(r'\bname = "(grouped_rows|grouped_sums)"', line.attributes):
+        return grouped_product(line, module.operands(line), kernel[1])
     library = line.opcode == "custom-call" and line.target.startswith(("__cublas", "__cudnn"))
     if library or line.opcode in PRODUCTS:
         a, b = module.operands(line)[:2]
@@ -369,6 +371,15 @@ def product_of(module: Module, line: Instruction) -> Product | None:
         return Product((a.dtype, b.dtype), line.results[0].dtype, target, flops)
     lines = (i for name in line.called("calls") for i in module.computations.get(name, ()))
     return next((p for inner in lines if (p := product_of(module, inner))), None)
+
+
+def grouped_product(line: Instruction, operands: tuple[Array, ...], name: str) -> Product:
+    """The product of scalewise's kernel for groups, whose first operands are factors and
+    indices; with scales for blocks it multiplies in bfloat16."""
+    _, a, b, *scales = (x for x in operands if x.dtype != "s32")
+    dtypes = ("bf16", "bf16") if scales else (a.dtype, b.dtype)
+    flops = 2 * a.size * line.results[0].shape[-1]
+    return Product(dtypes, line.results[0].dtype, name, flops)
 
 
 def _contracted(line: Instruction, a: Array, b: Array) -> int:

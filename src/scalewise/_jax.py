@@ -340,13 +340,15 @@ def gpu_kernel(
     kernel: Callable[..., None],
     grid: tuple[int, ...],
     operands: Sequence[tuple[jax.Array, tuple[int, ...], tuple[int, ...] | None]],
-    results: Sequence[tuple[jax.ShapeDtypeStruct, tuple[int, ...], tuple[int, ...]]],
+    results: Sequence[tuple[jax.ShapeDtypeStruct, tuple[int, ...], tuple[int, ...] | None]],
     interpret: bool,
+    warps: int = 4,
+    stages: int = 1,
 ) -> list[jax.Array]:
     """Calls a Pallas kernel that Triton compiles: a function of its place in the grid and tiles.
 
     Each operand and result comes with the shape of its tiles, and the axes of the grid along which
-    its axes are split into them; None for an operand that each program reads whole.
+    its axes are split into them; None for an array of which each program indexes what it needs.
     """
     from jax.experimental import pallas
     from jax.experimental.pallas import triton
@@ -360,12 +362,59 @@ def gpu_kernel(
     def body(*tiles):
         kernel(tuple(map(pallas.program_id, range(len(grid)))), *tiles)
 
-    options = triton.CompilerParams(num_warps=4, num_stages=1)
+    options = triton.CompilerParams(num_warps=warps, num_stages=stages)
     call = pallas.pallas_call(
         body, [y for y, *_ in results], grid=grid, in_specs=specs(operands),
         out_specs=specs(results), interpret=interpret, compiler_params=options,
+        name=getattr(kernel, "func", kernel).__name__.strip("_"),
     )  # fmt: skip
     return call(*[x for x, *_ in operands])
+
+
+@cache
+def _gpu_dot() -> jex.Primitive:
+    from jax._src.pallas.triton import lowering
+    from jaxlib.triton import dialect
+
+    def plain(a, b, total):
+        a, b = a.astype(jnp.float32), b.astype(jnp.float32)
+        return total + lax.dot_general(a, b, (((1,), (1,)), ((), ())), lax.Precision.HIGHEST)
+
+    def lowered(ctx, a, b, total):
+        # Triton adds up a tile in the matrix units, whose sums of FP8 products have fewer bits than
+        # float32, and adds the tile to the total in float32
+        narrow = ctx.avals_in[0].dtype.itemsize == 1
+        bound = {"max_num_imprecise_acc": ctx.avals_in[0].shape[1]} if narrow else {}
+        return dialect.dot(a, dialect.trans(b, (1, 0)), total, **bound)
+
+    primitive = jex.Primitive("gpu_dot")
+    primitive.def_impl(plain)
+    primitive.def_abstract_eval(lambda a, b, total: total)
+    mlir.register_lowering(primitive, mlir.lower_fun(plain, multiple_results=False))
+    lowering.register_lowering(primitive)(lowered)
+    return primitive
+
+
+def gpu_dot(a: jax.Array, b: jax.Array, total: jax.Array) -> jax.Array:
+    """Returns ``total + a @ b.T`` within a kernel that Triton compiles.
+
+    Pallas's own product multiplies FP8 numbers as FP16, and only pairs of one dtype.
+    """
+    return _gpu_dot().bind(a, b, total)
+
+
+def gpu_span(start: ArrayLike, size: int) -> Any:
+    """Returns the index of ``size`` elements from ``start`` on, within a Pallas kernel."""
+    from jax.experimental import pallas
+
+    return pallas.ds(start, size)  # pyright: ignore[reportArgumentType]
+
+
+def gpu_store(ref: Any, x: jax.Array, mask: jax.Array) -> None:
+    """Writes those elements of ``x`` for which ``mask`` is true, within a Pallas kernel."""
+    from jax.experimental.pallas import triton
+
+    triton.store(ref, x, mask=mask)
 
 
 def compiles_gpu_kernels() -> bool:

@@ -108,6 +108,22 @@ def test_block_scaled_product():
     assert kernel.product.flops == 2 * 64 * 32 * 128
 
 
+@pytest.mark.parametrize(("scales", "bits"), [("", 8), (", %t, %t", 16)])
+def test_a_grouped_product_of_scalewises_kernel_expands_no_group(scales, bits):
+    text = (
+        f"%y = bf16[16,32]{{1,0}} custom-call(%f, %n, %a, %b{scales}), "
+        'custom_call_target="__gpu$xla.gpu.triton", backend_config={name = "grouped_rows"}'
+    )
+    [kernel] = hlo.kernels(
+        module([
+            "%f = f32[2]{0} parameter(0)", "%n = s32[5]{0} parameter(1)",
+            "%a = f8e4m3fn[16,64]{1,0} parameter(2)", "%b = f8e4m3fn[4,32,64]{2,1,0} parameter(3)",
+            "%t = bf16[16,2]{1,0} parameter(4)", text,
+        ])
+    )  # fmt: skip
+    assert (kernel.product.flops, kernel.product.bits) == (2 * 16 * 64 * 32, bits)
+
+
 def test_convolution_and_cycles_of_a_tpu():
     body = (
         "%a = bf16[4,8]{1,0:T(8,128)(2,1)} parameter(0)",

@@ -83,6 +83,12 @@ def test_results_that_are_not_tensors():
                                + params["layer.bias"].__array__(), rtol=1e-5)  # fmt: skip
 
 
+def test_a_tensor_that_is_given_twice_is_two_arguments():
+    f, params = st.function(lambda a, b: a + 10 * b, (X, X))
+    a, b = st.to_jax((X, X + 1))
+    np.testing.assert_allclose(f(params, a, b), a + 10 * b, rtol=1e-6)
+
+
 def test_a_parallel_model_is_audited_as_the_one_in_it():
     model = nn.Linear(4, 4)
     got = st.audit(nn.DataParallel(model), (X,), trials=0).error

@@ -39,4 +39,6 @@ from ._operand_settings import operand_format as operand_format
 from ._operands import Operands as Operands
 from ._predict import between_activations as between_activations
 from ._residuals import load as load
+from ._sending import as_bits as as_bits
+from ._sending import narrow_over as narrow_over
 from ._setup import Setup as Setup

@@ -15,20 +15,7 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
-from .._jax import (
-    ShapedArray,
-    ad,
-    batching,
-    compiles_gpu_kernels,
-    gpu_kernel,
-    has_explicit_mesh,
-    is_exported,
-    is_partitioned,
-    jex,
-    mlir,
-    needs_devices,
-    without_varying_types,
-)
+from .._jax import gpu_kernel, has_explicit_mesh
 from ..devices import Device, units_for
 from ..formats import E8M0, NVFP4, BlockFormat, Format, RoundingMode
 from ..rounding import EncodedArray, codes_of, nearest_codes, pack, round_bits, stored
@@ -51,12 +38,10 @@ from ..scaled import (
     tensor_scale_of,
     usable,
 )
+from ._kernels import kernel_primitive
 from ._keys import draws_by_index, hadamard_transform, random_bits
 
 TILE = 64  # rows and columns of an array that one program of the kernel rounds
-
-by_kernel_p = jex.Primitive("by_kernel")
-by_kernel_p.multiple_results = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,33 +261,9 @@ def by_xla(x: jax.Array, *operands: jax.Array, rule: BlockRounding) -> list[jax.
     return found
 
 
-# -- the primitive -------------------------------------------------------------------------------
+def _types(x, *operands, rule: BlockRounding) -> list[jax.ShapeDtypeStruct]:
+    del operands
+    return rule.types(x.shape)
 
 
-def _lower(ctx: mlir.LoweringRuleContext, *operands: mlir.ir.Value, rule: BlockRounding):
-    plain = is_partitioned(ctx) or is_exported(ctx) or not compiles_gpu_kernels()
-    inlined = by_xla if plain else by_kernel
-    with without_varying_types():  # which Pallas doesn't infer
-        types = [ShapedArray(a.shape, a.dtype) for a in ctx.avals_in]  # pyright: ignore
-        return mlir.lower_fun(inlined)(ctx.replace(avals_in=types), *operands, rule=rule)
-
-
-def _batched(operands, dims, **params):
-    outs = jax.vmap(partial(by_xla, **params), in_axes=dims)(*operands)
-    return outs, [0] * len(outs)
-
-
-def _abstract(x, *operands, rule: BlockRounding):
-    types = rule.types(x.shape)
-    return [x.update(shape=y.shape, dtype=y.dtype, weak_type=False) for y in types]
-
-
-by_kernel_p.def_impl(by_xla)
-by_kernel_p.def_abstract_eval(_abstract)
-batching.primitive_batchers[by_kernel_p] = _batched
-ad.primitive_jvps[by_kernel_p] = lambda primals, tangents, **params: jax.jvp(
-    partial(by_xla, **params), primals, [ad.instantiate_zeros(t) for t in tangents]
-)
-mlir.register_lowering(by_kernel_p, mlir.lower_fun(by_xla, multiple_results=True))
-mlir.register_lowering(by_kernel_p, _lower, platform="cuda")
-needs_devices(by_kernel_p)
+by_kernel_p = kernel_primitive("by_kernel", by_kernel, by_xla, _types)

@@ -36,8 +36,9 @@ from ..scalifying import (
     wide_dtype,
 )
 from ._blocks import Blocks, Factor, block_product, on_device, quantized, takes_blocks, widened
+from ._grouped_kernel import GroupedProduct, grouped_product
 from ._layout import stored_copy
-from ._units import units_of
+from ._units import has_group_kernel, units_of
 from ._value import UnscaledProduct
 
 SIXTEEN = (FP16.dtype, BF16.dtype)
@@ -153,10 +154,13 @@ def multiply(
     if unit is not None:
         raw, above = _product_on_unit(equation, operands, unit, dtype)
         return UnscaledProduct(raw, above or _ordered(_result_scales(equation, operands)))
+    grouped = _grouped(equation, operands, dtype, device)
     device = DEFAULT_DEVICE if device is None or device.platform == "cpu" else device
     by_blocks = total == jnp.float32 and has_block_units(equation, operands, device)
-    if not by_blocks and not all(
-        isinstance(x, Blocks) and x.source is not None for x, _ in operands
+    if (
+        not by_blocks
+        and grouped is None
+        and not all(isinstance(x, Blocks) and x.source is not None for x, _ in operands)
     ):
         operands = plain(operands)
     scales = tuple(scale for _, scale in operands if scale is not None)
@@ -190,7 +194,7 @@ def multiply(
         ]
         return out, ones or _ordered(_result_scales(equation, shifted))
 
-    if not by_blocks and not scales and all(d == dtype for d in dtypes):
+    if not by_blocks and grouped is None and not scales and all(d == dtype for d in dtypes):
         return UnscaledProduct(bound(equation, [x for x, _ in plain(operands)], dtype))
     if unit_dtypes is None:
         return UnscaledProduct(wide(operands)[0])
@@ -200,7 +204,18 @@ def multiply(
         multiply = functools.partial(on_device, dtype=dtype)
         return block_product(params.dot_dimensions(equation), a.copy, b.copy, multiply)  # pyright: ignore
 
+    def by_groups(arrays: Sequence[Factor]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        assert grouped is not None
+        copies = [x.copy for x, _ in arrays if isinstance(x, Blocks)]
+        numbers = [x.copy.data if isinstance(x, Blocks) else x for x, _ in arrays]
+        found = _result_scales(equation, arrays)
+        factors = jnp.stack([*_ordered(found), *(np.float32(1) for _ in range(2 - len(found)))])
+        given = *numbers, *equation.held, factors, *(c.scale for c in copies)
+        out = grouped_product(*map(jnp.asarray, given), rule=grouped)
+        return out, tuple(map(jnp.ones_like, found))
+
     routes = {device.platform: by_block_units} if by_blocks else {}
+    routes |= {device.platform: by_groups} if grouped is not None else {}
     routes |= {"cpu": wide, "default": narrow}
     arrays = with_common_axes(tuple(operands))
     raw, factors = _by_platform(equation, routes, arrays, dtype)
@@ -215,7 +230,7 @@ def _by_platform(
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     # JAX traces here what holds tracers, a group's sizes; and XLA lowers block-scaled products only
     # where it knows the devices
-    if equation.holds_arrays or len(routes) > 2:
+    if equation.held or len(routes) > 2:
         return cast(tuple, lax.platform_dependent(arrays, **routes))
 
     def ignoring(_: None, *arrays: Factor, route: Callable) -> PyTree:
@@ -255,6 +270,27 @@ def has_block_units(equation: Equation, operands: Sequence[Factor], device: Devi
         return False
     known = units_for(a.format, b.format, device) is not None
     return known and takes_blocks(equation, a.copy, b.copy)
+
+
+def _grouped(
+    equation: Equation, operands: Sequence[Factor], dtype: DTypeLike, device: Device | None
+) -> GroupedProduct | None:
+    """Returns what the kernel for groups computes of two operands; None to leave them to XLA."""
+    formats = [x.format if isinstance(x, Blocks) else format_(x.dtype) for x, _ in operands]
+    if device is None or not has_group_kernel(equation, formats, device):
+        return None
+    axes = params.contracted_axes(equation)
+    for (x, scale), (axis,) in zip(operands, axes, strict=True):
+        blocks = isinstance(x, Blocks)
+        if jnp.ndim(scale) if scale is not None else 0:
+            return None
+        if blocks and (x.copy.block is None or x.copy.block[0] % x.ndim != axis):
+            return None
+    return GroupedProduct(
+        params.ragged_dimensions(equation),  # pyright: ignore
+        jnp.dtype(dtype),
+        precision_of(equation, equation.direction == "backward"),
+    )
 
 
 def plain(

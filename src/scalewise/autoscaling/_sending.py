@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._jax import gather_invariant
+from .._types import AxisName
 from ..formats import Format
 from ..interpret import Equation, Value
 from ..primitives import Family, names, params
@@ -37,6 +38,14 @@ def as_bits(send: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(send(code), x.dtype)
 
 
+def narrow_over(x: jax.Array, axes: AxisName, fmt: Format) -> tuple[jax.Array, jax.Array]:
+    """Returns an array in a format, and its scale, a power of two that all devices agree on."""
+    scale = lax.pmax(Amax().scale(x, fmt, range(x.ndim))[0], axes)
+    narrow = encode(x * (1 / scale), fmt)
+    assert isinstance(narrow, jax.Array)
+    return narrow, scale
+
+
 @dataclasses.dataclass(frozen=True)
 class Sending:
     """The policy for what devices send each other: in ``Recipe.collective``."""
@@ -62,9 +71,7 @@ class Sending:
         if fmt is None:
             return None
         wide = x.data.astype(wide_dtype(x.data.dtype))
-        scale = lax.pmax(Amax().scale(wide, fmt, range(wide.ndim))[0], axes)
-        narrow = encode(wide * (1 / scale), fmt)
-        assert isinstance(narrow, jax.Array)
+        narrow, scale = narrow_over(wide, axes, fmt)
         if moves:
             received = as_bits(lambda x: equation.bind(x)[0], narrow).astype(wide.dtype)
         else:

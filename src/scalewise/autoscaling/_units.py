@@ -11,14 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..devices import Device, Units, units_for
-from ..formats import BlockFormat, Format
+from ..formats import E8M0, BlockFormat, Format
 from ..interpret import Equation
 from ..primitives import params
 from ..scaled import is_known
 from ..scalifying import ScaledValue
+from ._grouped_kernel import TILE, is_supported
 from ._operand_settings import Operand
 
 GROUPED = ("ragged_dot", "ragged_dot_general")
+HOPPER = ("h100", "h200")
 
 
 def units_of(
@@ -88,6 +90,7 @@ def reason_to_leave(
     shapes = [v.data.shape for v in values] + [equation.out_avals[0].shape]
     if not all(is_known(n) for shape in shapes for n in shape):
         return ""
+    kernel = has_group_kernel(equation, formats, device)
     shared = 1 if equation.direction == "update" else 2
     transposed = shared == 2 and device.platform == "cuda"
     sizes = [math.prod(shape) for shape in shapes]
@@ -106,7 +109,7 @@ def reason_to_leave(
     else:
         wide_rate = device.rate("tf32", "tf32") or device.rate("fp32", "fp32") or 0.5
     wide = _seconds(equation, sizes, in_flight, wide_rate, device) + decoded
-    fast = _seconds(equation, sizes, stored, rate, device)
+    fast = _seconds(equation, sizes, stored, rate, device, kernel)
     if fast + sum(converted) / shared < wide:
         return ""
     of_weights = [c for v, c in zip(values, converted, strict=True) if v.origin == "stored"]
@@ -121,6 +124,40 @@ def reason_to_leave(
     return TOO_SMALL
 
 
+def has_group_kernel(
+    equation: Equation, formats: Sequence[Format | BlockFormat | None], device: Device
+) -> bool:
+    """Returns whether our kernel computes a grouped product, which is where its bound is lower.
+
+    The bound is that of :func:`reason_to_leave`. XLA and the kernel read and write the same arrays;
+    XLA multiplies all rows by each group's matrix, and the kernel at most a tile more than a
+    group's rows by it. So many small groups are left to XLA.
+    """
+    a, b = formats
+    if equation.name not in GROUPED or device.name not in HOPPER or a is None or b is None:
+        return False
+    shapes = [x.shape for x in (*equation.in_avals[:2], equation.out_avals[0])]
+    if not all(is_known(n) and n for shape in shapes for n in shape):
+        return False
+    in_blocks = all(
+        isinstance(f, BlockFormat) and (f.size, f.scale, f.element.bits) == (32, E8M0, 8)
+        for f in formats
+    )
+    rate = 1.0 if in_blocks else device.rate(a, b) if a.bits_per_element == 8 else 0.0
+    if not rate or not is_supported(params.ragged_dimensions(equation)):
+        return False
+    sizes = [math.prod(shape) for shape in shapes]
+    by_xla, by_kernel = (_seconds(equation, sizes, (1, 1), rate, device, k) for k in (False, True))
+    return by_kernel < by_xla
+
+
+def _groups(equation: Equation) -> int:
+    """Returns the number of a grouped product's groups."""
+    whole = params.ragged_dimensions(equation)
+    has_matrices = whole is not None and whole.rhs_group_dimensions
+    return (equation.in_avals[1] if has_matrices else equation.out_avals[0]).shape[0]
+
+
 def _rate(
     equation: Equation, formats: Sequence[Format | BlockFormat | None], device: Device
 ) -> float:
@@ -128,7 +165,8 @@ def _rate(
     if equation.name not in ("dot_general", *GROUPED) or a is None or b is None:
         return 1.0 if all(f is None or f.bits_per_element > 8 for f in formats) else 0.0
     units = units_of(equation, a, b, device)
-    return 0.0 if units is None else units.rate
+    in_blocks = isinstance(a, BlockFormat) and has_group_kernel(equation, formats, device)
+    return 1.0 if in_blocks else 0.0 if units is None else units.rate
 
 
 def _seconds(
@@ -137,10 +175,14 @@ def _seconds(
     bytes_: Sequence[float],
     rate: float,
     device: Device,
+    kernel: bool = False,
 ) -> float:
     own = math.prod(equation.in_avals[1].shape[a] for a in params.contracted_axes(equation)[1])
     grouped = params.ragged_dimensions(equation) if device.platform == "cuda" else None
     for axis in grouped.rhs_group_dimensions if grouped else ():
         own *= equation.in_avals[1].shape[axis]  # XLA multiplies all rows by each group's matrix
+    if kernel:  # at most one more tile of rows for each group
+        (rows, *_), groups = equation.in_avals[0].shape, _groups(equation)
+        own *= 1 / groups + TILE / max(rows, 1)
     moved = sum(n * b for n, b in zip(sizes, bytes_, strict=False)) + 2 * sizes[2]
     return max(2 * sizes[2] * own / (device.flops * rate), moved / device.bandwidth)

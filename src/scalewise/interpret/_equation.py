@@ -51,8 +51,7 @@ class Equation:
         order: like ``path``, but counts only equations that contain a contraction, so that it is
             the same whether a program's arrays are on one device or, with other equations, on
             several.
-        holds_arrays: whether it has arrays of the program in place of some operands: see
-            :meth:`bind_last`.
+        held: arrays of the program in place of the last operands: see :meth:`bind_last`.
     """
 
     eqn: jex.JaxprEqn
@@ -63,7 +62,7 @@ class Equation:
         default=None, repr=False
     )
     order: tuple[int, ...] = ()
-    holds_arrays: bool = False
+    held: tuple[ArrayLike, ...] = ()
 
     @property
     def primitive(self) -> jex.Primitive:
@@ -190,7 +189,7 @@ class Equation:
         bound.bind = bind
         changed = self.with_primitive(bound, self.params)
         rest = changed.with_operands(*range(len(self.eqn.invars) - len(operands)))
-        return dataclasses.replace(rest, holds_arrays=True)
+        return dataclasses.replace(rest, held=operands)
 
     def with_primitive(self, primitive: jex.Primitive, params: dict[str, Parameter]) -> Equation:
         """Returns the equation with another primitive, at the same place of the program."""

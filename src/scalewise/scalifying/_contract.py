@@ -40,7 +40,7 @@ def contract(equation: Equation, operands: Sequence[jax.Array], dtype: DTypeLike
     if total != jnp.float32 or narrow is None:
         return on_cpu(None, *operands)
     arrays, routes = with_common_axes(tuple(operands)), {"cpu": on_cpu, "default": on_device}
-    if equation.holds_arrays:  # JAX traces here what holds tracers, a group's sizes
+    if equation.held:  # JAX traces here what holds tracers, a group's sizes
         known = {name: lambda *x, f=f: f(None, *x) for name, f in routes.items()}
         return lax.platform_dependent(*arrays, **known)
     result = jax.ShapeDtypeStruct(equation.out_avals[0].shape, dtype)

@@ -67,7 +67,14 @@ def function(
         TypeError: ``f`` is called with tensors of other dtypes, or another number of them.
     """
     check_inputs(args, kwargs)
-    given = tuple(args), dict(kwargs or {})
+    seen: set[int] = set()
+
+    def own(x: Any) -> Any:  # torch.export takes a tensor that is passed twice for one input
+        again = id(x) in seen
+        seen.add(id(x))
+        return x.clone() if again else x
+
+    given = torch.utils._pytree.tree_map_only(torch.Tensor, own, (tuple(args), dict(kwargs or {})))
     model = as_module(model)
     f, exported, _ = traced(model, given, method=method, granularity=granularity, buffers=buffers)
     return f, exported.params

@@ -9,16 +9,15 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
 from .._check import checked
 from .._jax import Tracer, gather_invariant, jex
 from .._resolve import as_format
 from .._types import AxisName, PyTree, TreeDef
+from ..autoscaling import as_bits, narrow_over
 from ..formats import Format, FormatLike
 from ..interpret import Applied, Equation, Interpretation, State, Value, run, trace
-from ..rounding import cast
-from ..scaled import Amax
 
 
 @checked
@@ -214,21 +213,9 @@ def _mean(x: jax.Array, axis_name: AxisName, fmt: Format) -> jax.Array:
     members: int = lax.psum(1, axis_name)
     share = -(-x.size // members)
     flat = jnp.pad(x.reshape(-1), (0, share * members - x.size)).reshape(members, share)
-    codes, scale = _narrow(flat, axis_name, fmt)
-    received = lax.all_to_all(codes, axis_name, 0, 0)
-    mine = _wide(received, fmt, x.dtype).sum(axis=0) * (scale / members)
-    codes, scale = _narrow(mine, axis_name, fmt)
-    whole = _wide(gather_invariant(codes, axis_name), fmt, x.dtype) * scale
+    parts, scale = narrow_over(flat, axis_name, fmt)
+    received = as_bits(lambda x: lax.all_to_all(x, axis_name, 0, 0), parts)
+    mine = received.astype(x.dtype).sum(axis=0) * (scale / members)
+    mean, scale = narrow_over(mine, axis_name, fmt)
+    whole = as_bits(lambda x: gather_invariant(x, axis_name), mean).astype(x.dtype) * scale
     return whole.reshape(-1)[: x.size].reshape(x.shape)
-
-
-def _narrow(x: jax.Array, axis_name: AxisName, fmt: Format) -> tuple[jax.Array, jax.Array]:
-    """Returns codes as integers, which every network can send, and the scale of all devices."""
-    local, _ = Amax().scale(x, fmt, tuple(range(x.ndim)))
-    scale = lax.pmax(local, axis_name)
-    unsigned = jnp.uint8 if fmt.bits == 8 else jnp.uint16
-    return lax.bitcast_convert_type(cast(x / scale, fmt), unsigned), scale
-
-
-def _wide(codes: jax.Array, fmt: Format, dtype: DTypeLike) -> jax.Array:
-    return lax.bitcast_convert_type(codes, jnp.dtype(fmt.dtype)).astype(dtype)

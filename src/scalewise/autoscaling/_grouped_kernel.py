@@ -1,0 +1,214 @@
+"""A kernel for Hopper that multiplies grouped rows, each by its group's matrix (``ragged_dot``).
+
+XLA expands a grouped product to a dense one: all rows by each group's matrix. The kernel multiplies
+a tile of rows by the matrices of the groups that have rows in it. Operands in 8 bits go to the
+matrix units (wgmma) as they are, of MXFP8 as bfloat16 (Hopper has no units for blocks), which holds
+a number times its scale. Sums are float32; those of FP8 products leave the units, which keep fewer
+bits, after each 128 bytes of operands.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import DTypeLike
+
+from .._jax import gpu_dot, gpu_kernel, gpu_span, gpu_store
+from ..rounding import widened
+from ._kernels import kernel_primitive
+
+TILE = 128  # rows and columns of a result that one program of the kernel computes
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupedProduct:
+    """What the kernel computes of ``(left, right, sizes, factors)`` and, of MXFP8, the operands'
+    scales: ``lax.ragged_dot_general(left, right, sizes)``, times two numbers.
+
+    Attributes:
+        dimensions: as those of ``lax.ragged_dot_general``.
+        dtype: the result's.
+        precision: for XLA.
+    """
+
+    dimensions: lax.RaggedDotDimensionNumbers
+    dtype: DTypeLike
+    precision: Any = None
+
+    @property
+    def sums_rows(self) -> bool:
+        """Whether a group's rows are summed over, as for the gradient of its matrix."""
+        return not self.dimensions.rhs_group_dimensions
+
+
+def is_supported(dimensions: lax.RaggedDotDimensionNumbers | None) -> bool:
+    """Returns whether the kernel computes such a product, one that ``ragged_dot`` or a gradient of
+    it has: without batches, groups along the first axes."""
+    if dimensions is None or any(dimensions.dot_dimension_numbers[1]):
+        return False
+    contracted, groups = dimensions.dot_dimension_numbers[0], dimensions.rhs_group_dimensions
+    known: dict = {((0,), (0,)): (), ((1,), (1,)): (0,), ((1,), (2,)): (0,)}
+    return dimensions.lhs_ragged_dimensions == (0,) and known.get(contracted) == groups
+
+
+def grouped_product(*operands: jax.Array, rule: GroupedProduct) -> jax.Array:
+    """Returns a product by the kernel where a program is compiled for CUDA, otherwise by XLA."""
+    return grouped_p.bind(*operands, rule=rule)[0]
+
+
+def by_kernel(
+    left: jax.Array,
+    right: jax.Array,
+    sizes: jax.Array,
+    factors: jax.Array,
+    *scales: jax.Array,
+    rule: GroupedProduct,
+    interpret: bool = False,
+) -> list[jax.Array]:
+    (axes, others), _ = rule.dimensions.dot_dimension_numbers
+    depth = TILE // (2 if scales else left.dtype.itemsize)
+    # both operands with the sum innermost, as the units read 8 bits
+    pairs = [(left, axes[0]), (right, others[0])]
+    left, right = (_padded(jnp.moveaxis(x, a, -1), depth) for x, a in pairs)
+    if scales:
+        exact = (s.astype(jnp.bfloat16) for s in scales)
+        moved = (jnp.moveaxis(s, a, -1) for s, (_, a) in zip(exact, pairs, strict=True))
+        scales = tuple(_padded(s, depth // 32) for s in moved)
+    count, rows, columns = sizes.size, left.shape[-2], right.shape[-2]
+    ends = jnp.cumsum(sizes.astype(jnp.int32))
+    ends = jnp.minimum(ends, left.shape[-1] if rule.sums_rows else rows)
+    if rule.sums_rows:
+        given = [jnp.concatenate([jnp.zeros(1, jnp.int32), ends])]
+        grid, shape = (rows // TILE, columns // TILE, count), (count, rows, columns)
+        kernel = partial(_grouped_sums, depth)
+    else:  # the rows behind the last group's are a group whose matrix is 0
+        bounds = jnp.concatenate([jnp.zeros(1, jnp.int32), ends, jnp.full(1, rows, jnp.int32)])
+        given = [bounds, *_visits(bounds, rows // TILE)]
+        grid, shape = (given[1].size, columns // TILE), (rows, columns)
+        kernel = partial(_grouped_rows, depth, count)
+    whole = [(x, x.shape, None) for x in (factors, *given, left, right, *scales)]
+    result = jax.ShapeDtypeStruct(shape, rule.dtype)
+    (out,) = gpu_kernel(kernel, grid, whole, [(result, shape, None)], interpret, warps=8, stages=3)
+    (type_,) = _types(*(x for x, _ in pairs), sizes, rule=rule)
+    return [lax.slice(out, [0] * out.ndim, type_.shape)]
+
+
+def _padded(x: jax.Array, depth: int) -> jax.Array:
+    """Returns an array padded with zeros to whole tiles of its last two axes."""
+    short = [(0, 0)] * (x.ndim - 2) + [(0, -x.shape[-2] % TILE), (0, -x.shape[-1] % depth)]
+    return jnp.pad(x, short) if any(n for _, n in short) else x
+
+
+def _visits(bounds: jax.Array, tiles: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the pairs of a group and a tile that has rows of it, in order, as two arrays.
+
+    Of the pairs that there may be at most, the last ones are the last group's with the last tile.
+    """
+    start, end = bounds[:-1], bounds[1:]
+    first = start // TILE
+    counts = jnp.where(end > start, (end + TILE - 1) // TILE - first, 0)
+    before = jnp.cumsum(counts) - counts
+    at = lax.iota(jnp.int32, tiles + len(bounds) - 2)
+    group = jnp.sum(at[:, None] >= (before + counts)[None, :-1], axis=1, dtype=jnp.int32)
+    return group, jnp.minimum(first[group] + at - before[group], tiles - 1)
+
+
+# -- one tile of the result ----------------------------------------------------------------------
+
+
+def _operand(at: tuple, span, step, depth: int, numbers, *scales) -> jax.Array:
+    """Returns a tile of an operand; numbers in blocks times their scales, in bfloat16."""
+    tile = numbers[(*at, span, gpu_span(step * depth, depth))]
+    if not scales:
+        return tile
+    scale = scales[0][(*at, span, gpu_span(step * (depth // 32), depth // 32))]
+    blocks = tile.astype(jnp.float32).reshape(TILE, -1, 32)
+    wide = blocks * lax.expand_dims(scale.astype(jnp.float32), [2])
+    return wide.reshape(TILE, depth).astype(jnp.bfloat16)
+
+
+def _grouped_rows(depth: int, count: int, at, factors, bounds, groups, tiles, *refs) -> None:
+    left, right, *scales, out = refs
+    group, first = groups[at[0]], tiles[at[0]] * TILE
+    rows, columns = gpu_span(first, TILE), gpu_span(at[1] * TILE, TILE)
+    own = jnp.minimum(group, count - 1)
+
+    def step(i, total):
+        x = _operand((), rows, i, depth, left, *scales[:1])
+        return gpu_dot(x, _operand((own,), columns, i, depth, right, *scales[1:]), total)
+
+    steps = jnp.where(group < count, np.int32(left.shape[-1] // depth), np.int32(0))
+    total = lax.fori_loop(np.int32(0), steps, step, jnp.zeros((TILE, TILE), jnp.float32))
+    row = first + lax.broadcasted_iota(jnp.int32, (TILE, TILE), 0)
+    inside = (row >= bounds[group]) & (row < bounds[group + 1])
+    total = (total * factors[0] * factors[1]).astype(out.dtype)
+    gpu_store(out.at[rows, columns], total, inside)
+
+
+def _grouped_sums(depth: int, at, factors, bounds, *refs) -> None:
+    left, right, *scales, out = refs
+    start, end = bounds[at[2]], bounds[at[2] + 1]
+    spans = [gpu_span(i * TILE, TILE) for i in at[:2]]
+    begin, inner, outer, last = (
+        start // depth, (start + depth - 1) // depth, end // depth, (end + depth - 1) // depth,
+    )  # fmt: skip
+
+    def step(i, total, *, cut: bool):
+        x = _operand((), spans[0], i, depth, left, *scales[:1])
+        y = _operand((), spans[1], i, depth, right, *scales[1:])
+        if cut:  # rows of other groups
+            row = i * depth + lax.broadcasted_iota(jnp.int32, (TILE, depth), 1)
+            inside = (row >= start) & (row < end)
+            x, y = (jnp.where(inside, z, jnp.zeros_like(z)) for z in (x, y))
+        return gpu_dot(x, y, total)
+
+    total = jnp.zeros((TILE, TILE), jnp.float32)
+    total = lax.fori_loop(begin, jnp.minimum(inner, last), partial(step, cut=True), total)
+    total = lax.fori_loop(inner, outer, partial(step, cut=False), total)
+    total = lax.fori_loop(jnp.maximum(inner, outer), last, partial(step, cut=True), total)
+    out[(at[2], *spans)] = (total * factors[0] * factors[1]).astype(out.dtype)
+
+
+# -- without the kernel --------------------------------------------------------------------------
+
+
+def by_xla(
+    left: jax.Array,
+    right: jax.Array,
+    sizes: jax.Array,
+    factors: jax.Array,
+    *scales: jax.Array,
+    rule: GroupedProduct,
+) -> list[jax.Array]:
+    (axes, others), _ = rule.dimensions.dot_dimension_numbers
+    if scales:
+        operands = zip((left, right), scales, (axes[0], others[0]), strict=True)
+        left, right = (_decoded(*operand) for operand in operands)
+    out = lax.ragged_dot_general(
+        left, right, sizes, rule.dimensions, rule.precision, preferred_element_type=rule.dtype
+    )
+    return [(out.astype(jnp.float32) * factors[0] * factors[1]).astype(rule.dtype)]
+
+
+def _decoded(x: jax.Array, scale: jax.Array, axis: int) -> jax.Array:
+    factor = jnp.repeat(scale.astype(jnp.float32), 32, axis)
+    factor = lax.slice_in_dim(factor, 0, x.shape[axis], axis=axis)
+    return (widened(x).astype(jnp.float32) * factor).astype(jnp.bfloat16)
+
+
+def _types(left, right, sizes, *others, rule: GroupedProduct) -> list[jax.ShapeDtypeStruct]:
+    del others
+    (axes, contracted), _ = rule.dimensions.dot_dimension_numbers
+    rows = left.shape[1 - axes[0]]
+    columns = right.shape[-1] if rule.sums_rows else right.shape[3 - contracted[0]]
+    lead = (sizes.shape[0],) if rule.sums_rows else ()
+    return [jax.ShapeDtypeStruct((*lead, rows, columns), rule.dtype)]
+
+
+grouped_p = kernel_primitive("grouped_product", by_kernel, by_xla, _types)
