@@ -1,6 +1,7 @@
 """Strict harness: no silent promotion of dtypes or ranks anywhere in scalewise."""
 
 import contextlib
+import gc
 import hashlib
 import os
 import platform
@@ -12,8 +13,10 @@ import jax
 import pytest
 from jax._src import lru_cache
 
-# Packages whose tests run with most of XLA's optimizations off, but with OPTIMIZED in make nightly.
-QUICK = {"autocast", "autoscale", "cli", "layers", "planning", "tests", "training"}
+# Packages and files whose tests run with most of XLA's optimizations off, but with OPTIMIZED in
+# make nightly.
+QUICK = {"audit", "autocast", "autoscale", "cli", "layers", "planning", "tests", "training"}
+QUICK |= {f"scaled/test_{x}" for x in ("operations", "pytree", "scale_kinds", "scaled", "scaling")}
 QUICK = set() if os.environ.get("OPTIMIZED") else QUICK
 
 ROOT = Path(__file__).parents[1]
@@ -82,19 +85,26 @@ def pytest_configure(config):
                 path.unlink()
 
 
-@pytest.fixture(autouse=True)
-def quick_compiles(request, monkeypatch):
+@pytest.fixture(scope="module", autouse=True)
+def compiled_for_one_file(request):
     """Leaves LLVM's expensive passes out where hundreds of programs run a few times each.
 
     XLA's own rewriting and fusing stay. Tests of single roundings, which have to hold in the code
     that users run, are not among them, and share no compiled program with them.
+
+    Programs of other files are deleted: they took gigabytes, and a tenth of a run went into
+    Python's search for garbage among them. What stays is left out of that search.
     """
-    quick = request.path.parent.name in QUICK
-    if quick:
-        monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # in processes that a test starts
-    if quick != jax.config.read("jax_disable_most_optimizations"):
+    package = request.path.parent.name
+    quick = bool(QUICK & {package, f"{package}/{request.path.stem}"})
+    with pytest.MonkeyPatch.context() as patch:
+        if quick:
+            patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # in processes that a test starts
         jax.config.update("jax_disable_most_optimizations", quick)
-        jax.clear_caches()
+        yield
+    jax.clear_caches()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
