@@ -51,20 +51,6 @@ def strict_promotion():
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def compiled_once():
-    """Most of a run is XLA compiling, much of it what another process or run has compiled before.
-
-    A program is found by its code, the options and the release it was compiled with.
-    """
-    jax.config.update("jax_compilation_cache_dir", str(COMPILED))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lru_cache.LRUCache, "put", put_atomically)
-        yield
-
-
 def put_atomically(cache, key, value):
     """``LRUCache.put``, which another process may read meanwhile."""
     path = Path(cache.path) / f"{key}-cache"
@@ -76,7 +62,15 @@ def put_atomically(cache, key, value):
 
 
 def pytest_configure(config):
-    """Deletes what was compiled more than a week ago."""
+    """Keeps compiled programs, those of modules' constants, too, and deletes those of a week ago.
+
+    Most of a run is XLA compiling, much of it what another process or run has compiled before. A
+    program is found by its code, the options and the release it was compiled with.
+    """
+    jax.config.update("jax_compilation_cache_dir", str(COMPILED))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    lru_cache.LRUCache.put = put_atomically
     if hasattr(config, "workerinput"):
         return
     for path in COMPILED.parent.glob("*/*"):

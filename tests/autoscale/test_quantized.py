@@ -11,9 +11,10 @@ import pytest
 from jax import lax
 
 import scalewise as sw
+from arrays import normal
 from cases import nightly
 
-W = jax.random.normal(jax.random.key(0), (64, 96)) * 0.1
+W = normal(0, (64, 96)) * 0.1
 W16 = W.astype(jnp.bfloat16)
 X = jax.random.normal(jax.random.key(1), (32, 64), jnp.bfloat16)
 RECIPES = ("fp8", "fp8_rowwise", "mxfp8", "nvfp4", "fp8_blockwise")
@@ -138,9 +139,9 @@ def test_an_argument_that_is_returned_stays_quantized():
 @pytest.mark.parametrize("recipe", ["mxfp8", *nightly(["fp8", "nvfp4"])])
 def test_weights_that_were_made_together_are_those_of_each(recipe):
     """Of experts, as many as each has inputs, so that no axis is told by its length."""
-    experts = jax.random.normal(jax.random.key(3), (32, 32, 48))
+    experts = normal(3, (32, 32, 48))
     experts = experts * jnp.exp2(jnp.arange(32.0) % 12)[:, None, None]
-    x = jax.random.normal(jax.random.key(4), (32, 4, 32))
+    x = normal(4, (32, 4, 32))
     one = sw.autoscale(lambda w, x: (w, x @ w), recipe)
     stored = jax.vmap(lambda w: sw.quantize_params(w, recipe))(experts)
     want = jnp.stack([jnp.matmul(a, w.value()) for a, w in zip(x, stored, strict=True)])
