@@ -87,7 +87,7 @@ def compiled_for_one_file(request):
     that users run, are not among them, and share no compiled program with them.
 
     Programs of other files are deleted: they took gigabytes, and a tenth of a run went into
-    Python's search for garbage among them. What stays is left out of that search.
+    Python's search for garbage among them.
     """
     package = request.path.parent.name
     quick = bool(QUICK & {package, f"{package}/{request.path.stem}"})
@@ -98,7 +98,6 @@ def compiled_for_one_file(request):
         yield
     jax.clear_caches()
     gc.collect()
-    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
