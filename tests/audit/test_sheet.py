@@ -143,6 +143,16 @@ def test_the_error_is_that_of_emulate_beside_float64(seed):
         assert found.stages[0].error == pytest.approx(error, rel=1e-4)
 
 
+def e4m3(x):
+    codes = format("float8_e4m3fn").encode(np.float32(float(x)))
+    return Fraction(float(format("float8_e4m3fn").decode(codes)))
+
+
+def shares(f, *args):
+    """Returns the shares of operations and of arguments in E4M3."""
+    return dict(sheet(f, *map(jnp.float32, args), low="e4m3fn", dtypes="all").by("operation"))
+
+
 def test_shares_of_an_example_by_hand():
     """The example of docs/concepts/balance-sheet.md, in fractions."""
 
@@ -150,8 +160,8 @@ def test_shares_of_an_example_by_hand():
         p = x * y
         return p + x
 
-    fmt, x, y = format("float8_e4m3fn"), Fraction(21, 16), Fraction(11, 16)
-    low_x = Fraction(float(fmt.decode(fmt.encode(np.float32(float(x))))))
+    x, y = Fraction(21, 16), Fraction(11, 16)
+    low_x = e4m3(x)
     assert low_x == Fraction(5, 4)
     exact_p, p = low_x * y, Fraction(7, 8)
     exact_s, s = p + low_x, Fraction(2)
@@ -163,7 +173,18 @@ def test_shares_of_an_example_by_hand():
         "[0]": (low_x - x) * (1 + y),
     }
     assert error == sum(by_hand.values()) == Fraction(-55, 256)
-    found = dict(sheet(f, jnp.float32(x), jnp.float32(y), low=fmt, dtypes="all").by("operation"))
+    found = shares(f, float(x), float(y))
+    assert found == {name: pytest.approx(float(part / error)) for name, part in by_hand.items()}
+
+
+def test_shares_of_the_operands_of_a_product_by_hand():
+    """The difference of each counts at the mean of the other's values in both runs."""
+    x, y = Fraction(21, 16), Fraction(23, 32)
+    low_x, low_y = e4m3(x), e4m3(y)
+    error = low_x * low_y - x * y
+    by_hand = {"[0]": (low_x - x) * (low_y + y) / 2, "[1]": (low_y - y) * (low_x + x) / 2}
+    assert sum(by_hand.values()) == error
+    found = shares(lambda x, y: x @ y, [[float(x)]], [[float(y)]])
     assert found == {name: pytest.approx(float(part / error)) for name, part in by_hand.items()}
 
 
