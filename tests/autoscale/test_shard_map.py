@@ -16,12 +16,11 @@ import dataclasses
 import jax, jax.numpy as jnp, numpy as np, optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 import scalewise as sw
-from arrays import normal
 from scalewise import training
 
 mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
-W = normal(0, (16, 16)) / 4
-X = normal(1, (16, 16))
+W = jax.random.normal(jax.random.key(0), (16, 16)) / 4
+X = jax.random.normal(jax.random.key(1), (16, 16))
 
 
 def mapped(f, out=P()):

@@ -300,8 +300,8 @@ from jax.sharding import AxisType, PartitionSpec as P
 import scalewise as sw
 
 mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
-W = normal(0, (32, 32)) / 6
-X = normal(1, (64, 32))
+W = jax.random.normal(jax.random.key(0), (32, 32)) / 6
+X = jax.random.normal(jax.random.key(1), (64, 32))
 
 
 def loss(w, x):
