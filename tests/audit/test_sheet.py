@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import json
+import math
 from fractions import Fraction
 
 import jax
@@ -186,6 +187,44 @@ def test_shares_of_the_operands_of_a_product_by_hand():
     assert sum(by_hand.values()) == error
     found = shares(lambda x, y: x @ y, [[float(x)]], [[float(y)]])
     assert found == {name: pytest.approx(float(part / error)) for name, part in by_hand.items()}
+
+
+def test_shares_of_three_factors_by_hand():
+    """Each derivative is integrated on the line between the runs, on which it isn't linear."""
+    x, y, z = exact = Fraction(21, 16), Fraction(23, 32), Fraction(17, 16)
+    dx, dy, dz = (e4m3(v) - v for v in exact)
+
+    def share(d, v, dv, w, dw):
+        return d * (v * w + (v * dw + w * dv) / 2 + dv * dw / 3)
+
+    by_hand = share(dx, y, dy, z, dz), share(dy, x, dx, z, dz), share(dz, x, dx, y, dy)
+    error = math.prod(map(e4m3, exact)) - x * y * z
+    assert sum(by_hand) == error
+    f = lambda *parts: jnp.prod(jnp.concatenate(parts))  # noqa: E731
+    found = shares(f, *([float(v)] for v in exact))
+    want = {f"[{i}]": pytest.approx(float(part / error)) for i, part in enumerate(by_hand)}
+    assert found == want
+
+
+def test_shares_of_the_largest_of_each_row_by_hand():
+    """In the last row another element is the largest in each run: both make the difference."""
+    a, b = (np.array([42, 16, 53]) / 32, np.array([192, 146, 151]) / 64)
+    d_a, d_b = (np.array([float(e4m3(x) - Fraction(x)) for x in v]) for v in (a, b))
+    error = np.maximum(a + d_a, 4 - b - d_b) - np.maximum(a, 4 - b)
+    made = {"[0]": d_a * [1, 0, 1 / 9], "[1]": -d_b * [0, 1, 8 / 9]}
+    np.testing.assert_allclose(sum(made.values()), error)
+    found = shares(lambda a, b: jnp.max(jnp.stack([a, 4 - b], 1), 1), a, b)
+    assert found == {k: pytest.approx(part @ error / (error @ error)) for k, part in made.items()}
+
+
+def test_an_overflow_before_a_product_is_charged_to_it():
+    def f(x, w):
+        a = x * x  # fault
+        return a @ w
+
+    found = sheet(f, jnp.full((2, 2), 300.0), numbers(2, 2), low="fp16", dtypes="all")
+    assert first(found).line == line(f, "# fault")
+    assert first(found).share == pytest.approx(1)
 
 
 def test_the_share_of_a_line_is_the_error_that_it_alone_makes():
