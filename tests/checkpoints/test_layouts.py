@@ -217,6 +217,19 @@ def test_tiles_that_no_config_names_have_sizes_that_are_powers_of_two(n, scales,
     assert _size(n, scales) == size
 
 
+@pytest.mark.parametrize(
+    "name", ["compressed-tensors_nvfp4-pack-quantized", "modelopt_nvfp4", "comfyui_nvfp4"]
+)
+def test_blocks_without_their_tensors_scale_are_refused(name, tmp_path):
+    folder = folder_of(name, tmp_path)
+    parts = {t.name: t.array() for t in open_file(folder / "model.safetensors").tensors}
+    kept = {n: x for n, x in parts.items() if not n.endswith(("global_scale", "scale_2"))}
+    assert len(kept) == len(parts) - 1
+    save_safetensors(folder / "model.safetensors", kept)
+    with pytest.raises(checkpoints.UnreadableError, match="FP8 without a scale"):
+        checkpoints.load(folder)
+
+
 def test_the_order_of_nibbles_is_asked_for_where_two_packages_differ(tmp_path):
     parts = {t.name: t.array() for t in open_file(RECORDED / "modelopt_nvfp4.safetensors").tensors}
     both = {"_quantization_metadata": "{}", "quantization_config": "{}"}
