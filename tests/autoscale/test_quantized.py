@@ -232,7 +232,7 @@ def test_types_in_a_program_dont_change_when_its_weights_are_quantized(dtype):
     cache = jnp.zeros((2, 8, 16), dtype)
     want = jax.eval_shape(step, params, cache, tokens)
     for recipe in RECIPES:
-        stored = sw.quantize_params(params, recipe, wide=())
+        stored = jax.eval_shape(lambda p, r=recipe: sw.quantize_params(p, r, wide=()), params)
         assert jax.tree.map(lambda x: x.dtype, want[2]) == {k: x.dtype for k, x in stored.items()}
         got = jax.eval_shape(sw.autoscale(step, recipe), stored, cache, tokens)
         assert got == want
