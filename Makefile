@@ -86,7 +86,7 @@ prove: $(VENV)/.ready    ## every cast on all 2^32 inputs, going on where it sto
 	$(BIN)/python -m proofs.matrix_units
 	$(BIN)/python -m proofs.walks
 	$(PYTEST) -m slow
-	OPTIMIZED=1 $(PYTEST) -m "not slow" $(addprefix tests/,autocast autoscale cli planning training test_*.py)
+	OPTIMIZED=1 $(PYTEST) -m "not slow" $(addprefix tests/,audit autocast autoscale cli planning scaled training test_*.py)
 
 corpus: $(VENV)/.ready   ## the audit's totals on other people's failures: docs/corpus.json
 	$(BIN)/python -m pip install --quiet --group corpus

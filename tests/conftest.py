@@ -1,6 +1,7 @@
 """Strict harness: no silent promotion of dtypes or ranks anywhere in scalewise."""
 
 import contextlib
+import gc
 import hashlib
 import os
 import platform
@@ -12,8 +13,10 @@ import jax
 import pytest
 from jax._src import lru_cache
 
-# Packages whose tests run with most of XLA's optimizations off, but with OPTIMIZED in make nightly.
-QUICK = {"autocast", "autoscale", "cli", "layers", "planning", "tests", "training"}
+# Packages and files whose tests run with most of XLA's optimizations off, but with OPTIMIZED in
+# make nightly.
+QUICK = {"audit", "autocast", "autoscale", "cli", "layers", "planning", "tests", "training"}
+QUICK |= {f"scaled/test_{x}" for x in ("operations", "pytree", "scale_kinds", "scaled", "scaling")}
 QUICK = set() if os.environ.get("OPTIMIZED") else QUICK
 
 ROOT = Path(__file__).parents[1]
@@ -48,20 +51,6 @@ def strict_promotion():
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def compiled_once():
-    """Most of a run is XLA compiling, much of it what another process or run has compiled before.
-
-    A program is found by its code, the options and the release it was compiled with.
-    """
-    jax.config.update("jax_compilation_cache_dir", str(COMPILED))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lru_cache.LRUCache, "put", put_atomically)
-        yield
-
-
 def put_atomically(cache, key, value):
     """``LRUCache.put``, which another process may read meanwhile."""
     path = Path(cache.path) / f"{key}-cache"
@@ -73,7 +62,15 @@ def put_atomically(cache, key, value):
 
 
 def pytest_configure(config):
-    """Deletes what was compiled more than a week ago."""
+    """Keeps compiled programs, those of modules' constants, too, and deletes those of a week ago.
+
+    Most of a run is XLA compiling, much of it what another process or run has compiled before. A
+    program is found by its code, the options and the release it was compiled with.
+    """
+    jax.config.update("jax_compilation_cache_dir", str(COMPILED))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    lru_cache.LRUCache.put = put_atomically
     if hasattr(config, "workerinput"):
         return
     for path in COMPILED.parent.glob("*/*"):
@@ -82,19 +79,25 @@ def pytest_configure(config):
                 path.unlink()
 
 
-@pytest.fixture(autouse=True)
-def quick_compiles(request, monkeypatch):
+@pytest.fixture(scope="module", autouse=True)
+def compiled_for_one_file(request):
     """Leaves LLVM's expensive passes out where hundreds of programs run a few times each.
 
     XLA's own rewriting and fusing stay. Tests of single roundings, which have to hold in the code
     that users run, are not among them, and share no compiled program with them.
+
+    Programs of other files are deleted: they took gigabytes, and a tenth of a run went into
+    Python's search for garbage among them.
     """
-    quick = request.path.parent.name in QUICK
-    if quick:
-        monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # in processes that a test starts
-    if quick != jax.config.read("jax_disable_most_optimizations"):
+    package = request.path.parent.name
+    quick = bool(QUICK & {package, f"{package}/{request.path.stem}"})
+    with pytest.MonkeyPatch.context() as patch:
+        if quick:
+            patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # in processes that a test starts
         jax.config.update("jax_disable_most_optimizations", quick)
-        jax.clear_caches()
+        yield
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.hookimpl(tryfirst=True)

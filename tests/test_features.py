@@ -50,7 +50,7 @@ TEN = (
 MATRIX = dict.fromkeys([*itertools.product(FEATURES, CLASSES),
                         *itertools.product(TEN, INTERPRETATIONS)])  # fmt: skip
 FEW = [
-    ("scan_of_remat_of_cond", "autoscale-fp8"), ("attention", "autoscale-nvfp4"),
+    ("scan_of_remat_of_cond", "autoscale-fp8"), ("attention", "autoscale-mxfp8"),
     ("exported_with_symbolic_shapes", "autoscale-fp8"), ("within_a_loop", "autoscale-scalify"),
     ("random_draws", "emulate-bf16"), ("gradient_of_a_mapped_gradient", "autocast-bfloat16"),
     ("weak_types", "autocast-bfloat16"),

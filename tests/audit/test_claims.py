@@ -8,6 +8,7 @@ import pytest
 from jax import lax
 
 import scalewise as sw
+from arrays import normal
 from cases import nightly
 from scalewise.auditing import OutputError
 from scalewise.auditing._search._measure import better
@@ -15,8 +16,8 @@ from scalewise.auditing._thresholds import ENOUGH
 
 CLEAR = 0.2
 
-W = jax.random.normal(jax.random.key(0), (2, 64, 64)) / 8
-X = jax.random.normal(jax.random.key(1), (8, 64))
+W = normal(0, (2, 64, 64)) / 8
+X = normal(1, (8, 64))
 
 
 def model(f):
@@ -255,7 +256,7 @@ def test_a_counter_that_stops_beside_the_sum_that_reads_it():
 
         return lax.scan(step, (0.0, 0.0), x)[0][0]
 
-    x = 1 + jax.random.normal(jax.random.key(2), (3000,))
+    x = 1 + normal(2, (3000,))
     report = sw.audit(running_mean, "bf16", dtypes="all")(x)
     assert report.findings[0].kind == "swamping"
     assert report.error_fixed.relative < report.error.relative / 2
@@ -371,7 +372,7 @@ def test_numbers_flushed_where_others_overflow_are_the_cause_if_they_are_divided
         cubes = squares * jnp.sqrt(squares)  # overflows far away, and is 0 at the point itself
         return jnp.sum(apart / cubes[..., None], 1)
 
-    x = jax.random.normal(jax.random.key(0), (64, 3)) * 50
+    x = normal(0, (64, 3)) * 50
     (finding, *_) = sw.audit(forces, "fp16")(x).findings
     assert finding.source.startswith("cubes =")
     assert finding.kind == "underflow"
@@ -382,7 +383,7 @@ def test_a_subnormal_number_is_the_cause_though_the_next_result_is_one_too():
         variance = jnp.mean(g * g)  # 1e-6 has four bits in FP16
         return g * jax.lax.rsqrt(variance + 1e-10)
 
-    g = 1e-3 * jax.random.normal(jax.random.key(3), (32,))
+    g = 1e-3 * normal(3, (32,))
     (finding, *_) = sw.audit(normalized, "fp16")(g).findings
     assert finding.source.startswith("variance =")
     assert finding.kind == "underflow"
@@ -394,7 +395,7 @@ def test_an_underflow_that_was_refuted_is_no_cause_behind_an_amplification():
         return jax.nn.softmax(scores)
 
     keys = jax.random.split(jax.random.key(2))
-    report = sw.audit(attention, "fp16")(*(jax.random.normal(key, (4, 64, 64)) for key in keys))
+    report = sw.audit(attention, "fp16")(*(normal(key, (4, 64, 64)) for key in keys))
     finding = report.findings[0]
     assert finding.kind == "amplified"
     assert "flushed" not in finding.evidence

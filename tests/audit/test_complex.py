@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import scalewise as sw
+from arrays import normal
 from cases import nightly
 
-x = jax.random.normal(jax.random.key(0), (64,))
+x = normal(0, (64,))
 ONES = jnp.ones(64, jnp.complex64)
 
 

@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 import scalewise as sw
+from arrays import normal
 from cases import nightly
 from scalewise.auditing._report import _report, _terminal
 from scalewise.auditing._report._conversions import converted, operands
@@ -121,7 +122,7 @@ def distance(x, y):
     )
 """
 ZERO = jnp.zeros((2, 8)).at[1].set(jnp.arange(8.0))
-NORMAL = jax.random.normal(jax.random.key(0), (4, 64)) + 8
+NORMAL = normal(0, (4, 64)) + 8
 W = {"a": NORMAL[0], "b": NORMAL[1]}
 G = {"a": NORMAL[2] * 1e-4, "b": NORMAL[3] * 1e-4}
 ROWS = jnp.arange(1.0, 17.0).reshape(2, 8) * 90

@@ -427,7 +427,7 @@ def test_four_lines_whose_results_vanish_one_after_another_are_widened_together(
         second = rows * columns / jnp.mean(rows)
         return g / jnp.sqrt(second)
 
-    report = sw.audit(factored, "fp16")(1e-5 * jax.random.normal(jax.random.key(0), (8, 12)))
+    report = sw.audit(factored, "fp16")(1e-5 * normal(0, (8, 12)))
     assert report.error.non_finite == 96
     assert report.error_fixed.relative < 0.01
     assert {x.line for x in report.findings} >= {report.findings[0].line + i for i in range(4)}
@@ -445,7 +445,7 @@ def test_a_healthy_step_whose_activations_are_decided_otherwise_has_no_finding()
 
     keys = jax.random.split(jax.random.key(0), 5)
     shapes = [(16, 64), (64, 64), (64, 4), (4, 16), (4, 4)]
-    *w, x, y = (jax.random.normal(k, s) / s[0] ** 0.5 for k, s in zip(keys, shapes, strict=True))
+    *w, x, y = (normal(k, s) / s[0] ** 0.5 for k, s in zip(keys, shapes, strict=True))
     w[0] = w[0].at[:, 0].set(0.0).at[:2, 0].set(jnp.array([1.0, -1.0]))
     x = x.at[0, :2].set(jnp.array([1.0002, 1.0001]))  # which FP16 rounds to the same number
     report = sw.audit(step, "p=f32,c=f16,o=f32")(w, x, y)

@@ -8,14 +8,15 @@ import pytest
 from flax import nnx
 
 import scalewise as sw
+from arrays import normal
 from cases import nightly
 from scalewise.auditing._run._changes import carried
 from scalewise.emulating import Emulation
 from scalewise.formats import BF16
 from scalewise.interpret import trace
 
-W = jax.random.normal(jax.random.key(0), (16, 4))
-X = jax.random.normal(jax.random.key(1), (32, 16))
+W = normal(0, (16, 4))
+X = normal(1, (32, 16))
 
 
 def average(decay):
@@ -137,9 +138,9 @@ def attention(p, x):
 def test_a_gradient_of_0_is_compared_at_the_size_of_what_it_is_made_of():
     """Softmax doesn't change if each row of its argument does, so that a key's bias has none."""
     keys = jax.random.split(jax.random.key(3), 4)
-    p = {n: jax.random.normal(k, (16, 16)) / 4 for n, k in zip("qkv", keys, strict=False)}
+    p = {n: normal(k, (16, 16)) / 4 for n, k in zip("qkv", keys, strict=False)}
     p |= {f"{n}_bias": jnp.full(16, 0.1) for n in "qkv"}
-    x = jax.random.normal(keys[3], (8, 16))
+    x = normal(keys[3], (8, 16))
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda a: a.astype(jnp.float64), (p, x))
         exact = jax.grad(attention)(*wide)
@@ -155,7 +156,7 @@ def test_a_gradient_of_0_is_compared_at_the_size_of_what_it_is_made_of():
 @pytest.mark.slow
 def test_a_gradient_of_0_beside_ones_that_are_not_finite():
     keys = jax.random.split(jax.random.key(3), 2)
-    p = {n: jax.random.normal(keys[0], (16, 16)) / 4 for n in "qkv"}
+    p = {n: normal(keys[0], (16, 16)) / 4 for n in "qkv"}
     p |= {f"{n}_bias": jnp.full(16, 0.1) for n in "qkv"}
 
     def masked(p, x):
@@ -164,7 +165,7 @@ def test_a_gradient_of_0_beside_ones_that_are_not_finite():
         weights = jnp.exp(scores - scores.max(-1, keepdims=True))
         return jnp.sum((weights / weights.sum(-1, keepdims=True) @ v) ** 2)
 
-    report = sw.audit(jax.grad(masked), "fp16")(p, jax.random.normal(keys[1], (8, 16)))
+    report = sw.audit(jax.grad(masked), "fp16")(p, normal(keys[1], (8, 16)))
     assert report.error.non_finite
     # float32 itself knows few digits of a mask's own rows
     assert report.error_fixed <= sw.auditing.OutputError(0, 0.05)

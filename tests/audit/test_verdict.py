@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 import scalewise as sw
+from arrays import normal
 from scalewise.auditing import Fix, OutputError
 from scalewise.auditing._search._kinds import exceeds
 from scalewise.auditing._search._search import Search
@@ -127,7 +128,7 @@ def test_an_average_that_starts_at_zero_may_be_off_by_the_signs_of_small_gradien
         step = 1e-3 * jnp.sign(slope)
         return w - step, (average + 0.001 * (step - average),)
 
-    w, x = (jax.random.normal(jax.random.key(i), (64, 64)) / 8 for i in range(2))
+    w, x = (normal(i, (64, 64)) / 8 for i in range(2))
     audited = sw.audit(train_step, "p=f32,c=bf16,o=f32", trials=0)
     report = audited((w, (jnp.zeros_like(w),)), x)
     assert report.started_at_zero == ("[1][0]",)
@@ -178,7 +179,7 @@ def test_a_gradient_that_is_as_good_as_its_policy_lets_it_be_has_no_cause():
 
     shapes = {"a": (32, 64), "b": (64, 64), "c": (64, 1), "x": (64, 32), "y": (64, 1)}
     w = {
-        name: jax.random.normal(jax.random.key(i), shape) / (1 if name in "xy" else 7)
+        name: normal(i, shape) / (1 if name in "xy" else 7)
         for i, (name, shape) in enumerate(shapes.items())
     }
     x, y = w.pop("x"), w.pop("y")
@@ -196,7 +197,7 @@ def test_outputs_that_are_rounding_errors_alone_are_no_yes():
         cosine = jnp.sin(a) * jnp.sin(b) + jnp.cos(a) * jnp.cos(b)
         return jnp.arccos(jnp.clip(cosine, -1, 1))
 
-    x = 0.87 + 1e-5 * jax.random.normal(jax.random.key(0), (32,))
+    x = 0.87 + 1e-5 * normal(0, (32,))
     report = sw.audit(distance, "fp16")(x)
     assert report.noise == ("output",)
     assert report.verdict.startswith("Neither yes nor no: no number that distance returns has")
@@ -223,7 +224,7 @@ def test_gradients_that_are_wrong_are_a_no_though_weights_hardly_show_it():
 
         return w.astype(jnp.float32) - 1e-5 * jax.grad(loss)(w).astype(jnp.float32)
 
-    w = 0.1 * jax.random.normal(jax.random.key(0), (16, 32)) + 3
+    w = 0.1 * normal(0, (16, 32)) + 3
     x = jnp.ones((4, 16)) + jnp.linspace(0, 1, 64).reshape(4, 16)
     report = sw.audit(step, "bf16", dtypes="as_written")(w, x)
     assert report.error.relative < 0.02

@@ -29,10 +29,10 @@ RULES = {
 }
 
 
-def interpreted(rule: BlockRounding):
-    """Without XLA's excess precision, which leaves out a cast to bfloat16 and back."""
+def exactly(f, **options):
+    """``f`` without XLA's excess precision, which leaves out a cast to bfloat16 and back."""
     exact = {"xla_allow_excess_precision": False}
-    return jax.jit(partial(kernel.by_kernel, rule=rule, interpret=True), compiler_options=exact)
+    return jax.jit(partial(f, **options), compiler_options=exact)
 
 
 def matrix(binades: int) -> jax.Array:
@@ -60,8 +60,8 @@ def test_the_kernel_gives_the_bits_of_the_operations_that_it_replaces(name):
         given["whole"] = kernel.tensor_scale_of(largest, rule.fmt, rule.scaling)
         rule = dataclasses.replace(rule, operands=(*rule.operands, "whole"))
     operands = [given[n] for n in rule.operands]
-    found = interpreted(rule)(x, *operands)
-    expected = kernel.by_xla(x, *operands, rule=rule)
+    found = exactly(kernel.by_kernel, rule=rule, interpret=True)(x, *operands)
+    expected = exactly(kernel.by_xla, rule=rule)(x, *operands)
     for a, b, t in zip(found, expected, rule.types(x.shape), strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype) == (t.shape, t.dtype)
         nan = np.isnan(np.asarray(b, np.float32))

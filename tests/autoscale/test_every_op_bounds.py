@@ -23,7 +23,7 @@ def test_the_lesser_of_two_arguments_keeps_its_digits(recipe, big, small):
         clipped = jnp.clip(big, -small, small), jnp.clip(small, -big, big)
         return jnp.stack(least), -jnp.stack(most[:2]), jnp.stack([*most[2:], *clipped])
 
-    got = sw.autoscale(f, recipe)(jnp.float32(big), jnp.float32(small))
+    got = jax.jit(sw.autoscale(f, recipe))(jnp.float32(big), jnp.float32(small))
     for x in got:
         np.testing.assert_allclose(x, np.full(x.shape, small), rtol=2e-3)
 
@@ -31,7 +31,9 @@ def test_the_lesser_of_two_arguments_keeps_its_digits(recipe, big, small):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_some_elements_of_each_operand(recipe):
     x, y = jnp.array([1e30, 2.0, 0.0, -3.0]), jnp.array([5.0, 1e30, 1e-3, 1e30])
-    low, high = sw.autoscale(lambda x, y: (jnp.minimum(x, y), jnp.maximum(x, y)), recipe)(x, y)
+    low, high = jax.jit(sw.autoscale(lambda x, y: (jnp.minimum(x, y), jnp.maximum(x, y)), recipe))(
+        x, y
+    )
     # beside 1e30, FP16 holds no 2: it becomes the smallest number
     np.testing.assert_array_equal(np.sign(low), [1, 1, 0, -1])
     assert np.abs(low).max() < 1e30 * 2.0**-24
@@ -43,10 +45,10 @@ def test_non_finite_elements_stay(recipe):
     x, y = jnp.array([jnp.nan, jnp.inf, -jnp.inf, BIG]), jnp.array([1.0, 2.0, 3.0, 4.0])
     for f in (jnp.minimum, jnp.maximum):
         for g in (f, lambda x, y, f=f: f(y, x)):
-            got, want = sw.autoscale(g, recipe)(x, y), g(x, y)
+            got, want = jax.jit(sw.autoscale(g, recipe))(x, y), g(x, y)
             np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
             np.testing.assert_array_equal(np.isinf(got), np.isinf(want))
-    low = sw.autoscale(jnp.minimum, recipe)(x, y)
+    low = jax.jit(sw.autoscale(jnp.minimum, recipe))(x, y)
     np.testing.assert_allclose(low, [np.nan, 2, -np.inf, 4], rtol=2e-3)
 
 
@@ -119,7 +121,7 @@ def test_the_gradient_of_a_minimum(recipe):
         return jnp.sum(jnp.minimum(x, y) ** 2)
 
     x, y = jnp.array([1.0, 2.0, 3.0]), jnp.full(3, BIG)
-    got = sw.autoscale(jax.grad(f, (0, 1)), recipe)(x, y)
+    got = jax.jit(sw.autoscale(jax.grad(f, (0, 1)), recipe))(x, y)
     np.testing.assert_allclose(got, [[2, 4, 6], [0, 0, 0]], rtol=1e-3)
 
 
@@ -135,11 +137,13 @@ def test_the_largest_number_stays_finite(recipe, x64):
     with jax.enable_x64(x64):
         top = float(jnp.finfo(jnp.float64 if x64 else jnp.float32).max)
         x = jnp.array([top])
-        got = sw.autoscale(f, recipe)(x)
+        got = jax.jit(sw.autoscale(f, recipe))(x)
         assert got.dtype == x.dtype
         np.testing.assert_allclose(got, [top, -top, top, top, top, top], rtol=1e-3)
-        np.testing.assert_allclose(sw.autoscale(jnp.log, recipe)(x), np.log(top), rtol=1e-3)
-        beyond = sw.autoscale(lambda x: x * 4, recipe)(x)
+        np.testing.assert_allclose(
+            jax.jit(sw.autoscale(jnp.log, recipe))(x), np.log(top), rtol=1e-3
+        )
+        beyond = jax.jit(sw.autoscale(lambda x: x * 4, recipe))(x)
         np.testing.assert_array_equal(beyond, np.inf)
 
 
@@ -150,7 +154,7 @@ def test_a_large_constant_factor_keeps_its_value(recipe, factor):
         return x * factor * 1e-36
 
     x = jnp.array([3.0, -0.25])
-    np.testing.assert_allclose(sw.autoscale(f, recipe)(x), f(np.float64(x)), rtol=2e-3)
+    np.testing.assert_allclose(jax.jit(sw.autoscale(f, recipe))(x), f(np.float64(x)), rtol=2e-3)
     tiny = jnp.float32(1e-30)
-    got = sw.autoscale(jax.grad(lambda x: x * x * factor), recipe)(tiny)
+    got = jax.jit(sw.autoscale(jax.grad(lambda x: x * x * factor), recipe))(tiny)
     np.testing.assert_allclose(got, 2e-30 * factor, rtol=2e-3)

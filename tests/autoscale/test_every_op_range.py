@@ -82,7 +82,7 @@ def test_float64_numbers_beyond_float32(recipe):
 
     with jax.enable_x64(True):
         x = jnp.arange(1.0, 5.0)
-        for got, want in zip(sw.autoscale(f, recipe)(x), f(x), strict=True):
+        for got, want in zip(jax.jit(sw.autoscale(f, recipe))(x), f(x), strict=True):
             np.testing.assert_allclose(got, want, rtol=3e-3)
 
 
@@ -169,7 +169,7 @@ def test_a_constant_beside_a_huge_number_keeps_its_value(recipe):
         several = jnp.clip(x, -2, 2), jnp.minimum(x, 6.0), jax.lax.clamp(0.0, x, 3.0), valid
         return jnp.stack([y[0] for y in several])
 
-    np.testing.assert_array_equal(sw.autoscale(bounded, recipe)(x), [2, 6, 3, 1])
+    np.testing.assert_array_equal(jax.jit(sw.autoscale(bounded, recipe))(x), [2, 6, 3, 1])
 
 
 FACTORED = {
@@ -188,6 +188,6 @@ def test_factors_of_matrices_of_any_magnitude(name):
     for k in (-40, 40):
         given = a * np.float32(2.0**k)
         want = FACTORED[name](given)
-        got = sw.autoscale(FACTORED[name], "fp16_every_op")(given)
+        got = jax.jit(sw.autoscale(FACTORED[name], "fp16_every_op"))(given)
         for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
             np.testing.assert_allclose(np.linalg.norm(x - y) / np.linalg.norm(y), 0, atol=0.002)

@@ -106,8 +106,8 @@ def test_each_product_has_the_operands_of_the_paper(name):
     recipe = nearest(recipe) if recipe.products.short_form is None else recipe
     recipe = with_fourth(recipe) if "4/6" in name else recipe
     forward, of_input, of_weight = REFERENCES[name]
-    y = sw.autoscale(jnp.matmul, recipe)(X, W)
-    dx, dw = sw.autoscale(jax.grad(layer, (0, 1)), recipe)(X, W, G)
+    y = jax.jit(sw.autoscale(jnp.matmul, recipe))(X, W)
+    dx, dw = jax.jit(sw.autoscale(jax.grad(layer, (0, 1)), recipe))(X, W, G)
     a, b = (q(z, i) for q, z, i in zip(forward, (X, W), (1, 0), strict=True))
     compare(y, a @ b)
     a, b = (q(z, 1) for q, z in zip(of_input, (G, W), strict=True))
@@ -290,7 +290,7 @@ def test_grouped_convolutions_are_not_transformed():
 
     wide = sw.Operand(NVFP4, hadamard=16)
     products = sw.Products((wide, wide), (wide, wide), (wide, wide))
-    got = jax.grad(sw.autoscale(f, sw.Recipe(products)), (0, 1))(x, kernel)
+    got = jax.jit(jax.grad(sw.autoscale(f, sw.Recipe(products)), (0, 1)))(x, kernel)
     for a, b in zip(got, jax.grad(f, (0, 1))(x, kernel), strict=True):
         assert np.linalg.norm(a - b) < 0.5 * np.linalg.norm(b)
 

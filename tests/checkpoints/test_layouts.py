@@ -14,7 +14,12 @@ from scalewise import checkpoints
 from scalewise.checkpoints._encode import WRITERS, quantised
 from scalewise.checkpoints._files import open_file
 from scalewise.checkpoints._lay import base_of, laid_out
-from scalewise.checkpoints._layouts import BY_NAME
+from scalewise.checkpoints._layouts import (
+    BY_NAME,
+    algorithm_of,
+    quantization_config,
+    strategy_of,
+)
 from scalewise.checkpoints._weights import _size
 from scalewise.checkpoints._write import Job, Shard, entry_of
 from scalewise.scaled import save_safetensors
@@ -96,6 +101,56 @@ def test_what_was_read_is_laid_out_again_to_equal_bytes(name, tmp_path):
             assert np.ascontiguousarray(found[t.name]).tobytes() == t.bytes.tobytes(), t.name
 
 
+def shared(got, want):
+    """Returns both without the keys that one of them leaves out or has no value for."""
+    if not (isinstance(got, dict) and isinstance(want, dict)):
+        return got, want
+    keys = [k for k in got if got[k] is not None and want.get(k) is not None]
+    assert keys
+    pairs = {k: shared(got[k], want[k]) for k in keys}
+    return {k: x for k, (x, _) in pairs.items()}, {k: y for k, (_, y) in pairs.items()}
+
+
+@pytest.mark.parametrize("name", ["gpt-oss_mxfp4", *WRITTEN])
+def test_the_config_has_the_values_of_the_packages_own(name, tmp_path):
+    folder = folder_of(name, tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    weight = next(w for w in checkpoints.load(folder).weights.values() if w.layout)
+    got = quantization_config({weight.name: (weight.layout, strategy_of(weight.packed))}, [])
+    if name == "modelopt_nvfp4":  # its activations are quantised, too
+        got["quant_algo"] = got["quant_algo"].removeprefix("W4A16_")
+    got, want = shared(got, config.get("quantization_config", config))
+    assert got == want
+
+
+@pytest.mark.parametrize(
+    ("layout", "strategy", "activations"),
+    [
+        ("float-quantized", "channel", {"strategy": "token", "dynamic": True}),
+        ("float-quantized", (128, 64), {"strategy": "group", "group_size": 64, "dynamic": True}),
+        ("nvfp4-pack-quantized", "", None),
+    ],
+)
+def test_fp8_activations_are_rounded_when_they_are_known(layout, strategy, activations):
+    written = {"a.weight": (BY_NAME[f"compressed-tensors/{layout}"], strategy)}
+    (group,) = quantization_config(written, [])["config_groups"].values()
+    common = {"num_bits": 8, "type": "float", "symmetric": True}
+    assert group["input_activations"] == (activations and common | activations)
+
+
+@pytest.mark.parametrize(
+    ("layout", "strategy", "awq", "name"),
+    [
+        ("fp8", "tensor", False, "FP8"),
+        ("fp8", "channel", False, "FP8_PER_CHANNEL_PER_TOKEN"),
+        ("nvfp4", "", False, "W4A16_NVFP4"),
+        ("nvfp4", "", True, "NVFP4_AWQ"),
+    ],
+)
+def test_modelopt_has_a_name_for_each_kind_of_scale(layout, strategy, awq, name):
+    assert algorithm_of(BY_NAME[f"modelopt/{layout}"], strategy, awq)["quant_algo"] == name
+
+
 def test_blocks_that_the_shapes_give_are_written_as_they_were_read(tmp_path):
     name = "compressed-tensors_float-quantized-block"
     source, out = folder_of(name, tmp_path), tmp_path / "out"
@@ -160,6 +215,19 @@ def test_a_scale_for_each_expert_is_told_from_one_for_each_row(tmp_path):
                                                    (10, 4, 0)])  # fmt: skip
 def test_tiles_that_no_config_names_have_sizes_that_are_powers_of_two(n, scales, size):
     assert _size(n, scales) == size
+
+
+@pytest.mark.parametrize(
+    "name", ["compressed-tensors_nvfp4-pack-quantized", "modelopt_nvfp4", "comfyui_nvfp4"]
+)
+def test_blocks_without_their_tensors_scale_are_refused(name, tmp_path):
+    folder = folder_of(name, tmp_path)
+    parts = {t.name: t.array() for t in open_file(folder / "model.safetensors").tensors}
+    kept = {n: x for n, x in parts.items() if not n.endswith(("global_scale", "scale_2"))}
+    assert len(kept) == len(parts) - 1
+    save_safetensors(folder / "model.safetensors", kept)
+    with pytest.raises(checkpoints.UnreadableError, match="FP8 without a scale"):
+        checkpoints.load(folder)
 
 
 def test_the_order_of_nibbles_is_asked_for_where_two_packages_differ(tmp_path):

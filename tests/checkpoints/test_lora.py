@@ -48,7 +48,7 @@ def test_gradients_through_stored_weights_are_those_of_their_values(lora, to, la
     batch = {k: x[:32] for k, x in lora.digits(turned=False)[0].items()}
     adapters = lora.init_adapters(0, rank=4)
     stored, values = (
-        jax.grad(lora.cross_entropy, argnums=1)(base, adapters, batch)
+        jax.jit(jax.grad(lora.cross_entropy, argnums=1))(base, adapters, batch)
         for base in ({n: tree[n] for n in wide}, {n: tree.value(n) for n in wide})
     )
     for a, b in zip(jax.tree.leaves(stored), jax.tree.leaves(values), strict=True):

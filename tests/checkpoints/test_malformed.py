@@ -41,7 +41,7 @@ MALFORMED = {  # safetensors checks headers: some of each kind, and what it leav
     "torchao's names without records": file_of({"__metadata__": {"tensor_names": '["a"]'}}),
     "torchao's names that are no JSON": file_of({"__metadata__": {"tensor_names": "{"}}),
     "scales that aren't there": file_of({"__metadata__": {"scalewise": '{"a": {"block": null}}'}}),
-    "100,000 tensors that overlap": file_of({f"t{i}": entry(0, 1) for i in range(100_000)}, b"1"),
+    "10,000 tensors that overlap": file_of({f"t{i}": entry(0, 1) for i in range(10_000)}, b"1"),
 }  # fmt: skip
 
 
@@ -74,12 +74,12 @@ def test_an_index_that_leaves_its_folder_is_refused(shard, tmp_path):
         checkpoints.load(folder)
 
 
-def test_a_hundred_thousand_tensors_are_read(tmp_path):
-    header = {f"t{i}": entry(i, i + 1) for i in range(100_000)}
-    (tmp_path / "x.safetensors").write_bytes(file_of(header, b"1" * 100_000))
+def test_ten_thousand_tensors_are_read(tmp_path):
+    header = {f"t{i}": entry(i, i + 1) for i in range(10_000)}
+    (tmp_path / "x.safetensors").write_bytes(file_of(header, b"1" * 10_000))
     tree = checkpoints.load(tmp_path / "x.safetensors")
-    assert len(tree) == 100_000
-    assert tree.value("t99999").tolist() == [49]
+    assert len(tree) == 10_000
+    assert tree.value("t9999").tolist() == [49]
 
 
 def test_scales_that_do_not_fit_are_refused_when_the_tensor_is_used(tmp_path):

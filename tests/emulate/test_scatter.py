@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import arrays
 import scalewise as sw
 from cases import nightly
 
@@ -13,7 +14,7 @@ PAIRS = np.array([[0, 1], [2, 3], [0, 1], [4, 4], [0, 1]])
 
 
 def normal(*shape):
-    return jax.random.normal(jax.random.key(sum(shape)), shape) * 3
+    return arrays.normal(sum(shape), shape) * 3
 
 
 def window(x, y):

@@ -323,7 +323,8 @@ def test_gradients_pass_through():
         return jnp.mean(jnp.square(jax.nn.gelu(x @ w)))
 
     w, x = normal(0, (16, 4)), normal(1, (8, 16))
-    np.testing.assert_allclose(jax.grad(loss)(w, x), jax.grad(plain)(w, x), rtol=1e-4, atol=1e-6)
+    got, want = (jax.jit(jax.grad(f))(w, x) for f in (loss, plain))
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
 
 
 # -- conversions -----------------------------------------------------------------------------------
@@ -422,7 +423,8 @@ def test_autoscale_of_scaled_arrays_returns_scaled_arrays(recipe):
 
     w, x = normal(0, (16, 8)) * 1e-5, normal(1, (4, 16)) * 1e5
     want = step(w, x)
-    out = sw.autoscale(step, recipe)(*scaled.as_scaled((w, x), "l2", dtype=jnp.float16))
+    given = scaled.as_scaled((w, x), "l2", dtype=jnp.float16)
+    out = jax.jit(sw.autoscale(step, recipe))(*given)
     for name in ("y", "sum", "w"):
         got = out[name]
         assert scaled.is_scaled(got)
