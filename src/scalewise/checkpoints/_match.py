@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 
+from .._output import counted
 from .._types import Json
 from ._files import Tensor, UnreadableError
 from ._layouts import FP8, LAYOUTS, SIDE, Layout, Role
@@ -146,8 +147,8 @@ def refuse_unscaled(path: str | os.PathLike[str], weights: Mapping[str, Weight])
     alone = unscaled(weights)
     if alone:
         raise UnreadableError(
-            f"{path}: {alone[0]!r} and {len(alone) - 1} others are FP8 without a scale anywhere; "
-            "if their numbers are what is stored, pass unscaled_fp8=True (--unscaled)"
+            f"{path}: FP8 without a scale anywhere: {counted(len(alone), 'tensor')}, first "
+            f"{alone[0]!r}; if their numbers are what is stored, pass unscaled_fp8=True (--unscaled)"
         )
 
 
