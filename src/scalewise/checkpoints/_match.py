@@ -148,7 +148,8 @@ def refuse_unscaled(path: str | os.PathLike[str], weights: Mapping[str, Weight])
     if alone:
         raise UnreadableError(
             f"{path}: FP8 without a scale anywhere: {counted(len(alone), 'tensor')}, first "
-            f"{alone[0]!r}; if their numbers are what is stored, pass unscaled_fp8=True (--unscaled)"
+            f"{alone[0]!r}; if these numbers are stored as they are, pass unscaled_fp8=True "
+            "(--unscaled)"
         )
 
 
