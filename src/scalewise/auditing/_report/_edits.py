@@ -346,9 +346,9 @@ def _called_with(library: str, file: str, line: int, dtype: str) -> Edit | None:
     jnp, source = numpy_in(names), "".join(linecache.getlines(file))
     wide = f"lambda x: x.astype({jnp}.{dtype}) if {jnp}.issubdtype(x.dtype, {jnp}.floating) else x"
     texts = ", ".join(ast.get_source_segment(source, x) or ast.unparse(x) for x in arrays)
-    text = (
-        f"*jax.tree.map({wide}, ({texts}))" if len(arrays) > 1 else f"jax.tree.map({wide}, {texts})"
-    )
+    several = len(arrays) > 1  # of which one may be a state with integers
+    one = f"jax.tree.map({jnp}.{dtype}, {texts})"
+    text = f"*jax.tree.map({wide}, ({texts}))" if several else one
     span = ast.Tuple(
         arrays, lineno=arrays[0].lineno, col_offset=arrays[0].col_offset,
         end_lineno=arrays[-1].end_lineno, end_col_offset=arrays[-1].end_col_offset,
