@@ -231,7 +231,7 @@ CLAIMS = (
           ("frameworks.jsonl",), ON_29),
     Claim(attention_compared, "python -m experiments.attention",
           "results/training.md#attention-in-fp8", ("attention.jsonl",), ON_29),
-    Claim(said("The KL that a cache's format costs, predicted from one pass, is within 11 % of that"
+    Claim(said("The KL that a cache's format costs, predicted from one pass, is within 12 % of that"
                " of decoding: ten models, five formats"),
           "python -m experiments.cache_formats", "guides/kv-cache.md#what-a-format-costs", (),
           ON_29),

@@ -3,7 +3,7 @@
     python -m experiments.cache_formats           # eight models in JAX, with sw.KVCache
     python -m experiments.cache_formats --torch   # two torch modules, with a cache written in torch
 
-Each model is trained for a few hundred steps on the bytes of the guides. The prediction decodes
+Each model is trained for 200 steps on the bytes of docs/concepts. The prediction decodes
 nothing. One pass over whole sequences, without a cache, gives keys and values, and the linear map J
 of their errors to those of the logits. A format's errors e are what a cache would hold of these
 keys and values, less themselves; to second order
@@ -150,7 +150,7 @@ def unchanged(k, v, at):
 
 def batches(seed, count):
     """Pairs of a source text and the tokens behind it."""
-    root, size = Path(__file__).parents[1] / "docs/guides", SOURCE + LENGTH
+    root, size = Path(__file__).parents[1] / "docs/concepts", SOURCE + LENGTH
     text = b"".join(p.read_bytes() for p in sorted(root.glob("*.md")))
     text, random = np.frombuffer(text, np.uint8) % BYTES, np.random.default_rng(seed)
     for _ in range(count):
