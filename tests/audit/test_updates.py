@@ -312,6 +312,25 @@ def test_changes_that_are_roundings_are_not_judged():
     assert not report.wrong_changes
 
 
+def test_the_square_of_a_gradient_of_0_is_no_lost_change():
+    """A bias before a normalisation: float32 returns rounding errors, whose squares FP16 flushes."""
+
+    def step(state, x):
+        def loss(w, bias):
+            h = x @ w + bias[None]
+            h = (h - h.mean(0)[None]) / jnp.sqrt(h.var(0)[None] + 1e-3)
+            return jnp.mean(jnp.tanh(h + 0.3) ** 2)
+
+        dw, db = jax.grad(loss, (0, 1))(state["w"], state["bias"])
+        new = {"w": state["w"] - 0.3 * dw, "bias": state["bias"] - 0.3 * db}
+        return new | {"square": 0.9 * state["square"] + 0.1 * db**2}
+
+    state = {"w": W, "bias": jnp.full(4, 0.1), "square": jnp.zeros(4)}
+    report = sw.audit(step, "fp16")(state, X)
+    assert not report.lost_changes
+    assert not report.findings
+
+
 @pytest.mark.slow
 def test_a_layer_that_is_not_changed_at_all():
     """Its gradients are flushed to zero, those of the layer behind it aren't."""

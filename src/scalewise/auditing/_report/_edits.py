@@ -339,21 +339,27 @@ def _called_with(library: str, file: str, line: int, dtype: str) -> Edit | None:
     calls = [(x, _resolved(x.func, names)) for x in found]
     # what isn't imported may be a method of an object that the library has made
     own = [x for x, f in calls if _is_of(f, library)] or [x for x, f in calls if f is None]
-    given = own[0].args if own else []
-    arrays = [*itertools.takewhile(lambda x: not isinstance(x, ast.Constant | ast.Starred), given)]
-    if node is None or not arrays:
+    if node is None or not own:
         return None
     jnp, source = numpy_in(names), "".join(linecache.getlines(file))
     wide = f"lambda x: x.astype({jnp}.{dtype}) if {jnp}.issubdtype(x.dtype, {jnp}.floating) else x"
+
+    def in_dtype(x: ast.expr) -> tuple[ast.expr, str]:
+        text = ast.get_source_segment(source, x) or ast.unparse(x)
+        return x, f"jax.tree.map({jnp}.{dtype}, {text})"
+
+    given, fixed = own[0], (ast.Constant, ast.Starred)
+    arrays = [*itertools.takewhile(lambda x: not isinstance(x, fixed), given.args)]
+    if len(arrays) < 2:
+        keywords = [x.value for x in given.keywords if not isinstance(x.value, fixed)]
+        return spliced(file, *_span(node), [in_dtype(x) for x in arrays or keywords])
+    # one of several may be a state with integers
     texts = ", ".join(ast.get_source_segment(source, x) or ast.unparse(x) for x in arrays)
-    several = len(arrays) > 1  # of which one may be a state with integers
-    one = f"jax.tree.map({jnp}.{dtype}, {texts})"
-    text = f"*jax.tree.map({wide}, ({texts}))" if several else one
     span = ast.Tuple(
         arrays, lineno=arrays[0].lineno, col_offset=arrays[0].col_offset,
         end_lineno=arrays[-1].end_lineno, end_col_offset=arrays[-1].end_col_offset,
     )  # fmt: skip
-    return spliced(file, *_span(node), [(span, text)])
+    return spliced(file, *_span(node), [(span, f"*jax.tree.map({wide}, ({texts}))")])
 
 
 def _in_function(tree: ast.Module, node: ast.expr) -> bool:

@@ -30,7 +30,8 @@ def with_floors(session: Session, outcome: Outcome, limit: float) -> Outcome:
     are nothing but roundings, for later runs. Integers and predicates that float32 decides
     otherwise are compared no more."""
     errors = [*(error for _, error in outcome.outputs), *outcome.decision_errors]
-    if not any(error.non_finite or error.relative > limit for error in errors):
+    wrong = any(error.non_finite or error.relative > limit for error in errors)
+    if not (wrong or any(x.lost for x in session.updates(outcome))):
         return outcome
     for moved, turned in _roundings(session, outcome):
         session.floors = _floors(session, outcome, moved, turned)

@@ -73,7 +73,7 @@ def _lost(search: Search) -> Iterator[_Lost]:
     trained = session.steps > 1 or session.trained
     found = [x for x in session.updates(outcome) if x.lost and (trained or not x.whole or x.adds)]
     for update in found:
-        if update.indices:
+        if update.indices and update.path not in session.floors.changes:
             group = _group_of(groups, outcome, update.indices)
             measure = _of(search, update.indices)
             yield _Lost(_finding(search, group, update), group, measure, str(update))
