@@ -313,7 +313,7 @@ def test_changes_that_are_roundings_are_not_judged():
 
 
 def test_the_square_of_a_gradient_of_0_is_no_lost_change():
-    """A bias before a normalisation: float32 returns rounding errors, whose squares FP16 flushes."""
+    """Of a bias before a normalisation float32 returns rounding errors; FP16 flushes the square."""
 
     def step(state, x):
         def loss(w, bias):
