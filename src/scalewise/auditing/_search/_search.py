@@ -307,8 +307,8 @@ def _unexplained(search: Search, stage: StageError, *, tried: bool) -> list[Find
 
 
 def _explain_hidden(search: Search) -> None:
-    """Looks at what is wrong by half, though the outputs hide it behind larger numbers."""
-    for stage in search.now.stages:
+    """Looks at what is wrong by half, though the first part hides it behind larger numbers."""
+    for stage in search.now.stages[:1]:  # the outputs; of a training step, loss and gradients
         for suspect in search.now.hidden(stage.name):
             place = suspect.place
 
