@@ -81,6 +81,21 @@ def test_an_average_of_several_steps():
     assert report.findings[0].evidence.startswith("the constant 0.999 becomes 1")
 
 
+def added(state):
+    return {"a": state["a"] + 1e-4}
+
+
+def added_in_a_loop(state):
+    return jax.lax.fori_loop(0, 20, lambda _, state: added(state), state)
+
+
+@pytest.mark.parametrize(("f", "steps"), [(added, 3), (added_in_a_loop, 1)])
+def test_what_each_step_loses_adds_up(f, steps):
+    report = sw.audit(f, "bf16", steps=steps)({"a": jnp.ones(3)})
+    assert report.lost_changes[0].endswith("with error 100%")
+    assert report.findings[0].line == added.__code__.co_firstlineno + 1
+
+
 def sgd(rate):
     def step(w, x):
         return w - rate * jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w)

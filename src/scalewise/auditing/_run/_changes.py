@@ -48,7 +48,7 @@ class Update:
     change: float  # the norm of the reference run's change
     size: float  # the same, relative to the array's
     error: float  # of the change in the low-precision run, relative to the reference run's
-    made: float  # the part of it that the rounding of those equations makes
+    made: float  # the part of it that the roundings of those equations make, if all have one sign
     kept: float  # the size of the low-precision run's change, relative to the reference run's
     whole: bool  # see :class:`Carried`
     # whether the output is the argument itself plus something, and there are others: a function of
@@ -128,7 +128,7 @@ def updates(
             indices = rounds_of(outcome.origins[output], causes)
             here = (causes.equations[i] for i in indices)
             own = (e for e in here if _norm_of(e) >= size / 2)  # a float32 sum isn't among them
-            made = max((e.introduced for e in own), default=0.0)
+            made = max((e.introduced * e["visits"] for e in own), default=0.0)
             path, key = outcome.outputs[output][0], FIRST_KEY.match(arguments[argument])
             state = key.group() if key else ""
             adds = len(references) > 1 and any(_adds_to_argument(outcome, i) for i in indices)
