@@ -339,7 +339,7 @@ MESH = """
     import jax, jax.numpy as jnp, numpy as np, scalewise as sw
     from jax.sharding import NamedSharding, PartitionSpec as P
     mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
-    w = normal(0, (8, 4))
+    w = jax.random.normal(jax.random.key(0), (8, 4))
     x = jax.device_put(300.0 * jnp.ones((4, 8)), NamedSharding(mesh, P("d")))
 
     def f(w, x):

@@ -135,8 +135,8 @@ MESH = """
     import jax, jax.numpy as jnp, numpy as np, scalewise as sw
     from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
     mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
-    x = normal(0, (8, 16)) * 2.0 ** jnp.arange(8)[:, None]
-    w = normal(1, (16, 16))
+    x = jax.random.normal(jax.random.key(0), (8, 16)) * 2.0 ** jnp.arange(8)[:, None]
+    w = jax.random.normal(jax.random.key(1), (16, 16))
     placed = jax.device_put(x, NamedSharding(mesh, P("d")))
 
     def mapped(w, x):

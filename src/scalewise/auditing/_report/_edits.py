@@ -23,7 +23,7 @@ from .._run._equation_statistics import EquationStatistics
 from .._search._findings import Finding
 from .._search._fixes import Edit, Fix
 from ._conversions import Loop, converted, loop_around, numpy_in, operands, starts
-from ._patterns import expressions, replacement, scaled_gradient, uncast
+from ._patterns import expressions, replacement, scaled_gradient, text_of, uncast
 from ._summary import Summary
 
 # Arguments of libraries that keep numbers in float32, and what to pass; the first that the called
@@ -341,20 +341,18 @@ def _called_with(library: str, file: str, line: int, dtype: str) -> Edit | None:
     own = [x for x, f in calls if _is_of(f, library)] or [x for x, f in calls if f is None]
     if node is None or not own:
         return None
-    jnp, source = numpy_in(names), "".join(linecache.getlines(file))
-    wide = f"lambda x: x.astype({jnp}.{dtype}) if {jnp}.issubdtype(x.dtype, {jnp}.floating) else x"
-
-    def in_dtype(x: ast.expr) -> tuple[ast.expr, str]:
-        text = ast.get_source_segment(source, x) or ast.unparse(x)
-        return x, f"jax.tree.map({jnp}.{dtype}, {text})"
-
+    numpy, source = numpy_in(names), "".join(linecache.getlines(file))
     given, fixed = own[0], (ast.Constant, ast.Starred)
     arrays = [*itertools.takewhile(lambda x: not isinstance(x, fixed), given.args)]
     if len(arrays) < 2:
         keywords = [x.value for x in given.keywords if not isinstance(x.value, fixed)]
-        return spliced(file, *_span(node), [in_dtype(x) for x in arrays or keywords])
+        new = f"jax.tree.map({numpy}.{dtype}, {{}})"
+        changes = [(x, new.format(text_of(x, source))) for x in arrays or keywords]
+        return spliced(file, *_span(node), changes)
     # one of several may be a state with integers
-    texts = ", ".join(ast.get_source_segment(source, x) or ast.unparse(x) for x in arrays)
+    floats = f"{numpy}.issubdtype(x.dtype, {numpy}.floating)"
+    wide = f"lambda x: x.astype({numpy}.{dtype}) if {floats} else x"
+    texts = ", ".join(text_of(x, source) for x in arrays)
     span = ast.Tuple(
         arrays, lineno=arrays[0].lineno, col_offset=arrays[0].col_offset,
         end_lineno=arrays[-1].end_lineno, end_col_offset=arrays[-1].end_col_offset,

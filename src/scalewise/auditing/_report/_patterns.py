@@ -124,19 +124,20 @@ def scaled_gradient(node: ast.expr, scale: str, source: str) -> str | None:
         return None
     if any(x.arg in (None, "has_aux") for x in node.keywords):
         return None
-    rest = "".join(f", {x.arg}={_text(x.value, source)}" for x in node.keywords)
-    grad, loss = _text(node.func, source), _text(node.args[0], source)
+    rest = "".join(f", {x.arg}={text_of(x.value, source)}" for x in node.keywords)
+    grad, loss = text_of(node.func, source), text_of(node.args[0], source)
     return SCALED.format(k=scale, grad=grad, f=loss, rest=rest)
 
 
 def uncast(node: ast.expr, dtype: str, source: str) -> str | None:
     match node:
         case ast.Call(ast.Attribute(value, "astype"), [to]) if dtype in ast.unparse(to):
-            return _text(value, source)
+            return text_of(value, source)
     return None
 
 
-def _text(node: ast.expr, source: str) -> str:
+def text_of(node: ast.expr, source: str) -> str:
+    """Returns an expression as a source has it."""
     return ast.get_source_segment(source, node) or ast.unparse(node)
 
 

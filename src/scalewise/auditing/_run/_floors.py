@@ -28,7 +28,7 @@ def with_floors(session: Session, outcome: Outcome, limit: float) -> Outcome:
     size at which float32's roundings would be as large as its change, or the size of the outputs
     next to it, whichever is larger. The session keeps the floors, and which changes of the state
     are nothing but roundings, for later runs. Integers and predicates that float32 decides
-    otherwise are compared no more."""
+    otherwise are compared no more. A run without errors and lost changes needs no floors."""
     errors = [*(error for _, error in outcome.outputs), *outcome.decision_errors]
     wrong = any(error.non_finite or error.relative > limit for error in errors)
     if not (wrong or any(x.lost for x in session.updates(outcome))):

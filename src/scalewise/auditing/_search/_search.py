@@ -307,8 +307,9 @@ def _unexplained(search: Search, stage: StageError, *, tried: bool) -> list[Find
 
 
 def _explain_hidden(search: Search) -> None:
-    """Looks at what is wrong by half, though the first part hides it behind larger numbers."""
-    for stage in search.now.stages[:1]:  # the outputs; of a training step, loss and gradients
+    """Looks at what is wrong by half, though larger numbers hide it in the outputs, or in the loss
+    and the gradients of a training step."""
+    for stage in search.now.stages[:1]:
         for suspect in search.now.hidden(stage.name):
             place = suspect.place
 

@@ -116,12 +116,12 @@ class Trial:
         return [self._errors[_key(x)] for x in found]
 
     def _needs_a_cause(self, stage: Stage) -> bool:
-        """Returns whether a stage is wrong, or most of a smaller error is made by a device's sums,
-        or by numbers that leave the range or change nothing."""
-        sums, error = self.session.exact_sums, stage.error
-        by_sums = sums is not None and error > ACCUMULATED * sums.error
+        """Returns whether a stage is wrong, or most of a smaller error of the whole is made by a
+        device's sums, or by numbers that leave the range or change nothing."""
         if stage.is_part:
             return stage.fails
+        sums, error = self.session.exact_sums, stage.error
+        by_sums = sums is not None and error > ACCUMULATED * sums.error
         if stage.fails or by_sums or error < EVENTFUL * 2.0**-self.fmt.precision:
             return stage.fails or by_sums
         balance = self.balance(stage.name)

@@ -52,11 +52,9 @@ def nearest(x: Any, fmt: np.ndarray) -> np.ndarray:
         return x
     if x.size <= AT_ONCE:
         return _nearest(x, fmt.tolist())
-    flat = x.reshape(-1)
-    parts = (_nearest(flat[i : i + AT_ONCE], fmt.tolist()) for i in range(0, x.size, AT_ONCE))
-    y = np.empty(x.size)
-    for i, part in enumerate(parts):
-        y[i * AT_ONCE : i * AT_ONCE + part.size] = part
+    flat, y = x.reshape(-1), np.empty(x.size)
+    for i in range(0, x.size, AT_ONCE):
+        y[i : i + AT_ONCE] = _nearest(flat[i : i + AT_ONCE], fmt.tolist())
     return y.reshape(x.shape)
 
 
