@@ -242,7 +242,8 @@ class Forward(Interpretation):
             cell(y, r, e, top=self.arithmetic.top, value=value)
             for (y, value), r, e in zip(results, refs, exact, strict=True)
         ]
-        value = next((y.value for y in outs if y.is_float), None)
+        real = zip(outs, operation.floats, strict=True)
+        value = next((y.value for y, is_float in real if is_float), None)
         fmt = self.arithmetic.params_of(equation, value)
         visit = Visit(given, outs, fmt, given is not cells, run.events)
         return Evaluated(cells, outs, visit)

@@ -134,7 +134,7 @@ def _converted(equation: Equation, x: np.ndarray) -> np.ndarray:
         return np.asarray(x, np.float64)
     if new == np.bool_ or np.asarray(x).dtype.kind != "f":
         return np.asarray(x).astype(new)
-    most = np.iinfo(new)
+    most = jnp.iinfo(new)  # of integers of four bits, too
     whole = np.clip(np.nan_to_num(np.trunc(x), nan=0.0), float(most.min), float(most.max))
     return np.where(whole >= float(most.max), most.max, whole.astype(new)).astype(new)
 
