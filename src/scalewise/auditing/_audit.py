@@ -59,7 +59,7 @@ from ._report._report import (
     Report,
 )
 from ._report._trace import latent
-from ._run._changes import carried
+from ._run._changes import carried, regained
 from ._run._compared import float_arguments, incomparable, without_digits
 from ._run._floors import with_floors
 from ._run._outcome import ExactSums, Outcome, OutputError, output_name
@@ -199,11 +199,14 @@ def audit(
 
         def run_again() -> OutputError:
             with _judging():
-                own = traced(f, args, kwargs, low_run, wide_format, steps, arrays).run()
+                edited = traced(f, args, kwargs, low_run, wide_format, steps, arrays)
+                own = edited.run()
                 pairs = zip(outcome.decisions, own.decisions, strict=True)
                 decisions = tuple((path, low, wide) for (path, _, wide), (_, low, _) in pairs)
                 again = dataclasses.replace(outcome, low=own.low, decisions=decisions)
-                return session.with_errors(again).error
+                changes = session.updates(outcome), edited.updates(own)
+                error = session.with_errors(again).error
+                return dataclasses.replace(error, regained=regained(*changes))
 
         again = run_again if trials else None
         return _report(f, args, kwargs, session, outcome, trials, again, tell)

@@ -87,7 +87,7 @@ def converted(
         asked = _dtypes(part)
         changes |= {(_start(x), _end(x), f"{numpy}.{dtype}") for x in asked}
         if not asked:
-            call = f"jax.tree.map({numpy}.{dtype}, " if part in trees else f"{numpy}.{dtype}("
+            call = f"jax.tree.map({each(numpy, dtype)}, " if part in trees else f"{numpy}.{dtype}("
             changes |= {(_start(part), _start(part), call), (_end(part), _end(part), ")")}
     lines = [x.encode() for x in source.splitlines(keepends=True)]
     for (row, column), (last, end), text in sorted(changes, reverse=True):
@@ -95,6 +95,12 @@ def converted(
         after = lines[last][end:]
         lines[row : last + 1] = [lines[row][:column] + text.encode() + after]
     return b"".join(lines).decode()
+
+
+def each(numpy: str, dtype: str) -> str:
+    """Returns the source of a function that converts the floats of a tree."""
+    is_float = f"{numpy}.issubdtype({numpy}.result_type(x), {numpy}.floating)"
+    return f"lambda x: {numpy}.{dtype}(x) if {is_float} else x"
 
 
 def _dtypes(node: ast.expr) -> list[ast.expr]:
@@ -180,11 +186,11 @@ def starts(loop: Loop, changed: Mapping[ast.stmt, Sequence[ast.expr]]) -> list[a
     if names is None or results is None:
         return None
     parts = [part for own in changed.values() for part in own]
-    wide, chosen = {x for node in changed for x in _targets(node)}, set[int]()
+    wide, chosen = {x for node in changed for x in targets(node)}, set[int]()
     while True:
         for node in ast.walk(loop.body):
             if isinstance(node, ast.stmt) and _read(node) & wide:
-                wide |= _targets(node)
+                wide |= targets(node)
         made = {
             i for i, x in enumerate(results)
             if _read(x) & wide or any(y in parts for y in ast.walk(x))
@@ -193,8 +199,7 @@ def starts(loop: Loop, changed: Mapping[ast.stmt, Sequence[ast.expr]]) -> list[a
             break
         chosen |= made
         wide |= {names[i] for i in chosen}
-    found = [x for i, x in enumerate(first) if i in chosen and not _is_integer(x)]
-    return found if all(isinstance(x, ast.Call | ast.Name | ast.Constant) for x in found) else None
+    return [x for i, x in enumerate(first) if i in chosen and not _is_integer(x)]
 
 
 def _is_integer(node: ast.expr) -> bool:
@@ -236,7 +241,7 @@ def _results(loop: Loop, count: int) -> list[ast.expr] | None:
     return None if value is None or isinstance(value, ast.Tuple) else [value]
 
 
-def _targets(node: ast.stmt) -> set[str]:
+def targets(node: ast.stmt) -> set[str]:
     """Returns the names that a statement gives to what it computes."""
     own = getattr(node, "targets", [getattr(node, "target", None)])
     inside = (x for target in own if target is not None for x in ast.walk(target))
@@ -250,7 +255,7 @@ def _read(node: ast.AST) -> set[str]:
     if isinstance(node, ast.stmt):
         value = getattr(node, "value", None)
         return (_read(value) if value else set()) | (
-            _targets(node) if isinstance(node, ast.AugAssign) else set()
+            targets(node) if isinstance(node, ast.AugAssign) else set()
         )
     if isinstance(node, ast.Compare) or (isinstance(node, ast.Attribute) and node.attr in INTEGERS):
         return set()

@@ -60,10 +60,10 @@ def as_predicted(
             continue
         largest = max(TIMES_PREDICTED * error.relative, FEW_ROUNDINGS * 2.0**-precision)
         fits = after.non_finite <= error.non_finite and after.relative <= largest
-        # of a fix that the outputs hardly show, as of a lost change, the edit's error is the fix's
+        # of a fix that the outputs hardly show, the edit's error is the fix's
         hardly = not better(error, before, ENOUGH)
         same = after.relative <= (error.relative + before.relative) / 2 < before.relative
-        if fits and (same if hardly else better(after, before, ENOUGH)):
+        if fits and (same or after.regained if hardly else better(after, before, ENOUGH)):
             return tuple(edits)
     return ()
 

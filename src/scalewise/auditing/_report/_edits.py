@@ -22,7 +22,7 @@ import numpy as np
 from .._run._equation_statistics import EquationStatistics
 from .._search._findings import Finding
 from .._search._fixes import Edit, Fix
-from ._conversions import Loop, converted, loop_around, numpy_in, operands, starts
+from ._conversions import Loop, converted, each, loop_around, numpy_in, operands, starts, targets
 from ._patterns import expressions, replacement, scaled_gradient, text_of, uncast
 from ._summary import Summary
 
@@ -120,11 +120,19 @@ def statement(file: str, line: int) -> ast.stmt | None:
 
 
 def _statement(tree: ast.Module, line: int) -> ast.stmt | None:
-    around = [
+    return max(_around(tree, line), key=lambda node: (node.lineno, node.col_offset), default=None)
+
+
+def _around(tree: ast.Module, line: int) -> list[ast.stmt]:
+    return [
         node for node in ast.walk(tree) if isinstance(node, ast.stmt)
         and node.lineno <= line <= (node.end_lineno or node.lineno)
     ]  # fmt: skip
-    return max(around, key=lambda node: (node.lineno, node.col_offset), default=None)
+
+
+def _statements(tree: ast.Module, line: int) -> list[ast.stmt]:
+    """Returns the simple statements of a line, without others inside them."""
+    return [node for node in _around(tree, line) if not hasattr(node, "body")]
 
 
 def _edited(file: str, first: int, last: int, change: Callable[[str], str]) -> Edit | None:
@@ -322,8 +330,8 @@ def _argument(
             found += [(node, argument)] if argument else []
     own = next((x for x in tree.body if x.lineno <= line <= (x.end_lineno or 0)), None)
     near = [x for x in found if own is not None and own.lineno <= x[0].lineno <= own.end_lineno]
-    shared = [x for x in found if not _in_function(tree, x[0])]
-    found = near or shared or found
+    read = [x for x in found if own and _is_read(tree, x[0], own)]
+    found = near or read or (found if replaces else [])  # instead, the call at fault is edited
     if not found or (not near and len(found) > 1):  # which of several isn't known
         return None
     before = [x for x in found if x[0].lineno <= line]
@@ -349,20 +357,19 @@ def _called_with(library: str, file: str, line: int, dtype: str) -> Edit | None:
         new = f"jax.tree.map({numpy}.{dtype}, {{}})"
         changes = [(x, new.format(text_of(x, source))) for x in arrays or keywords]
         return spliced(file, *_span(node), changes)
-    # one of several may be a state with integers
-    floats = f"{numpy}.issubdtype(x.dtype, {numpy}.floating)"
-    wide = f"lambda x: x.astype({numpy}.{dtype}) if {floats} else x"
     texts = ", ".join(text_of(x, source) for x in arrays)
     span = ast.Tuple(
         arrays, lineno=arrays[0].lineno, col_offset=arrays[0].col_offset,
         end_lineno=arrays[-1].end_lineno, end_col_offset=arrays[-1].end_col_offset,
     )  # fmt: skip
-    return spliced(file, *_span(node), [(span, f"*jax.tree.map({wide}, ({texts}))")])
+    return spliced(file, *_span(node), [(span, f"*jax.tree.map({each(numpy, dtype)}, ({texts}))")])
 
 
-def _in_function(tree: ast.Module, node: ast.expr) -> bool:
-    functions = (x for x in tree.body if isinstance(x, ast.FunctionDef | ast.ClassDef))
-    return any(x.lineno <= node.lineno <= (x.end_lineno or 0) for x in functions)
+def _is_read(tree: ast.Module, node: ast.expr, reader: ast.stmt) -> bool:
+    """Returns whether a statement reads what the module's statement around ``node`` defines."""
+    around = next(x for x in tree.body if x.lineno <= node.lineno <= (x.end_lineno or 0))
+    defined = targets(around) | {getattr(around, "name", "")}
+    return any(isinstance(x, ast.Name) and x.id in defined for x in ast.walk(reader))
 
 
 def _with_argument(file: str, node: ast.Call, name: str, value: str) -> Edit | None:
@@ -453,27 +460,28 @@ def _widened(
     file: str, lines: Mapping[int, Sequence[EquationStatistics]], dtype: str
 ) -> list[Edit]:
     """Returns the edits of statements, and of what a loop begins with if a statement computes what
-    it carries: a loop carries one type. [] if what it begins with isn't known."""
+    it carries: a loop carries one type."""
     tree = _tree(file)
     if tree is None:
         return []
     names, found = _imports(tree), dict[tuple[int, int], list[ast.expr]]()
     loops: dict[ast.AST, tuple[Loop, dict[ast.stmt, list[ast.expr]]]] = {}
     for line, computed in sorted(lines.items()):
-        node, loop = _statement(tree, line), loop_around(tree, line)
+        loop = loop_around(tree, line)
         gathers = any(e.primitive.startswith("scatter") for e in computed)
-        parts = operands(node, names, gathers) if node else []
-        if node is None or not parts:
-            continue  # a run of the program with the others tells whether they do
-        found.setdefault(_span(node), []).extend(parts)
-        if loop is not None:
-            loops.setdefault(loop.body, (loop, {}))[1][node] = parts
+        for node in _statements(tree, line):
+            parts = operands(node, names, gathers)
+            if not parts:
+                continue  # a run of the program with the others tells whether they do
+            found.setdefault(_span(node), []).extend(parts)
+            if loop is not None:
+                loops.setdefault(loop.body, (loop, {}))[1][node] = parts
     trees: list[ast.expr] = []
     for loop, changed in loops.values():
-        first = starts(loop, changed)
-        if first is None:
-            return []
-        trees += first if any("tree" in ast.unparse(node) for node in changed) else []
+        known = starts(loop, changed)
+        first = [loop.start] if known is None else known
+        is_tree = known is None or any("tree" in ast.unparse(node) for node in changed)
+        trees += first if is_tree else []
         for part in first:
             around = _statement(tree, part.lineno)
             if around is None or hasattr(around, "body"):

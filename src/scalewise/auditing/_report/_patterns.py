@@ -72,8 +72,16 @@ PATTERNS: Mapping[str, Sequence[tuple[str, str]]] = {
     ],
     "ops.l2_norm": [
         (
+            "sqrt(sum(sum(square(X), A) for V in Y))",
+            "scalewise.ops.l2_norm(jnp.stack([scalewise.ops.l2_norm(X, axis=A) for V in Y]), axis=0)",
+        ),
+        (
             "sqrt(sum(sum(square(X), ...) for V in Y))",
             "scalewise.ops.l2_norm(jnp.stack([scalewise.ops.l2_norm(X, ...) for V in Y]))",
+        ),
+        (
+            "global_norm(X)",
+            "scalewise.ops.l2_norm(jnp.stack([*map(scalewise.ops.l2_norm, jax.tree.leaves(X))]))",
         ),
         ("sqrt(sum(square(X), A, ...))", "scalewise.ops.l2_norm(X, ..., axis=A)"),
         ("sqrt(sum(square(X), ...))", "scalewise.ops.l2_norm(X, ...)"),

@@ -211,7 +211,7 @@ def _cause(report: Summary) -> str:
     wide, fixed, lost = report.error_float32, _fixed(report), _lost(report)
     if lost is not None:
         return named(lost)
-    if report.trials and not fixed and _stays(report):
+    if report.trials and not fixed and _stays(report, report.error):
         if report.arguments and wide.non_finite:
             return f"cause: the arguments, rounded to {report.low} ({report.arguments[0]})"
         same = f"{report.wide} for every operation leaves {wide}"
@@ -228,9 +228,9 @@ def _cause(report: Summary) -> str:
     return named(worst) if worst.fix else f"suspected cause: {named(worst)}"
 
 
-def _stays(report: Summary) -> bool:
-    """Returns whether the error is as large with every operation in the wide dtype."""
-    error, wide = report.error, report.error_float32
+def _stays(report: Summary, error: OutputError) -> bool:
+    """Returns whether an error is as large with every operation in the wide dtype."""
+    wide = report.error_float32
     if error.non_finite or wide.non_finite:
         return wide.non_finite >= max(error.non_finite, 1)
     return 0 < error.relative <= 1.5 * wide.relative
@@ -239,13 +239,13 @@ def _stays(report: Summary) -> bool:
 def _by_chance(report: Summary) -> bool:
     found = [*report.findings, *report.unfixed]
     few = 0 < report.error.relative < unusable(report.precision)
-    return report.error.decided and few and not found and not _stays(report)
+    return report.error.decided and few and not found and not _stays(report, report.error)
 
 
 def _remedy(report: Summary) -> str:
     fixed = _fixed(report)
     if not fixed:  # the cause says what can't be fixed
-        stays = report.trials and _stays(report) and _lost(report) is None
+        stays = report.trials and _stays(report, report.error) and _lost(report) is None
         return "" if stays else no_fix(report)[:1].lower() + no_fix(report)[1:].rstrip(".")
     lost = _lost(report)
     first = lost if lost is not None and lost.fix is not None else fixed[0]
@@ -280,6 +280,8 @@ def _rest(report: Summary) -> str:
         text = (
             f"then {'error ' if after.relative else 'no error'}{str(after) * (after.relative > 0)}"
         )
+    if after.non_finite and report.arguments and _stays(report, after):
+        return f"{text}, made of the arguments ({report.arguments[0]})"
     left = next((x for x in report.findings if x.fix is None), None)
     small = not after.non_finite and after.relative <= 2.0**-report.precision
     if small or left is None or report.error_float32 >= after:

@@ -16,7 +16,14 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ...interpret import Program, is_float, is_inexact
-from .._thresholds import BACK, CHANGE_KEPT, CHANGE_LOST, CHANGE_WRONG, ROUNDED_AWAY
+from .._thresholds import (
+    BACK,
+    CHANGE_KEPT,
+    CHANGE_LOST,
+    CHANGE_REGAINED,
+    CHANGE_WRONG,
+    ROUNDED_AWAY,
+)
 from ._causes import Causes
 from ._dataflow import gradients
 from ._equation_statistics import ADDITIONS, EquationStatistics
@@ -171,6 +178,13 @@ def wrong(found: Iterable[Update], noisy: Container[str]) -> list[Update]:
             and (together or (x.kept <= CHANGE_KEPT and x.made < ROUNDED_AWAY))
         ]  # fmt: skip
     return are_wrong
+
+
+def regained(before: Sequence[Update], after: Iterable[Update]) -> bool:
+    """Returns whether the change with the largest error has a much smaller one in another run."""
+    worst = max(before, key=lambda x: x.error, default=None)
+    now = {x.path: x.error for x in after}
+    return worst is not None and now.get(worst.path, math.inf) <= CHANGE_REGAINED * worst.error
 
 
 def started_at_zero(program: Program, arguments: Sequence[ArrayLike]) -> dict[int, float]:

@@ -32,12 +32,14 @@ class OutputError:
         spoiled: how many outputs have such non-finite numbers; errors compare without it.
         decided: whether it is of integers and predicates: ``relative`` is the share of elements
             that differ, root mean square over the outputs.
+        regained: of an edited program, whether the worst change of its state is right now.
     """
 
     non_finite: int
     relative: float
     spoiled: int = dataclasses.field(default=0, compare=False, repr=False)
     decided: bool = dataclasses.field(default=False, compare=False, repr=False)
+    regained: bool = dataclasses.field(default=False, compare=False, repr=False)
 
     @staticmethod
     def of(errors: Collection[OutputError]) -> OutputError:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import gc
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +19,8 @@ from ._arithmetic import Choice, FormatArithmetic, arithmetic_of
 from ._cells import Cell, Leaf, Node, cell
 from ._forward import Forward, Replay
 from ._statistics import Visit, statistics
+
+COLLECTED = 200_000, 50, 100  # thresholds of Python's garbage collector
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -127,9 +130,21 @@ def on_host() -> contextlib.ExitStack:
     stack = contextlib.ExitStack()
     for own in (
         jax.disable_jit(False), unchecked(), np.errstate(all="ignore"), jax.enable_x64(True),
+        _few_collections(),
     ):  # fmt: skip
         stack.enter_context(own)
     return stack
+
+
+@contextlib.contextmanager
+def _few_collections() -> Iterator[None]:
+    """A tape has no cycles, and a collection of garbage reads all of it."""
+    before = gc.get_threshold()
+    gc.set_threshold(*(max(x, y) if x else 0 for x, y in zip(before, COLLECTED, strict=True)))
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _argument(forward: Forward, x: Argument, aval: ShapedArray, path: str) -> Node:
