@@ -408,5 +408,5 @@ def without_driver() -> None:
     """Lets JAX lower cuDNN's attention where no driver tells it of a device."""
     from jax._src.cudnn import fused_attention_stablehlo as attention
 
-    attention.check_cudnn_version = lambda: 91000
+    attention.check_cudnn_version = lambda: 91100
     attention.check_compute_capability = lambda *_: True

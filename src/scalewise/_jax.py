@@ -430,6 +430,34 @@ def compiles_gpu_kernels() -> bool:
     return True
 
 
+def has_fp8_attention() -> bool:
+    """Returns whether the cuDNN of this process has attention in FP8: 9.1 and later, not 9.10.0."""
+    from jax._src.cudnn import fused_attention_stablehlo as fused
+
+    version = fused.check_cudnn_version()
+    return version >= 90100 and version != 91000
+
+
+def fp8_attention(
+    operands: Sequence[jax.Array], scales: Sequence[ArrayLike], backward: bool, **options: Parameter
+) -> list[jax.Array]:
+    """Calls cuDNN's FP8 attention, whose scales are float32 arrays of four axes of length 1.
+
+    Forward: of queries, keys and values, with the factors by which they and the probabilities are
+    multiplied, and those by which the probabilities and the result are before they are rounded; the
+    result, two largest magnitudes and, in training, the logarithms of the exponentials' sums.
+    Backward: of these three, the result, its gradient and the logarithms, with the factors of all
+    five, of the probabilities and of the scores' gradient, and those by which probabilities, the
+    gradients of queries, keys, values and of the scores are; these three gradients, and the largest
+    magnitudes of all four.
+    """
+    from jax._src.cudnn import fused_attention_stablehlo as fused
+
+    name = f"_dot_product_attention_fp8_{'bwd' if backward else 'fwd'}_p_wrapper"
+    one = (jnp.asarray(x, jnp.float32).reshape(1, 1, 1, 1) for x in scales)
+    return getattr(fused, name).bind(*operands, *one, **options)
+
+
 def is_exported(ctx: mlir.LoweringRuleContext) -> bool:
     """Returns whether a program is lowered by ``jax.export``, which allows only stable operations.
 
