@@ -29,15 +29,17 @@ from ..primitives import params
 from ..rounding import encode, widened
 from ..scaled import Fixed, is_known, to_top
 from ..scalifying import ScaledValue
+from ._history import OperandAmaxes
 from ._kernels import kernel_primitive
 from ._operand_settings import Attention, Operand
 from ._operands import Operands
 from ._products import DEFAULT_DEVICE
+from ._units import HOPPER, TOO_SMALL
 
 FORWARD, BACKWARD = "dot_product_attention_fwd_wrapper", "dot_product_attention_bwd_wrapper"
 FUSED = (FORWARD, BACKWARD)
 UNUSED = slice(3, 10)  # bias, lengths, offsets and pages: empty arrays
-GRADIENTS = ("scores", "queries", "keys", "values")
+COMPUTED = ("scores", "queries", "keys", "values")  # whose gradients the backward kernel rounds
 Rounded = tuple[jax.Array, jax.Array]  # numbers of E4M3, and their scale
 
 
@@ -78,49 +80,60 @@ def results(operands: Operands, equation: Equation, inputs: Sequence[Value]) -> 
     setup, attention = operands.setup, operands.setup.recipe.attention
     if attention is None or equation.name not in FUSED:
         return None
-    amaxes, (setting, probabilities, gradients) = operands.amaxes, attention.settings()
-    assert setting is not None and probabilities is not None
+    setting, probabilities, gradients = attention.settings()
     why = "left alone: keep"
     if setup.overrides.find(equation, setup) is setup:
         why = reason_to_leave(equation, attention, setup.device, setup.prefers_speed)
     backward = equation.name == BACKWARD
-    narrow = backward and amaxes is not None and _is_plain(gradients)
+    narrow = backward and operands.amaxes is not None and _is_plain(gradients)
     if setup.record is not None:
         last = [gradients if narrow else inputs[-1].data.dtype] if backward else [probabilities]
         formats = [x.data.dtype for x in inputs[:3]] if why else [*[setting] * 3, *last]
-        text = why or f"{setting.scaling.name}; by cuDNN on CUDA, else emulated"
+        text = why or f"{attention.operands.scaling.name}; by cuDNN on CUDA, else emulated"  # pyright: ignore
         setup.record("contraction", equation, equation.out_avals[0].shape, formats, text)
     if why:
         setup.overrides.warn(equation, f"stays in the program's 16 bits ({why}).")
         return None
 
-    def rounded(position: int, setting: Operand) -> Rounded:
+    def rounded(position: int, setting: Any) -> Rounded:
         value = inputs[position]
         copy = operands.rounded(value, setting, (), _operand_id(equation, position))
         return copy.data, copy.scale * np.float32(2.0**value.exponent)  # pyright: ignore
 
-    options, own = tuple(sorted(equation.params.items())), params.fused_attention(equation)
-    probability = 2.0**probabilities.scaling.exponent  # pyright: ignore
-    dtype = equation.out_avals[0].dtype
-    call = Call(own, equation.primitive, options, dtype, probability, narrow)
-    given, scales = [rounded(i, setting) for i in range(3)], jnp.ones(len(GRADIENTS))
-    if narrow:
-        assert amaxes is not None and gradients is not None
-        given += [rounded(len(inputs) - 1, gradients)]
-        before = [amaxes.largest_before(_operand_id(equation, x)) for x in GRADIENTS]
-        known = zip(before, _bounds(equation, given, own), strict=True)
-        scales = jnp.stack([to_top(jnp.where(x > 0, x, y), E4M3FN, True)[0] for x, y in known])
-    elif backward:
-        given += [(inputs[-1].value(), jnp.float32(1))]
-    arrays = [*(x for x, _ in given), jnp.stack([scale for _, scale in given])]
+    call = Call(
+        params.fused_attention(equation), equation.primitive, tuple(equation.params.items()),
+        equation.out_avals[0].dtype, 2.0**probabilities.scaling.exponent, narrow,  # pyright: ignore
+    )  # fmt: skip
+    given = [rounded(i, setting) for i in range(3)]
     if backward:
-        arrays += [inputs[-2].value(), inputs[-3].value(), scales]
-    outs = (backward_p if backward else forward_p).bind(*with_common_axes(arrays), rule=call)
-    if narrow and amaxes is not None:
-        for name, size in zip(GRADIENTS, outs[-1], strict=True):
-            amaxes.record(_operand_id(equation, name), size)
-    pairs = zip(outs, equation.out_avals, strict=False)
+        last = len(inputs) - 1
+        own = rounded(last, gradients) if narrow else (inputs[last].value(), jnp.float32(1))
+        given.append(own)
+    arrays = [*(x for x, _ in given), jnp.stack([scale for _, scale in given])]
+    if not backward:
+        outs = forward_p.bind(*with_common_axes(arrays), rule=call)
+    else:
+        arrays += [inputs[-2].value(), inputs[-3].value()]
+        bounds = _bounds(equation, given, call.own)
+        outs = _gradients(operands.amaxes if narrow else None, equation, arrays, bounds, call)
+    pairs = zip(outs, equation.out_avals, strict=True)
     return [ScaledValue(x.astype(setup.flight(a))) for x, a in pairs]
+
+
+def _gradients(
+    amaxes: OperandAmaxes | None, equation: Equation, arrays: list, bounds: jax.Array, call: Call
+) -> list[jax.Array]:
+    """Returns the gradients of queries, keys and values; the scales of what is rounded on the way
+    come from a history, or from bounds where it has nothing."""
+    ids = [_operand_id(equation, x) for x in COMPUTED]
+    sizes = jnp.stack([amaxes.largest_before(i) for i in ids]) if amaxes else bounds
+    # for a new history twice: a bound's scale may lose numbers, but no largest magnitude of them
+    for _ in range(2 if amaxes and amaxes.earlier is None else 1):
+        scales, _ = to_top(jnp.where(sizes > 0, sizes, bounds), E4M3FN, True)
+        *outs, sizes = backward_p.bind(*with_common_axes([*arrays, scales]), rule=call)
+    for i, size in zip(ids, sizes, strict=True) if amaxes else ():
+        amaxes.record(i, size)  # pyright: ignore
+    return outs  # pyright: ignore
 
 
 def _operand_id(equation: Equation, operand: int | str) -> str:
@@ -129,9 +142,12 @@ def _operand_id(equation: Equation, operand: int | str) -> str:
 
 
 def _is_plain(setting: Operand | None) -> bool:
-    """Returns whether operands are E4M3 with one power of two, found before they are rounded."""
-    plain = setting is not None and setting == Operand(E4M3FN, setting.scaling)
-    return plain and setting.scaling.power_of_two
+    """Returns whether an operand is E4M3 with one scale, a power of two."""
+    return (
+        setting is not None
+        and setting == Operand(E4M3FN, setting.scaling)
+        and setting.scaling.power_of_two
+    )
 
 
 def reason_to_leave(
@@ -139,32 +155,34 @@ def reason_to_leave(
 ) -> str:
     """Returns why cuDNN's attention stays in 16 bits; empty if its operands are rounded to FP8.
 
-    Queries and keys wait no longer than they take to be rounded: see ``_units.reason_to_leave``.
+    The answer is the same for both passes, whose scores have to agree. The forward pass spares half
+    of its operations, and reads and writes operands to round them.
     """
     setting, probabilities, _ = attention.settings()
     device = DEFAULT_DEVICE if device is None or device.platform == "cpu" else device
     own, (q, k, v) = params.fused_attention(equation), (a.shape for a in equation.in_avals[:3])
-    if not _is_plain(setting) or not _is_plain(probabilities):
-        return "left alone: cuDNN takes E4M3 with one power of two for a tensor"
-    if not isinstance(probabilities.scaling, Fixed):  # pyright: ignore
-        return "left alone: cuDNN takes a constant scale for probabilities"
+    what = "left alone: cuDNN's FP8 attention"
+    constant = probabilities is not None and isinstance(probabilities.scaling, Fixed)
+    if not _is_plain(setting) or not _is_plain(probabilities) or not constant:
+        return f"{what} takes E4M3, with one power of two a tensor, of probabilities a constant one"
     if device.platform != "cuda" or not device.rate(E4M3FN, E4M3FN):
-        return f"left alone: no FP8 attention on {device.name}"
+        return f"{what} isn't on {device.name}"
     if not own.plain or any(a.size for a in equation.in_avals[UNUSED]):
-        return "left alone: cuDNN's FP8 attention has no bias, dropout, window or lengths"
+        return f"{what} has no bias, dropout, window or lengths"
     times, width = [x[2 if own.heads_first else 1] for x in (q, k)], q[3]
-    most = 256 if device.name in ("h100", "h200") else 128
+    most = 256 if device.name in HOPPER else 128
     if not all(map(is_known, (*q, *k))) or k != v or width % 16 or width > most:
-        return f"left alone: cuDNN's FP8 attention has heads of 16 n numbers, at most {most}"
+        return f"{what} has heads of 16 n numbers, at most {most}"
     if own.training and (width != 128 or any(n % 128 for n in times)):
-        return "left alone: cuDNN's FP8 attention trains heads of 128 numbers, 128 n tokens"
-    reads = 2 * (1 + (attention.operands.scaling.source == "amax"))  # pyright: ignore
-    converted = (reads + 1) * (math.prod(q) + 2 * math.prod(k)) + 3 * math.prod(q)
+        return f"{what} trains heads of 128 numbers and 128 n tokens"
+    measured = setting is not None and setting.scaling.source == "amax"
+    size = math.prod(q) + 2 * math.prod(k)
+    converted = (5 if measured else 3) * size + 3 * math.prod(q)
     spared = 2 * math.prod(q) * times[1] / device.flops if prefers_speed else math.inf
-    return "left alone: converting costs more" if converted / device.bandwidth > spared else ""
+    return TOO_SMALL if converted / device.bandwidth > spared else ""
 
 
-def _bounds(equation: Equation, given: Sequence[Rounded], own: params.FusedAttention):
+def _bounds(equation: Equation, given: Sequence[Rounded], own: params.FusedAttention) -> jax.Array:
     """Returns bounds of the scores' gradient, and of those of queries, keys and values.
 
     A row of probabilities adds up to 1, a result is at most the largest value, and rounding adds at
@@ -175,7 +193,8 @@ def _bounds(equation: Equation, given: Sequence[Rounded], own: params.FusedAtten
     rows = np.float32(q[time] * q[heads] // k[heads])
     queries, keys, values, gradient = (np.float32(E4M3FN.max) * scale for _, scale in given)
     scores = np.float32(2.5 * abs(own.scale) * q[3]) * gradient * values
-    return scores, scores * keys, scores * queries * rows, np.float32(1.25) * gradient * rows
+    others = scores * keys, scores * queries * rows, np.float32(1.25) * gradient * rows
+    return jnp.stack([scores, *others])
 
 
 # -- the kernels ---------------------------------------------------------------------------------
@@ -227,15 +246,15 @@ def _forward(rule: Call, by_program: bool, *given: jax.Array) -> list[jax.Array]
 
 def _backward(rule: Call, by_program: bool, *given: jax.Array) -> list[jax.Array]:
     *operands, scales, result, statistic, others = given
-    if by_program:
-        *arrays, gradient = _loaded(operands, scales, rule)
+    if by_program:  # with a barrier, without which they would wait for this pass in 16 bits
+        *arrays, gradient = _loaded(lax.optimization_barrier(operands), scales, rule)
         outs = rule.by_program(arrays, statistic, result.astype(rule.dtype), gradient)
         sizes = [jnp.float32(0), *(jnp.max(jnp.abs(x)).astype(jnp.float32) for x in outs)]
         return [*outs, jnp.stack(sizes)]
     rounded = _rounded if rule.narrow else lambda x, _: x
     scores, (q, k, v) = _scores(operands, scales, rule)
     shares = jnp.exp(scores - statistic[..., None])
-    gradient = _moved(widened(operands[3]).astype(jnp.float32) * scales[3], rule)
+    gradient = _moved(widened(operands[3]) * scales[3], rule)
     result = _moved(rounded(result.astype(jnp.float32), 2 * scales[2]), rule)
     slope = _product(gradient, _turned(v)) - jnp.sum(gradient * result, -1, keepdims=True)
     slope = shares * slope * rule.own.scale
@@ -279,18 +298,20 @@ def _rounded(x: jax.Array, scale: ArrayLike) -> jax.Array:
 
 
 def _times(x: jax.Array, scale: jax.Array, dtype: DTypeLike) -> jax.Array:
-    return (widened(x).astype(jnp.float32) * scale).astype(dtype)
+    if x.dtype.itemsize > 1:  # a gradient that isn't rounded, whose scale is 1
+        return x.astype(dtype)
+    return (widened(x) * scale).astype(dtype)
 
 
 def _loaded(operands: Sequence[jax.Array], scales: jax.Array, rule: Call) -> list[jax.Array]:
     return [_times(x, s, rule.dtype) for x, s in zip(operands, scales, strict=True)]
 
 
-def _types(*given: Any, rule: Call) -> list[jax.ShapeDtypeStruct]:
-    if len(given) > 4:
-        types = [jax.ShapeDtypeStruct(x.shape, rule.dtype) for x in given[:3]]
-        return [*types, jax.ShapeDtypeStruct((len(GRADIENTS),), jnp.float32)]
-    q = given[0].shape
+def _types(queries: Any, keys: Any, *others: Any, rule: Call) -> list[jax.ShapeDtypeStruct]:
+    q = queries.shape
+    if len(others) > 2:  # of the backward pass
+        types = [jax.ShapeDtypeStruct(x.shape, rule.dtype) for x in (queries, keys, keys)]
+        return [*types, jax.ShapeDtypeStruct((len(COMPUTED),), jnp.float32)]
     rows = q[:3] if rule.own.heads_first else (q[0], q[2], q[1])
     statistic = [jax.ShapeDtypeStruct(rows, jnp.float32)] if rule.own.training else []
     return [jax.ShapeDtypeStruct(q, rule.dtype), *statistic]
