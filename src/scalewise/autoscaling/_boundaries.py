@@ -43,7 +43,7 @@ from ..scalifying import (
     per_slice,
     wide_dtype,
 )
-from ._fused_attention import FUSED, results
+from ._fused_attention import FUSED, attention_results
 from ._history import OperandAmaxes
 from ._layout import force_materialize
 from ._operand_settings import GRADIENT, Operand
@@ -318,7 +318,8 @@ class Boundaries(PairInterpretation):
         if equation.direction == "backward" and not as_they_are:
             inputs = self.operands.residuals.read_late(equation, inputs)
         outs = Sending(self.setup).results(equation, inputs)
-        outs = results(self.operands, equation, inputs) if outs is None else outs
+        if outs is None:
+            outs = attention_results(self.operands, equation, inputs)
         if outs is None:
             flight, multiply = self.setup.flight, self.operands.multiply
             outs = self.by_rule(rule, flight, multiply, equation, inputs)

@@ -74,7 +74,9 @@ class Call:
         return fp8_attention(operands, scales, layout=int(own.heads_first), **options)
 
 
-def results(operands: Operands, equation: Equation, inputs: Sequence[Value]) -> list[Value] | None:
+def attention_results(
+    operands: Operands, equation: Equation, inputs: Sequence[Value]
+) -> list[Value] | None:
     """Returns the results of cuDNN's attention, under ``Recipe.attention``, with operands in FP8;
     None for other equations, and for attention that is left alone."""
     setup, attention = operands.setup, operands.setup.recipe.attention
@@ -83,7 +85,7 @@ def results(operands: Operands, equation: Equation, inputs: Sequence[Value]) -> 
     setting, probabilities, gradients = attention.settings()
     why = "left alone: keep"
     if setup.overrides.find(equation, setup) is setup:
-        why = reason_to_leave(equation, attention, setup.device, setup.prefers_speed)
+        why = why_left_alone(equation, attention, setup.device, setup.prefers_speed)
     backward = equation.name == BACKWARD
     narrow = backward and operands.amaxes is not None and _is_plain(gradients)
     if setup.record is not None:
@@ -150,7 +152,7 @@ def _is_plain(setting: Operand | None) -> bool:
     )
 
 
-def reason_to_leave(
+def why_left_alone(
     equation: Equation, attention: Attention, device: Device | None, prefers_speed: bool
 ) -> str:
     """Returns why cuDNN's attention stays in 16 bits; empty if its operands are rounded to FP8.
