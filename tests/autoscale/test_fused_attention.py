@@ -144,6 +144,33 @@ def distances(found, exact):
     return [np.linalg.norm(x - y) / np.linalg.norm(y) for x, y in pairs]
 
 
+def test_heads_may_come_before_tokens():
+    from jax._src.cudnn import fused_attention_stablehlo as fused
+
+    def turned(*arrays):
+        return [jnp.swapaxes(x, 1, 2) for x in arrays]
+
+    def heads_first(*given):
+        def attend(*given):
+            q, k, v = (2 * x for x in given)
+            return fused.dot_product_attention(q, k, v, scale=WIDTH**-0.5, qkv_layout="BNTH")
+
+        q, k, v, gradient = turned(*given)
+        out, backward = jax.vjp(attend, q, k, v)
+        return turned(out, *backward(gradient))
+
+    args = given()
+    found = jax.jit(sw.autoscale(heads_first, CURRENT))(*args)
+    expected = by_hand(*args, False, False)
+    assert max(map(unlike, found, expected)) < 0.002
+
+
+def test_logarithms_of_the_forward_kernel_are_not_rounded_for_the_backward_one():
+    given = [jax.ShapeDtypeStruct((1, 2048, n, WIDTH), jnp.bfloat16) for n in (HEADS,) * 4]
+    f = sw.autoscale(trained, dataclasses.replace(sw.recipes.fp8, device="h100"))
+    assert "f16" not in str(jax.make_jaxpr(f)(*given)).replace("bf16", "")
+
+
 def step(args, *, forget=False):
     """The first step's outputs, and how far they are from those of bfloat16; ``forget`` deletes the
     history of what the kernel computes, whose scales then come from bounds."""
