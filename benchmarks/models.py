@@ -401,7 +401,9 @@ MODELS: dict[str, Callable[[str], tuple[Callable, Make]]] = {
     "lora": lambda size: llama(SIZES[size], lora=True),
     "moe_einsum": lambda size: llama(SIZES[size] | {"hidden": 3584}, moe="einsum"),
     "moe_ragged": lambda size: llama(SIZES[size] | {"hidden": 3584}, moe="ragged"),
-    "moe_ragged_cudnn": lambda size: llama(SIZES[size] | {"hidden": 3584}, attention="cudnn", moe="ragged"),
+    "moe_ragged_cudnn": lambda size: llama(
+        SIZES[size] | {"hidden": 3584}, attention="cudnn", moe="ragged"
+    ),
     "prefill": lambda size: prefill(SIZES[size]),
     "prefill_cudnn": lambda size: prefill(SIZES[size], attention="cudnn"),
     "decode": lambda size: decode(SIZES[size]),

@@ -441,15 +441,15 @@ def has_fp8_attention() -> bool:
 def fp8_attention(
     operands: Sequence[jax.Array], scales: Sequence[ArrayLike], backward: bool, **options: Parameter
 ) -> list[jax.Array]:
-    """Calls cuDNN's FP8 attention, whose scales are float32 arrays of four axes of length 1.
+    """Calls cuDNN's FP8 attention, and returns its results with their largest magnitudes.
 
-    Forward: of queries, keys and values, with the factors by which they and the probabilities are
-    multiplied, and those by which the probabilities and the result are before they are rounded; the
-    result, two largest magnitudes and, in training, the logarithms of the exponentials' sums.
-    Backward: of these three, the result, its gradient and the logarithms, with the factors of all
-    five, of the probabilities and of the scores' gradient, and those by which probabilities, the
-    gradients of queries, keys, values and of the scores are; these three gradients, and the largest
-    magnitudes of all four.
+    Args:
+        operands: queries, keys and values; in the backward pass also the forward result, its
+            gradient, and the logarithms of the exponentials' sums, all others in E4M3.
+        scales: numbers, in the order of JAX's ``fp8_params_keys_fwd`` or ``fp8_params_keys_bwd``: a
+            ``descale`` multiplies what is read, a ``scale`` what is about to be rounded.
+        backward: whether to call the backward pass.
+        options: the primitive's other parameters.
     """
     from jax._src.cudnn import fused_attention_stablehlo as fused
 

@@ -5,6 +5,8 @@ operations is compared with the arithmetic that cuDNN documents, written with Nu
 """
 
 import dataclasses
+import math
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,9 @@ import pytest
 
 import scalewise as sw
 from arrays import normal
+from cases import nightly
 from devices import run_on_devices
+from scalewise.autoscaling import _fused_attention as fused_attention
 
 BATCH, TIME, HEADS, GROUPS, WIDTH = 1, 128, 4, 2, 128
 LATE = sw.Delayed()
@@ -111,9 +115,64 @@ def unlike(found, expected):
     return np.mean(np.abs(found - expected) > 2.0**-7 * np.abs(expected) + 1e-9)
 
 
-@pytest.mark.parametrize("causal", [False, True])
+def documented(arrays, scales, backward, *, scale, use_causal_mask, layout, is_training=True):
+    """cuDNN's kernel in float32, as the graph of cudnn-frontend has it, by the names of JAX."""
+    from jax._src.cudnn import fused_attention_stablehlo as fused
+
+    assert (layout, is_training) == (0, True)
+    named = fused.fp8_params_keys_bwd if backward else fused.fp8_params_keys_fwd
+    by = dict(zip(named, scales, strict=True))
+    *arrays, last = arrays
+    q, k, v, *others = (x.astype(jnp.float32) for x in (arrays if backward else (*arrays, last)))
+    k, v = (jnp.repeat(x, HEADS // GROUPS, 2) for x in (k, v))
+
+    def narrow(x, factor):
+        return jnp.clip(x * by[factor], -448, 448).astype(jnp.float8_e4m3fn)
+
+    def times(spec, a, b, *factors):
+        a, b = (x.astype(jnp.float32) for x in (a, b))
+        return jnp.einsum(spec, a, b) * math.prod(by[n] for n in factors)
+
+    scores = times("bqhd,bkhd->bhqk", q, k, "descale_q", "descale_k") * scale
+    if use_causal_mask:
+        scores = jnp.where(jnp.tri(TIME, dtype=bool), scores, -jnp.inf)
+    if not backward:
+        top = scores.max(-1, keepdims=True)
+        exponentials = jnp.exp(scores - top)
+        total = exponentials.sum(-1, keepdims=True)
+        out = times("bhqk,bkhd->bqhd", narrow(exponentials, "scale_s"), v, "descale_s", "descale_v")
+        out = out / total.swapaxes(1, 2)
+        sizes = (jnp.abs(x).max().reshape(1, 1, 1, 1) for x in (exponentials, out))
+        return [narrow(out, "scale_o"), *sizes, (top + jnp.log(total))[..., 0]]
+    out, gradient = others
+    shares = jnp.exp(scores - last[..., None])
+    dv = times("bhqk,bqhd->bkhd", narrow(shares, "scale_s"), gradient, "descale_s", "descale_dO")
+    slope = times("bqhd,bkhd->bhqk", gradient, v, "descale_dO", "descale_v")
+    mean = times("bqhd,bqhd->bhq", gradient, out, "descale_dO", "descale_o")
+    slope = shares * (slope - mean[..., None]) * scale
+    rounded = narrow(slope, "scale_dP")
+    dq = times("bhqk,bkhd->bqhd", rounded, k, "descale_dP", "descale_k")
+    dk = times("bhqk,bqhd->bkhd", rounded, q, "descale_dP", "descale_q")
+    dk, dv = (x.reshape(BATCH, TIME, GROUPS, -1, WIDTH).sum(3) for x in (dk, dv))
+    results = [narrow(x, n) for x, n in ((dq, "scale_dQ"), (dk, "scale_dK"), (dv, "scale_dV"))]
+    return [*results, *(jnp.abs(x).max().reshape(1, 1, 1, 1) for x in (dq, dk, dv, slope))]
+
+
+@pytest.fixture
+def with_kernel(monkeypatch):
+    """Calls :func:`documented` where a GPU would have cuDNN's kernels."""
+    monkeypatch.setattr(fused_attention, "fp8_attention", documented)
+    for name in ("forward", "backward"):
+        by_kernel = getattr(fused_attention, f"_{name}_by_kernel")
+        monkeypatch.setattr(fused_attention, f"{name}_p", SimpleNamespace(bind=by_kernel))
+
+
+@pytest.mark.parametrize("causal", [True, *nightly([False])])
 @pytest.mark.parametrize("recipe", [CURRENT, DELAYED], ids=["current", "delayed"])
-def test_without_the_kernel_its_documented_arithmetic_is_computed(recipe, causal):
+@pytest.mark.parametrize("kernel", [False, True])
+def test_the_documented_arithmetic_is_computed(kernel, recipe, causal, request):
+    if kernel:
+        request.getfixturevalue("with_kernel")
     f = sw.autoscale(lambda *x: trained(*x, is_causal=causal), recipe)
     args = given()
     if recipe is CURRENT:
