@@ -7,6 +7,8 @@ Prints one JSON line for each check, so that docs/gpu.md can say where its figur
 - blocks: the kernel that rounds to blocks against XLA's operations on the CPU, and its speed;
 - groups: the kernel for grouped products against XLA's, of numbers whose sums are exact, and the
   speed of both in FP8 and bfloat16;
+- attention: cuDNN's attention in FP8 against the same rule by XLA's operations on the CPU, and its
+  speed beside bfloat16's;
 - speed: casts beside XLA's convert and a copy;
 - train: the example GPT's loss in float32 and on the device's FP8 units;
 - steps: the steps of `benchmarks.programs` under recipes, beside bfloat16 (``plain``), FP8
@@ -272,6 +274,30 @@ def groups() -> None:
             k: round(t * 1e3, 3) for k, t in interleaved(run, 15).items()})  # fmt: skip
 
 
+# -- attention -----------------------------------------------------------------------------------
+
+
+def attention() -> None:
+    ways = ("plain", "fp8+attention", "fp8_delayed+attention")
+    for size in ("small", "full"):
+        run = {}
+        for way in ways:
+            program = programs.variant("attention_cudnn", size, way, narrow="always")
+            arguments, step = program.make(), jax.jit(program.step)
+            run[way] = partial(step, *arguments)
+            if way == "plain" or size == "full":
+                continue
+            with on_cpu():
+                there = step(*jax.device_put(arguments, jax.devices("cpu")[0]))
+            pairs = zip(*(jax.tree.leaves(x)[:4] for x in (run[way](), there)), strict=True)
+            pairs = [[np.asarray(z, np.float64) for z in pair] for pair in pairs]
+            error = [float(np.linalg.norm(x - y) / np.linalg.norm(y)) for x, y in pairs]
+            unlike = [float(np.mean(x != y)) for x, y in pairs]
+            say(check="attention", way=way, unlike=unlike, error=error)
+        times = {k: round(t * 1e3, 3) for k, t in interleaved(run, 15).items()}
+        say(check="attention speed", size=size, times_ms=times)
+
+
 # -- training ------------------------------------------------------------------------------------
 
 
@@ -366,6 +392,7 @@ PARTS = {
     "units": units,
     "blocks": blocks,
     "groups": groups,
+    "attention": attention,
     "speed": speed,
     "train": train,
 }

@@ -187,6 +187,12 @@ CHECKS: dict[Run, Expected] = {
     Run("llama", "fp8", "full"): Expected(narrow=37, kernels=390, outside=1.01, speed=1.32),
     Run("llama_cudnn", "fp8", "full"): Expected(narrow=37, kernels=365, outside=1.31, speed=1.34),
     Run("llama_scan", "fp8", "full"): Expected(narrow=45, kernels=535, outside=0.94, speed=1.34),
+    Run("llama_cudnn", "fp8_delayed+attention", "full"): Expected(
+        narrow=37, kernels=310, outside=1.15, speed=1.47, attention=4
+    ),
+    Run("attention_cudnn", "fp8+attention", "full"): Expected(
+        narrow=0, kernels=26, outside=1.8, speed=1.12, attention=1
+    ),
     Run("llama_scan_cudnn", "fp8", "full"): Expected(
         narrow=45, kernels=495, outside=1.19, speed=1.36
     ),

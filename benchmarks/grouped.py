@@ -83,11 +83,12 @@ def figures(program: Program, way: str) -> tuple[float, float, float]:
 
 def main() -> None:
     without_driver()
-    step = Program(*MODELS["moe_ragged"]("full"))
+    steps = {n: Program(*MODELS[n]("full")) for n in ("moe_ragged", "moe_ragged_cudnn")}
     programs = {
         "ragged_dot": of_products(False),
         "ragged_dot and gradients": of_products(True),
-        "training step": step,
+        "training step": steps["moe_ragged"],
+        "training step, attention by cuDNN": steps["moe_ragged_cudnn"],
     }
     print("| program | way | GFLOP in products | GB outside | bound, ms | of bf16's speed |")
     print("|---|---|---:|---:|---:|---:|")

@@ -354,6 +354,26 @@ def resnet(width, layers, batch, size=56, **_):
     return step, make
 
 
+def one_attention(tokens, heads, few):
+    """cuDNN's attention, causal, of computed queries, keys and values, with its gradients."""
+
+    def step(q, k, v, gradient):
+        def attend(*given):
+            q, k, v = (2 * x for x in given)
+            return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
+
+        out, backward = jax.vjp(attend, q, k, v)
+        return out, *backward(gradient)
+
+    def make():
+        keys = jax.random.split(jax.random.key(0), 4)
+        shapes = [(1, tokens, n, 128) for n in (heads, few, few, heads)]
+        drawn = (jax.random.normal(k, s) for k, s in zip(keys, shapes, strict=True))
+        return tuple(x.astype(jnp.bfloat16) for x in drawn)
+
+    return step, make
+
+
 SIZES = {
     "small": {
         "width": 1024, "hidden": 3584, "layers": 2, "vocabulary": 2048, "batch": 2, "tokens": 512,
@@ -367,6 +387,10 @@ IMAGES = {
     "small": {"width": 256, "layers": 2, "batch": 16},
     "full": {"width": 1024, "layers": 4, "batch": 128},
 }
+ATTENTION = {
+    "small": {"tokens": 512, "heads": 4, "few": 2},
+    "full": {"tokens": 8192, "heads": 32, "few": 8},
+}
 
 MODELS: dict[str, Callable[[str], tuple[Callable, Make]]] = {
     "llama": lambda size: llama(SIZES[size]),
@@ -377,10 +401,16 @@ MODELS: dict[str, Callable[[str], tuple[Callable, Make]]] = {
     "lora": lambda size: llama(SIZES[size], lora=True),
     "moe_einsum": lambda size: llama(SIZES[size] | {"hidden": 3584}, moe="einsum"),
     "moe_ragged": lambda size: llama(SIZES[size] | {"hidden": 3584}, moe="ragged"),
+    "moe_ragged_cudnn": lambda size: llama(
+        SIZES[size] | {"hidden": 3584}, attention="cudnn", moe="ragged"
+    ),
     "prefill": lambda size: prefill(SIZES[size]),
     "prefill_cudnn": lambda size: prefill(SIZES[size], attention="cudnn"),
     "decode": lambda size: decode(SIZES[size]),
     "decode_fp8_cache": lambda size: decode(SIZES[size]),
+    "attention_cudnn": lambda size: one_attention(
+        *((8192, 32, 8) if size == "full" else (512, 4, 2))
+    ),
     "vit": lambda size: vit(**IMAGES[size]),
     "resnet": lambda size: resnet(**IMAGES[size]),
 }
@@ -396,7 +426,7 @@ def model(name: str, size: str, recipe: str) -> tuple[Callable, Make]:
 
     def stored():
         arguments = list(make())
-        arguments[STORED[name]] = sw.quantize_params(arguments[STORED[name]], recipe)
+        arguments[STORED[name]] = sw.quantize_params(arguments[STORED[name]], recipe.split("+")[0])
         if name == "decode_fp8_cache":  # keys and values, with a scale for each head
             arguments[1] = jax.tree.map(lambda x: sw.quantize(x, "e4m3fn", axis=2), arguments[1])
         return tuple(arguments)
@@ -408,5 +438,5 @@ def without_driver() -> None:
     """Lets JAX lower cuDNN's attention where no driver tells it of a device."""
     from jax._src.cudnn import fused_attention_stablehlo as attention
 
-    attention.check_cudnn_version = lambda: 91000
+    attention.check_cudnn_version = lambda: 91100
     attention.check_compute_capability = lambda *_: True

@@ -244,9 +244,12 @@ def under(
     if recipe in BY_HAND:
         return program
     name, _, attention = recipe.partition("+")
+    of_name: Any = sw.recipes.CATALOGUE[name]
+    late = sw.Operand("e4m3fn", of_name.products.scaling)
+    own = sw.Attention(late, gradients=late) if of_name.is_delayed else sw.Attention()
     chosen = dataclasses.replace(
-        sw.recipes.CATALOGUE[name],
-        attention=sw.Attention() if attention else None,
+        of_name,
+        attention=own if attention else None,
         device=device,
         narrow=narrow,  # pyright: ignore[reportArgumentType]
     )

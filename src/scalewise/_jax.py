@@ -430,6 +430,34 @@ def compiles_gpu_kernels() -> bool:
     return True
 
 
+def has_fp8_attention() -> bool:
+    """Returns whether the cuDNN of this process has attention in FP8: 9.1 and later, not 9.10.0."""
+    from jax._src.cudnn import fused_attention_stablehlo as fused
+
+    version = fused.check_cudnn_version()
+    return version >= 90100 and version != 91000
+
+
+def fp8_attention(
+    operands: Sequence[jax.Array], scales: Sequence[ArrayLike], backward: bool, **options: Parameter
+) -> list[jax.Array]:
+    """Calls cuDNN's FP8 attention, and returns its results with their largest magnitudes.
+
+    Args:
+        operands: queries, keys and values; in the backward pass also the forward result, its
+            gradient, and the logarithms of the exponentials' sums, all others in E4M3.
+        scales: numbers, in the order of JAX's ``fp8_params_keys_fwd`` or ``fp8_params_keys_bwd``: a
+            ``descale`` multiplies what is read, a ``scale`` what is about to be rounded.
+        backward: whether to call the backward pass.
+        options: the primitive's other parameters.
+    """
+    from jax._src.cudnn import fused_attention_stablehlo as fused
+
+    name = f"_dot_product_attention_fp8_{'bwd' if backward else 'fwd'}_p_wrapper"
+    one = (jnp.asarray(x, jnp.float32).reshape(1, 1, 1, 1) for x in scales)
+    return getattr(fused, name).bind(*operands, *one, **options)
+
+
 def is_exported(ctx: mlir.LoweringRuleContext) -> bool:
     """Returns whether a program is lowered by ``jax.export``, which allows only stable operations.
 

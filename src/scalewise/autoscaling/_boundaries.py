@@ -43,6 +43,7 @@ from ..scalifying import (
     per_slice,
     wide_dtype,
 )
+from ._fused_attention import FUSED, attention_results
 from ._history import OperandAmaxes
 from ._layout import force_materialize
 from ._operand_settings import GRADIENT, Operand
@@ -65,9 +66,10 @@ from ._setup import Setup
 from ._value import StoredValue, holds, store_value
 
 PERMUTES = having("same_order") | {"convert_element_type", "transpose"}
-# cuDNN's attention stays in the program's 16 bits, as recipes leave attention's products in theirs
+# cuDNN's attention has a rule of its own: see ``_fused_attention``
 OPAQUE = frozenset(name for name in KERNELS if not name.startswith("dot_product_attention"))
 MASKS = having("masks")
+COUNTED = MULTIPLIES | frozenset(FUSED)  # whose operands have histories
 # Sums of gradients with at least this many elements are computed once: see `force_materialize`.
 MATERIALIZED_SIZE = 4096
 
@@ -282,7 +284,7 @@ class Boundaries(PairInterpretation):
     def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         """Runs one equation; with delayed scaling the state is each operand's largest magnitude."""
         by, newest = self, dict[str, jax.Array]()
-        if self.amaxes is not None and state and equation.name in MULTIPLIES:
+        if self.amaxes is not None and state and equation.name in COUNTED:
             by = self.with_amaxes(dataclasses.replace(self.amaxes, newest=newest))
         outs = by._applied(equation, inputs)
         if newest:
@@ -297,7 +299,7 @@ class Boundaries(PairInterpretation):
             transposed = x.transposed(params.permutation(equation))
             if transposed is not None:
                 return [transposed]
-        if equation.name in (OPAQUE if self.recipe.attention is None else KERNELS):
+        if equation.name in OPAQUE:
             self.overrides.warn(equation)
         for same in (moved, assigned, self._moved):
             if (found := same(equation, inputs)) is not None:
@@ -312,10 +314,12 @@ class Boundaries(PairInterpretation):
             inputs = [_added(equation, i, x) for i, x in enumerate(inputs)]
         origin = _origin(equation, inputs, rule.family)
         # a kernel gets the numbers that the forward one has returned
-        as_they_are = rule.family in (Family.CONTRACTION, Family.KERNEL)
+        as_they_are = rule.family is Family.CONTRACTION or equation.name in KERNELS
         if equation.direction == "backward" and not as_they_are:
             inputs = self.operands.residuals.read_late(equation, inputs)
         outs = Sending(self.setup).results(equation, inputs)
+        if outs is None:
+            outs = attention_results(self.operands, equation, inputs)
         if outs is None:
             flight, multiply = self.setup.flight, self.operands.multiply
             outs = self.by_rule(rule, flight, multiply, equation, inputs)

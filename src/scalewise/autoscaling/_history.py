@@ -87,16 +87,17 @@ class OperandAmaxes:
             return FixedAmax(jnp.where(past > 0, past, largest), scaling.power_of_two)
         if self.earlier is None:
             return Amax(scaling.power_of_two)
-        return FixedAmax(self._earlier(operand_id), scaling.power_of_two)
+        return FixedAmax(self.largest_before(operand_id), scaling.power_of_two)
 
     def record(self, operand_id: str, largest: jax.Array) -> None:
         """Records the largest magnitude of an operand, whose copy may be shared by others."""
         if self.newest is not None:
-            self._earlier(operand_id)
+            self.largest_before(operand_id)
             self.seen.add(operand_id)
             self.newest[operand_id] = largest
 
-    def _earlier(self, operand_id: str) -> jax.Array:
+    def largest_before(self, operand_id: str) -> jax.Array:
+        """Returns an operand's largest magnitude in earlier steps; 0 if there were none."""
         if self.earlier is None:
             return jnp.float32(0)
         if operand_id not in self.earlier:

@@ -1,4 +1,4 @@
-"""Primitives that a kernel of our own computes on NVIDIA's GPUs, and XLA everywhere else."""
+"""Primitives that a kernel computes on NVIDIA's GPUs, and XLA everywhere else."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def kernel_primitive(
     by_kernel: Callable[..., list[jax.Array]],
     by_xla: Callable[..., list[jax.Array]],
     types: Callable[..., list[jax.ShapeDtypeStruct]],
+    available: Callable[[], bool] = compiles_gpu_kernels,
 ) -> jex.Primitive:
     """Returns a primitive that is lowered to a kernel for CUDA, and to XLA's operations elsewhere.
 
@@ -37,12 +38,13 @@ def kernel_primitive(
         name: the primitive's.
         by_kernel, by_xla: functions of the operands and ``rule``, the one parameter.
         types: a function of the operands' types and ``rule`` that returns those of the results.
+        available: whether the kernel can be compiled here.
     """
     primitive = jex.Primitive(name)
     primitive.multiple_results = True
 
     def lower(ctx: mlir.LoweringRuleContext, *operands: mlir.ir.Value, rule: Any):
-        plain = is_partitioned(ctx) or is_exported(ctx) or not compiles_gpu_kernels()
+        plain = is_partitioned(ctx) or is_exported(ctx) or not available()
         with without_varying_types():  # which Pallas doesn't infer
             avals = [ShapedArray(a.shape, a.dtype) for a in ctx.avals_in]  # pyright: ignore
             inlined = mlir.lower_fun(by_xla if plain else by_kernel)

@@ -282,6 +282,11 @@ class Attention:
     block format has one scale for n rows, and rotates queries and keys ("incoherent processing").
     A Hadamard transform is left out of products of which another operand has none.
 
+    A call of cuDNN's attention (``implementation="cudnn"``) is computed by its FP8 kernel where a
+    program is lowered for an H100, H200 or B200, and emulated elsewhere. It takes E4M3 with one
+    scale for a tensor, and gradients in E4M3 with scales from a history; with other ``gradients``
+    its backward pass has 16 bits. Where it can't be called, the program's own is, with a warning.
+
     Each field is an :class:`Operand` or a format.
 
     Attributes:

@@ -298,13 +298,13 @@ def count_work(jaxpr: Jaxpr) -> int:
 
 
 def warn_kernel(equation: Equation, transformation: str, advice: str = "", what: str = "") -> None:
-    """Warns, with the source line, if floats pass through an equation that can't be transformed, or
-    of ``what`` else it does.
+    """Warns, with the source line, of ``what`` an equation does; without it, if floats pass through
+    an equation that can't be transformed.
 
     Python shows a warning of the same text once.
     """
     through = all(any(map(is_inexact, x)) for x in (equation.in_avals, equation.out_avals))
-    if equation.name in KERNELS and through and _hides(equation):
+    if not what and equation.name in KERNELS and through and _hides(equation):
         what = (
             "can't be transformed: it gets plain numbers, and its inside computes in the program's "
             "own dtypes."

@@ -132,6 +132,26 @@ def jit(equation: HasParams) -> Jit:
     return Jit(body(equation), read(equation, "name"), options, *shardings)
 
 
+class FusedAttention(NamedTuple):
+    """The parameters of cuDNN's attention; ``plain`` if it has no dropout, window or function of
+    scores, and no mask but that of causal attention."""
+
+    scale: float
+    causal: bool
+    heads_first: bool
+    training: bool
+    plain: bool
+
+
+def fused_attention(equation: HasParams) -> FusedAttention:
+    mask = read(equation, "mask_type").name
+    others = (read(equation, x, default=None) for x in ("sliding_window_length", "score_mod"))
+    plain = mask in ("NO_MASK", "CAUSAL") and not read(equation, "dropout_rate")
+    plain = plain and all(x is None for x in others)
+    layout, training = read(equation, "layout"), read(equation, "is_training", default=True)
+    return FusedAttention(read(equation, "scale"), mask == "CAUSAL", layout == 1, training, plain)
+
+
 class While(NamedTuple):
     condition: Jaxpr
     condition_consts: int
