@@ -206,6 +206,34 @@ def check_edit(name, tmp_path):
         assert again.relative <= max(2 * finding.error_after, 2.0**-8)
 
 
+def test_what_an_edited_line_reads_is_edited_if_its_gradient_overflows(tmp_path):
+    """``jnp.float32(squares)`` alone would round the gradient of the squares to FP16 again."""
+    path = tmp_path / "root.py"
+    path.write_text(
+        "import jax\nimport jax.numpy as jnp\n\n\ndef loss(x, w):\n"
+        "    squares = jnp.sum(x**2, -1, keepdims=True) / x.shape[-1]\n"
+        "    return jnp.sum(w * x / jnp.sqrt(squares + 1e-8)) / 8\n\n\n"
+        "def slope(x, w):\n    return jax.grad(loss)(x, w) / 2048\n"
+    )
+    report = sw.audit(loaded(path).slope, "fp16")(normal(3, (4, 16)) * 2e-3, normal(4, (4, 16)))
+    after = [x for edit in report.edits for x in edit.after]
+    assert "    squares = jnp.sum(jnp.float32(x)**2, -1, keepdims=True) / x.shape[-1]" in after
+
+
+def test_two_faults_that_hide_each_other_are_fixed_together(tmp_path):
+    """Without the softmax its sum is infinite, and without the constant the logarithm of 0 is."""
+    path = tmp_path / "entropy.py"
+    path.write_text(
+        "import jax\nimport jax.numpy as jnp\n\n\ndef entropy(z):\n    e = jnp.exp(z)\n"
+        "    q = e / jnp.sum(e, -1, keepdims=True)\n    return jnp.log(q + 1e-9) / 16\n"
+    )
+    x = jnp.array([[300.0, 290.0, 100.0], [200.0, 195.0, 0.0]])
+    report = sw.audit(loaded(path).entropy, "fp16")(x)
+    assert report.findings[0].kind == "overflow"
+    assert not report.error_fixed.non_finite
+    assert "    q = jax.nn.softmax(z, axis=-1)" in [x for e in report.edits for x in e.after]
+
+
 LOOPS = """
 import jax, jax.numpy as jnp
 
@@ -295,7 +323,7 @@ def test_an_edit_that_regains_a_lost_change_is_printed(tmp_path):
     step, x = loaded(path).step, normal(1, (16, 8))
     report = sw.audit(step, "bf16")({"w": normal(2, (8, 4))}, x)
     with jax.numpy_dtype_promotion("standard"):
-        _, edit = report.edits
+        *_, edit = report.edits
     assert edit.after == (
         "    return jax.tree.map(lambda a, b: jnp.float32(a) - 1e-4 * jnp.float32(b), p, g)",
     )
@@ -628,11 +656,11 @@ def test_an_edit_without_the_error_predicted_is_not_printed(monkeypatch):
         own = "        return jnp.sum(x * x, -1)"
         edit = Edit(__file__, line, (own,), (f"        return {other}",))
         for module in (_report, _terminal):
-            monkeypatch.setattr(module, "edits", lambda *_, edit=edit: [edit])
+            monkeypatch.setattr(module, "edits", lambda *_, edit=edit, **__: [edit])
         report = sw.audit(f, "fp16")(50 * NORMAL)
         assert report.edits == ()
         assert _terminal.NO_EDIT in shown(report)
-    monkeypatch.setattr(_report, "edits", lambda *_: [Edit(__file__, line, ("gone",), ("",))])
+    monkeypatch.setattr(_report, "edits", lambda *_, **__: [Edit(__file__, line, ("gone",), ("",))])
     assert sw.audit(f, "fp16")(50 * NORMAL).edits == ()
 
 

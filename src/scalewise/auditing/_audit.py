@@ -361,7 +361,7 @@ def _report(
         error_float32=search.float32_error,
         gradients=gradients_of(outcome.made),
         gradients_fixed=gradients_of(after.made),
-        wide=search.word,
+        wide="float64" if search.double else "float32",
         interrupted=search.interrupted,
         outputs=outcome.outputs or _decision_outputs(outcome),
         equations=tuple(outcome.equations),

@@ -33,15 +33,16 @@ class NotEditableError(Exception):
 
 
 def as_predicted(
-    some: Sequence[tuple[Finding, Sequence[Edit]]], run: Callable[[], OutputError],
-    before: OutputError, predicted: OutputError, precision: int,
+    some: Sequence[tuple[Finding, Sequence[Edit]]], more: Sequence[Edit],
+    run: Callable[[], OutputError], before: OutputError, predicted: OutputError, precision: int,
 ) -> tuple[Edit, ...]:  # fmt: skip
     """Returns edits after which the program has the error that the audit predicts; () if none do.
 
-    All edits are tried, then those of the first finding alone.
+    All edits are tried, then those of the first finding alone, then more.
 
     Args:
         some: findings and what to edit for their fixes.
+        more: edits of further lines as well.
         run: audits the program, without looking for fixes.
         before: the error without edits.
         predicted: the error with all fixes.
@@ -52,6 +53,8 @@ def as_predicted(
     if len(some) > 1:
         first, own = some[0]
         choices.append((own, OutputError(first.non_finite_after, first.error_after)))
+    if not set(more) <= set(every):
+        choices.append((list(dict.fromkeys(more)), predicted))
     for edits, error in choices:
         try:
             with edited(edits), warnings.catch_warnings(action="ignore"):
@@ -62,7 +65,8 @@ def as_predicted(
         fits = after.non_finite <= error.non_finite and after.relative <= largest
         # of a fix that the outputs hardly show, the edit's error is the fix's
         hardly = not better(error, before, ENOUGH)
-        same = after.relative <= (error.relative + before.relative) / 2 < before.relative
+        same = after.relative <= (error.relative + before.relative) / 2
+        same = same and after.relative < before.relative
         if fits and (same or after.regained if hardly else better(after, before, ENOUGH)):
             return tuple(edits)
     return ()

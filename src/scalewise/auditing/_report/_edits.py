@@ -10,7 +10,7 @@ import linecache
 import re
 import sys
 import tokenize
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,15 +38,16 @@ MODULES = {
 }  # fmt: skip
 
 
-def edits(report: Summary, finding: Finding) -> list[Edit]:
+def edits(report: Summary, finding: Finding, *, sources: bool = False) -> list[Edit]:
     """A constant is replaced where it is written, a library's by the argument that changes it.
-    Lines that are computed in float32 get their operands converted. A module that they need, and
-    that the file doesn't import, is imported."""
-    found = _of_fix(report, finding)
+    Lines that are computed in float32 get their operands converted; with ``sources`` also those
+    that compute what they read, since a conversion rounds the gradient that it passes on. A module
+    that they need, and that the file doesn't import, is imported."""
+    found = _of_fix(report, finding, sources)
     return [*_new_imports(found), *found]
 
 
-def _of_fix(report: Summary, finding: Finding) -> list[Edit]:
+def _of_fix(report: Summary, finding: Finding, sources: bool) -> list[Edit]:
     fix = finding.fix
     if fix is None or (finding.file is None and not finding.callers):
         return []
@@ -77,7 +78,9 @@ def _of_fix(report: Summary, finding: Finding) -> list[Edit]:
     for e in chosen:
         if e.file and not e.caller:
             files.setdefault(e.file, {}).setdefault(e.line, []).append(e)
-    parts += [_widened(file, lines, fix.word) for file, lines in sorted(files.items())]
+    for file, lines in sorted(files.items()):
+        more = dict.fromkeys(_sources(file, lines), ()) if sources else {}
+        parts.append([*_widened(file, {**more, **lines}, fix.word)])
     found = [x for some in parts for x in some]
     return [x for x in found if x] if all(parts) and all(found) else []
 
@@ -340,13 +343,16 @@ def _argument(
 
 
 def _called_with(library: str, file: str, line: int, dtype: str) -> Edit | None:
-    """Returns the edit of a library's call at a line, whose trees of arrays get a dtype."""
+    """Returns the edit of a library's call at a line, whose trees of arrays get a dtype; with
+    keywords alone, the object whose method is called is one of them."""
     tree = _tree(file)
     node, names = (_statement(tree, line), _imports(tree)) if tree else (None, {})
     found = [x for x in ast.walk(node) if isinstance(x, ast.Call)] if node else []
     calls = [(x, _resolved(x.func, names)) for x in found]
     # what isn't imported may be a method of an object that the library has made
-    own = [x for x, f in calls if _is_of(f, library)] or [x for x, f in calls if f is None]
+    unknown = (x for x, f in calls if f is None)
+    methods = {x: x.func.value for x in unknown if isinstance(x.func, ast.Attribute)}
+    own = [x for x, f in calls if _is_of(f, library)] or [*methods]
     if node is None or not own:
         return None
     numpy, source = numpy_in(names), "".join(linecache.getlines(file))
@@ -354,8 +360,10 @@ def _called_with(library: str, file: str, line: int, dtype: str) -> Edit | None:
     arrays = [*itertools.takewhile(lambda x: not isinstance(x, fixed), given.args)]
     if len(arrays) < 2:
         keywords = [x.value for x in given.keywords if not isinstance(x.value, fixed)]
-        new = f"jax.tree.map({numpy}.{dtype}, {{}})"
-        changes = [(x, new.format(text_of(x, source))) for x in arrays or keywords]
+        parts = [(x, f"{numpy}.{dtype}") for x in arrays or keywords]
+        if given in methods and not arrays:  # of a state, which has integers
+            parts.append((methods[given], each(numpy, dtype)))
+        changes = [(x, f"jax.tree.map({f}, {text_of(x, source)})") for x, f in parts]
         return spliced(file, *_span(node), changes)
     texts = ", ".join(text_of(x, source) for x in arrays)
     span = ast.Tuple(
@@ -492,6 +500,17 @@ def _widened(
         change = partial(converted, parts=parts, first=first, names=names, dtype=dtype, trees=trees)
         edits.append(_edited(file, first, last, change))
     return [x for x in edits if x] if all(edits) else []
+
+
+def _sources(file: str, lines: Iterable[int]) -> Iterator[int]:
+    """Yields the lines that give a name to what some lines read, in the same function."""
+    tree = _tree(file) or ast.Module([], [])
+    for line in lines:
+        names = (x for own in _statements(tree, line) for x in ast.walk(own))
+        read = {x.id for x in names if isinstance(x, ast.Name)}
+        for node in ast.walk(_function(tree, line)):
+            if isinstance(node, ast.stmt) and node.lineno < line and targets(node) & read:
+                yield node.lineno
 
 
 def _span(node: ast.stmt) -> tuple[int, int]:

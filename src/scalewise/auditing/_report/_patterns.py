@@ -73,7 +73,8 @@ PATTERNS: Mapping[str, Sequence[tuple[str, str]]] = {
     "ops.l2_norm": [
         (
             "sqrt(sum(sum(square(X), A) for V in Y))",
-            "scalewise.ops.l2_norm(jnp.stack([scalewise.ops.l2_norm(X, axis=A) for V in Y]), axis=0)",
+            "scalewise.ops.l2_norm("
+            "jnp.stack([scalewise.ops.l2_norm(X, axis=A) for V in Y]), axis=0)",
         ),
         (
             "sqrt(sum(sum(square(X), ...) for V in Y))",

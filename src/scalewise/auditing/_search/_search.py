@@ -7,6 +7,8 @@ import functools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from ..._output import Tell, counted, place
 from ...formats import FP32, Format, Saturation
 from .._run._causes import Causes
@@ -269,8 +271,24 @@ def _choose_width(search: Search, start: Outcome) -> None:
     search.now = search.trial(search.start(), start)
 
 
+def _choose_again(search: Search) -> None:
+    """Lets further fixes compute in float32 if this is enough besides those accepted."""
+    narrow = search.fmt.mantissa_bits < FP32.mantissa_bits
+    if not (narrow and search.trials > 0 and getattr(search.current, "double", False)):
+        return
+    setting = dataclasses.replace(search.current, double=False)
+    as_before = (setting.formats == search.start().formats) | np.isnan(setting.formats)
+    after = search.run(_widened(search, setting, np.flatnonzero(as_before.all(axis=1)).tolist()))
+    if not after.error.non_finite and after.error.relative < unusable(search.fmt.precision):
+        search.now = search.trial(setting, search.outcome)
+
+
 def _all_wide(search: Search) -> FormatChoice:
-    every = search.start().widened(range(len(search.start().formats)))
+    return _widened(search, search.start(), range(len(search.start().formats)))
+
+
+def _widened(search: Search, setting: FormatChoice, indices: Sequence[int]) -> FormatChoice:
+    every = setting.widened(indices)
     for literal in search.literals:
         every = every.with_constant(literal.number, literal.number)
     return every.without_limits(search.limits)
@@ -289,7 +307,9 @@ def largest_share(search: Search) -> str:
 
 def _explain_all(search: Search, given_up: set[str]) -> None:
     while (stage := _failing(search, given_up)) is not None and search.trials > 0:
-        if not _explain(search, stage):
+        if _explain(search, stage):
+            _choose_again(search)
+        else:
             given_up.add(stage.name)
             search.found += _unexplained(search, stage, tried=True)
 
@@ -366,7 +386,30 @@ def _explain(search: Search, stage: StageError) -> bool:
         _fix_line(search, stage, lead, "format")
         or widen(search, stage)
         or _fix_line(search, stage, lead, "last")
+        or _fix_two(search, stage, lead)
     )
+
+
+def _fix_two(search: Search, stage: StageError, lead: Suspect) -> bool:
+    """Accepts a fix of a line after which another line makes the error, with a fix of that."""
+    what, now, found = finding_of(search, lead, search.now, stage), search.now, search.found
+    for fix in _options(search, lead, what, "format"):
+        trial = search.attempt(fix, again=True)
+        other = next(iter(search.suspects(trial, stage.name)), None) if trial else None
+        if trial is None or other is None or other.of_user == lead.of_user:
+            continue
+        search.found = [*found]
+        search.accept(fix, trial, [what], stage.name)
+        if _fix_line(search, stage, other, "format"):
+            first, second = search.found[len(found)], search.found[-1]
+            text = f"{fix}, together with {second.fix}"
+            search.found[len(found)] = dataclasses.replace(
+                first, fix=dataclasses.replace(first.fix or fix, text=text, all_lines=fix.text),
+                error_after=second.error_after, non_finite_after=second.non_finite_after,
+            )  # fmt: skip
+            return True
+        search.found, search.now, search.session.before = found, now, now.outcome.made
+    return False
 
 
 def _fix_line(search: Search, stage: StageError, suspect: Suspect, run: str) -> bool:
