@@ -33,7 +33,7 @@ class NotEditableError(Exception):
 
 
 def as_predicted(
-    some: Sequence[tuple[Finding, Sequence[Edit]]], more: Sequence[Edit],
+    some: Sequence[tuple[Finding, Sequence[Edit]]], more: Callable[[], Sequence[Edit]],
     run: Callable[[], OutputError], before: OutputError, predicted: OutputError, precision: int,
 ) -> tuple[Edit, ...]:  # fmt: skip
     """Returns edits after which the program has the error that the audit predicts; () if none do.
@@ -42,20 +42,23 @@ def as_predicted(
 
     Args:
         some: findings and what to edit for their fixes.
-        more: edits of further lines as well.
+        more: returns edits of further lines as well.
         run: audits the program, without looking for fixes.
         before: the error without edits.
         predicted: the error with all fixes.
         precision: of the low format.
     """
-    every = list(dict.fromkeys(edit for _, own in some for edit in own))
-    choices: list[tuple[Sequence[Edit], OutputError]] = [(every, predicted)]
-    if len(some) > 1:
-        first, own = some[0]
-        choices.append((own, OutputError(first.non_finite_after, first.error_after)))
-    if not set(more) <= set(every):
-        choices.append((list(dict.fromkeys(more)), predicted))
-    for edits, error in choices:
+    every = dict.fromkeys(edit for _, own in some for edit in own)
+
+    def choices() -> Iterator[tuple[Sequence[Edit], OutputError]]:
+        yield [*every], predicted
+        if len(some) > 1:
+            first, own = some[0]
+            yield own, OutputError(first.non_finite_after, first.error_after)
+        if (others := dict.fromkeys(more())) != every:
+            yield [*others], predicted
+
+    for edits, error in choices():
         try:
             with edited(edits), warnings.catch_warnings(action="ignore"):
                 after = run()

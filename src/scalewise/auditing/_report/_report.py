@@ -101,7 +101,10 @@ class Report(Summary, Saved):
         if self.run_again is None or not some:
             return ()
         run, precision = self.run_again, self.precision
-        more = [edit for x, _ in some for edit in edits(self, x, sources=True)]
+
+        def more() -> list[Edit]:
+            return [edit for x, _ in some for edit in edits(self, x, sources=True)]
+
         return as_predicted(some, more, run, self.error, self.error_fixed, precision)
 
     @property
