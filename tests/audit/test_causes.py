@@ -260,7 +260,7 @@ FOUND = {  # function, arguments, format; the kinds and the fix's first words th
         "float32 for",
     ),
     "capacity": (capacity, (jnp.ones(400),), "bf16", {"swamping"}, "float32 for"),
-    "triplet": (triplet, (TRIPLES,), "fp16", {"underflow"}, "6.1e-05 in place of 1e-12"),
+    "triplet": (triplet, (TRIPLES,), "fp16", {"underflow"}, "float32 for"),
     "distances": (
         distances, (normal(0, 8, 3) + 6, normal(1, 12, 3) + 6), "c=bf16", {"amplified"},
         "Rule('full', primitive='dot_general'",
