@@ -141,17 +141,9 @@ def relative_error(got, want):
     return error / np.linalg.norm(want) if error else 0.0
 
 
-def skip_unavailable(name, interpretation):
-    if name == "matrix_exponential" and interpretation in ("autocast-float16", "emulate-fp16"):
-        pytest.skip(
-            "its coefficients, up to 6e16, are beyond FP16's range, which has no scales here"
-        )
-
-
 @pytest.mark.filterwarnings(UNROUNDED)
 @pytest.mark.parametrize(("name", "interpretation"), nightly(MATRIX, but=FEW))
 def test_a_feature_under_an_interpretation(name, interpretation):
-    skip_unavailable(name, interpretation)
     want, contracts, own = expected(name)
     got = _arrays(FEATURES[name](INTERPRETATIONS[interpretation]))
     allowed = max(tolerance(interpretation, contracts), 6 * own)
