@@ -187,7 +187,8 @@ def compare(got, want, rtol, share):
 @pytest.mark.parametrize(
     ("recipe", "rows"),
     [("scalify", ROWS), ("fp16_every_op", ROWS),
-     ("fp16", {"mask": ROWS["mask added twice"]}), *nightly([("scalify", ALL), ("fp16_every_op", ALL)])],
+     ("fp16", {"mask": ROWS["mask added twice"]}),
+     *nightly([("scalify", ALL), ("fp16_every_op", ALL)])],
 )  # fmt: skip
 def test_a_program_gives_what_float32_gives(recipe, rows):
     def together(t):
