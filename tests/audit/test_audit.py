@@ -71,19 +71,6 @@ def test_underflow_of_gradients_is_fixed_by_a_loss_scale():
     assert worst.error_after < 0.2 * worst.error_before
 
 
-def test_iteration_of_an_overflow_in_a_loop():
-    def f(x):
-        def body(c, _):
-            return c * 4.0, None  # 4^8 overflows
-
-        return jax.lax.scan(body, x, None, length=10)[0] * 1e-6
-
-    report = sw.audit(f, "fp16", trials=3)(jnp.float32(1.0))
-    worst = report.findings[0]
-    assert worst.iteration == 7
-    assert worst.line == line_of("return c * 4.0, None")
-
-
 def test_masks_and_guarded_nans_are_no_findings():
     """JAX's eager debug_nans and debug_infs raise on them (spurious errors: jax #5698)."""
 
@@ -199,15 +186,6 @@ def test_arguments_that_the_format_cannot_hold():
     assert not [stats for stats in report.equations if stats["overflowed"]]
 
 
-def test_a_mask_that_becomes_infinite_is_no_overflow():
-    def f(x):
-        scores = jnp.where(x > 0, x, jnp.finfo(jnp.float32).min)
-        return jax.nn.softmax(scores)
-
-    report = sw.audit(f, "fp16", trials=2)(jnp.array([1.0, -1.0, 2.0]))
-    assert not [k for k in (*report.findings, *report.unfixed) if k.kind == "overflow"]
-
-
 def test_updates_lost_and_loss_scales():
     """arXiv 1710.03740: a weight 2048 times its update loses it; 2^-27 needs a scale of 8."""
 
@@ -264,13 +242,6 @@ def test_each_step_gets_its_batch():
     ):
         with pytest.raises(ValueError, match=message):
             sw.audit(step, "fp16", steps=3, batches=batches)(w)
-
-
-def test_no_finding_on_an_exact_function():
-    report = sw.audit(lambda x: x * 2.0, "fp16")(jnp.ones(4))
-    assert report.findings == ()
-    assert report.error == sw.audit(lambda x: x * 2.0, "bf16")(jnp.ones(4)).error
-    assert "No fix was tried, since no operation needs one." in shown(report)
 
 
 def shown(report, **options):
