@@ -303,33 +303,6 @@ def test_a_policys_run_equals_autocast_to_the_bit(wrap):
     np.testing.assert_allclose(reference[0], wrap(f)(w, x), rtol=1e-5)
 
 
-MESH = """
-    import jax, jax.numpy as jnp, numpy as np, scalewise as sw
-    from jax.sharding import NamedSharding, PartitionSpec as P
-    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
-    w = jax.random.normal(jax.random.key(0), (8, 4))
-    x = jax.device_put(300.0 * jnp.ones((4, 8)), NamedSharding(mesh, P("d")))
-
-    def f(w, x):
-        def body(w, x):
-            return jax.lax.psum(jnp.max(x @ w), "d")
-        return jax.shard_map(body, mesh=mesh, in_specs=(P(), P("d")), out_specs=P())(w, x)
-
-    report = sw.audit(f, "bf16", trials=0)(w, x)
-    want = f(w, x)
-    error = abs(sw.emulate(f, "bf16")(w, x) - want) / want
-    np.testing.assert_allclose(report.error.relative, error, rtol=1e-3)
-    dot = next(e for e in report.equations if e.primitive == "dot_general")
-    assert dot["elements"] == 4 * 4 and dot["visits"] == 1
-    assert dot.introduced > 0 and report.outputs[0][1] == report.error
-"""
-
-
-@pytest.mark.slow
-def test_a_mesh_of_devices():
-    run_on_devices(2, MESH)
-
-
 COLLECTIVES = """
     import jax, jax.numpy as jnp, numpy as np, scalewise as sw
     from jax import lax

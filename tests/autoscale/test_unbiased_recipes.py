@@ -12,7 +12,6 @@ import pytest
 import scalewise as sw
 from arrays import normal
 from cases import nightly, refused
-from devices import run_on_devices
 from scalewise.autoscaling._keys import hadamard_signs, hadamard_transform
 from scalewise.formats import NVFP4
 from transcribed import E2M1, nvidia, quest, transformed
@@ -246,41 +245,6 @@ def test_recipes_of_products_lower_for_gpus_and_tpus(name, device):
     # the products of FP4 blocks go to the units that a B200 has, all others to 16 bits
     native = device == "b200" and recipe.products.formats()[0][0] == NVFP4
     assert ("block_scaled_dot" in lowered) == native
-
-
-@pytest.mark.slow
-def test_recipes_of_products_inside_a_checking_shard_map():
-    run_on_devices(2, SHARDED)
-
-
-SHARDED = """
-import jax, jax.numpy as jnp
-from jax.sharding import AxisType, PartitionSpec as P
-import scalewise as sw
-
-mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
-W = jax.random.normal(jax.random.key(0), (32, 32)) / 6
-X = jax.random.normal(jax.random.key(1), (64, 32))
-
-
-def loss(w, x):
-    h = jax.lax.scan(lambda h, _: (jnp.tanh(h @ w) + h, None), x, None, length=2)[0]
-    return jax.lax.pmean(jnp.mean(jnp.square(h @ w.T)), "d")
-
-
-def mapped(f):
-    return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=(P(), P("d")), out_specs=P()))
-
-
-for name, recipe in sw.recipes.CATALOGUE.items():  # what fails, fails while it is traced
-    if isinstance(recipe, sw.Recipe) and recipe.products.short_form is None:
-        assert jax.eval_shape(mapped(jax.grad(sw.autoscale(loss, name))), W, X).shape == W.shape
-        outside = sw.autoscale(jax.grad(mapped(loss)), name)
-        assert jax.eval_shape(outside, W, X).shape == W.shape
-want = mapped(jax.grad(loss))(W, X)
-got = mapped(jax.grad(sw.autoscale(loss, "quartet2")))(W, X)
-assert jnp.linalg.norm(got - want) < 0.5 * jnp.linalg.norm(want)
-"""
 
 
 test_bad_input_is_refused = refused(
