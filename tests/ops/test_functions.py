@@ -92,6 +92,20 @@ def test_what_native_arithmetic_costs():
     assert wide.max_ulp <= 0.5
 
 
+@pytest.mark.slow
+def test_casts_to_fp16_over_every_float32_number():
+    """Exhaustive; the largest relative error is 1/3 at 1.5 * 2^-24 by theory."""
+    every, normal = cast_table("fp16")
+    assert (every.count, normal.count) == (335_536_129, 251_650_049)
+    assert every.max_absolute == normal.max_absolute == 16
+    assert every.max_relative == pytest.approx(1 / 3, abs=1e-12)
+    assert every.mean_absolute == pytest.approx(0.39981, abs=1e-5)
+    assert every.mean_relative == pytest.approx(0.0086849, abs=1e-7)
+    assert normal.max_relative == pytest.approx(2.0**-11 / (1 + 2.0**-11), rel=1e-3)
+    assert normal.mean_absolute == pytest.approx(0.53309, abs=1e-5)
+    assert normal.mean_relative == pytest.approx(1.69227e-4, abs=1e-9)
+
+
 def test_casts_to_e2m1_by_theory():
     """Half its spacing of 2 at the top; a third where 0.75 goes to 0.5 or 1."""
     every, normal = cast_table("e2m1fn")
