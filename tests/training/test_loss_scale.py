@@ -20,13 +20,6 @@ from scalewise.training import (
 )
 
 
-@pytest.fixture
-def users_promotion():
-    """optax and Flax promote as they like."""
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        yield
-
-
 def bits(tree):
     return [np.asarray(raw(x)).tobytes() for x in jax.tree.leaves(tree)]
 
