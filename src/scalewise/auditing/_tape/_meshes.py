@@ -41,8 +41,9 @@ def on_one_device(equation: Equation) -> Jaxpr:
 
 def unsplit(equation: Equation) -> Equation:
     """Returns an equation whose results belong to no mesh, as all arrays of the host."""
-    split = {name: None for name, x in equation.params.items()
-             if isinstance(x, NamedSharding) and equation.name != "sharding_constraint"}  # fmt: skip
+    if equation.name == "sharding_constraint":
+        return equation
+    split = {name: None for name, x in equation.params.items() if isinstance(x, NamedSharding)}
     return equation.with_params(**split) if split else equation
 
 
