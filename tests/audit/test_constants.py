@@ -96,11 +96,6 @@ def resonator(x):
         *nightly(
             [
                 (lambda t: (t - 273.15) ** 2, jnp.linspace(260, 286, 14), "273.15 becomes 274"),
-                (
-                    lambda a: jnp.mod(a, 2 * jnp.pi),
-                    jnp.arange(512.0, 1024.0, 8),
-                    "6.2831855 becomes 6.28125",
-                ),
             ]
         ),
     ],
