@@ -94,9 +94,7 @@ def resonator(x):
     [
         (resonator, normal(1, (400,)), "the constant 1.98 becomes 1.97656"),
         *nightly(
-            [
-                (lambda t: (t - 273.15) ** 2, jnp.linspace(260, 286, 14), "273.15 becomes 274"),
-            ]
+            [((lambda t: (t - 273.15) ** 2), jnp.linspace(260, 286, 14), "273.15 becomes 274")]
         ),
     ],
 )
