@@ -35,6 +35,13 @@ def training(f):
     return train_step
 
 
+def naive_variance(x):
+    x = x * 0.2 + 30
+    mean = jnp.mean(x, -1, keepdims=True)
+    variance = jnp.mean(x**2, -1, keepdims=True) - mean**2  # here
+    return (x - mean) / jnp.sqrt(variance + 1e-3)
+
+
 def difference(x):
     a = x * 0.01 + 500  # here
     b = jnp.flip(x) * 0.01 + 500  # here
@@ -75,6 +82,7 @@ def alternating(x):
 @pytest.mark.parametrize(
     ("f", "whole", "fmt", "kind", "primitive"),
     [
+        (naive_variance, model, "fp16", "cancellation", "sub"),
         (chosen, model, "fp16", "amplified", "add"),  # not the small addend's own rounding
         (long_sum, model, "fp16", "swamping", "add"),  # a sum of positive numbers amplifies none
         *nightly([(short_steps, training, "bf16", "swamping", "add")]),

@@ -278,6 +278,7 @@ RUNS = {
     "policy": (product, "p=f32,c=bf16,o=f32"), "recipe": (product, sw.recipes.fp8),
     "blocks": (product, sw.recipes.mxfp8), "float32": (product, "float32"),
     "saturating": (lambda x: jnp.exp(x * 9), "float8_e4m3fn"),
+    "update": (lambda x: lax.dynamic_update_slice(x, x[:2] * 0.3, (1,)), "bf16"),
 }  # fmt: skip
 
 
