@@ -51,6 +51,13 @@ def strict_promotion():
         yield
 
 
+@pytest.fixture
+def users_promotion(strict_promotion):
+    """Users' programs, and those of libraries, promote as they like."""
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
 def put_atomically(cache, key, value):
     """``LRUCache.put``, which another process may read meanwhile."""
     path = Path(cache.path) / f"{key}-cache"

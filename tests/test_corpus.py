@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import re
 
-import jax
 import jax.numpy as jnp
 import pytest
 from failures import runner
@@ -16,10 +15,7 @@ ENTRIES = {name: x for name, x in PROGRAMS.items() if x.kinds}
 CLEAN = {name: x for name, x in PROGRAMS.items() if not x.kinds}
 
 
-@pytest.fixture(autouse=True)
-def as_users_write():
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("users_promotion")
 
 
 def test_the_corpus_is_large_and_split_by_a_hash_of_the_name():

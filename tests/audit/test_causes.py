@@ -7,7 +7,6 @@ import inspect
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 from jax import lax
@@ -15,7 +14,6 @@ from jax import lax
 import arrays
 import scalewise as sw
 from cases import nightly
-from scalewise.auditing._tape._statistics import SAMPLE, sample_positions
 
 
 def normal(seed, *shape, scale=1.0):
@@ -28,82 +26,10 @@ def marked(f):
     return {first + i for i, line in enumerate(lines) if line.rstrip().endswith("# here")}
 
 
-def angles(t):
-    frequencies = 1e4 ** (-jnp.arange(8) / 8)  # here
-    angle = t[:, None] * frequencies[None]  # here
-    return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], -1)
-
-
 def normalized(x):
     mean = jnp.mean(x, 0, keepdims=True)
     var = jnp.mean(x * x, 0, keepdims=True) - mean * mean  # here
     return (x - mean) * lax.rsqrt(var + 1e-5)
-
-
-def yeo_johnson(x):
-    y = jnp.log(1 + x * 1e-6)  # here
-    return y / 1e-6
-
-
-def both_means(x):
-    return yeo_johnson(x), jnp.mean(yeo_johnson(2 * x))
-
-
-def partition(emissions, transitions):
-    def body(a, x):
-        return jnp.log(jnp.sum(jnp.exp(a[:, None] + transitions), 0)) + x, None  # here
-
-    a = lax.scan(body, emissions[0], emissions[1:])[0]
-    return jnp.log(jnp.sum(jnp.exp(a)))
-
-
-def spectral_norm(w, u):
-    v = w.T @ u
-    v = v / jnp.linalg.norm(v)  # here
-    u = w @ v
-    u = u / jnp.linalg.norm(u)  # here
-    return w / (u @ w @ v)
-
-
-def cosine(a, b):
-    a = a / jnp.sqrt(jnp.sum(a * a, -1, keepdims=True))  # here
-    return a @ b
-
-
-def alibi(q):
-    i = jnp.arange(q.shape[0], dtype=jnp.float32)  # here
-    bias = -0.5 * jnp.abs(i[:, None] - i[None])
-    return jax.nn.softmax(q @ q.T + bias)
-
-
-def statistics(xs):
-    def body(s, x):
-        return s + jnp.sum(x * x, 0), None  # here
-
-    s = lax.scan(body, jnp.zeros(5), xs)[0]
-    return jnp.sqrt(s / xs.shape[0])
-
-
-def positions(table, mask):
-    at = jnp.cumsum(mask) - 1.0  # here
-    return table[at.astype(jnp.int32)]
-
-
-def accuracy(w, x, y):
-    def body(hits, batch):
-        right = jnp.argmax(batch[0] @ w, -1) == batch[1]
-        return hits + jnp.sum(right.astype(jnp.float32)), None  # here
-
-    return lax.scan(body, 0.0, (x, y))[0] / y.size
-
-
-def small_loss(w, x):
-    return jax.grad(lambda w: jnp.mean(jnp.square(jnp.tanh(x @ w))) * 1e-6)(w)  # here
-
-
-def debiased(v, g, t):
-    v = 0.999 * v + 0.001 * g * g
-    return v / (1 - 0.999**t)  # here
 
 
 def softmax_head(x, w):
@@ -128,11 +54,6 @@ def hidden_epsilon(w, query, docs):
     return -jnp.mean(jnp.log(jnp.diag(p) + 1e-8))  # here
 
 
-def log_of_a_difference(t):
-    noise_to_signal = jnp.exp(1e-4 + 10.0 * t * t) - 1.0  # here
-    return -jnp.log(noise_to_signal)
-
-
 def rising(step, warmup):
     return step * warmup**-1.5  # here
 
@@ -149,18 +70,6 @@ def probability(letters, change):
     first = jnp.ones_like(letters[0])
     product = lax.scan(lambda p, x: (p * (x @ change), None), first, letters)[0]  # here
     return jnp.log(jnp.sum(0.25 * product, -1))  # here
-
-
-def average_beside_an_overflow(average, x):
-    return 0.9999 * average + 1e-4 * jnp.sum((8.0 * x) ** 2, 0)  # here
-
-
-def capacity(chosen):
-    def body(count, one):
-        count = count + one  # here
-        return count, jnp.where(count <= 300.0, one, 0.0)
-
-    return lax.scan(body, jnp.zeros(()), chosen)[1]
 
 
 def triplet(embedded):
@@ -183,48 +92,10 @@ def distances(x, y):
 TRIPLES = normal(0, 3, 16, 8, scale=0.4)
 TRIPLES = TRIPLES.at[1, 3].set(TRIPLES[0, 3]).at[2, 3].set(TRIPLES[0, 3] + 0.02)
 QUERIES = normal(1, 12, 16, scale=24.0)
-BATCHES = normal(2, 90, 10, 8)
-RIGHT = jnp.argmax(BATCHES @ normal(1, 8, 4), -1)
 FOUND = {  # function, arguments, format; the kinds and the fix's first words that an expert accepts
-    "angles": (angles, (512.0 * jnp.arange(4),), "bf16", {"amplified"}, "float32 for"),
     "normalized": (
         normalized, (normal(1, 64, 8, scale=0.2) + 6,), "bf16", {"cancellation"},
         "the mean of squared deviations",
-    ),
-    "yeo_johnson": (
-        both_means, (jnp.arange(1.0, 9.0),), "float32", {"amplified", "cancellation"}, "log1p(x)",
-    ),
-    "partition": (
-        partition, (normal(0, 20, 5, scale=3.0) + 6, normal(1, 5, 5)), "float32", {"overflow"},
-        "logsumexp(x) in place of log(sum(exp(x))), everywhere",
-    ),
-    "spectral_norm": (
-        spectral_norm, (normal(0, 32, 24, scale=40.0), normal(1, 32)), "fp16", {"overflow"},
-        "ops.l2_norm in place of each root",
-    ),
-    "cosine": (
-        cosine, (normal(0, 8, 16, scale=200.0), normal(1, 16)), "fp16", {"overflow"},
-        "ops.l2_norm in place of the root",
-    ),
-    "alibi": (alibi, (normal(0, 400, 4),), "bf16", {"precision", "amplified"}, "float32 for"),
-    "statistics": (
-        statistics, (normal(0, 20, 32, 5, scale=15.0) + 5,), "fp16", {"overflow"},
-        "float32 for the add at line",
-    ),
-    "positions": (
-        positions, (normal(0, 3000, 2), jnp.ones(3000)), "fp16", {"decision", "swamping"},
-        "float32 for",
-    ),
-    "accuracy": (
-        accuracy, (normal(1, 8, 4), BATCHES, RIGHT), "bf16", {"swamping", "precision"},
-        "float32 for",
-    ),
-    "small_loss": (
-        small_loss, (normal(0, 16, 4), normal(1, 64, 16)), "fp16", {"underflow"}, "loss scale",
-    ),
-    "debiased": (
-        debiased, (jnp.zeros(8), normal(0, 8), jnp.float32(1)), "bf16",
-        {"precision", "cancellation"}, "",
     ),
     "recursive_least_squares": (  # the error grows through the carry
         recursive_least_squares,
@@ -234,10 +105,6 @@ FOUND = {  # function, arguments, format; the kinds and the fix's first words th
     "hidden_epsilon": (
         hidden_epsilon, (normal(0, 16, 32, scale=1.2), QUERIES, jnp.roll(QUERIES, 3, 0)), "fp16",
         {"overflow"}, "float32 for the integer_pow and reduce_sum at line",
-    ),
-    "log_of_a_difference": (
-        log_of_a_difference, (jnp.linspace(0.0, 0.02, 32),), "fp16",
-        {"cancellation"}, "x + log(-expm1(-x)) in place of",
     ),
     "softmax_head": (
         softmax_head, (normal(0, 4, 8), normal(1, 8, 8)), "e4m3fn", {"overflow"}, "-224 in place",
@@ -255,12 +122,7 @@ FOUND = {  # function, arguments, format; the kinds and the fix's first words th
         (jax.nn.softmax(normal(0, 24, 12, 4)), jax.nn.softmax(normal(1, 4, 4) + 1.5 * jnp.eye(4))),
         "fp16", {"underflow"}, "float32 for",
     ),
-    "average_beside_an_overflow": (
-        average_beside_an_overflow, (normal(0, 4), 100.0 * normal(1, 8, 4)), "fp16", {"overflow"},
-        "float32 for",
-    ),
-    "capacity": (capacity, (jnp.ones(400),), "bf16", {"swamping"}, "float32 for"),
-    "triplet": (triplet, (TRIPLES,), "fp16", {"underflow"}, "6.1e-05 in place of 1e-12"),
+    "triplet": (triplet, (TRIPLES,), "fp16", {"underflow"}, "float32 for"),
     "distances": (
         distances, (normal(0, 8, 3) + 6, normal(1, 12, 3) + 6), "c=bf16", {"amplified"},
         "Rule('full', primitive='dot_general'",
@@ -273,32 +135,12 @@ def test_the_line_at_fault_comes_first(name):
     f, arguments, low, kinds, fix = FOUND[name]
     report = sw.audit(f, low, dtypes="all")(*arguments)
     first = report.findings[0]
-    assert first.line in marked(yeo_johnson if f is both_means else f)
+    assert first.line in marked(f)
     assert first.kind in kinds
     assert str(first.fix).startswith(fix)
     assert ("subnormal" in first.evidence) == (f in (rising, secant))
     better = first.non_finite_after < first.non_finite_before
     assert better or first.error_after < 0.5 * first.error_before
-
-
-@pytest.mark.slow
-def test_weights_that_stay_what_they_are():
-    """The outputs hardly show it: the finding is the addition, and its fix makes updates count."""
-    opt = optax.sgd(1e-4)
-
-    def step(state, x):
-        w, s = state
-        g = jax.grad(lambda w: jnp.mean(jnp.square(jnp.tanh(x @ w))))(w)
-        updates, s = opt.update(g, s)
-        return optax.apply_updates(w, updates), s  # here
-
-    w = normal(0, 16, 4)
-    report = sw.audit(step, "bf16", trials=4)((w, opt.init(w)), normal(1, 32, 16))
-    first = report.findings[0]
-    line = marked(step).pop()
-    assert (first.kind, [c.endswith(f":{line}") for c in first.callers]) == ("swamping", [True])
-    assert str(first.fix) == "float32 for this add, its result kept in float32"
-    assert f": swamping in add at {first.where} ({first.library}). Change: " in report.verdict
 
 
 @pytest.mark.slow
@@ -311,25 +153,6 @@ def test_two_faults_of_which_one_hides_the_other():
     )
     assert report.findings[1].evidence == "the constant 1e-08 flushed to zero"
     assert "more fix" not in report.verdict  # one fix helps both
-
-
-@pytest.mark.slow
-def test_decays_beside_gradients_are_not_updates():
-    """AdamW's decay of 1e-4 w changes few gradients in BF16; the weights change."""
-    opt = optax.adamw(0.1, b2=0.95)
-
-    def step(state, x):
-        w, s = state
-        g = jax.grad(lambda w: jnp.mean(jnp.square(jnp.tanh(x @ w) - 1)))(w)
-        with jax.numpy_dtype_promotion("standard"):
-            updates, s = opt.update(g, s, w)
-        return optax.apply_updates(w, updates), s
-
-    w = normal(0, 16, 4)
-    report = sw.audit(step, "bf16", trials=0)((w, opt.init(w)), normal(1, 32, 16))
-    decays = [e for e in report.equations if e.direction == "optimizer" and not e.is_output]
-    assert max(e.share("swamped") for e in decays) > 0.3
-    assert report.updates_lost < 0.2
 
 
 def elbo(x, mean, logvar, logits):
@@ -357,19 +180,6 @@ CLEAN = {
     "a scalar loss": (
         elbo, (jnp.round(jax.random.uniform(jax.random.key(0), (48, 32))), normal(1, 48, 4),
                normal(2, 48, 4, scale=0.3), normal(3, 48, 32)), "bf16",
-    ),
-    "ema": (
-        lambda t, xs: lax.scan(lambda t, x: (0.9 * t + 0.1 * x, None), t, xs)[0],
-        (normal(0, 32), normal(1, 20, 32)), "fp16",
-    ),
-    "weighted mean": (
-        lambda w, x: jnp.sum(w * x) / jnp.sum(w),
-        (jax.random.uniform(jax.random.key(5), (37,)) + 0.1, normal(6, 37)), "fp16",
-    ),
-    "layer norm": (
-        lambda x: (x - x.mean(-1, keepdims=True))
-        * lax.rsqrt(jnp.var(x, -1, keepdims=True) + 1e-5),
-        (normal(0, 24, 32),), "fp16",
     ),
 }  # fmt: skip
 
@@ -435,14 +245,6 @@ def test_arguments_that_round_to_where_a_function_is_infinite_are_the_cause():
     """0.99999 is 1 in FP16, and its logarithm zero."""
     report = sw.audit(lambda u: -jnp.log(-jnp.log(u)), "fp16")(jnp.array([0.3, 0.99999]))
     assert "cause: the arguments, which stay in fp16" in report.verdict
-
-
-@pytest.mark.parametrize("n", [1, SAMPLE, SAMPLE + 1, 2 * SAMPLE - 1, 3000, 4096])
-def test_samples_are_spread_over_the_whole_result(n):
-    at = sample_positions(n)
-    assert at[0] == 0
-    assert np.all(np.diff(at) >= 1)
-    assert n - at[-1] <= max(n / SAMPLE, 1) + 1
 
 
 def test_an_overflow_behind_another_is_named_rather_than_a_rounding():

@@ -71,23 +71,6 @@ def small_norm(x):
     return g / jnp.sqrt(jnp.sum(g * g, -1, keepdims=True)) * 8  # here
 
 
-def factored_moment(x):
-    squares = (x * 1e-6) ** 2  # here
-    rows, columns = jnp.mean(squares, 1), jnp.mean(squares, 0)
-    return x * lax.rsqrt(rows[:, None] * columns[None] / jnp.mean(rows)) * 1e-6
-
-
-def corrected_covariance(x):
-    covariance = jnp.exp(x) * 50
-    gain = covariance / (covariance + 0.05)  # here
-    return (covariance - gain * covariance) * 9
-
-
-def exponentials(x):
-    e = jnp.exp(x * 6)
-    return e / e.sum(-1, keepdims=True) * 8  # here
-
-
 def alternating(x):
     total, term = jnp.ones_like(x), jnp.ones_like(x)
     for k in range(1, 30):
@@ -104,10 +87,6 @@ def alternating(x):
         (long_sum, model, "fp16", "swamping", "add"),  # a sum of positive numbers amplifies none
         *nightly([(short_steps, training, "bf16", "swamping", "add")]),
         (small_norm, model, "fp16", "underflow", "mul"),  # not 0 / 0
-        (factored_moment, model, "fp16", "underflow", "integer_pow"),
-        (corrected_covariance, model, "bf16", "amplified", "add"),
-        # the backward pass flushes the product of what the forward pass flushed
-        (exponentials, training, "fp16", "underflow", "integer_pow"),
         (alternating, model, "fp16", "amplified", "mul"),  # 80 operations before what shows it
     ],
 )
@@ -199,15 +178,6 @@ def test_an_epsilon_that_changes_nothing_is_no_lost_update():
     assert "hardly" not in report.verdict
 
 
-def test_a_small_step_added_to_its_own_sum_is_swamped():
-    def f(t):
-        return lax.fori_loop(0, 500, lambda _, t: t + 0.001, t)
-
-    first = sw.audit(f, "bf16")(jnp.ones(4)).findings[0]
-    assert (first.kind, first.primitive) == ("swamping", "add")
-    assert first.evidence.startswith("100% of additions change nothing")
-
-
 POINTS = jnp.linspace(0.0, 3.0, 40)
 
 
@@ -244,45 +214,6 @@ def test_a_zero_divided_by_a_difference_of_nearly_equal_numbers():
     assert found.kind == "cancellation"
     assert "numbers are NaN" in found.evidence
     assert "E[x^2]" in str(found.fix)
-
-
-@pytest.mark.slow
-def test_a_counter_that_stops_beside_the_sum_that_reads_it():
-    def running_mean(x):
-        def step(carry, v):
-            mean, count = carry
-            count = count + 1
-            return (mean + (v - mean) / count, count), None
-
-        return lax.scan(step, (0.0, 0.0), x)[0][0]
-
-    x = 1 + normal(2, (3000,))
-    report = sw.audit(running_mean, "bf16", dtypes="all")(x)
-    assert report.findings[0].kind == "swamping"
-    assert report.error_fixed.relative < report.error.relative / 2
-
-
-def power(x):
-    w = x.T @ x
-    v = w @ (w @ jnp.ones(64))
-    return jnp.sqrt(jnp.sum(v * v))
-
-
-def ratio(x):
-    return jnp.mean(jnp.exp(x * 20)) * 1e-9
-
-
-@pytest.mark.parametrize("joined", [False, True])
-def test_two_faults_are_two_findings(joined):
-    """One fix is for all numbers that leave the range, also where the results are added."""
-
-    def f(x):
-        return power(x * 4) + ratio(x) if joined else (power(x * 4), ratio(x))
-
-    report = sw.audit(f, "fp16", dtypes="all")(X)
-    places = {(x.function, x.kind) for x in report.findings if x.fix}
-    assert places >= {("power", "overflow"), ("ratio", "overflow")}
-    assert not report.error_fixed.non_finite
 
 
 def test_a_loss_that_becomes_finite_beside_an_array_that_does_not():
@@ -330,29 +261,6 @@ def test_a_cast_of_the_program_that_overflows_under_a_policy():
     assert not report.error_fixed.non_finite
 
 
-@pytest.mark.slow
-def test_a_constant_beside_an_error_of_arguments_is_not_blamed():
-    """With float32 for the line it makes no difference, whatever the arguments leave."""
-
-    def f(x, y):
-        return jnp.interp(jnp.linspace(0.1, 2.9, 20), jnp.sort(x), y)
-
-    x, y = jax.random.uniform(jax.random.key(4), (2, 30)) * 3
-    report = sw.audit(f, "fp16")(x, y)
-    assert report.findings
-    assert not any("constant" in x.evidence for x in report.findings)
-
-
-def test_a_quotient_of_differences_that_cancel_on_its_line():
-    def ratio(x):
-        a, b = jax.nn.sigmoid(x + 9), jax.nn.sigmoid(x + 8.5)
-        return (1 - a) / (1 - b)
-
-    found = sw.audit(ratio, "bf16")(X[0] * 0.1).findings[0]
-    assert (found.kind, found.primitive) == ("cancellation", "sub")
-    assert "64 of 64 numbers are NaN" in found.evidence
-
-
 def test_of_two_overflows_that_one_fix_needs_the_first_comes_first():
     """The second line's own fix makes some numbers finite, the first one's none."""
 
@@ -375,17 +283,6 @@ def test_numbers_flushed_where_others_overflow_are_the_cause_if_they_are_divided
     x = normal(0, (64, 3)) * 50
     (finding, *_) = sw.audit(forces, "fp16")(x).findings
     assert finding.source.startswith("cubes =")
-    assert finding.kind == "underflow"
-
-
-def test_a_subnormal_number_is_the_cause_though_the_next_result_is_one_too():
-    def normalized(g):
-        variance = jnp.mean(g * g)  # 1e-6 has four bits in FP16
-        return g * jax.lax.rsqrt(variance + 1e-10)
-
-    g = 1e-3 * normal(3, (32,))
-    (finding, *_) = sw.audit(normalized, "fp16")(g).findings
-    assert finding.source.startswith("variance =")
     assert finding.kind == "underflow"
 
 

@@ -13,13 +13,7 @@ from scalewise.auditing import compare, record
 from scalewise.scaled import save_safetensors
 
 BF16 = jnp.bfloat16
-pytestmark = pytest.mark.usefixtures("as_users_write")
-
-
-@pytest.fixture
-def as_users_write():
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("users_promotion")
 
 
 def normal(*shape, seed=0, scale=1.0):

@@ -18,12 +18,6 @@ def pixel_norm(x):
     return x * jax.lax.rsqrt(jnp.mean(x * x, 1, keepdims=True) + 1e-8)
 
 
-def unit(x):
-    n = jnp.sqrt(jnp.sum(x * x, 1, keepdims=True))
-    y = x / jnp.maximum(n, 1e-8)
-    return y @ y.T
-
-
 def test_a_lost_constant_beside_an_overflow_is_not_at_fault():
     finding = sw.audit(pixel_norm, "fp16")(normal(0, (4, 3, 8, 8)) * 300).findings[0]
     assert (finding.kind, finding.primitive) == ("overflow", "mul")
@@ -34,17 +28,6 @@ def test_a_lost_constant_that_is_needed_is_at_fault():
     finding = sw.audit(pixel_norm, "fp16")(x).findings[0]
     assert finding.kind == "underflow"
     assert finding.evidence == "the constant 1e-08 flushed to zero"
-
-
-@pytest.mark.slow
-def test_a_number_that_changes_results_does_not_take_a_constants_place():
-    """Some norms lie between the constant and the format's smallest normal number."""
-    report = sw.audit(unit, "fp16")((normal(0, (64, 16)) * 2e-5).at[0].set(0.0))
-    fixes = {x.kind: str(x.fix) for x in report.findings if x.evidence.startswith("the constant")}
-    assert "in place of" not in fixes["underflow"]
-    assert float(report.error_fixed) < 0.01
-    applied = report.apply_fixes(unit)((normal(0, (64, 16)) * 2e-5).at[0].set(0.0))
-    assert np.isfinite(applied).all()
 
 
 def doubled(x):
@@ -111,14 +94,7 @@ def resonator(x):
     [
         (resonator, normal(1, (400,)), "the constant 1.98 becomes 1.97656"),
         *nightly(
-            [
-                (lambda t: (t - 273.15) ** 2, jnp.linspace(260, 286, 14), "273.15 becomes 274"),
-                (
-                    lambda a: jnp.mod(a, 2 * jnp.pi),
-                    jnp.arange(512.0, 1024.0, 8),
-                    "6.2831855 becomes 6.28125",
-                ),
-            ]
+            [((lambda t: (t - 273.15) ** 2), jnp.linspace(260, 286, 14), "273.15 becomes 274")]
         ),
     ],
 )

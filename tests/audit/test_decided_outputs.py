@@ -30,23 +30,6 @@ def tokens(h, w):
     return jnp.argmax(jax.nn.softmax(logits - jnp.max(logits, -1, keepdims=True)), -1)
 
 
-def lengths(mask):
-    return jnp.sum(mask, 1).astype(jnp.int32)  # precision
-
-
-def positions(mask):
-    def step(count, x):
-        count = count + x  # swamping
-        return count, count.astype(jnp.int32)
-
-    return lax.scan(step, jnp.zeros(4), mask.T)[1]
-
-
-def codes(g):
-    v = g * g * jnp.sign(g)  # underflow
-    return jnp.where(v > 0, 1, jnp.where(v < 0, -1, 0)).astype(jnp.int8)
-
-
 def steps_to(x, d):
     def body(carry):
         return carry[0] + 1, carry[1] + 30 * d[carry[0]]
@@ -57,9 +40,6 @@ def steps_to(x, d):
 FAULTS = {
     "nearest": (nearest, "fp16", (POINTS, CENTRES)),
     "tokens": (tokens, "fp16", (STATES, HEAD)),
-    "lengths": (lengths, "bf16", (jnp.ones((16, 3001)),)),
-    "positions": (positions, "bf16", (jnp.ones((4, 300)),)),
-    "codes": (codes, "fp16", (1e-5 * normal(KEYS[6], (4096,)),)),
 }
 
 

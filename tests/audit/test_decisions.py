@@ -65,40 +65,8 @@ def steps_of_each(x):
     return jax.vmap(steps_to_one)(x)
 
 
-def long_search(x):  # compiled as a whole: 3,000 iterations; the position is an index
-    def body(i, best):
-        value = jnp.sin(x + 0.01 * i.astype(jnp.float32))
-        return jnp.where(value > best[0], value, best[0]), jnp.where(value > best[0], i, best[1])
-
-    value, at = lax.fori_loop(0, 3000, body, (jnp.float32(-2), 0))
-    return value, TABLE[at % 1024]
-
-
 def noisy(x):
     return x * jax.random.normal(KEY, (65536,))
-
-
-def noisy_loop(x):
-    return lax.fori_loop(
-        0, 2500, lambda i, c: c + 0.01 * jax.random.normal(jax.random.fold_in(KEY, i)), x
-    )
-
-
-def rotations(x):  # a complex carry of a loop that is compiled as a whole
-    def body(z, _):
-        return z * lax.complex(jnp.cos(x), jnp.sin(x)), None
-
-    z, _ = lax.scan(body, jnp.complex64(1), None, length=2500)
-    return jnp.abs(z.real + x)
-
-
-def reseeded(x):  # a key that depends on a float, likewise
-    def body(i, carry):
-        key, total = carry
-        key = jax.random.fold_in(key, (1000 * x).astype(jnp.int32) + i)
-        return key, total + 0.01 * x * jax.random.uniform(key)
-
-    return lax.fori_loop(0, 2500, body, (KEY, x))[1]
 
 
 CASES = {
@@ -111,11 +79,7 @@ CASES = {
     "bitcast": (stochastic, "bf16", (W,), "bitcast_convert_type"),
     "while": (steps_to_one, "bf16", (jnp.float32(0.00311),), "lt"),
     "vmapped while": (steps_of_each, "bf16", (jnp.array([0.00311, 0.5, 0.1]),), "lt"),
-    "compiled loop": (long_search, "bf16", (jnp.float32(0.3),), "gt"),
     "draw": (noisy, "fp16", (jnp.float32(1),), None),
-    "complex carry": (rotations, "fp16", (jnp.float32(0.3),), None),
-    "key of a float": (reseeded, "fp16", (jnp.float32(0.30095),), "convert_element_type"),
-    "draws in a compiled loop": (noisy_loop, "fp16", (jnp.float32(1),), None),
 }
 
 

@@ -3,13 +3,8 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from failures.gallery.accumulators import ACCUMULATORS
-from failures.programs import load
-from failures.runner import ASPECTS, judged
-from failures.tools.audit import scalewise
 
 import scalewise as sw
-from cases import nightly
 
 
 def uniform(*shape, seed=0):
@@ -22,15 +17,6 @@ def pooled(x, w):
 
 def pooled_arguments(terms=1024):
     return uniform(4, terms), uniform(terms, 4, seed=1)
-
-
-@pytest.mark.parametrize("name", nightly(ACCUMULATORS, but=[*ACCUMULATORS][:1]))
-def test_a_failing_accumulator_is_found_with_a_fix(name):
-    program = load("gallery")[name]
-    found = judged(program, scalewise(program, program.args()))
-    assert all(found[x] for x in ASPECTS), found
-    assert found["finding"]["kind"] == "accumulation"
-    assert found["finding"]["primitive"] == "dot_general"
 
 
 def test_products_that_lose_by_their_operands_are_no_accumulation():

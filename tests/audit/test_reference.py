@@ -7,6 +7,7 @@ import pytest
 
 import scalewise as sw
 from cases import nightly
+from primitives import FLOATS, arguments, together
 from scalewise.auditing._run._outcome import Outcome
 from scalewise.auditing._run._session import Session
 from scalewise.auditing._tape._interpretations import TableEmulation
@@ -41,6 +42,31 @@ def test_linear_algebra_of_the_reference_run_is_float64(name):
         expected = np.asarray(f(jnp.asarray(POSITIVE, jnp.float64)))
     found = outcome(f, POSITIVE)
     np.testing.assert_allclose(found.reference[0], expected, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*(can.t be transformed|no units|complex numbers)")
+@pytest.mark.parametrize(
+    ("run", "low", "within"),
+    [(sw.emulate, "bfloat16", 0.05), (sw.autocast, "p=f32,c=bf16,o=f32", 0.5)],
+)
+def test_the_error_of_each_primitive_is_that_of_the_run_beside_jax(run, low, within):
+    """A product in 16 bits differs in the additions, which the CPU orders as it likes."""
+    f, given = together(FLOATS), arguments(FLOATS)
+    errors = dict(sw.audit(f, low, trials=0)(given).outputs)
+    got, want = (jax.jit(g)(given) for g in (run(f, low), f))
+    compared = 0
+    for (path, a), b in zip(
+        jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(want), strict=True
+    ):
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        own = errors.get(name := jax.tree_util.keystr(path))
+        if own is not None:  # of floats
+            error = np.linalg.norm(a - b) / np.linalg.norm(b)
+            assert own.non_finite == 0
+            assert own.relative == pytest.approx(error, rel=within, abs=2e-6), name
+            compared += 1
+    assert compared > 100
 
 
 def test_a_solver_is_audited_as_one_operation_and_rounded_once():

@@ -10,7 +10,6 @@ import scalewise as sw
 from arrays import normal
 from cases import nightly
 from devices import run_on_devices
-from programs import scalar
 from scalewise.auditing._run._session import Session
 from scalewise.auditing._tape._interpretations import TableEmulation
 from scalewise.auditing._tape._statistics import BINS, LOWEST
@@ -119,16 +118,6 @@ def test_runs_equal_emulation_and_the_plain_program(name):
         np.testing.assert_array_equal(got, want.astype(np.float64))
     for got, want in zip(reference, exact(f, x), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-7, atol=0)
-
-
-def test_runs_of_a_gradient_through_a_loop_in_e5m2():
-    x = normal(0, (4, 4))
-    g = jax.grad(scalar(programs.fori_loop))
-    low, reference = outputs(session(g, x, low="e5m2"))
-    for got, want in zip(low, floats(jax.jit(sw.emulate(g, "e5m2"))(x)), strict=True):
-        np.testing.assert_array_equal(got, want.astype(np.float64))
-    for got, want in zip(reference, exact(g, x), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-7)
 
 
 @pytest.mark.parametrize("top", [10, 4])  # with and without overflow: counted in two ways
@@ -312,54 +301,6 @@ def test_a_policys_run_equals_autocast_to_the_bit(wrap):
     low, reference = outputs(session_of(run, wrap(f), w, x))
     np.testing.assert_array_equal(low[0], sw.autocast(wrap(f), run.policy)(w, x))
     np.testing.assert_allclose(reference[0], wrap(f)(w, x), rtol=1e-5)
-
-
-def test_a_recipe_with_exponents_at_run_time():
-    x, recipe = jnp.linspace(1.0, 3.0, 8) * 1e-3, sw.recipes.scalify
-    want = jax.jit(sw.autoscale(jnp.tanh, recipe))(x)
-    error = float(jnp.linalg.norm(want - jnp.tanh(x)) / jnp.linalg.norm(jnp.tanh(x)))
-    report = sw.audit(jnp.tanh, recipe, trials=0)(x)
-    assert report.error.relative == pytest.approx(error, rel=1e-2)
-    assert 0 < error < 1e-3
-
-
-def test_the_directions_of_a_training_step():
-    def loss(w, x):
-        return jnp.mean(jnp.square(x @ w - 1.0))
-
-    def step(w, x):
-        return w - 0.1 * jax.grad(loss)(w, x)
-
-    equations = session(step, jnp.ones(4), jnp.ones((8, 4))).run().equations
-    assert {r.direction for r in equations} == {"forward", "backward", "optimizer"}
-    assert FP16.precision == 11
-
-
-MESH = """
-    import jax, jax.numpy as jnp, numpy as np, scalewise as sw
-    from jax.sharding import NamedSharding, PartitionSpec as P
-    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
-    w = jax.random.normal(jax.random.key(0), (8, 4))
-    x = jax.device_put(300.0 * jnp.ones((4, 8)), NamedSharding(mesh, P("d")))
-
-    def f(w, x):
-        def body(w, x):
-            return jax.lax.psum(jnp.max(x @ w), "d")
-        return jax.shard_map(body, mesh=mesh, in_specs=(P(), P("d")), out_specs=P())(w, x)
-
-    report = sw.audit(f, "bf16", trials=0)(w, x)
-    want = f(w, x)
-    error = abs(sw.emulate(f, "bf16")(w, x) - want) / want
-    np.testing.assert_allclose(report.error.relative, error, rtol=1e-3)
-    dot = next(e for e in report.equations if e.primitive == "dot_general")
-    assert dot["elements"] == 4 * 4 and dot["visits"] == 1
-    assert dot.introduced > 0 and report.outputs[0][1] == report.error
-"""
-
-
-@pytest.mark.slow
-def test_a_mesh_of_devices():
-    run_on_devices(2, MESH)
 
 
 COLLECTIVES = """

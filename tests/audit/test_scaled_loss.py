@@ -72,34 +72,6 @@ def test_equals_a_loss_scale_by_hand_to_the_bit(loss):
     assert jnp.linalg.norm(got - right) < 0.02 * jnp.linalg.norm(right)
 
 
-def step(w, x, scale=1.0):
-    """Gradients inside of a jit inside of a step."""
-
-    @jax.jit
-    def gradients(w):
-        return jax.grad(lambda w: jnp.mean(jnp.square(x @ w)) * 1e-7 * scale)(w)
-
-    return w - 1e5 * (gradients(w) / scale)
-
-
-@pytest.mark.slow
-def test_error_of_a_step_under_a_policy_equals_that_of_a_scale_by_hand():
-    report = sw.audit(step, POLICY, trials=1)(WEIGHTS, X)
-    worst = report.findings[0]
-    assert (worst.kind, worst.direction) == ("underflow", "backward")
-    power = int(str(worst.fix).removeprefix("loss scale 2^"))
-    table = report.loss_scales()  # from which it was chosen
-    assert table[power] == (0.0, 0.0) < table[0]
-    want = step(WEIGHTS, X)
-
-    def error(scale):
-        low = jax.jit(sw.autocast(lambda w, x: step(w, x, scale), POLICY))(WEIGHTS, X)
-        return float(jnp.linalg.norm(low - want) / jnp.linalg.norm(want))
-
-    assert worst.error_after == pytest.approx(error(2.0**power), rel=0.02)
-    assert worst.error_after < 0.05 * worst.error_before
-
-
 def test_rematerialised_values_are_not_scaled():
     """The backward pass has recomputed values of 2^15 and gradients of 2^-30."""
 

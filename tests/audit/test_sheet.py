@@ -278,6 +278,7 @@ RUNS = {
     "policy": (product, "p=f32,c=bf16,o=f32"), "recipe": (product, sw.recipes.fp8),
     "blocks": (product, sw.recipes.mxfp8), "float32": (product, "float32"),
     "saturating": (lambda x: jnp.exp(x * 9), "float8_e4m3fn"),
+    "update": (lambda x: lax.dynamic_update_slice(x, x[:2] * 0.3, (1,)), "bf16"),
 }  # fmt: skip
 
 
@@ -327,21 +328,6 @@ def test_a_program_is_refused_before_its_results_fill_the_memory(monkeypatch):
 # -- planted faults -----------------------------------------------------------------------------
 
 
-def sum_of_squares(x):
-    return jnp.sqrt(jnp.sum(x * x))  # fault
-
-
-def softmax_then_log(x):
-    shifted = x * 9 - jnp.max(x * 9)
-    p = jnp.exp(shifted) / jnp.sum(jnp.exp(shifted))  # fault
-    return -jnp.log(p)
-
-
-def variance_by_difference(x):
-    x = x + 9
-    return jnp.mean(x * x) - jnp.mean(x) ** 2  # fault
-
-
 def small_epsilon(x):
     y = jnp.zeros(4) * x
     return x / (jnp.sqrt(y) + 1e-9)  # fault
@@ -354,19 +340,9 @@ def counter(x):
     return lax.scan(count, jnp.float32(0), jnp.ones(600) + 0 * x[0])[0]
 
 
-def positions(x):
-    at = jnp.arange(300.0) + 0 * x[0]
-    return jnp.sin(at * 1.37)  # fault
-
-
 def unscaled(x):
     scores = jnp.outer(x * 300, x * 300) * 90  # fault
     return jax.nn.softmax(scores / 1e6)
-
-
-def masked(x):
-    scores = jnp.where(jnp.arange(4) < 3, x, -1e9)  # fault
-    return scores - jnp.max(scores)
 
 
 def average(x):
@@ -374,9 +350,7 @@ def average(x):
 
 
 FAULTS = [
-    (sum_of_squares, "fp16", 300.0), (softmax_then_log, "fp16", 3.0),
-    (variance_by_difference, "bf16", 0.1), (small_epsilon, "fp16", 1.0), (counter, "bf16", 1.0),
-    (positions, "bf16", 1.0), (unscaled, "fp16", 1.0), (masked, "fp16", 1.0),
+    (small_epsilon, "fp16", 1.0), (counter, "bf16", 1.0), (unscaled, "fp16", 1.0),
     (average, "bf16", 1.0),
 ]  # fmt: skip
 

@@ -30,10 +30,7 @@ NARROW = dataclasses.replace(
 )
 
 
-@pytest.fixture(autouse=True)
-def as_users_have_it(strict_promotion):
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("users_promotion")
 
 
 def loss(params, x):

@@ -123,26 +123,6 @@ def test_a_constant_goes_into_the_scale(number):
         np.testing.assert_allclose(got.scale, want.scale, rtol=1e-6)
 
 
-@pytest.mark.slow
-def test_a_deep_network_has_the_scales_of_the_scaled_operations():
-    def layer(x, w):
-        return x + 0.5 * jax.nn.relu(x @ w) * 1.0
-
-    def deep(x, w):
-        return jax.lax.scan(lambda x, w: (layer(x, w), None), x, w)[0]
-
-    x, w = normal(0, (4, 16)), normal(1, (12, 16, 16)) / 4
-    near, weights = scaled.as_scaled((x, w), "l2", dtype=jnp.float16)
-    got, want = sw.autoscale(deep, NEVER)(near, weights), near
-    for row in weights.data:
-        product = scaled.matmul(want, sw.ScaledArray(row, weights.scale))
-        want = scaled.add(want, scaled.mul(scaled.mul(scaled.relu(product), 0.5), 1.0))
-    assert float(got.scale) == float(want.scale)
-    np.testing.assert_allclose(got.value(), want.value(), rtol=2e-3, atol=2e-3)
-    plain = sw.autoscale(deep, NEVER)(x, w)
-    np.testing.assert_allclose(plain, deep(x, w), rtol=0, atol=2e-3 * jnp.max(jnp.abs(plain)))
-
-
 @pytest.mark.parametrize("exponent", [-60, -40, 0])
 @pytest.mark.parametrize(
     "f",

@@ -38,13 +38,15 @@ def near(got, want, bound, *what):
     assert distance <= bound, (*what, distance)
 
 
-names = "fp8", "mxfp8", "fp16_every_op"  # each its own code
+names = sw.recipes.CATALOGUE
 transforms = dict((name, lambda f, name=name: sw.autoscale(f, name)) for name in names)
 transforms["autocast"] = sw.autocast
 transforms["emulate"] = lambda f: sw.emulate(f, "fp16")
 want = mapped(jax.grad(loss))(W, X)
 for transform in transforms.values():  # what fails, fails while it is traced
     assert jax.eval_shape(mapped(jax.grad(transform(loss))), W, X).shape == W.shape
+    assert jax.eval_shape(transform(jax.grad(mapped(loss))), W, X).shape == W.shape
+near(mapped(jax.grad(transforms["quartet2"](loss)))(W, X), want, 0.5, "of stored blocks")
 near(mapped(transforms["autocast"](jax.grad(loss)))(W, X), want, 0.01, "gradient inside")
 near(jax.jit(jax.grad(mapped(transforms["fp8"](loss))))(W, X), want, 0.1, "gradient outside")
 

@@ -8,12 +8,10 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from experiments.recipe_variants import with_headroom
 
 import scalewise as sw
 from arrays import normal
 from cases import nightly, refused
-from devices import run_on_devices
 from scalewise.autoscaling._keys import hadamard_signs, hadamard_transform
 from scalewise.formats import NVFP4
 from transcribed import E2M1, nvidia, quest, transformed
@@ -108,32 +106,6 @@ def test_quests_error_of_normal_numbers(exponent, error):
 
 
 @pytest.mark.slow
-def test_headroom_removes_the_bias_of_stochastic_rounding():
-    """A block scale that is rounded down saturates its block's largest numbers in each draw."""
-
-    def gradient(x, w, g):
-        return jax.grad(lambda w: jnp.sum((x @ w) * g))(w)
-
-    x, w, g = (jnp.asarray(normal(i, (64, 64))) for i in range(3))
-    biases = []
-    for recipe in (sw.recipes.fp4_all_the_way, with_headroom(sw.recipes.fp4_all_the_way)):
-        run = sw.autoscale(gradient, recipe, keyed=True)
-
-        def total(keys, run=run):
-            step = lambda c, key: (c + run(key, x, w, g), None)  # noqa: E731
-            return jax.lax.scan(step, jnp.zeros_like(w), keys)[0]
-
-        keys = jax.random.split(jax.random.key(7), 400)
-        exact = gradient(x, w, g)
-        halves = [jax.jit(total)(k) / 200 - exact for k in (keys[:200], keys[200:])]
-        # the draws of two halves are independent: their errors' product has none in expectation
-        square = jnp.sum(halves[0] * halves[1]) / jnp.sum(jnp.square(exact))
-        biases.append(float(jnp.sqrt(jnp.maximum(square, 0))))
-    assert 0.01 < biases[0] < 0.03
-    assert biases[1] < 0.006
-
-
-@pytest.mark.slow
 def test_quest_keeps_blocks_whose_mean_exceeds_their_deviation():
     """The transform of a row that is zero but for its first element has equal numbers."""
     offsets = np.float32([[0], [1], [3], [-100], [1e-30]])
@@ -193,20 +165,6 @@ def test_the_error_of_averaged_gradients_falls_for_unbiased_recipes_alone(name):
         one, mean = (np.sqrt(np.mean((y - exact) ** 2)) for y in (found, found.mean(0)))
         falls = mean < 1.5 * one / math.sqrt(count)
         assert falls == UNBIASED[name], (name, one, mean)
-
-
-@pytest.mark.parametrize("name", ["nvfp4", "quartet", "quartet2"])
-@pytest.mark.slow
-def test_programs_in_float64_and_bfloat16(name):
-    want = [G @ W.T, X.T @ G]
-    with jax.enable_x64(True):
-        for dtype in (jnp.float64, jnp.bfloat16):
-            arguments = [jnp.asarray(z, dtype) for z in (X, W, G)]
-            f = jax.jit(sw.autoscale(jax.grad(layer, (0, 1)), name))
-            for got, exact in zip(f(*arguments), want, strict=True):
-                assert got.dtype == dtype
-                got = np.asarray(got, np.float64)
-                assert np.linalg.norm(got - exact) < 0.4 * np.linalg.norm(exact)
 
 
 def test_a_stored_activation_is_loaded_after_scales_of_two_levels():
@@ -287,41 +245,6 @@ def test_recipes_of_products_lower_for_gpus_and_tpus(name, device):
     # the products of FP4 blocks go to the units that a B200 has, all others to 16 bits
     native = device == "b200" and recipe.products.formats()[0][0] == NVFP4
     assert ("block_scaled_dot" in lowered) == native
-
-
-@pytest.mark.slow
-def test_recipes_of_products_inside_a_checking_shard_map():
-    run_on_devices(2, SHARDED)
-
-
-SHARDED = """
-import jax, jax.numpy as jnp
-from jax.sharding import AxisType, PartitionSpec as P
-import scalewise as sw
-
-mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
-W = jax.random.normal(jax.random.key(0), (32, 32)) / 6
-X = jax.random.normal(jax.random.key(1), (64, 32))
-
-
-def loss(w, x):
-    h = jax.lax.scan(lambda h, _: (jnp.tanh(h @ w) + h, None), x, None, length=2)[0]
-    return jax.lax.pmean(jnp.mean(jnp.square(h @ w.T)), "d")
-
-
-def mapped(f):
-    return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=(P(), P("d")), out_specs=P()))
-
-
-for name, recipe in sw.recipes.CATALOGUE.items():  # what fails, fails while it is traced
-    if isinstance(recipe, sw.Recipe) and recipe.products.short_form is None:
-        assert jax.eval_shape(mapped(jax.grad(sw.autoscale(loss, name))), W, X).shape == W.shape
-        outside = sw.autoscale(jax.grad(mapped(loss)), name)
-        assert jax.eval_shape(outside, W, X).shape == W.shape
-want = mapped(jax.grad(loss))(W, X)
-got = mapped(jax.grad(sw.autoscale(loss, "quartet2")))(W, X)
-assert jnp.linalg.norm(got - want) < 0.5 * jnp.linalg.norm(want)
-"""
 
 
 test_bad_input_is_refused = refused(

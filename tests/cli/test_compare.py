@@ -42,11 +42,7 @@ def batches(data, seed):
         yield random.normal(size=(4, WIDTH)).astype(np.float32)
 
 
-@pytest.fixture(autouse=True)
-def users_promotion():
-    """Users' programs promote as they like."""
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("users_promotion")
 
 
 TINY = TrainingProgram("tiny", init, train_step, batches)

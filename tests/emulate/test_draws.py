@@ -36,20 +36,6 @@ def test_a_draw_is_rounded_where_it_meets_an_argument():
     np.testing.assert_array_equal(got, sw.round_to(got, "fp16"))
 
 
-def test_in_loops_branches_and_gradients():
-    def chain(x):
-        def body(carry, key):
-            step = jax.random.normal(key, x.shape)
-            return jax.lax.cond(carry[0] > 0, lambda: carry + step, lambda: carry - step), step
-
-        last, steps = jax.lax.scan(body, x, jax.random.split(KEY, 3))
-        return jnp.sum(last * x) + jnp.sum(steps)
-
-    value, gradient = jax.value_and_grad(sw.emulate(chain, "bf16"))(jnp.ones(8))
-    assert np.isfinite(value)
-    assert np.isfinite(gradient).all()
-
-
 def test_constants_are_rounded_step_by_step_elsewhere():
     def f(x):
         return x * (jnp.float32(1) + jnp.float32(2**-12)) + jnp.arange(4.0)

@@ -11,12 +11,7 @@ from experiments.units import Units, program_in_units, scaled
 
 from pages import DOCS, page_script
 
-
-@pytest.fixture(autouse=True)
-def users_promotion():
-    """Programs that are trained are the users': JAX's own defaults hold for them."""
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("users_promotion")
 
 
 def test_the_page_agrees_with_the_results():

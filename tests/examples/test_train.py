@@ -20,11 +20,7 @@ from scalewise import training
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(autouse=True)
-def users_promotion():
-    """optax, Orbax and users' programs promote as they like."""
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("users_promotion")
 
 
 def init(seed):

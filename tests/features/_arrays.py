@@ -4,10 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental import sparse
 
 from ._control import loss
-from ._table import INT8, MASK, ROWS, B, V, W, X, feature
+from ._table import INT8, MASK, ROWS, V, W, X, feature
 
 STEP = np.float32(np.abs(W).max() / 127)
 
@@ -53,25 +52,6 @@ def products_of_integers(t):
 
 
 @feature
-def ragged_product_with_integers(t):
-    sizes = jnp.asarray([3, 5], jnp.int32)
-    return t(lambda x, q, n: lax.ragged_dot(x, q.astype(x.dtype), n))(
-        X, jnp.stack([INT8, INT8]), sizes
-    )
-
-
-@feature
-def convolution_with_integers(t):
-    def f(x, k):
-        x = x.reshape(2, 4, 16)
-        return lax.conv_general_dilated(
-            x, k.astype(x.dtype), (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")
-        )
-
-    return t(f)(X, INT8.reshape(1, 16, 16))
-
-
-@feature
 def arithmetic_with_integers(t):
     def f(x, rows):
         r = rows[:, None]
@@ -80,16 +60,6 @@ def arithmetic_with_integers(t):
 
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         return t(f)(X, ROWS)
-
-
-@feature
-def conversions(t):
-    def f(w, x):
-        y = (x @ w).astype(jnp.bfloat16).astype(jnp.float32)
-        q = jnp.round(x * 4).astype(jnp.int8)
-        return y, q, q.astype(jnp.float32) * 0.25, (x > 0).astype(jnp.float32), x.astype(bool)
-
-    return t(f)(W, jnp.round(8 * X) / 8)  # 16 bits have these, so that integers are the same
 
 
 @feature
@@ -121,12 +91,6 @@ def complex_numbers(t):
         return jnp.real(turned), jnp.imag(turned), jnp.abs(z), jnp.angle(z[:, :2])
 
     return t(f)(W, X)
-
-
-@feature
-def complex_with_float(t):
-    with jax.numpy_dtype_promotion("standard"):
-        return t(lambda w, x: jnp.abs((x @ w) * (1 + 2j)) + jnp.real(w[:8] @ (w * 1j)))(W, X)
 
 
 @feature
@@ -169,49 +133,12 @@ def sorting(t):
 
 
 @feature
-def sorting_integers_beside_floats(t):
-    return t(lambda x, rows: lax.sort((rows, x[:, 0], rows * 2), num_keys=2))(X, ROWS)
-
-
-@feature
 def quantiles(t):
     def f(x):
         inside = jnp.searchsorted(jnp.linspace(-2.0, 2.0, 9), x[0])
         return jnp.median(x), jnp.quantile(x, 0.3), jnp.percentile(x, 60.0, axis=1), inside
 
     return t(f)(X)
-
-
-@feature
-def unique_and_nonzero(t):
-    def f(x, rows):
-        numbers, counts = jnp.unique(rows, size=8, fill_value=-1, return_counts=True)
-        where = jnp.nonzero(x[0] > 0, size=8, fill_value=0)[0]
-        return numbers, counts, where, x[0][where], jnp.bincount(rows, length=8)
-
-    return t(f)(X, ROWS)
-
-
-@feature
-def argmax_and_one_hot(t):
-    def f(w, x):
-        best = jnp.argmax(x, 1)
-        return best, jax.nn.one_hot(best, 16) @ w, jnp.take_along_axis(x, best[:, None], 1)
-
-    return t(f)(W, X)
-
-
-@feature
-def scatters(t):
-    def f(w, x, rows):
-        y = x @ w
-        return (
-            x.at[rows].set(y), x.at[rows].add(y), x.at[rows[:3]].multiply(y[:3]),
-            x.at[rows].min(y), x.at[rows].max(y), x.at[rows[:2]].apply(jnp.sin),
-            x.at[0, rows].get(mode="fill", fill_value=0),
-        )  # fmt: skip
-
-    return t(f)(W, X, ROWS)
 
 
 @feature
@@ -231,50 +158,3 @@ def ragged_products(t):
         return jnp.mean(jnp.tanh(lax.ragged_dot(x, w, n)) ** 2)
 
     return t(jax.grad(f))(jnp.stack([W, V, W.T]), X, sizes)
-
-
-@feature
-def moved_elements(t):
-    def f(w, x):
-        y = jnp.pad(x @ w, ((1, 2), (0, 0)), mode="reflect")
-        y = jnp.concatenate([jnp.flip(y, 0), jnp.roll(y, 3, 1)]).reshape(2, 11, 16)
-        return jnp.tile(jnp.moveaxis(y, 0, 1), (1, 2, 1)), jnp.repeat(y, 2, 0), jnp.split(y, 2, 2)
-
-    return t(f)(W, X)
-
-
-@feature
-def bits(t):
-    def f(x):
-        ints = lax.bitcast_convert_type(x, jnp.int32)
-        rounded = lax.reduce_precision(x, 8, 10)
-        return ints >> 28, jnp.signbit(rounded), lax.population_count(ROWS), jnp.sign(x)
-
-    return t(f)(X)
-
-
-@feature
-def integers_of_all_widths(t):
-    def f(w, x):
-        counts = [jnp.arange(4, dtype=d) * 3 for d in ("uint8", "int16", "uint32", "int32")]
-        return [c // 2 for c in counts], [c.astype(x.dtype) * x[0, :4] for c in counts], x @ w
-
-    return t(f)(W, X)
-
-
-@feature
-def sparse_arrays(t):
-    dense = np.where(np.abs(W) > 0.3, W, 0)
-
-    def f(x):
-        return sparse.BCOO.fromdense(dense, nse=64) @ x.T
-
-    return t(f)(X)
-
-
-@feature
-def vectors_and_einsum(t):
-    def f(w, b, x):
-        return jnp.einsum("bi,ij,bj->b", x, w, x), jnp.outer(b, b) @ w, b @ b, jnp.kron(b[:2], b)
-
-    return t(f)(W, B, X)

@@ -279,24 +279,6 @@ def random_draws(t):
 
 
 @feature
-def random_choices(t):
-    def f(w, x, key):
-        order = jax.random.permutation(key, 8)
-        draws = jax.random.categorical(key, 20 * jnp.eye(8, 16), shape=(8,))
-        return x[order] @ w, order, draws
-
-    return t(f)(W, X, jax.random.key(1))
-
-
-@feature
-def random_from_gamma(t):
-    def f(w, x, key):
-        return jax.random.gamma(key, jnp.exp(x[0])) @ w, jax.random.exponential(key, (3,))
-
-    return t(f)(W, X, jax.random.key(2))
-
-
-@feature
 def random_bit_generator_of_the_device(t):
     key = jax.random.key(0, impl="rbg")
     return t(lambda w, x, key: x @ w + jax.random.normal(key, x.shape))(W, X, key)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from ._table import ROWS, B, S, V, W, X, feature
+from ._table import ROWS, B, V, W, X, feature
 
 
 def layer(w, x):
@@ -178,21 +178,6 @@ def sequential_vmap(t):
 
 
 @feature
-def custom_linear_solve(t):
-    def f(s, b):
-        solve = lambda mv, b: jnp.linalg.solve(s, b)  # noqa: E731
-        return lax.custom_linear_solve(lambda x: s @ x, b, solve, solve, symmetric=True)
-
-    return t(jax.grad(lambda s, b: jnp.sum(f(s, b) ** 2)))(S, B)
-
-
-@feature
-def conjugate_gradients(t):
-    cg = jax.scipy.sparse.linalg.cg
-    return t(lambda s, b: cg(lambda x: s @ x, b, maxiter=20, tol=1e-3)[0])(S, B)
-
-
-@feature
 def custom_root(t):
     def f(a):
         def newton(g, x):
@@ -212,12 +197,3 @@ def linear_transpose(t):
 @feature
 def hessian_inside(t):
     return t(lambda w, b: jax.hessian(lambda b: jnp.sum(jnp.tanh(b @ w) ** 2))(b))(W, B)
-
-
-@feature
-def gradient_of_while_free_parts(t):
-    def f(w, x):
-        n = lax.while_loop(lambda i: i < 5, lambda i: i + 2, jnp.int32(0))
-        return loss(w, x) * n.astype(jnp.float32)
-
-    return t(jax.grad(f))(W, X)

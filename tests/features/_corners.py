@@ -12,7 +12,7 @@ from jax.interpreters import mlir
 from jax.sharding import PartitionSpec
 
 from ._control import layer
-from ._table import ROWS, B, S, W, X, feature
+from ._table import ROWS, B, W, X, feature
 
 P = PartitionSpec
 
@@ -125,16 +125,6 @@ def random_keys_as_arrays(t):
         return noisy @ w, each, picked, jax.random.orthogonal(keys[1], 4)
 
     return t(f)(W, X, jax.random.split(jax.random.key(3), 3))
-
-
-@feature
-def random_vectors(t):
-    def f(s, key):
-        a, b, c = jax.random.split(key, 3)
-        normal = jax.random.multivariate_normal(a, jnp.zeros(16), s, (4,))
-        return normal, jax.random.dirichlet(b, jnp.ones(4)), jax.random.ball(c, 3)
-
-    return t(f)(S, jax.random.key(4))
 
 
 @feature

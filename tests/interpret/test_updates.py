@@ -31,10 +31,7 @@ TRANSFORMATIONS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def as_users_have_it(strict_promotion):
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("users_promotion")
 
 
 class Model(nnx.Module):

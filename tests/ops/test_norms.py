@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from proofs.norms import prove, torture
+from proofs.norms import torture
 
 from cases import nightly
 from scalewise.formats import CATALOGUE, Format
@@ -49,14 +49,6 @@ def test_the_bound_is_near_half_an_ulp_in_every_format():
         if fmt.zero and fmt.precision <= 25:
             assert all(0.5 < ulp_bound(fmt, n) <= 0.625 + 2.0**-28 for n in (1, 100, 65536)), fmt
     assert ulp_bound("fp16", 16) == ulp_bound(format_("fp16"), 16)
-
-
-@pytest.mark.parametrize("name", ["fp16"])
-@pytest.mark.slow
-def test_no_method_of_ours_fails_where_epsilon_dominates(name):
-    compared, wrong = prove(format_(name), (3,))
-    assert compared > 4000
-    assert not wrong, wrong[:5]
 
 
 @pytest.mark.parametrize(

@@ -242,7 +242,7 @@ def test_every_elementary_function_is_one_operation(fmt):
     check(got, want, float(sw.format(fmt).eps), 1)
 
 
-@pytest.mark.parametrize("name", nightly(CASES, but=["softmax in fp32"]))
+@pytest.mark.parametrize("name", nightly(CASES, but=["softmax in fp32", "var in fp32"]))
 def test_second_derivatives_are_those_of_the_formula(name):
     """A Hessian's product with a vector, in forward mode over reverse mode, and twice reverse."""
     f, formula, given = CASES[name]

@@ -7,12 +7,9 @@ import torch
 from torch import nn
 
 import scalewise.torch as st
+from pytorch.samples import normal
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-def normal(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 class Scaled(torch.autograd.Function):

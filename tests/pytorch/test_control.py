@@ -9,12 +9,9 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import scalewise.torch as st
+from pytorch.samples import normal
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-def normal(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def branches(x):

@@ -8,12 +8,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import scalewise.torch as st
+from pytorch.samples import normal
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-def normal(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def check(function, *operands):

@@ -13,15 +13,12 @@ from torch.nn import functional as F
 
 import scalewise.torch as st
 from cases import refused
+from pytorch.samples import normal
 from scalewise.torch._arguments import as_module
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 LOW = {"fp16": torch.float16, "bf16": torch.bfloat16}
-
-
-def normal(*shape, scale=1.0, seed=0):
-    return scale * torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 class Buffer(nn.Module):

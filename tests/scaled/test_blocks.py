@@ -13,7 +13,7 @@ import scalewise as sw
 from arrays import normal
 from cases import nightly
 from scalewise import formats
-from scalewise.formats import BLOCK_FORMATS, MXFP4, MXFP8_E4M3, MXFP8_E5M2, BlockFormat
+from scalewise.formats import BLOCK_FORMATS, MXFP4, MXFP8_E4M3, BlockFormat
 from scalewise.scaled import SCALINGS, Mx, round_in_blocks, rounds_in_blocks
 
 EXPONENTS = get_args(get_type_hints(Mx)["exponent"])
@@ -113,16 +113,6 @@ def test_any_axis_and_a_last_block_that_isnt_full(axis):
     np.testing.assert_array_equal(got.value(), want.T if axis == 0 else want)
 
 
-def test_what_isnt_finite():
-    x = jnp.array([jnp.nan, jnp.inf, 1.0, -jnp.inf])
-    np.testing.assert_array_equal(sw.quantize(x, MXFP8_E4M3).value(), [np.nan, np.nan, 1, np.nan])
-    np.testing.assert_array_equal(sw.quantize(x, MXFP8_E5M2).value(), [np.nan, np.inf, 1, -np.inf])
-    both = jnp.concatenate([jnp.pad(x, (0, 28)), jnp.full(3, 2.0)])
-    got = np.asarray(sw.quantize(both, MXFP4).value())
-    assert np.isnan(got[:32]).all()
-    np.testing.assert_array_equal(got[32:], 2)
-
-
 @pytest.mark.parametrize("exponent", nightly(EXPONENTS, but=["floor", "up"]))
 def test_the_largest_numbers_stay_finite(exponent):
     x = jnp.full((1, 32), float(jnp.finfo(jnp.float32).max)).at[0, 1].set(3e38)
@@ -167,6 +157,7 @@ def chosen_exponent(amax: Fraction, element, scale: str) -> int:
 def test_the_scales_by_name(fmt, scale):
     top = float(fmt.element.max)
     edges = [top, 1.0, 1.5, 1.75, 1.875, 1.9375, 1.99, 2.0, 3.0, 5.0, 7.0, 440.0, 480.0, 496.0]
+    edges += [*np.exp2(np.random.default_rng(0).uniform(-110, 120, 200))]
     amax = np.float32([f(v) for v in edges for f in (lower, np.float32, upper)])
     rows = np.zeros((len(amax), 32), np.float32)
     rows[:, 3] = -amax
@@ -209,14 +200,6 @@ def test_nvfp4_has_two_levels_of_scales(k):
     np.testing.assert_allclose(a.value(), nvfp4(x).reshape(8, 64), rtol=3e-7)
     # 4.5 bits an element and one float32 for all
     assert a.nbytes == x.size // 2 + x.size // 16 + 4
-
-
-def test_nvfp4_of_what_isnt_finite_and_of_zeros():
-    x = jnp.concatenate([jnp.array([jnp.nan]), jnp.ones(31)])
-    got = np.asarray(sw.quantize(x, "nvfp4").value())
-    assert np.isnan(got[:16]).all()
-    np.testing.assert_allclose(got[16:], 1, rtol=3e-7)
-    np.testing.assert_array_equal(sw.quantize(jnp.zeros(20), "nvfp4").value(), np.zeros(20))
 
 
 @pytest.mark.parametrize("tensor_scale", [None, sw.format("fp32")], ids=["without", "with"])
@@ -299,40 +282,6 @@ def test_invalid_arguments_are_rejected(call, error, message):
     with pytest.raises(error, match=None) as caught:
         call()
     assert message in str(caught.value)
-
-
-def exact_exponent(amax, top, mode):
-    """Returns log2 of amax / top rounded to a power of two, in exact fractions."""
-    ratio = Fraction(float(amax)) / Fraction(top)
-    low = math.floor(math.log2(ratio))
-    low += (Fraction(2) ** (low + 1) <= ratio) - (Fraction(2) ** low > ratio)
-    share = ratio / Fraction(2) ** low
-    up = {"up": share > 1, "down": False, "nearest": share >= Fraction(3, 2)}[mode]
-    return min(max(low + up, -127), 127)
-
-
-@pytest.mark.parametrize("mode", ["up", "down", "nearest"])
-@pytest.mark.parametrize(
-    "name", nightly([f.name for f in BLOCK_FORMATS.values() if f.scale.name == "e8m0"], ["mxfp4"])
-)
-def test_the_ratio_to_the_largest_is_rounded_as_onnx_rounds_to_e8m0(name, mode):
-    fmt = sw.formats.block_format(name)
-    top = float(fmt.element.max)
-    near = [top * 2.0**k * m for k in (-3, 0, 5) for m in (0.75, 1, 1.25, 1.5, 2)]
-    amax = np.float32([*np.exp2(np.random.default_rng(0).uniform(-140, 120, 200)), *near])
-    amax = np.concatenate([amax, np.nextafter(amax, 0), np.nextafter(amax, np.float32(np.inf))])
-    x = np.zeros((len(amax), 32), np.float32)
-    x[:, 0] = amax
-    stored = sw.quantize(x, fmt, scaling=Mx(mode))
-    exponents = np.log2(np.asarray(stored.scale, np.float64)).ravel()
-    np.testing.assert_array_equal(
-        exponents, [exact_exponent(a, fmt.element.max, mode) for a in amax]
-    )
-    if rounds_in_blocks(fmt, Mx(mode)):
-        again = round_in_blocks(jnp.asarray(x.T[None]), fmt, Mx(mode))
-        want = np.asarray(stored.value())
-        want = np.where(want < np.finfo(np.float32).smallest_normal, 0, want)
-        np.testing.assert_array_equal(again[0].T, want)
 
 
 OWN = (

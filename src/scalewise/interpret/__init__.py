@@ -15,6 +15,7 @@ from ._equation import Equation as Equation
 from ._equation import all_equations as all_equations
 from ._equation import contracts as contracts
 from ._equation import is_carry as is_carry
+from ._equation import nested_jaxprs as nested_jaxprs
 from ._equation import operation_body as operation_body
 from ._equation import warn_kernel as warn_kernel
 from ._interpret import Applied as Applied

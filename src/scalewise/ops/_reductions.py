@@ -105,7 +105,7 @@ def var(
     return _operation("var", var_along, _var, x, axis, compute, arithmetic, **options)
 
 
-def _var(x: jax.Array, *, axis: Axis, keepdims: bool, ddof: int) -> jax.Array:
+def _var(x: jax.Array, *, axis: Axis, ddof: int, keepdims: bool = False) -> jax.Array:
     return jnp.var(x, axis=axis, keepdims=keepdims, correction=float(ddof))
 
 

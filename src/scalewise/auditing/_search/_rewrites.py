@@ -106,8 +106,9 @@ def rewrites(equations: Sequence[Equation], operands: Operands) -> list[Rewrite]
     """Returns what may be written in other ways; of expressions within each other the largest.
 
     A number that a select chooses of several operations' results is no part of an expression."""
-    operands = {i: tuple(x if len(x) == 1 else () for x in own) for i, own in operands.items()}
-    finder = _Finder(equations, _without_conversions(equations, operands))
+    whole = operands
+    operands = {i: tuple(x if len(x) == 1 else () for x in own) for i, own in whole.items()}
+    finder = _Finder(equations, _without_conversions(equations, operands), whole)
     found = [x for root in range(len(equations)) for x in finder.at(root)]
     found = [dataclasses.replace(x, inner=_with_conversions(x, equations, operands)) for x in found]
     found = [x for x in found if not any({*x.inner, x.root} <= {*y.inner} for y in found)]
@@ -182,6 +183,7 @@ def _with_derivative(
 class _Finder:
     equations: Sequence[Equation]
     operands: Operands
+    whole: Operands  # with what selects choose
 
     def name(self, index: int) -> str:
         return self.equations[index].name
@@ -242,7 +244,7 @@ class _Finder:
                 yield Rewrite(text, (*exponentials, *sums, i), root)
 
     def is_made_of(self, index: int, name: str, depth: int = 6) -> bool:
-        before = self.sources(index) if depth else []
+        before = [i for operand in self.whole.get(index, ()) for i in operand] if depth else []
         return any(self.name(i) == name or self.is_made_of(i, name, depth - 1) for i in before)
 
     def _sum_of_exponentials(

@@ -33,6 +33,7 @@ from ._cells import Cell, Leaf, Node, cell, is_key
 from ._compiled import compiled
 from ._interpretations import FP32_MAX, TableEmulation, computes_in_float32
 from ._kernels import computed, is_complex, through_jax
+from ._meshes import unsplit
 from ._specialize import history_of, kind_of_run, nominal_format
 
 OPERANDS = 2  # of a contraction
@@ -340,6 +341,7 @@ class OwnArithmetic:
         return cell(self.plain(value, aval), wide, top=self.top, value=value, leaf=leaf)
 
     def lift(self, x: Argument, aval: ShapedArray, leaf: Leaf) -> Cell:
+        x = jax.tree.map(np.asarray, x)  # of no mesh
         wide = x.value() if self.low.is_argument(x) else x
         return self._cell(self.low.lift(x, aval), wide, aval, leaf)
 
@@ -360,6 +362,7 @@ class OwnArithmetic:
         delayed = contracts and self.magnitudes.length
         past = (self.magnitudes.of(equation.path),) if delayed else ()
 
+        equation = unsplit(equation)
         own, place = kind_of_run(self.low).specialize(self.low, equation)
 
         def call(values: Sequence[Any], *past: Any) -> tuple[Any, Any, Any, Any]:

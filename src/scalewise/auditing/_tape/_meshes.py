@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from ..._jax import Jaxpr, ShapedArray, in_mesh_of, open_jaxpr
 from ...interpret import Applied, Equation, Interpretation, State, Value, interpret_jaxpr
@@ -37,6 +37,14 @@ def on_one_device(equation: Equation) -> Jaxpr:
     shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in equation.in_avals]
     with in_mesh_of(v.aval for v in open_jaxpr(mapping.body)[0].outvars):
         return jax.make_jaxpr(run)(*shapes)
+
+
+def unsplit(equation: Equation) -> Equation:
+    """Returns an equation whose results belong to no mesh, as all arrays of the host."""
+    if equation.name == "sharding_constraint":
+        return equation
+    split = {name: None for name, x in equation.params.items() if isinstance(x, NamedSharding)}
+    return equation.with_params(**split) if split else equation
 
 
 class _Mapped(Interpretation):

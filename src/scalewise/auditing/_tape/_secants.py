@@ -249,7 +249,7 @@ def smooth(entry: Entry, bars: Sequence[Any], top: float) -> Multipliers:
     for points in POINTS:
         try:
             mean = _mean_derivative(entry, bars, floats, points)
-        except NotImplementedError:  # the primitive has no derivative
+        except (NotImplementedError, ValueError):  # a kernel has no derivative
             guess = np.nan
             break
         guess = sum(inner(g, ins[i].end - ins[i].start) for i, g in mean.items())

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from ..._jax import Jaxpr, Tracer, avals_of, jex, open_jaxpr, user_frames, with_literals
-from ...interpret import Program, all_equations, is_float
+from ...interpret import Program, all_equations, is_float, nested_jaxprs
+from ...primitives import having
 from ._source_numbers import source_numbers
 
 Place = tuple[object, ...]
+OWN_DTYPE = having("own_dtype")
 
 
 def with_wide_constants(program: Program, wide: Program) -> Program:
@@ -45,6 +47,10 @@ def with_wide_constants(program: Program, wide: Program) -> Program:
             number = _only(literal.val, given)
             if number is not None:
                 numbers[id(literal)] = np.asarray(number, np.float64)
+    kernels = [e for e in all_equations(program.jaxpr) if e.primitive.name in OWN_DTYPE]
+    for eqn in (e for kernel in kernels for x in nested_jaxprs(kernel) for e in all_equations(x)):
+        for literal in eqn.invars:  # of code that computes in its own dtype
+            numbers.pop(id(literal), None)
     body, consts = open_jaxpr(program.jaxpr)
     arrays = [x for x in open_jaxpr(wide.jaxpr)[1] if not isinstance(x, Tracer) and is_float(x)]
     wider = [_only(x, arrays) if _in_16_bits(x) else None for x in consts]
