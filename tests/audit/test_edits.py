@@ -415,6 +415,10 @@ EXPRESSIONS = {
     "x / jnp.sqrt(jnp.mean(x[None] ** 2, axis=(0, 1)))": "ops.l2_norm",
     "jnp.sqrt(0.1 + jnp.mean(x * x))": "ops.l2_norm",
     "jnp.sqrt((x**2).mean())": "ops.l2_norm",
+    "jnp.sqrt((x**2).sum() / x.size + 0.1)": "ops.l2_norm",
+    "jnp.sqrt(jnp.sum(x[None] ** 2, -1) / 9)": "ops.l2_norm",
+    "jnp.sqrt(sum(jnp.sum(g[None] ** 2, 1) for g in [x, 2 * x]))": "ops.l2_norm",
+    "optax.global_norm([x, 2 * x])": "ops.l2_norm",
     "jnp.log(jnp.cumsum(jnp.exp(x[None]), -1))": "cumlogsumexp(x)",
     "jnp.log(jnp.cumsum(jnp.exp(x[None]), axis=1))": "cumlogsumexp(x)",
 }
@@ -423,7 +427,7 @@ EXPRESSIONS = {
 @pytest.mark.parametrize("expression", nightly(EXPRESSIONS, but=[*EXPRESSIONS][:2]))
 def test_another_way_to_write_an_expression_has_its_value(expression):
     tree, x = ast.parse(expression, mode="eval").body, np.linspace(0.5, 2, 4, dtype=np.float32)
-    names = {"jax": jax, "jnp": jnp, "scalewise": sw, "x": x}
+    names = {"jax": jax, "jnp": jnp, "optax": optax, "scalewise": sw, "x": x}
     found = {
         node: replacement(node, (EXPRESSIONS[expression],), tree) for node in expressions(tree)
     }

@@ -13,6 +13,10 @@ AXES = (  # in a mean, in what takes its place, how many numbers it is of
     ("A, ...", "..., axis=A", "jnp.size(X, A)"),
     ("...", "...", "jnp.size(X)"),
 )
+MEANS = [
+    *((f"mean(square(X), {axis})", own, n) for axis, own, n in AXES),
+    *((f"sum(square(X), {axis}) / N", own, "N") for axis, own, _ in AXES),
+]
 PATTERNS: Mapping[str, Sequence[tuple[str, str]]] = {
     "log1p(x)": [("log(1 + X)", "jnp.log1p(X)")],
     "log1p(-x)": [("log(1 - X)", "jnp.log1p(-(X))")],
@@ -89,15 +93,12 @@ PATTERNS: Mapping[str, Sequence[tuple[str, str]]] = {
         ("sqrt(sum(square(X), A, ...) + E)", "scalewise.ops.l2_norm(X, E, ..., axis=A)"),
         ("sqrt(sum(square(X), ...) + E)", "scalewise.ops.l2_norm(X, E, ...)"),
         *(
-            (
-                f"sqrt(mean(square(X), {axis}) + E)",
-                f"scalewise.ops.l2_norm(X, E * {n}, {own}) / {n} ** 0.5",
-            )
-            for axis, own, n in AXES
+            (f"sqrt({mean} + E)", f"scalewise.ops.l2_norm(X, E * {n}, {own}) / {n} ** 0.5")
+            for mean, own, n in MEANS
         ),
         *(
-            (f"sqrt(mean(square(X), {axis}))", f"scalewise.ops.l2_norm(X, {own}) / {n} ** 0.5")
-            for axis, own, n in AXES
+            (f"sqrt({mean})", f"scalewise.ops.l2_norm(X, {own}) / {n} ** 0.5")
+            for mean, own, n in MEANS
         ),
         ("norm(X, O, A, ...)", "scalewise.ops.l2_norm(X, ..., axis=A)"),
         ("norm(X, O, ...)", "scalewise.ops.l2_norm(X, ...)"),
