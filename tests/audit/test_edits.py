@@ -418,7 +418,7 @@ EXPRESSIONS = {
     "jnp.sqrt((x**2).sum() / x.size + 0.1)": "ops.l2_norm",
     "jnp.sqrt(jnp.sum(x[None] ** 2, -1) / 9)": "ops.l2_norm",
     "jnp.sqrt(sum(jnp.sum(g[None] ** 2, 1) for g in [x, 2 * x]))": "ops.l2_norm",
-    "optax.global_norm([x, 2 * x])": "ops.l2_norm",
+    "optax.tree.norm([x, 2 * x])": "ops.l2_norm",
     "jnp.log(jnp.cumsum(jnp.exp(x[None]), -1))": "cumlogsumexp(x)",
     "jnp.log(jnp.cumsum(jnp.exp(x[None]), axis=1))": "cumlogsumexp(x)",
 }

@@ -352,7 +352,8 @@ def _called_with(library: str, file: str, line: int, dtype: str) -> Edit | None:
     # what isn't imported may be a method of an object that the library has made
     unknown = (x for x, f in calls if f is None)
     methods = {x: x.func.value for x in unknown if isinstance(x.func, ast.Attribute)}
-    own = [x for x, f in calls if _is_of(f, library)] or [*methods]
+    makers = {x for owner in methods.values() for x in ast.walk(owner)}  # of such objects
+    own = [x for x, f in calls if _is_of(f, library) and x not in makers] or [*methods]
     if node is None or not own:
         return None
     numpy, source = numpy_in(names), "".join(linecache.getlines(file))

@@ -84,9 +84,13 @@ PATTERNS: Mapping[str, Sequence[tuple[str, str]]] = {
             "sqrt(sum(sum(square(X), ...) for V in Y))",
             "scalewise.ops.l2_norm(jnp.stack([scalewise.ops.l2_norm(X, ...) for V in Y]))",
         ),
-        (
-            "global_norm(X)",
-            "scalewise.ops.l2_norm(jnp.stack([*map(scalewise.ops.l2_norm, jax.tree.leaves(X))]))",
+        *(
+            (
+                f"{norm}(X)",
+                "scalewise.ops.l2_norm("
+                "jnp.stack([*map(scalewise.ops.l2_norm, jax.tree.leaves(X))]))",
+            )
+            for norm in ("global_norm", "tree_norm", "tree_l2_norm")  # of optax
         ),
         ("sqrt(sum(square(X), A, ...))", "scalewise.ops.l2_norm(X, ..., axis=A)"),
         ("sqrt(sum(square(X), ...))", "scalewise.ops.l2_norm(X, ...)"),
@@ -112,7 +116,7 @@ SCALED = (
     "(lambda *args: jax.tree.map(lambda g: jnp.float32(g) / {k}, "
     "{grad}(lambda *args: {k} * ({f})(*args){rest})(*args)))"
 )
-GRADIENTS = ("grad", "value_and_grad")
+GRADIENTS = ("grad", "value_and_grad", "filter_grad", "filter_value_and_grad")
 INLINED = 4  # names that are looked up within each other
 Found = dict[str, ast.expr]  # what names stand for; of `...` a call with these arguments
 
@@ -159,6 +163,8 @@ def name_of(node: ast.expr) -> str:
 def _normal(node: ast.expr) -> ast.expr:
     """Returns a square as ``square(x)``, and a method's call as a function's."""
     match node:
+        case ast.Call(ast.Attribute(ast.Attribute(attr="tree"), "norm"), arguments, keywords):
+            return ast.Call(ast.Name("tree_norm"), arguments, keywords)
         case ast.BinOp(left, ast.Pow(), ast.Constant(2 | 2.0)):
             return ast.Call(ast.Name("square"), [left], [])
         case ast.BinOp(left, ast.Mult(), right) if ast.dump(left) == ast.dump(right):
