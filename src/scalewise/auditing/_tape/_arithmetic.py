@@ -66,7 +66,7 @@ def _nearest(x: np.ndarray, fmt: Sequence[float]) -> np.ndarray:
     exponents = np.minimum(np.maximum(size.view(np.int64) & EXPONENT, least), HIGHEST)
     power = (exponents + ((DIGITS - int(mantissa)) << DIGITS)).view(np.float64)
     y = (size + power) - power  # the sum has no bits behind the last one that the format keeps
-    if not (y <= largest).all():  # beyond the range, or NaN
+    if not y.max(initial=0.0) <= largest:  # beyond the range, or NaN
         y = np.where(y > largest, np.where(size == np.inf, infinite, beyond), y)
     y = np.copysign(y, x)
     if smallest > 2.0 ** (lowest - mantissa):  # without subnormal numbers

@@ -92,7 +92,10 @@ def _equal(x: Any, y: Any, inexact: bool) -> bool:
     if np.size(x) > MANY and not _equal(x.flat[:MANY], y.flat[:MANY], inexact):
         return False
     same = np.asarray(x == y)
-    return bool(same.all() or (inexact and (same | ((x != x) & (y != y))).all()))
+    if same.all() or not inexact:
+        return bool(same.all())
+    nan = np.asarray(x != x)
+    return bool(nan.any() and (same | (nan & (y != y))).all())
 
 
 def _finite(arrays: Sequence[np.ndarray], top: float) -> list[np.ndarray]:
