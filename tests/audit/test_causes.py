@@ -212,6 +212,28 @@ def test_outputs_infinite_in_both_runs_are_counted():
     assert report.verdict.startswith("Yes")
 
 
+def test_a_rewrite_is_tried_where_float32_for_every_operation_fails():
+    """Nor is float64 enough, whose exponentials of the rounded arguments are 0."""
+
+    def mixture(p, x, y):
+        h = jnp.tanh(x @ p["w"])
+        s = jnp.log(1 + jnp.exp(h @ p["s"])) + 1e-6
+        logs = -0.5 * jnp.log(2 * jnp.pi * s**2) - (y[:, None] - h @ p["m"]) ** 2 / (2 * s**2)
+        return -jnp.mean(jnp.log(jnp.sum(jax.nn.softmax(h @ p["l"]) * jnp.exp(logs), -1)))
+
+    keys = jax.random.split(jax.random.key(77), 16)
+    shapes = {"w": (4, 16), "l": (16, 3), "m": (16, 3), "s": (16, 3)}
+    sizes = 1.0, 0.3, 3.0, 2.0
+    some = zip(shapes.items(), sizes, keys, strict=False)
+    p = {name: size * jax.random.normal(key, shape) for (name, shape), size, key in some}
+    x, y = jax.random.normal(keys[4], (64, 4)), 4 * jax.random.normal(keys[5], (64,))
+    report = sw.audit(jax.value_and_grad(mixture), "bf16")(p, x, y)
+    assert "Change: logsumexp" in report.verdict
+    assert report.wide == "float32"
+    assert report.error_float32.non_finite
+    assert not report.error_fixed.non_finite
+
+
 @pytest.mark.parametrize("reference", ["float32", "float64"])
 def test_what_fails_in_float32_too_is_compared_with_float64(reference):
     """A product of 60 probabilities is zero in float32, and its logarithm infinite."""

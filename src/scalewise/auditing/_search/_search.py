@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -312,6 +313,21 @@ def _explain_all(search: Search, given_up: set[str]) -> None:
         else:
             given_up.add(stage.name)
             search.found += _unexplained(search, stage, tried=True)
+    if not search.found and search.session.adjustable and _rewrite(search):
+        _explain_all(search, given_up)
+
+
+def _rewrite(search: Search) -> bool:
+    """Accepts a rewrite where float32 for every operation leaves the error; returns False if none
+    helps."""
+    stage = next((x for x in search.now.stages if x.fails), None)
+    for suspect in search.suspects(search.now, stage.name)[:TRIED] if stage else ():
+        assert stage is not None
+        what = finding_of(search, suspect, search.now, stage)
+        rewritten = (x for x in _options(search, suspect, what, "format") if x.rewrites)
+        if _accept_first(search, stage, what, rewritten, partial(_is_better, stage)):
+            return True
+    return False
 
 
 def _unexplained(search: Search, stage: StageError, *, tried: bool) -> list[Finding]:
@@ -413,12 +429,12 @@ def _fix_two(search: Search, stage: StageError, lead: Suspect) -> bool:
 
 
 def _fix_line(search: Search, stage: StageError, suspect: Suspect, run: str) -> bool:
-    what = finding_of(search, suspect, search.now, stage)
-
-    def is_better(trial: Trial) -> bool:
-        return helps(trial.stage(stage.name), stage)
-
+    what, is_better = finding_of(search, suspect, search.now, stage), partial(_is_better, stage)
     return _accept_first(search, stage, what, _options(search, suspect, what, run), is_better)
+
+
+def _is_better(stage: StageError, trial: Trial) -> bool:
+    return helps(trial.stage(stage.name), stage)
 
 
 def _options(search: Search, suspect: Suspect, what: Finding, run: str) -> Iterator[Fix]:
