@@ -304,6 +304,15 @@ def computed(rows):
     return jax.lax.scan(body, rows[0] * 2, rows)[0]
 
 
+def assigned(x):
+    body = lambda i, c: c + 1e-3 * c
+    return jax.lax.fori_loop(0, 300, body, x)
+
+
+def inline(x):
+    return jax.lax.fori_loop(0, 300, lambda i, c: c + 1e-3 * c, x)
+
+
 def tree(rows):
     def body(carry, row):
         return {"mean": carry["mean"] + row * 0.001, "n": carry["n"] + 1}, None
@@ -363,6 +372,8 @@ def test_modules_that_edited_lines_need_are_imported(tmp_path):
         ("until", "bf16", (4,), "(jnp.float32(x), 0)"),
         ("output", "fp16", (9, 4), "jnp.sum(jnp.float32(row) * 300"),  # nothing that is carried
         ("computed", "bf16", (1000, 4), "scan(body, jnp.float32(rows[0] * 2), rows)"),
+        ("assigned", "bf16", (4,), "fori_loop(0, 300, body, jnp.float32(x))"),
+        ("inline", "bf16", (4,), "jnp.float32(c) + 1e-3 * jnp.float32(c), jnp.float32(x))"),
         ("tree", "bf16", (1000, 4), "if jnp.issubdtype(jnp.result_type(x), jnp.floating) else x"),
     ],
 )

@@ -143,18 +143,27 @@ class Loop(NamedTuple):
 LOOPS = {"scan": (0, 1, 0), "fori_loop": (2, 3, 1), "while_loop": (1, 2, 0)}
 
 
+def _inline(function: ast.expr, arguments: Sequence[ast.expr]) -> ast.expr | None:
+    """Returns what a loop's body computes, if it is written in the loop's call."""
+    at = LOOPS.get(name_of(function), (len(arguments),))[0]
+    body = arguments[at] if at < len(arguments) else None
+    return body.body if isinstance(body, ast.Lambda) else None
+
+
 def loop_around(tree: ast.Module, line: int) -> Loop | None:
     """Returns the outermost of JAX's loops whose body, a function of this file, has a line."""
     around = [
         x for x in ast.walk(tree) if isinstance(x, ast.FunctionDef | ast.Lambda)
         and x.lineno <= line <= (x.end_lineno or 0)
     ]  # fmt: skip
+    assigned = {x.value: targets(x) for x in ast.walk(tree) if isinstance(x, ast.Assign)}
     for scope, own in zip([tree, *around], around, strict=False):  # from the outermost function in
+        known = assigned.get(own) or {getattr(own, "name", None)}
         for call in (x for x in ast.walk(scope) if isinstance(x, ast.Call)):
             name = name_of(call.func)
             body, start, carry = LOOPS.get(name, (0, len(call.args), 0))
             found = call.args[body] if len(call.args) > start else None
-            if found is own or (found and name_of(found) == getattr(own, "name", None)):
+            if found is own or (found and name_of(found) in known):
                 names = [x.arg for x in own.args.args]
                 first = _assigned_tuple(tree, call.args[start])
                 return Loop(own, names[carry] if carry < len(names) else "", first, name == "scan")
@@ -289,6 +298,8 @@ def _operands(node: ast.expr, names: Mapping[str, Any], top: bool = False) -> It
                 computes = any(isinstance(y, ast.BinOp | ast.Call) for y in ast.walk(x))
                 yield from _operands(x, names, top) if computes else ()
         case ast.Lambda(body=body) if top:
+            yield from _operands(body, names, top)
+        case ast.Call(function, arguments) if top and (body := _inline(function, arguments)):
             yield from _operands(body, names, top)
         case ast.Call(function, [ast.Lambda(body=body), *_]) if name_of(function) in MAPS:
             yield from _operands(body, names, top=True)
