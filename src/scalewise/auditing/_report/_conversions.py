@@ -156,7 +156,9 @@ def loop_around(tree: ast.Module, line: int) -> Loop | None:
         x for x in ast.walk(tree) if isinstance(x, ast.FunctionDef | ast.Lambda)
         and x.lineno <= line <= (x.end_lineno or 0)
     ]  # fmt: skip
-    assigned = {x.value: targets(x) for x in ast.walk(tree) if isinstance(x, ast.Assign)}
+    assigned: dict[ast.AST, set[str]] = {
+        x.value: targets(x) for x in ast.walk(tree) if isinstance(x, ast.Assign)
+    }
     for scope, own in zip([tree, *around], around, strict=False):  # from the outermost function in
         known = assigned.get(own) or {getattr(own, "name", None)}
         for call in (x for x in ast.walk(scope) if isinstance(x, ast.Call)):
