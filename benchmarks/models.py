@@ -408,9 +408,7 @@ MODELS: dict[str, Callable[[str], tuple[Callable, Make]]] = {
     "prefill_cudnn": lambda size: prefill(SIZES[size], attention="cudnn"),
     "decode": lambda size: decode(SIZES[size]),
     "decode_fp8_cache": lambda size: decode(SIZES[size]),
-    "attention_cudnn": lambda size: one_attention(
-        *((8192, 32, 8) if size == "full" else (512, 4, 2))
-    ),
+    "attention_cudnn": lambda size: one_attention(**ATTENTION[size]),
     "vit": lambda size: vit(**IMAGES[size]),
     "resnet": lambda size: resnet(**IMAGES[size]),
 }

@@ -53,7 +53,7 @@ def strict_promotion():
 
 @pytest.fixture
 def users_promotion(strict_promotion):
-    """Users' programs, and those of libraries, promote as they like."""
+    """Users' programs, and those of libraries, have JAX's standard promotion."""
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         yield
 

@@ -51,7 +51,7 @@ def test_linear_algebra_of_the_reference_run_is_float64(name):
     [(sw.emulate, "bfloat16", 0.05), (sw.autocast, "p=f32,c=bf16,o=f32", 0.5)],
 )
 def test_the_error_of_each_primitive_is_that_of_the_run_beside_jax(run, low, within):
-    """A product in 16 bits differs in the additions, which the CPU orders as it likes."""
+    """A product in 16 bits differs in the additions, whose order is the CPU's."""
     f, given = together(FLOATS), arguments(FLOATS)
     errors = dict(sw.audit(f, low, trials=0)(given).outputs)
     got, want = (jax.jit(g)(given) for g in (run(f, low), f))

@@ -139,7 +139,7 @@ def _gradients(
 
 
 def _operand_id(equation: Equation, operand: int | str) -> str:
-    # by its contractions its place would be the next contraction's
+    # named by its path: counted as a contraction, it would change the names of those behind it
     return f"{equation.name}.{'.'.join(map(str, equation.path))}/{operand}"
 
 

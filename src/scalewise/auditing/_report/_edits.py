@@ -134,7 +134,7 @@ def _around(tree: ast.Module, line: int) -> list[ast.stmt]:
 
 
 def _statements(tree: ast.Module, line: int) -> list[ast.stmt]:
-    """Returns the simple statements of a line, without others inside them."""
+    """Returns the statements of a line that have no other statements inside them."""
     return [node for node in _around(tree, line) if not hasattr(node, "body")]
 
 
@@ -343,8 +343,8 @@ def _argument(
 
 
 def _called_with(library: str, file: str, line: int, dtype: str) -> Edit | None:
-    """Returns the edit of a library's call at a line, whose trees of arrays get a dtype; with
-    keywords alone, the object whose method is called is one of them."""
+    """Returns the edit of a library's call at a line, whose trees of arrays get a dtype; so does
+    the object whose method it is, if it has keywords alone."""
     tree = _tree(file)
     node, names = (_statement(tree, line), _imports(tree)) if tree else (None, {})
     found = [x for x in ast.walk(node) if isinstance(x, ast.Call)] if node else []
@@ -504,7 +504,7 @@ def _widened(
 
 
 def _sources(file: str, lines: Iterable[int]) -> Iterator[int]:
-    """Yields the lines that give a name to what some lines read, in the same function."""
+    """Yields the lines that assign the names that some lines read, in the same function."""
     tree = _tree(file) or ast.Module([], [])
     for line in lines:
         names = (x for own in _statements(tree, line) for x in ast.walk(own))

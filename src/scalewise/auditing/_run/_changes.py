@@ -181,7 +181,7 @@ def wrong(found: Iterable[Update], noisy: Container[str]) -> list[Update]:
 
 
 def regained(before: Sequence[Update], after: Iterable[Update]) -> bool:
-    """Returns whether the change with the largest error has a much smaller one in another run."""
+    """Returns whether the change with the largest error has at most half of it in another run."""
     worst = max(before, key=lambda x: x.error, default=None)
     now = {x.path: x.error for x in after}
     return worst is not None and now.get(worst.path, math.inf) <= CHANGE_REGAINED * worst.error

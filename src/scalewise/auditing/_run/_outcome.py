@@ -32,7 +32,8 @@ class OutputError:
         spoiled: how many outputs have such non-finite numbers; errors compare without it.
         decided: whether it is of integers and predicates: ``relative`` is the share of elements
             that differ, root mean square over the outputs.
-        regained: of an edited program, whether the worst change of its state is right now.
+        regained: of an edited program, whether the change of its state that was the most wrong
+            has at most half of that error.
     """
 
     non_finite: int

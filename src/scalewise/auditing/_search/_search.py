@@ -273,7 +273,7 @@ def _choose_width(search: Search, start: Outcome) -> None:
 
 
 def _choose_again(search: Search) -> None:
-    """Lets further fixes compute in float32 if this is enough besides those accepted."""
+    """Lets further fixes compute in float32 if that is enough with those accepted."""
     narrow = search.fmt.mantissa_bits < FP32.mantissa_bits
     if not (narrow and search.trials > 0 and getattr(search.current, "double", False)):
         return
@@ -407,7 +407,8 @@ def _explain(search: Search, stage: StageError) -> bool:
 
 
 def _fix_two(search: Search, stage: StageError, lead: Suspect) -> bool:
-    """Accepts a fix of a line after which another line makes the error, with a fix of that."""
+    """Accepts two fixes that help together: one of a line, and one of the line that makes the error
+    then. Returns False if no two do."""
     what, now, found = finding_of(search, lead, search.now, stage), search.now, search.found
     for fix in _options(search, lead, what, "format"):
         trial = search.attempt(fix, again=True)

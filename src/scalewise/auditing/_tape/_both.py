@@ -138,7 +138,7 @@ def on_host() -> contextlib.ExitStack:
 
 @contextlib.contextmanager
 def _few_collections() -> Iterator[None]:
-    """A tape has no cycles, and a collection of garbage reads all of it."""
+    """Lets Python collect garbage less often: a tape, which it would read, has no cycles."""
     before = gc.get_threshold()
     gc.set_threshold(*(max(x, y) if x else 0 for x, y in zip(before, COLLECTED, strict=True)))
     try:
