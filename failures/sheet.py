@@ -78,13 +78,19 @@ def measured(programs: Sequence[Program]) -> Iterator[dict[str, Any]]:
         yield found
 
 
+def distribution(shares: Sequence[float]) -> str:
+    """Returns in how many programs a share of the error is below powers of ten."""
+    counts = [f"{sum(x < 10.0**k for x in shares)} below 1e{k}" for k in (-12, -9, -6, -3, 0)]
+    return f"{', '.join(counts)}, of {len(shares)}; largest {max(shares):.1e}"
+
+
 def too_long(*_: Any) -> None:
     raise TimeoutError(f"{LIMIT} s")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("set", choices=("corpus", "gallery", "trainings"))
+    parser.add_argument("set", choices=("corpus", "gallery", "contact", "trainings"))
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("names", nargs="*")
     given = parser.parse_args()
@@ -101,10 +107,9 @@ def main() -> None:
     if clean := [x for x in made if not x["marked"]]:
         print(f"{sum(x['fails'] for x in clean)} of {len(clean)} clean ones fail")
     if made:
-        shown = sum(x["unexplained"] > 1e-6 for x in made)
         seconds = sorted(x["seconds"] for x in made)
-        print(f"sums' worst residual {max(x['residual'] for x in made):.1e}")
-        print(f"more than 1e-6 unexplained in {shown}")
+        for what in ("residual", "unexplained"):
+            print(f"{what}, of the error: {distribution([x[what] for x in made])}")
         median = statistics.median(seconds)
         print(f"processor seconds of a sheet: median {median:.2f}, largest {seconds[-1]:.1f}")
 
