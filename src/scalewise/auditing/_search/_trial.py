@@ -14,7 +14,7 @@ from ...interpret import Equation
 from .._run._equation_statistics import EquationStatistics
 from .._run._outcome import NO_ERROR, Outcome, OutputError
 from .._run._session import Session
-from .._sheet._balance import Balance
+from .._sheet._balance import Balance, wrong_by_half
 from .._sheet._functional import Stage
 from .._sheet._make import balance_of, stages_of
 from .._tape._cells import Leaf
@@ -161,6 +161,8 @@ class Trial:
 
     def hidden(self, name: str) -> list[Suspect]:
         """Returns the operations that are wrong by half, though no output shows it."""
+        if not wrong_by_half(self.outcome.made.forward.tape):  # as in most programs
+            return []
         balance = self.balance(name)
         shares = [(what, cause, x / balance.total) for (what, cause), x in balance.shares.items()]
         own = [[x for x in shares if x[0] is e] for e in balance.hidden()]

@@ -61,13 +61,17 @@ class Balance:
         for (what, _), share in self.shares.items():
             by_equation[what] += share
         least = HIDDEN_SHARE * abs(self.total)
-        found: dict[Equation, None] = {}
-        for entry in reversed(self.tape):
-            equation = entry.operation.equation
-            charged = equation not in found and abs(by_equation[equation]) > least
-            if charged and any(_is_wrong(entry, y) for y in entry.outs):
-                found[equation] = None
-        return list(found)
+        return [e for e in wrong_by_half(self.tape) if abs(by_equation[e]) > least]
+
+
+def wrong_by_half(tape: Sequence[Entry]) -> list[Equation]:
+    """Returns the operations whose own rounding makes half of a result, the last first."""
+    found: dict[Equation, None] = {}
+    for entry in reversed(tape):
+        equation = entry.operation.equation
+        if equation not in found and any(_is_wrong(entry, y) for y in entry.outs):
+            found[equation] = None
+    return list(found)
 
 
 def _is_wrong(entry: Entry, y: Cell) -> bool:

@@ -110,7 +110,7 @@ def secants(entry: Entry, bars: Sequence[Any], top: float) -> Multipliers:
 
 
 def _bounded(x: np.ndarray, out: Cell, top: float) -> np.ndarray:
-    x = x.astype(np.complex128 if np.iscomplexobj(x) else np.float64)
+    x = x.astype(np.complex128 if np.iscomplexobj(x) else np.float64, copy=False)
     if np.isfinite(x).all():
         return x
     reach = np.maximum(np.maximum(np.abs(out.middle), np.abs(out.start)), 2.0 * top)
