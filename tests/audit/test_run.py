@@ -11,6 +11,7 @@ from arrays import normal
 from cases import nightly
 from devices import run_on_devices
 from scalewise.auditing._run._session import Session
+from scalewise.auditing._tape import _cells
 from scalewise.auditing._tape._interpretations import TableEmulation
 from scalewise.auditing._tape._statistics import BINS, LOWEST
 from scalewise.autocasting import Autocast, Policy
@@ -396,3 +397,29 @@ def test_a_run_after_another_one_computes_the_same():
     again = after.run(after.formats()).made.forward.replay.steps
     kept = first.made.forward.replay.steps
     assert all(x.made is y.made for x, y in zip(again, kept, strict=True))
+
+
+def attention_step(w, x):
+    def loss(w):
+        def layer(x, w):
+            q, k = jnp.split(x @ w, 2, axis=1)
+            scores = jnp.where(jnp.tri(8, dtype=bool), q @ k.T * 900.0, -1e4)
+            return x + jnp.concatenate([jax.nn.softmax(scores) @ k, q], axis=1), q.mean()
+
+        y, means = jax.lax.scan(layer, x, w)
+        return jnp.mean(jnp.square(y).reshape(-1)) + means.sum()
+
+    return w - 0.1 * jax.grad(loss)(w)
+
+
+@pytest.mark.parametrize("low", ["fp16", "bf16", "c=bf16"])
+def test_arrays_kept_in_fewer_bytes_change_no_number_of_a_report(low, monkeypatch):
+    reports = []
+    for large in (1, 1 << 40):
+        monkeypatch.setattr(_cells, "LARGE", large)
+        report = sw.audit(attention_step, low)(
+            normal(0, (2, 8, 8)), 3 * normal(1, (8, 4)).repeat(2, 1)
+        )
+        assert report.sheet.shares
+        reports.append(report.as_dict())
+    assert reports[0] == reports[1]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
 from jax.typing import ArrayLike
@@ -65,43 +66,51 @@ def _floors(
     return Floors(least if any(least) else (), numbers, frozenset(still), undecided)
 
 
-def _roundings(
-    session: Session, outcome: Outcome
-) -> Iterator[tuple[list[np.ndarray], list[np.ndarray]]]:
+# of each float output how far its numbers move; of each other one which elements differ
+Moved: TypeAlias = tuple[list[np.ndarray], list[np.ndarray]]
+
+
+def _roundings(session: Session, outcome: Outcome) -> Iterator[Moved]:
     """Yields how much of each float output is float32's rounding, and which elements of the other
     outputs it decides: in a run of the arguments; then in this one and in one of changed arguments.
     Of an audit against float64, which no wider format measures, how far changed arguments move the
-    outputs."""
+    outputs. No run stays in memory, since it holds all results."""
     if session.wide != FP32:
-        runs = [session.run(arrays=_changed(session, seed)) for seed in range(RUNS)]
-        pairs = [zip(x.decisions, outcome.decisions, strict=True) for x in runs]
-        others = [[y != s for (*_, y), (*_, s) in own] for own in pairs]
-        yield _largest([_apart(x.reference, outcome.reference) for x in runs]), _any(others)
+
+        def changed(seed: int) -> Moved:
+            found = session.run(arrays=_changed(session, seed))
+            pairs = zip(found.decisions, outcome.decisions, strict=True)
+            turned = [y != s for (*_, y), (*_, s) in pairs]
+            return _apart(found.reference, outcome.reference), turned
+
+        yield _most(map(changed, range(RUNS)))
         return
     own = session.low if isinstance(session.low, TableEmulation) else TableEmulation(FP32)
     wide = session.with_low(dataclasses.replace(own, fmt=FP32, saturate=False))
     every = np.tile(FP32_PARAMS, (len(session.formats()), 1))  # the program's own casts, too
-    first = wide.run(every, arrays=_changed(session))
-    least, always = _apart(first.reference, first.low), [y != s for _, y, s in first.decisions]
+
+    def rounded(seed: int | None = None) -> Moved:
+        found = wide.run(every, arrays=_changed(session, seed))
+        return _apart(found.reference, found.low), [y != s for _, y, s in found.decisions]
+
+    least, always = rounded()
     yield least, always
-    runs = [wide.run(every, arrays=_changed(session, seed)) for seed in range(RUNS)]
-    moved = _largest([_apart(x.reference, x.low) for x in runs])
-    turned = _any([[y != s for _, y, s in x.decisions] for x in runs])
+    moved, turned = _most(map(rounded, range(RUNS)))
     yield list(map(np.fmin, moved, least)), list(map(np.logical_and, turned, always))
+
+
+def _most(runs: Iterable[Moved]) -> Moved:
+    moved, turned = zip(*runs, strict=True)
+    return (
+        [np.fmax.reduce(own) for own in zip(*moved, strict=True)],
+        [np.logical_or.reduce(own) for own in zip(*turned, strict=True)],
+    )
 
 
 def _apart(some: Sequence[ArrayLike], others: Sequence[ArrayLike]) -> list[np.ndarray]:
     with np.errstate(all="ignore"):
         pairs = zip(some, others, strict=True)
         return [np.abs(np.asarray(x, np.float64) - np.asarray(y, np.float64)) for x, y in pairs]
-
-
-def _largest(runs: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
-    return [np.fmax.reduce(own) for own in zip(*runs, strict=True)]
-
-
-def _any(runs: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
-    return [np.logical_or.reduce(own) for own in zip(*runs, strict=True)]
 
 
 def _without_digits(outcome: Outcome, moved: Sequence[np.ndarray]) -> dict[int, np.ndarray]:

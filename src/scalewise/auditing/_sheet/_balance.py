@@ -76,7 +76,7 @@ def wrong_by_half(tape: Sequence[Entry]) -> list[Equation]:
 
 def _is_wrong(entry: Entry, y: Cell) -> bool:
     """Returns whether an operation's own rounding makes half of its result, in norm."""
-    rounds = y.middle is not y.end and entry.operation.pull is not copied
+    rounds = y.rounds and entry.operation.pull is not copied
     if not rounds or not any(map(is_float, entry.operation.equation.out_avals)):
         return False
     return 0 < HIDDEN_ERROR * size(y.middle) <= size(y.end - y.middle)
@@ -98,7 +98,7 @@ class Bars:
         self.cells[key] = x
         if isinstance(bar, At):
             if key not in table:
-                table[key] = np.zeros(np.shape(x.end), np.result_type(bar.bar, np.float64))
+                table[key] = np.zeros(np.shape(x.reference), np.result_type(bar.bar, np.float64))
             table[key][bar.index] += bar.bar
         else:
             # an array of its own, to which single elements can be added
@@ -117,7 +117,7 @@ def balance(
     total = sum(inner(bar, x.end - x.start) for x, bar in seeds)
     found = Balance(tape, total, smallest_normal, top)
     for x, bar in seeds:
-        bars.add(x, np.broadcast_to(bar, np.shape(x.end)), False)
+        bars.add(x, np.broadcast_to(bar, np.shape(x.reference)), False)
     for entry in reversed(tape):
         for decided in (False, True):
             table = bars.of(decided)
@@ -137,11 +137,11 @@ def _settle(found: Balance, bars: Bars, entry: Entry, given: list[Any], decided:
     for i, (y, bar) in enumerate(zip(entry.outs, given, strict=True)):
         if bar is None or not y.differs:
             continue
-        if y.middle is not y.end:
+        if y.rounds:
             given[i] = bar = _made(found, entry, y, bar, decided)
         carried += inner(bar, y.middle - y.start)
     given = [
-        np.zeros(np.shape(y.end)) if b is None else b
+        np.zeros(np.shape(y.reference)) if b is None else b
         for y, b in zip(entry.outs, given, strict=True)
     ]
     passed = 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,8 @@ from ...interpret import Equation
 
 MANY = 256  # numbers of an array that tell most different arrays apart
 LARGEST = 1e300  # of the finite numbers that stand for infinities and NaN
+LARGE = 1 << 15  # numbers of an array from which a run keeps fewer bytes of each
+RECENT = 6  # of these whose numbers stay in memory as they were read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Leaf:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Cell:
+class Arrays:
     """One array in both runs.
 
     Attributes:
@@ -50,11 +52,95 @@ class Cell:
 
     @property
     def differs(self) -> bool:
+        """Whether the runs have different numbers."""
         return self.end is not self.start
+
+    @property
+    def rounds(self) -> bool:
+        """Whether rounding made other numbers of the exact ones."""
+        return self.middle is not self.end
 
     @property
     def is_float(self) -> bool:
         return self.end is not None and np.asarray(self.low).dtype.kind in "fc"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LargeCell:
+    """An array of floats that differ between the runs, in half of the bytes: the low-precision
+    run's numbers are kept in float32, and the exact results are computed again when they are read.
+
+    Attributes:
+        narrow: the low-precision run's numbers, which float32 holds.
+        again: returns the exact results; None if no rounding made other numbers of them.
+        top: see :func:`cell`.
+    """
+
+    narrow: np.ndarray
+    reference: np.ndarray
+    again: Callable[[], Any] | None
+    top: float
+    value: Any = None
+    leaf: ClassVar[None] = None
+    differs: ClassVar[bool] = True
+    is_float: ClassVar[bool] = True
+    # what was read last: the low-precision run's numbers, and all arrays
+    recent: ClassVar[dict[tuple[LargeCell, str], Any]] = {}
+
+    @property
+    def rounds(self) -> bool:
+        return self.again is not None
+
+    def _read(self, what: str, make: Callable[[], Any]) -> Any:
+        found = self.recent.pop((self, what), None)
+        self.recent[self, what] = found = make() if found is None else found
+        while len(self.recent) > RECENT:
+            del self.recent[next(iter(self.recent))]
+        return found
+
+    @property
+    def low(self) -> np.ndarray:
+        return self._read("low", lambda: self.narrow.astype(np.float64))
+
+    @property
+    def arrays(self) -> Arrays:
+        def make() -> Arrays:
+            low = self.low
+            exact = low if self.again is None else self.again()
+            return _with_stand_ins(low, exact, self.reference, self.top)
+
+        return self._read("arrays", make)
+
+    exact = property(lambda self: self.arrays.exact)
+    end = property(lambda self: self.arrays.end)
+    middle = property(lambda self: self.arrays.middle)
+    start = property(lambda self: self.arrays.start)
+
+
+Cell: TypeAlias = Arrays | LargeCell
+
+
+def kept(
+    x: Arrays, again: Callable[[], Any] | None, top: float, narrow: np.ndarray | None = None
+) -> Cell:
+    """Returns a cell that a tape keeps: a large one if it has many numbers, and float32 holds them.
+
+    Args:
+        x: the cell.
+        again: see :class:`LargeCell`; not called now.
+        narrow: the low-precision run's numbers in float32, if other arrays have them.
+    """
+    if not x.differs or not x.is_float or np.asarray(x.low).dtype != np.float64:
+        return x
+    if np.size(x.low) < LARGE:  # no view keeps all numbers of a large cell in memory
+        whole = np.size(x.low.base) if x.low.base is not None else 0
+        return x if whole < LARGE else cell(np.array(x.low), x.reference, top=top, value=x.value)
+    own: np.ndarray = (x.low if narrow is None else narrow).astype(np.float32, copy=False)
+    if not ((own == x.low).all() or np.array_equal(own, x.low, equal_nan=True)):
+        return x
+    found = LargeCell(own, x.reference, again if x.rounds else None, top, x.value)
+    found.recent[found, "low"] = x.low
+    return found
 
 
 def is_key(x: Any) -> bool:
@@ -64,14 +150,14 @@ def is_key(x: Any) -> bool:
 def cell(
     low: Any, reference: Any, exact: Any = None, *,
     top: float = 0.0, value: Any = None, leaf: Leaf | None = None,
-) -> Cell:  # fmt: skip
+) -> Arrays:  # fmt: skip
     """Returns a cell; infinities and NaN get stand-ins beyond ``top`` and all numbers there.
 
     Arrays that are equal are one array, so that whether they differ is a question of identity.
     """
     exact = low if exact is None else exact
     if is_key(low):
-        return Cell(low, low, reference, None, None, None, value, leaf)
+        return Arrays(low, low, reference, None, None, None, value, leaf)
     inexact = np.asarray(low).dtype.kind in "fc"
     if low is not reference and _equal(low, reference, inexact):
         if exact is low or _equal(low, exact, inexact):
@@ -79,13 +165,19 @@ def cell(
     elif exact is not low and _equal(low, exact, inexact):
         exact = low
     if low is reference and exact is low:
-        return Cell(low, low, low, low, low, low, value, leaf)
+        return Arrays(low, low, low, low, low, low, value, leaf)
+    return _with_stand_ins(low, exact, reference, top, value, leaf)
+
+
+def _with_stand_ins(
+    low: Any, exact: Any, reference: Any, top: float, value: Any = None, leaf: Leaf | None = None
+) -> Arrays:
     to = np.complex128 if np.iscomplexobj(low) else np.float64
     end, middle, start = (np.asarray(x, to) for x in (low, exact, reference))
-    if inexact and not np.isfinite(end + middle + start).all():
+    if np.asarray(low).dtype.kind in "fc" and not np.isfinite(end + middle + start).all():
         end, middle, start = _finite([end, middle, start], top)
         middle = np.where(np.isfinite(exact), middle, end)  # the operation rounds no number
-    return Cell(low, exact, reference, end, end if exact is low else middle, start, value, leaf)
+    return Arrays(low, exact, reference, end, end if exact is low else middle, start, value, leaf)
 
 
 def _equal(x: Any, y: Any, inexact: bool) -> bool:
@@ -158,6 +250,7 @@ class Operation:
         rounds: whether float results are rounded.
         rounds_each: whether it adds numbers to one element and rounds each sum.
         counts: whether it rounds or decides, so that an audit has statistics of it.
+        moves: whether it computes views of its operands, in whatever dtype they are.
     """
 
     equation: Equation
@@ -167,6 +260,7 @@ class Operation:
     rounds: bool = False
     rounds_each: bool = False
     counts: bool = False
+    moves: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

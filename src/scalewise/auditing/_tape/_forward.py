@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -27,8 +28,20 @@ from ...interpret import (
 )
 from ...primitives import params
 from ._arithmetic import CONSTANT, Arithmetic
-from ._cells import At, Cell, Entry, Leaf, Node, Operation, cell, is_key
-from ._kernels import kernel_of
+from ._cells import (
+    Arrays,
+    At,
+    Cell,
+    Entry,
+    LargeCell,
+    Leaf,
+    Node,
+    Operation,
+    cell,
+    is_key,
+    kept,
+)
+from ._kernels import MOVED, kernel_of
 from ._meshes import on_one_device
 from ._secants import copied, rule_of, secants
 from ._statistics import Visit, decides, records
@@ -211,6 +224,7 @@ class Forward(Interpretation):
             self.operations[equation.path] = Operation(
                 equation, kernel_of(equation), rule_of(equation), floats, rounds,
                 rounds_each(equation), rounds or decides(equation),
+                moves=not rounds and equation.name in MOVED,
             )  # fmt: skip
         return self.operations[equation.path]
 
@@ -238,15 +252,33 @@ class Forward(Interpretation):
             refs = operation.compute([x.reference for x in cells])
         exact = operation.compute([x.low for x in cells]) if _differ(cells) else refs
         results = self.arithmetic.results(equation, cells, exact, run)
-        outs = [
+        outs = self._kept(operation, cells, [
             cell(y, r, e, top=self.arithmetic.top, value=value)
             for (y, value), r, e in zip(results, refs, exact, strict=True)
-        ]
+        ])  # fmt: skip
         real = zip(outs, operation.floats, strict=True)
         value = next((y.value for y, is_float in real if is_float), None)
         fmt = self.arithmetic.params_of(equation, value)
         visit = Visit(given, outs, fmt, given is not cells, run.events)
         return Evaluated(cells, outs, visit)
+
+    def _kept(
+        self, operation: Operation, ins: Sequence[Cell], outs: Sequence[Arrays]
+    ) -> list[Cell]:
+        """Returns an operation's results as the tape keeps them."""
+        large = {i: x.narrow for i, x in enumerate(ins) if isinstance(x, LargeCell)}
+        narrow: Sequence[Any] = [None] * len(outs)
+        if operation.moves and large:
+            arrays = [large.get(i, x.low) for i, x in enumerate(ins)]
+            converts = operation.equation.name == "convert_element_type"
+            narrow = arrays if converts else operation.compute(arrays)
+
+        found: list[Cell] = []
+        for i, (y, own) in enumerate(zip(outs, narrow, strict=True)):
+            same = y.exact is y.reference
+            exact = partial(np.asarray, y.reference) if same else partial(_again, operation, ins, i)
+            found.append(kept(y, exact, self.arithmetic.top, own))
+        return found
 
     def _with_flags(
         self, operation: Operation, inputs: Sequence[Node], outs: Sequence[Cell]
@@ -262,9 +294,9 @@ class Forward(Interpretation):
         ]
 
     def record(self, operation: Operation, ins: Sequence[Cell], outs: Sequence[Cell]) -> None:
-        if any(y.differs or y.middle is not y.end for y in outs):
+        if any(y.differs or y.rounds for y in outs):
             self.tape.append(Entry(operation, ins, outs, self.iteration))
-            self.unchecked += sum(np.size(y.low) for y in outs)
+            self.unchecked += sum(np.size(y.reference) for y in outs)
             if self.unchecked > CHECKED_EVERY:
                 self.unchecked = 0
                 self._check_memory()
@@ -288,7 +320,10 @@ class Forward(Interpretation):
             return x if value is x.value else dataclasses.replace(x, value=value)
         out = self.replay.made(
             (equation.path, "changed"), [x],
-            lambda _: cell(low, x.reference, x.low, top=self.arithmetic.top, value=value),
+            lambda _: kept(
+                cell(low, x.reference, x.low, top=self.arithmetic.top, value=value),
+                lambda: x.low, self.arithmetic.top,
+            ),
         )  # fmt: skip
         self.record(Operation(equation, list, copied), [x], [out])
         return out
@@ -315,7 +350,8 @@ class Forward(Interpretation):
             reference = reference if is_key(reference) else np.asarray(reference)
             same = not any(x.differs for x in ins) and not is_key(reference)
             low = reference if same else new[0]
-            return cell(low, reference, top=self.arithmetic.top, value=new[1])
+            own = cell(low, reference, top=self.arithmetic.top, value=new[1])
+            return kept(own, None, self.arithmetic.top)
 
         out = self.replay.made((equation.path, what), ins, make)
         self.record(Operation(equation, compute, pull), ins, [out])
@@ -482,8 +518,14 @@ class Forward(Interpretation):
         return [self._select(which, x, y, equation) for x, y in zip(others, outs, strict=True)]
 
 
+def _again(operation: Operation, ins: Sequence[Cell], i: int) -> Any:
+    """Returns a result's exact numbers; it holds no run, which would be freed later."""
+    with jax.enable_x64(True), out_of_meshes(), np.errstate(all="ignore"):
+        return operation.compute([x.low for x in ins])[i]
+
+
 def _differ(cells: Sequence[Cell]) -> bool:
-    return any(x.low is not x.reference for x in cells)
+    return any(x.differs or (x.end is None and x.low is not x.reference) for x in cells)
 
 
 def _same_references(equation: Equation, cells: Sequence[Cell], earlier: Step) -> bool:
@@ -491,8 +533,9 @@ def _same_references(equation: Equation, cells: Sequence[Cell], earlier: Step) -
     made = earlier.made
     if not isinstance(made, Evaluated) or earlier.key[0] != equation.path:  # pyright: ignore
         return False
-    pairs = zip(made.cells, cells, strict=True)
-    return all(x.reference is y.reference for x, y in pairs)
+    pairs = [(x.reference, y.reference) for x, y in zip(made.cells, cells, strict=True)]
+    # another run has arrays of its own for a constant
+    return all(a is b or (not is_key(a) and np.size(a) == 1 and a == b) for a, b in pairs)
 
 
 def _without_flags(x: Node) -> Node:

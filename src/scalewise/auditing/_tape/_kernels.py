@@ -27,7 +27,7 @@ from ...interpret import (
     rebind,
 )
 from ...primitives import having, params
-from ._cells import is_key
+from ._cells import LargeCell, is_key
 
 SAME_ORDER = having("same_order")
 
@@ -110,6 +110,9 @@ MOVES: Mapping[str, Callable[..., Any]] = {
     "slice": _slice,
     "transpose": lambda x, permutation: np.transpose(x, permutation),
 }
+
+
+MOVED = SAME_ORDER | {*MOVES, "name", "convert_element_type"}
 
 
 def _split(equation: Equation, x: np.ndarray) -> list[np.ndarray]:
@@ -303,5 +306,6 @@ def _vjp(equation: Equation) -> Callable[..., Any]:
 
 
 def forget() -> None:
-    """Releases the compiled code of derivatives."""
+    """Releases the compiled code of derivatives, and arrays of large cells."""
     _vjp.cache_clear()
+    LargeCell.recent.clear()
