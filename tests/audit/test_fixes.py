@@ -273,7 +273,7 @@ def context():
         group=Group((backward,)), kind=FINDING_KINDS["overflow"], fmt=FP16, now=None, low=None,
         norms=[indices], equations=equations, gradients=[backward], literal=literal,
         causes=Causes({backward.index: [indices]}, equations), masks=[-65504.0],
-        beyond=equations, rewrites=[Rewrite("another function", indices, backward.index)],
+        rewrites=[Rewrite("another function", indices, backward.index)],
     )  # fmt: skip
 
 

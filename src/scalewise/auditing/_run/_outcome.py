@@ -51,11 +51,6 @@ class OutputError:
         decided = any(e.decided for e in errors)
         return OutputError(sum(counts), relative, sum(map(bool, counts)), decided)
 
-    def beyond(self, floor: float) -> OutputError:
-        """Returns it without a relative error that is made elsewhere and adds to it."""
-        rest = math.sqrt(max(self.relative * self.relative - floor * floor, 0.0))
-        return dataclasses.replace(self, relative=rest)
-
     def __float__(self) -> float:
         return math.inf if self.non_finite else self.relative
 

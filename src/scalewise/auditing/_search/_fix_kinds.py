@@ -208,18 +208,6 @@ def _reads_itself(context: Context, primitives: Collection[str]) -> bool:
     return any(i in operand for i in looped for operand in operands.get(i, ()))
 
 
-@register("beyond_range", "last")
-def _beyond_range(context: Context) -> Iterator[Fix]:
-    """An overflow is carried on: by a residual connection, for example, to all layers behind it."""
-    own, beyond = set(context.group.indices), context.beyond
-    indices = {e.index for e in beyond}
-    if context.kind.name == "overflow" and own & indices and not indices <= own:
-        text, limits = described(beyond, context.equations), context.limits
-        yield widened(context.word, text, beyond)
-        if limits:  # a program that clamps to its dtype's maximum doesn't where it is float32
-            yield widened(context.word, text, beyond, limits=limits)
-
-
 @register("float32_addition", "lost_updates")
 def _float32_addition(context: Context) -> Iterator[Fix]:
     here, found = context.group.first, context.group.equations

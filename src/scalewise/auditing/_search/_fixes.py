@@ -30,8 +30,8 @@ class FixKind:
     """One kind of change that a search tries."""
 
     name: str
-    # "policy", "recipe", "every_op"; in one format's run "constant", "format", "last" after wider
-    # lines, or "lost_updates"
+    # "policy", "recipe", "every_op"; in one format's run "constant", "format", or
+    # "lost_updates"
     runs: tuple[str, ...]
     propose: Callable[[Context], Iterator[Fix]]  # yields a finding's, the smallest change first
 
@@ -157,7 +157,6 @@ class Context:
     norms: Sequence[tuple[int, ...]] = ()  # see :func:`norms`
     rewrites: Sequence[Rewrite] = ()
     masks: Sequence[float] = ()  # constants of which the format holds no sum of two
-    beyond: Equations = ()  # whose results exceed the format's maximum in float32 arithmetic
     limits: Sequence[float] = ()  # see :class:`Lockstep`
     literal: Literal | None = None  # the constant that the finding is about
     places: Collection[tuple[str | None, int]] = ()  # files and lines of constants of that value

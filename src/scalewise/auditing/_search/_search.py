@@ -153,18 +153,6 @@ class Search:
         error = self.outcome.error
         return bool(error.non_finite or error.relative > 2.0**-self.fmt.precision)
 
-    @functools.cached_property
-    def beyond(self) -> list[int]:
-        """The operations whose results in float32 arithmetic exceed the format's maximum."""
-        if self.all_wide is None:
-            return []
-        half = 2.0 ** (self.fmt.max_exponent - self.fmt.mantissa_bits - 1)
-        outcome, wide = self.wide, self.session.stays_wide
-        return [
-            e.index for e in outcome.equations
-            if e["amax"] > float(self.fmt.max) + half and not wide(outcome.recorded[e.index])
-        ]  # fmt: skip
-
     @property
     def literals(self) -> Sequence[Literal]:
         return self.constants.changed
@@ -358,7 +346,7 @@ def _explain_hidden(search: Search) -> None:
             what = finding_of(search, suspect, search.now, stage)
             text = f"{what.evidence}; larger numbers hide it in the outputs"
             what = dataclasses.replace(what, evidence=text)
-            runs = ("format", "", "last") if search.session.adjustable else (search.kind.run or "",)
+            runs = ("format", "") if search.session.adjustable else (search.kind.run or "",)
             options = (fix for run in runs for fix in _options(search, suspect, what, run))
             if not _accept_first(search, stage, what, options, shows_it_no_more):
                 search.found.append(dataclasses.replace(what, tried=True))
@@ -401,7 +389,6 @@ def _explain(search: Search, stage: StageError) -> bool:
     return lead is not None and (
         _fix_line(search, stage, lead, "format")
         or widen(search, stage)
-        or _fix_line(search, stage, lead, "last")
         or _fix_two(search, stage, lead)
     )
 
@@ -535,6 +522,5 @@ def _context(search: Search, suspect: Suspect, what: Finding) -> Context:
         norms=search.norms,
         rewrites=search.rewrites,
         masks=[x for x in search.constants.masks if x not in replaced],
-        beyond=[e for e in equations if e.index in set(search.beyond)],
         limits=search.limits,
     )
