@@ -79,7 +79,9 @@ class Operands:
         device, units = self.setup.device, self.setup.recipe.emulate
         if equation.name == "dot_general" and any(map(is_narrow, operands)):
             return DeferredProduct(equation, operands, dtype, exponent, device=device, units=units)
-        return ScaledValue(multiply(equation, operands, dtype, device, units).value(), exponent)
+        stored = isinstance(values[1], QuantizedOperand)
+        product = multiply(equation, operands, dtype, device, units, stored)
+        return ScaledValue(product.value(), exponent)
 
     def operands(
         self, equation: Equation, values: Sequence[ScaledValue]

@@ -81,7 +81,8 @@ def reason_to_leave(
     time for its bytes, at the memory's bandwidth. An operand that isn't narrow yet (``made``) is
     read once for each scale that has to be found and once more to be rounded, and written
     narrow. Of a differentiated program every copy counts half, since two products read it; on a
-    CUDA device they read different orders of its axes, of which the second is transposed.
+    CUDA device they read different orders of its axes, of which the second is transposed, except
+    by our kernel.
     """
     formats = [x and x.format for x in narrow]
     rate = _rate(equation, formats, device)
@@ -92,7 +93,7 @@ def reason_to_leave(
         return ""
     kernel = has_group_kernel(equation, formats, device)
     shared = 1 if equation.direction == "update" else 2
-    transposed = shared == 2 and device.platform == "cuda"
+    transposed = shared == 2 and device.platform == "cuda" and not kernel
     sizes = [math.prod(shape) for shape in shapes]
     in_flight = [float(np.dtype(v.data.dtype).itemsize) for v in values]
     stored = [f.bits_per_element / 8 if f else w for f, w in zip(formats, in_flight, strict=True)]
