@@ -60,7 +60,7 @@ from ._products import DeferredProduct
 from ._quantized import QuantizedValue, assigned, moved, quantized_argument
 from ._recipe import Recipe
 from ._residuals import load, load_product
-from ._sending import Sending
+from ._sending import sending_results
 from ._setup import Setup
 from ._value import StoredValue, holds, store_value
 
@@ -316,7 +316,7 @@ class Boundaries(PairInterpretation):
         as_they_are = rule.family is Family.CONTRACTION or equation.name in KERNELS
         if equation.direction == "backward" and not as_they_are:
             inputs = self.operands.residuals.read_late(equation, inputs)
-        outs = Sending(self.setup).results(equation, inputs)
+        outs = sending_results(self.setup, equation, inputs)
         if outs is None:
             outs = attention_results(self.operands, equation, inputs)
         if outs is None:

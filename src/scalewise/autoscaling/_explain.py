@@ -76,8 +76,13 @@ class Explanation(Printed):
     def show(self, console: Console | None = None) -> None:
         """Prints the table."""
         heads = ("kind", "name", "shape", "format", "scale", "direction", "source")
+        rows = []
+        for r in self.rows:
+            source = f"{place(r.file, r.line)} ({r.function})" if r.file else ""
+            shape = "x".join(map(str, r.shape)) or "()"
+            rows.append((r.kind, r.name, shape, r.format, r.scale, r.direction, source))
         with one_output(console) as one:
-            print_rows(one, heads, map(_cells, self.rows))
+            print_rows(one, heads, rows)
 
     def to_rows(self) -> list[Mapping[str, object]]:
         """Returns the rows as dictionaries that ``json.dumps`` accepts."""
@@ -85,12 +90,6 @@ class Explanation(Printed):
 
     def __repr__(self) -> str:
         return f"<Explanation of {len(self.rows)} values under {self.recipe}; show(), to_rows()>"
-
-
-def _cells(row: ExplanationRow) -> tuple[str, ...]:
-    shape = "x".join(map(str, row.shape)) or "()"
-    source = f"{place(row.file, row.line)} ({row.function})" if row.file else ""
-    return row.kind, row.name, shape, row.format, row.scale, row.direction, source
 
 
 @checked

@@ -70,8 +70,16 @@ class Operand:
                 f"Operand: {self.scaling!r} corrects the scale of each block for rounding to "
                 "nearest; leave tile and rounding out"
             )
-        if isinstance(self.format, BlockFormat):
-            self._check_blocks(self.format)
+        if isinstance(fmt := self.format, BlockFormat):
+            if self.per != "tensor":
+                raise ValueError(
+                    f"Operand.per is {self.per!r}, but {fmt.name} has a scale for each block"
+                )
+            scaling = self.scaling.of_blocks()
+            if fmt.scale == E8M0 and scaling is not None and not scaling.power_of_two:
+                raise ValueError(
+                    f"Operand: {fmt.name} has powers of two for scales, {scaling!r} has others"
+                )
         elif self.tile > 1:
             raise ValueError(f"Operand.tile is for block formats; {self.format.name} has no blocks")
         elif not self.format.zero:
@@ -80,17 +88,6 @@ class Operand:
     def __repr__(self) -> str:
         changed = changed_fields(self, "format", text=shown)
         return f"Operand({', '.join([shown(self.format), *changed])})"
-
-    def _check_blocks(self, fmt: BlockFormat) -> None:
-        if self.per != "tensor":
-            raise ValueError(
-                f"Operand.per is {self.per!r}, but {fmt.name} has a scale for each block"
-            )
-        scaling = self.scaling.of_blocks()
-        if fmt.scale == E8M0 and scaling is not None and not scaling.power_of_two:
-            raise ValueError(
-                f"Operand: {fmt.name} has powers of two for scales, {scaling!r} has others"
-            )
 
     @property
     def per_tensor(self) -> bool:

@@ -203,12 +203,8 @@ class EveryOp(PairInterpretation):
         return self._scaled_output(value, aval)
 
     def _scaled_output(self, value: Value, aval: ShapedArray) -> ScaledArray:
-        value = widened(self.read(self.stack(value, aval)))
-        value = (
-            self.rounding.clipped(value)
-            if self.rounding.propagates
-            else self.rounding.rescaled(value)
-        )
+        value, by = widened(self.read(self.stack(value, aval))), self.rounding
+        value = by.clipped(value) if by.propagates else by.rescaled(value)
         exponent = jnp.asarray(value.exponent, jnp.int32)
         kept = lax.clamp(LOWEST, exponent, HIGHEST)  # beyond it the value isn't a float32 number
         data = value.data.astype(jnp.float32) * power_of_two(
@@ -237,17 +233,11 @@ class EveryOp(PairInterpretation):
         self, predicate: jax.Array, on_true: ScaledValue, on_false: ScaledValue
     ) -> ScaledValue:
         cases: list[Value] = [folded(widened(self._own(x))) for x in (on_false, on_true)]
-        (b, a), exponent = aligned(
-            cases if self.rounding.propagates else chosen(predicate, cases), TOP
-        )
+        by = self.rounding
+        (b, a), exponent = aligned(cases if by.propagates else chosen(predicate, cases), TOP)
         assert exponent is not None
         found = ScaledValue(lax.select(predicate, a.data, b.data), exponent)
-        result = (
-            self.rounding.rounded(found)
-            if self.rounding.propagates
-            else self.rounding.rescaled(found)
-        )
-        return self._carried(result)
+        return self._carried(by.rounded(found) if by.propagates else by.rescaled(found))
 
     def unstack(self, value: Value, aval: ShapedArray) -> ScaledValue:
         value = self.read(value)

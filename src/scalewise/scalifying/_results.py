@@ -407,7 +407,6 @@ def propagated_bound(
     equation: Equation,
     family: Family,
     floats: Sequence[ScaledValue],
-    constant: bool,
 ) -> int | None:
     """Returns log2 of a result's largest data; None if its scale is to be found from the data.
 
@@ -442,7 +441,7 @@ def propagated_bound(
         return None
     if name in KEEPS_SCALE:
         return max(bounds)
-    if constant and name == "mul":
+    if name == "mul" and any(x.constant_value is not None for x in floats):
         return sum(bounds)
     if name == "div" and is_nonzero_constant(floats[1]) and equation.direction != "update":
         return bounds[0]
@@ -553,11 +552,10 @@ class ResultRounding:
             return self.rounded(
                 y, bound, measured=keeps_all(equation) and all(map(is_measured, floats))
             )
-        constant = any(x.constant_value is not None for x in floats)
         if equation.name == "div" and is_nonzero_constant(floats[1]) and not optimizer:
             half = y.data.dtype.type(0.5)  # the constant's data lie above 1/2
             y = ScaledValue(y.data * half, y.exponent + 1)
-        bound = propagated_bound(self.settings, equation, family, floats, constant)
+        bound = propagated_bound(self.settings, equation, family, floats)
         if bound is None or bound > TOP:
             return self.rescaled(y, full_range=optimizer or family in FULL_RANGE)
         if family is Family.POWER:
