@@ -138,11 +138,12 @@ def _operand(
     """Returns a tile of an operand, with the sum along its last axis.
 
     Of numbers in blocks it has the products with their scales, in bfloat16. Where a group's first
-    and last rows are given, all others are read as 0.
+    and last rows are given, all others are read as 0. The rows of a tile that is transposed have
+    another order, see :func:`_in_order`.
     """
 
     def tile(array, block: int) -> jax.Array:
-        fours = array.ndim > len(at) + 2
+        fours = _in_fours(array, at)
         each = 4 if fours else 1
         count = depth // block // each
 
@@ -164,11 +165,31 @@ def _operand(
         return read().T if summed == -2 else read()
 
     x = tile(numbers, 1)
-    if not scales:
+    if scales:
+        blocks = x.astype(jnp.float32).reshape(TILE, -1, 32)
+        wide = blocks * lax.expand_dims(tile(scales[0], 32).astype(jnp.float32), [2])
+        x = wide.reshape(TILE, depth).astype(jnp.bfloat16)
+    if not _in_fours(numbers, at):
         return x
-    blocks = x.astype(jnp.float32).reshape(TILE, -1, 32)
-    wide = blocks * lax.expand_dims(tile(scales[0], 32).astype(jnp.float32), [2])
-    return wide.reshape(TILE, depth).astype(jnp.bfloat16)
+    return lax.transpose(x.reshape(8, 16, depth), (1, 0, 2)).reshape(TILE, depth)
+
+
+def _in_fours(array, at: tuple = ()) -> bool:
+    return array.ndim > len(at) + 2
+
+
+def _in_order(total: jax.Array, rows: bool, columns: bool) -> jax.Array:
+    """Returns sums of tiles that were transposed with rows, or columns, in the order of memory.
+
+    A warp writes words of one row in 16 to shared memory, which would meet in the same banks. Row
+    16 i + j of memory is therefore row 8 j + i of the tile, so that they lie in eight rows in
+    succession.
+    """
+    if rows:
+        total = lax.transpose(total.reshape(16, 8, TILE), (1, 0, 2)).reshape(TILE, TILE)
+    if columns:
+        total = lax.transpose(total.reshape(TILE, 16, 8), (0, 2, 1)).reshape(TILE, TILE)
+    return total
 
 
 def _grouped_rows(
@@ -188,6 +209,7 @@ def _grouped_rows(
     total = lax.fori_loop(np.int32(0), steps, step, jnp.zeros((TILE, TILE), jnp.float32))
     row = first + lax.broadcasted_iota(jnp.int32, (TILE, TILE), 0)
     inside = (row >= bounds[group]) & (row < bounds[group + 1])
+    total = _in_order(total, False, _in_fours(right, (own,)))
     total = (total * factors[0] * factors[1]).astype(out.dtype)
     gpu_store(out.at[rows, columns], total, inside)
 
@@ -200,10 +222,13 @@ def _grouped_sums(depth: int, at, factors, bounds, *refs) -> None:
     def step(i, total):
         x = _operand((), spans[0], i, depth, -2, group, left, *scales[:1])
         y = _operand((), spans[1], i, depth, -2, group, right, *scales[1:])
+        # without the select Triton reads each number of the left tile by itself
+        x = jnp.where(group[1] > group[0], x, jnp.zeros_like(x)) if _in_fours(left) else x
         return gpu_dot(x, y, total)
 
     total = jnp.zeros((TILE, TILE), jnp.float32)
     total = lax.fori_loop(group[0] // depth, (group[1] + depth - 1) // depth, step, total)
+    total = _in_order(total, _in_fours(left), _in_fours(right))
     out[(at[2], *spans)] = (total * factors[0] * factors[1]).astype(out.dtype)
 
 
