@@ -168,12 +168,9 @@ class Products:
                     f"Products.{field}: both operands need the same hadamard and signs, "
                     f"not {_transform(pair[0])} and {_transform(pair[1])}"
                 )
-            for operand in pair:
-                if operand is None:
-                    continue
-                source = operand.scaling.source
+            for operand in filter(None, pair):
                 alike = self.short_form is not None and operand.per_tensor
-                if source == "history" and not alike:
+                if operand.scaling.source == "history" and not alike:
                     raise ValueError(
                         f"Products.{field}: {operand.scaling!r} needs a scale from before; expected"
                         " a scaling that reads the operand or its shape, or, of Delayed, one scale "
@@ -329,15 +326,12 @@ class Attention:
 
     def current(self) -> Attention:
         """Returns the settings with scales from the arrays themselves in place of a history."""
-        fields = zip(dataclasses.fields(self), self.settings(), strict=True)
-        delayed = {f.name: x for f, x in fields if x and x.scaling.source == "history"}
-        return dataclasses.replace(
-            self,
-            **{
-                name: dataclasses.replace(x, scaling=Amax(x.scaling.power_of_two))
-                for name, x in delayed.items()
-            },
-        )
+        changed = {
+            f.name: dataclasses.replace(x, scaling=Amax(x.scaling.power_of_two))
+            for f, x in zip(dataclasses.fields(self), self.settings(), strict=True)
+            if x and x.scaling.source == "history"
+        }
+        return dataclasses.replace(self, **changed)
 
     def settings(self) -> tuple[Operand | None, ...]:
         """Returns the settings of all fields."""
