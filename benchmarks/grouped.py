@@ -5,9 +5,8 @@ experts (`benchmarks.models`) ahead of time, as ``make gpu-hlo`` does, and print
 (`benchmarks.hlo`): for each kernel the larger of bytes over bandwidth and operations over rate.
 
 - ``bf16, dense``: without a recipe, as XLA expands it;
-- ``bf16``: the same by scalewise's kernel in bfloat16, a product without a dense expansion; the
-  transposes that only its 8-bit form needs aren't counted;
-- ``fp8``, ``mxfp8``: under a recipe, with all that rounds and transposes operands.
+- ``bf16``: the same by scalewise's kernel in bfloat16, a product without a dense expansion;
+- ``fp8``, ``mxfp8``: under a recipe, with all that rounds operands.
 
 A bound is no time: nothing here was run on a GPU.
 """
@@ -74,8 +73,7 @@ def figures(program: Program, way: str) -> tuple[float, float, float]:
         run = own if "bf16" in way else under(own, way, "h100", "faster")
         executable = compiled(run, gpu_hlo.gpus("h100"), "cuda", donate=False)
     module, device = hlo.parse(executable.as_text()), gpu_hlo.DEVICES["h100"]
-    spared = {"wrapped_transpose"} if way == "bf16" else set()
-    launched = [k for k in hlo.kernels(module) if k.name.partition(".")[0] not in spared]
+    launched = hlo.kernels(module)
     flops = sum(k.product.flops * k.count for k in launched if k.product)
     outside = sum(k.bytes * k.count for k in launched if not k.product)
     return flops, outside, sum(map(device.seconds, launched))

@@ -212,8 +212,8 @@ def kinds() -> str:
     return f"JAX {json.loads((HERE / 'scaling_kinds.json').read_text())['JAX']}"
 
 
-ON_21, ON_22, ON_23, ON_24, ON_28, ON_29 = (
-    said(f"2026-11-{day}, JAX 0.10.2") for day in (21, 22, 23, 24, 28, 29)
+ON_21, ON_22, ON_23, ON_24, ON_28, ON_29, ON_30 = (
+    said(f"2026-11-{day}, JAX 0.10.2") for day in (21, 22, 23, 24, 28, 29, 30)
 )
 CLAIMS = (
     Claim(demo, "make demo", "index.md", ("demo/summary.json",),
@@ -300,7 +300,7 @@ CLAIMS = (
                "one device rounds them"),
           "python -m benchmarks.messages", "guides/sharding.md#messages-in-eight-bits", (), ON_29),
     Claim(said("Bytes and operations of grouped products in FP8, compiled for an H100"),
-          "python -m benchmarks.grouped", "gpu.md#a-kernel-for-grouped-products", (), ON_29),
+          "python -m benchmarks.grouped", "gpu.md#a-kernel-for-grouped-products", (), ON_30),
 )  # fmt: skip
 
 

@@ -27,7 +27,6 @@ from scalewise.autoscaling import Boundaries, Operands, Setup, WithHistory
 from scalewise.autoscaling._predict import role_of
 from scalewise.formats import BlockFormat
 from scalewise.interpret import RoundedOperand, transform
-from scalewise.scalifying import FormatOverrides
 
 from . import models, parity
 from .recipe_training import SETS, program
@@ -125,7 +124,7 @@ def gradients(
         return loss, found, {}
     if isinstance(recipe, sw.Scalify):
         return (*jax.jit(scaled)(params, batch), {})
-    measured = Measured(Setup(recipe, overrides=FormatOverrides(recipe.keep)))
+    measured = Measured(Setup(recipe))
     by = Boundaries(measured)
     loss, found = jax.jit(transform(loss_and_gradient, by, name="measured"))(params, batch)
     jax.effects_barrier()

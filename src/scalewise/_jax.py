@@ -410,6 +410,13 @@ def gpu_span(start: ArrayLike, size: int) -> Any:
     return pallas.ds(start, size)  # pyright: ignore[reportArgumentType]
 
 
+def gpu_load(ref: Any, mask: jax.Array | None = None) -> jax.Array:
+    """Reads an array within a Pallas kernel, 0 where ``mask`` is false."""
+    from jax.experimental.pallas import triton
+
+    return triton.load(ref, mask=mask, other=None if mask is None else jnp.zeros((), ref.dtype))
+
+
 def gpu_store(ref: Any, x: jax.Array, mask: jax.Array) -> None:
     """Writes those elements of ``x`` for which ``mask`` is true, within a Pallas kernel."""
     from jax.experimental.pallas import triton

@@ -1,5 +1,7 @@
 """Delayed scaling: the history goes in and comes out, and the scales are those that it asks for."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 import scalewise as sw
 from arrays import normal
 from scalewise.autoscaling import RULES, AmaxHistory, Family
-from scalewise.interpret import CONTRACTIONS
+from scalewise.interpret import CONTRACTIONS, transformed
 
 W = normal(0, (16, 16)) / 4
 X = normal(1, (8, 16))
@@ -27,6 +29,12 @@ def step(w, x):
 
 def product(w, x):
     return x @ w
+
+
+def test_what_the_audit_runs_of_a_delayed_function_keeps_its_exceptions():
+    recipe = dataclasses.replace(sw.recipes.fp8_delayed, keep={"dot_general": "bf16"})
+    found = transformed(sw.autoscale(step, recipe))
+    assert found.interpretation.overrides.keep == recipe.keep
 
 
 def test_a_history_of_the_same_arrays_is_current_scaling():

@@ -65,6 +65,15 @@ def test_the_kernel_gives_the_bits_of_the_products_that_it_replaces(form, groups
     np.testing.assert_array_equal(found.astype(jnp.float32), want.astype(jnp.float32))
 
 
+@pytest.mark.parametrize("pair", ["e4m3", "mx"])
+@pytest.mark.parametrize("form", ["forward", "rows"])
+def test_matrices_are_read_in_the_order_in_which_they_are_stored(form, pair):
+    rule, operands = product(form, GROUPS["unaligned"], PAIRS[pair], pair == "mx")
+    stored = dataclasses.replace(rule, exchanged=True)
+    (found,), (want,) = interpreted(stored)(*operands), kernel.by_xla(*operands, rule=stored)
+    np.testing.assert_array_equal(found.astype(jnp.float32), want.astype(jnp.float32))
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_nan_stays_in_its_group(form):
     rule, (left, *rest) = product(form, [130, 170], (E4M3, E4M3))
@@ -118,6 +127,16 @@ def test_training_by_the_kernel_is_training_by_the_fallback(recipe, monkeypatch)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(want), strict=True):
         a, b = (z.astype(jnp.float32) for z in (a, b))
         assert jnp.linalg.norm(a - b) < 0.01 * jnp.linalg.norm(b)
+
+
+@pytest.mark.filterwarnings("ignore:autoscale")
+@pytest.mark.parametrize("quantized", [False, True])
+def test_the_kernel_knows_which_matrices_are_stored(quantized):
+    w, *rest = experts(8, 2048)
+    w = sw.quantize_params(w, "fp8") if quantized else w
+    recipe = dataclasses.replace(sw.recipes.fp8, device="h100", narrow="always")
+    text = str(jax.make_jaxpr(sw.autoscale(routed, recipe))(w, *rest))
+    assert text.count(f"exchanged={quantized}") == 2
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from .._decorator import Params, Result
 from ..devices import MatrixUnitsLike
 from ..interpret import is_float, mark, pure_call, run, trace, transform
 from ..scaled import Amax, Delayed, is_stored
-from ..scalifying import FormatOverrides, Scalify, scalified
+from ..scalifying import Scalify, scalified
 from ._boundaries import Boundaries, interpretation
 from ._history import AmaxHistory, OperandAmaxes, foreign_history
 from ._recipe import Recipe, RecipeLike
@@ -220,11 +220,7 @@ class WithHistory(Generic[Params, Result]):
         return self if instance is None else WithHistory(MethodType(self.f, instance), self.recipe)
 
     def __call__(self, *args: Params.args, **kwargs: Params.kwargs) -> Result:
-        overrides = FormatOverrides(self.current.keep)
-        boundaries = Boundaries.of(self.current, overrides=overrides)
-        outs = transform(self.f, boundaries, name=NAME)(*args, **kwargs)
-        overrides.check(NAME)
-        return outs
+        return _autoscaled(self.f, self.current, False, None)(*args, **kwargs)
 
     def init(self, *args: Params.args, **kwargs: Params.kwargs) -> AmaxHistory:
         """Returns the history after one step on these arguments; the step's outputs are dropped."""
@@ -287,8 +283,7 @@ class WithHistory(Generic[Params, Result]):
             return call.finish(program.outputs(outs)), _column(history.operand_ids, newest)
 
     def _program(self, f: Callable, args, kwargs, as_jit: bool = False):
-        overrides = FormatOverrides(self.recipe.keep)
-        boundaries = Boundaries.of(self.recipe, overrides=overrides).with_amaxes(OperandAmaxes())
+        boundaries = Boundaries.of(self.recipe).with_amaxes(OperandAmaxes())
         return trace(f, boundaries, args, kwargs, name=NAME, as_jit=as_jit), boundaries
 
 

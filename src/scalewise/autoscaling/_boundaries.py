@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +60,7 @@ from ._products import DeferredProduct
 from ._quantized import QuantizedValue, assigned, moved, quantized_argument
 from ._recipe import Recipe
 from ._residuals import load, load_product
-from ._sending import Sending
+from ._sending import sending_results
 from ._setup import Setup
 from ._value import StoredValue, holds, store_value
 
@@ -86,9 +85,9 @@ class Boundaries(PairInterpretation):
     operands: Operands
 
     @classmethod
-    def of(cls, recipe: Recipe, **fields: Any) -> Boundaries:
-        """Returns the interpretation of a recipe, with fields of :class:`Setup`."""
-        return cls(Operands(Setup(recipe, **fields)))
+    def of(cls, recipe: Recipe) -> Boundaries:
+        """Returns the interpretation of a recipe."""
+        return cls(Operands(Setup(recipe)))
 
     @property
     def setup(self) -> Setup:
@@ -317,7 +316,7 @@ class Boundaries(PairInterpretation):
         as_they_are = rule.family is Family.CONTRACTION or equation.name in KERNELS
         if equation.direction == "backward" and not as_they_are:
             inputs = self.operands.residuals.read_late(equation, inputs)
-        outs = Sending(self.setup).results(equation, inputs)
+        outs = sending_results(self.setup, equation, inputs)
         if outs is None:
             outs = attention_results(self.operands, equation, inputs)
         if outs is None:
@@ -382,7 +381,6 @@ def interpretation(
     *,
     key: jax.Array | None = None,
     amaxes: OperandAmaxes | None = None,
-    overrides: FormatOverrides | None = None,
     record: Callable[..., None] | None = None,
 ) -> Boundaries | EveryOp:
     """Returns the interpretation that :func:`autoscale` applies to a function.
@@ -391,10 +389,8 @@ def interpretation(
         recipe: of products, or the settings of ``scalify``, for which two arguments are nothing.
         key: for recipes that draw random numbers; None for the key of seed 0.
         amaxes: for delayed scaling: those of earlier steps, and a record of this one's.
-        overrides: of the recipe; None for new ones.
         record: called with each decision on a format.
     """
-    overrides = FormatOverrides(recipe.keep) if overrides is None else overrides
     if isinstance(recipe, Scalify):
-        return EveryOp(recipe, overrides=overrides, record=record)
-    return Boundaries(Operands(Setup(recipe, overrides, record), key, amaxes))
+        return EveryOp(recipe, record=record)
+    return Boundaries(Operands(Setup(recipe, record), key, amaxes))

@@ -15,7 +15,7 @@ from .._types import PyTree
 from ..formats import BlockFormat, BlockFormatLike, Format
 from ..formats import format as format_
 from ..interpret import Argument, Equation, Value, is_array, transform
-from ..scalifying import FormatOverrides, Scalify
+from ..scalifying import Scalify
 from ._boundaries import interpretation
 from ._history import OperandAmaxes
 from ._operand_settings import Operand
@@ -76,8 +76,13 @@ class Explanation(Printed):
     def show(self, console: Console | None = None) -> None:
         """Prints the table."""
         heads = ("kind", "name", "shape", "format", "scale", "direction", "source")
+        rows = []
+        for r in self.rows:
+            source = f"{place(r.file, r.line)} ({r.function})" if r.file else ""
+            shape = "x".join(map(str, r.shape)) or "()"
+            rows.append((r.kind, r.name, shape, r.format, r.scale, r.direction, source))
         with one_output(console) as one:
-            print_rows(one, heads, map(_cells, self.rows))
+            print_rows(one, heads, rows)
 
     def to_rows(self) -> list[Mapping[str, object]]:
         """Returns the rows as dictionaries that ``json.dumps`` accepts."""
@@ -85,12 +90,6 @@ class Explanation(Printed):
 
     def __repr__(self) -> str:
         return f"<Explanation of {len(self.rows)} values under {self.recipe}; show(), to_rows()>"
-
-
-def _cells(row: ExplanationRow) -> tuple[str, ...]:
-    shape = "x".join(map(str, row.shape)) or "()"
-    source = f"{place(row.file, row.line)} ({row.function})" if row.file else ""
-    return row.kind, row.name, shape, row.format, row.scale, row.direction, source
 
 
 @checked
@@ -130,9 +129,9 @@ def explain(f: Callable[Params, Any], recipe: RecipeLike = fp16) -> Callable[Par
         arrays = {
             i: x for i, x in enumerate(leaves) if is_array(x) or isinstance(x, jax.ShapeDtypeStruct)
         }
-        record = _Recorder(recipe)
+        record = _Recorder()
         amaxes = OperandAmaxes(newest={}) if recipe.is_delayed else None
-        by = interpretation(recipe, amaxes=amaxes, overrides=record.overrides, record=record)
+        by = interpretation(recipe, amaxes=amaxes, record=record)
 
         def dry(arrays: Mapping[int, Argument]) -> list[Value]:
             args, kwargs = tree.unflatten([arrays.get(i, x) for i, x in enumerate(leaves)])
@@ -140,7 +139,7 @@ def explain(f: Callable[Params, Any], recipe: RecipeLike = fp16) -> Callable[Par
             return [x for x in jax.tree.leaves(outs) if isinstance(x, jax.Array)]
 
         jax.eval_shape(dry, arrays)
-        record.overrides.check("explain")
+        by.overrides.check("explain")
         return Explanation(recipe, record.result())
 
     return Pending(explained, "explain")
@@ -149,8 +148,7 @@ def explain(f: Callable[Params, Any], recipe: RecipeLike = fp16) -> Callable[Par
 class _Recorder:
     """Collects rows, each once however often a loop's body is traced."""
 
-    def __init__(self, recipe: Recipe | Scalify):
-        self.overrides = FormatOverrides(recipe.keep)
+    def __init__(self):
         self.rows: dict[Hashable, ExplanationRow] = {}
 
     def __call__(

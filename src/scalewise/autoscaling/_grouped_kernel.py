@@ -4,7 +4,8 @@ XLA expands a grouped product to a dense one: all rows by each group's matrix. T
 a tile of rows by the matrices of the groups that have rows in it. Operands in 8 bits go to the
 matrix units (wgmma) as they are, of MXFP8 as bfloat16 (Hopper has no units for blocks), which holds
 a number times its scale. Sums are float32; those of FP8 products leave the units, which keep fewer
-bits, after each 128 bytes of operands.
+bits, after each 128 bytes of operands. The units read 8 bits with the sum innermost alone: tiles in
+another order are transposed within the kernel, so that no operand is stored in both.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
-from .._jax import gpu_dot, gpu_kernel, gpu_span, gpu_store
+from .._jax import gpu_dot, gpu_kernel, gpu_load, gpu_span, gpu_store
 from ..rounding import widened
 from ._kernels import kernel_primitive
 
@@ -35,11 +36,14 @@ class GroupedProduct:
         dimensions: as those of ``lax.ragged_dot_general``.
         dtype: the result's.
         precision: for XLA.
+        exchanged: whether the last two axes of ``right``, matrices, are exchanged in memory, as
+            :func:`quantize_params` writes them.
     """
 
     dimensions: lax.RaggedDotDimensionNumbers
     dtype: DTypeLike
     precision: Any = None
+    exchanged: bool = False
 
     @property
     def sums_rows(self) -> bool:
@@ -72,17 +76,17 @@ def by_kernel(
     interpret: bool = False,
 ) -> list[jax.Array]:
     (axes, others), _ = rule.dimensions.dot_dimension_numbers
+    (type_,) = _types(left, right, sizes, rule=rule)
+    if rule.exchanged:
+        right, others = right.swapaxes(1, 2), (3 - others[0],)
+        scales = (*scales[:1], *(s.swapaxes(1, 2) for s in scales[1:]))
+    summed = axes[0] - left.ndim, others[0] - right.ndim
+    count, (rows, columns) = sizes.size, (n + -n % TILE for n in type_.shape[-2:])
+    ends = jnp.minimum(jnp.cumsum(sizes.astype(jnp.int32)), left.shape[0])
     depth = TILE // (2 if scales else left.dtype.itemsize)
-    # both operands with the sum innermost, as the units read 8 bits
-    pairs = [(left, axes[0]), (right, others[0])]
-    left, right = (_padded(jnp.moveaxis(x, a, -1), depth) for x, a in pairs)
-    if scales:
-        exact = (s.astype(jnp.bfloat16) for s in scales)
-        moved = (jnp.moveaxis(s, a, -1) for s, (_, a) in zip(exact, pairs, strict=True))
-        scales = tuple(_padded(s, depth // 32) for s in moved)
-    count, rows, columns = sizes.size, left.shape[-2], right.shape[-2]
-    ends = jnp.cumsum(sizes.astype(jnp.int32))
-    ends = jnp.minimum(ends, left.shape[-1] if rule.sums_rows else rows)
+    numbers = [_tiled(x, a, depth) for x, a in zip((left, right), summed, strict=True)]
+    exact = (s.astype(jnp.bfloat16) for s in scales)
+    numbers += [_tiled(s, a, depth // 32) for s, a in zip(exact, summed, strict=False)]
     if rule.sums_rows:
         given = [jnp.concatenate([jnp.zeros(1, jnp.int32), ends])]
         grid, shape = (rows // TILE, columns // TILE, count), (count, rows, columns)
@@ -91,18 +95,24 @@ def by_kernel(
         bounds = jnp.concatenate([jnp.zeros(1, jnp.int32), ends, jnp.full(1, rows, jnp.int32)])
         given = [bounds, *_visits(bounds, rows // TILE)]
         grid, shape = (given[1].size, columns // TILE), (rows, columns)
-        kernel = partial(_grouped_rows, depth, count)
-    whole = [(x, x.shape, None) for x in (factors, *given, left, right, *scales)]
+        kernel = partial(_grouped_rows, depth, summed[1], count)
+    whole = [(x, x.shape, None) for x in (factors, *given, *numbers)]
     result = jax.ShapeDtypeStruct(shape, rule.dtype)
     (out,) = gpu_kernel(kernel, grid, whole, [(result, shape, None)], interpret, warps=8, stages=3)
-    (type_,) = _types(*(x for x, _ in pairs), sizes, rule=rule)
     return [lax.slice(out, [0] * out.ndim, type_.shape)]
 
 
-def _padded(x: jax.Array, depth: int) -> jax.Array:
-    """Returns an array padded with zeros to whole tiles of its last two axes."""
-    short = [(0, 0)] * (x.ndim - 2) + [(0, -x.shape[-2] % TILE), (0, -x.shape[-1] % depth)]
-    return jnp.pad(x, short) if any(n for _, n in short) else x
+def _tiled(x: jax.Array, summed: int, depth: int) -> jax.Array:
+    """Returns an array padded with zeros to whole tiles of its last two axes.
+
+    Of 8 bits, whose tiles have to be transposed, each four rows have an axis of their own.
+    """
+    whole = {summed: depth, -3 - summed: TILE}
+    short = [(0, -n % whole.get(i - x.ndim, 1)) for i, n in enumerate(x.shape)]
+    x = jnp.pad(x, short) if any(n for _, n in short) else x
+    *lead, rows, columns = x.shape
+    in_fours = summed == -2 and x.dtype.itemsize == 1
+    return x.reshape(*lead, rows // 4, 4, columns) if in_fours else x
 
 
 def _visits(bounds: jax.Array, tiles: int) -> tuple[jax.Array, jax.Array]:
@@ -122,56 +132,103 @@ def _visits(bounds: jax.Array, tiles: int) -> tuple[jax.Array, jax.Array]:
 # -- one tile of the result ----------------------------------------------------------------------
 
 
-def _operand(at: tuple, span, step, depth: int, numbers, *scales) -> jax.Array:
-    """Returns a tile of an operand; numbers in blocks times their scales, in bfloat16."""
-    tile = numbers[(*at, span, gpu_span(step * depth, depth))]
-    if not scales:
-        return tile
-    scale = scales[0][(*at, span, gpu_span(step * (depth // 32), depth // 32))]
-    blocks = tile.astype(jnp.float32).reshape(TILE, -1, 32)
-    wide = blocks * lax.expand_dims(scale.astype(jnp.float32), [2])
-    return wide.reshape(TILE, depth).astype(jnp.bfloat16)
+def _operand(
+    at: tuple, span, step, depth: int, summed: int, group: tuple | None, numbers, *scales
+) -> jax.Array:
+    """Returns a tile of an operand, with the sum along its last axis.
+
+    Of numbers in blocks it has the products with their scales, in bfloat16. Where a group's first
+    and last rows are given, all others are read as 0. The rows of a tile that is transposed have
+    another order, see :func:`_in_order`.
+    """
+
+    def tile(array, block: int) -> jax.Array:
+        fours = _in_fours(array, at)
+        each = 4 if fours else 1
+        count = depth // block // each
+
+        def read(*part: np.int32) -> jax.Array:
+            spans = gpu_span(step * count, count), *part, span
+            own = array.at[(*at, *(spans if summed == -2 else spans[::-1]))]
+            if group is None:
+                return gpu_load(own)
+            row = (step * count + lax.broadcasted_iota(jnp.int32, (count, TILE), 0)) * each * block
+            row = row + sum(part)
+            return gpu_load(own, (row < group[1]) & (row + block > group[0]))
+
+        if fours:
+            # each thread reads 16 numbers of each of four rows and writes 4 of each of 16 columns:
+            # Triton alone would write single bytes, and wouldn't read ahead
+            a, b, c, d = map(read, np.arange(4, dtype=np.int32))
+            whole = jnp.stack([jnp.stack([a, c], -1), jnp.stack([b, d], -1)], -1)
+            return lax.transpose(whole, (1, 0, 2, 3)).reshape(TILE, depth)
+        return read().T if summed == -2 else read()
+
+    x = tile(numbers, 1)
+    if scales:
+        blocks = x.astype(jnp.float32).reshape(TILE, -1, 32)
+        wide = blocks * lax.expand_dims(tile(scales[0], 32).astype(jnp.float32), [2])
+        x = wide.reshape(TILE, depth).astype(jnp.bfloat16)
+    if not _in_fours(numbers, at):
+        return x
+    return lax.transpose(x.reshape(8, 16, depth), (1, 0, 2)).reshape(TILE, depth)
 
 
-def _grouped_rows(depth: int, count: int, at, factors, bounds, groups, tiles, *refs) -> None:
+def _in_fours(array, at: tuple = ()) -> bool:
+    return array.ndim > len(at) + 2
+
+
+def _in_order(total: jax.Array, rows: bool, columns: bool) -> jax.Array:
+    """Returns sums of tiles that were transposed with rows, or columns, in the order of memory.
+
+    A warp writes words of one row in 16 to shared memory, which would meet in the same banks. Row
+    16 i + j of memory is therefore row 8 j + i of the tile, so that they lie in eight rows in
+    succession.
+    """
+    if rows:
+        total = lax.transpose(total.reshape(16, 8, TILE), (1, 0, 2)).reshape(TILE, TILE)
+    if columns:
+        total = lax.transpose(total.reshape(TILE, 16, 8), (0, 2, 1)).reshape(TILE, TILE)
+    return total
+
+
+def _grouped_rows(
+    depth: int, summed: int, count: int, at, factors, bounds, groups, tiles, *refs
+) -> None:
     left, right, *scales, out = refs
     group, first = groups[at[0]], tiles[at[0]] * TILE
     rows, columns = gpu_span(first, TILE), gpu_span(at[1] * TILE, TILE)
     own = jnp.minimum(group, count - 1)
 
     def step(i, total):
-        x = _operand((), rows, i, depth, left, *scales[:1])
-        return gpu_dot(x, _operand((own,), columns, i, depth, right, *scales[1:]), total)
+        x = _operand((), rows, i, depth, -1, None, left, *scales[:1])
+        y = _operand((own,), columns, i, depth, summed, None, right, *scales[1:])
+        return gpu_dot(x, y, total)
 
     steps = jnp.where(group < count, np.int32(left.shape[-1] // depth), np.int32(0))
     total = lax.fori_loop(np.int32(0), steps, step, jnp.zeros((TILE, TILE), jnp.float32))
     row = first + lax.broadcasted_iota(jnp.int32, (TILE, TILE), 0)
     inside = (row >= bounds[group]) & (row < bounds[group + 1])
+    total = _in_order(total, False, _in_fours(right, (own,)))
     total = (total * factors[0] * factors[1]).astype(out.dtype)
     gpu_store(out.at[rows, columns], total, inside)
 
 
 def _grouped_sums(depth: int, at, factors, bounds, *refs) -> None:
     left, right, *scales, out = refs
-    start, end = bounds[at[2]], bounds[at[2] + 1]
+    group = bounds[at[2]], bounds[at[2] + 1]
     spans = [gpu_span(i * TILE, TILE) for i in at[:2]]
-    begin, inner, outer, last = (
-        start // depth, (start + depth - 1) // depth, end // depth, (end + depth - 1) // depth,
-    )  # fmt: skip
 
-    def step(i, total, *, cut: bool):
-        x = _operand((), spans[0], i, depth, left, *scales[:1])
-        y = _operand((), spans[1], i, depth, right, *scales[1:])
-        if cut:  # rows of other groups
-            row = i * depth + lax.broadcasted_iota(jnp.int32, (TILE, depth), 1)
-            inside = (row >= start) & (row < end)
-            x, y = (jnp.where(inside, z, jnp.zeros_like(z)) for z in (x, y))
+    def step(i, total):
+        x = _operand((), spans[0], i, depth, -2, group, left, *scales[:1])
+        y = _operand((), spans[1], i, depth, -2, group, right, *scales[1:])
+        # without the select Triton reads each number of the left tile by itself
+        x = jnp.where(group[1] > group[0], x, jnp.zeros_like(x)) if _in_fours(left) else x
         return gpu_dot(x, y, total)
 
     total = jnp.zeros((TILE, TILE), jnp.float32)
-    total = lax.fori_loop(begin, jnp.minimum(inner, last), partial(step, cut=True), total)
-    total = lax.fori_loop(inner, outer, partial(step, cut=False), total)
-    total = lax.fori_loop(jnp.maximum(inner, outer), last, partial(step, cut=True), total)
+    total = lax.fori_loop(group[0] // depth, (group[1] + depth - 1) // depth, step, total)
+    total = _in_order(total, _in_fours(left), _in_fours(right))
     out[(at[2], *spans)] = (total * factors[0] * factors[1]).astype(out.dtype)
 
 

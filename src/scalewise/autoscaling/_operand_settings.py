@@ -70,8 +70,16 @@ class Operand:
                 f"Operand: {self.scaling!r} corrects the scale of each block for rounding to "
                 "nearest; leave tile and rounding out"
             )
-        if isinstance(self.format, BlockFormat):
-            self._check_blocks(self.format)
+        if isinstance(fmt := self.format, BlockFormat):
+            if self.per != "tensor":
+                raise ValueError(
+                    f"Operand.per is {self.per!r}, but {fmt.name} has a scale for each block"
+                )
+            scaling = self.scaling.of_blocks()
+            if fmt.scale == E8M0 and scaling is not None and not scaling.power_of_two:
+                raise ValueError(
+                    f"Operand: {fmt.name} has powers of two for scales, {scaling!r} has others"
+                )
         elif self.tile > 1:
             raise ValueError(f"Operand.tile is for block formats; {self.format.name} has no blocks")
         elif not self.format.zero:
@@ -80,17 +88,6 @@ class Operand:
     def __repr__(self) -> str:
         changed = changed_fields(self, "format", text=shown)
         return f"Operand({', '.join([shown(self.format), *changed])})"
-
-    def _check_blocks(self, fmt: BlockFormat) -> None:
-        if self.per != "tensor":
-            raise ValueError(
-                f"Operand.per is {self.per!r}, but {fmt.name} has a scale for each block"
-            )
-        scaling = self.scaling.of_blocks()
-        if fmt.scale == E8M0 and scaling is not None and not scaling.power_of_two:
-            raise ValueError(
-                f"Operand: {fmt.name} has powers of two for scales, {scaling!r} has others"
-            )
 
     @property
     def per_tensor(self) -> bool:
@@ -171,12 +168,9 @@ class Products:
                     f"Products.{field}: both operands need the same hadamard and signs, "
                     f"not {_transform(pair[0])} and {_transform(pair[1])}"
                 )
-            for operand in pair:
-                if operand is None:
-                    continue
-                source = operand.scaling.source
+            for operand in filter(None, pair):
                 alike = self.short_form is not None and operand.per_tensor
-                if source == "history" and not alike:
+                if operand.scaling.source == "history" and not alike:
                     raise ValueError(
                         f"Products.{field}: {operand.scaling!r} needs a scale from before; expected"
                         " a scaling that reads the operand or its shape, or, of Delayed, one scale "
@@ -332,15 +326,12 @@ class Attention:
 
     def current(self) -> Attention:
         """Returns the settings with scales from the arrays themselves in place of a history."""
-        fields = zip(dataclasses.fields(self), self.settings(), strict=True)
-        delayed = {f.name: x for f, x in fields if x and x.scaling.source == "history"}
-        return dataclasses.replace(
-            self,
-            **{
-                name: dataclasses.replace(x, scaling=Amax(x.scaling.power_of_two))
-                for name, x in delayed.items()
-            },
-        )
+        changed = {
+            f.name: dataclasses.replace(x, scaling=Amax(x.scaling.power_of_two))
+            for f, x in zip(dataclasses.fields(self), self.settings(), strict=True)
+            if x and x.scaling.source == "history"
+        }
+        return dataclasses.replace(self, **changed)
 
     def settings(self) -> tuple[Operand | None, ...]:
         """Returns the settings of all fields."""

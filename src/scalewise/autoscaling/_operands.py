@@ -43,7 +43,7 @@ from ._history import OperandAmaxes
 from ._keys import hadamard_signs, hadamard_transform, operand_key, place_of
 from ._layout import loaded_after, narrow_copy, stored_copy
 from ._operand_settings import GRADIENT, Operand, Role
-from ._predict import between_activations, is_reread, role_of, role_read_later, roles
+from ._predict import between_activations, is_reread, role_of, role_read_later
 from ._products import DeferredProduct, is_narrow, multiply, plain
 from ._quantized import QuantizedOperand, QuantizedValue
 from ._residuals import Residuals, before_cast, load
@@ -79,7 +79,9 @@ class Operands:
         device, units = self.setup.device, self.setup.recipe.emulate
         if equation.name == "dot_general" and any(map(is_narrow, operands)):
             return DeferredProduct(equation, operands, dtype, exponent, device=device, units=units)
-        return ScaledValue(multiply(equation, operands, dtype, device, units).value(), exponent)
+        stored = isinstance(values[1], QuantizedOperand)
+        product = multiply(equation, operands, dtype, device, units, stored)
+        return ScaledValue(product.value(), exponent)
 
     def operands(
         self, equation: Equation, values: Sequence[ScaledValue]
@@ -176,7 +178,9 @@ class Operands:
         """Returns the product that a contraction is, a field's name, and its operands' roles."""
         carries = [value.origin == "backward" for value in values]
         if equation.direction != "backward" or not any(carries):
-            found = roles(equation, values, attention)
+            left, right = (value.origin == "stored" for value in values)
+            found: list[Role] = ["activation", "activation" if attention else "weight"]
+            found = found[::-1] if left and not right else found
             for value, role in zip(values, found, strict=True):
                 value.memo.role = value.memo.role or role
             return [("forward", role) for role in found]

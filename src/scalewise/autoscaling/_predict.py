@@ -79,13 +79,6 @@ def may_be_mask(family: Family, inputs: Sequence[Value]) -> bool:
     return family in KEEP and any(x.may_be_mask for x in inputs if isinstance(x, ScaledValue))
 
 
-def roles(equation: Equation, values: Sequence[ScaledValue], attention: bool) -> tuple[Role, Role]:
-    if attention:
-        return "activation", "activation"
-    left, right = (value.origin == "stored" for value in values)
-    return ("weight", "activation") if left and not right else ("activation", "weight")
-
-
 def role_of(value: ScaledValue) -> Role | Literal[""]:
     return value.memo.role or value.role
 

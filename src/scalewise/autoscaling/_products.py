@@ -129,6 +129,7 @@ def multiply(
     dtype: DTypeLike,
     device: Device | None = None,
     units: MatrixUnits | None = None,
+    stored: bool = False,
 ) -> UnscaledProduct:
     """Computes a contraction of narrow operands with scales that are powers of two.
 
@@ -148,13 +149,14 @@ def multiply(
     The axes of an operand's scale are the first axes of the data; or, of a ``dot_general``'s, all
     of them, of which contracted ones have length 1. ``device`` is an H100 by default. ``units``, if
     any, add the product on every platform, bit for bit, where they multiply the operands' formats.
+    ``stored``: whether the second operand is an argument, as :func:`quantize_params` stores it.
     """
     total = wide_dtype(dtype)
     unit = None if units is None else _unit_of(equation, operands, units)
     if unit is not None:
         raw, above = _product_on_unit(equation, operands, unit, dtype)
         return UnscaledProduct(raw, above or _ordered(_result_scales(equation, operands)))
-    grouped = _grouped(equation, operands, dtype, device)
+    grouped = _grouped(equation, operands, dtype, device, stored)
     device = DEFAULT_DEVICE if device is None or device.platform == "cpu" else device
     by_blocks = total == jnp.float32 and has_block_units(equation, operands, device)
     if (
@@ -273,7 +275,11 @@ def has_block_units(equation: Equation, operands: Sequence[Factor], device: Devi
 
 
 def _grouped(
-    equation: Equation, operands: Sequence[Factor], dtype: DTypeLike, device: Device | None
+    equation: Equation,
+    operands: Sequence[Factor],
+    dtype: DTypeLike,
+    device: Device | None,
+    stored: bool,
 ) -> GroupedProduct | None:
     """Returns what the kernel for groups computes of two operands; None to leave them to XLA."""
     formats = [x.format if isinstance(x, Blocks) else format_(x.dtype) for x, _ in operands]
@@ -290,6 +296,7 @@ def _grouped(
         params.ragged_dimensions(equation),  # pyright: ignore
         jnp.dtype(dtype),
         precision_of(equation, equation.direction == "backward"),
+        exchanged=stored and operands[1][0].ndim == 3,
     )
 
 

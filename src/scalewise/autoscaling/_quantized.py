@@ -428,11 +428,9 @@ def _sent(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
 Move = Callable[[Equation, Sequence[Value]], QuantizedValue | None]
 MOVES: dict[str, Move] = {
     "convert_element_type": _convert,
-    **dict.fromkeys(("copy", "copy_p"), lambda equation, inputs: inputs[0]),
-    **dict.fromkeys(("pcast", "pvary"), lambda equation, inputs: inputs[0]),
+    **dict.fromkeys(("copy", "copy_p", "pcast", "pvary"), lambda equation, inputs: inputs[0]),
     "transpose": _transpose,
-    **dict.fromkeys(("reshape", "squeeze"), _reshape),
-    **dict.fromkeys(("expand_dims", "broadcast_in_dim"), _reshape),
+    **dict.fromkeys(("reshape", "squeeze", "expand_dims", "broadcast_in_dim"), _reshape),
     **dict.fromkeys(("slice", "dynamic_slice"), _slices),
     **dict.fromkeys(("gather", "sharding_constraint"), _take),
     **dict.fromkeys(COLLECTIVES, _sent),

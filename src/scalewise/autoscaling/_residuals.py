@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 
@@ -25,39 +25,6 @@ SAME_ORDER = having("same_order")
 COSTLY, REDUCTIONS = having("costly"), having("reduces")
 FEW = 16  # the least elements per result of a reduction that makes a statistic
 DEEPEST = 48  # most operations between a value and its source
-
-
-def lineage(
-    equation: Equation,
-    inputs: Sequence[Value],
-    result: ScaledValue,
-    small: int,
-    kept: Callable[[ScaledValue], bool],
-    keeps_norms: bool,
-) -> Lineage | None:
-    """Returns how a result is computed again; None if it is stored, as small arrays are.
-
-    ``kept`` says of a value that it is stored unrounded, and ``keeps_norms`` that the source of a
-    softmax or a norm is. A result that is stored unrounded isn't computed again from a source that
-    would be rounded for it.
-    """
-    if equation.name not in RECOMPUTED or len(equation.out_avals) != 1:
-        return None
-    floats = [x for x in inputs if isinstance(x, ScaledValue) and x.constant_value is None]
-    large = [x for x in floats if at_least(x.data.size, small) and not x.is_statistic]
-    sources = (x if x.lineage is None else x.lineage.source for x in large)
-    sources = {id(s): s for s in sources if s is not None}
-    depth = 1 + max((x.lineage.depth for x in large if x.lineage), default=0)
-    if len(sources) > 1 or depth > DEEPEST:
-        return None
-    source = next(iter(sources.values()), None)
-    own = [x.lineage.normalises for x in floats if x.lineage]
-    normalises = any(own) or any(x.is_statistic for x in floats)
-    rounded = source is not None and not kept(source) and not (normalises and keeps_norms)
-    if rounded and (kept(result) or not _is_stable(equation, floats)):
-        return None
-    costly = equation.name in COSTLY or any(x.lineage.costly for x in large if x.lineage)
-    return Lineage(equation, tuple(inputs), source, costly, normalises, depth)
 
 
 def before_cast(x: ScaledValue) -> jax.Array | None:
@@ -136,13 +103,38 @@ class Residuals:
         self, equation: Equation, inputs: Sequence[Value], result: ScaledValue
     ) -> ScaledValue:
         """Returns a result of the forward pass that knows how it is computed again."""
-        recipe = self.setup.recipe
-        kept = functools.partial(self.stays_wide, fmt=recipe.residuals)
-        how = lineage(equation, inputs, result, recipe.min_size, kept, self.setup.prefers_speed)
-        statistic = is_statistic(equation, inputs)
+        how, statistic = self._lineage(equation, inputs, result), is_statistic(equation, inputs)
         if how is None and not statistic:
             return result
         return dataclasses.replace(result, lineage=how, is_statistic=statistic)
+
+    def _lineage(
+        self, equation: Equation, inputs: Sequence[Value], result: ScaledValue
+    ) -> Lineage | None:
+        """Returns how a result is computed again; None if it is stored, as small arrays are.
+
+        A result that is stored unrounded isn't computed again from a source that would be rounded
+        for it. A device that ``Recipe.narrow`` makes faster stores the source of a softmax or norm.
+        """
+        if equation.name not in RECOMPUTED or len(equation.out_avals) != 1:
+            return None
+        kept = functools.partial(self.stays_wide, fmt=self.setup.recipe.residuals)
+        floats = [x for x in inputs if isinstance(x, ScaledValue) and x.constant_value is None]
+        large = [x for x in floats if not self._is_small(x)]
+        sources = (x if x.lineage is None else x.lineage.source for x in large)
+        sources = {id(s): s for s in sources if s is not None}
+        depth = 1 + max((x.lineage.depth for x in large if x.lineage), default=0)
+        if len(sources) > 1 or depth > DEEPEST:
+            return None
+        source = next(iter(sources.values()), None)
+        own = [x.lineage.normalises for x in floats if x.lineage]
+        normalises = any(own) or any(x.is_statistic for x in floats)
+        rounded = source is not None and not kept(source)
+        rounded = rounded and not (normalises and self.setup.prefers_speed)
+        if rounded and (kept(result) or not _is_stable(equation, floats)):
+            return None
+        costly = equation.name in COSTLY or any(x.lineage.costly for x in large if x.lineage)
+        return Lineage(equation, tuple(inputs), source, costly, normalises, depth)
 
     def masked(self, value: Value) -> None:
         """Notes that an exponential reads a value, and the one that it is computed again from."""

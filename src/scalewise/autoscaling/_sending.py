@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 
 import jax
@@ -46,35 +45,32 @@ def narrow_over(x: jax.Array, axes: AxisName, fmt: Format) -> tuple[jax.Array, j
     return narrow, scale
 
 
-@dataclasses.dataclass(frozen=True)
-class Sending:
-    """The policy for what devices send each other: in ``Recipe.collective``."""
-
-    setup: Setup
-
-    def results(self, equation: Equation, inputs: Sequence[Value]) -> list[Value] | None:
-        """Returns what devices get that send narrow data; None for any other equation."""
-        moves = equation.name in COLLECTIVES
-        if not moves and equation.name not in SUMS:
-            return None
-        (x, *others), axes = inputs, params.axis_name(equation)
-        whole = moves or params.axis_groups(equation) is None
-        if others or not isinstance(x, ScaledValue) or per_slice(x) or not whole:
-            return None
-        if not at_least(x.data.size, self.setup.recipe.min_size) or lax.axis_size(axes) == 1:
-            return None
-        fmt = self.setup.overrides.find(equation, self.setup.recipe.collective)
-        fmt = fmt if isinstance(fmt, Format) and not holds(x.data.dtype, fmt) else None
-        if fmt and not moves and lax.axis_size(axes) * fmt.bits > 16 * x.data.dtype.itemsize:
-            fmt = None  # a ring's sum sends fewer bytes than a gather
-        self.setup.recorded("collective", equation, x, fmt)
-        if fmt is None:
-            return None
-        wide = x.data.astype(wide_dtype(x.data.dtype))
-        narrow, scale = narrow_over(wide, axes, fmt)
-        if moves:
-            received = as_bits(lambda x: equation.bind(x)[0], narrow).astype(wide.dtype)
-        else:
-            gathered = as_bits(lambda x: gather_invariant(x, axes), narrow)
-            received = jnp.sum(gathered.astype(wide.dtype), 0)
-        return [ScaledValue((received * scale).astype(x.data.dtype), x.exponent)]
+def sending_results(
+    setup: Setup, equation: Equation, inputs: Sequence[Value]
+) -> list[Value] | None:
+    """Returns what devices get that send each other narrow data, in ``Recipe.collective``; None for
+    any other equation."""
+    moves = equation.name in COLLECTIVES
+    if not moves and equation.name not in SUMS:
+        return None
+    (x, *others), axes = inputs, params.axis_name(equation)
+    whole = moves or params.axis_groups(equation) is None
+    if others or not isinstance(x, ScaledValue) or per_slice(x) or not whole:
+        return None
+    if not at_least(x.data.size, setup.recipe.min_size) or lax.axis_size(axes) == 1:
+        return None
+    fmt = setup.overrides.find(equation, setup.recipe.collective)
+    fmt = fmt if isinstance(fmt, Format) and not holds(x.data.dtype, fmt) else None
+    if fmt and not moves and lax.axis_size(axes) * fmt.bits > 16 * x.data.dtype.itemsize:
+        fmt = None  # a ring's sum sends fewer bytes than a gather
+    setup.recorded("collective", equation, x, fmt)
+    if fmt is None:
+        return None
+    wide = x.data.astype(wide_dtype(x.data.dtype))
+    narrow, scale = narrow_over(wide, axes, fmt)
+    if moves:
+        received = as_bits(lambda x: equation.bind(x)[0], narrow).astype(wide.dtype)
+    else:
+        gathered = as_bits(lambda x: gather_invariant(x, axes), narrow)
+        received = jnp.sum(gathered.astype(wide.dtype), 0)
+    return [ScaledValue((received * scale).astype(x.data.dtype), x.exponent)]

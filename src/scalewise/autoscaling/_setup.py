@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax.numpy as jnp
@@ -16,22 +17,27 @@ from ..scalifying import FormatOverrides, wide_dtype
 from ._recipe import Recipe
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Setup:
     """A recipe, and what is known and recorded of the program that runs under it.
 
     Attributes:
         recipe: the formats.
-        overrides: the recipe's ``keep``, and what of it has been met.
         record: called with each decision on a format, by ``explain``; see ``_explain._Recorder``.
-        without_units: the pairs of formats of which it was said that the device's units don't
-            multiply them.
     """
 
     recipe: Recipe
-    overrides: FormatOverrides = dataclasses.field(default_factory=lambda: FormatOverrides(()))
     record: Callable[..., None] | None = None
-    without_units: set[str] = dataclasses.field(default_factory=set, compare=False)
+
+    @functools.cached_property
+    def overrides(self) -> FormatOverrides:
+        """The recipe's ``keep``, and what of it has been met."""
+        return FormatOverrides(self.recipe.keep)
+
+    @functools.cached_property
+    def without_units(self) -> set[str]:
+        """The pairs of formats of which it was said that the device's units don't multiply them."""
+        return set()
 
     @property
     def device(self) -> Device | None:

@@ -81,7 +81,8 @@ def reason_to_leave(
     time for its bytes, at the memory's bandwidth. An operand that isn't narrow yet (``made``) is
     read once for each scale that has to be found and once more to be rounded, and written
     narrow. Of a differentiated program every copy counts half, since two products read it; on a
-    CUDA device they read different orders of its axes, of which the second is transposed.
+    CUDA device they read different orders of its axes, of which the second is transposed, except
+    by our kernel.
     """
     formats = [x and x.format for x in narrow]
     rate = _rate(equation, formats, device)
@@ -92,7 +93,7 @@ def reason_to_leave(
         return ""
     kernel = has_group_kernel(equation, formats, device)
     shared = 1 if equation.direction == "update" else 2
-    transposed = shared == 2 and device.platform == "cuda"
+    transposed = shared == 2 and device.platform == "cuda" and not kernel
     sizes = [math.prod(shape) for shape in shapes]
     in_flight = [float(np.dtype(v.data.dtype).itemsize) for v in values]
     stored = [f.bits_per_element / 8 if f else w for f, w in zip(formats, in_flight, strict=True)]
@@ -151,13 +152,6 @@ def has_group_kernel(
     return by_kernel < by_xla
 
 
-def _groups(equation: Equation) -> int:
-    """Returns the number of a grouped product's groups."""
-    whole = params.ragged_dimensions(equation)
-    has_matrices = whole is not None and whole.rhs_group_dimensions
-    return (equation.in_avals[1] if has_matrices else equation.out_avals[0]).shape[0]
-
-
 def _rate(
     equation: Equation, formats: Sequence[Format | BlockFormat | None], device: Device
 ) -> float:
@@ -182,7 +176,8 @@ def _seconds(
     for axis in grouped.rhs_group_dimensions if grouped else ():
         own *= equation.in_avals[1].shape[axis]  # XLA multiplies all rows by each group's matrix
     if kernel:  # at most one more tile of rows for each group
-        (rows, *_), groups = equation.in_avals[0].shape, _groups(equation)
-        own *= 1 / groups + TILE / max(rows, 1)
+        has_matrices = grouped is not None and grouped.rhs_group_dimensions
+        groups = (equation.in_avals[1] if has_matrices else equation.out_avals[0]).shape[0]
+        own *= 1 / groups + TILE / max(equation.in_avals[0].shape[0], 1)
     moved = sum(n * b for n, b in zip(sizes, bytes_, strict=False)) + 2 * sizes[2]
     return max(2 * sizes[2] * own / (device.flops * rate), moved / device.bandwidth)

@@ -18,7 +18,6 @@ from ..auditing import name_of as function_name
 from ..autoscaling import Boundaries, Operand, Products, Recipe, operand_format
 from ..formats import BlockFormatLike
 from ..interpret import Argument, check_callable, run, trace
-from ..scalifying import FormatOverrides
 from ._predict import Front, ObjectiveName
 from ._result import FrontPoint, Plan, PlanLine
 from ._sites import WIDE, Site, float_results, name_of
@@ -163,7 +162,7 @@ def _confirmed(space: Space, recipe: Recipe, best: Tried) -> float:
     """Returns the objective as ``autoscale`` computes the program."""
     if not recipe.keep:
         return best.measured
-    by, program = Boundaries.of(recipe, overrides=FormatOverrides(recipe.keep)), space.program
+    by, program = Boundaries.of(recipe), space.program
 
     def emulated(arrays: Sequence[Argument]) -> jax.Array:
         results = float_results(program, by, run(program, by, (), arrays)[1])

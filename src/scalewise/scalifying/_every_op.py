@@ -56,9 +56,6 @@ from ._results import (
     ADDS,
     BOUNDS,
     EXACT,
-    TOP,
-    EveryOpValue,
-    Factor,
     ResultRounding,
     aligned,
     bound_of_data,
@@ -66,13 +63,11 @@ from ._results import (
     chosen,
     constant_factor,
     constant_limit,
-    factor_of,
     finite_factor,
     folded,
     has_found_exponent,
     is_independent,
     is_measured,
-    is_packed,
     is_rescale,
     keeps_all,
     larger_factor,
@@ -84,6 +79,8 @@ from ._results import (
 from ._rules import FALLBACK, RULES, PrimitiveRule, propagated_power, wide_flight
 from ._settings import Scalify
 from ._value import (
+    TOP,
+    Factor,
     ScaledValue,
     largest_rounded,
     leading,
@@ -132,7 +129,6 @@ class EveryOp(PairInterpretation):
         keeps_float32: whether results stay unrounded, by the same rules.
         record: called with each result, by ``explain``.
         outputs: the form of float results.
-        overrides: the settings' ``keep``, and what of it has been met.
     """
 
     NARROW: ClassVar = names(lambda row: row.family is not Family.STRUCTURAL)
@@ -141,14 +137,11 @@ class EveryOp(PairInterpretation):
     keeps_float32: bool = False
     record: Callable[..., None] | None = None
     outputs: Outputs = "arrays"
-    overrides: FormatOverrides = dataclasses.field(
-        default_factory=lambda: FormatOverrides(()), compare=False
-    )
 
-    @classmethod
-    def of(cls, settings: Scalify, **fields: Any) -> EveryOp:
-        """Returns the interpretation of settings, with what of their ``keep`` will be met."""
-        return cls(settings, **{"overrides": FormatOverrides(settings.keep), **fields})
+    @functools.cached_property
+    def overrides(self) -> FormatOverrides:  # pyright: ignore
+        """The settings' ``keep``, and what of it has been met."""
+        return FormatOverrides(self.recipe.keep)
 
     @functools.cached_property
     def rounding(self) -> ResultRounding:
@@ -172,7 +165,7 @@ class EveryOp(PairInterpretation):
             return self.unrounded.lift(x, aval)
         if self.outputs != "arrays" and has_scale(x):
             mantissa, power = split_power(x.scale.astype(jnp.float32))
-            scaled = EveryOpValue(x.data.astype(jnp.float32), exponent_of(power))
+            scaled = ScaledValue(x.data.astype(jnp.float32), exponent_of(power))
             factor = jnp.where((mantissa > 0) & jnp.isfinite(mantissa), mantissa, 1)
             scaled = dataclasses.replace(
                 scaled, data=scaled.data * (mantissa / factor), factor=factor
@@ -194,7 +187,7 @@ class EveryOp(PairInterpretation):
         mantissa, exponent = math.frexp(number) if math.isfinite(number) else (number, 0)
         dtype = jnp.float32 if exact else self.rounding.dtype
         data = jnp.full(x.shape, np.float32(mantissa).astype(dtype))
-        return EveryOpValue(data, exponent, constant_value=number)
+        return ScaledValue(data, exponent, constant_value=number)
 
     def lower(self, value: Value, aval: ShapedArray) -> jax.Array:
         return materialize(folded(widened(value, wide_dtype(aval.dtype)))).astype(aval.dtype)
@@ -210,18 +203,14 @@ class EveryOp(PairInterpretation):
         return self._scaled_output(value, aval)
 
     def _scaled_output(self, value: Value, aval: ShapedArray) -> ScaledArray:
-        value = widened(self.read(self.stack(value, aval)))
-        value = (
-            self.rounding.clipped(value)
-            if self.rounding.propagates
-            else self.rounding.rescaled(value)
-        )
+        value, by = widened(self.read(self.stack(value, aval))), self.rounding
+        value = by.clipped(value) if by.propagates else by.rescaled(value)
         exponent = jnp.asarray(value.exponent, jnp.int32)
         kept = lax.clamp(LOWEST, exponent, HIGHEST)  # beyond it the value isn't a float32 number
         data = value.data.astype(jnp.float32) * power_of_two(
             lax.clamp(LOWEST, exponent - kept, HIGHEST)
         )
-        return ScaledArray(data.astype(value.data.dtype), power_of_two(kept) * factor_of(value))
+        return ScaledArray(data.astype(value.data.dtype), power_of_two(kept) * value.factor)
 
     # -- where control flow meets ----------------------------------------------------------------
 
@@ -237,24 +226,18 @@ class EveryOp(PairInterpretation):
         exponent = jnp.asarray(x.exponent, jnp.int32)
         if not self.rounding.propagates:
             return ScaledValue(x.data, exponent, "forward")
-        factor = jnp.broadcast_to(jnp.asarray(factor_of(x), jnp.float32), exponent.shape)
-        return EveryOpValue(x.data, exponent, "forward", factor=factor)
+        factor = jnp.broadcast_to(jnp.asarray(x.factor, jnp.float32), exponent.shape)
+        return ScaledValue(x.data, exponent, "forward", factor=factor)
 
     def select(
         self, predicate: jax.Array, on_true: ScaledValue, on_false: ScaledValue
     ) -> ScaledValue:
         cases: list[Value] = [folded(widened(self._own(x))) for x in (on_false, on_true)]
-        (b, a), exponent = aligned(
-            cases if self.rounding.propagates else chosen(predicate, cases), TOP
-        )
+        by = self.rounding
+        (b, a), exponent = aligned(cases if by.propagates else chosen(predicate, cases), TOP)
         assert exponent is not None
         found = ScaledValue(lax.select(predicate, a.data, b.data), exponent)
-        result = (
-            self.rounding.rounded(found)
-            if self.rounding.propagates
-            else self.rounding.rescaled(found)
-        )
-        return self._carried(result)
+        return self._carried(by.rounded(found) if by.propagates else by.rescaled(found))
 
     def unstack(self, value: Value, aval: ShapedArray) -> ScaledValue:
         value = self.read(value)
@@ -270,10 +253,10 @@ class EveryOp(PairInterpretation):
         if not self.rounding.propagates:
             data = value.data.astype(jnp.float32) * leading(factor, value.data)
             return self.rounding.rescaled(ScaledValue(data, exponent))
-        own = jnp.asarray(factor_of(value), jnp.float32)
+        own = jnp.asarray(value.factor, jnp.float32)
         common = jnp.max(jnp.where(value.exponent == exponent, own, 0), initial=1)
         data = value.data.astype(jnp.float32) * leading(factor * own / common, value.data)
-        return self.rounding.rounded(EveryOpValue(data, exponent, factor=common))
+        return self.rounding.rounded(ScaledValue(data, exponent, factor=common))
 
     # -- equations -------------------------------------------------------------------------------
 
@@ -366,8 +349,8 @@ class EveryOp(PairInterpretation):
             materialize(widened(x, dtype)) if isinstance(x, ScaledValue) else x for x in inputs
         ]
 
-        def unrounded(y: jax.Array, aval: ShapedArray) -> EveryOpValue:
-            return EveryOpValue(y.astype(wide_flight(aval)), 0, "forward", independent=True)
+        def unrounded(y: jax.Array, aval: ShapedArray) -> ScaledValue:
+            return ScaledValue(y.astype(wide_flight(aval)), 0, "forward", independent=True)
 
         return map_floats(unrounded, rebind(equation, plain, dtype), equation.out_avals)
 
@@ -376,12 +359,12 @@ class EveryOp(PairInterpretation):
         data = [x.data if isinstance(x, ScaledValue) else x for x in inputs]
         outs = rebind(equation, data, own.data.dtype)
         constant_value = own.constant_value if equation.name not in EXACT else None
-        known: Any = {"bound": bound_of_data(own), "packed": is_packed(own)}
-        known["factor"] = factor_of(own)
+        known: Any = {"bound": bound_of_data(own), "packed": own.packed}
+        known["factor"] = own.factor
         known["measured"] = is_measured(own) and keeps_all(equation)
 
-        def moved(y: jax.Array, _: ShapedArray) -> EveryOpValue:
-            return EveryOpValue(y, own.exponent, own.origin, constant_value, **known)
+        def moved(y: jax.Array, _: ShapedArray) -> ScaledValue:
+            return ScaledValue(y, own.exponent, own.origin, constant_value, **known)
 
         return map_floats(moved, outs, equation.out_avals)
 
@@ -403,8 +386,8 @@ class EveryOp(PairInterpretation):
                 exponent = jnp.where(zeros, np.int32(ZERO_EXPONENT), exponent)
             known: Any = {"bound": bound_of_data(own), "measured": is_measured(own)}
             data = own.data if c > 0 else -own.data
-            y = EveryOpValue(data, exponent, own.origin, packed=is_packed(own), **known)
-            return with_factor(y, factor_of(own) * (2 * mantissa))
+            y = ScaledValue(data, exponent, own.origin, packed=own.packed, **known)
+            return with_factor(y, own.factor * (2 * mantissa))
         return None
 
     def _factored(
@@ -412,7 +395,7 @@ class EveryOp(PairInterpretation):
     ) -> tuple[list[Value], Factor]:
         """Returns operands without factors, and that of the result."""
         floats = [x for x in inputs if isinstance(x, ScaledValue)]
-        factors, over = [factor_of(x) for x in floats], 1.0
+        factors, over = [x.factor for x in floats], 1.0
         if not any(map(per_slice, floats)):
             match equation.name:
                 case "mul":
@@ -435,7 +418,7 @@ class EveryOp(PairInterpretation):
     def _in_format(self, x: Value) -> Value:
         if not isinstance(x, ScaledValue) or x.data.dtype == self.rounding.dtype:
             return x
-        if is_packed(x) or (x.constant_value is None and is_independent(x)):  # rounded where read
+        if x.packed or (x.constant_value is None and is_independent(x)):  # rounded where read
             return x
         known, own = x.constant_value is not None, self.rounding
         make = lambda: own.rounded(x) if known else own.lifted(widened(x))  # noqa: E731
@@ -449,7 +432,7 @@ class EveryOp(PairInterpretation):
             exact: True if the equation only compares it, which needs no rounding.
             splits: True if the equation may take one matrix of a packed value, which it rounds.
         """
-        if splits and is_packed(x):
+        if splits and x.packed:
             return x
         if x.constant_value is not None or x.data.dtype == self.rounding.dtype or per_slice(x):
             return x

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,16 @@ from ..scaled import (
 )
 from ._rules import INFINITE, terms_of
 from ._settings import Scalify
-from ._value import Exponent, Memo, ScaledValue, largest_rounded, leading, wide_dtype
+from ._value import (
+    TOP,
+    Exponent,
+    Factor,
+    Memo,
+    ScaledValue,
+    largest_rounded,
+    leading,
+    wide_dtype,
+)
 
 SCOPE = "scalewise.rescale"
 
@@ -209,7 +218,7 @@ def _wanted(x: ScaledValue, limit: int) -> Exponent | None:
 def may_be_mask(x: ScaledValue, *, constants: bool = True) -> bool:
     if x.constant_value is not None:
         return constants and 2.0**MASK <= abs(x.constant_value) < math.inf
-    return getattr(x, "independent", False)
+    return x.independent
 
 
 def finite_factor(x: Value) -> Value:
@@ -247,23 +256,14 @@ def _down_to(x: ScaledValue, common: Exponent) -> ScaledValue:
     return ScaledValue(data, 0)
 
 
-Factor: TypeAlias = float | jax.Array
-V = TypeVar("V", bound=ScaledValue)
-
-
-def factor_of(x: ScaledValue) -> Factor:
-    return x.factor if isinstance(x, EveryOpValue) else 1.0
-
-
 def folded(x: ScaledValue, over: Factor = 1.0) -> ScaledValue:
     """Returns the value with its factor, divided by ``over``, in the data, which become float32."""
-    factor = factor_of(x)
+    factor = x.factor
     if isinstance(factor, float) and isinstance(over, float):
         ratio = factor / over
     else:
         ratio = 1.0 if factor is over else jnp.float32(factor) / jnp.float32(over)
-    if isinstance(x, EveryOpValue):
-        x = dataclasses.replace(x, factor=1.0)
+    x = dataclasses.replace(x, factor=1.0)
     if isinstance(ratio, float) and ratio == 1:
         return x
     x = widened(x, wide_dtype(x.data.dtype))
@@ -271,7 +271,7 @@ def folded(x: ScaledValue, over: Factor = 1.0) -> ScaledValue:
     return dataclasses.replace(x, data=x.data * leading(ratio, x.data))
 
 
-def with_factor(x: V, factor: Factor) -> V:
+def with_factor(x: ScaledValue, factor: Factor) -> ScaledValue:
     """Returns the value with a positive factor, whose power of two goes to the exponent."""
     if isinstance(factor, float):
         half, moved = math.frexp(factor)
@@ -286,20 +286,16 @@ def larger_factor(values: Sequence[ScaledValue]) -> Factor:
     for x in values:
         if x.constant_value is not None:
             continue
-        own = factor_of(x)
         if exponent is None:
-            exponent, factor = x.exponent, own
-        elif all(isinstance(v, int | float) for v in (exponent, factor, x.exponent, own)):
-            exponent, factor = max((exponent, factor), (x.exponent, own))
+            exponent, factor = x.exponent, x.factor
+        elif all(isinstance(v, int | float) for v in (exponent, factor, x.exponent, x.factor)):
+            exponent, factor = max((exponent, factor), (x.exponent, x.factor))
         else:
             higher = jnp.asarray(x.exponent > exponent)
-            higher |= (x.exponent == exponent) & (jnp.asarray(own) > factor)
+            higher |= (x.exponent == exponent) & (jnp.asarray(x.factor) > factor)
             exponent = jnp.where(higher, x.exponent, exponent)
-            factor = jnp.where(higher, jnp.float32(own), jnp.float32(factor))
+            factor = jnp.where(higher, jnp.float32(x.factor), jnp.float32(factor))
     return factor
-
-
-TOP = 15  # log2 of the largest data: FP16 ends just below 2^16
 
 
 def rescaled(options: tuple, data: jax.Array, exponent: jax.Array) -> list[jax.Array]:
@@ -380,67 +376,17 @@ def keeps_all(equation: Equation) -> bool:
     return equation.name in KEEPS_ALL and len(equation.out_avals) == 1
 
 
-@jax.tree_util.register_pytree_node_class
-@dataclasses.dataclass(frozen=True, eq=False)
-class EveryOpValue(ScaledValue):
-    """A value of :class:`EveryOp`.
-
-    Attributes:
-        bound: log2 of the largest magnitude that finite data can have.
-        independent: whether it depends on no float argument, but on constants, integers and random
-            bits alone. Its data are then in the compute dtype, its exponent is 0.
-        measured: whether the scale was found from these data, so that their largest magnitude is
-            bounded from below as well, unless all are zero.
-        packed: whether it holds matrices of several magnitudes, which no scale fits. Its data are
-            then in the compute dtype.
-        factor: where scales are only propagated, what the data are multiplied by beside
-            ``2**exponent``, from 1 to 2: constant factors, which no power of two holds. A Python
-            number if the program alone determines it, else a float32 array with the exponent's
-            axes.
-    """
-
-    bound: int = TOP
-    independent: bool = False
-    measured: bool = False
-    packed: bool = False
-    factor: Factor = 1.0
-
-    STATIC: ClassVar = (
-        *("origin", "constant_value", "log2_std", "bound", "independent", "measured", "packed"),
-    )
-
-    def tree_flatten(self):
-        children, static = super().tree_flatten()
-        known = isinstance(self.factor, float)
-        return (*children, None if known else self.factor), (
-            self.factor if known else None,
-            *static,
-        )
-
-    @classmethod
-    def tree_unflatten(cls, static, children):
-        (factor, *rest), (*own, traced) = static, children
-        value = super().tree_unflatten(tuple(rest), own)
-        return dataclasses.replace(value, factor=traced if factor is None else factor)
-
-
 def is_independent(x: ScaledValue) -> bool:
-    return x.constant_value is not None or (isinstance(x, EveryOpValue) and x.independent)
-
-
-def is_packed(x: ScaledValue) -> bool:
-    return isinstance(x, EveryOpValue) and x.packed
+    return x.constant_value is not None or x.independent
 
 
 def is_measured(x: ScaledValue) -> bool:
-    return x.constant_value is not None or (isinstance(x, EveryOpValue) and x.measured)
+    return x.constant_value is not None or x.measured
 
 
 def bound_of_data(x: ScaledValue) -> int:
     """Returns log2 of the largest finite data; a constant's are between 1/2 and 1."""
-    if x.constant_value is not None:
-        return 0
-    return x.bound if isinstance(x, EveryOpValue) else TOP
+    return x.bound if x.constant_value is None else 0
 
 
 def is_nonzero_constant(x: ScaledValue) -> bool:
@@ -461,7 +407,6 @@ def propagated_bound(
     equation: Equation,
     family: Family,
     floats: Sequence[ScaledValue],
-    constant: bool,
 ) -> int | None:
     """Returns log2 of a result's largest data; None if its scale is to be found from the data.
 
@@ -478,7 +423,7 @@ def propagated_bound(
     bounds = [
         bound_aligned(settings, x) if family is Family.ALIGNED else bound_of_data(x) for x in floats
     ]
-    if any(map(is_packed, floats)):
+    if any(x.packed for x in floats):
         return None
     several = sum(x.constant_value is None for x in floats) > 1
     nonzero = list(filter(is_nonzero_constant, floats))
@@ -496,7 +441,7 @@ def propagated_bound(
         return None
     if name in KEEPS_SCALE:
         return max(bounds)
-    if constant and name == "mul":
+    if name == "mul" and any(x.constant_value is not None for x in floats):
         return sum(bounds)
     if name == "div" and is_nonzero_constant(floats[1]) and equation.direction != "update":
         return bounds[0]
@@ -591,7 +536,7 @@ class ResultRounding:
         if equation.name in PACKED:
             if not self.propagates:
                 y = dataclasses.replace(self, keeps_float32=True).rescaled(y)
-            return EveryOpValue(y.data, y.exponent, y.origin, packed=True)
+            return ScaledValue(y.data, y.exponent, y.origin, packed=True)
         if is_rescale(equation):
             return self.rescaled(y)
         if self.propagates:
@@ -607,11 +552,10 @@ class ResultRounding:
             return self.rounded(
                 y, bound, measured=keeps_all(equation) and all(map(is_measured, floats))
             )
-        constant = any(x.constant_value is not None for x in floats)
         if equation.name == "div" and is_nonzero_constant(floats[1]) and not optimizer:
             half = y.data.dtype.type(0.5)  # the constant's data lie above 1/2
             y = ScaledValue(y.data * half, y.exponent + 1)
-        bound = propagated_bound(self.settings, equation, family, floats, constant)
+        bound = propagated_bound(self.settings, equation, family, floats)
         if bound is None or bound > TOP:
             return self.rescaled(y, full_range=optimizer or family in FULL_RANGE)
         if family is Family.POWER:
@@ -625,8 +569,8 @@ class ResultRounding:
         data = x.data
         if data.dtype != self.dtype:
             (data,) = outlined(rounded, (self.fmt, bound > TOP), data.astype(jnp.float32))
-        known: Any = {"bound": min(bound, TOP), "measured": measured, "factor": factor_of(x)}
-        return EveryOpValue(data, x.exponent, x.origin, x.constant_value, **known)
+        known: Any = {"bound": min(bound, TOP), "measured": measured, "factor": x.factor}
+        return ScaledValue(data, x.exponent, x.origin, x.constant_value, **known)
 
     def clipped(self, x: ScaledValue) -> ScaledValue:
         """Returns the value rounded at its scale; data beyond the format's largest saturate."""
@@ -638,8 +582,8 @@ class ResultRounding:
         options = (measure, self.fmt, not self.keeps_float32)
         data, exponent = outlined(rescaled, options, x.data, exponent)
         bound = TOP if self.keeps_float32 else min(bound_of(measure, data.size), TOP)
-        known: Any = {"bound": bound, "measured": True, "factor": factor_of(x)}
-        y = EveryOpValue(data, exponent, x.origin, **known)
+        known: Any = {"bound": bound, "measured": True, "factor": x.factor}
+        y = ScaledValue(data, exponent, x.origin, **known)
         y.memo.measure = measure
         return y
 

@@ -118,12 +118,6 @@ def by_scale(
     return apply
 
 
-structural = by_scale(KEPT, moves=True)
-homogeneous = by_scale(KEPT)
-aligned = by_scale(LARGER)
-invariant = by_scale(UNSCALED)
-
-
 def remainder(flight: Flight, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
     """Computes a remainder; 0 for a divisor too small to be represented beside the dividend."""
     operands, exponent = combined(LARGER, EXPONENTS, inputs)
@@ -347,11 +341,11 @@ class RuleTable(dict[str, PrimitiveRule]):
 
 # Rules that serve a whole family.
 FAMILIES: dict[Family, Function] = {
-    Family.STRUCTURAL: structural,
-    Family.ALIGNED: aligned,
-    Family.HOMOGENEOUS: homogeneous,
-    Family.COMPARISON: aligned,
-    Family.INVARIANT: invariant,
+    Family.STRUCTURAL: by_scale(KEPT, moves=True),
+    Family.ALIGNED: by_scale(LARGER),
+    Family.HOMOGENEOUS: by_scale(KEPT),
+    Family.COMPARISON: by_scale(LARGER),
+    Family.INVARIANT: by_scale(UNSCALED),
     Family.ORDERED: ordered,
     Family.CONTRACTION: fallback,  # unless it is a contraction_of floats
     Family.SPARSE: fallback,

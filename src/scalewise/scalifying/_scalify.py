@@ -76,10 +76,10 @@ def scalified(f: Callable[..., Result], settings: Scalify, name: str = "scalify"
     def scaled(*args, **kwargs):
         leaves = jax.tree.leaves((args, kwargs), is_leaf=is_stored)
         scales = not settings.state and any(isinstance(x, ScaledArray) for x in leaves)
-        chosen = EveryOp.of(settings, outputs="scales" if scales else "arrays")
+        chosen = EveryOp(settings, outputs="scales" if scales else "arrays")
         outs = transform(f, chosen, name=name)(*args, **kwargs)
         chosen.overrides.check(name)
         return outs
 
-    mark(scaled, f, EveryOp.of(settings))
+    mark(scaled, f, EveryOp(settings))
     return scaled

@@ -18,6 +18,9 @@ from ..scaled import exponent_of, ldexp
 Exponent: TypeAlias = int | jax.Array
 """An exponent of 2: an integer if the program alone determines it, else an int32 array."""
 
+Factor: TypeAlias = float | jax.Array
+TOP = 15  # log2 of the largest data under `scalify`: FP16 ends just below 2^16
+
 Origin = Literal["stored", "residual", "forward", "backward"]
 
 
@@ -96,12 +99,23 @@ class ScaledValue:
             to be stored itself, or has passed through a loop or a call.
         base: of a product, the product without its operands' scales, as a device stores it.
         integers: whether the program has the numbers as integers, which are never rounded.
+        bound: under ``scalify``, log2 of the largest magnitude that finite data can have.
+        independent: whether it depends on no float argument, but on constants, integers and random
+            bits alone. Its data are then in the compute dtype, its exponent is 0.
+        measured: whether the scale was found from these data, so that their largest magnitude is
+            bounded from below as well, unless all are zero.
+        packed: whether it holds matrices of several magnitudes, which no scale fits. Its data are
+            then in the compute dtype.
+        factor: where scales are only propagated, what the data are multiplied by beside
+            ``2**exponent``, from 1 to 2: constant factors, which no power of two holds. A Python
+            number if the program alone determines it, else a float32 array with the exponent's
+            axes.
         memo: what was made of the value so far, which copies of it share.
     """
 
     STATIC: ClassVar = (
         "origin", "constant_value", "log2_std", "largest_constant", "may_be_mask",
-        "narrowed", "role", "is_statistic",
+        "narrowed", "role", "is_statistic", "bound", "independent", "measured", "packed",
     )  # fmt: skip
 
     data: jax.Array
@@ -117,6 +131,11 @@ class ScaledValue:
     lineage: Any = dataclasses.field(default=None, repr=False)
     base: Any = dataclasses.field(default=None, repr=False)
     integers: bool = False
+    bound: int = TOP
+    independent: bool = False
+    measured: bool = False
+    packed: bool = False
+    factor: Factor = 1.0
     memo: Memo = dataclasses.field(default_factory=Memo, repr=False)
 
     @property
@@ -155,18 +174,22 @@ class ScaledValue:
         return self.origin == "forward" and self.constant_value is None
 
     def tree_flatten(self) -> tuple[tuple, tuple]:
-        static = tuple(getattr(self, name) for name in self.STATIC)
-        known = isinstance(self.exponent, int)
-        children = self.data, None if known else self.exponent, self.memo.extreme
-        return children, (self.exponent if known else None, *static)
+        # numbers of the program alone are static
+        numbers = [
+            (x, None) if isinstance(x, int | float) else (None, x)
+            for x in (self.exponent, self.factor)
+        ]
+        known, traced = zip(*numbers, strict=True)
+        static = (getattr(self, name) for name in self.STATIC)
+        return (self.data, *traced, self.memo.extreme), (known, *static)
 
     @classmethod
     def tree_unflatten(cls, static, children):
-        exponent, *rest = static
-        data, traced, extreme = children
+        (known, *rest), (data, *traced, extreme) = static, children
+        pairs = zip(traced, known, strict=True)
+        exponent, factor = (x if number is None else number for x, number in pairs)
         fields = dict(zip(cls.STATIC, rest, strict=True))
-        memo = Memo(extreme=extreme)
-        return cls(data, traced if exponent is None else exponent, **fields, memo=memo)
+        return cls(data, exponent, **fields, factor=factor, memo=Memo(extreme=extreme))
 
 
 def wide_dtype(dtype: DTypeLike) -> DTypeLike:
