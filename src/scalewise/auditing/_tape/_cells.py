@@ -15,7 +15,7 @@ from ...interpret import Equation
 MANY = 256  # numbers of an array that tell most different arrays apart
 LARGEST = 1e300  # of the finite numbers that stand for infinities and NaN
 LARGE = 1 << 15  # numbers of an array from which a run keeps fewer bytes of each
-RECENT = 6  # of these whose numbers stay in memory as they were read
+RECENT = 8  # of these whose numbers stay in memory as they were read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,14 +121,16 @@ Cell: TypeAlias = Arrays | LargeCell
 
 
 def kept(
-    x: Arrays, again: Callable[[], Any] | None, top: float, narrow: np.ndarray | None = None
-) -> Cell:
+    x: Arrays, again: Callable[[], Any] | None, top: float, narrow: np.ndarray | None = None,
+    *, fits: bool = False,
+) -> Cell:  # fmt: skip
     """Returns a cell that a tape keeps: a large one if it has many numbers, and float32 holds them.
 
     Args:
         x: the cell.
         again: see :class:`LargeCell`; not called now.
-        narrow: the low-precision run's numbers in float32, if other arrays have them.
+        narrow: the low-precision run's numbers in float32, if a large cell has them.
+        fits: whether float32 is known to hold them.
     """
     if not x.differs or not x.is_float or np.asarray(x.low).dtype != np.float64:
         return x
@@ -136,7 +138,7 @@ def kept(
         whole = np.size(x.low.base) if x.low.base is not None else 0
         return x if whole < LARGE else cell(np.array(x.low), x.reference, top=top, value=x.value)
     own: np.ndarray = (x.low if narrow is None else narrow).astype(np.float32, copy=False)
-    if not ((own == x.low).all() or np.array_equal(own, x.low, equal_nan=True)):
+    if not (fits or (own == x.low).all() or np.array_equal(own, x.low, equal_nan=True)):
         return x
     found = LargeCell(own, x.reference, again if x.rounds else None, top, x.value)
     found.recent[found, "low"] = x.low

@@ -27,6 +27,7 @@ from ...interpret import (
     is_float,
 )
 from ...primitives import params
+from ...rounding import FP32_PARAMS, RANGE
 from ._arithmetic import CONSTANT, Arithmetic
 from ._cells import (
     Arrays,
@@ -252,18 +253,20 @@ class Forward(Interpretation):
             refs = operation.compute([x.reference for x in cells])
         exact = operation.compute([x.low for x in cells]) if _differ(cells) else refs
         results = self.arithmetic.results(equation, cells, exact, run)
-        outs = self._kept(operation, cells, [
+        made = [
             cell(y, r, e, top=self.arithmetic.top, value=value)
             for (y, value), r, e in zip(results, refs, exact, strict=True)
-        ])  # fmt: skip
-        real = zip(outs, operation.floats, strict=True)
+        ]
+        real = zip(made, operation.floats, strict=True)
         value = next((y.value for y, is_float in real if is_float), None)
         fmt = self.arithmetic.params_of(equation, value)
+        fits = operation.rounds and _fits_float32(fmt)
+        outs = self._kept(operation, cells, made, fits=fits)
         visit = Visit(given, outs, fmt, given is not cells, run.events)
         return Evaluated(cells, outs, visit)
 
     def _kept(
-        self, operation: Operation, ins: Sequence[Cell], outs: Sequence[Arrays]
+        self, operation: Operation, ins: Sequence[Cell], outs: Sequence[Arrays], *, fits: bool
     ) -> list[Cell]:
         """Returns an operation's results as the tape keeps them."""
         large = {i: x.narrow for i, x in enumerate(ins) if isinstance(x, LargeCell)}
@@ -277,7 +280,8 @@ class Forward(Interpretation):
         for i, (y, own) in enumerate(zip(outs, narrow, strict=True)):
             same = y.exact is y.reference
             exact = partial(np.asarray, y.reference) if same else partial(_again, operation, ins, i)
-            found.append(kept(y, exact, self.arithmetic.top, own))
+            whole = own is not None and len(large) == len(ins)
+            found.append(kept(y, exact, self.arithmetic.top, own, fits=fits or whole))
         return found
 
     def _with_flags(
@@ -516,6 +520,11 @@ class Forward(Interpretation):
         others = taken(reference)
         self.alone = before
         return [self._select(which, x, y, equation) for x, y in zip(others, outs, strict=True)]
+
+
+def _fits_float32(fmt: np.ndarray) -> bool:
+    mantissa, lowest, largest = fmt[:RANGE]
+    return mantissa <= FP32_PARAMS[0] and lowest >= FP32_PARAMS[1] and largest <= FP32_PARAMS[2]
 
 
 def _again(operation: Operation, ins: Sequence[Cell], i: int) -> Any:
