@@ -17,7 +17,7 @@ from jax import lax
 from .._operation import one_step
 from .._registry import IN_STEPS, LIBRARY, rule
 from .._torch import Tensor, aten, torch
-from ._elementwise import absolute, derived, log_sigmoid, relu, xlogy
+from ._elementwise import absolute, derived, relu, xlogy
 from ._promotion import common, ranked
 from ._reductions import vector_norm
 
@@ -90,7 +90,7 @@ def kl_div(x, target, log_target=False):
 @rule(A.binary_cross_entropy_with_logits.default)
 def binary_cross_entropy_with_logits(x, y, weight=None, pos_weight=None, reduction=MEAN):
     x, y = common(x, y)
-    log_chance = one_step("log_sigmoid", log_sigmoid, x)
+    log_chance = one_step("log_sigmoid", jax.nn.log_sigmoid, x)
     if pos_weight is not None:
         log_chance = log_chance * (ranked(pos_weight - 1, y)[0] * y + 1)
     loss = (1 - y) * x - log_chance
@@ -121,11 +121,6 @@ def multilabel_margins(x, y, reduction=MEAN):
     margins = jnp.where(counts & ~targets[..., None, :], margins, jnp.zeros_like(margins))
     loss = jnp.sum(margins, (-2, -1)) / x.shape[-1]
     return _reduced(loss, reduction), targets.astype(x.dtype)
-
-
-@rule(A.multilabel_margin_loss.default)
-def multilabel_margin_loss(x, y, reduction=MEAN):
-    return multilabel_margins(x, y, reduction)[0]
 
 
 @rule(A._cdist_forward.default)

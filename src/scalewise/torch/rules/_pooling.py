@@ -82,11 +82,10 @@ def _counts(shape, kernel, stride, padding, windows):
     return np.prod(np.meshgrid(*counts, indexing="ij"), axis=0).astype(np.float32)
 
 
-def _adaptive(n, x, output_size):
-    out = _sizes(n, output_size)
-    for axis, (size, windows) in enumerate(zip(x.shape[-n:], out, strict=True), x.ndim - n):
-        windows = size if windows is None else windows
-        x = _pooled_axis(x, axis, size, windows)
+def _adaptive(x, output_size):
+    for axis, windows in zip(range(-3, 0), output_size, strict=True):
+        axis += x.ndim
+        x = _pooled_axis(x, axis, x.shape[axis], windows or x.shape[axis])
     return x
 
 
@@ -105,16 +104,6 @@ def _lengths(x, output_size, factors):
     if output_size is not None:
         return tuple(output_size)
     return tuple(int(s * f) for s, f in zip(x.shape[2:], factors, strict=True))
-
-
-@rule(A.upsample_nearest2d.vec)
-def upsample_nearest(x, output_size, factors):
-    for axis, length in enumerate(_lengths(x, output_size, factors), 2):
-        size = x.shape[axis]
-        ratio = size / length if factors is None else 1 / factors[axis - 2]
-        at = np.minimum((np.arange(length) * np.float32(ratio)).astype(np.int32), size - 1)
-        x = jnp.take(x, at, axis=axis)
-    return x
 
 
 def _max_pool_with_indices(n, x, kernel, stride=None, padding=0, dilation=1, ceil_mode=False):
@@ -152,22 +141,17 @@ def _maxima(x, windows):
     return tuple(jnp.take_along_axis(y, best, -1)[..., 0] for y in (found, places))
 
 
-def _resized(method, antialias, x, output_size, align_corners, *scales):
-    """Kernels of torch and JAX are the same; torch's positions begin at the first pixel's centre
-    where corners are aligned, but with antialiasing."""
-    scales = (scales[0] if len(scales) == 1 else scales) or (None, None)
-    factors, offsets = [], []
-    out = _lengths(x, output_size, scales)
-    for size, length, scale in zip(x.shape[2:], out, scales, strict=True):
+def _resized(method, x, output_size, align_corners, *scales):
+    """With antialiasing, of which kernels of torch and JAX are the same."""
+    out, factors = tuple(output_size), []
+    for size, length, scale in zip(x.shape[2:], out, scales or (None, None), strict=True):
         step = size / length if scale is None else 1 / scale
         if align_corners:
             step = (size - 1) / (length - 1) if length > 1 else 0.0
         factors.append(1 / max(step, 1e-9))
-        offsets.append(0.5 * factors[-1] * (step - 1) if align_corners and not antialias else 0.0)
-    where = (2, 3), jnp.asarray(factors), jnp.asarray(offsets)
-    return jax.image.scale_and_translate(
-        x, (*x.shape[:2], *out), *where, method, antialias, lax.Precision.HIGHEST
-    )
+    where = (2, 3), jnp.asarray(factors), jnp.zeros(2)
+    shape = (*x.shape[:2], *out)
+    return jax.image.scale_and_translate(x, shape, *where, method, True, lax.Precision.HIGHEST)
 
 
 @rule(A.grid_sampler_2d.default, A.grid_sampler_3d.default)
@@ -188,17 +172,13 @@ rules({
     A.max_pool1d.default: partial(_max_pool, 1),
     A.max_pool2d.default: partial(_max_pool, 2),
     A.max_pool3d.default: partial(_max_pool, 3),
-    A.avg_pool1d.default: partial(_avg_pool, 1),
     A.avg_pool2d.default: partial(_avg_pool, 2),
     A.avg_pool3d.default: partial(_avg_pool, 3),
-    A.adaptive_avg_pool1d.default: partial(_adaptive, 1),
-    (A._adaptive_avg_pool2d.default, A.adaptive_avg_pool2d.default): partial(_adaptive, 2),
-    A._adaptive_avg_pool3d.default: partial(_adaptive, 3),
+    A._adaptive_avg_pool3d.default: _adaptive,
     A.max_pool2d_with_indices.default: partial(_max_pool_with_indices, 2),
     A.max_pool3d_with_indices.default: partial(_max_pool_with_indices, 3),
     A.adaptive_max_pool2d.default: partial(_adaptive_max, 2),
     A.adaptive_max_pool3d.default: partial(_adaptive_max, 3),
-    A.upsample_bilinear2d.vec: partial(_resized, "linear", False),
-    A._upsample_bilinear2d_aa.default: partial(_resized, "linear", True),
-    A._upsample_bicubic2d_aa.default: partial(_resized, "cubic", True),
+    A._upsample_bilinear2d_aa.default: partial(_resized, "linear"),
+    A._upsample_bicubic2d_aa.default: partial(_resized, "cubic"),
 })  # fmt: skip
