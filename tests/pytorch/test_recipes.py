@@ -69,10 +69,11 @@ def test_a_recipe_rounds_what_the_products_of_operations_read(name, recipe, allo
     f, params, x = made(*MODELS[name])
     gradient = jax.grad(loss_of(f))
     want = jax.jit(gradient)(params, x)
-    inside = jax.jit(sw.autoscale(gradient, recipe))(params, x)
-    outside = jax.jit(jax.grad(sw.autoscale(loss_of(f), recipe)))(params, x)
-    for got in (inside, outside):
-        assert 1e-5 < error(got, want) < allowed
+    ways = [sw.autoscale(gradient, recipe)]
+    if recipe == "fp8":  # the others share what differentiates
+        ways.append(jax.grad(sw.autoscale(loss_of(f), recipe)))
+    for way in ways:
+        assert 1e-5 < error(jax.jit(way)(params, x), want) < allowed
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import operator
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
-from unittest import mock
 
 import jax
 
@@ -21,7 +20,7 @@ from ._derivatives import recorded_derivatives
 from ._place import is_torchs_own, line_of, line_of_error, recorded_frames
 from ._registry import DECOMPOSITIONS, RULES, MissingRuleError, check_covered, rule_of
 from ._torch import Dtype, GraphModule, Module, Node, Overload, torch
-from .rules._losses import recorded_ctc_loss
+from .rules._losses import RecordedCTCLoss
 
 Granularity = Literal["operation", "decomposed"]
 HIGHER_ORDER = torch.ops.higher_order
@@ -158,7 +157,7 @@ def _exported(
             _without_cache(model),
             recorded_frames() as numbers,
             recorded_derivatives(),
-            recorded_ctc_loss(),
+            RecordedCTCLoss(),
             without_validation(),
         ):
             program = _program(model, args, kwargs, as_given)
@@ -307,7 +306,8 @@ def _without_cache(model: Module) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for config in configs:
             if getattr(config, "use_cache", None) is True:
-                stack.enter_context(mock.patch.object(config, "use_cache", False))
+                stack.callback(setattr, config, "use_cache", True)
+                config.use_cache = False
         yield
 
 
@@ -414,8 +414,13 @@ def _holds(held_now: Any, before: Any) -> bool:
 
 @contextlib.contextmanager
 def without_validation() -> Iterator[None]:
-    with mock.patch.object(torch.distributions.Distribution, "_validate_args", False):
+    kind = torch.distributions.Distribution
+    before = kind._validate_args
+    kind.set_default_validate_args(False)
+    try:
         yield
+    finally:
+        kind.set_default_validate_args(before)
 
 
 def register_dataclasses(tree: PyTree) -> None:

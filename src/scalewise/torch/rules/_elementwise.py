@@ -287,13 +287,6 @@ def xlogy(x: Any, y: Any) -> Any:
     return jnp.where(x == 0, jnp.where(jnp.isnan(y), y, jnp.zeros_like(y)), x * jnp.log(safe))
 
 
-@rule(A.logit.default)
-def logit(x, eps=None):
-    x = as_float(x)
-    x = x if eps is None else clamp(x, eps, 1 - eps)
-    return jnp.log(x / (1 - x))
-
-
 @rule(A.softplus.default)
 def softplus(x, beta=1, threshold=20):
     scaled = x * beta

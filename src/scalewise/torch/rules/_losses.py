@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +20,7 @@ from ._reductions import vector_norm
 
 A = aten
 NONE, MEAN, SUM = 0, 1, 2  # torch's reductions
+REDUCTIONS = "none", "mean", "sum"
 IN_STEPS.update(
     (A.mse_loss.default, A.l1_loss.default, A.smooth_l1_loss.default, A.huber_loss.default,
      A.kl_div.default, A.binary_cross_entropy.default, A.binary_cross_entropy_with_logits.default)
@@ -138,8 +136,7 @@ def pdist(x, p=2.0):
 # operation of tensors alone.
 LIBRARY.define("ctc_loss(Tensor log_probs, Tensor targets, Tensor inputs, Tensor lengths, "
                "int blank, int reduction, bool zero_infinity) -> Tensor")  # fmt: skip
-_ctc_loss = torch.ctc_loss
-LIBRARY.impl("ctc_loss", lambda *args: _ctc_loss(*args), "CPU")
+LIBRARY.impl("ctc_loss", lambda *args: torch.ctc_loss(*args), "CPU")
 NEVER = -1e30  # the logarithm of the chance of what can't be, whose derivative is finite
 
 
@@ -151,19 +148,22 @@ def _shape(log_probs: Tensor, *rest: Any) -> Tensor:
 torch.library.register_fake("scalewise::ctc_loss", _shape, lib=LIBRARY)
 
 
-@contextlib.contextmanager
-def recorded_ctc_loss() -> Iterator[None]:
-    def recorded(
-        log_probs: Any, targets: Any, inputs: Any, lengths: Any,
-        blank: int = 0, reduction: int = MEAN, zero_infinity: bool = False,
-    ) -> Any:  # fmt: skip
-        inputs, lengths = (torch.as_tensor(n, dtype=torch.int64) for n in (inputs, lengths))
-        return torch.ops.scalewise.ctc_loss(
-            log_probs, targets, inputs, lengths, blank, reduction, zero_infinity
-        )
+class RecordedCTCLoss(torch.overrides.TorchFunctionMode):
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function is torch.nn.functional.ctc_loss or function is torch.ctc_loss:
+            return _recorded(*args, **kwargs or {})
+        return function(*args, **kwargs or {})
 
-    with mock.patch.object(torch, "ctc_loss", recorded):
-        yield
+
+def _recorded(
+    log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0,
+    reduction: str | int = MEAN, zero_infinity: bool = False,
+) -> Tensor:  # fmt: skip
+    given = (torch.as_tensor(n, dtype=torch.int64) for n in (input_lengths, target_lengths))
+    reduction = REDUCTIONS.index(reduction) if isinstance(reduction, str) else reduction
+    return torch.ops.scalewise.ctc_loss(log_probs, targets, *given, blank, reduction, zero_infinity)
 
 
 @rule(torch.ops.scalewise.ctc_loss.default)

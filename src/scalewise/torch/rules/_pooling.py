@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -37,49 +38,25 @@ def _pads(sizes, ceil_mode, *others):
     return pads
 
 
-def _window(x, operation, initial, n, kernel, stride, padding, dilation, ceil_mode):
-    lead = x.ndim - n
-    ones = (1,) * lead
-    pads = _pads(x.shape[lead:], ceil_mode, kernel, stride, padding, dilation)
-    # a Python number as the initial value: JAX then knows the maximum and the sum
-    return lax.reduce_window(
-        x, initial, operation, ones + kernel, ones + stride, [(0, 0)] * lead + pads,
-        window_dilation=ones + dilation,
-    )  # fmt: skip
-
-
-def _max_pool(n, x, kernel, stride=None, padding=0, dilation=1, ceil_mode=False):
-    kernel = _sizes(n, kernel)
-    sizes = kernel, _sizes(n, stride, kernel), _sizes(n, padding), _sizes(n, dilation)
-    if max(sizes[-1]) > 1:  # of which JAX has no derivative
-        return _max_pool_with_indices(n, x, *sizes, ceil_mode)[0]
-    return _window(x, lax.max, -np.inf, n, *sizes, ceil_mode)
-
-
 def _avg_pool(
     n, x, kernel, stride=None, padding=0, ceil_mode=False, count_include_pad=True,
     divisor_override=None,
 ):  # fmt: skip
-    kernel = _sizes(n, kernel)
-    sizes = kernel, _sizes(n, stride, kernel), _sizes(n, padding), (1,) * n
-    total = _window(x, lax.add, 0.0, n, *sizes, ceil_mode)
-    if divisor_override:
-        return total / divisor_override
-    ones, pads = np.ones(x.shape[-n:], np.float32), sizes[2]
-    if count_include_pad:
-        ones, pads = np.pad(ones, [(p, p) for p in pads], constant_values=1), (0,) * n
-    if count_include_pad and not ceil_mode:
-        return total / float(np.prod(kernel))
-    count = _counts(ones.shape, kernel, sizes[1], pads, total.shape[-n:])
-    return total / jnp.asarray(count, total.dtype).reshape((1,) * (x.ndim - n) + count.shape)
-
-
-def _counts(shape, kernel, stride, padding, windows):
-    counts = [
-        [min(i * s - p + k, size) - max(i * s - p, 0) for i in range(w)]
-        for size, k, s, p, w in zip(shape, kernel, stride, padding, windows, strict=True)
-    ]
-    return np.prod(np.meshgrid(*counts, indexing="ij"), axis=0).astype(np.float32)
+    kernel, lead = _sizes(n, kernel), (1,) * (x.ndim - n)
+    stride, padding = _sizes(n, stride, kernel), _sizes(n, padding)
+    pads = _pads(x.shape[-n:], ceil_mode, kernel, stride, padding, (1,) * n)
+    # a Python number as the initial value: JAX then knows the sum
+    total = lax.reduce_window(
+        x, 0.0, lax.add, lead + kernel, lead + stride, [(0, 0)] * len(lead) + pads
+    )
+    if divisor_override or (count_include_pad and not ceil_mode):
+        return total / (divisor_override or math.prod(kernel))
+    own = [(p if count_include_pad else 0,) * 2 for p in padding]
+    ones = np.pad(np.ones(x.shape[-n:], x.dtype), own, constant_values=1)
+    pads = [(a - p, b - q) for (a, b), (p, q) in zip(pads, own, strict=True)]
+    return total / lax.reduce_window(ones, 0.0, lax.add, kernel, stride, pads).reshape(
+        lead + total.shape[-n:]
+    )
 
 
 def _adaptive(x, output_size):
@@ -169,9 +146,6 @@ def grid_sampler(x, grid, interpolation, padding, align_corners):
 
 
 rules({
-    A.max_pool1d.default: partial(_max_pool, 1),
-    A.max_pool2d.default: partial(_max_pool, 2),
-    A.max_pool3d.default: partial(_max_pool, 3),
     A.avg_pool2d.default: partial(_avg_pool, 2),
     A.avg_pool3d.default: partial(_avg_pool, 3),
     A._adaptive_avg_pool3d.default: _adaptive,

@@ -247,7 +247,6 @@ rules({
     (A.amin.default, A.min.default): amin,
     A.argmax.default: argmax,
     A.argmin.default: argmin,
-    A.var.dim: lambda x, dims, unbiased=True, keepdim=False: var(x, dims, int(unbiased), keepdim),
     A.var_mean.correction: lambda x, dims=None, correction=1, keepdim=False: (
         (var(x, dims, correction, keepdim), mean_dims(x, dims, keepdim))),
     A.sort.stable: lambda x, stable=False, dim=-1, descending=False: sort(x, dim, descending),
