@@ -112,7 +112,7 @@ class _Lifted(torch.Tensor):
     array: jax.Array
 
     @staticmethod
-    def __new__(cls, array: jax.Array) -> Any:
+    def __new__(cls, array: Any) -> Any:
         dtype = torch_dtype(array.dtype)
         made = torch.Tensor._make_wrapper_subclass(cls, array.shape, dtype=dtype)
         made.array = array
