@@ -17,6 +17,8 @@ from jax._src import lru_cache
 # make nightly.
 QUICK = {"audit", "autocast", "autoscale", "cli", "layers", "planning", "tests", "training"}
 QUICK |= {f"scaled/test_{x}" for x in ("operations", "pytree", "scale_kinds", "scaled", "scaling")}
+QUICK |= {f"pytorch/test_{x}" for x in ("backward", "control", "edits", "gradients", "programs",
+                                        "recipes", "reference")}  # fmt: skip
 QUICK = set() if os.environ.get("OPTIMIZED") else QUICK
 
 ROOT = Path(__file__).parents[1]

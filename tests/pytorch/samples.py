@@ -312,6 +312,7 @@ OTHER = {
     A.normal_functional.default, A.randint.low, A.randint.default, A.randint_like.low_dtype,
     A.randint_like.default,
     A._assert_tensor_metadata.default, A._assert_async.msg, A._assert_scalar.default,
+    A._linalg_check_errors.default,
     A.sym_constrain_range_for_size.default, A.view.dtype, operator.getitem,
     A.bernoulli.Tensor, A.multinomial.default, A.poisson.default, A._standard_gamma.default,
     A._sample_dirichlet.default, A.binomial.default, A.rrelu_with_noise_functional.default,

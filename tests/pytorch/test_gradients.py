@@ -19,7 +19,6 @@ def check(function, *operands):
     want = function(*given)
     f, params = st.function(function, operands)
     arrays = st.to_jax(operands)
-    np.testing.assert_allclose(f(params, *arrays), want.detach(), rtol=1e-5, atol=1e-6)
     weights = torch.linspace(1, 2, want.numel()).reshape(want.shape)
     floats = [i for i, x in enumerate(operands) if x.is_floating_point()]
     wants = torch.autograd.grad((want * weights).sum(), [given[i] for i in floats])
@@ -28,9 +27,12 @@ def check(function, *operands):
         own = list(arrays)
         for i, x in zip(floats, some, strict=True):
             own[i] = x
-        return (f(params, *own) * st.to_jax(weights)).sum()
+        out = f(params, *own)
+        return (out * st.to_jax(weights)).sum(), out
 
-    gots = jax.grad(loss, tuple(range(len(floats))))(*(arrays[i] for i in floats))
+    gradients = jax.jit(jax.value_and_grad(loss, tuple(range(len(floats))), has_aux=True))
+    (_, out), gots = gradients(*(arrays[i] for i in floats))
+    np.testing.assert_allclose(out, want.detach(), rtol=1e-5, atol=1e-6)
     for got, gradient in zip(gots, wants, strict=True):
         np.testing.assert_allclose(got, gradient, rtol=1e-5, atol=1e-6)
 

@@ -191,11 +191,12 @@ def test_layers_of_torch(train):
             layer.p = layer.dropout = 0.0
     x = torch.randn(2, 3, 8, 8)
     f, params = st.function(model, (x,), {"scale": 2.0})
-    got = jax.jit(f)(params, st.to_jax(x))
+    compiled = jax.jit(f)
+    got = compiled(params, st.to_jax(x))
     assert set(got) == {"features"}
     np.testing.assert_allclose(got["features"], model(x, 2.0)["features"].detach(), atol=1e-5)
     y = torch.randn(3, 3, 8, 8)  # another batch size
-    got = f(params, st.to_jax(y))["features"]
+    got = compiled(params, st.to_jax(y))["features"]
     np.testing.assert_allclose(got, model(y, 2.0)["features"].detach(), atol=1e-5)
     with pytest.raises(TypeError, match=r"1 tensors after params, of float32\[2, 3, 8, 8\]; got 1"):
         f(params, jnp.ones((2, 3, 8, 8), jnp.int32))

@@ -1,12 +1,14 @@
 """torch's automatic mixed precision: the dtype in which each ATen operation gets its operands.
 
-The lists are those of ``torch.autocast("cuda")``, ATen/autocast_mode.h; a test compares them with
-the header that torch installs.
+The lists are those of ``torch.autocast("cuda")``: torch installs their header with itself.
 """
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,38 +19,17 @@ from .._types import PyTree
 from ._convert import jax_dtype
 from ._torch import Node, torch
 
-# Names of overloads, "default" left out.
-_LOW = """
-    _convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d
-    conv_transpose2d.input conv_transpose3d.input convolution prelu addmm addmv addr matmul
-    einsum mm mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot
-    _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
-    _scaled_dot_product_flash_attention scaled_dot_product_attention
-"""
-LOW = frozenset(_LOW.split())
-_FLOAT32 = """
-    acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan
-    pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm
-    rms_norm group_norm frobenius_norm.dim nuclear_norm nuclear_norm.dim cosine_similarity
-    poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div
-    l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss
-    soft_margin_loss triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits dist
-    pdist cdist renorm logsumexp upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d
-    _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d
-    upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d
-    _upsample_bicubic2d_aa
-"""
-FLOAT32 = frozenset(_FLOAT32.split())
-# Their `dtype` is float32 unless one is given.
-_FLOAT32_RESULT = """
-    prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm
-    linalg_matrix_norm linalg_matrix_norm.str_ord sum sum.dim_IntList
-"""
-FLOAT32_RESULT = frozenset(_FLOAT32_RESULT.split())
-_PROMOTED = """
-    addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add
-"""
-PROMOTED = frozenset(_PROMOTED.split())
+
+@functools.cache
+def _lists() -> dict[str, frozenset[str]]:
+    """Returns torch's lists by name: of overloads, ``default`` left out."""
+    text = (Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h").read_text()
+    bodies = re.findall(r"#define AT_FORALL_(\w+)\(_\)((?:.*\\\n)+.*)", text)
+    overload = re.compile(r"_\((\w+(?:, \w+)?)\)")
+    return {name: frozenset(x.replace(", ", ".") for x in overload.findall(body))
+            for name, body in bodies}  # fmt: skip
+
+
 # Neither promote their operands nor are listed; fake tensors don't check their dtypes.
 EQUAL_DTYPES = frozenset(["index_add", "index_copy", "index_reduce", "put"])
 # Operations of a graph that torch calls inside of a listed one.
@@ -75,17 +56,16 @@ def autocast(
     target: Any, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], low: np.dtype, cast: Cast
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
     """Returns an operation's arguments as ``torch.autocast`` passes them; ``cast`` is ``x.to``."""
-    name = listed(target)
-    arrays = [x for x in jax.tree.leaves((args, kwargs)) if _is_eligible(x)]
-    if name in LOW:
-        dtype = low
-    elif name in FLOAT32:
-        dtype = jnp.dtype(jnp.float32)
-    elif name in PROMOTED:
-        dtype = low if {_dtype(x) for x in arrays} <= {low} else jnp.dtype(jnp.float32)
-    elif name in FLOAT32_RESULT and _is_eligible(args[0]):
+    name, lists = listed(target), _lists()
+    if name in lists["FP32_SET_OPT_DTYPE"] and _is_eligible(args[0]):
         return _with_float32(target, args, kwargs)
-    else:
+    dtype = jnp.dtype(jnp.float32)
+    if name in lists["PROMOTE"]:
+        arrays = [x for x in jax.tree.leaves((args, kwargs)) if _is_eligible(x)]
+        dtype = low if {_dtype(x) for x in arrays} <= {low} else dtype
+    elif name in lists["LOWER_PRECISION_FP"]:
+        dtype = low
+    elif name not in lists["FP32"]:
         return args, kwargs
 
     def converted(x: Any) -> Any:

@@ -84,8 +84,6 @@ def recorded_derivatives() -> Iterator[None]:
         mock.patch.object(transforms, "grad_and_value_impl", _gradient_and_value),
         mock.patch.object(transforms, "_vjp_with_argnums", _vjp),
         mock.patch.object(transforms, "_jvp_with_argnums", _jvp),
-        mock.patch.object(transforms, "_construct_standard_basis_for", _basis),
-        mock.patch.object(transforms, "_chunked_standard_basis_for_", _basis_in_chunks),
         mock.patch.object(torch._functorch.apis, "vmap_impl", _vmap),
         mock.patch.object(function, "apply", classmethod(apply)),
     ):
@@ -153,20 +151,6 @@ def _jvp(f: Any, args: Any, tangents: Any, argnums: Any = None, has_aux: bool = 
     cotangents = tree.tree_map(torch.ones_like, out)
     found = _gradient(pull(cotangents), cotangents, tangents)
     return out, tree.tree_unflatten(found, tree.tree_structure(out)), *aux
-
-
-def _basis(tensors: Sequence[Any], sizes: Sequence[int]) -> tuple[Any, ...]:
-    """Stands for the basis of a Jacobian, which torch writes in place."""
-    parts = torch.eye(sum(sizes)).split([*sizes], 1)
-    return tuple(
-        part.to(x.dtype).reshape(-1, *x.shape) for x, part in zip(tensors, parts, strict=True)
-    )
-
-
-def _basis_in_chunks(tensors: Any, sizes: Any, chunk_size: int | None = None) -> Iterator[Any]:
-    whole = _basis(tensors, sizes)
-    for i in range(0, sum(sizes), chunk_size or sum(sizes)):
-        yield tuple(x[i : i + (chunk_size or sum(sizes))] for x in whole)
 
 
 _torchs_vmap = torch._functorch.vmap.vmap_impl

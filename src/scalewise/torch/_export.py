@@ -11,7 +11,6 @@ import operator
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
-from unittest import mock
 
 import jax
 
@@ -19,9 +18,9 @@ from .._types import PyTree, TreeDef
 from ._convert import to_jax
 from ._derivatives import recorded_derivatives
 from ._place import is_torchs_own, line_of, line_of_error, recorded_frames
-from ._registry import RULES, MissingRuleError, check_covered, rule_of
+from ._registry import DECOMPOSITIONS, RULES, MissingRuleError, check_covered, rule_of
 from ._torch import Dtype, GraphModule, Module, Node, Overload, torch
-from .rules._losses import recorded_ctc_loss
+from .rules._losses import RecordedCTCLoss
 
 Granularity = Literal["operation", "decomposed"]
 HIGHER_ORDER = torch.ops.higher_order
@@ -158,7 +157,7 @@ def _exported(
             _without_cache(model),
             recorded_frames() as numbers,
             recorded_derivatives(),
-            recorded_ctc_loss(),
+            RecordedCTCLoss(),
             without_validation(),
         ):
             program = _program(model, args, kwargs, as_given)
@@ -171,22 +170,17 @@ def _exported(
 
 def _decomposed(program: Any, granularity: str) -> tuple[Any, bool]:
     autocasts = inline_regions(program.graph_module)
+    keeps = granularity == "operation"
     writes = any(map(_writes_to_operand, program.graph_module.graph.nodes))
-    if granularity == "operation" and not (_without_rule(program) or writes):
+    if keeps and not (_without_rule(program) or writes):
         return program, autocasts  # decomposing would trace it again, to the same operations
-    split = _decompositions(frozenset(RULES) if granularity == "operation" else frozenset())
-    with (
-        _without_effects(torch.ops.aten._linalg_check_errors.default),
-        mock.patch.object(torch.export.exported_program, _SPLIT, return_value=split),
-    ):
-        program = program.run_decompositions({})
-        others = torch._decomp.global_decomposition_table["post_autograd"]
-        more = {x: others[x] for x in _without_rule(program) if x in others}
-        if not more:
-            return program, autocasts
-        split = split[0], split[1] | more
-    with mock.patch.object(torch.export.exported_program, _SPLIT, return_value=split):
-        decomposed = program.run_decompositions({})
+    table = torch.export.default_decompositions()
+    for overload in [x for x in table if rule_of(x) is not None] if keeps else ():
+        del table[overload]
+    with _without_effects(torch.ops.aten._linalg_check_errors.default):
+        program = program.run_decompositions(table)
+    more = {x: DECOMPOSITIONS[x] for x in _without_rule(program) if x in DECOMPOSITIONS}
+    decomposed = program.run_decompositions({**table, **more}) if more else program
     return program if _without_rule(decomposed) else decomposed, autocasts
 
 
@@ -200,44 +194,28 @@ def _writes_to_operand(node: Any) -> bool:
     return schema is not None and schema.is_mutable
 
 
-_SPLIT = "_split_decomp_table_to_cia_and_python_decomp"
-
-
-@functools.lru_cache(maxsize=4)
-def _decompositions(kept: frozenset[Any]) -> tuple[dict[Any, Any], dict[Any, Any]]:
-    """Returns the composite operations to keep, and torch's decompositions, but for ``kept``.
-
-    torch splits its table so in each call: to override every composite operation of every library
-    takes longer than to decompose a small model. Those to decompose need no override.
-    """
-    table = torch.export.default_decompositions()
-    for overload in [x for x in table if x in kept or (kept and rule_of(x))]:
-        del table[overload]
-    composite, others = getattr(torch.export.exported_program, _SPLIT)(dict(table))
-    return {op: f for op, f in composite.items() if op not in table}, others
-
-
 def _program(model: Module, args: Any, kwargs: Any, as_given: bool) -> Any:
     export = functools.partial(torch.export.export, model, tuple(args), dict(kwargs), strict=False)
     try:
-        with _quiet():
+        with quiet():
             return export()
     except torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode as error:
         if not (as_given or is_torchs_own(error)):
             raise
     # a check of a loss's arguments; BART in FP16 clamps if a number is infinite, for example
-    with _quiet(), torch._functorch.config.patch(fake_tensor_propagate_real_tensors=True):
+    with quiet(), torch._functorch.config.patch(fake_tensor_propagate_real_tensors=True):
         return export()
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keeps torch from printing graphs and tracebacks of what it refuses."""
     names = "fx.experimental.symbolic_shapes", "_subclasses.fake_tensor"
     with contextlib.ExitStack() as stack:
         for name in names:
             log = logging.getLogger(f"torch.{name}")
-            stack.enter_context(mock.patch.object(log, "disabled", True))
+            stack.callback(setattr, log, "disabled", log.disabled)
+            log.disabled = True
         stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
         yield
 
@@ -328,7 +306,8 @@ def _without_cache(model: Module) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for config in configs:
             if getattr(config, "use_cache", None) is True:
-                stack.enter_context(mock.patch.object(config, "use_cache", False))
+                stack.callback(setattr, config, "use_cache", True)
+                config.use_cache = False
         yield
 
 
@@ -435,8 +414,13 @@ def _holds(held_now: Any, before: Any) -> bool:
 
 @contextlib.contextmanager
 def without_validation() -> Iterator[None]:
-    with mock.patch.object(torch.distributions.Distribution, "_validate_args", False):
+    kind = torch.distributions.Distribution
+    before = kind._validate_args
+    kind.set_default_validate_args(False)
+    try:
         yield
+    finally:
+        kind.set_default_validate_args(before)
 
 
 def register_dataclasses(tree: PyTree) -> None:

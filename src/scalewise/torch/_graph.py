@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +21,7 @@ from ._derivatives import (
     differentiated,
     gradient,
 )
-from ._export import Exported, ExportError, Granularity, first_line, is_marked
+from ._export import Exported, ExportError, Granularity, first_line, is_marked, quiet
 from ._operation import (
     Call,
     in_float32,
@@ -45,6 +43,7 @@ from ._registry import (
     WITH_GRAPHS,
     MissingRuleError,
     evaluated,
+    hashable,
     rule_of,
 )  # fmt: skip
 from ._torch import Node, torch
@@ -171,9 +170,8 @@ class Graph:
             args, kwargs = autocast(node.target, args, kwargs, low, to_dtype)
         if why := refusal(node, args, low):
             raise ExportError(f"{line_of(node)}: under torch.autocast, {why}")
-        logger = logging.getLogger("torch._subclasses.fake_tensor")  # it prints the whole traceback
         try:
-            with torch.no_grad(), mock.patch.object(logger, "disabled", True):
+            with torch.no_grad(), quiet():
                 return node.target(*args, **kwargs)
         except RuntimeError as error:
             why = f"torch raises: {first_line(error)}"
@@ -327,10 +325,3 @@ def _with_numbers(call: Call, arrays: list[Any], count: int) -> tuple[Call, list
     static = [None if i in at else x for i, x in enumerate(call.static)]
     numbers = [wide(call.static[i]) for i in at]
     return dataclasses.replace(call, static=tuple(static), at=(*call.at, *at)), [*arrays, *numbers]
-
-
-def hashable(args: Any) -> Any:
-    """Returns a tree of arguments with tuples in place of lists, torch's own as well."""
-    if isinstance(args, dict):
-        return {name: hashable(x) for name, x in args.items()}
-    return tuple(map(hashable, args)) if isinstance(args, tuple | list) else args

@@ -30,6 +30,8 @@ _SCALEWISE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _EXPORT = os.path.join(_SCALEWISE, "torch", "_export.py")
 for _own in ("torch/", "interpret/", "auditing/", "emulating/", "_jax.py"):
     source_info_util.register_exclusion(os.path.join(_SCALEWISE, *_own.split("/")))
+for _own in ("_", "utils" + os.sep):  # where torch decomposes
+    source_info_util.register_exclusion(_TORCH + _own)
 
 
 @contextlib.contextmanager

@@ -6,8 +6,11 @@ import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
+import numpy as np
+
 from .._types import PyTree
-from ._convert import to_jax
+from ._convert import to_jax, torch_dtype
 from ._torch import Node, Overload, torch
 
 # operations of our own, which stand in an export for what torch doesn't trace
@@ -82,6 +85,69 @@ def rule_of(target: Any) -> Callable[..., PyTree] | None:
     if reads or not target._schema.returns or torch.Tag.nondeterministic_seeded in target.tags:
         return None
     return lambda *args, **kwargs: to_jax(target(*args, **kwargs))
+
+
+DECOMPOSITIONS = torch._decomp.global_decomposition_table["post_autograd"]
+
+
+def _steps(target: Overload) -> Callable[..., Any] | None:
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    if target.has_kernel_for_dispatch_key(composite):
+        return target.decompose
+    return DECOMPOSITIONS.get(target)
+
+
+def decomposed(target: Overload, *args: Any, **kwargs: Any) -> PyTree:
+    """Computes an operation by the rules of those that torch decomposes it to."""
+    steps = _steps(target)
+    assert steps is not None, target
+    args, kwargs = _map(_lifted, (args, kwargs))
+    with torch.no_grad():
+        return _map(_lowered, steps(*args, **kwargs))
+
+
+class _Lifted(torch.Tensor):
+    """A tensor whose numbers are an array of JAX: what torch calls of it is computed by rules."""
+
+    array: jax.Array
+
+    @staticmethod
+    def __new__(cls, array: Any) -> Any:
+        dtype = torch_dtype(array.dtype)
+        made = torch.Tensor._make_wrapper_subclass(cls, array.shape, dtype=dtype)
+        made.array = array
+        return made
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, target: Overload, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        function, steps = rule_of(target), _steps(target)
+        if function is None and steps is not None:
+            return steps(*args, **kwargs)
+        if function is None:
+            raise MissingRuleError(f"{target}, to which torch decomposes, has no rule")
+        args, kwargs = hashable(_map(_lowered, (args, kwargs)))
+        return _map(_lifted, function(*args, **kwargs))
+
+
+_map = torch.utils._pytree.tree_map
+
+
+def _lifted(x: Any) -> Any:
+    return _Lifted(x) if isinstance(x, jax.Array | np.ndarray) else x
+
+
+def _lowered(x: Any) -> Any:
+    return x.array if isinstance(x, _Lifted) else to_jax(x)
+
+
+def hashable(args: Any) -> Any:
+    """Returns a tree of arguments with tuples in place of lists, torch's own as well."""
+    if isinstance(args, dict):
+        return {name: hashable(x) for name, x in args.items()}
+    return tuple(map(hashable, args)) if isinstance(args, tuple | list) else args
 
 
 def evaluated(

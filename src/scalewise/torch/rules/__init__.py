@@ -3,6 +3,7 @@
 from . import _attention as _attention
 from . import _control as _control
 from . import _creation as _creation
+from . import _decomposed as _decomposed
 from . import _elementwise as _elementwise
 from . import _indexing as _indexing
 from . import _linalg as _linalg

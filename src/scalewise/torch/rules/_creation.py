@@ -133,17 +133,11 @@ def dropped(x, some, p):
 rules({
     A.empty.memory_format: lambda shape, dtype=None, **options: (
         full(shape, 0.0, dtype)),
-    (A.zeros_like.default, A.empty_like.default): lambda x, dtype=None, **options: (
-        full_like(x, 0.0, dtype)),
-    (A.new_zeros.default, A.new_empty.default): lambda x, shape, dtype=None, **options: (
-        new_full(x, shape, 0.0, dtype)),
-    A.ones_like.default: lambda x, dtype=None, **options: full_like(x, 1.0, dtype),
-    A.new_ones.default: lambda x, shape, dtype=None, **options: new_full(x, shape, 1.0, dtype),
     A.empty_strided.default: lambda shape, strides, dtype=None, **o: full(shape, 0.0, dtype),
     A.scalar_tensor.default: lambda value, dtype=None, **o: jnp.asarray(value, _dtype(dtype)),
-    A.fill.Scalar: lambda x, value: full_like(x, value),
     operator.getitem: lambda x, i: x[i],
-    (A._assert_tensor_metadata.default, A._assert_async.msg, A._assert_scalar.default,
+    (A._linalg_check_errors.default, A._assert_tensor_metadata.default, A._assert_async.msg,
+     A._assert_scalar.default,
      A.sym_constrain_range_for_size.default): lambda *args, **kwargs: None,
 })  # fmt: skip
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -14,7 +13,6 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jax.scipy import special
 
-from .._convert import torch_dtype
 from .._registry import IN_STEPS, rule, rules
 from .._torch import aten, torch
 from ._promotion import as_array, as_dtype, as_float, axes_of, common, promoted, ranked
@@ -250,7 +248,7 @@ def round_to_decimals(x, *, decimals):
     return rounded / factor if decimals > 0 else rounded * factor
 
 
-@rule(A.clamp.default, A.clip.default)
+@rule(A.clamp.default)
 def clamp(x, low=None, high=None):
     bounds = [b for b in (low, high) if b is not None]
     x = common(x, *bounds)[0]
@@ -279,17 +277,6 @@ def where(condition, x, y):
     return lax.select(jnp.broadcast_to(condition.astype(jnp.bool_), shape), *pick)
 
 
-@rule(A.lerp.Scalar, A.lerp.Tensor)
-def lerp(x, y, weight):
-    x, y, weight = common(x, y, weight)
-    return x + weight * (y - x)
-
-
-def _added(combine, x, y, z, value=1):
-    x, y, z = common(x, y, z)
-    return x + combine(value * y, z)
-
-
 IN_STEPS.add(A.xlogy.Tensor)
 
 
@@ -300,32 +287,12 @@ def xlogy(x: Any, y: Any) -> Any:
     return jnp.where(x == 0, jnp.where(jnp.isnan(y), y, jnp.zeros_like(y)), x * jnp.log(safe))
 
 
-@rule(A.logit.default)
-def logit(x, eps=None):
-    x = as_float(x)
-    x = x if eps is None else clamp(x, eps, 1 - eps)
-    return jnp.log(x / (1 - x))
-
-
-@rule(A.gelu.default)
-def gelu(x, approximate="none"):
-    if approximate == "tanh":
-        inner = np.sqrt(2 / np.pi).item() * (x + 0.044715 * x * x * x)
-        return 0.5 * x * (1 + jnp.tanh(inner))
-    return 0.5 * x * (1 + lax.erf(x * np.sqrt(0.5).item()))
-
-
 @rule(A.softplus.default)
 def softplus(x, beta=1, threshold=20):
     scaled = x * beta
     linear = scaled > threshold
     smooth = jnp.log1p(jnp.exp(jnp.where(linear, as_array(0, x), scaled))) / beta
     return jnp.where(linear, x, smooth)
-
-
-@rule(A.log_sigmoid.default)
-def log_sigmoid(x):
-    return -jnp.logaddexp(-x, as_array(0, x))
 
 
 @rule(A.elu.default)
@@ -339,71 +306,32 @@ def hardtanh(x, low=-1, high=1):
     return _within(x, as_array(low, x), as_array(high, x))
 
 
-def _shifted(x: jax.Array, dim: int) -> jax.Array:
-    return x - lax.stop_gradient(jnp.max(x, axes_of(x, dim), keepdims=True))
-
-
-def softmax_along(x: jax.Array, dim: int) -> jax.Array:
-    e = jnp.exp(_shifted(x, dim))
-    return e / jnp.sum(e, axes_of(x, dim), keepdims=True)
-
-
 @rule(A._safe_softmax.default)
 def safe_softmax(x, dim, dtype=None):
     x = as_dtype(x, dtype)
-    empty = jnp.all(x == -jnp.inf, axes_of(x, dim), keepdims=True)
-    return jnp.where(empty, as_array(0, x), softmax_along(jnp.where(empty, as_array(0, x), x), dim))
-
-
-@rule(A._log_softmax.default)
-def log_softmax(x, dim, half_to_float=False):
-    x = _shifted(as_dtype(x, torch.float32 if half_to_float else None), dim)
-    return x - jnp.log(jnp.sum(jnp.exp(x), axes_of(x, dim), keepdims=True))
+    empty, zero = jnp.all(x == -jnp.inf, axes_of(x, dim), keepdims=True), as_array(0, x)
+    return jnp.where(empty, zero, jax.nn.softmax(jnp.where(empty, zero, x), dim))
 
 
 rules({
     (A.rsub.Tensor, A.rsub.Scalar): lambda x, y, alpha=1: (
         sub(y, x, alpha) if isinstance(y, jax.Array) else y - (x if alpha == 1 else x * alpha)),
-    A.min.other: promoted(jnp.minimum),
-    A.max.other: promoted(jnp.maximum),
     A.pow.Tensor_Tensor: promoted(_power),
     (A.atan2.default, A.atan2.out): lambda x, y, out=None: (
         _atan2(*common(x, y, floating=True))),
     A.frexp.Tensor: lambda x: tuple(jnp.frexp(x)),
-    A.frac.default: lambda x: x - jnp.trunc(x),
-    (A.clone.default, A.contiguous.default): lambda x, memory_format=None: x,
+    A.clone.default: lambda x, memory_format=None: x,
     A.copy.default: lambda x, y, non_blocking=False: jnp.broadcast_to(y.astype(x.dtype), x.shape),
-    (A._to_copy.default, A.to.dtype, A.to.dtype_layout,
-     torch.ops.prims.convert_element_type.default): (
+    (A._to_copy.default, torch.ops.prims.convert_element_type.default): (
         lambda x, dtype=None, *args, **options: as_dtype(x, dtype)),
-    A.to.device: lambda x, device, dtype, *args, **options: as_dtype(x, dtype),
-    A.type_as.default: lambda x, y: as_dtype(x, torch_dtype(y.dtype)),
     A.clamp_min.default: lambda x, low: clamp(x, low),
     A.clamp_max.default: lambda x, high: clamp(x, None, high),
     (A.masked_fill.Scalar, A.masked_fill.Tensor): lambda x, mask, value: (
         where(mask, as_array(value, x), x)),
-    A.addcmul.default: partial(_added, operator.mul),
-    A.addcdiv.default: partial(_added, operator.truediv),
     A.polygamma.default: lambda n, x: special.polygamma(n, as_float(x)),
-    A.glu.default: lambda x, dim=-1: jax.nn.glu(x, dim),
-    A.threshold.default: lambda x, threshold, value: (
-        jnp.where(x <= threshold, as_array(value, x), x)),
-    A.softshrink.default: lambda x, threshold=0.5: (
-        jnp.where(jnp.abs(x) <= threshold, as_array(0, x), x - jnp.sign(x) * threshold)),
     A.relu.default: relu,
-    A.silu.default: lambda x: x * lax.logistic(x),
-    A.mish.default: lambda x: x * jnp.tanh(jnp.logaddexp(x, as_array(0, x))),
     A.selu.default: lambda x: elu(x, 1.6732632423543772, 1.0507009873554805),
     A.celu.default: lambda x, alpha=1.0: elu(x, alpha, 1, 1 / alpha),
-    (A.leaky_relu.default, A._prelu_kernel.default): lambda x, slope=0.01: (
-        jnp.where(x > 0, x, x * slope)),
-    A.relu6.default: lambda x: hardtanh(x, 0, 6),
     A.hardsigmoid.default: lambda x: hardtanh(x + 3, 0, 6) / 6,
     A.hardswish.default: lambda x: x * (hardtanh(x + 3, 0, 6) / 6),
-    A.hardshrink.default: lambda x, threshold=0.5: (
-        jnp.where(jnp.abs(x) <= threshold, as_array(0, x), x)),
-    A._softmax.default: lambda x, dim, half_to_float=False: (
-        softmax_along(as_dtype(x, torch.float32 if half_to_float else None), dim)),
-    A.softmax.int: lambda x, dim, dtype=None: softmax_along(as_dtype(x, dtype), dim),
-    A.log_softmax.int: lambda x, dim, dtype=None: log_softmax(as_dtype(x, dtype), dim),
 })  # fmt: skip

@@ -209,17 +209,11 @@ def masked_scatter(x, mask, source):
 
 
 rules({
-    A.bucketize.Tensor: lambda x, boundaries, out_int32=False, right=False: (
-        search_sorted(boundaries, x, right=right)),
-    A.index_select.default: lambda x, dim, index: jnp.take(x, index, axis=dim) if x.ndim else x,
     A.gather.default: lambda x, dim, index, sparse_grad=False: (
         x[_along(index, dim % x.ndim)] if x.ndim else jnp.broadcast_to(x, index.shape)),
     (A.scatter.src, A.scatter.value, A.scatter.reduce, A.scatter.value_reduce): _scatter,
     A.scatter_add.default: lambda x, dim, index, source: (
         x.at[_along(index, dim % x.ndim)].add(_source(index, source))),
-    A.index_add.default: lambda x, dim, index, source, alpha=1: (
-        x.at[_row(x, dim, index)].add(
-            (source if alpha == 1 else source * alpha).astype(x.dtype))),
     A.index_reduce.default: lambda x, dim, index, source, reduce, include_self=True: (
         _reduced_at(x, _row_places(x, dim, index, source), source, reduce, include_self)),
     A.scatter_reduce.two: lambda x, dim, index, source, reduce, include_self=True: (

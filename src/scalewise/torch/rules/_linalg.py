@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._registry import rule, rules
+from .._registry import RULES, rule, rules
 from .._torch import aten
 
 A = aten
@@ -99,15 +99,6 @@ def linear(x, weight, bias=None):
     return y if bias is None else y + bias.reshape((1,) * (y.ndim - bias.ndim) + bias.shape)
 
 
-def _added(x, y, beta, alpha):
-    """Returns beta x + alpha y; x isn't read if beta is 0."""
-    y = y if alpha == 1 else y * alpha
-    if beta == 0:
-        return y
-    x = x.reshape((1,) * (y.ndim - x.ndim) + x.shape)
-    return y + (x if beta == 1 else x * beta)
-
-
 @rule(A.convolution.default)
 def convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups):
     n = weight.ndim - 2
@@ -123,13 +114,6 @@ def convolution(x, weight, bias, stride, padding, dilation, transposed, output_p
             feature_group_count=groups,
         )  # fmt: skip
     return y if bias is None else y + bias.reshape((1, -1) + (1,) * n)
-
-
-@rule(A.conv1d.default, A.conv2d.default, A.conv3d.default)
-def conv(x, weight, bias=None, stride=(1,), padding=(0,), dilation=(1,), groups=1):
-    batched = x if x.ndim == weight.ndim else x[None]
-    y = convolution(batched, weight, bias, stride, padding, dilation, False, (0,), groups)
-    return y.reshape(y.shape[y.ndim - x.ndim :])
 
 
 @rule(A.convolution_backward.default)
@@ -187,14 +171,8 @@ rules({
     A.cholesky_inverse.default: lambda factor, upper=False: (
         cholesky_solve(jnp.broadcast_to(jnp.eye(factor.shape[-1]), factor.shape), factor, upper)),
     A._linalg_det.default: lambda x: (jnp.linalg.det(x), x, jnp.zeros(x.shape[:-1], jnp.int32)),
-    A.trace.default: lambda x: jnp.sum(jnp.diagonal(x)),
-    (A.mm.default, A.mv.default, A.dot.default, A.bmm.default, A.matmul.default): (
-        lambda x, y: jnp.matmul(x, y)),
+    (A.mm.default, A.bmm.default, A.matmul.default): lambda x, y: jnp.matmul(x, y),
     (A.mm.dtype, A.bmm.dtype): lambda x, y, dtype: jnp.matmul(x, y),
-    (A.addmm.default, A.addmv.default): lambda x, a, b, beta=1, alpha=1: (
-        _added(x, jnp.matmul(a, b), beta, alpha)),
-    A.addr.default: lambda x, a, b, beta=1, alpha=1: _added(x, a[:, None] * b[None], beta, alpha),
-    A.baddbmm.default: lambda x, a, b, beta=1, alpha=1: _added(x, jnp.matmul(a, b), beta, alpha),
-    A.addbmm.default: lambda x, a, b, beta=1, alpha=1: (
-        _added(x, lax.dot_general(a, b, (((0, 2), (0, 1)), ((), ()))), beta, alpha)),
+    A.addbmm.default: lambda x, a, b, **factors: RULES[A.addmm.default](
+        x, jnp.swapaxes(a, 0, 1).reshape(a.shape[1], -1), b.reshape(-1, b.shape[2]), **factors),
 })  # fmt: skip

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +14,13 @@ from jax import lax
 from .._operation import one_step
 from .._registry import IN_STEPS, LIBRARY, rule
 from .._torch import Tensor, aten, torch
-from ._elementwise import absolute, derived, log_sigmoid, relu, xlogy
+from ._elementwise import absolute, derived, relu, xlogy
 from ._promotion import common, ranked
 from ._reductions import vector_norm
 
 A = aten
 NONE, MEAN, SUM = 0, 1, 2  # torch's reductions
+REDUCTIONS = "none", "mean", "sum"
 IN_STEPS.update(
     (A.mse_loss.default, A.l1_loss.default, A.smooth_l1_loss.default, A.huber_loss.default,
      A.kl_div.default, A.binary_cross_entropy.default, A.binary_cross_entropy_with_logits.default)
@@ -90,7 +88,7 @@ def kl_div(x, target, log_target=False):
 @rule(A.binary_cross_entropy_with_logits.default)
 def binary_cross_entropy_with_logits(x, y, weight=None, pos_weight=None, reduction=MEAN):
     x, y = common(x, y)
-    log_chance = one_step("log_sigmoid", log_sigmoid, x)
+    log_chance = one_step("log_sigmoid", jax.nn.log_sigmoid, x)
     if pos_weight is not None:
         log_chance = log_chance * (ranked(pos_weight - 1, y)[0] * y + 1)
     loss = (1 - y) * x - log_chance
@@ -123,11 +121,6 @@ def multilabel_margins(x, y, reduction=MEAN):
     return _reduced(loss, reduction), targets.astype(x.dtype)
 
 
-@rule(A.multilabel_margin_loss.default)
-def multilabel_margin_loss(x, y, reduction=MEAN):
-    return multilabel_margins(x, y, reduction)[0]
-
-
 @rule(A._cdist_forward.default)
 def cdist(x, y, p, compute_mode=None):
     return vector_norm(jnp.expand_dims(x, -2) - jnp.expand_dims(y, -3), p, -1)
@@ -143,8 +136,7 @@ def pdist(x, p=2.0):
 # operation of tensors alone.
 LIBRARY.define("ctc_loss(Tensor log_probs, Tensor targets, Tensor inputs, Tensor lengths, "
                "int blank, int reduction, bool zero_infinity) -> Tensor")  # fmt: skip
-_ctc_loss = torch.ctc_loss
-LIBRARY.impl("ctc_loss", lambda *args: _ctc_loss(*args), "CPU")
+LIBRARY.impl("ctc_loss", lambda *args: torch.ctc_loss(*args), "CPU")
 NEVER = -1e30  # the logarithm of the chance of what can't be, whose derivative is finite
 
 
@@ -156,19 +148,22 @@ def _shape(log_probs: Tensor, *rest: Any) -> Tensor:
 torch.library.register_fake("scalewise::ctc_loss", _shape, lib=LIBRARY)
 
 
-@contextlib.contextmanager
-def recorded_ctc_loss() -> Iterator[None]:
-    def recorded(
-        log_probs: Any, targets: Any, inputs: Any, lengths: Any,
-        blank: int = 0, reduction: int = MEAN, zero_infinity: bool = False,
-    ) -> Any:  # fmt: skip
-        inputs, lengths = (torch.as_tensor(n, dtype=torch.int64) for n in (inputs, lengths))
-        return torch.ops.scalewise.ctc_loss(
-            log_probs, targets, inputs, lengths, blank, reduction, zero_infinity
-        )
+class RecordedCTCLoss(torch.overrides.TorchFunctionMode):
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function is torch.nn.functional.ctc_loss or function is torch.ctc_loss:
+            return _recorded(*args, **kwargs or {})
+        return function(*args, **kwargs or {})
 
-    with mock.patch.object(torch, "ctc_loss", recorded):
-        yield
+
+def _recorded(
+    log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0,
+    reduction: str | int = MEAN, zero_infinity: bool = False,
+) -> Tensor:  # fmt: skip
+    given = (torch.as_tensor(n, dtype=torch.int64) for n in (input_lengths, target_lengths))
+    reduction = REDUCTIONS.index(reduction) if isinstance(reduction, str) else reduction
+    return torch.ops.scalewise.ctc_loss(log_probs, targets, *given, blank, reduction, zero_infinity)
 
 
 @rule(torch.ops.scalewise.ctc_loss.default)

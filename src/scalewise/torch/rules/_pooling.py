@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -37,56 +38,31 @@ def _pads(sizes, ceil_mode, *others):
     return pads
 
 
-def _window(x, operation, initial, n, kernel, stride, padding, dilation, ceil_mode):
-    lead = x.ndim - n
-    ones = (1,) * lead
-    pads = _pads(x.shape[lead:], ceil_mode, kernel, stride, padding, dilation)
-    # a Python number as the initial value: JAX then knows the maximum and the sum
-    return lax.reduce_window(
-        x, initial, operation, ones + kernel, ones + stride, [(0, 0)] * lead + pads,
-        window_dilation=ones + dilation,
-    )  # fmt: skip
-
-
-def _max_pool(n, x, kernel, stride=None, padding=0, dilation=1, ceil_mode=False):
-    kernel = _sizes(n, kernel)
-    sizes = kernel, _sizes(n, stride, kernel), _sizes(n, padding), _sizes(n, dilation)
-    if max(sizes[-1]) > 1:  # of which JAX has no derivative
-        return _max_pool_with_indices(n, x, *sizes, ceil_mode)[0]
-    return _window(x, lax.max, -np.inf, n, *sizes, ceil_mode)
-
-
 def _avg_pool(
     n, x, kernel, stride=None, padding=0, ceil_mode=False, count_include_pad=True,
     divisor_override=None,
 ):  # fmt: skip
-    kernel = _sizes(n, kernel)
-    sizes = kernel, _sizes(n, stride, kernel), _sizes(n, padding), (1,) * n
-    total = _window(x, lax.add, 0.0, n, *sizes, ceil_mode)
-    if divisor_override:
-        return total / divisor_override
-    ones, pads = np.ones(x.shape[-n:], np.float32), sizes[2]
-    if count_include_pad:
-        ones, pads = np.pad(ones, [(p, p) for p in pads], constant_values=1), (0,) * n
-    if count_include_pad and not ceil_mode:
-        return total / float(np.prod(kernel))
-    count = _counts(ones.shape, kernel, sizes[1], pads, total.shape[-n:])
-    return total / jnp.asarray(count, total.dtype).reshape((1,) * (x.ndim - n) + count.shape)
+    kernel, lead = _sizes(n, kernel), (1,) * (x.ndim - n)
+    stride, padding = _sizes(n, stride, kernel), _sizes(n, padding)
+    pads = _pads(x.shape[-n:], ceil_mode, kernel, stride, padding, (1,) * n)
+    # a Python number as the initial value: JAX then knows the sum
+    total = lax.reduce_window(
+        x, 0.0, lax.add, lead + kernel, lead + stride, [(0, 0)] * len(lead) + pads
+    )
+    if divisor_override or (count_include_pad and not ceil_mode):
+        return total / (divisor_override or math.prod(kernel))
+    own = [(p if count_include_pad else 0,) * 2 for p in padding]
+    ones = np.pad(np.ones(x.shape[-n:], x.dtype), own, constant_values=1)
+    pads = [(a - p, b - q) for (a, b), (p, q) in zip(pads, own, strict=True)]
+    return total / lax.reduce_window(ones, 0.0, lax.add, kernel, stride, pads).reshape(
+        lead + total.shape[-n:]
+    )
 
 
-def _counts(shape, kernel, stride, padding, windows):
-    counts = [
-        [min(i * s - p + k, size) - max(i * s - p, 0) for i in range(w)]
-        for size, k, s, p, w in zip(shape, kernel, stride, padding, windows, strict=True)
-    ]
-    return np.prod(np.meshgrid(*counts, indexing="ij"), axis=0).astype(np.float32)
-
-
-def _adaptive(n, x, output_size):
-    out = _sizes(n, output_size)
-    for axis, (size, windows) in enumerate(zip(x.shape[-n:], out, strict=True), x.ndim - n):
-        windows = size if windows is None else windows
-        x = _pooled_axis(x, axis, size, windows)
+def _adaptive(x, output_size):
+    for axis, windows in zip(range(-3, 0), output_size, strict=True):
+        axis += x.ndim
+        x = _pooled_axis(x, axis, x.shape[axis], windows or x.shape[axis])
     return x
 
 
@@ -105,16 +81,6 @@ def _lengths(x, output_size, factors):
     if output_size is not None:
         return tuple(output_size)
     return tuple(int(s * f) for s, f in zip(x.shape[2:], factors, strict=True))
-
-
-@rule(A.upsample_nearest2d.vec)
-def upsample_nearest(x, output_size, factors):
-    for axis, length in enumerate(_lengths(x, output_size, factors), 2):
-        size = x.shape[axis]
-        ratio = size / length if factors is None else 1 / factors[axis - 2]
-        at = np.minimum((np.arange(length) * np.float32(ratio)).astype(np.int32), size - 1)
-        x = jnp.take(x, at, axis=axis)
-    return x
 
 
 def _max_pool_with_indices(n, x, kernel, stride=None, padding=0, dilation=1, ceil_mode=False):
@@ -152,22 +118,17 @@ def _maxima(x, windows):
     return tuple(jnp.take_along_axis(y, best, -1)[..., 0] for y in (found, places))
 
 
-def _resized(method, antialias, x, output_size, align_corners, *scales):
-    """Kernels of torch and JAX are the same; torch's positions begin at the first pixel's centre
-    where corners are aligned, but with antialiasing."""
-    scales = (scales[0] if len(scales) == 1 else scales) or (None, None)
-    factors, offsets = [], []
-    out = _lengths(x, output_size, scales)
-    for size, length, scale in zip(x.shape[2:], out, scales, strict=True):
+def _resized(method, x, output_size, align_corners, *scales):
+    """With antialiasing, of which kernels of torch and JAX are the same."""
+    out, factors = tuple(output_size), []
+    for size, length, scale in zip(x.shape[2:], out, scales or (None, None), strict=True):
         step = size / length if scale is None else 1 / scale
         if align_corners:
             step = (size - 1) / (length - 1) if length > 1 else 0.0
         factors.append(1 / max(step, 1e-9))
-        offsets.append(0.5 * factors[-1] * (step - 1) if align_corners and not antialias else 0.0)
-    where = (2, 3), jnp.asarray(factors), jnp.asarray(offsets)
-    return jax.image.scale_and_translate(
-        x, (*x.shape[:2], *out), *where, method, antialias, lax.Precision.HIGHEST
-    )
+    where = (2, 3), jnp.asarray(factors), jnp.zeros(2)
+    shape = (*x.shape[:2], *out)
+    return jax.image.scale_and_translate(x, shape, *where, method, True, lax.Precision.HIGHEST)
 
 
 @rule(A.grid_sampler_2d.default, A.grid_sampler_3d.default)
@@ -185,20 +146,13 @@ def grid_sampler(x, grid, interpolation, padding, align_corners):
 
 
 rules({
-    A.max_pool1d.default: partial(_max_pool, 1),
-    A.max_pool2d.default: partial(_max_pool, 2),
-    A.max_pool3d.default: partial(_max_pool, 3),
-    A.avg_pool1d.default: partial(_avg_pool, 1),
     A.avg_pool2d.default: partial(_avg_pool, 2),
     A.avg_pool3d.default: partial(_avg_pool, 3),
-    A.adaptive_avg_pool1d.default: partial(_adaptive, 1),
-    (A._adaptive_avg_pool2d.default, A.adaptive_avg_pool2d.default): partial(_adaptive, 2),
-    A._adaptive_avg_pool3d.default: partial(_adaptive, 3),
+    A._adaptive_avg_pool3d.default: _adaptive,
     A.max_pool2d_with_indices.default: partial(_max_pool_with_indices, 2),
     A.max_pool3d_with_indices.default: partial(_max_pool_with_indices, 3),
     A.adaptive_max_pool2d.default: partial(_adaptive_max, 2),
     A.adaptive_max_pool3d.default: partial(_adaptive_max, 3),
-    A.upsample_bilinear2d.vec: partial(_resized, "linear", False),
-    A._upsample_bilinear2d_aa.default: partial(_resized, "linear", True),
-    A._upsample_bicubic2d_aa.default: partial(_resized, "cubic", True),
+    A._upsample_bilinear2d_aa.default: partial(_resized, "linear"),
+    A._upsample_bicubic2d_aa.default: partial(_resized, "cubic"),
 })  # fmt: skip

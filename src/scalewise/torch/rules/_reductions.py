@@ -236,7 +236,6 @@ _with_places(A.cummin.default)(_extreme_so_far(lax.le))
 rules({
     A.std.correction: lambda x, *args, **options: _root(var(x, *args, **options), 2),
     A.sum.dim_IntList: sum_dims,
-    A.sum.default: lambda x, dtype=None: sum_dims(x, dtype=dtype),
     A.prod.dim_int: prod_dim,
     A.prod.default: lambda x, dtype=None: prod_dim(x, dtype=dtype),
     A.cumsum.default: partial(_so_far, lax.cumsum),
@@ -248,11 +247,9 @@ rules({
     (A.amin.default, A.min.default): amin,
     A.argmax.default: argmax,
     A.argmin.default: argmin,
-    A.var.dim: lambda x, dims, unbiased=True, keepdim=False: var(x, dims, int(unbiased), keepdim),
     A.var_mean.correction: lambda x, dims=None, correction=1, keepdim=False: (
         (var(x, dims, correction, keepdim), mean_dims(x, dims, keepdim))),
     A.sort.stable: lambda x, stable=False, dim=-1, descending=False: sort(x, dim, descending),
-    A.argsort.default: lambda x, dim=-1, descending=False: sort(x, dim, descending)[1],
     A.median.default: _of_all(lambda x: median_dim(x.reshape(-1), 0)[0]),
     A.nanmedian.default: _of_all(lambda x: nanmedian_dim(x.reshape(-1), 0)[0]),
     A.logcumsumexp.default: lambda x, dim: lax.cumlogsumexp(x, dim % x.ndim),

@@ -52,19 +52,7 @@ def view_dtype(x, dtype):
     )
 
 
-@rule(A.flatten.using_ints)
-def flatten(x, start=0, end=-1):
-    start, end = start % max(x.ndim, 1), end % max(x.ndim, 1)
-    return x.reshape(*x.shape[:start], -1, *x.shape[end + 1 :]) if x.ndim else x.reshape(1)
-
-
-@rule(A.unflatten.int)
-def unflatten(x, dim, sizes):
-    dim %= x.ndim
-    return x.reshape(*x.shape[:dim], *sizes, *x.shape[dim + 1 :])
-
-
-@rule(A.squeeze.dims, A.squeeze.dim)
+@rule(A.squeeze.dims)
 def squeeze(x, dims):
     return lax.squeeze(x, [d for d in axes_of(x, dims) if x.shape[d] == 1])
 
@@ -82,22 +70,10 @@ def cat(arrays, dim=0):
     return lax.concatenate([x.astype(dtype) for x in kept], dim % kept[0].ndim)
 
 
-@rule(A.stack.default)
-def stack(arrays, dim=0):
-    dtype = result_dtype(*arrays)
-    return jnp.stack([x.astype(dtype) for x in arrays], dim)
-
-
 @rule(A.split_with_sizes.default)
 def split_with_sizes(x, sizes, dim=0):
     bounds = [0, *itertools.accumulate(sizes)]
     return tuple(lax.slice_in_dim(x, a, b, axis=dim) for a, b in itertools.pairwise(bounds))
-
-
-@rule(A.split.Tensor)
-def split(x, size, dim=0):
-    total = x.shape[dim]
-    return split_with_sizes(x, [min(size, total - a) for a in range(0, total, size)], dim)
 
 
 @rule(A.select.int)
@@ -109,10 +85,6 @@ def select(x, dim, index):
 def slice_tensor(x, dim=0, start=None, end=None, step=1):
     start, end, _ = slice(start, end, step).indices(x.shape[dim])
     return lax.slice_in_dim(x, start, max(start, end), step, dim)
-
-
-def _offsets(x):
-    return np.arange(x.shape[-1]) - np.arange(x.shape[-2])[:, None]
 
 
 # torch's ways to pad, and NumPy's names of them
@@ -142,34 +114,10 @@ rules({
     A.permute.default: lambda x, dims: lax.transpose(x, axes_of(x, dims)) if x.ndim else x,
     A.transpose.int: lambda x, dim0, dim1: jnp.swapaxes(x, dim0, dim1) if x.ndim else x,
     (A.t.default, A.numpy_T.default): lambda x: x.T,
-    (A.mT.default, A.adjoint.default): lambda x: jnp.swapaxes(x, -1, -2),
-    A.movedim.intlist: lambda x, source, destination: jnp.moveaxis(x, source, destination),
     A.unsqueeze.default: lambda x, dim: jnp.expand_dims(x, dim),
     A.flip.default: lambda x, dims: lax.rev(x, [d % x.ndim for d in dims]),
-    A.roll.default: lambda x, shifts, dims=(): jnp.roll(x, shifts, dims or None),
-    A.repeat.default: lambda x, repeats: jnp.tile(x, repeats),
-    A.tril.default: lambda x, diagonal=0: jnp.where(_offsets(x) <= diagonal, x, jnp.zeros_like(x)),
-    A.triu.default: lambda x, diagonal=0: jnp.where(_offsets(x) >= diagonal, x, jnp.zeros_like(x)),
     A.diagonal.default: lambda x, offset=0, dim1=0, dim2=1: jnp.diagonal(x, offset, dim1, dim2),
-    A.repeat_interleave.self_int: lambda x, repeats, dim=None, output_size=None: (
-        jnp.repeat(x, repeats, dim)),
-    A.squeeze.default: lambda x: squeeze(x, None),
-    A.expand_as.default: lambda x, y: jnp.broadcast_to(x, y.shape),
-    A.broadcast_to.default: expand,
-    A.chunk.default: lambda x, chunks, dim=0: split(x, -(-x.shape[dim] // chunks), dim),
-    A.unbind.int: lambda x, dim=0: tuple(select(x, dim, i) for i in range(x.shape[dim])),
-    A.narrow.default: lambda x, dim, start, length: slice_tensor(x, dim, start, start + length),
-    A.slice_scatter.default: lambda x, y, dim=0, start=None, end=None, step=1: (
-        x.at[(slice(None),) * (dim % x.ndim) + (slice(start, end, step),)].set(y.astype(x.dtype))),
-    A.select_scatter.default: lambda x, y, dim, index: (
-        x.at[(slice(None),) * (dim % x.ndim) + (index,)].set(y.astype(x.dtype))),
-    A.diff.default: lambda x, n=1, dim=-1, prepend=None, append=None: (
-        jnp.diff(x, n, dim, prepend, append)),
     A.constant_pad_nd.default: partial(_pad, "constant"),
     A.pad.default: lambda x, padding, mode="constant", value=None: (
         _pad(MODES[mode], x, padding, value or 0)),
-    (A.reflection_pad1d.default, A.reflection_pad2d.default, A.reflection_pad3d.default):
-        partial(_pad, "reflect"),
-    (A.replication_pad1d.default, A.replication_pad2d.default, A.replication_pad3d.default):
-        partial(_pad, "edge"),
 })  # fmt: skip
