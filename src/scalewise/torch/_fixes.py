@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import linecache
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -94,6 +95,19 @@ class AuditedModel:
     def names(self) -> list[str]:
         """For each equation of the program, the operation, parameter or input that it computes."""
         return [marked(eqn) for eqn in self.program().jaxpr.jaxpr.eqns]
+
+    def reader(self, name: str) -> tuple[str, int, str] | None:
+        """Returns the line that first computes with a parameter, a buffer or an input, and its
+        function; None of an operation."""
+        placeholders = (x for x in self.nodes.values() if x.op == "placeholder")
+        pending = [x for x in placeholders if self.name_of(x) == name]
+        while pending:
+            for node in pending.pop(0).users:
+                if getattr(node.target, "is_view", False):
+                    pending.append(node)
+                elif places := frames(node):
+                    return places[-1]
+        return None
 
     @functools.cached_property
     def backward(self) -> dict[Node, list[Node]]:
@@ -381,7 +395,14 @@ def in_torch(report: Any, audited: AuditedModel) -> Any:
             beyond = finding.kind in ("overflow", "underflow", "nan")
             fix = TorchFix(**held, audited=audited, out_of_range=beyond)
         primitive = in_torchs_names(finding.primitive)
-        return dataclasses.replace(finding, fix=fix, primitive=primitive)
+        found = dataclasses.replace(finding, fix=fix, primitive=primitive)
+        paths = [p for p, (i, _) in report.origin.indices.items() if i in finding.equations]
+        places = [audited.reader(name) for name in audited.named(paths)]
+        if not places or places[0] is None or None in places:
+            return found
+        file, line, function = places[0]
+        source = linecache.getline(file, line).strip()
+        return dataclasses.replace(found, file=file, line=line, function=function, source=source)
 
     findings, unfixed = ([one(x) for x in own] for own in (report.findings, report.unfixed))
     written = _written([x.fix for x in findings if x.fix is not None], audited)
