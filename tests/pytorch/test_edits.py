@@ -295,3 +295,16 @@ def test_an_edit_that_torch_refuses_to_run_is_not_printed(capsys):
     report.show()
     assert "no edit of the source that was run has this error" in capsys.readouterr().out
     assert model(x).tolist() == [400, 400]  # its own code again
+
+
+class Rotation(nn.Module):
+    def forward(self, q):
+        w = q[:, 0]
+        return torch.acos(w)  # here
+
+
+def test_the_rounding_of_an_input_is_named_at_the_line_that_computes_with_it():
+    q = torch.tensor([[0.9999, 0.0], [0.9998, 0.1]])
+    (worst,) = st.audit(Rotation(), (q,), low="fp16").findings
+    assert worst.source.endswith("# here")
+    assert str(worst.fix).endswith("keep input 0 in float32")
