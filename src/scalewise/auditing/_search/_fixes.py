@@ -30,8 +30,7 @@ class FixKind:
     """One kind of change that a search tries."""
 
     name: str
-    # "policy", "recipe", "every_op"; in one format's run "constant", "format", or
-    # "lost_updates"
+    # "policy", "recipe", "every_op"; in one format's run "constant", "format" or "lost_updates"
     runs: tuple[str, ...]
     propose: Callable[[Context], Iterator[Fix]]  # yields a finding's, the smallest change first
 

@@ -139,6 +139,6 @@ def _accept_lines(search: Search, stage: StageError, lines: Sequence[Line], tria
         text = f"{own}, together with {joined(others)}" if others else str(whole)
         fix = dataclasses.replace(whole, text=text, size=own.size, all_lines=all_lines)
         found.append(dataclasses.replace(line[1], fix=fix))
-    # a line that cancels digits, or exceeds the range, comes before what it makes matter
-    found.sort(key=lambda x: x.kind not in ("cancellation", "nan", "overflow"))
+    # where numbers exceed the range comes before roundings that it makes matter
+    found.sort(key=lambda x: x.kind not in ("nan", "overflow"))
     search.accept(whole, trial, found, stage.name)

@@ -136,7 +136,9 @@ def kept(
         return x
     if np.size(x.low) < LARGE:  # no view keeps all numbers of a large cell in memory
         whole = np.size(x.low.base) if x.low.base is not None else 0
-        return x if whole < LARGE else cell(np.array(x.low), x.reference, top=top, value=x.value)
+        if whole < LARGE or x.rounds:
+            return x
+        return cell(np.array(x.low), x.reference, top=top, value=x.value)
     own: np.ndarray = (x.low if narrow is None else narrow).astype(np.float32, copy=False)
     if not (fits or (own == x.low).all() or np.array_equal(own, x.low, equal_nan=True)):
         return x
