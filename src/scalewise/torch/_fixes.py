@@ -398,9 +398,10 @@ def in_torch(report: Any, audited: AuditedModel) -> Any:
         found = dataclasses.replace(finding, fix=fix, primitive=primitive)
         paths = [p for p, (i, _) in report.origin.indices.items() if i in finding.equations]
         places = [audited.reader(name) for name in audited.named(paths)]
-        if not places or places[0] is None or None in places:
+        place = places[0] if all(places) and places else None
+        if place is None:
             return found
-        file, line, function = places[0]
+        file, line, function = place
         source = linecache.getline(file, line).strip()
         return dataclasses.replace(found, file=file, line=line, function=function, source=source)
 

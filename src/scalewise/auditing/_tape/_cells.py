@@ -14,8 +14,8 @@ from ...interpret import Equation
 
 MANY = 256  # numbers of an array that tell most different arrays apart
 LARGEST = 1e300  # of the finite numbers that stand for infinities and NaN
-LARGE = 1 << 15  # numbers of an array from which a run keeps fewer bytes of each
-RECENT = 8  # of these whose numbers stay in memory as they were read
+LARGE = 1 << 15  # the numbers of an array from which on a run keeps it in fewer bytes
+RECENT = 8  # how many arrays of large cells stay in memory as they were read
 
 
 @dataclasses.dataclass(frozen=True)
