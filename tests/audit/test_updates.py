@@ -331,10 +331,8 @@ def test_a_state_behind_the_first_argument():
     """A result in an argument's place is its next value if the results before it are, too."""
 
     def step(params, count, x):
-        scale = 0.1 * jnp.minimum(1.0, count / 8192)
-        params = {
-            "w": params["w"] - scale * jax.grad(lambda w: jnp.mean((x @ w) ** 2))(params["w"])
-        }
+        gradient = jax.grad(lambda p: jnp.mean((x @ p["w"]) ** 2))(params)["w"]
+        params = {"w": params["w"] - 0.1 * jnp.minimum(1.0, count / 8192) * gradient}
         return params, count + 1
 
     report = sw.audit(step, "fp16")({"w": W}, jnp.float32(4096), X)
