@@ -98,7 +98,7 @@ class Bars:
         self.cells[key] = x
         if isinstance(bar, At):
             if key not in table:
-                table[key] = np.zeros(np.shape(x.reference), np.result_type(bar.bar, np.float64))
+                table[key] = np.zeros(x.shape, np.result_type(bar.bar, np.float64))
             table[key][bar.index] += bar.bar
         else:
             # an array of its own, to which single elements can be added
@@ -117,7 +117,7 @@ def balance(
     total = sum(inner(bar, x.end - x.start) for x, bar in seeds)
     found = Balance(tape, total, smallest_normal, top)
     for x, bar in seeds:
-        bars.add(x, np.broadcast_to(bar, np.shape(x.reference)), False)
+        bars.add(x, np.broadcast_to(bar, x.shape), False)
     for entry in reversed(tape):
         for decided in (False, True):
             table = bars.of(decided)
@@ -140,10 +140,7 @@ def _settle(found: Balance, bars: Bars, entry: Entry, given: list[Any], decided:
         if y.rounds:
             given[i] = bar = _made(found, entry, y, bar, decided)
         carried += inner(bar, y.middle - y.start)
-    given = [
-        np.zeros(np.shape(y.reference)) if b is None else b
-        for y, b in zip(entry.outs, given, strict=True)
-    ]
+    given = [np.zeros(y.shape) if b is None else b for y, b in zip(entry.outs, given, strict=True)]
     passed = 0.0
     if any(x.differs for x in entry.ins) and any(np.any(b) for b in given):
         turns = any(not y.is_float for y in entry.outs) or equation.name in WHOLE

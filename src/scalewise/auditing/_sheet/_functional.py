@@ -93,7 +93,7 @@ def stages(
     for name, own in zip(names, every, strict=True) if len(every) > 1 else ():
         found.append(dataclasses.replace(_stage(name, [own], limit), is_part=True))
     decided = [
-        _Decided(x.cell, ~np.broadcast_to(floors.undecided.get(path, False), np.shape(x.cell.low)))
+        _Decided(x.cell, ~np.broadcast_to(floors.undecided.get(path, False), x.cell.shape))
         for x, path, a in zip(outputs, program.paths, program.out_avals, strict=True)
         if not is_inexact(a) and not is_key(x.cell.low)
     ]
@@ -119,7 +119,7 @@ def chosen(found: Sequence[Stage]) -> Stage | None:
 
 
 def _compared(floors: Floors, output: int, x: Cell) -> np.ndarray:
-    everywhere = np.ones(np.shape(x.low), bool)
+    everywhere = np.ones(x.shape, bool)
     masked = floors.numbers.get(output)
     if masked is None:
         return everywhere
@@ -235,4 +235,4 @@ def _gradients(tape: Iterable[Entry]) -> list[_Part]:
             backward |= {id(y) for y in entry.outs}
         elif direction == "update":
             found |= {id(x): x for x in entry.ins if id(x) in backward and x.is_float}
-    return [_Part(x, np.ones(np.shape(x.low), bool), 0.0) for x in found.values()]
+    return [_Part(x, np.ones(x.shape, bool), 0.0) for x in found.values()]

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, TypeAlias
+from functools import partial
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..._jax import out_of_meshes
 from ...interpret import Equation
 
 MANY = 256  # numbers of an array that tell most different arrays apart
 LARGEST = 1e300  # of the finite numbers that stand for infinities and NaN
 LARGE = 1 << 15  # the numbers of an array from which on a run keeps it in fewer bytes
 RECENT = 8  # how many arrays of large cells stay in memory as they were read
+DEEP = 8  # how many arrays are computed at most to read one of the reference run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Arrays:
             finite ones in place of infinities and NaN; None for random keys.
         value: the array as the low-precision interpretation has it, unless it is `low`.
         leaf: None for the result of an operation.
+        shared: see :class:`LargeCell`; None if the reference run's array itself tells.
     """
 
     low: Any
@@ -49,6 +53,16 @@ class Arrays:
     start: Any
     value: Any = None
     leaf: Leaf | None = None
+    shared: Any = None
+    depth: ClassVar[int] = 0
+
+    @property
+    def token(self) -> Any:
+        return self.reference if self.shared is None else self.shared
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return np.shape(self.low)
 
     @property
     def differs(self) -> bool:
@@ -66,30 +80,63 @@ class Arrays:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Origin:
+    """Computes an operation's result again; it holds no run, which would be freed later.
+
+    Attributes:
+        passes: how many passes over arrays that takes: 0 of a view, 1 of an elementwise operation;
+            None of others, whose results are kept.
+    """
+
+    compute: Callable[[Sequence[Any]], Sequence[Any]]
+    ins: Sequence[Cell]
+    index: int = 0
+    passes: int | None = None
+
+    def of(self, run: Literal["low", "reference"]) -> Any:
+        with jax.enable_x64(True), out_of_meshes(), np.errstate(all="ignore"):
+            return np.asarray(self.compute([getattr(x, run) for x in self.ins])[self.index])
+
+    @property
+    def depth(self) -> int:
+        """How many arrays are computed to read the reference run's."""
+        return DEEP + 1 if self.passes is None else self.passes + sum(x.depth for x in self.ins)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class LargeCell:
-    """An array of floats that differ between the runs, in half of the bytes: the low-precision
-    run's numbers are kept in float32, and the exact results are computed again when they are read.
+    """An array of floats that differ between the runs, in a sixth to a half of the bytes: the
+    low-precision run's numbers are kept in float32, and the others, of the reference run too where
+    that takes few operations, are computed again when they are read.
 
     Attributes:
         narrow: the low-precision run's numbers, which float32 holds.
-        again: returns the exact results; None if no rounding made other numbers of them.
-        top: see :func:`cell`.
+        origin: what computes the others.
+        kept: the reference run's array; None to compute it.
+        rounds, top, value: see :class:`Arrays` and :func:`cell`.
+        token: what another run's cell has, too, that has the same reference array.
     """
 
     narrow: np.ndarray
-    reference: np.ndarray
-    again: Callable[[], Any] | None
+    origin: Origin
+    kept: np.ndarray | None
+    rounds: bool
     top: float
-    value: Any = None
+    value: Any
+    token: Any
     leaf: ClassVar[None] = None
     differs: ClassVar[bool] = True
     is_float: ClassVar[bool] = True
-    # what was read last: the low-precision run's numbers, and all arrays
+    # what was read last: the low-precision run's numbers, the reference run's, and all arrays
     recent: ClassVar[dict[tuple[LargeCell, str], Any]] = {}
 
     @property
-    def rounds(self) -> bool:
-        return self.again is not None
+    def depth(self) -> int:
+        return self.origin.depth if self.kept is None else 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.narrow.shape
 
     def _read(self, what: str, make: Callable[[], Any]) -> Any:
         found = self.recent.pop((self, what), None)
@@ -103,10 +150,18 @@ class LargeCell:
         return self._read("low", lambda: self.narrow.astype(np.float64))
 
     @property
+    def reference(self) -> np.ndarray:
+        if self.kept is not None:
+            return self.kept
+        return self._read("reference", partial(self.origin.of, "reference"))
+
+    @property
     def arrays(self) -> Arrays:
         def make() -> Arrays:
-            low = self.low
-            exact = low if self.again is None else self.again()
+            exact = low = self.low
+            if self.rounds:
+                same = not any(x.differs for x in self.origin.ins)
+                exact = self.reference if same else self.origin.of("low")
             return _with_stand_ins(low, exact, self.reference, self.top)
 
         return self._read("arrays", make)
@@ -121,30 +176,42 @@ Cell: TypeAlias = Arrays | LargeCell
 
 
 def kept(
-    x: Arrays, again: Callable[[], Any] | None, top: float, narrow: np.ndarray | None = None,
-    *, fits: bool = False,
+    x: Arrays, origin: Origin, top: float, narrow: np.ndarray | None = None,
+    *, fits: bool = False, token: Any = None,
 ) -> Cell:  # fmt: skip
     """Returns a cell that a tape keeps: a large one if it has many numbers, and float32 holds them.
 
     Args:
         x: the cell.
-        again: see :class:`LargeCell`; not called now.
+        origin: what computes it again.
         narrow: the low-precision run's numbers in float32, if a large cell has them.
         fits: whether float32 is known to hold them.
+        token: of a cell of another run, with the same reference array.
     """
+    x = x if token is None else dataclasses.replace(x, shared=token)
     if not x.differs or not x.is_float or np.asarray(x.low).dtype != np.float64:
         return x
+    computed = 0 < origin.depth <= DEEP  # a view of an array that is kept takes no memory
     if np.size(x.low) < LARGE:  # no view keeps all numbers of a large cell in memory
-        whole = np.size(x.low.base) if x.low.base is not None else 0
-        if whole < LARGE or x.rounds:
+        low, reference = _own(x.low), _own(x.reference) if computed else x.reference
+        if x.rounds or (low is x.low and reference is x.reference):
             return x
-        return cell(np.array(x.low), x.reference, top=top, value=x.value)
+        return dataclasses.replace(cell(low, reference, top=top, value=x.value), shared=x.token)
     own: np.ndarray = (x.low if narrow is None else narrow).astype(np.float32, copy=False)
     if not (fits or (own == x.low).all() or np.array_equal(own, x.low, equal_nan=True)):
         return x
-    found = LargeCell(own, x.reference, again if x.rounds else None, top, x.value)
+    new = object() if computed and x.shared is None else x.token
+    reference = None if computed else x.reference
+    found = LargeCell(own, origin, reference, x.rounds, top, x.value, new)
     found.recent[found, "low"] = x.low
+    if computed:
+        found.recent[found, "reference"] = x.reference
     return found
+
+
+def _own(x: np.ndarray) -> np.ndarray:
+    """Returns a copy of a view of a large array."""
+    return x if x.base is None or np.size(x.base) < LARGE else np.array(x)
 
 
 def is_key(x: Any) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -38,6 +38,7 @@ from ._cells import (
     Leaf,
     Node,
     Operation,
+    Origin,
     cell,
     is_key,
     kept,
@@ -247,10 +248,8 @@ class Forward(Interpretation):
         if run.rounded:
             pairs = zip(cells, run.rounded, strict=True)
             cells = [self.changed(x, (y, x.value), equation) for x, y in pairs]
-        if _same_references(equation, cells, earlier):
-            refs = [y.reference for y in earlier.made.outs]
-        else:
-            refs = operation.compute([x.reference for x in cells])
+        same = earlier.made.outs if _same_references(equation, cells, earlier) else ()
+        refs = [y.reference for y in same] or operation.compute([x.reference for x in cells])
         exact = operation.compute([x.low for x in cells]) if _differ(cells) else refs
         results = self.arithmetic.results(equation, cells, exact, run)
         made = [
@@ -261,13 +260,14 @@ class Forward(Interpretation):
         value = next((y.value for y, is_float in real if is_float), None)
         fmt = self.arithmetic.params_of(equation, value)
         fits = operation.rounds and _fits_float32(fmt)
-        outs = self._kept(operation, cells, made, fits=fits)
+        outs = self._kept(operation, cells, made, [y.token for y in same], fits=fits)
         visit = Visit(given, outs, fmt, given is not cells, run.events)
         return Evaluated(cells, outs, visit)
 
     def _kept(
-        self, operation: Operation, ins: Sequence[Cell], outs: Sequence[Arrays], *, fits: bool
-    ) -> list[Cell]:
+        self, operation: Operation, ins: Sequence[Cell], outs: Sequence[Arrays],
+        tokens: Sequence[Any], *, fits: bool,
+    ) -> list[Cell]:  # fmt: skip
         """Returns an operation's results as the tape keeps them."""
         large = {i: x.narrow for i, x in enumerate(ins) if isinstance(x, LargeCell)}
         narrow: Sequence[Any] = [None] * len(outs)
@@ -276,12 +276,13 @@ class Forward(Interpretation):
             converts = operation.equation.name == "convert_element_type"
             narrow = arrays if converts else operation.compute(arrays)
 
+        passes = 0 if operation.moves else 1 if operation.pull is secants else None
         found: list[Cell] = []
         for i, (y, own) in enumerate(zip(outs, narrow, strict=True)):
-            same = y.exact is y.reference
-            exact = partial(np.asarray, y.reference) if same else partial(_again, operation, ins, i)
+            origin = Origin(operation.compute, ins, i, passes)
             whole = own is not None and len(large) == len(ins)
-            found.append(kept(y, exact, self.arithmetic.top, own, fits=fits or whole))
+            token = tokens[i] if tokens else None
+            found.append(kept(y, origin, self.arithmetic.top, own, fits=fits or whole, token=token))
         return found
 
     def _with_flags(
@@ -300,7 +301,7 @@ class Forward(Interpretation):
     def record(self, operation: Operation, ins: Sequence[Cell], outs: Sequence[Cell]) -> None:
         if any(y.differs or y.rounds for y in outs):
             self.tape.append(Entry(operation, ins, outs, self.iteration))
-            self.unchecked += sum(np.size(y.reference) for y in outs)
+            self.unchecked += sum(math.prod(y.shape) for y in outs)
             if self.unchecked > CHECKED_EVERY:
                 self.unchecked = 0
                 self._check_memory()
@@ -326,7 +327,7 @@ class Forward(Interpretation):
             (equation.path, "changed"), [x],
             lambda _: kept(
                 cell(low, x.reference, x.low, top=self.arithmetic.top, value=value),
-                lambda: x.low, self.arithmetic.top,
+                Origin(list, [x], passes=0), self.arithmetic.top, token=x.token,
             ),
         )  # fmt: skip
         self.record(Operation(equation, list, copied), [x], [out])
@@ -355,7 +356,8 @@ class Forward(Interpretation):
             same = not any(x.differs for x in ins) and not is_key(reference)
             low = reference if same else new[0]
             own = cell(low, reference, top=self.arithmetic.top, value=new[1])
-            return kept(own, None, self.arithmetic.top)
+            passes = 0 if isinstance(what, int) else 1  # an index takes a view
+            return kept(own, Origin(compute, ins, passes=passes), self.arithmetic.top)
 
         out = self.replay.made((equation.path, what), ins, make)
         self.record(Operation(equation, compute, pull), ins, [out])
@@ -527,12 +529,6 @@ def _fits_float32(fmt: np.ndarray) -> bool:
     return mantissa <= FP32_PARAMS[0] and lowest >= FP32_PARAMS[1] and largest <= FP32_PARAMS[2]
 
 
-def _again(operation: Operation, ins: Sequence[Cell], i: int) -> Any:
-    """Returns a result's exact numbers; it holds no run, which would be freed later."""
-    with jax.enable_x64(True), out_of_meshes(), np.errstate(all="ignore"):
-        return operation.compute([x.low for x in ins])[i]
-
-
 def _differ(cells: Sequence[Cell]) -> bool:
     return any(x.differs or (x.end is None and x.low is not x.reference) for x in cells)
 
@@ -542,9 +538,15 @@ def _same_references(equation: Equation, cells: Sequence[Cell], earlier: Step) -
     made = earlier.made
     if not isinstance(made, Evaluated) or earlier.key[0] != equation.path:  # pyright: ignore
         return False
-    pairs = [(x.reference, y.reference) for x, y in zip(made.cells, cells, strict=True)]
-    # another run has arrays of its own for a constant
-    return all(a is b or (not is_key(a) and np.size(a) == 1 and a == b) for a, b in pairs)
+    return all(
+        x.token is y.token or _same_number(x, y) for x, y in zip(made.cells, cells, strict=True)
+    )
+
+
+def _same_number(x: Cell, y: Cell) -> bool:
+    """Returns whether arrays are one number: another run has arrays of its own for a constant."""
+    numbers = not is_key(x.low) and math.prod(x.shape) == math.prod(y.shape) == 1
+    return numbers and bool(x.reference == y.reference)
 
 
 def _without_flags(x: Node) -> Node:
