@@ -144,7 +144,7 @@ class Plans:
 
 # What is expected before these runs: a rounding's effect among others differs from its effect alone
 # by half of it; two together do 0.3 of the geometric mean of their effects beyond both; what three
-# and more do beyond pairs is a tenth of a plan's.
+# and more do beyond pairs is a tenth of the sum of a plan's effects.
 EFFECT, PAIR, REST = 0.5, 0.3, 0.1
 
 
@@ -197,8 +197,8 @@ def prediction(alone: np.ndarray, plans: np.ndarray, measured: np.ndarray) -> Pr
     size = np.where(finite, np.abs(alone), 0.0)
     single, both = (x * size**2) @ x.T, (x * size) @ x.T
     covariance = EFFECT**2 * single + PAIR**2 * (both**2 - single) / 2
-    rest = REST**2 * np.sum(y**2) / max(len(y), 1) + np.finfo(np.float64).tiny
-    weights = np.linalg.solve(covariance + rest * np.eye(len(y)), y - x @ alone)
+    rest = np.square(REST * (x @ size)) + np.finfo(np.float64).tiny
+    weights = np.linalg.solve(covariance + np.diag(rest), y - x @ alone)
     pairs = PAIR**2 * np.outer(size, size) * ((x.T * weights) @ x)
     np.fill_diagonal(pairs, 0.0)
     return Prediction(alone + EFFECT**2 * size**2 * (x.T @ weights), pairs, plans.mean(0))

@@ -23,7 +23,7 @@ Option: TypeAlias = Mapping[Role, Operand | None]
 Choice = tuple[int, ...]  # by site, the index of its option
 APART = 1.25  # plans whose predictions differ by less can't be told apart
 TRIED = 12  # neighbours that are run in each round
-ROUNDS = 3
+ROUNDS = 8
 
 
 @dataclasses.dataclass(frozen=True)
