@@ -1,22 +1,21 @@
 """Comparisons of methods: measurements, interrupts, and errors in the arguments."""
 
 import dataclasses
-import io
 import json
 import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from rich.console import Console
 
 from scalewise import recipes
 from scalewise._user_file import InputError
 from scalewise.cli._compare import compare
 from scalewise.cli._methods import DEMO, METHODS, Method, method
-from scalewise.cli._program import TrainingProgram, corpus, load_program
+from scalewise.cli._program import TrainingProgram, corpus, find_program
 
 OPTIMIZER = optax.adamw(1e-3)
 WIDTH = 96  # its square is over Recipe.smallest
@@ -56,13 +55,13 @@ SCALED = TrainingProgram("tiny", init, train_step, batches, loss_of, OPTIMIZER)
 
 
 def run(tmp_path, methods=("float32",), **changes):
-    console, out = Console(file=io.StringIO(), width=100), tmp_path / "run"
+    out, told = tmp_path / "run", []
     arguments = {"program": TINY, "text": b"x" * 100, "steps": 6, "out": out} | changes
     methods = [method(x) if isinstance(x, str) else x for x in methods]
-    result = compare(methods=methods, console=console, **arguments)
+    result = compare(methods=methods, tell=told.append, **arguments)
     if arguments["out"]:
         result.write(out)
-    return result, console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    return result, "\n".join([*told, str(result)])
 
 
 def rows(tmp_path):
@@ -311,6 +310,6 @@ def test_invalid_arguments_are_errors_and_nothing_is_written(tmp_path, changes, 
 
 def test_programs_and_data_that_are_not_there():
     with pytest.raises(InputError, match="no data at '/nowhere/at/all'; expected a text file"):
-        corpus("/nowhere/at/all")
+        corpus(Path("/nowhere/at/all"))
     with pytest.raises(InputError, match=r"no program '/nowhere.py'; expected a Python file"):
-        load_program("/nowhere.py")
+        find_program("/nowhere.py")
