@@ -29,9 +29,8 @@ class Measured:
 
 
 def comparison(*records):
-    about = {"program": "<demo> & co", "steps_made": 3, "steps_asked": 3, "interrupted": False}
-    environment = {"JAX": "<0>"}
-    return compared([[x] for x in records], 100, **about, failure=None, environment=environment)
+    about = {"steps_asked": 3, "interrupted": False, "failure": None, "environment": {"JAX": "<0>"}}
+    return compared("<demo> & co", [[record] for record in records], 100, 3, **about)
 
 
 FINE = Measured("float32", [3.0, 2.0, 1.0])

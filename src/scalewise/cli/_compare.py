@@ -272,7 +272,7 @@ def compare(
     if isinstance(cause, OSError):
         failure = f"metrics.jsonl can't be written after step {made}: {sentence(cause)}"
     return compared(
-        runs, parameters, program=program.name, steps_made=made, steps_asked=steps, seed=seed,
+        program.name, runs, parameters, made, steps_asked=steps, seed=seed,
         interrupted=stopped, failure=failure, environment={
             "date": time.strftime("%Y-%m-%d %H:%M"), "Python": platform.python_version(),
             "device": f"{device.device_kind} ({device.platform})", "JAX": version("jax"),
@@ -280,8 +280,9 @@ def compare(
     )  # fmt: skip
 
 
-def compared(runs: Sequence[Sequence[MethodRun]], parameters: int, **about: Any) -> Comparison:
-    steps = about["steps_made"]
+def compared(
+    program: str, runs: Sequence[Sequence[MethodRun]], parameters: int, steps: int, **about: Any
+) -> Comparison:
     losses = {first.method.name: first.losses(steps) for first, *_ in runs}
     rows = {row[0].method.name: row[0].figures(steps, parameters, row) for row in runs}
     reference = "float32" if "float32" in rows else next(iter(rows))
@@ -291,9 +292,10 @@ def compared(runs: Sequence[Sequence[MethodRun]], parameters: int, **about: Any)
             row[f"{x}_ratio"] = row[x] / base if base else math.nan
         early = differences(losses[method][:EARLY], losses[reference][:EARLY])
         row["early_difference"] = float(np.max(np.abs(early)))
-    summary = json.dumps(about | {"reference": reference, "methods": [*rows.values()]})
+    summary = {"program": program, "reference": reference, "steps_made": steps}
+    text = json.dumps(summary | {"methods": [*rows.values()]} | about)
     # JSON has no NaN and no infinity
-    return Comparison(json.loads(summary, parse_constant=lambda name: None), losses)
+    return Comparison(json.loads(text, parse_constant=lambda name: None), losses)
 
 
 class _Watch(Interpretation):
