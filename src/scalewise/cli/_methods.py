@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._check import near
+from .._resolve import near
 from .._types import PyTree
 from .._user_file import InputError
 from ..autoscaling import Recipe, WithHistory, autoscale, recipes, store

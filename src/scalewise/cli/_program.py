@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .._check import near
+from .._resolve import near
 from .._types import PyTree
 from .._user_file import InputError, call_user, load_module
 
