@@ -15,7 +15,7 @@ from scalewise import recipes
 from scalewise._user_file import InputError
 from scalewise.cli._compare import compare
 from scalewise.cli._methods import DEMO, METHODS, Method, method
-from scalewise.cli._program import TrainingProgram, corpus, find_program
+from scalewise.cli._program import TrainingProgram, corpus, load_program
 
 OPTIMIZER = optax.adamw(1e-3)
 WIDTH = 96  # its square is over Recipe.smallest
@@ -312,4 +312,4 @@ def test_programs_and_data_that_are_not_there():
     with pytest.raises(InputError, match="no data at '/nowhere/at/all'; expected a text file"):
         corpus(Path("/nowhere/at/all"))
     with pytest.raises(InputError, match=r"no program '/nowhere.py'; expected a Python file"):
-        find_program("/nowhere.py")
+        load_program("/nowhere.py")

@@ -204,7 +204,7 @@ def test_formats_and_optimizers_that_cannot_be_used(tmp_path, monkeypatch):
     source = PROGRAM + "\nimport optax\nOPTIMIZER = optax.adam\n"
     (tmp_path / "adam.py").write_text(source)
     with pytest.raises(InputError, match=r"adam.py: OPTIMIZER is <function adam"):
-        load_program(tmp_path / "adam.py")
+        load_program("adam.py")
 
 
 @pytest.mark.parametrize("closing", ["sys.stdout.close()", "os.close(1)"])

@@ -29,7 +29,7 @@ def test_examples_are_found_in_the_package_and_beside_it(tmp_path, monkeypatch):
     assert _program.find_examples([tmp_path, beside]) == {"tiny": beside / "tiny.py"}
     assert set(_program.find_examples(_program.EXAMPLES)) == NAMES
     monkeypatch.setattr(_program, "EXAMPLES", (package, beside))
-    assert _program.find_program("tiny") == package / "tiny.py"
+    assert _program.load_program("tiny").name == "tiny"
 
 
 def test_the_wheel_has_the_examples_where_they_are_looked_for():

@@ -68,9 +68,10 @@ def find_program(program: str) -> Path:
     return examples.get(program, Path(program))
 
 
-def load_program(file: Path) -> TrainingProgram:
+def load_program(program: str | Path) -> TrainingProgram:
     """Returns what a Python file defines: ``init``, ``train_step``, ``batches``; and, if there are,
     ``loss_of(params, batch)`` and ``OPTIMIZER``."""
+    file = find_program(str(program))
     module = load_module(file)
     missing = [p for name, p in PROTOCOL.items() if not callable(getattr(module, name, None))]
     if missing:
