@@ -111,7 +111,10 @@ WALKS = (
                 )
             ],
         },
-        ("tests/formats/test_formats_page.py", "tests/test_public.py"),
+        (
+            "tests/examples/test_pages.py::test_a_generated_page_is_what_its_script_writes[formats]",
+            "tests/test_public.py",
+        ),
         then=("docs/formats_page.py",),
     ),
     Walk(

@@ -179,6 +179,7 @@ class Comparison(Tabular):
         dead = [row["final_loss"] is None for row in self.summary["methods"]]
         panels = {f"training loss, mean of the last {SMOOTHING} steps": [*means.values()]}
         return curves_svg(
+            "Loss curves",
             panels | {f"difference of that to {reference}, %": apart},
             [name + " (diverged)" * d for name, d in zip(means, dead, strict=True)],
         )

@@ -13,11 +13,13 @@ LEFT, RIGHT, TOP, BOTTOM = 58, 14, 34, 40
 LONG_NAME = 26  # letters of a name in the legend, of which three don't fit side by side
 
 
-def curves_svg(panels: Mapping[str, Sequence[Sequence[float]]], legend: Sequence[str]) -> str:
+def curves_svg(
+    title: str, panels: Mapping[str, Sequence[Sequence[float]]], legend: Sequence[str]
+) -> str:
     """Returns panels, by their titles, below each other, and below them the names of the curves."""
     return (
         page_environment("scalewise.cli").get_template("curves.svg.j2").render(
-            panels=[panel(title, curves) for title, curves in panels.items()], legend=legend,
+            title=title, panels=[panel(*each) for each in panels.items()], legend=legend,
             width=WIDTH, height=HEIGHT, left=LEFT, right=RIGHT, bottom=BOTTOM,
             columns=3 if max(map(len, legend)) < LONG_NAME else 2,
         )
