@@ -8,6 +8,7 @@ import functools
 import json
 import math
 import platform
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -261,7 +262,7 @@ def compare(
                     append(out / "metrics.jsonl", "".join(lines).encode())
                 made, done = step, f"step {step}/{steps}  loss {runs[0][0].losses(step)[-1]:.3f}"
                 now(done)
-                if step % 50 == 0:
+                if step % 50 == 0 and not sys.stdout.isatty():
                     tell(done)
                 batches = [next(stream) for stream in streams] if step < steps else batches
         except (KeyboardInterrupt, OSError, InputError) as error:
