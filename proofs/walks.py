@@ -175,6 +175,9 @@ WALKS = (
                     "fp8_e5m2 = Recipe(Products.short(E5M2, E5M2))\n",
                 )
             ],
+            "src/scalewise/autoscaling/_recipe.py": [
+                ('"fp16", "bf16", ', '"fp16", "bf16", "fp8_e5m2", ')
+            ],
         },
         ("tests/test_public.py", "tests/cli/test_compare.py"),
     ),
