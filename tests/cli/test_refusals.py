@@ -152,7 +152,7 @@ def test_unreadable_and_unwritable_files_are_errors_of_one_sentence(folder, argu
     (folder / "short").write_text("ab")
     done = run(*arguments)
     assert message in sentence(done)
-    assert done.stdout == ""
+    assert done.stdout.count("\n") <= 1  # what is compared, before a folder is made
     assert not list(folder.glob(".*"))
     assert not (folder / "runs").exists()
 
