@@ -133,7 +133,7 @@ def predict_loss(name: str, trained: bool) -> Iterator[dict[str, Any]]:
 def predicted(space: Space) -> dict[str, Any]:
     from scipy.stats import spearmanr
 
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(PLANS)  # not the seed of the plans that the prediction runs
     choices = [tuple(random.integers(len(o)) for o in space.options) for _ in range(PLANS)]
     runs = [space.run(choice) for choice in choices]
     said, measured = (np.array([getattr(r, k) for r in runs]) for k in ("predicted", "measured"))

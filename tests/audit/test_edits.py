@@ -318,6 +318,14 @@ def tree(rows):
         return {"mean": carry["mean"] + row * 0.001, "n": carry["n"] + 1}, None
 
     return jax.lax.scan(body, {"mean": jnp.ones(4), "n": 0}, rows)[0]["mean"]
+
+
+def accumulated(rows):
+    def body(total, row):
+        total = jax.tree.map(jnp.add, total, {"w": 0.01 * row})
+        return total, None
+
+    return jax.lax.scan(body, jax.tree.map(jnp.zeros_like, {"w": rows[0]}), rows)[0]
 """
 
 
@@ -375,6 +383,7 @@ def test_modules_that_edited_lines_need_are_imported(tmp_path):
         ("assigned", "bf16", (4,), "fori_loop(0, 300, body, jnp.float32(x))"),
         ("inline", "bf16", (4,), "jnp.float32(c) + 1e-3 * jnp.float32(c), jnp.float32(x))"),
         ("tree", "bf16", (1000, 4), "if jnp.issubdtype(jnp.result_type(x), jnp.floating) else x"),
+        ("accumulated", "bf16", (1000, 4), 'floating) else x, {"w": 0.01 * row})'),
     ],
 )
 def test_loops_that_carry_several_arrays(name, low, size, text, tmp_path):

@@ -325,3 +325,22 @@ def test_a_counter_that_has_reached_its_end():
     assert first.evidence.startswith("a counter, now 513, stays where it is")
     for n in (jnp.arange(600.0), jnp.zeros(0), jnp.array([256.5])):
         assert "counter" not in sw.audit(count, "bf16")(n).verdict
+
+
+def test_a_state_behind_the_first_argument():
+    """A result in an argument's place is its next value if the results before it are, too."""
+
+    def step(params, count, x):
+        gradient = jax.grad(lambda p: jnp.mean((x @ p["w"]) ** 2))(params)["w"]
+        params = {"w": params["w"] - 0.1 * jnp.minimum(1.0, count / 8192) * gradient}
+        return params, count + 1
+
+    report = sw.audit(step, "fp16")({"w": W}, jnp.float32(4096), X)
+    assert report.findings[0].line == step.__code__.co_firstlineno + 3
+    assert "output[1] changes by 0.0002 of its size, with error 100%" in report.verdict
+
+    def reconstructed(params, noise, x):  # as large as an argument, but not in its place
+        return x @ params["w"], noise.sum()
+
+    program = trace(reconstructed, Emulation(BF16), ({"w": W}, X[0], X), {}, name="")
+    assert not carried(program)

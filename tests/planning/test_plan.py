@@ -13,7 +13,7 @@ from arrays import normal
 from scalewise.auditing import kl
 from scalewise.autoscaling import Boundaries, Operand
 from scalewise.interpret import trace
-from scalewise.planning._predict import WORST, _among_others
+from scalewise.planning._predict import WORST, prediction
 from scalewise.planning._sites import WIDE, sites
 from scalewise.planning._space import Lists, Space
 
@@ -90,18 +90,6 @@ def space_of(given, *, weights=(None,), activations=(None,), objective="kl", f=l
     program = trace(f, Boundaries.of(WIDE), given, {}, name="plan")
     lists = Lists(*([x and Operand(x) for x in some] for some in (weights, activations)))
     return Space(program, lists, objective, 0, "f")
-
-
-def test_the_adjoint_pass_has_the_exact_first_order_of_a_loss():
-    """Against the gradient by hand, times the error that ``quantize`` makes."""
-    params, x = arguments(1)
-    y = jnp.arange(64) % 48
-    space = space_of((params, x, y), weights=("e4m3fn", "fp16"), objective="loss", f=loss)
-    gradients = jax.grad(loss)(params, x, y)
-    error = jax.tree.map(lambda w: sw.quantize(w, "e4m3fn").value() - w, params)
-    expected = jax.tree.map(lambda g, e: float(jnp.sum(g * e)), gradients, error)
-    by_hand = [expected["layers"][0], expected["head"]]
-    np.testing.assert_allclose(space.slopes.bias[::2], by_hand, rtol=1e-3)
 
 
 def test_a_loop_is_one_site_with_all_its_weights():
@@ -181,8 +169,8 @@ def test_discrete_decisions_are_reported():
         params, normal(2, (256, 16))
     )
     router = found.lines[0]
-    assert router.measured > 2 * router.predicted
-    assert "the adjoint pass doesn't see it; decisions change at test_plan.py" in router.note
+    assert router.alone > 0
+    assert "may change decisions at test_plan.py" in router.note
     assert router.note.count("(") == router.note.count("(argmax)") == 1
 
 
@@ -300,7 +288,7 @@ def test_the_weight_is_the_first_argument_on_either_side_of_a_product():
     assert rows[0].format == "nvfp4 x fp32"
 
 
-def test_a_loop_without_an_adjoint_is_planned_from_runs():
+def test_a_while_loop_is_planned():
     def root(w, x):
         def body(s):
             return s[0] + 1, 0.5 * (s[1] + jnp.tanh(s[1] @ w))
@@ -316,7 +304,7 @@ def test_a_loop_without_an_adjoint_is_planned_from_runs():
 
 @pytest.mark.slow
 def test_a_training_step_with_large_gradients_is_planned():
-    """Gradients of 4,096 numbers that are added up are materialized, which has no derivative."""
+    """Gradients of 4,096 numbers that are added up are materialized."""
 
     def step(params, x):
         return jax.grad(lambda p: jnp.sum(logits(p, x) ** 2))(params)
@@ -326,16 +314,19 @@ def test_a_training_step_with_large_gradients_is_planned():
     assert found.measured <= 5e-2
 
 
-def test_an_effect_in_a_loss_is_the_mean_among_other_roundings():
-    """Two roundings of which each undoes the other alone are half as much on the average."""
+def test_roundings_that_undo_each_other_are_predicted_by_pairs():
     random = np.random.default_rng(0)
-    plans = random.integers(2, size=(400, 3)).astype(np.float32)
+    plans = random.integers(2, size=(400, 3)).astype(bool)
+    measured = [WORST if c else a + b - 1.5 * a * b for a, b, c in plans.astype(float)]
+    found = prediction(np.array([1.0, 1.0, WORST]), plans, np.array(measured))
+    both = np.array([[1, 0, 0], [0, 1, 0], [1, 1, 0]])
+    np.testing.assert_allclose(found(both), [1, 1, 0.5], atol=0.1)
+    np.testing.assert_allclose(found.among_others([0], [[], [0]]), 0.25, atol=0.1)
+    assert found.effects[2] == WORST  # what isn't finite alone says nothing of the others
 
-    def measure(theta):
-        a, b, c = (float(x) for x in theta)
-        return WORST if c else a + b - 1.5 * a * b
 
-    alone = np.array([1.0, 1.0, WORST])
-    effects = _among_others(alone, measure, plans)
-    np.testing.assert_allclose(effects[:2], 0.5, atol=0.15)  # the fit has no constant
-    assert effects[2] == WORST  # what isn't finite alone says nothing of the others
+def test_what_two_roundings_do_together_is_in_the_mean_of_a_site():
+    """Both are of one site: no plan of the other sites decides whether they meet."""
+    alone, plans = np.array([1.0, 2.0]), np.array([[1, 0], [0, 1], [1, 1]] * 20, bool)
+    found = prediction(alone, plans, plans @ alone + 0.5 * plans.all(1))
+    assert found.among_others([0, 1], [[0], [1], [0, 1]]) == pytest.approx(3.5, rel=0.02)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -41,9 +42,10 @@ def plan(
 ) -> Callable[Params, Plan]:
     """Returns a function of ``f``'s arguments that finds the formats of products' operands.
 
-    Products are told apart by their scope and line. One adjoint pass and some runs predict any
-    plan's effect on the result; the choice is the exact solution of a knapsack problem. The plan
-    and those that the prediction can't tell apart from it are then run, and the best is the result.
+    Products are told apart by their scope and line. Runs with one rounding each, and of random
+    plans, predict any plan's effect on the result; the choice is the exact solution of a knapsack
+    problem. The plan and those that the prediction can't tell apart from it are then run, and the
+    best is the result.
 
     Args:
         f: any function of pytrees made of JAX primitives: a forward pass, a loss, a training step.
@@ -56,7 +58,7 @@ def plan(
         formats: of weights: formats, :class:`~scalewise.Operand` or None, the program's own dtype.
         activations: how all activations are rounded, by default not at all; ``"weights"`` gives
             each the format of its product's weight.
-        seed: of the random directions of the outputs.
+        seed: of the random plans.
 
     Raises:
         ValueError: neither or both of ``bits`` and ``error``, an unknown format, bits below the
@@ -174,41 +176,36 @@ def _confirmed(space: Space, recipe: Recipe, best: Tried) -> float:
 
 
 SHOWN = 24  # points of the Pareto front that a result has
-OFF = 1.5  # a factor between the adjoint pass and a run, from which on first order has failed
-UNSEEN = 1e6  # that factor where the derivative is zero, but for its own rounding
+OFF = 2.0  # a factor between an effect alone and the same among others that is worth a note
 SMALL = 0.01  # of the objective: roundings that do less aren't worth a note
 
 
 def lines(space: Space, best: Tried) -> tuple[PlanLine, ...]:
     """Returns a line for each site, with the objective of its roundings alone."""
     columns = [space.columns[i][choice] for i, choice in enumerate(best.choice)]
-    measured = [space.emulate(space.family.chosen(own)) if own else 0.0 for own in columns]
-    total = sum(map(abs, measured)) or 1.0
+    alone = [space.emulate(space.family.chosen(own)) if own else 0.0 for own in columns]
+    total = sum(map(abs, alone)) or 1.0
     found = []
-    for i, (site, own, result) in enumerate(zip(space.sites, columns, measured, strict=True)):
-        operands, share = space.options[i][best.choice[i]], abs(result) / total
-        second = space.slopes.hessian[np.ix_(own, own)].sum() / 2
-        predicted = space.aim.shown(float(space.slopes.bias[own].sum() + second))
-        result = space.aim.shown(result)
+    for i, (site, own) in enumerate(zip(space.sites, columns, strict=True)):
+        operands, share = space.options[i][best.choice[i]], abs(alone[i]) / total
+        among = space.predict.among_others(own, space.columns[i])
         line = PlanLine(
             name=site.name, function=site.function, primitives=site.primitives,
             weights=site.weights, operands=operands,
             bits=bits_of(operands.get("weight"), site.bits), elements=site.elements,
-            predicted=predicted, measured=result, share=share,
-            note=_note(site, predicted, result, share),
+            among_others=space.aim.shown(among), alone=space.aim.shown(alone[i]), share=share,
+            note=_note(site, among, alone[i]) if share >= SMALL else "",
         )  # fmt: skip
         found.append(line)
     return tuple(found)
 
 
-def _note(site: Site, predicted: float, measured: float, share: float) -> str:
-    said = []
-    ratio = abs(measured / predicted) if predicted else np.inf
-    if share >= SMALL and not 1 / OFF <= ratio <= OFF:
-        times = f"{ratio:.2g} times what the adjoint pass says"
-        said.append(times if ratio < UNSEEN else "the adjoint pass doesn't see it")
-        if site.discrete and ratio > OFF:
-            said.append(f"decisions change at {', '.join(site.discrete[:3])}")
+def _note(site: Site, among: float, alone: float) -> str:
+    said, ratio = [], alone / among if among else math.inf
+    if not 1 / OFF <= ratio <= OFF:
+        said.append(f"alone {ratio:.2g} times what it does among others")
+    if site.discrete:
+        said.append(f"may change decisions at {', '.join(site.discrete[:3])}")
     return "; ".join(said)
 
 

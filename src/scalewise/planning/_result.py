@@ -25,10 +25,10 @@ class PlanLine:
     operands: Mapping[Role, Operand | None]  # how they are rounded, by role; None: unrounded
     bits: float  # of a weight
     elements: int  # how many numbers the weights have
-    predicted: float  # what these roundings alone do: by the adjoint pass, in a run
-    measured: float
-    share: float  # of ``measured`` among all lines
-    note: str  # where first order fails
+    among_others: float  # what these roundings do in the mean of all plans of the other lines
+    alone: float  # what they do without any other rounding
+    share: float  # of ``alone`` among all lines
+    note: str  # where these differ, and which decisions may change
 
     @property
     def formats(self) -> str:
@@ -52,7 +52,7 @@ class Plan(Tabular):
     function: str
     objective: str  # what is kept small, in words
     bits: float  # the mean of a weight
-    predicted: float  # the objective by the adjoint pass and runs with one or two roundings
+    predicted: float  # the objective by runs with one rounding each, and of random plans
     measured: float  # the objective under ``autoscale`` with the plan's recipe
     recipe: Recipe  # rounds the operands that the plan says, and nothing else
     lines: tuple[PlanLine, ...]  # the products by place, in the program's order
@@ -133,7 +133,7 @@ class Plan(Tabular):
         return plain(vars(self) | own | {"front": [vars(p) for p in self.front]})
 
     def tables(self, *, everything: bool = True) -> list[Rows]:
-        heads = ("line", "weights", "formats", "bits", "numbers", "predicted", "measured", "note")
+        heads = ("line", "weights", "formats", "bits", "numbers", "among others", "alone", "note")
         rows = [
             [
                 x.name,
@@ -141,8 +141,8 @@ class Plan(Tabular):
                 x.formats,
                 f"{x.bits:.2f}" if x.elements else "",
                 f"{x.elements:,}",
-                figure(x.predicted),
-                f"{figure(x.measured)} ({x.share:.0%})",
+                figure(x.among_others),
+                f"{figure(x.alone)} ({x.share:.0%})",
                 x.note,
             ]
             for x in self.lines

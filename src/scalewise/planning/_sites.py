@@ -39,7 +39,7 @@ from ..scalifying import Place, Places, ScaledValue
 
 # rounds nothing, on any device
 WIDE = Recipe(Products.short(None, None), residuals=None, narrow="always")
-# Results that jump where an operand crosses a threshold: first order can't see that.
+# Results that jump where an operand crosses a threshold.
 COMPARISONS = names(lambda row: row.family is Family.COMPARISON)  # the mask of a relu's gradient
 DISCRETE = having("whole") | having("indexes") | {"approx_top_k", "sign"}
 

@@ -15,16 +15,7 @@ import numpy as np
 from .._output import Tell
 from ..autoscaling import Operand, Role
 from ..interpret import Program
-from ._predict import (
-    WORST,
-    ObjectiveName,
-    Plans,
-    Prediction,
-    Sensitivity,
-    objective,
-    prediction,
-    sensitivity,
-)
+from ._predict import WORST, ObjectiveName, Plans, Prediction, objective, prediction
 from ._sites import Site, sites
 
 # how a site's operands are rounded, None where they aren't
@@ -106,7 +97,7 @@ class Space:
             [[roundings[i, r][x] for r, x in o.items() if x is not None] for o in some]
             for i, some in enumerate(self.options)
         ]
-        outputs = jax.eval_shape(self.family.outputs, self.family.zero, list(program.arrays))
+        outputs = jax.eval_shape(self.family.outputs, self.family.chosen([]), list(program.arrays))
         self.aim = objective(name, outputs)
         weights = max(1, sum(site.elements for site in self.sites))
         # what each option adds to the mean bits of a weight
@@ -125,7 +116,7 @@ class Space:
 
     @functools.cached_property
     def reference(self) -> list[jax.Array]:
-        outputs = self._outputs(self.family.zero, list(self.program.arrays))
+        outputs = self._outputs(self.family.chosen([]), list(self.program.arrays))
         empty = not all(y.size for y in outputs)
         if empty or any(bool(jnp.isnan(y).any()) for y in outputs):
             what = "no numbers" if empty else "NaN"
@@ -136,30 +127,14 @@ class Space:
         return outputs
 
     @functools.cached_property
-    def slopes(self) -> Sensitivity:
-        try:
-            return sensitivity(self.family, self.aim, list(self.program.arrays), self.seed)
-        except ValueError as error:
-            if "Reverse-mode differentiation does not work" not in str(error):
-                raise
-        # a while loop has no adjoint: the runs with one rounding alone predict then
-        count = self.family.size
-        alone = [self.emulate(self.family.chosen([c])) for c in range(count)]
-        return Sensitivity(np.zeros(count), 2 * np.diag(alone), 0.0)
-
-    @functools.cached_property
     def predict(self) -> Prediction:
-        owners, jumping = np.zeros(self.family.size, int), np.zeros(self.family.size, bool)
-        for number, ((i, _), own) in enumerate(self.family.columns.items()):
-            owners[list(own.values())] = number
-            jumping[list(own.values())] = bool(self.sites[i].discrete)
-
-        def random(count: int) -> np.ndarray:
-            draw = np.random.default_rng((self.seed, count))
-            choices = ([int(draw.integers(len(o))) for o in self.options] for _ in range(count))
-            return np.stack([self.theta(choice) for choice in choices])
-
-        return prediction(self.slopes, jumping, owners, self.emulate, random)
+        draw = np.random.default_rng(self.seed)
+        count = self.aim.plans * self.family.size
+        choices = ([int(draw.integers(len(o))) for o in self.options] for _ in range(count))
+        plans = np.stack([self.theta(choice) for choice in choices])
+        single = np.eye(self.family.size, dtype=bool)
+        alone, among = (np.array([*map(self.emulate, some)]) for some in (single, plans))
+        return prediction(alone, plans, among)
 
     def emulate(self, theta: np.ndarray) -> float:
         """Returns the measured objective of a vector; formats are data to one compiled program."""

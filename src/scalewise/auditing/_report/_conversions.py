@@ -69,6 +69,12 @@ def operands(node: ast.stmt, names: Mapping[str, Any], gathers: bool) -> list[as
     return [x.value if gathers and _takes(x) else x for x in found]
 
 
+def trees(node: ast.AST) -> list[ast.expr]:
+    """Returns the trees of which ``jax.tree.map`` gives each array to a function."""
+    calls = (x for x in ast.walk(node) if isinstance(x, ast.Call) and name_of(x.func) in MAPS)
+    return [x for call in calls for x in call.args[1:]]
+
+
 def _takes(node: ast.expr) -> TypeGuard[ast.Subscript]:
     return isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Constant)
 
@@ -305,6 +311,8 @@ def _operands(node: ast.expr, names: Mapping[str, Any], top: bool = False) -> It
             yield from _operands(body, names, top)
         case ast.Call(function, [ast.Lambda(body=body), *_]) if name_of(function) in MAPS:
             yield from _operands(body, names, top=True)
+        case ast.Call() if mapped := trees(node):
+            yield from mapped
         case ast.Attribute(value, attribute) if attribute in ARRAYS | INTEGERS:
             yield from _operands(value, names) if attribute in ARRAYS else ()
         case ast.Attribute(value) if _is_imported(value, names):

@@ -22,7 +22,17 @@ import numpy as np
 from .._run._equation_statistics import EquationStatistics
 from .._search._findings import Finding
 from .._search._fixes import Edit, Fix
-from ._conversions import Loop, converted, each, loop_around, numpy_in, operands, starts, targets
+from ._conversions import (
+    Loop,
+    converted,
+    each,
+    loop_around,
+    numpy_in,
+    operands,
+    starts,
+    targets,
+    trees,
+)
 from ._patterns import expressions, replacement, scaled_gradient, text_of, uncast
 from ._summary import Summary
 
@@ -475,6 +485,7 @@ def _widened(
         return []
     names, found = _imports(tree), dict[tuple[int, int], list[ast.expr]]()
     loops: dict[ast.AST, tuple[Loop, dict[ast.stmt, list[ast.expr]]]] = {}
+    mapped: list[ast.expr] = []
     for line, computed in sorted(lines.items()):
         loop = loop_around(tree, line)
         gathers = any(e.primitive.startswith("scatter") for e in computed)
@@ -483,14 +494,14 @@ def _widened(
             if not parts:
                 continue  # a run of the program with the others tells whether they do
             found.setdefault(_span(node), []).extend(parts)
+            mapped += trees(node)
             if loop is not None:
                 loops.setdefault(loop.body, (loop, {}))[1][node] = parts
-    trees: list[ast.expr] = []
     for loop, changed in loops.values():
         known = starts(loop, changed)
         first = [loop.start] if known is None else known
         is_tree = known is None or any("tree" in ast.unparse(node) for node in changed)
-        trees += first if is_tree else []
+        mapped += first if is_tree else []
         for part in first:
             around = _statement(tree, part.lineno)
             if around is None or hasattr(around, "body"):
@@ -498,7 +509,9 @@ def _widened(
             found.setdefault(_span(around), []).append(part)
     edits = []
     for (first, last), parts in found.items():
-        change = partial(converted, parts=parts, first=first, names=names, dtype=dtype, trees=trees)
+        change = partial(
+            converted, parts=parts, first=first, names=names, dtype=dtype, trees=mapped
+        )
         edits.append(_edited(file, first, last, change))
     return [x for x in edits if x] if all(edits) else []
 

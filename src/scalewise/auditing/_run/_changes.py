@@ -77,8 +77,8 @@ def carried(program: Program) -> list[Carried]:
     that an argument has below its first key, and no gradients. An argument that the function
     updates in place (a mutable array, a Flax NNX object) is an output of the same name.
 
-    An argument that is one array has no such path: it is replaced by the result, or by the first
-    part of it, if it is the first argument.
+    An argument that is one array has no such path: it is replaced by the part of the result in its
+    place, if the arguments before it are replaced so too. A counter is such an argument.
     """
     outs, arguments = (
         [(path, a) for path, a in zip(paths, avals, strict=True) if is_inexact(a)]
@@ -96,7 +96,7 @@ def carried(program: Program) -> list[Carried]:
             before = path.removesuffix(below)
             fits = path.endswith(below) and re.fullmatch(r"(\[\d+\])?", before)
             whole = not below and not in_place
-            if whole and not (argument == "[0]" and before in ("", "[0]")):
+            if whole and not _in_place(path, argument, [outs[x.output][0] for x in found]):
                 continue
             same = aval.shape == other.shape and is_float(aval) == is_float(other)
             same = same and not is_gradient[i]
@@ -104,6 +104,13 @@ def carried(program: Program) -> list[Carried]:
                 found.append(Carried(i, j, whole))
                 break
     return found
+
+
+def _in_place(path: str, argument: str, carried: Sequence[str]) -> bool:
+    """Returns whether a part of the result has an argument's place, behind others that have."""
+    place = int(argument[1:-1]) if re.fullmatch(r"\[\d+\]", argument) else -1
+    behind = place == 0 or any(x.startswith(f"[{place - 1}]") for x in carried)
+    return behind and path in ("" if place == 0 else argument, argument)
 
 
 def updates(
