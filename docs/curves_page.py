@@ -25,7 +25,7 @@ from rich.console import Console
 import scalewise as sw
 from examples import lstm
 from scalewise import training
-from scalewise._output import Panel, chart_svg
+from scalewise.cli._curves import curves_svg
 
 HERE = Path(__file__).parent
 RECORD = HERE / "mixed_precision" / "curves.json"
@@ -131,8 +131,7 @@ def figure(title: str, curves: dict[str, Losses]) -> str:
         end = next((i for i, y in enumerate(ys) if y is None), None)
         shown.append([math.nan if y is None or (end or STEPS) < i else y for i, y in enumerate(ys)])
         names.append(name if end is None else f"{name}: NaN in step {end + 1}")
-    smooth = [list(enumerate(_mean(ys), start=1)) for ys in shown]
-    return chart_svg(title, [Panel(f"{title}, mean of 5 steps", "step", smooth)], names) + "\n"
+    return curves_svg(title, {f"{title}, mean of 5 steps": [*map(_mean, shown)]}, names) + "\n"
 
 
 def _mean(ys: list[float]) -> list[float]:

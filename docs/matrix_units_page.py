@@ -105,8 +105,9 @@ def units_table() -> str:
     return table(head, rows)
 
 
-def page(found: dict[str, dict[str, list[float]]]) -> str:
+def page() -> str:
     """Returns the page as Markdown."""
+    found: dict[str, dict[str, list[float]]] = json.loads(RECORD.read_text())
     exact = json.loads(sums.COUNTS.read_text())[sums.EXACT].values()
     counts = {"all": sum(x["sums"] for x in exact), "differ": sum(x["differ"] for x in exact)}
     parts = [
@@ -124,4 +125,4 @@ def page(found: dict[str, dict[str, list[float]]]) -> str:
 if __name__ == "__main__":
     if sys.argv[1:] == ["measure"]:
         RECORD.write_text(json.dumps(measure(), indent=1) + "\n")
-    (HERE / "concepts" / "matrix-units.md").write_text(page(json.loads(RECORD.read_text())))
+    (HERE / "concepts" / "matrix-units.md").write_text(page())

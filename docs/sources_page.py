@@ -216,7 +216,7 @@ SOURCES: dict[str, tuple[Item, ...]] = {
              FUNCTIONS + "test_casts_to_fp16_over_every_float32_number"),
         Item("the same for log-uniform samples", "cast",
              "functions.md#the-cast-to-fp16-published-and-ours",
-             "ops/test_pages.py::test_the_page_is_up_to_date"),
+             "examples/test_pages.py::test_a_generated_page_is_what_its_script_writes"),
         Item("errors of functions over normal inputs", "ops.functions",
              "functions.md#functions-in-fp16-published-and-ours",
              FUNCTIONS

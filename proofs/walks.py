@@ -80,6 +80,7 @@ class Median(Scaling):
 '''
 E2M4 = 'E2M4 = Format("e2m4", 2, 4, infinities=False, nan="none")\n'
 LISTED = "E2M3FN, E3M2FN, E2M1FN,", "E2M3FN, E2M4, E3M2FN, E2M1FN,"
+NAMED = '"e2m3fn", "e3m2fn",', '"e2m3fn", "e2m4", "e3m2fn",'
 ERF_INV = "fallback range elementwise nan=beyond_1 pole=one: erf_inv\n"
 CBRT = "power range elementwise stable costly: cbrt\n"
 WALKS = (
@@ -103,7 +104,11 @@ WALKS = (
     Walk(
         "Add a format",
         {
-            "src/scalewise/formats/_catalogue.py": [before("# Unsigned variants,", E2M4), LISTED],
+            "src/scalewise/formats/_catalogue.py": [
+                before("# Unsigned variants,", E2M4),
+                LISTED,
+                NAMED,
+            ],
             "src/scalewise/formats/__init__.py": [
                 after(
                     "from ._catalogue import E2M3FN as E2M3FN\n",
@@ -111,7 +116,10 @@ WALKS = (
                 )
             ],
         },
-        ("tests/formats/test_formats_page.py", "tests/test_public.py"),
+        (
+            "tests/examples/test_pages.py::test_a_generated_page_is_what_its_script_writes[formats]",
+            "tests/test_public.py",
+        ),
         then=("docs/formats_page.py",),
     ),
     Walk(
@@ -166,6 +174,9 @@ WALKS = (
                     "CATALOGUE: ",
                     "fp8_e5m2 = Recipe(Products.short(E5M2, E5M2))\n",
                 )
+            ],
+            "src/scalewise/autoscaling/_recipe.py": [
+                ('"fp16", "bf16", ', '"fp16", "bf16", "fp8_e5m2", ')
             ],
         },
         ("tests/test_public.py", "tests/cli/test_compare.py"),

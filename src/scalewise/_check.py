@@ -4,15 +4,14 @@
 value and what is expected, or the name that was meant, before anything else runs. An annotation
 without a rule here (a pytree, a type that only type checkers import) accepts every value. Integers
 may be NumPy's, numbers may be arrays without dimensions, traced ones too, and ``float`` stands for
-a finite number.
+a finite number. ``Annotated`` adds a :class:`Range`, a phrase that describes the type to users, or
+the type that is checked when a program runs, where type checkers know more of it.
 """
 
 from __future__ import annotations
 
 import collections.abc
 import contextlib
-import dataclasses
-import difflib
 import functools
 import inspect
 import math
@@ -22,13 +21,14 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
+from ._resolve import near
+from ._types import Converted
+
 T = TypeVar("T", bound=Callable)
-Kept = TypeVar("Kept", covariant=True)
-Given = TypeVar("Given", contravariant=True)
 
 
 class Range(NamedTuple):
@@ -36,39 +36,6 @@ class Range(NamedTuple):
 
     holds: Callable[[Any], bool]
     words: str
-
-
-class Words(NamedTuple):
-    """A phrase that describes a type to users, in place of the one made from the annotation."""
-
-    words: str
-
-
-class Converted(Generic[Kept, Given]):
-    """The type of a dataclass's field that ``__post_init__`` converts: kept, and given.
-
-    Type checkers read a field of this type as a descriptor: an argument of ``__init__`` and of
-    ``dataclasses.replace`` may be any value of the second type, the attribute is of the first.
-    """
-
-    if TYPE_CHECKING:
-
-        def __get__(self, instance: object, owner: Any, /) -> Kept: ...
-        def __set__(self, instance: object, value: Given, /) -> None: ...
-
-
-def kept(*default: Any) -> Any:
-    """Returns the default of a ``Converted`` field, as it is kept, or the field of one without.
-
-    mypy reads descriptors in fields with a default alone, so that to type checkers all have one.
-    """
-    return default[0] if default else dataclasses.field()
-
-
-class Accepts(NamedTuple):
-    """The type that is checked when a program runs, where type checkers know more of it."""
-
-    hint: Any
 
 
 def _is_pattern(text: str) -> bool:
@@ -99,12 +66,6 @@ def checked(entry: T) -> T:
     init: Any = getattr(entry, "__init__")  # noqa: B009
     setattr(entry, "__init__", _checked(init, entry.__name__))  # noqa: B010
     return entry  # pyright: ignore
-
-
-def near(name: str, known: Iterable[str]) -> str:
-    """Returns the question whether the names most like this one were meant, or nothing."""
-    close = difflib.get_close_matches(name.lower(), list(known), n=2)
-    return f"did you mean {' or '.join(map(repr, close))}? " if close else ""
 
 
 def _checked(function: Any, name: str) -> Any:
@@ -166,7 +127,9 @@ class Check(NamedTuple):
         """Returns the class of the error that a value raises, if any."""
         if not self.accepts(value):
             return TypeError
-        return None if _is_traced(value) or self.holds(value) else ValueError
+        jax = sys.modules.get("jax")
+        traced = jax is not None and isinstance(value, jax.core.Tracer)
+        return None if traced or self.holds(value) else ValueError
 
 
 FREE = Check(lambda x: True, ANYTHING)
@@ -176,9 +139,10 @@ def rule_of(hint: Any) -> Check:
     """Returns the rule of an annotation."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        note = args[1]
-        base = rule_of(note.hint if isinstance(note, Accepts) else args[0])
-        return base._replace(**note._asdict()) if isinstance(note, Range | Words) else base
+        if isinstance(args[1], str):
+            return rule_of(args[0])._replace(words=args[1])
+        is_range = isinstance(args[1], Range)
+        return rule_of(args[0])._replace(**args[1]._asdict()) if is_range else rule_of(args[1])
     if origin is Converted:
         return rule_of(args[1])
     if origin in (typing.Union, types.UnionType):
@@ -226,15 +190,12 @@ COLLECTIONS = {
 def _union(args: tuple[Any, ...]) -> Check:
     """Returns the rule of a union, in which the parts of ArrayLike and DTypeLike are one each."""
     rules, rest = [], list(args)
-    if np.ndarray in args:
-        rules.append(Check(is_array, "an array of numbers"))
-        rest = [x for x in rest if not _is_part_of_array(x)]
-    if np.dtype in args:
-        rules.append(Check(_is_dtype, "a dtype"))
-        rest = [x for x in rest if typing.get_origin(x) is not type and x is not np.dtype]
-        rest = [x for x in rest if getattr(x, "__name__", "") != "SupportsDType"]
-        if set(rest) <= {str, type(None)}:  # of a format a string is a name, which is looked up
-            rest = [x for x in rest if x is not str]
+    for kind, rule, parts in WHOLE:
+        if kind in args:
+            rules.append(rule)
+            rest = [x for x in rest if getattr(x, "__name__", "").rpartition(".")[2] not in parts]
+    if np.dtype in args and set(rest) <= {str, type(None)}:
+        rest = [x for x in rest if x is not str]  # of a format it is a name, which is looked up
     rules += map(rule_of, rest)
     words = dict.fromkeys(w for rule in rules for w in rule.words.split(" or "))
     return Check(
@@ -286,12 +247,6 @@ def is_array(value: Any) -> bool:
     return hasattr(value, "shape") and getattr(dtype, "kind", "f") not in "OSUMm"  # keys have none
 
 
-def _is_part_of_array(hint: Any) -> bool:
-    name = getattr(hint, "__name__", "").rpartition(".")[2]
-    parts = (np.ndarray, np.bool_, np.number, bool, int, float, complex)
-    return hint in parts or name in ("Array", "TypedNdArray", "LiteralArray")
-
-
 def _is_dtype(value: Any) -> bool:
     if value is None or isinstance(value, list | tuple | dict):  # np.dtype takes them all
         return False
@@ -300,11 +255,14 @@ def _is_dtype(value: Any) -> bool:
     return False
 
 
-def _is_traced(value: Any) -> bool:
-    jax = sys.modules.get("jax")
-    return jax is not None and isinstance(value, jax.core.Tracer)
-
-
+# What a union has of ArrayLike and of DTypeLike: a type that shows it, the rule, the parts' names.
+WHOLE = (
+    (np.ndarray, Check(is_array, "an array of numbers"), {
+        "ndarray", "Array", "TypedNdArray", "LiteralArray", "number", "bool", "int", "float",
+        "complex",
+    }),
+    (np.dtype, Check(_is_dtype, "a dtype"), {"dtype", "type", "SupportsDType"}),
+)  # fmt: skip
 PLAIN: dict[Any, Check] = {
     **dict.fromkeys((Any, object, inspect.Parameter.empty), FREE),
     int: Check(is_integer, "an integer", lambda n: -(2**63) <= n < 2**64, True),

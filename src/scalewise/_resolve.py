@@ -8,15 +8,20 @@ none (``autoscale``, ``training.step``). A string with ``=`` is a policy.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import importlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, overload
-
-from ._check import near
 
 if TYPE_CHECKING:
     from .formats import BlockFormat, BlockFormatLike, Format
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """Returns the question whether the names most like this one were meant, or nothing."""
+    close = difflib.get_close_matches(name.lower(), list(known), n=2)
+    return f"did you mean {' or '.join(map(repr, close))}? " if close else ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import scalewise as sw
-from pages import DOCS, page_script
+from pages import page_script
 from primitives import ELSEWHERE, FLOATS, OTHERS, arguments, together
 
 ROWS = FLOATS | OTHERS
@@ -80,7 +80,3 @@ def test_each_row_runs_where_every_result_is_narrow(recipe):
 def test_every_public_primitive_has_a_row():
     module = page_script("coverage_page")
     assert sorted(n for n in module.public_primitives() if module.row(n) is None) == []
-
-
-def test_the_page_is_up_to_date():
-    assert page_script("coverage_page").page() == (DOCS / "coverage.md").read_text()

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from pages import DOCS, page_script
 from scalewise import checkpoints
 from scalewise.checkpoints._encode import WRITERS, quantised
 from scalewise.checkpoints._files import open_file
@@ -169,11 +168,6 @@ def test_every_layout_has_a_recorded_file(tmp_path):
         tree = checkpoints.load(folder_of(name, tmp_path))
         seen |= {w.layout.name for w in tree.weights.values() if w.layout}
     assert set(BY_NAME) - seen <= {"deepseek/v3-experts", "comfyui/scale_weight"}
-
-
-def test_the_page_of_layouts_is_up_to_date():
-    again = "run `python docs/checkpoints_page.py`"
-    assert (DOCS / "checkpoints.md").read_text() == page_script("checkpoints_page").page(), again
 
 
 def test_a_quantised_vector_is_read_compared_and_decoded(tmp_path):

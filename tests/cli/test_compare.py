@@ -1,16 +1,15 @@
 """Comparisons of methods: measurements, interrupts, and errors in the arguments."""
 
 import dataclasses
-import io
 import json
 import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from rich.console import Console
 
 from scalewise import recipes
 from scalewise._user_file import InputError
@@ -56,13 +55,13 @@ SCALED = TrainingProgram("tiny", init, train_step, batches, loss_of, OPTIMIZER)
 
 
 def run(tmp_path, methods=("float32",), **changes):
-    console, out = Console(file=io.StringIO(), width=100), tmp_path / "run"
+    out, told = tmp_path / "run", []
     arguments = {"program": TINY, "text": b"x" * 100, "steps": 6, "out": out} | changes
     methods = [method(x) if isinstance(x, str) else x for x in methods]
-    result = compare(methods=methods, console=console, **arguments)
+    result = compare(methods=methods, tell=told.append, **arguments)
     if arguments["out"]:
         result.write(out)
-    return result, console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    return result, "\n".join([*told, str(result)])
 
 
 def rows(tmp_path):
@@ -311,6 +310,32 @@ def test_invalid_arguments_are_errors_and_nothing_is_written(tmp_path, changes, 
 
 def test_programs_and_data_that_are_not_there():
     with pytest.raises(InputError, match="no data at '/nowhere/at/all'; expected a text file"):
-        corpus("/nowhere/at/all")
+        corpus(Path("/nowhere/at/all"))
     with pytest.raises(InputError, match=r"no program '/nowhere.py'; expected a Python file"):
         load_program("/nowhere.py")
+
+
+def test_the_standard_library_is_the_same_text_each_time():
+    assert len(corpus()) == 2_000_000
+    assert corpus() == corpus()
+
+
+def test_a_file_is_cut_at_the_limit(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"abcdef")
+    assert corpus(tmp_path / "a.txt", limit=4) == b"abcd"
+
+
+def test_a_folder_is_read_in_order_without_hidden_files(tmp_path):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / ".git").mkdir()
+    for name, text in [("b", b"2"), ("a", b"1"), ("deep/c", b"3"), (".git/d", b"4"), (".e", b"5")]:
+        (tmp_path / name).write_bytes(text)
+    assert corpus(tmp_path) == b"123"
+
+
+@pytest.mark.parametrize("folder", [True, False])
+def test_missing_and_empty_data_is_an_error(tmp_path, folder):
+    path = tmp_path / "empty"
+    path.mkdir() if folder else path.touch()
+    with pytest.raises(InputError, match=r"no data in '.*empty': it is empty"):
+        corpus(path)

@@ -6,30 +6,31 @@ from types import SimpleNamespace
 
 import pytest
 
-from scalewise._output._chart import ticks
 from scalewise.cli._compare import compared
+from scalewise.cli._curves import ticks
 
 
 class Measured:
     """Stands for a run: it has what a comparison reads."""
 
     def __init__(self, name, losses, first=None):
-        self.method, self.losses, self.first = SimpleNamespace(name=name), losses, first
+        self.method, self.finite, self.first = SimpleNamespace(name=name), losses, first
+
+    def losses(self, steps):
+        return self.finite[:steps]
 
     def figures(self, steps, parameters, seeds):
         return {
             "name": self.method.name, "what": "", "state_bytes": 1200, "temporary_bytes": 0,
-            "final_loss": sum(self.losses) / 3, "median_seconds": 0.1, "build_seconds": 1.0,
+            "final_loss": sum(self.finite) / 3, "median_seconds": 0.1, "build_seconds": 1.0,
             "bytes_per_parameter": 12.0, "non_finite_steps": 0, "final_loss_spread": math.nan,
             "loss_scales": None, "first_non_finite": self.first,
         }  # fmt: skip
 
 
 def comparison(*records):
-    found = compared("<demo> & co", [[record] for record in records], 100, 3)
-    about = {"steps_asked": 3, "interrupted": False, "failure": None}
-    found.summary.update(about, environment={"JAX": "<0>"})
-    return found
+    about = {"steps_asked": 3, "interrupted": False, "failure": None, "environment": {"JAX": "<0>"}}
+    return compared("<demo> & co", [[record] for record in records], 100, 3, **about)
 
 
 FINE = Measured("float32", [3.0, 2.0, 1.0])

@@ -31,6 +31,8 @@ def train_step(state, batch):
     return {"params": state["params"] - 0.1 * g}, loss
 
 def batches(data, seed):
+    if len(data) < 4:
+        raise ValueError("at least 4 bytes are needed")
     for number in range(100):
         if number == 8 and b"full" in data:
             hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
@@ -128,6 +130,12 @@ def test_an_unwritable_target_is_refused_before_the_run(folder, monkeypatch):
          "'/proc/run'"),
         (("compare", "importing.py"), "importing.py needs sklearnn, which isn't installed: pip"),
         (("compare", "/dev/null"), "no program '/dev/null'"),
+        (("compare", "short"), "no program at 'short'"),
+        (("compare", "bare.py"), "defines no init(seed) -> state and no train_step(state, batch)"),
+        (("compare", "broken.py"), "broken.py doesn't run: SyntaxError"),
+        (("compare", "net.py", "--data", "nowhere"), "no data at 'nowhere'; expected a text file"),
+        (("compare", "net.py", "--data", "short"), "net.batches: at least 4 bytes are needed"),
+        (("compare", "net.py", "--method", "fp61"), "no method of training is called 'fp61'"),
         (("compare", "net.py", "--out", "net.py"), "'net.py' isn't empty; expected a new or an"),
         (("compare", "net.py", "--method", "fp8", "--method", "fp8"), "one is given twice: fp8"),
         (("check", "dir.json"), "holds no .safetensors file"),
@@ -139,8 +147,14 @@ def test_an_unwritable_target_is_refused_before_the_run(folder, monkeypatch):
 def test_unreadable_and_unwritable_files_are_errors_of_one_sentence(folder, arguments, message):
     (folder / "dir.json").mkdir()
     os.mkfifo(folder / "pipe.html")
-    assert message in sentence(run(*arguments))
+    (folder / "bare.py").write_text("x = 1\n")
+    (folder / "broken.py").write_text("def f(:\n")
+    (folder / "short").write_text("ab")
+    done = run(*arguments)
+    assert message in sentence(done)
+    assert done.stdout.count("\n") <= 1  # what is compared, before a folder is made
     assert not list(folder.glob(".*"))
+    assert not (folder / "runs").exists()
 
 
 def test_a_full_disk_ends_a_comparison_with_its_report(folder, monkeypatch):

@@ -2,13 +2,11 @@
 
 import ast
 import dataclasses
-import io
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from rich.console import Console
 
 from scalewise._user_file import InputError
 from scalewise.cli._compare import compare
@@ -63,7 +61,7 @@ def test_attention_is_causal(gpt):
 @pytest.mark.slow
 def test_scaled_recipes_follow_float32_and_plain_fp16_diverges(gpt):
     methods = [METHODS[x] for x in ("float32", "fp16-plain", "fp16", "fp8-narrow-state")]
-    result = compare(gpt, methods, TEXT, 20, console=Console(file=io.StringIO()))
+    result = compare(gpt, methods, TEXT, 20)
     float32, plain, *scaled = result.summary["methods"]
     assert plain["first_non_finite"]["step"] == 1
     for row in scaled:

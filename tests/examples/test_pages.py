@@ -21,6 +21,25 @@ ELSEWHERE = {  # pages whose code other tests run
 QUICK = ("README.md",)
 
 
+# The files that scripts write, where their names say another thing; torch's is tested with torch.
+WRITTEN = {
+    "errors": "reference/errors.md", "explore": "explore.html", "plan": "plan_results.md",
+    "matrix_units": "concepts/matrix-units.md",
+}  # fmt: skip
+SCRIPTS = {p.stem.removesuffix("_page"): p.read_text("utf-8") for p in DOCS.glob("*_page.py")}
+GENERATED = sorted(name for name, text in SCRIPTS.items() if "\ndef page() -> str:" in text)
+GENERATED.remove("torch_coverage")
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_a_generated_page_is_what_its_script_writes(name):
+    script, file = page_script(f"{name}_page"), DOCS / WRITTEN.get(name, f"{name}.md")
+    again = f"run `PYTHONPATH=. python docs/{name}_page.py`"
+    assert file.read_text("utf-8") == script.page(), again
+    if hasattr(script, "picture"):
+        assert file.with_suffix(".svg").read_text("utf-8") == script.picture(), again
+
+
 def pages() -> list[str]:
     """Returns the pages that have Python, and that no other test runs."""
     found = ["README.md", *(p.relative_to(ROOT).as_posix() for p in sorted(DOCS.rglob("*.md")))]

@@ -9,14 +9,7 @@ from experiments import models, parity, torture
 from experiments.cases import case, dead_units
 from experiments.units import Units, program_in_units, scaled
 
-from pages import DOCS, page_script
-
 pytestmark = pytest.mark.usefixtures("users_promotion")
-
-
-def test_the_page_agrees_with_the_results():
-    text = page_script("parity_page").page()
-    assert (DOCS / "parity.md").read_text() == text, "run `PYTHONPATH=. python docs/parity_page.py`"
 
 
 def test_every_recorded_run_is_finite_and_within_one_percent_or_twice_chance():

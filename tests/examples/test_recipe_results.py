@@ -7,15 +7,8 @@ from experiments import parity, recipe_training
 from experiments.recipe_variants import ABLATIONS, RECIPES
 
 import scalewise as sw
-from pages import DOCS, page_script
 
 ROWS = parity.rows(recipe_training.FILE)
-
-
-def test_the_page_is_up_to_date():
-    text = page_script("recipe_results_page").page()
-    command = "run `PYTHONPATH=. python docs/recipe_results_page.py`"
-    assert (DOCS / "recipe_results.md").read_text() == text, command
 
 
 def test_every_recipe_is_compared_but_aliases_and_mu_s():

@@ -9,11 +9,6 @@ ROOT = DOCS.parent
 MAKEFILE = (ROOT / "Makefile").read_text()
 
 
-def test_the_page_is_up_to_date():
-    again = "run `PYTHONPATH=. python docs/results_page.py`"
-    assert (DOCS / "results.md").read_text() == MODULE.page(), again
-
-
 def recipe(target: str) -> str:
     """Returns the commands of a target and, indirectly, of the targets that it calls."""
     own = re.search(rf"^{target}:.*\n((?:\t.*\n)*)", MAKEFILE, re.M)

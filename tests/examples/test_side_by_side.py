@@ -6,16 +6,9 @@ import re
 import pytest
 from experiments import side_by_side
 
-from pages import DOCS, page_script
 from scalewise.cli._methods import METHODS
 
 KEPT = side_by_side.rows()
-
-
-def test_the_page_agrees_with_the_results():
-    text = page_script("side_by_side_page").page()
-    command = "run `PYTHONPATH=. python docs/side_by_side_page.py`"
-    assert (DOCS / "side_by_side.md").read_text() == text, command
 
 
 def test_every_claim_holds_for_the_recorded_results():

@@ -47,8 +47,7 @@ PROBE = """async asked => {
 }"""  # noqa: E501
 
 
-def test_the_catalogue_is_current():
-    assert PAGE.FILE.read_text() == PAGE.page(), "run `python docs/explore_page.py`"
+def test_the_page_loads_nothing():
     assert "http" not in PAGE.FILE.read_text().replace("http://www.w3.org/2000/svg", "").replace(
         "http-equiv", ""
     )

@@ -9,16 +9,8 @@ from proofs.function_errors import function_table
 from proofs.function_tables import function_ranges
 from proofs.norms import torture
 
-from pages import DOCS, page_script
+from pages import DOCS
 from scalewise.formats import format as format_
-
-
-@pytest.mark.parametrize("name", ["norms", "functions"])
-def test_the_page_is_up_to_date(name):
-    module = page_script(f"{name}_page")
-    assert (DOCS / f"{name}.md").read_text() == module.page(), f"run `python docs/{name}_page.py`"
-    if name == "norms":
-        assert (DOCS / "norms.svg").read_text() == module.picture()
 
 
 def test_the_torture_set_measures_the_same_again():

@@ -25,7 +25,6 @@ from scalewise._output import (
     print_rows,
     replacing,
     sentence,
-    tolerant,
     visible,
 )
 from scalewise._output._text import Text
@@ -128,19 +127,6 @@ class Failing(io.TextIOWrapper):
 
     def write(self, text):
         raise self.error
-
-
-def test_a_console_drops_output_after_its_stream_fails():
-    for error in (BrokenPipeError(), OSError(errno.ENOSPC, "full"), ValueError("closed file")):
-        console = Console(file=Failing(error))
-        with tolerant(console):
-            console.print("one")
-            console.print("two")
-    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    console = Console(file=stream)
-    with tolerant(console):
-        console.print("2^3 × 1.5 – α")
-    assert stream.buffer.getvalue() == b"2^3 x 1.5 - ?\n"
 
 
 def test_the_command_handles_every_failing_output(monkeypatch, capsys):

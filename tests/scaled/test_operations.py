@@ -440,10 +440,8 @@ def test_autoscale_of_scaled_arrays_returns_scaled_arrays(recipe):
 # -- the page --------------------------------------------------------------------------------------
 
 
-def test_the_page_is_up_to_date_and_covers_every_operation():
-    module = page_script("scalify_page")
-    assert (DOCS / "scalify.md").read_text() == module.page(), "run `python docs/scalify_page.py`"
-    assert set(module.DATA) == set(RULES)
+def test_the_page_covers_every_operation():
+    assert set(page_script("scalify_page").DATA) == set(RULES)
 
 
 @pytest.mark.slow

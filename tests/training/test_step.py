@@ -332,15 +332,6 @@ def test_two_states_of_one_model_have_one_structure(make):
     assert hash(a.structure) == hash(b.structure)
 
 
-def test_the_state_is_a_plain_pytree():
-    train = step(loss, optax.adam(1e-2), "p=bf16,c=bf16")
-    state = train.init(params())
-    leaves, treedef = jax.tree.flatten(state)
-    again = jax.tree.unflatten(treedef, leaves)
-    close(jax.jit(train)(again, batch())[0].params, jax.jit(train)(state, batch())[0].params)
-    assert dataclasses.replace(state, step=jnp.int32(7)).step == 7
-
-
 @pytest.mark.parametrize(
     "make",
     [

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ._chart import STYLE as STYLE
-from ._chart import Panel as Panel
-from ._chart import chart_svg as chart_svg
 from ._page import framed as framed
 from ._page import visible as visible
 from ._place import place as place
@@ -28,7 +25,6 @@ from ._stream import Printed as Printed
 from ._stream import counted as counted
 from ._stream import one_output as one_output
 from ._stream import print_rows as print_rows
-from ._stream import tolerant as tolerant
 from ._write import PREFIX as PREFIX
 from ._write import TargetError as TargetError
 from ._write import append as append

@@ -1,4 +1,4 @@
-"""Terminal output: whose errors don't end the program, of tables, and of results."""
+"""Terminal output: in ASCII where the terminal has no more, of tables, and of results."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import codecs
 import html
 import io
 from collections.abc import Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # imported where it is used: arrays and transformations run without rich
     from rich.console import Console
@@ -29,47 +29,6 @@ def _replaced(error: UnicodeError) -> tuple[str, int]:
 
 
 codecs.register_error("scalewise.ascii", _replaced)
-
-
-class _Tolerant:
-    """A text stream that drops all output after the first error of the underlying stream."""
-
-    def __init__(self, stream: Any):
-        self._stream = stream
-        self._silent = False
-
-    def write(self, text: str) -> int:
-        if not self._silent:
-            try:
-                try:
-                    self._stream.write(text)
-                except UnicodeEncodeError:
-                    known = text.encode(self._stream.encoding, "scalewise.ascii")
-                    self._stream.write(known.decode(self._stream.encoding))
-            except (OSError, ValueError):  # ValueError: the stream was closed
-                self._silent = True
-        return len(text)
-
-    def flush(self) -> None:
-        with suppress(OSError, ValueError):
-            self._stream.flush()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-@contextmanager
-def tolerant(console: Console) -> Iterator[None]:
-    """Drops a console's output, while the block runs, once its stream can't be written to.
-
-    A closed pipe (``| head``), a closed terminal or a full disk then doesn't end a long run.
-    """
-    stream = console.file
-    console.file = _Tolerant(stream)  # pyright: ignore[reportAttributeAccessIssue]
-    try:
-        yield
-    finally:
-        console.file = stream
 
 
 def print_rows(

@@ -62,7 +62,7 @@ from ._recipe import Recipe
 from ._residuals import load, load_product
 from ._sending import sending_results
 from ._setup import Setup
-from ._value import StoredValue, holds, store_value
+from ._value import StoredValue, holds, may_be_masked, store_value
 
 PERMUTES = having("same_order") | {"convert_element_type", "transpose"}
 # cuDNN's attention has a rule of its own: see ``_fused_attention``
@@ -150,8 +150,12 @@ class Boundaries(PairInterpretation):
         fmt = self.recipe.residuals
         value = load_product(value)
         waits = boundary == "stacked" and equation.direction == "forward" and aval.shape
-        small = fmt and isinstance(value, ScaledValue) and holds(value.data.dtype, fmt)
-        if waits and fmt and not small:
+        wide = (
+            fmt
+            and isinstance(value, ScaledValue)
+            and (holds(value.data.dtype, fmt) or may_be_masked(value, fmt))
+        )
+        if waits and fmt and not wide:
             self.setup.recorded(boundary, equation, value, fmt)
             return value if isinstance(value, StoredValue) else store_value(value.marked(), fmt)
         value = load(value)

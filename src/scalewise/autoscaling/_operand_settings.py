@@ -6,9 +6,10 @@ import dataclasses
 import functools
 from typing import Annotated, Literal, TypedDict
 
-from .._check import Converted, Count, Natural, Words, checked, kept
+from .._check import Count, Natural, checked
 from .._repr import changed_fields
 from .._resolve import as_format
+from .._types import Converted, kept
 from ..formats import (
     E4M3FN,
     E5M2,
@@ -116,7 +117,7 @@ class ShortForm(TypedDict, total=False):
 
 OperandPair = Annotated[
     tuple[Operand | BlockFormatLike | None, Operand | BlockFormatLike | None],
-    Words("a pair of formats, Operands or None, ('e4m3fn', 'e4m3fn')"),
+    "a pair of formats, Operands or None, ('e4m3fn', 'e4m3fn')",
 ]
 
 

@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias, Unpack
 
-from .._check import Accepts, Converted, Natural, Words, checked, kept
+from .._check import Natural, checked
 from .._repr import changed_fields
 from .._resolve import as_format
+from .._types import Converted, kept
 from ..devices import MatrixUnits, MatrixUnitsLike, matrix_units
 from ..devices import device as device_
 from ..formats import FP16, BlockFormat, BlockFormatLike, Format, FormatLike
@@ -29,7 +30,7 @@ Kept: TypeAlias = Format | BlockFormat | Products | None
 KeptLike: TypeAlias = BlockFormatLike | Products | None  # what an argument ``keep`` may give
 KeepLike: TypeAlias = Annotated[
     Mapping[Scope, KeptLike] | tuple[tuple[Scope, KeptLike], ...],
-    Words("a dict from names to formats, keep={'head': 'fp32'}"),
+    "a dict from names to formats, keep={'head': 'fp32'}",
 ]
 HALF = Products.short(FP16, FP16)
 
@@ -203,7 +204,7 @@ RecipeName: TypeAlias = Annotated[
         "fp4_all_the_way", "mxfp4", "quartet2", "quartet", "tetrajet2", "unit_scaling", "mu_s",
         "fp16_every_op", "scalify",
     ],
-    Accepts(str),
+    str,
 ]  # fmt: skip
 """The name of a recipe. For a name in a variable of type str, call :func:`recipes.recipe`."""
 

@@ -18,7 +18,7 @@ from ._layout import separate_copy
 from ._products import DeferredProduct
 from ._quantized import QuantizedValue
 from ._setup import Setup
-from ._value import Copy, Lineage, StoredValue, holds, store_value
+from ._value import Copy, Lineage, StoredValue, holds, may_be_masked, store_value
 
 RECOMPUTED, STABLE = having("recomputed"), having("stable")
 SAME_ORDER = having("same_order")
@@ -181,9 +181,9 @@ class Residuals:
             return load(self.stored(value, fmt))
 
         def copy() -> Copy:
-            if self.stays_wide(source, fmt):
-                return Copy(source, self._separate_copy(source, FOR_BACKWARD))
-            return Copy(source, load(self.stored(source, fmt)))
+            stored = self.stored(source, fmt)
+            wide = stored is source
+            return Copy(source, self._separate_copy(source, FOR_BACKWARD) if wide else load(stored))
 
         return source.memo.once(("again", fmt), copy).value(value, self._apply_rule)
 
@@ -216,7 +216,9 @@ class Residuals:
         return source.memo.once("measured", copy).value(value, self._apply_rule).data
 
     def stored(self, value: ScaledValue, fmt: Format | None) -> ScaledValue | StoredValue:
-        return value if fmt is None or self.stays_wide(value, fmt) else store_value(value, fmt)
+        if fmt is None or self.stays_wide(value, fmt) or may_be_masked(value, fmt):
+            return value
+        return store_value(value, fmt)
 
 
 def load(x: Value) -> Value:

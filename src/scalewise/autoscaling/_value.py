@@ -16,7 +16,6 @@ from ..formats import Format
 from ..interpret import Equation, Value, outlined
 from ..scaled import ScaledArray, quantize
 from ..scalifying import ScaledValue, leading, wide_dtype
-from ._gap import Gap, closed, may_have_gap, no_gap
 from ._operand_settings import Role
 
 STATIC = {"static": True}
@@ -25,8 +24,7 @@ STATIC = {"static": True}
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredValue:
-    """A value that is narrow in memory until it is loaded: ``data * scale * 2**own``, with a gap
-    between its magnitudes opened again.
+    """A value that is narrow in memory until it is loaded: ``data * scale * 2**own``.
 
     Attributes:
         data: in the storage dtype; behind a barrier, so that no compiler keeps the wide original
@@ -35,8 +33,6 @@ class StoredValue:
             ``data`` (a scan that stacks values stacks their scales).
         own: the exponent of the value in flight.
         dtype: of the value in flight.
-        gap: where two kinds of numbers were brought together; None for formats that reach as far as
-            the dtype. Its arrays have the axes of ``scale``.
         narrowed, role: as in :class:`ScaledValue`.
     """
 
@@ -44,14 +40,12 @@ class StoredValue:
     scale: jax.Array
     own: int = dataclasses.field(metadata=STATIC)
     dtype: DTypeLike = dataclasses.field(metadata=STATIC)
-    gap: Gap | None = None
     narrowed: bool = dataclasses.field(default=False, metadata=STATIC)
     role: Role | Literal[""] = dataclasses.field(default="", metadata=STATIC)
 
     def load(self) -> ScaledValue:
         narrow = self.data.astype(self.scale.dtype)
         data = narrow * leading(self.scale, self.data)
-        data = data if self.gap is None else self.gap.opened(data)
         # the dtype's last numbers round to one beyond it
         top = data.dtype.type(jnp.finfo(self.dtype).max)
         data = jnp.where(jnp.isinf(narrow), narrow, jnp.clip(data, -top, top))
@@ -59,29 +53,21 @@ class StoredValue:
         return ScaledValue(data.astype(self.dtype), self.own, "residual", **known)
 
     def unstacked(self, count: int) -> StoredValue:
-        """Returns a value whose scale and gap have one for each of a loop's slices."""
-        scale, gap = jax.tree.map(
-            lambda x: x if x.ndim else jnp.broadcast_to(x, (count,)), (self.scale, self.gap)
-        )
-        return dataclasses.replace(self, scale=scale, gap=gap)
+        """Returns a value with a scale for each of a loop's slices."""
+        scale = self.scale if self.scale.ndim else jnp.broadcast_to(self.scale, (count,))
+        return dataclasses.replace(self, scale=scale)
 
 
 def store_value(value: ScaledValue, fmt: Format) -> StoredValue:
     def stored() -> StoredValue:
-        x, purpose = value.data, ("copy", fmt)
-        masked = value.may_be_mask and value.memo.in_exponential
-        if not masked and not may_have_gap(fmt, value.largest_constant):
-            copy, gap = value.memo.once(purpose, lambda: outlined(_one_scale, fmt, x)), None
-        elif purpose in value.memo.made:  # a product reads it, with one scale
-            copy, gap = value.memo.made[purpose], no_gap(x.dtype)
-        else:
-            copy, gap = outlined(_two_kinds, fmt, x)
+        x = value.data
+        copy = value.memo.once(("copy", fmt), lambda: outlined(_one_scale, fmt, x))
         assert isinstance(copy.data, jax.Array)
         assert isinstance(copy.scale, jax.Array)
         assert isinstance(value.exponent, int)
         data = lax.optimization_barrier(copy.data)
         own, narrowed, role = value.exponent, value.narrowed, value.role
-        return StoredValue(data, copy.scale, own, x.dtype, gap, narrowed, role)
+        return StoredValue(data, copy.scale, own, x.dtype, narrowed, role)
 
     return value.memo.once(("stored", fmt), stored)
 
@@ -90,9 +76,16 @@ def _one_scale(fmt: Format, x: jax.Array) -> ScaledArray:
     return quantize(x, fmt)
 
 
-def _two_kinds(fmt: Format, x: jax.Array) -> tuple[ScaledArray, Gap]:
-    x, gap = closed(fmt, x)
-    return quantize(x, fmt), gap
+def may_be_masked(value: ScaledValue, fmt: Format) -> bool:
+    """Returns whether a mask's numbers may be among others, which one scale would make zeros.
+
+    It is a constant of the program that leaves numbers near 1 less than half of the format's
+    binades, or an argument beside numbers of which an exponential is taken. A product that reads
+    the value has one scale for all of them.
+    """
+    masked = value.may_be_mask and value.memo.in_exponential
+    large = value.largest_constant >= 2.0 ** ((fmt.max_exponent - fmt.min_exponent) // 2)
+    return (masked or large) and ("copy", fmt) not in value.memo.made
 
 
 def holds(dtype: DTypeLike, fmt: Format) -> bool:

@@ -149,12 +149,12 @@ def recipe(name: RecipeLike | str) -> Recipe | Scalify:
     raise ValueError(unknown(name, "recipe", where="recipe"))
 
 
-def products_of(given: RecipeLike, where: str, what: str = "recipe") -> Recipe:
+def products_of(given: RecipeLike, where: str) -> Recipe:
     """Returns a recipe of products; raises ValueError for settings of ``scalify``."""
     found = recipe(given)
     if isinstance(found, Scalify):
         raise ValueError(
-            f"{where}: {what} is {given!r}, which rounds "
+            f"{where}: recipe is {given!r}, which rounds "
             "every result; expected a recipe of products, such as 'fp8'"
         )
     return found

@@ -7,7 +7,6 @@ end. Offsets are known before the first tensor is made.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import secrets
 import shutil
@@ -19,7 +18,7 @@ import numpy as np
 
 from .._output import PREFIX, TargetError
 from .._types import Json
-from ..scaled import DTYPES, MOST_HEADER, NAMES
+from ..scaled import DTYPES, NAMES, header_of
 from ._files import BITS, UnreadableError
 from ._packed import Decoded
 
@@ -52,21 +51,9 @@ class Shard:
     jobs: Sequence[Job]
 
     def header(self) -> bytes:
-        """Returns the header of the file; metadata come first, as safetensors writes them."""
-        header: dict[str, Json] = {"__metadata__": dict(self.metadata)} if self.metadata else {}
-        offset = 0
-        for job in self.jobs:
-            for e in job.entries:
-                if e.name in header:
-                    raise UnreadableError(f"{self.name}: two tensors are called {e.name!r}")
-                ends = [offset, offset + e.nbytes]
-                header[e.name] = {"dtype": e.dtype, "shape": list(e.shape), "data_offsets": ends}
-                offset += e.nbytes
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        if len(text) > MOST_HEADER:
-            raise UnreadableError(f"{self.name}: a header of {len(text):,} bytes")
-        return len(text).to_bytes(8, "little") + text
+        entries = (entry for job in self.jobs for entry in job.entries)
+        tensors = ((e.name, e.dtype, e.shape, e.nbytes) for e in entries)
+        return header_of(self.name, tensors, self.metadata)
 
 
 @contextmanager

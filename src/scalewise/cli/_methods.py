@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._check import near
+from .._resolve import near
 from .._types import PyTree
 from .._user_file import InputError
 from ..autoscaling import Recipe, WithHistory, autoscale, recipes, store
@@ -18,7 +19,7 @@ from ..formats import E4M3FN, FP16
 from ..scaled import Storage
 from ..scalifying import Scalify
 from ..training import NARROW_ADAM, STATES, DynamicLossScale, StaticLossScale, step
-from ._program import StepFunction, TrainingProgram, params_of
+from ._program import StepFunction, TrainingProgram
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,11 +37,20 @@ class Method:
     ) -> tuple[Callable[[PyTree, PyTree], PyTree], StepFunction]:
         """Returns the function from a program's state and a batch to this method's; its step."""
         if self.options is not None:
-            return self._stepped(program)
+            if program.loss_of is None or program.optimizer is None:
+                lacks = f"{program.name} defines no loss_of(params, batch) or no OPTIMIZER"
+                raise InputError(f"{self.name} scales the loss, and {lacks}")
+            train = step(program.loss_of, program.optimizer, **self.options)
+
+            def made(state: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
+                state, metrics = train(state, batch)
+                return state, metrics.loss
+
+            return lambda state, batch: train.init(params_of(state), batch), made
         if self.dtype is not None:
-            return lambda state, batch: self._cast(state), lambda state, batch: program.train_step(
-                state, self._cast(batch)
-            )
+            cast = functools.partial(_cast, dtype=self.dtype)
+            narrow = lambda state, batch: program.train_step(state, cast(batch))  # noqa: E731
+            return lambda state, batch: cast(state), narrow
         if self.recipe is None:
             return lambda state, batch: state, program.train_step
         recipe, changed = self.recipe, autoscale(program.train_step, self.recipe)
@@ -51,29 +61,21 @@ class Method:
             state = store(state, recipe)
             return {"state": state, "history": changed.init(state, batch)}
 
-        def one(state: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
+        def remembered(state: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
             (after, loss), history = changed.step(state["history"], state["state"], batch)
             return {"state": after, "history": history}, loss
 
-        return begin, one
+        return begin, remembered
 
-    def _cast(self, tree: PyTree) -> PyTree:
-        def leaf(x: Any) -> Any:
-            return x.astype(self.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
-        return jax.tree.map(leaf, jax.tree.map(jnp.asarray, tree))
+def params_of(state: PyTree) -> PyTree:
+    return state.get("params") if isinstance(state, dict) else getattr(state, "params", None)
 
-    def _stepped(self, program: TrainingProgram) -> tuple[Callable[..., PyTree], StepFunction]:
-        if program.loss_of is None or program.optimizer is None:
-            lacks = f"{program.name} defines no loss_of(params, batch) or no OPTIMIZER"
-            raise InputError(f"{self.name} scales the loss, and {lacks}")
-        train = step(program.loss_of, program.optimizer, **(self.options or {}))
 
-        def one(state: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
-            state, metrics = train(state, batch)
-            return state, metrics.loss
-
-        return lambda state, batch: train.init(params_of(state), batch), one
+def _cast(tree: PyTree, dtype: Any) -> PyTree:
+    arrays = jax.tree.map(jnp.asarray, tree)
+    is_float = lambda x: jnp.issubdtype(x.dtype, jnp.floating)  # noqa: E731
+    return jax.tree.map(lambda x: x.astype(dtype) if is_float(x) else x, arrays)
 
 
 NARROW_STATE = (  # except for biases and a norm's gains, half a percent of the example's parameters
@@ -103,47 +105,38 @@ RECIPES = {
     "fp16_every_op": "each result in FP16, scales found anew by the maximum",
     "scalify": "each result in FP16, scales propagated",
 }
-OTHERS = {n: f"autoscale, recipes.{n}" for n in recipes.CATALOGUE if n not in RECIPES}
-OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    "static-scale": ("autocast FP16, a constant loss scale of 32768",
-                     {"policy": "c=f16", "scaling": StaticLossScale(2.0**15)}),
-    "dynamic-scale": ("autocast FP16, automatic loss scaling, doubled after 100 steps",
-                      {"policy": "c=f16", "scaling": DynamicLossScale(interval=100)}),
-    "autocast-fp16": ("autocast FP16, automatic loss scaling", {"policy": "c=f16"}),
-    "autocast-bf16": ("autocast BF16", {"policy": "c=bf16"}),
-    "master-fp16": ("FP16 weights beside a float32 copy, automatic loss scaling",
-                    {"policy": "p=f16,c=f16", "weights": "master"}),
-    "master-bf16": ("BF16 weights beside a float32 copy",
-                    {"policy": "p=bf16,c=bf16", "weights": "master"}),
-    "stochastic-bf16": ("BF16 weights rounded stochastically",
-                        {"policy": "p=bf16,c=bf16", "weights": "stochastic"}),
-    "compensated-bf16": ("BF16 weights with the rounding error of each update carried on",
-                         {"policy": "p=bf16,c=bf16", "weights": "compensated"}),
-    "five-bytes": ("FP16 weights rounded stochastically, narrow moments, automatic loss scaling",
-                   {"policy": "p=f16,c=f16", "weights": "stochastic", "moments": NARROW_ADAM}),
-    **{f"state-{name}": (f"float32, the optimizer's state as {name}", {"moments": name})
-       for name in STATES},
-}  # fmt: skip
-_ALL = (
+METHODS = {method.name: method for method in (
     Method("float32", "the program as it is"),
     Method("fp16-plain", "all of it cast to FP16, nothing else done", dtype=jnp.float16),
-    *(Method(name, what, recipe=recipes.CATALOGUE[name]) for name, what in RECIPES.items()),
-    Method(
-        "scalify-l2", "each result in FP16, scales found anew by L2 norms",
-        recipe=Scalify(rescale="l2"),
-    ),
-    Method(
-        "scalify-loss", "scalify of loss and gradients, which a float32 optimizer takes",
-        options={"policy": recipes.scalify},
-    ),
-    Method(
-        "fp8-narrow-state", "fp8; FP16 weights, E4M3 first and FP16 root of second moment",
-        recipe=dataclasses.replace(recipes.fp8, state=NARROW_STATE),
-    ),
-    *(Method(name, what, options=options) for name, (what, options) in OPTIONS.items()),
-    *(Method(name, what, recipe=recipes.CATALOGUE[name]) for name, what in OTHERS.items()),
-)  # fmt: skip
-METHODS = {method.name: method for method in _ALL}
+    *(Method(name, what, recipes.CATALOGUE[name]) for name, what in RECIPES.items()),
+    Method("scalify-l2", "each result in FP16, scales found anew by L2 norms",
+           Scalify(rescale="l2")),
+    Method("scalify-loss", "scalify of loss and gradients, which a float32 optimizer takes",
+           options={"policy": recipes.scalify}),
+    Method("fp8-narrow-state", "fp8; FP16 weights, E4M3 first and FP16 root of second moment",
+           dataclasses.replace(recipes.fp8, state=NARROW_STATE)),
+    Method("static-scale", "autocast FP16, a constant loss scale of 32768",
+           options={"policy": "c=f16", "scaling": StaticLossScale(2.0**15)}),
+    Method("dynamic-scale", "autocast FP16, automatic loss scaling, doubled after 100 steps",
+           options={"policy": "c=f16", "scaling": DynamicLossScale(interval=100)}),
+    Method("autocast-fp16", "autocast FP16, automatic loss scaling", options={"policy": "c=f16"}),
+    Method("autocast-bf16", "autocast BF16", options={"policy": "c=bf16"}),
+    Method("master-fp16", "FP16 weights beside a float32 copy, automatic loss scaling",
+           options={"policy": "p=f16,c=f16", "weights": "master"}),
+    Method("master-bf16", "BF16 weights beside a float32 copy",
+           options={"policy": "p=bf16,c=bf16", "weights": "master"}),
+    Method("stochastic-bf16", "BF16 weights rounded stochastically",
+           options={"policy": "p=bf16,c=bf16", "weights": "stochastic"}),
+    Method("compensated-bf16", "BF16 weights with the rounding error of each update carried on",
+           options={"policy": "p=bf16,c=bf16", "weights": "compensated"}),
+    Method("five-bytes",
+           "FP16 weights rounded stochastically, narrow moments, automatic loss scaling",
+           options={"policy": "p=f16,c=f16", "weights": "stochastic", "moments": NARROW_ADAM}),
+    *(Method(f"state-{name}", f"float32, the optimizer's state as {name}",
+             options={"moments": name}) for name in STATES),
+    *(Method(name, f"autoscale, recipes.{name}", each)
+      for name, each in recipes.CATALOGUE.items() if name not in RECIPES),
+)}  # fmt: skip
 DEMO = ("float32", "fp16-plain", "fp16", "fp8", "fp8-narrow-state")  # what runs if none is named
 
 

@@ -2,14 +2,15 @@
 
 import signal
 import time
-from itertools import count
+from contextlib import suppress
 from pathlib import Path
 
 import typer
 
 from .._output import sentence
 from .._user_file import InputError
-from ._command import FAILED, check_program, refusal, tell
+from ._command import FAILED, refusal, tell
+from ._program import corpus, find_program, load_program
 
 
 def compare(
@@ -35,19 +36,21 @@ def compare(
     Example:
         scalewise compare gpt --method float32 --method fp8 --steps 100
     """
+    folder = out or Path(f"runs/{time.strftime('%Y-%m-%dT%H-%M-%S')}")
     with refusal(InputError, ValueError):
-        check_program(program, data)
-        folder = _new_folder(out)
+        file, text = find_program(program), corpus(data)
+        if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+            raise InputError(f"{str(folder)!r} isn't empty; expected a new or an empty folder")
         # JAX takes a second to import: not for --help
-        from . import _compare, _methods, _program
+        from . import _compare, _methods
 
         methods = [_methods.method(name) for name in method or _methods.DEMO]
         if len({each.name for each in methods}) < len(methods):
             raise InputError(f"--method: one is given twice: {', '.join(m.name for m in methods)}")
         try:
             found = _compare.compare(
-                _program.load_program(program), methods, _program.corpus(data), steps,
-                seed=seed, seeds=seeds, out=folder,
+                load_program(file), methods, text, steps, seed=seed, seeds=seeds, out=folder,
+                tell=_say,
             )  # fmt: skip
         except KeyboardInterrupt:
             tell("interrupted before the first step")
@@ -55,9 +58,12 @@ def compare(
     failure = found.summary["failure"]
     try:
         found.write(folder)
-        typer.echo(f"report: {folder}/report.html")
+        written = [f"report: {folder}/report.html"]
     except OSError as error:
-        failure = failure or sentence(error)
+        failure, written = failure or sentence(error), []
+    found.show()
+    for line in written:
+        typer.echo(line)
     if failure:
         tell(failure)
         raise typer.Exit(FAILED)
@@ -65,12 +71,6 @@ def compare(
         raise typer.Exit(128 + signal.SIGINT)
 
 
-def _new_folder(out: Path | None) -> Path:
-    """Returns the folder, which is new or empty; by default a new one named after the time."""
-    if out is not None:
-        if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-            raise InputError(f"{str(out)!r} isn't empty; expected a new or an empty folder")
-        return out
-    base = f"runs/{time.strftime('%Y-%m-%dT%H-%M-%S')}"
-    names = (Path(base + (f"-{n}" if n > 1 else "")) for n in count(1))
-    return next(name for name in names if not name.exists())
+def _say(line: str) -> None:
+    with suppress(OSError):  # a closed pipe doesn't end a long run
+        typer.echo(line)

@@ -11,7 +11,8 @@ from typing import Any, Literal, TypeAlias
 
 from numpy.typing import DTypeLike
 
-from .._check import Count, checked, near
+from .._check import Count, checked
+from .._resolve import near
 from ..formats import BLOCK_FORMATS, CATALOGUE, FP16, FP32, FP64, BlockFormat, Format
 from ..formats import format as format_
 from ._table import DEVICES

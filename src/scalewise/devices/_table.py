@@ -8,7 +8,8 @@ from fractions import Fraction
 
 import jax
 
-from .._check import checked, near
+from .._check import checked
+from .._resolve import near
 from ..formats import BLOCK_FORMATS, CATALOGUE, BlockFormat, Format
 
 Pair = tuple[str, str]

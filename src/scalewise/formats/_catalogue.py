@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal, Protocol, TypeAlias
 import ml_dtypes
 import numpy as np
 
-from .._check import Accepts, Converted, Count, Range, checked, kept
+from .._check import Count, Range, checked
 from .._repr import changed_fields
+from .._types import Converted, kept
 from ._format import CATALOGUE_DTYPES, Format
 
 FP64 = Format("fp64", 11, 52)
@@ -236,7 +237,7 @@ FormatName: TypeAlias = Annotated[
         "float8_e3m4", "float8_e4m3b11fnuz", "float8_e8m0fnu", "float6_e2m3fn", "float6_e3m2fn",
         "float4_e2m1fn",
     ],
-    Accepts(str),
+    str,
 ]  # fmt: skip
 """The name of a format. For a name in a variable of type str, call :func:`format`."""
 
@@ -245,7 +246,7 @@ FormatLike: TypeAlias = Format | FormatName | type[Any] | np.dtype | SupportsDTy
 
 BlockFormatName: TypeAlias = Annotated[
     Literal["mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4", "nvfp4"],
-    Accepts(str),
+    str,
 ]
 """The name of a block format. For one in a variable of type str, call :func:`block_format`."""
 

@@ -10,8 +10,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .._check import Converted, checked, kept
+from .._check import checked
 from .._repr import changed_fields
+from .._types import Converted, kept
 from . import _codes
 
 NaN = Literal["ieee", "all_ones", "negative_zero", "none"]

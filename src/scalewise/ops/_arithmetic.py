@@ -13,8 +13,9 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from .._check import Converted, Count, checked, checked_axes, kept
+from .._check import Count, checked, checked_axes
 from .._resolve import as_format
+from .._types import Converted, kept
 from ..formats import ROUNDINGS, Format, FormatLike, RoundingMode
 from ..rounding import from_float64, round_bits, to_float64
 from ..scaled import power_of_two

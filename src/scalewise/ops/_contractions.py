@@ -14,8 +14,9 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from .._check import Converted, Count, checked, kept
+from .._check import Count, checked
 from .._resolve import as_format
+from .._types import Converted, kept
 from ..devices import MatrixUnit
 from ..formats import (
     FP32,

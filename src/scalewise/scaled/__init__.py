@@ -117,8 +117,8 @@ from ._rules import UNSCALED as UNSCALED
 from ._rules import combined as combined
 from ._rules import static_scale as static_scale
 from ._safetensors import DTYPES as DTYPES
-from ._safetensors import MOST_HEADER as MOST_HEADER
 from ._safetensors import NAMES as NAMES
+from ._safetensors import header_of as header_of
 from ._safetensors import join_parts as join_parts
 from ._safetensors import parts_of as parts_of
 from ._scaling import Axes as Axes

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from .._check import Accepts, checked, shown
+from .._check import checked, shown
 from .._jax import ShapedArray, Tracer
 from ..rounding import PACKED_AXIS, EncodedArray, StoredArray, is_packed
 from ._power import ldexp, ldexp_subnormal
@@ -178,10 +178,10 @@ class ScaledArray(StoredArray):
     STATIC: ClassVar = ("block", "value_dtype")
 
     # whatever is given, `__post_init__` says what is wrong with it
-    data: Annotated[jax.Array | EncodedArray, Accepts(Any)]
-    scale: Annotated[jax.Array | EncodedArray | ScaledArray | None, Accepts(Any)] = None
-    block: Annotated[tuple[int, int] | None, Accepts(Any)] = None
-    value_dtype: Annotated[np.dtype | None, Accepts(Any)] = None
+    data: Annotated[jax.Array | EncodedArray, Any]
+    scale: Annotated[jax.Array | EncodedArray | ScaledArray | None, Any] = None
+    block: Annotated[tuple[int, int] | None, Any] = None
+    value_dtype: Annotated[np.dtype | None, Any] = None
     _one: ClassVar[bool]  # of an instance: whether its scale was made without axes
 
     def __post_init__(self):

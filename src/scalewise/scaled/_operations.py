@@ -23,7 +23,7 @@ from jax.typing import ArrayLike, DTypeLike
 from .. import rounding as _rounding
 from .._check import checked, checked_axes
 from .._resolve import as_format
-from ..formats import FormatLike, RoundingMode, Saturation
+from ..formats import FormatLike
 from ._array import ScaledArray
 from ._rules import (
     FACTORS,
@@ -294,24 +294,17 @@ def log(a: Operand) -> ScaledArray:
 
 
 @checked
-def cast_data(
-    a: Operand,
-    fmt: FormatLike | DTypeLike,
-    *,
-    rounding: RoundingMode = "nearest_even",
-    saturate: Saturation = False,
-    key: jax.Array | None = None,
-) -> ScaledArray:
+def cast_data(a: Operand, fmt: FormatLike | DTypeLike) -> ScaledArray:
     """Returns the data rounded to a format with the scale ``sA``: nothing is rescaled before.
 
     See :func:`scalewise.scaled.dynamic_rescale` for that.
 
     Args:
         a: an operand.
-        fmt, rounding, saturate, key: as for :func:`scalewise.cast`.
+        fmt: a format, rounded to as by :func:`scalewise.cast`.
     """
     (x,) = operands("cast_data", a)
     fmt = as_format(fmt, "cast_data")
-    data = _rounding.encode(x.data, fmt, rounding=rounding, saturate=saturate, key=key)
+    data = _rounding.encode(x.data, fmt)
     scale = RULES["cast_data"].scale(FACTORS, x.scale)
     return dataclasses.replace(scaled_result(x.data, scale, x.dtype), data=data)

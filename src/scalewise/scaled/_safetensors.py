@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -76,9 +76,13 @@ def save_safetensors(path: str | os.PathLike, arrays: Mapping[Name, Tensor]) -> 
         for key, part in parts.items():
             if key in plain or (key != name and key in arrays):
                 raise ValueError(f"{path.name}: two tensors are called {key!r}")
-            plain[key] = np.asarray(part)
+            plain[key] = x = np.asarray(part)
+            if x.dtype not in NAMES:
+                known = ", ".join(map(str, NAMES))
+                raise ValueError(f"{path.name}: {key!r} is {x.dtype}; safetensors has {known}")
     metadata = {"scalewise": json.dumps(records)} if records else {}
-    header = _header(path, plain, metadata)
+    tensors = ((key, NAMES[x.dtype], x.shape, x.nbytes) for key, x in plain.items())
+    header = header_of(path.name, tensors, metadata)
     with replacing(path) as file:
         file.write(header)
         for x in plain.values():
@@ -176,21 +180,22 @@ def _encoded(codes: Json, fmt: Format, length: Json) -> EncodedArray:
     return EncodedArray(jnp.asarray(codes), fmt, length)
 
 
-def _header(path: Path, arrays: Mapping[str, np.ndarray], metadata: dict[str, str]) -> bytes:
-    header: dict[str, Json] = {"__metadata__": metadata} if metadata else {}
+def header_of(
+    what: str, tensors: Iterable[tuple[str, str, Sequence[int], int]], metadata: Mapping[str, str]
+) -> bytes:
+    """Returns the header of a file of tensors: their names, safetensors' dtypes, shapes, bytes."""
+    header: dict[str, Json] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
-    for name, x in arrays.items():
-        if x.dtype not in NAMES:
-            raise ValueError(
-                f"{path.name}: {name!r} is {x.dtype}; safetensors has {', '.join(map(str, NAMES))}"
-            )
-        ends = [offset, offset + x.nbytes]
-        header[name] = {"dtype": NAMES[x.dtype], "shape": list(x.shape), "data_offsets": ends}
-        offset += x.nbytes
-    text = json.dumps(header).encode()
+    for name, dtype, shape, size in tensors:
+        if name in header:
+            raise ValueError(f"{what}: two tensors are called {name!r}")
+        ends = [offset, offset + size]
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": ends}
+        offset += size
+    text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     if len(text) > MOST_HEADER:
-        raise ValueError(f"{path.name}: a header of {len(text):,} bytes; at most {MOST_HEADER:,}")
+        raise ValueError(f"{what}: a header of {len(text):,} bytes; at most {MOST_HEADER:,}")
     return len(text).to_bytes(8, "little") + text
 
 

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from .._check import Converted, Natural, Pattern, Words, checked, kept
+from .._check import Natural, Pattern, checked
 from .._resolve import as_format
+from .._types import Converted, kept
 from ..formats import BlockFormat, BlockFormatLike, Format
 from ..rounding import StoredArray, encode
 from ._amax import at_least
@@ -52,7 +53,7 @@ class Storage:
 
 State: TypeAlias = Annotated[
     tuple[tuple[Pattern, Storage], ...],
-    Words("pairs of a regular expression and a Storage, state=(('mu', sw.Storage('e4m3fn')),)"),
+    "pairs of a regular expression and a Storage, state=(('mu', sw.Storage('e4m3fn')),)",
 ]
 """Which outputs are returned stored, and how: the first pattern that is found in a path decides."""
 

@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from .._check import Converted, Words, checked, kept
+from .._check import checked
 from .._repr import changed_fields
 from .._resolve import as_format
+from .._types import Converted, kept
 from ..formats import BF16, FP16, Format, FormatLike
 from ..scaled import State, shown
 from ._overrides import Scope
@@ -17,7 +18,7 @@ Rescale: TypeAlias = Literal["max", "l2", "never"]
 Accumulation: TypeAlias = Literal["float32", "narrow"]
 ResultFormats: TypeAlias = Annotated[
     Mapping[Scope, FormatLike | None] | tuple[tuple[Scope, FormatLike | None], ...],
-    Words("a dict from names to formats, keep={'head': 'fp32'}"),
+    "a dict from names to formats, keep={'head': 'fp32'}",
 ]
 
 

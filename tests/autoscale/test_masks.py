@@ -11,55 +11,9 @@ import pytest
 
 import scalewise as sw
 from cases import nightly
-from scalewise.autoscaling._gap import reach
-from scalewise.autoscaling._value import store_value
-from scalewise.formats import format as format_
-from scalewise.scalifying import ScaledValue
 
 MOST = float(jnp.finfo(jnp.float32).max)
 FORMATS = ["fp16", "e5m2", "e4m3fn"]
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def stored(x, fmt):
-    return store_value(ScaledValue(x, 0, largest_constant=MOST), format_(fmt)).load().data
-
-
-def loaded(x, fmt):
-    return np.asarray(stored(jnp.asarray(x, jnp.float32), fmt), np.float64)
-
-
-@pytest.mark.parametrize("fmt", FORMATS)
-def test_each_number_is_off_by_half_a_unit_of_the_largest_on_its_side(fmt):
-    rng, kind = np.random.default_rng(0), format_(fmt)
-    for _ in range(40):
-        low = rng.uniform(-100, 40)
-        high = rng.uniform(low + reach(kind) + 1, min(low + 200, 120))
-        x = rng.normal(size=64) * 2.0**low
-        far = rng.random(64) < 0.3
-        x = np.where(far, rng.choice([-1.0, 1.0], 64) * 2.0 ** (high + rng.uniform(0, 7, 64)), x)
-        x = x.astype(np.float32).astype(np.float64)
-        size = np.abs(x)
-        unit = np.where(far, size[far].max(), size[~far].max()) * 2.0**-kind.mantissa_bits
-        assert (np.abs(loaded(x, fmt) - x) <= 0.5 * unit).all(), (low, high)
-
-
-@pytest.mark.parametrize("fmt", FORMATS)
-def test_without_a_gap_a_residual_has_one_scale(fmt):
-    rng = np.random.default_rng(0)
-    for width in (1, 10, 60):  # binades
-        x = np.ldexp(rng.normal(size=400), rng.integers(-width, 1, 400)).astype(np.float32)
-        np.testing.assert_array_equal(loaded(x, fmt), sw.quantize(jnp.asarray(x), fmt).value())
-
-
-@pytest.mark.parametrize("fmt", FORMATS)
-def test_numbers_that_a_gap_leaves_alone(fmt):
-    x = np.array([np.inf, -np.inf, np.nan, 0, 1, -MOST, MOST], np.float32)
-    got = loaded(x, fmt)
-    kept = [0, 1, 2, 3, 4] if format_(fmt).infinities else [2, 3, 4]
-    np.testing.assert_array_equal(got[kept], x[kept])
-    np.testing.assert_array_equal(got[5:], x[5:])  # not infinite, though they are rounded up
-    assert loaded(np.zeros(3), fmt).tolist() == [0, 0, 0]
 
 
 MASKS = {
