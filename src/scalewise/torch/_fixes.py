@@ -394,6 +394,10 @@ def in_torchs_names(text: str) -> str:
     return re.sub(r"[\w.]+", name, text)
 
 
+def _changed(fixes: Sequence[Fix], now: Any) -> Any:
+    return functools.reduce(lambda now, fix: fix.change(now), fixes, now)
+
+
 def in_torch(report: Any, audited: AuditedModel) -> Any:
     """Returns a report whose findings have torch's names, and fixes in its terms."""
 
@@ -425,7 +429,7 @@ def in_torch(report: Any, audited: AuditedModel) -> Any:
         fixes, last = [x.fix for x in some], some[-1]
         fix = dataclasses.replace(
             first.fix, text=f"{first.fix.word} for line {first.line}", all_lines="",
-            change=functools.partial(functools.reduce, lambda now, fix: fix.change(now), fixes),
+            change=functools.partial(_changed, fixes),
             indices=tuple(dict.fromkeys(i for fix in fixes for i in fix.indices)),
         )  # fmt: skip
         return dataclasses.replace(
