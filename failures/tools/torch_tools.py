@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import io
 import re
 import warnings
@@ -37,15 +38,20 @@ def scalewise(program: Program, args: Any) -> Answer:
     found = (*report.findings, *(x for x in report.unfixed if program.kinds or x.fix))
     fixes = [x.fix for x in report.findings] or [x.fix for x in found[:1] if x.fix is not None]
     return Answer(
-        tuple(map(_finding, found)),
+        tuple(_finding(x, program) for x in found),
         _fixed(program, fixes, model) if fixes else None,
         details={"low": program.low},
     )
 
 
-def _finding(x: Any) -> Finding:
-    edited = getattr(x.fix, "lines", [])  # also right: the lines that the fix changes
-    places = [(x.file or "", x.line), *((file, int(line)) for file, line, _ in edited)]
+def _finding(x: Any, program: Program) -> Finding:
+    """Returns a finding with its line; of one that says to keep an input in float32, also that of
+    the function's ``def``, which takes it."""
+    places = [(x.file or "", x.line)]
+    if re.match(r"keep (.*, )?input \d", str(x.fix)) and inspect.isfunction(program.call):
+        lines, first = inspect.getsourcelines(program.call)
+        at = next(i for i, line in enumerate(lines) if line.startswith("def "))
+        places.append((inspect.getfile(program.call), first + at))
     return Finding(x.kind, places, str(x.source), str(x.fix or ""))
 
 

@@ -200,7 +200,7 @@ def test_a_fix_under_autocast_is_torchs_and_computes_what_is_predicted(capsys):
     (edit,) = report.edits
     region, line = edit.after
     assert region.strip() == 'with torch.autocast("cuda", enabled=False):'
-    assert line.strip() == "y = self.first(x.float() * 2e5)"
+    assert line.strip() == "y = self.first((x * 200000.0).float())"
     report.show()
     assert "jnp" not in capsys.readouterr().out
     got, want = worst.fix.apply(model)(x).double(), model(x).double()

@@ -69,6 +69,36 @@ def edited(folder, line, operations, **fields):
     return "\n".join(edit.after)
 
 
+@pytest.mark.parametrize(
+    "product",
+    [
+        "torch.mv(x, y[0])",
+        "x[0].dot(y[0])",
+        "x.matmul(y)",
+        "torch.inner(x, y)",
+        "torch.tensordot(x, y, 1)",
+        "torch.linalg.vecdot(x, y)",
+        "x.addmm(x, y)",
+        "torch.baddbmm(x[None], x[None], y[None])",
+        "torch.linalg.cross(x[:, :3], y[:, :3])",
+        "torch.cdist(x * 60, y * 60)",
+        "torch.nn.functional.bilinear(x, y, torch.ones_like(x)[None])",
+        "torch.nn.functional.prelu(x * 100, y[0, :1].abs())",
+    ],
+)
+def test_the_edit_of_operands_that_need_one_dtype_casts_all_of_them_and_runs(tmp_path, product):
+    file = tmp_path / "model.py"
+    file.write_text(f"import torch\n\ndef f(x, y):\n    z = {product}\n    return z / 1000\n")
+    scope = {}
+    exec(compile(file.read_text(), str(file), "exec"), scope)
+    made = torch.Generator().manual_seed(0)
+    x, y = (size * torch.randn(4, 4, generator=made) for size in (300, 400))
+    report = st.audit(scope["f"], (x, y), low="fp16")
+    assert report.findings[0].kind == "overflow"
+    (edit,) = report.edits  # torch ran it
+    assert edit.after[0].count(".float()") >= 2
+
+
 def test_a_line_without_these_operations_has_no_edit(tmp_path):
     file = tmp_path / "model.py"
     file.write_text("y = torch.arange(5)\n")

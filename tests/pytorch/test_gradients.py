@@ -255,3 +255,18 @@ def test_a_derivative_in_16_bits_is_of_what_torch_saves(name):
     report = st.audit(Model(), (weights,), low="bf16", grad=True, trials=0)
     got = dict(report.outputs)["[1]['x']"].relative
     assert got == pytest.approx(want, rel=0.25)
+
+
+@pytest.mark.parametrize("inner", [True, False])
+def test_a_derivative_of_examples_side_by_side_is_that_of_each(inner):
+    """In 16 bits, where it is of the rounded result, and at the bounds of a clamp."""
+    x = torch.cat([torch.zeros(1), torch.ones(1), normal(6)]).bfloat16()
+    f, params = st.function(lambda x: torch.sigmoid(x + 4) + x.clamp(0, 1), (x[0],))
+
+    def one(x):
+        return f(params, x).astype(np.float32)
+
+    side_by_side = jax.grad(lambda x: jax.vmap(one)(x).sum()) if inner else jax.vmap(jax.grad(one))
+    want = [float(jax.grad(one)(y)) for y in st.to_jax(x)]
+    np.testing.assert_array_equal(np.float32(side_by_side(st.to_jax(x))), want)
+    assert min(want[:2]) > 1  # at both bounds

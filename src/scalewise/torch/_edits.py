@@ -18,12 +18,15 @@ BINARY: dict[str, type[ast.operator]] = {
     "bmm": ast.MatMult,
 }  # fmt: skip
 CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d")
-# Operations that don't promote their operands.
-BOTH = ("matmul", "mm", "bmm", "linear", "outer", "einsum", *CONVOLUTIONS)
+# Functions and methods that don't promote their operands.
+BOTH = ("matmul", "mm", "bmm", "mv", "dot", "vdot", "inner", "tensordot", "vecdot", "addmm",
+        "addmv", "addbmm", "baddbmm", "lerp", "cross", "cdist", "bilinear", "prelu", "linear",
+        "outer", "einsum", *CONVOLUTIONS)  # fmt: skip
 # Modules of these aren't methods: ``self.layer(x)``.
 LAYERS = {"linear", "addmm", "convolution", *CONVOLUTIONS, "layer_norm", "embedding", "group_norm"}
 # Operations that raise where operands have two dtypes.
-STRICT = {*BOTH, *LAYERS, "baddbmm", "batch_norm", "scaled_dot_product_attention", "lerp"}
+STRICT = {*BOTH, *LAYERS, "batch_norm", "scaled_dot_product_attention", "prelu_kernel",
+          "cdist_forward", "trilinear"}  # fmt: skip
 # Methods whose last operand is written into the first, and has its dtype.
 INTO = ("index_add", "index_copy", "index_put", "scatter", "scatter_add", "masked_scatter")
 STRICT.update(INTO)
@@ -36,6 +39,9 @@ DECOMPOSED = {
     "square": {"pow", "mul"}, "outer": {"mul"}, "einsum": {"bmm", "mm", "mul", "sum"},
     "norm": {"linalg_vector_norm"}, "normalize": {"linalg_vector_norm", "div"},
     "logsumexp": {"exp", "sum", "log"}, "cosine_similarity": {"mul", "sum", "div"},
+    "inner": {"mm", "mul", "sum"}, "tensordot": {"mm"}, "vecdot": {"mul", "sum"},
+    "cross": {"linalg_cross", "to"}, "cdist": {"cdist_forward"}, "bilinear": {"trilinear"},
+    "prelu": {"prelu_kernel"},
 }  # fmt: skip
 NUMBERS = ("math.pi", "math.e", "np.pi", "numpy.pi", "torch.pi", "math.inf", "torch.inf")
 SIZES = ("size", "numel", "dim", "item")
@@ -209,6 +215,7 @@ class _Editor(ast.NodeTransformer):
                          for i, x in enumerate(node.args)]  # fmt: skip
         elif isinstance(func, ast.Attribute):
             func.value = self._cast(func.value, how)
+            node.args = [self._cast(x, how) if called in BOTH else x for x in node.args]
         if called in INTO and node.args:
             node.args[-1] = self._cast(node.args[-1], how)
         return node

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from .._output import place
 from ..auditing import FP32_MAX, Edit, Fix, FormatChoice, TableEmulation
 from ..interpret import Equation, is_float
 from ..primitives import having
@@ -236,7 +237,19 @@ class TorchFix(Fix):
 
     @property
     def headline(self) -> str:
-        return in_torchs_names(super().headline)
+        return self._kept() or in_torchs_names(super().headline)
+
+    def _kept(self) -> str:
+        """Returns which parameters, buffers and inputs stay in float32, and which lines run in it;
+        "" where only lines do."""
+        held, places = self.held, []
+        if not held or self.audited is None:
+            return ""
+        for found in (frames(self.audited.nodes[x]) for x in self.names if x not in held):
+            places += [place(*found[-1][:2])] if found else []
+        lines = f"float32 for {', '.join(dict.fromkeys(places))}: " if places else ""
+        more = ", ..." if len(held) > SHOWN else ""
+        return f"{lines}keep {', '.join(held[:SHOWN])}{more} in float32"
 
     def __str__(self) -> str:
         if self._scaled:
@@ -244,11 +257,7 @@ class TorchFix(Fix):
         if self.kind is not None and self.kind.name == "wider_format":
             how = "torch.autocast('cuda', torch.bfloat16)" if self._autocast else "model.bfloat16()"
             return f"{self.text}: {how}"
-        text = in_torchs_names(self.text)
-        if not self.held:
-            return text
-        more = ", ..." if len(self.held) > SHOWN else ""
-        return f"{text}: keep {', '.join(self.held[:SHOWN])}{more} in float32"
+        return self._kept() or in_torchs_names(self.text)
 
 
 def wide_dtype(formats: Iterable[np.ndarray]) -> Any:
@@ -385,6 +394,10 @@ def in_torchs_names(text: str) -> str:
     return re.sub(r"[\w.]+", name, text)
 
 
+def _changed(fixes: Sequence[Fix], now: Any) -> Any:
+    return functools.reduce(lambda now, fix: fix.change(now), fixes, now)
+
+
 def in_torch(report: Any, audited: AuditedModel) -> Any:
     """Returns a report whose findings have torch's names, and fixes in its terms."""
 
@@ -396,14 +409,34 @@ def in_torch(report: Any, audited: AuditedModel) -> Any:
             fix = TorchFix(**held, audited=audited, out_of_range=beyond)
         primitive = in_torchs_names(finding.primitive)
         found = dataclasses.replace(finding, fix=fix, primitive=primitive)
-        paths = [p for p, (i, _) in report.origin.indices.items() if i in finding.equations]
-        places = [audited.reader(name) for name in audited.named(paths)]
-        place = places[0] if all(places) and places else None
-        if place is None:
+        if (read := reader(finding)) is None:
             return found
-        file, line, function = place
+        file, line, function = read
         source = linecache.getline(file, line).strip()
         return dataclasses.replace(found, file=file, line=line, function=function, source=source)
+
+    def reader(finding: Any) -> tuple[str, int, str] | None:
+        paths = [p for p, (i, _) in report.origin.indices.items() if i in finding.equations]
+        places = [audited.reader(name) for name in audited.named(paths)]
+        return places[0] if places and None not in places else None
+
+    def as_one(some: Sequence[Any]) -> Any:
+        """Returns one finding of a line of which several have the same edit, with all their fixes:
+        that of an operation, rather than of an input or a parameter that the line reads."""
+        if len(some) == 1:
+            return some[0]
+        first, *_ = sorted(some, key=lambda x: reader(x) is not None)
+        fixes, last = [x.fix for x in some], some[-1]
+        fix = dataclasses.replace(
+            first.fix, text=f"{first.fix.word} for line {first.line}", all_lines="",
+            change=functools.partial(_changed, fixes),
+            indices=tuple(dict.fromkeys(i for fix in fixes for i in fix.indices)),
+        )  # fmt: skip
+        return dataclasses.replace(
+            first, fix=fix, order=some[0].order, error_before=some[0].error_before,
+            non_finite_before=some[0].non_finite_before, error_after=last.error_after,
+            non_finite_after=last.non_finite_after,
+        )  # fmt: skip
 
     findings, unfixed = ([one(x) for x in own] for own in (report.findings, report.unfixed))
     written = _written([x.fix for x in findings if x.fix is not None], audited)
@@ -411,7 +444,12 @@ def in_torch(report: Any, audited: AuditedModel) -> Any:
         if finding.fix is not None:
             fix = dataclasses.replace(finding.fix, edits=tuple(written.pop(0)))
             findings[i] = dataclasses.replace(finding, fix=fix)
-    return dataclasses.replace(report, findings=tuple(findings), unfixed=tuple(unfixed))
+    alike: dict[Any, list[Any]] = {}
+    for x in findings:
+        edits = x.fix.edits if x.fix is not None else ()
+        alike.setdefault((x.file, x.line, edits) if edits else id(x), []).append(x)
+    found = tuple(map(as_one, alike.values()))
+    return dataclasses.replace(report, findings=found, unfixed=tuple(unfixed))
 
 
 def _written(fixes: Sequence[TorchFix], audited: AuditedModel) -> list[list[Edit]]:

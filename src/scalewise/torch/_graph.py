@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._autocast import autocast, listed, refusal
+from ._autograd import with_derivative
 from ._convert import is_limit, is_narrow, jax_dtype, torch_dtype
 from ._derivatives import (
     GRADIENT,
@@ -29,7 +30,6 @@ from ._operation import (
     operation,
     rounded_in_program,
     rounds_several_times,
-    with_derivatives,
 )
 from ._place import at, line_of, mark, scope_of
 from ._reference import Matched, Sides
@@ -37,7 +37,6 @@ from ._registry import (
     DRAWS,
     IN_STEPS,
     RULES,
-    SAVED,
     STAGED,
     STATIC_SHAPES,
     WITH_GRAPHS,
@@ -148,10 +147,9 @@ class Graph:
             own = self.matched.own.get(node, node) if self.matched is not None else node
             place = np.array([0, self._positions.get(own, 2**32 - 1)], np.uint32)
             kwargs = {**kwargs, "seed": self.seed ^ place}
-        target, saved = node.target, SAVED.get(node.target, ())
-        compute = functools.partial(_computed, target, dtypes, self.granularity)
-        ways: Any = saved(*args, **kwargs) if callable(saved) else saved
-        outs = with_derivatives(compute, ways, args, kwargs)
+        target = node.target
+        compute = Computed(target, tuple(dtypes), self.granularity)
+        outs = with_derivative(compute, args, kwargs)
         return jax.lax.stop_gradient(outs) if is_marked(node, "no_grad") else outs
 
     @staticmethod
@@ -199,10 +197,16 @@ def run(
     return outs[len(exported.updated) :], {name: y for name, y in updates.items() if name}
 
 
-def _computed(
-    target: Any, dtypes: Sequence[np.dtype], granularity: Granularity, *args: Any, **kwargs: Any
-) -> Any:
-    return apply(target, args, kwargs, dtypes, granularity)
+@dataclasses.dataclass(frozen=True)
+class Computed:
+    """An operation as a function of its arguments."""
+
+    target: Any
+    dtypes: tuple[np.dtype, ...]  # of its results
+    granularity: Granularity
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return apply(self.target, args, kwargs, self.dtypes, self.granularity)
 
 
 def draws(exported: Exported) -> bool:

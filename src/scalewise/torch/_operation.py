@@ -11,13 +11,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.custom_derivatives import SymbolicZero
 
 from .._jax import Parameter, ShapedArray, ad, batching, jex, mlir, source_info_util
 from .._types import PyTree, TreeDef
@@ -89,25 +88,7 @@ def in_steps(
     if len(floats) != 1 or (low := floats.pop()).itemsize != 2:
         return jax.tree.leaves(function(*arrays))
     closed = jax.make_jaxpr(function)(*in_float32(arrays))
-    if not any(x.primitive.name == "custom_jvp_call" for x in all_equations(closed)):
-        return _stepped(closed, low, arrays)
-    # the steps of its derivative are those of the function's own, which an interpretation drops
-    call = jax.custom_jvp(lambda *arrays: _stepped(closed, low, arrays))
-
-    def jvp(arrays: Sequence[jax.Array], tangents: Sequence[Any]) -> Any:
-        at = tuple(i for i, t in enumerate(tangents) if type(t) is not SymbolicZero)
-        given = *arrays, *(tangents[i] for i in at)
-        moving = [d for d in dtypes if jnp.issubdtype(d, jnp.inexact)] if at else []
-        found = iter(in_steps(tangent_of(function, at), moving, given) if at else ())
-        outs = in_steps(function, dtypes, arrays)
-        return outs, [next(found) if at and is_inexact(y) else _no_tangent(y) for y in outs]
-
-    call.defjvp(jvp, symbolic_zeros=True)
-    return call(*arrays)
-
-
-def _no_tangent(y: jax.Array) -> Any:
-    return jnp.zeros_like(y) if is_inexact(y) else np.zeros(y.shape, jax.dtypes.float0)
+    return _stepped(closed, low, arrays)
 
 
 def _stepped(closed: Any, low: Any, arrays: Sequence[jax.Array]) -> list[jax.Array]:
@@ -118,7 +99,7 @@ def _stepped(closed: Any, low: Any, arrays: Sequence[jax.Array]) -> list[jax.Arr
 
 
 @dataclasses.dataclass(frozen=True)
-class _Inexact:
+class Inexact:
     """The real and complex results of a function, floats as wide as its operands."""
 
     function: Callable[..., PyTree]  # of arrays
@@ -129,51 +110,34 @@ class _Inexact:
         return [y.astype(wide) if is_float(y) else y for y in outs]
 
 
-def with_derivatives(
-    function: Callable[..., jax.Array],
-    ways: Sequence[Callable[..., jax.Array] | None],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-) -> jax.Array:
-    """Returns ``function(*args, **kwargs)``, with the derivative by each of its first operands as
-    ``way(tangent, result, *args, **kwargs)``; the function's own if an operand has no way."""
-    moving = [i for i, x in enumerate(args) if isinstance(x, jax.Array) and is_inexact(x)]
-    known = {i: way for i, way in enumerate(ways) if way is not None}
-    if not moving or not {*moving} <= {*known} or any(jnp.iscomplexobj(args[i]) for i in moving):
-        return function(*args, **kwargs)
-
-    def filled(arrays: Sequence[jax.Array]) -> list[Any]:
-        own = dict(zip(moving, arrays, strict=True))
-        return [own.get(i, x) for i, x in enumerate(args)]
-
-    call = jax.custom_jvp(lambda *arrays: function(*filled(arrays), **kwargs))
-
-    def jvp(arrays: Sequence[jax.Array], tangents: Sequence[Any]) -> Any:
-        out, own = call(*arrays), filled(arrays)
-        given = [(i, t) for i, t in zip(moving, tangents, strict=True)
-                 if type(t) is not SymbolicZero]  # fmt: skip
-        terms = [known[i](t.astype(out.dtype), out, *own, **kwargs) for i, t in given]
-        return out, sum(terms[1:], terms[0]) if terms else jnp.zeros_like(out)
-
-    call.defjvp(jvp, symbolic_zeros=True)
-    return call(*[args[i] for i in moving])
-
-
 def tangent_of(function: Callable[..., PyTree], at: tuple[int, ...]) -> Tangent:
-    return Tangent(_Inexact(function), at)
+    return Tangent(Inexact(function), at)
+
+
+class OwnTranspose(Tangent):
+    """A tangent of an operation with a transpose of several equations."""
+
+    def pulled(self, operands: Sequence[jax.Array], given: Sequence[jax.Array]) -> list[jax.Array]:
+        """Returns the gradients of the moving operands from those of the results.
+
+        Raises:
+            NotImplementedError: they are those of the tangent.
+        """
+        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
-class FromResult(Tangent):
-    """A tangent that is a linear function ``function(y, t)`` of a result and an operand's tangent
-    of one shape."""
+class Mapped(OwnTranspose):
+    """A tangent for each number along the first axis of the tangents and of some operands."""
 
-    def at(self, operands: Sequence[jax.Array]) -> tuple[Callable[..., Any], list[jax.Array]]:
-        (y,) = operands
-        return lambda t: [self.function(y, t)], [jnp.zeros_like(y)]
+    axes: tuple[int | None, ...]  # of all operands and tangents
 
     def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
-        return [self.function(*arrays)]
+        return jax.vmap(self.function, self.axes)(*arrays)
+
+    def pulled(self, operands: Sequence[jax.Array], given: Sequence[jax.Array]) -> list[jax.Array]:
+        axes = [*self.axes[: len(operands)]], 0
+        return jax.vmap(self.function.pulled, axes)([*operands], [*given])
 
 
 @functools.cache
@@ -185,7 +149,7 @@ def primitive_of(name: str) -> jex.Primitive:
     primitive.def_impl(_run)
     primitive.def_abstract_eval(_abstract)
     mlir.register_lowering(primitive, _lower)
-    batching.primitive_batchers[primitive] = _batch
+    batching.primitive_batchers[primitive] = functools.partial(_batch, name)
     ad.primitive_jvps[primitive] = functools.partial(_jvp, name)
     ad.primitive_transposes[primitive] = functools.partial(_transpose, name)
     return primitive
@@ -251,7 +215,17 @@ def _results(function: Any, dtypes: Any, types: Any, widest: np.dtype) -> tuple[
     return tuple(ShapedArray(y.shape, y.dtype) for y in outs)
 
 
-def _batch(arrays: Any, dims: Any, **params: Parameter) -> Any:
+def _batch(name: str, arrays: Any, dims: Any, **params: Any) -> Any:
+    function = params["function"]
+    if isinstance(function, OwnTranspose):
+        size = next(x.shape[d] for x, d in zip(arrays, dims, strict=True) if d is not None)
+        n = len(arrays) - len(function.moving)
+        given = [
+            batching.bdim_at_front(x, d, size) for x, d in zip(arrays[n:], dims[n:], strict=True)
+        ]
+        mapped = Mapped(function, function.moving, (*dims[:n], *[0] * len(given)))
+        outs = primitive_of(name).bind(*arrays[:n], *given, **params | {"function": mapped})
+        return outs, [0] * len(outs)
     outs = jax.vmap(functools.partial(_compute, **params), in_axes=tuple(dims))(*arrays)
     return outs, [0] * len(outs)
 
@@ -288,6 +262,9 @@ def _transpose(name: str, cotangents: Any, *inputs: Any, function: Any, **dtypes
     operands, tangents = inputs[:n], inputs[n:]
     given = [ad.instantiate_zeros(c) for c in cotangents]
     types = [x.aval.dtype for x in tangents]
+    if isinstance(function, OwnTranspose):
+        with contextlib.suppress(NotImplementedError):
+            return [None] * n + function.pulled(operands, given)
     name = f"{name.removesuffix('_jvp')}_backward"
     pulled = operation(name, Cotangent(function, len(given)), types, *operands, *given)
     return [None] * len(operands) + list(pulled)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -24,10 +25,8 @@ RULES: dict[Overload, Callable[..., PyTree]] = {}
 DRAWS: dict[Any, Callable[..., PyTree]] = {}
 # operations whose arguments are graphs; their rules get what computes one first
 WITH_GRAPHS: set[Any] = set()
-# By overload: for each of the first operands, what gives the tangent of the result from that
-# operand's (``way(tangent, result, *args, **kwargs)``); or a function of the arguments that returns
-# these, () for the derivative of the rule itself.
-SAVED: dict[Any, Any] = {}
+# overloads whose derivative is computed by torch's own engine (see ``_autograd``)
+BY_TORCH: set[Overload] = set()
 # overloads whose rule calls :func:`operation` for each of its roundings by itself
 STAGED: set[Overload] = set()
 # overloads that torch computes by several operations or in the operands' own arithmetic, so that
@@ -87,10 +86,11 @@ def rule_of(target: Any) -> Callable[..., PyTree] | None:
     return lambda *args, **kwargs: to_jax(target(*args, **kwargs))
 
 
+tree_map, tree_flatten = torch.utils._pytree.tree_map, torch.utils._pytree.tree_flatten
 DECOMPOSITIONS = torch._decomp.global_decomposition_table["post_autograd"]
 
 
-def _steps(target: Overload) -> Callable[..., Any] | None:
+def steps_of(target: Overload) -> Callable[..., Any] | None:
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
     if target.has_kernel_for_dispatch_key(composite):
         return target.decompose
@@ -99,48 +99,99 @@ def _steps(target: Overload) -> Callable[..., Any] | None:
 
 def decomposed(target: Overload, *args: Any, **kwargs: Any) -> PyTree:
     """Computes an operation by the rules of those that torch decomposes it to."""
-    steps = _steps(target)
+    steps = steps_of(target)
     assert steps is not None, target
-    args, kwargs = _map(_lifted, (args, kwargs))
+
+    def rounded_nowhere(target: Overload, dtypes: Any, args: Any, kwargs: Any) -> Any:
+        function = rule_of(target)
+        assert function is not None
+        return function(*args, **kwargs)
+
+    def tensor(x: Any) -> Any:
+        return Carrier.of(x, rounded_nowhere) if isinstance(x, jax.Array | np.ndarray) else x
+
+    args, kwargs = tree_map(tensor, (args, kwargs))
     with torch.no_grad():
-        return _map(_lowered, steps(*args, **kwargs))
+        return tree_map(carried, steps(*args, **kwargs))
 
 
-class _Lifted(torch.Tensor):
-    """A tensor whose numbers are an array of JAX: what torch calls of it is computed by rules."""
+class Carrier(torch.Tensor):
+    """A tensor that carries an array of JAX: what torch calls of it is computed by rules, when the
+    array is first read.
 
-    array: jax.Array
+    ``held`` is what aliases share: what returns the array, which is replaced where torch writes
+    into the tensor. ``compute`` returns an operation's results from its overload, their dtypes and
+    its arguments.
+    """
+
+    held: list[Callable[[], Any]]
+    compute: Callable[[Overload, Any, Any, Any], Any]
+    __repr__ = object.__repr__  # torch's reads numbers
 
     @staticmethod
-    def __new__(cls, array: Any) -> Any:
-        dtype = torch_dtype(array.dtype)
-        made = torch.Tensor._make_wrapper_subclass(cls, array.shape, dtype=dtype)
-        made.array = array
+    def __new__(cls, shape: Any, dtype: Any, held: Any, compute: Any, moving: bool = False) -> Any:
+        make = torch.Tensor._make_wrapper_subclass
+        made = make(cls, tuple(shape), dtype=dtype, requires_grad=moving)
+        made.held, made.compute = held, compute
         return made
+
+    @classmethod
+    def of(cls, x: Any, compute: Any, moving: bool = False) -> Any:
+        return cls(x.shape, torch_dtype(x.dtype), [lambda: x], compute, moving)
 
     @classmethod
     def __torch_dispatch__(
         cls, target: Overload, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        first: Any = next(iter(args), None)
         kwargs = kwargs or {}
-        function, steps = rule_of(target), _steps(target)
-        if function is None and steps is not None:
+        if target is torch.ops.aten.detach.default:
+            return cls(first.shape, first.dtype, first.held, first.compute)
+        if target is torch.ops.aten.copy_.default:
+            first.held[:] = args[1].to(first.dtype).expand_as(first).held
+            return first
+        in_place = target._schema.is_mutable and target._opname.endswith("_")
+        if in_place and (own := _out_of_place(target)) is not None:
+            return first.copy_(own(*args, **kwargs))
+        missing = rule_of(target) is None
+        if missing and (steps := steps_of(target)) is not None:
             return steps(*args, **kwargs)
-        if function is None:
-            raise MissingRuleError(f"{target}, to which torch decomposes, has no rule")
-        args, kwargs = hashable(_map(_lowered, (args, kwargs)))
-        return _map(_lifted, function(*args, **kwargs))
+        like, tree = tree_flatten(target(*tree_map(_meta, args), **tree_map(_meta, kwargs)))
+        compute = next(x for x in tree_flatten((args, kwargs))[0] if isinstance(x, cls)).compute
+        given = tree_map(lambda x: x.held[0] if isinstance(x, cls) else x, (args, kwargs))
+
+        @functools.cache
+        def results() -> list[Any]:
+            if missing:  # not raised within torch's engine, which doesn't recover
+                raise MissingRuleError(f"{target}, which torch itself calls, has no rule")
+            args, kwargs = hashable(tree_map(lambda x: x() if callable(x) else to_jax(x), given))
+            return jax.tree.leaves(compute(target, [x.dtype for x in like], args, kwargs))
+
+        outs = [
+            cls(x.shape, x.dtype, [lambda i=i: results()[i]], compute) for i, x in enumerate(like)
+        ]
+        return torch.utils._pytree.tree_unflatten(outs, tree)
 
 
-_map = torch.utils._pytree.tree_map
+def _out_of_place(target: Overload) -> Overload | None:
+    packet = getattr(torch.ops.aten, target._opname.removesuffix("_"))
+    every = (getattr(packet, name) for name in packet.overloads())
+    return next((x for x in every if _takes(x) == _takes(target)), None)
 
 
-def _lifted(x: Any) -> Any:
-    return _Lifted(x) if isinstance(x, jax.Array | np.ndarray) else x
+def _takes(target: Overload) -> list[str]:
+    return [str(argument.type) for argument in target._schema.arguments]
 
 
-def _lowered(x: Any) -> Any:
-    return x.array if isinstance(x, _Lifted) else to_jax(x)
+def _meta(x: Any) -> Any:
+    if isinstance(x, torch.device):
+        return torch.device("meta")
+    return torch.empty(x.shape, dtype=x.dtype, device="meta") if isinstance(x, torch.Tensor) else x
+
+
+def carried(x: Any) -> Any:
+    """Returns the array of a tensor."""
+    return x.held[0]() if isinstance(x, Carrier) else to_jax(x)
 
 
 def hashable(args: Any) -> Any:

@@ -13,11 +13,12 @@ _DECOMPOSED = """
     clip min.other max.other lerp.Scalar lerp.Tensor addcmul addcdiv frac
     contiguous to.dtype to.dtype_layout to.device type_as fill.Scalar
     zeros_like ones_like empty_like new_zeros new_ones new_empty
+    elu celu selu softplus hardtanh hardsigmoid hardswish _safe_softmax rms_norm
     gelu silu mish glu relu6 leaky_relu _prelu_kernel threshold softshrink hardshrink
     log_sigmoid logit
     native_layer_norm layer_norm native_group_norm group_norm
     _native_batch_norm_legit_functional _native_batch_norm_legit_no_training
-    _native_batch_norm_legit.no_stats
+    _native_batch_norm_legit _native_batch_norm_legit.no_stats
     sum var.dim argsort _softmax _log_softmax softmax.int log_softmax.int
     flatten.using_ints unflatten.int t mT adjoint movedim.intlist squeeze squeeze.dim
     expand_as broadcast_to stack split.Tensor split_with_sizes chunk unbind.int narrow
@@ -30,6 +31,8 @@ _DECOMPOSED = """
     adaptive_avg_pool1d adaptive_avg_pool2d _adaptive_avg_pool2d
     upsample_nearest2d.vec upsample_bilinear2d.vec multilabel_margin_loss
     real imag resolve_conj resolve_neg
+    sigmoid_backward tanh_backward _softmax_backward_data _log_softmax_backward_data
+    binary_cross_entropy_backward smooth_l1_loss_backward
 """
 for _name in _DECOMPOSED.split():
     _packet, _, _overload = _name.partition(".")

@@ -10,91 +10,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.custom_derivatives import SymbolicZero
 from jax.scipy import special
 
 from .._registry import IN_STEPS, rule, rules
 from .._torch import aten, torch
-from ._promotion import as_array, as_dtype, as_float, axes_of, common, promoted, ranked
+from ._promotion import as_array, as_dtype, as_float, common, promoted, ranked
 
 A = aten
-
-
-def derived(function: Callable, *slopes: Callable) -> Callable:
-    """Returns a function whose derivative is torch's: by each of the first operands a tangent times
-    a slope, a function of all operands. Where a slope is False, a tangent is dropped."""
-    call = jax.custom_jvp(function)
-
-    def jvp(operands, tangents):
-        terms = [
-            _sloped(t, slope(*operands))
-            for t, slope in zip(tangents, slopes, strict=False)
-            if type(t) is not SymbolicZero
-        ]
-        out = call(*operands)
-        return out, sum(terms[1:], terms[0]) if terms else jnp.zeros_like(out)
-
-    call.defjvp(jvp, symbolic_zeros=True)
-    return call
-
-
-def _sloped(tangent, slope):
-    if slope.dtype == jnp.bool_:
-        return jnp.where(slope, tangent, jnp.zeros_like(tangent))
-    return tangent * slope.astype(tangent.dtype)
 
 
 def _sign(x):
     return jnp.where(x == x, lax.sign(x), jnp.zeros_like(x))  # 0 for NaN
 
 
-def _safe(x):
-    return jnp.where(x == 0, jnp.ones_like(x), x)
+def relu(x):
+    return jnp.where(x <= 0, jnp.zeros_like(x), x)
 
 
-_absolute = derived(lax.abs, _sign)
-_atan2 = derived(
-    jnp.arctan2,
-    lambda y, x: x / _safe(lax.square(x) + lax.square(y)),
-    lambda y, x: -y / _safe(lax.square(x) + lax.square(y)),
-)
-_copysign = derived(jnp.copysign, lambda x, y: lax.sign(x) * jnp.copysign(lax.sign(x), y))
-_power = derived(
-    jnp.power,
-    lambda x, y: y * jnp.power(x, jnp.where(y == 0, jnp.ones_like(y), y - 1)),
-    lambda x, y: jnp.where((x == 0) & (y >= 0), jnp.zeros_like(x), jnp.power(x, y) * jnp.log(x)),
-)
-relu = derived(lambda x: jnp.maximum(x, as_array(0, x)), lambda x: ~(x <= 0))
-_at_least = derived(jnp.maximum, lambda x, low: x >= low, lambda x, low: x < low)
-_at_most = derived(jnp.minimum, lambda x, high: x <= high, lambda x, high: x > high)
-_between = derived(
-    lambda x, low, high: jnp.minimum(jnp.maximum(x, low), high),
-    lambda x, low, high: (x >= low) & (x <= high),
-    lambda x, low, high: (x < low) & (low < high),
-    lambda x, low, high: (x > high) | (high < low),
-)
-_fmax, _fmin = (
-    derived(
-        function,
-        lambda x, y, wins=wins: wins(x, y) | jnp.isnan(y),
-        lambda x, y, wins=wins: ~(wins(x, y) | jnp.isnan(y)),
-    )
-    for function, wins in ((jnp.fmax, operator.ge), (jnp.fmin, operator.le))
-)
-_within = derived(
-    lambda x, low, high: jnp.minimum(jnp.maximum(x, low), high),
-    lambda x, low, high: (x > low) & (x < high),
-)
-
-
-_digamma = derived(
-    lambda x: jnp.where(x == 0, -jnp.copysign(jnp.full_like(x, jnp.inf), x), lax.digamma(x)),
-    lambda x: special.polygamma(1, x),
-)
-
-
-def absolute(x):
-    return lax.abs(x) if jnp.iscomplexobj(x) else _absolute(x)
+def _digamma(x):
+    return jnp.where(x == 0, -jnp.copysign(jnp.full_like(x, jnp.inf), x), lax.digamma(x))
 
 
 FLOAT_FUNCTIONS = {
@@ -106,12 +40,12 @@ FLOAT_FUNCTIONS = {
     "rsqrt": lax.rsqrt, "sigmoid": lax.logistic, "sin": lax.sin,
     "sinc": jnp.sinc, "sinh": lax.sinh, "sqrt": lax.sqrt, "tan": lax.tan,
     "tanh": lax.tanh,
-    "i0": derived(special.i0, special.i1), "special_i0e": special.i0e, "special_i1": special.i1,
+    "i0": special.i0, "special_i0e": special.i0e, "special_i1": special.i1,
     "special_i1e": special.i1e, "special_ndtri": special.ndtri,
     "special_log_ndtr": special.log_ndtr,
 }  # fmt: skip
 FUNCTIONS = {
-    "abs": absolute, "neg": lax.neg, "sign": _sign, "sgn": _sign, "square": lax.square,
+    "abs": lax.abs, "neg": lax.neg, "sign": _sign, "sgn": _sign, "square": lax.square,
     "logical_not": jnp.logical_not, "bitwise_not": jnp.bitwise_not, "isinf": jnp.isinf,
     "isnan": jnp.isnan, "isfinite": jnp.isfinite, "signbit": jnp.signbit,
     "alias": lambda x: x, "detach": lambda x: x, "lift_fresh_copy": lambda x: x,
@@ -119,10 +53,10 @@ FUNCTIONS = {
 }  # fmt: skip
 TO_INTEGERS = {"ceil": lax.ceil, "floor": lax.floor, "trunc": jnp.trunc}
 OF_TWO = {
-    "minimum": jnp.minimum, "maximum": jnp.maximum, "hypot": jnp.hypot, "fmax": _fmax,
-    "fmin": _fmin, "nextafter": jnp.nextafter, "igamma": special.gammainc,
+    "minimum": jnp.minimum, "maximum": jnp.maximum, "hypot": jnp.hypot, "fmax": jnp.fmax,
+    "fmin": jnp.fmin, "nextafter": jnp.nextafter, "igamma": special.gammainc,
     "igammac": special.gammaincc, "special_zeta": special.zeta, "floor_divide": operator.floordiv,
-    "remainder": jnp.remainder, "fmod": jnp.fmod, "copysign": _copysign,
+    "remainder": jnp.remainder, "fmod": jnp.fmod, "copysign": jnp.copysign,
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt,
     "ge": operator.ge, "bitwise_and": operator.and_, "bitwise_or": operator.or_,
     "bitwise_xor": operator.xor, "__and__": operator.and_, "__or__": operator.or_,
@@ -181,27 +115,10 @@ def mul(x, y):
     return jnp.logical_and(x, y) if x.dtype == jnp.bool_ else x * y
 
 
-@jax.custom_jvp
-def _quotient(x, y):
-    return x / y
-
-
-def _quotient_jvp(operands, tangents):
-    """Divides by y twice, as torch does, where JAX multiplies by 1 / y**2, which may overflow."""
-    y, out = operands[1], _quotient(*operands)
-    by_x, by_y = (None if type(t) is SymbolicZero else t for t in tangents)
-    found = [] if by_x is None else [by_x / y]
-    found += [] if by_y is None else [-by_y * (out / y)]
-    return out, sum(found[1:], found[0])
-
-
-_quotient.defjvp(_quotient_jvp, symbolic_zeros=True)
-
-
 @rule(A.div.Tensor, A.div.Scalar)
 def div(x, y):
     x, y = common(x, y, floating=True)
-    return _quotient(x, y) if isinstance(y, jax.Array) else x / y
+    return x / y
 
 
 @rule(A.div.Tensor_mode, A.div.Scalar_mode)
@@ -232,7 +149,7 @@ def pow_scalar(x, exponent):
 @rule(A.pow.Scalar)
 def pow_of_scalar(x, y):
     dtype = jnp.result_type(common(x, y)[1])
-    return _power(jnp.full_like(y, x, dtype), y.astype(dtype))
+    return jnp.power(jnp.full_like(y, x, dtype), y.astype(dtype))
 
 
 @rule(A.round.default)
@@ -257,8 +174,8 @@ def clamp(x, low=None, high=None):
 
 def _clamped(x, low, high):
     if low is None:
-        return _at_most(x, high)
-    return _at_least(x, low) if high is None else _between(x, low, high)
+        return jnp.minimum(x, high)
+    return jnp.maximum(x, low) if high is None else jnp.minimum(jnp.maximum(x, low), high)
 
 
 @rule(A.clamp.Tensor)
@@ -287,38 +204,12 @@ def xlogy(x: Any, y: Any) -> Any:
     return jnp.where(x == 0, jnp.where(jnp.isnan(y), y, jnp.zeros_like(y)), x * jnp.log(safe))
 
 
-@rule(A.softplus.default)
-def softplus(x, beta=1, threshold=20):
-    scaled = x * beta
-    linear = scaled > threshold
-    smooth = jnp.log1p(jnp.exp(jnp.where(linear, as_array(0, x), scaled))) / beta
-    return jnp.where(linear, x, smooth)
-
-
-@rule(A.elu.default)
-def elu(x, alpha=1, scale=1, input_scale=1):
-    negative = jnp.expm1(jnp.where(x > 0, as_array(0, x), x) * input_scale) * alpha
-    return jnp.where(x > 0, x, negative) * scale
-
-
-@rule(A.hardtanh.default)
-def hardtanh(x, low=-1, high=1):
-    return _within(x, as_array(low, x), as_array(high, x))
-
-
-@rule(A._safe_softmax.default)
-def safe_softmax(x, dim, dtype=None):
-    x = as_dtype(x, dtype)
-    empty, zero = jnp.all(x == -jnp.inf, axes_of(x, dim), keepdims=True), as_array(0, x)
-    return jnp.where(empty, zero, jax.nn.softmax(jnp.where(empty, zero, x), dim))
-
-
 rules({
     (A.rsub.Tensor, A.rsub.Scalar): lambda x, y, alpha=1: (
         sub(y, x, alpha) if isinstance(y, jax.Array) else y - (x if alpha == 1 else x * alpha)),
-    A.pow.Tensor_Tensor: promoted(_power),
+    A.pow.Tensor_Tensor: promoted(jnp.power),
     (A.atan2.default, A.atan2.out): lambda x, y, out=None: (
-        _atan2(*common(x, y, floating=True))),
+        jnp.arctan2(*common(x, y, floating=True))),
     A.frexp.Tensor: lambda x: tuple(jnp.frexp(x)),
     A.clone.default: lambda x, memory_format=None: x,
     A.copy.default: lambda x, y, non_blocking=False: jnp.broadcast_to(y.astype(x.dtype), x.shape),
@@ -330,8 +221,4 @@ rules({
         where(mask, as_array(value, x), x)),
     A.polygamma.default: lambda n, x: special.polygamma(n, as_float(x)),
     A.relu.default: relu,
-    A.selu.default: lambda x: elu(x, 1.6732632423543772, 1.0507009873554805),
-    A.celu.default: lambda x, alpha=1.0: elu(x, alpha, 1, 1 / alpha),
-    A.hardsigmoid.default: lambda x: hardtanh(x + 3, 0, 6) / 6,
-    A.hardswish.default: lambda x: x * (hardtanh(x + 3, 0, 6) / 6),
 })  # fmt: skip

@@ -12,7 +12,6 @@ from jax import lax
 from .._convert import jax_dtype
 from .._registry import rule, rules
 from .._torch import aten, torch
-from ._elementwise import derived
 from ._reductions import vector_norm
 
 A = aten
@@ -139,8 +138,10 @@ def put(x, index, source, accumulate=False):
     return (at.add(source) if accumulate else at.set(source)).reshape(x.shape)
 
 
-_with_slope = derived(lambda x, slope: x, lambda x, slope: slope)
-_with_value = derived(lambda x, value: value, lambda x, value: jnp.ones_like(x, jnp.bool_))
+_with_slope = jax.custom_jvp(lambda x, slope: x)
+_with_slope.defjvps(lambda t, y, x, slope: jnp.where(slope, t * slope, jnp.zeros_like(t)), None)
+_with_value = jax.custom_jvp(lambda x, value: value)
+_with_value.defjvps(lambda t, *others: t, None)
 
 
 @rule(A.embedding_renorm.default)
@@ -161,9 +162,9 @@ def embedding(weight, index, padding_idx=-1, scale_grad_by_freq=False, sparse=Fa
     rows = jnp.take(weight, index, axis=0, mode="clip")
     if scale_grad_by_freq:
         counts = jnp.zeros(len(weight), jnp.int32).at[index].add(1)
-        rows = _with_slope(rows, 1 / counts[index][..., None].astype(jnp.float32))
+        rows = _with_slope(rows, (1 / counts[index][..., None]).astype(rows.dtype))
     if padding_idx >= 0:
-        rows = _with_slope(rows, (index != padding_idx)[..., None])
+        rows = _with_slope(rows, (index != padding_idx)[..., None].astype(rows.dtype))
     return rows
 
 

@@ -14,7 +14,7 @@ from jax import lax
 from .._operation import one_step
 from .._registry import IN_STEPS, LIBRARY, rule
 from .._torch import Tensor, aten, torch
-from ._elementwise import absolute, derived, relu, xlogy
+from ._elementwise import relu, xlogy
 from ._promotion import common, ranked
 from ._reductions import vector_norm
 
@@ -51,7 +51,7 @@ def _loss(overload):
 
 
 _loss(A.mse_loss.default)(lambda x, y: lax.square(x - y))
-_loss(A.l1_loss.default)(lambda x, y: absolute(x - y))
+_loss(A.l1_loss.default)(lambda x, y: jnp.abs(x - y))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ class _SmoothL1:
 
 @_loss(A.smooth_l1_loss.default)
 def smooth_l1_loss(x, y, beta=1.0):
-    return one_step("smooth_l1", _SmoothL1(beta), x, y) if beta else absolute(x - y)
+    return one_step("smooth_l1", _SmoothL1(beta), x, y) if beta else jnp.abs(x - y)
 
 
 @_loss(A.huber_loss.default)
@@ -95,16 +95,10 @@ def binary_cross_entropy_with_logits(x, y, weight=None, pos_weight=None, reducti
     return _reduced(loss if weight is None else loss * ranked(weight, loss)[0], reduction)
 
 
-_cross_entropy = derived(
-    lambda x, y: (y - 1) * jnp.maximum(jnp.log1p(-x), -100) - y * jnp.maximum(jnp.log(x), -100),
-    lambda x, y: (x - y) / jnp.maximum((1 - x) * x, 1e-12),
-    lambda x, y: jnp.log1p(-x) - jnp.log(x),
-)
-
-
 @rule(A.binary_cross_entropy.default)
 def binary_cross_entropy(x, y, weight=None, reduction=MEAN):
-    loss = _cross_entropy(*common(x, y))
+    x, y = common(x, y)
+    loss = (y - 1) * jnp.maximum(jnp.log1p(-x), -100) - y * jnp.maximum(jnp.log(x), -100)
     return _reduced(loss if weight is None else loss * ranked(weight, loss)[0], reduction)
 
 

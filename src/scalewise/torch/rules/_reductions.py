@@ -6,7 +6,6 @@ import dataclasses
 import math
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -14,7 +13,6 @@ from .._convert import jax_dtype
 from .._operation import one_step
 from .._registry import IN_STEPS, rule, rules
 from .._torch import aten, torch
-from ._elementwise import absolute
 from ._promotion import as_dtype, as_float, axes_of
 
 A = aten
@@ -98,7 +96,7 @@ def _root(x, order):
 @rule(A.linalg_vector_norm.default)
 def vector_norm(x, order=2, dims=None, keepdim=False, dtype=None):
     x = as_dtype(x, dtype)
-    axes, size = axes_of(x, dims), absolute(x)
+    axes, size = axes_of(x, dims), jnp.abs(x)
     if math.isinf(order):
         return (jnp.max if order > 0 else jnp.min)(size, axes, keepdims=keepdim)
     if order == 0:
@@ -199,21 +197,6 @@ def mode(x, dim=-1, keepdim=False):
     return _squeezed((jnp.take_along_axis(y, last, dim) for y in (values, order)), dim, keepdim)
 
 
-def _of_all(function):
-    """Returns a function that chooses one of all numbers; its gradient is shared evenly by those
-    that equal it."""
-    call = jax.custom_jvp(function)
-
-    def jvp(operands, tangents):
-        (x,), (tangent,), y = operands, tangents, call(*operands)
-        same = (x == y) | (jnp.isnan(x) & jnp.isnan(y))
-        total = jnp.sum(jnp.where(same, tangent, jnp.zeros_like(tangent)))
-        return y, total / jnp.sum(same).astype(total.dtype)
-
-    call.defjvp(jvp)
-    return call
-
-
 def _extreme_so_far(compare):
     """Returns the rule of the extremes of all numbers up to each one, and where they last stand."""
 
@@ -250,7 +233,7 @@ rules({
     A.var_mean.correction: lambda x, dims=None, correction=1, keepdim=False: (
         (var(x, dims, correction, keepdim), mean_dims(x, dims, keepdim))),
     A.sort.stable: lambda x, stable=False, dim=-1, descending=False: sort(x, dim, descending),
-    A.median.default: _of_all(lambda x: median_dim(x.reshape(-1), 0)[0]),
-    A.nanmedian.default: _of_all(lambda x: nanmedian_dim(x.reshape(-1), 0)[0]),
+    A.median.default: lambda x: median_dim(x.reshape(-1), 0)[0],
+    A.nanmedian.default: lambda x: nanmedian_dim(x.reshape(-1), 0)[0],
     A.logcumsumexp.default: lambda x, dim: lax.cumlogsumexp(x, dim % x.ndim),
 })  # fmt: skip

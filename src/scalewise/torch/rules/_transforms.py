@@ -10,7 +10,6 @@ from jax import lax
 
 from .._registry import rule, rules
 from .._torch import aten
-from ._elementwise import derived
 from ._promotion import common
 
 A = aten
@@ -27,10 +26,8 @@ _inverse = functools.partial(jnp.fft.ifftn, norm="forward")
 _inverse_of_real = functools.partial(jnp.fft.irfftn, norm="forward")
 
 
-_angle_of_real = derived(
-    lambda x: jnp.where(x < 0, jnp.full_like(x, math.pi), jnp.where(x == x, jnp.zeros_like(x), x)),
-    lambda x: jnp.zeros_like(x, jnp.bool_),
-)
+def _angle_of_real(x):
+    return jnp.where(x < 0, jnp.full_like(x, math.pi), jnp.where(x == x, jnp.zeros_like(x), x))
 
 
 @rule(A.complex.default)
