@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
 import io
 import re
 import warnings
@@ -38,21 +37,14 @@ def scalewise(program: Program, args: Any) -> Answer:
     found = (*report.findings, *(x for x in report.unfixed if program.kinds or x.fix))
     fixes = [x.fix for x in report.findings] or [x.fix for x in found[:1] if x.fix is not None]
     return Answer(
-        tuple(_finding(x, program) for x in found),
+        tuple(map(_finding, found)),
         _fixed(program, fixes, model) if fixes else None,
         details={"low": program.low},
     )
 
 
-def _finding(x: Any, program: Program) -> Finding:
-    """Returns a finding with its line; of one that says to keep an input in float32, also that of
-    the function's ``def``, which takes it."""
-    places = [(x.file or "", x.line)]
-    if re.match(r"keep (.*, )?input \d", str(x.fix)) and inspect.isfunction(program.call):
-        lines, first = inspect.getsourcelines(program.call)
-        at = next(i for i, line in enumerate(lines) if line.startswith("def "))
-        places.append((inspect.getfile(program.call), first + at))
-    return Finding(x.kind, places, str(x.source), str(x.fix or ""))
+def _finding(x: Any) -> Finding:
+    return Finding(x.kind, [(x.file or "", x.line)], str(x.source), str(x.fix or ""))
 
 
 def _fixed(program: Program, fixes: list[Any], model: nn.Module) -> nn.Module:
