@@ -44,7 +44,7 @@ SETS = {  # modules with the programs of each set
         )
     ),
     "torch": ("torch.lines", "torch.classics", "torch.reports", "torch.more_reports",
-              "torch.scored"),
+              "torch.first_contact", "torch.scored"),
     "steps": ("torch.steps",),
     "paddle": ("paddle",),
     "trainings": ("trainings.transformers", "trainings.classifiers", "trainings.healthy"),
