@@ -197,6 +197,14 @@ def test_products_that_vmap_cannot_batch_are_planned(objective):
     assert found.measured == pytest.approx(found.predicted, rel=0.3)
 
 
+def test_squares_of_large_outputs_do_not_overflow():
+    small, large = (
+        sw.plan(dense, 8.25, formats=["mxfp8_e4m3", "bf16"])(x * KERNEL / 3, normal(0, (2, 8)))
+        for x in (1.0, 2.0**100)
+    )
+    assert 0 < large.measured == pytest.approx(small.measured, rel=1e-3)
+
+
 def test_a_promise_is_kept_by_the_fewest_bits():
     given = arguments()
     found = sw.plan(logits, error=2e-3, objective="kl", formats=FORMATS)(*given)

@@ -36,7 +36,8 @@ class Objective:
     plans: int = 3
 
     def shown(self, x: float) -> float:
-        x = x if abs(x) < WORST else math.copysign(math.inf, x)
+        if not abs(x) < WORST:
+            x = math.inf if math.isnan(x) else math.copysign(math.inf, x)
         return max(x, 0.0) ** 0.5 if self.root else x
 
 
@@ -65,12 +66,15 @@ LEAST = 1e-30  # of an output's sum of squares: the error of one that is zero is
 
 
 def _squares(x: jax.Array) -> jax.Array:
-    return jnp.sum(jnp.square(x.astype(jnp.float32)))
+    return jnp.sum(jnp.square(x))
 
 
 def _error(reference: Outputs, outputs: Outputs) -> jax.Array:
-    pairs = zip(reference, outputs, strict=True)
-    parts = [_squares(b - a) / jnp.maximum(_squares(a), LEAST) for a, b in pairs]
+    parts = []
+    for a, b in zip(reference, outputs, strict=True):
+        a, b = a.astype(jnp.float32), b.astype(jnp.float32)
+        size = jnp.maximum(jnp.max(jnp.abs(a)), LEAST**0.5)  # squares of large numbers overflow
+        parts.append(_squares((b - a) / size) / jnp.maximum(_squares(a / size), LEAST / size**2))
     return jnp.stack(parts).mean()
 
 

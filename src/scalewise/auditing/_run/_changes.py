@@ -96,7 +96,7 @@ def carried(program: Program) -> list[Carried]:
             before = path.removesuffix(below)
             fits = path.endswith(below) and re.fullmatch(r"(\[\d+\])?", before)
             whole = not below and not in_place
-            if whole and not _in_place(path, argument, [outs[x.output][0] for x in found]):
+            if whole and not _takes_place(path, argument, [outs[x.output][0] for x in found]):
                 continue
             same = aval.shape == other.shape and is_float(aval) == is_float(other)
             same = same and not is_gradient[i]
@@ -106,7 +106,7 @@ def carried(program: Program) -> list[Carried]:
     return found
 
 
-def _in_place(path: str, argument: str, carried: Sequence[str]) -> bool:
+def _takes_place(path: str, argument: str, carried: Sequence[str]) -> bool:
     """Returns whether a part of the result has an argument's place, behind others that have."""
     place = int(argument[1:-1]) if re.fullmatch(r"\[\d+\]", argument) else -1
     behind = place == 0 or any(x.startswith(f"[{place - 1}]") for x in carried)
